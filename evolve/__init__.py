@@ -1,0 +1,1 @@
+"""The search: what to try next, what to keep, what to remember."""

@@ -1,0 +1,1 @@
+"""What a candidate is worth: dialect check, gates, time models, score."""

@@ -1,0 +1,99 @@
+"""What the cascade found for one genome: verdict, figures, diagnosis. Plain, typed data."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    REJECTED = "rejected"
+    DUPLICATE = "duplicate"
+    COMPILE_ERROR = "compile_error"
+    RESOURCE_ERROR = "resource_error"
+    INCORRECT = "incorrect"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+    IMPLAUSIBLE = "implausible"
+    INFRA_ERROR = "infra_error"
+
+
+class Stage(StrEnum):
+    """Stages of the cascade in the order they run."""
+
+    DIALECT = "dialect"
+    COMPILE = "compile"
+    CHECK = "check"
+    MEASURE = "measure"
+
+
+class FigureKind(StrEnum):
+    MEASURED = "measured"
+    MODELLED = "modelled"
+
+
+class WorkloadFigures(BaseModel):
+    """Figures of one workload on one target. ``seconds`` per call; rates in 1e12 per second.
+
+    ``diagnosis`` holds whatever explains the time (cycles, spills, unit busy fractions ...),
+    keyed by names documented by the time model that produced them.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    workload: str
+    seconds: float = Field(gt=0)
+    tflops: float = Field(ge=0)
+    roofline_fraction: float = Field(ge=0)
+    kind: FigureKind
+    diagnosis: dict[str, Any] = {}
+
+
+class GateReading(BaseModel):
+    """One gate on one input kind. ``value`` is in the gate's unit (dB for SNR, mismatches for bits)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    gate: str
+    inputs: str
+    value: float | None
+    passed: bool
+
+
+class Evaluation(BaseModel):
+    """The cascade's answer. ``fitness`` (geometric-mean TFLOP/s) exists only for verdict ``ok``.
+
+    ``interval`` is a 95 % interval of the fitness, degenerate for deterministic targets.
+    ``descriptors`` place the candidate in the archive. ``artefact`` is the hash of what was
+    compiled: equal artefacts are duplicates. ``reason`` is one line for any verdict but ``ok``.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    genome: str
+    target: str
+    suite: str
+    stage: Stage
+    verdict: Verdict
+    reason: str = ""
+    fitness: float | None = None
+    interval: tuple[float, float] | None = None
+    workloads: tuple[WorkloadFigures, ...] = ()
+    gates: tuple[GateReading, ...] = ()
+    descriptors: dict[str, str] = {}
+    artefact: str | None = None
+    toolchain: dict[str, str] = {}
+    log: str = ""
+    wall_seconds: float = 0.0
+    worker: str = ""
+
+    @model_validator(mode="after")
+    def _fitness_only_when_ok(self) -> Evaluation:
+        if (self.verdict is Verdict.OK) != (self.fitness is not None):
+            raise ValueError("an evaluation has a fitness exactly when its verdict is ok")
+        if self.verdict is not Verdict.OK and not self.reason:
+            raise ValueError(f"verdict {self.verdict} needs a reason")
+        return self

@@ -1,0 +1,1 @@
+"""Operators, seed kernels and suites: one folder per kernel family."""

@@ -1,0 +1,154 @@
+"""The operator protocol: what a kernel family must say about itself.
+
+Everything here is host-side numpy; no device library is imported. A family is a folder with an
+``operator.py`` that defines ``operators() -> dict[str, Operator]`` keyed by recipe name, and a
+``kernels/`` folder of dialect modules. The full name of an operator is ``family/recipe``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, shape (elements) and dtype (a name ``ml_dtypes``/numpy knows) of one operand."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One shape of an operator. ``dims`` are element counts such as ``{"M": 4096}``.
+
+    ``id`` is stable across releases; figures are keyed by it.
+    """
+
+    id: str
+    dims: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise ValueError("a workload needs a non-empty id")
+        for name, size in self.dims.items():
+            if size < 0:
+                raise ValueError(f"workload {self.id}: dimension {name} is negative")
+        object.__setattr__(self, "dims", MappingProxyType(dict(self.dims)))
+
+    def __hash__(self) -> int:
+        return hash((self.id, tuple(self.dims.items())))
+
+    def __reduce__(self) -> tuple:
+        return (Workload, (self.id, dict(self.dims)))
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A named list of workloads.
+
+    ``workloads`` are timed for every candidate and decide its fitness, ``final`` are timed once
+    for the campaign's winner and baselines, ``check`` are the (small) shapes the gates run on.
+    """
+
+    name: str
+    workloads: tuple[Workload, ...]
+    check: tuple[Workload, ...]
+    final: tuple[Workload, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.workloads or not self.check:
+            raise ValueError(f"suite {self.name} needs at least one workload and one check workload")
+
+
+@dataclass(frozen=True)
+class SnrGate:
+    """``10 log10(|ref|^2 / |ref - out|^2) >= min_db`` in dB, in float64.
+
+    ``reference`` names one of the references that ``Operator.oracle`` returns.
+    """
+
+    name: str
+    reference: str
+    min_db: float
+
+
+@dataclass(frozen=True)
+class BitExactGate:
+    """Every named output equals its reference bit for bit (payload and scales)."""
+
+    name: str
+    reference: str
+    outputs: tuple[str, ...]
+
+
+Gate = SnrGate | BitExactGate
+
+
+@dataclass(frozen=True)
+class SeedKernel:
+    """A kernel a campaign may start from.
+
+    ``source`` is a dialect module. ``overrides`` replace its ``DEFAULTS``. A ``baseline`` is
+    measured and reported but never a parent (for example the bf16 kernel of an fp8 operator,
+    which computes the same product from other operands): it is not held to the gates, and its
+    inputs come from ``baseline_inputs`` of the operator when ``inputs`` is set.
+    """
+
+    name: str
+    source: str
+    overrides: Mapping[str, object] = field(default_factory=dict)
+    baseline: bool = False
+    inputs: str | None = None
+
+
+@runtime_checkable
+class Operator(Protocol):
+    """What is computed, and when an answer counts as right."""
+
+    name: str
+    """``family/recipe``, for example ``gemm_fp8_fused/g512``."""
+
+    constants: Mapping[str, int]
+    """Numbers of the recipe that constraints may name, for example ``{"group": 512}``."""
+
+    gates: tuple[Gate, ...]
+
+    input_kinds: tuple[str, ...]
+    """Distributions for ``make_inputs``; the gates run on every one."""
+
+    suites: Mapping[str, Suite]
+
+    kernels: Mapping[str, SeedKernel]
+
+    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
+        """Operands in call order; ``variant`` is a baseline's ``inputs``."""
+        ...
+
+    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        """Results in return order."""
+        ...
+
+    def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
+        """Fresh operands by name, distributed as ``kind`` says."""
+        ...
+
+    def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
+        """References by name (as the gates name them), each a float64 or bit-exact output by name."""
+        ...
+
+    def flops(self, workload: Workload) -> int:
+        """Floating-point operations of the operator itself (2MNK for a GEMM)."""
+        ...
+
+    def bytes(self, workload: Workload) -> int:
+        """Compulsory bytes: every operand read once, every result written once."""
+        ...

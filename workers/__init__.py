@@ -1,0 +1,1 @@
+"""Where candidates run: the Ray pool, the sandboxed child process, the runners."""
