@@ -1,0 +1,9 @@
+"""Errors a person can act on. The CLI prints them as one sentence and exits with code 2."""
+
+
+class UserError(Exception):
+    """Bad input or a missing part. The message is one sentence naming the key or cause and what is allowed."""
+
+
+class JournalError(UserError):
+    """The journal cannot be opened, is locked by a living campaign, or is damaged."""
