@@ -2,7 +2,7 @@
 
 
 class UserError(Exception):
-    """Bad input or a missing part. The message is one sentence naming the key or cause and what is allowed."""
+    """Bad input or a missing part: one sentence that names the key or cause and what is allowed."""
 
 
 class JournalError(UserError):

@@ -13,6 +13,8 @@ from types import MappingProxyType
 Value = int | float | bool | str
 """A parameter value."""
 
+_DOCUMENTED = ast.Module | ast.FunctionDef | ast.ClassDef
+
 DECLARATIONS = ("SPACE", "DEFAULTS", "CONSTRAINTS")
 """Literals a kernel module declares about itself. They steer the search, not what the kernel computes."""
 

@@ -8,6 +8,7 @@ mirror) may open the file while the campaign runs.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import sqlite3
 import time
@@ -35,7 +36,8 @@ _TABLES = {
         "evaluation TEXT NOT NULL, at REAL NOT NULL"
     ),
     "reference_points": (
-        "name TEXT NOT NULL, scope TEXT NOT NULL, evaluation TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (name, scope)"
+        "name TEXT NOT NULL, scope TEXT NOT NULL, evaluation TEXT NOT NULL, at REAL NOT NULL, "
+        "PRIMARY KEY (name, scope)"
     ),
     "events": (
         "seq INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, detail TEXT NOT NULL, at REAL NOT NULL"
@@ -107,7 +109,8 @@ class Journal:
     def add_candidate(self, candidate: Candidate) -> None:
         genome, mutation = candidate.genome, candidate.mutation
         with self._db:
-            # Sources are stored as written: two texts with one normal form keep the first text.
+            # Keyed by the exact text: declarations and comments are no part of a genome's identity
+            # but are part of what a resumed campaign must see again.
             self._db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?)", (_text_id(genome), genome.source))
             self._db.execute(
                 "INSERT INTO candidates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -202,7 +205,7 @@ class Journal:
 
 
 def _text_id(genome: Genome) -> str:
-    return genome.source_id
+    return hashlib.sha256(genome.source.encode()).hexdigest()[:16]
 
 
 def _take_lock(path: Path) -> IO[str]:
@@ -216,7 +219,7 @@ def _take_lock(path: Path) -> IO[str]:
     except OSError as error:
         lock.close()
         raise JournalError(
-            f"{path.parent.name} is being run by another process; wait for it or stop it."
+            f"{path.parent.name} is already run by another process; stop that first."
         ) from error
     return lock
 
