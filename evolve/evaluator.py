@@ -4,23 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from evolve.genome import Genome
 from fitness.evaluation import Evaluation
 
 
+class Scope(StrEnum):
+    """Which workloads of the suite a job runs: those that decide fitness, or the final check."""
+
+    SUITE = "suite"
+    FINAL = "final"
+
+
 @dataclass(frozen=True)
 class Job:
-    """One genome to evaluate. ``index`` is its proposal number; ``seed`` makes the gates' inputs.
+    """One genome to evaluate. ``index`` names the job; ``seed`` makes the gates' inputs.
 
     ``known_artefacts`` are hashes of compiled artefacts whose repetition is a ``duplicate``.
+    ``baseline`` names the operator's baseline kernel this is, if any: baselines answer to other
+    inputs and are not held to the operator's gates.
     """
 
     index: int
     genome: Genome
     seed: int
     known_artefacts: Collection[str] = ()
+    scope: Scope = Scope.SUITE
+    baseline: str | None = None
 
 
 class Evaluator(Protocol):

@@ -32,7 +32,10 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A genome with its ancestry. ``index`` counts proposals from 0; ``parents`` are genome ids."""
+    """A genome with its ancestry. ``index`` counts proposals from 0; ``parents`` are genome ids.
+
+    ``seen`` is how many evaluations had been integrated when it was proposed.
+    """
 
     index: int
     genome: Genome
@@ -40,6 +43,7 @@ class Candidate:
     mutation: Mutation
     generation: int
     island: int
+    seen: int = 0
 
 
 @dataclass(frozen=True)

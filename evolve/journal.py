@@ -29,7 +29,8 @@ _TABLES = {
     "candidates": (
         "idx INTEGER PRIMARY KEY, genome TEXT NOT NULL UNIQUE, source TEXT NOT NULL REFERENCES sources(id), "
         "params TEXT NOT NULL, parents TEXT NOT NULL, kind TEXT NOT NULL, proposer TEXT NOT NULL, "
-        "detail TEXT NOT NULL, generation INTEGER NOT NULL, island INTEGER NOT NULL, at REAL NOT NULL"
+        "detail TEXT NOT NULL, generation INTEGER NOT NULL, island INTEGER NOT NULL, seen INTEGER NOT NULL, "
+        "at REAL NOT NULL"
     ),
     "evaluations": (
         "arrival INTEGER PRIMARY KEY AUTOINCREMENT, idx INTEGER NOT NULL UNIQUE REFERENCES candidates(idx), "
@@ -113,7 +114,7 @@ class Journal:
             # but are part of what a resumed campaign must see again.
             self._db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?)", (_text_id(genome), genome.source))
             self._db.execute(
-                "INSERT INTO candidates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO candidates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     candidate.index,
                     genome.id,
@@ -125,6 +126,7 @@ class Journal:
                     mutation.detail,
                     candidate.generation,
                     candidate.island,
+                    candidate.seen,
                     time.time(),
                 ),
             )
@@ -160,11 +162,11 @@ class Journal:
     def candidates(self, start: int = 0) -> Iterator[Candidate]:
         """Candidates from index ``start`` on, in proposal order."""
         rows = self._db.execute(
-            "SELECT idx, text, params, parents, kind, proposer, detail, generation, island "
+            "SELECT idx, text, params, parents, kind, proposer, detail, generation, island, seen "
             "FROM candidates JOIN sources ON sources.id = candidates.source WHERE idx >= ? ORDER BY idx",
             (start,),
         )
-        for idx, text, params, parents, kind, proposer, detail, generation, island in rows:
+        for idx, text, params, parents, kind, proposer, detail, generation, island, seen in rows:
             yield Candidate(
                 idx,
                 Genome(text, json.loads(params)),
@@ -172,6 +174,7 @@ class Journal:
                 Mutation(MutationKind(kind), proposer, detail),
                 generation,
                 island,
+                seen,
             )
 
     def evaluations(self, after_arrival: int = 0) -> Iterator[tuple[int, int, Evaluation, float]]:
@@ -194,7 +197,7 @@ class Journal:
     def content(self) -> dict[str, Any]:
         """What two runs of one campaign must agree on: candidates and evaluations less volatile fields."""
         candidates = [
-            [c.index, c.genome.id, list(c.parents), c.mutation.detail, c.generation, c.island]
+            [c.index, c.genome.id, list(c.parents), c.mutation.detail, c.generation, c.island, c.seen]
             for c in self.candidates()
         ]
         evaluations = {

@@ -1,0 +1,156 @@
+"""Campaign configuration: a YAML file, checked whole before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from evolve.campaign import Order
+from evolve.errors import UserError
+
+_NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BudgetConfig(_Section):
+    """Limits of a campaign; the first one reached ends it. ``fitness`` is in TFLOP/s on the suite."""
+
+    evaluations: int | None = Field(default=None, ge=1)
+    wall_seconds: float | None = Field(default=None, gt=0)
+    fitness: float | None = Field(default=None, gt=0)
+
+    @property
+    def bounded(self) -> bool:
+        return any(v is not None for v in (self.evaluations, self.wall_seconds, self.fitness))
+
+
+class SearchConfig(_Section):
+    """How the search goes on. ``lag`` is how many proposals may be in flight, whatever the workers."""
+
+    proposers: tuple[Literal["parameters", "surrogate", "crossover", "rewrite"], ...] = (
+        "parameters",
+        "surrogate",
+        "crossover",
+        "rewrite",
+    )
+    islands: int = Field(default=2, ge=1, le=64)
+    migration_interval: int = Field(default=20, ge=1)
+    lag: int = Field(default=4, ge=1, le=4096)
+    order: Order = Order.INDEX
+    descriptors: tuple[str, ...] = ()
+    """Parameters whose value is part of a candidate's cell, beside the descriptors of the target."""
+
+    finalists: int = Field(default=2, ge=1, le=16)
+    """The fittest so many are run on the suite's final workloads; the best of them there wins."""
+
+
+class WorkerConfig(_Section):
+    """``count`` defaults to one a core. Limits hold for one candidate's child process."""
+
+    count: int | None = Field(default=None, ge=1)
+    address: str | None = None
+    memory_gib: float = Field(default=8.0, gt=0)
+    check_seconds: float = Field(default=90.0, gt=0)
+    measure_seconds: float = Field(default=180.0, gt=0)
+
+
+class MlflowConfig(_Section):
+    enabled: bool = True
+
+
+class CampaignConfig(_Section):
+    """A campaign. ``seeds`` and ``baselines`` name kernels of the operator; empty means all of them."""
+
+    name: str
+    operator: str
+    target: str
+    suite: str
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    seeds: tuple[str, ...] = ()
+    baselines: tuple[str, ...] | None = None
+    budget: BudgetConfig
+    search: SearchConfig = SearchConfig()
+    workers: WorkerConfig = WorkerConfig()
+    mlflow: MlflowConfig = MlflowConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        if not _NAME.match(name):
+            raise ValueError("must be lower-case letters, digits, '.', '_' or '-', at most 64")
+        return name
+
+    @field_validator("budget")
+    @classmethod
+    def _bounded(cls, budget: BudgetConfig) -> BudgetConfig:
+        if not budget.bounded:
+            raise ValueError("needs at least one of evaluations, wall_seconds, fitness")
+        return budget
+
+
+def load_config(path: Path, overrides: dict[str, Any] | None = None) -> CampaignConfig:
+    """Read and check a YAML file; ``overrides`` maps dotted keys to values. Raises UserError."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or 'not a text file'}."
+        ) from error
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" at line {where.line + 1}" if where else ""
+        raise UserError(f"{path} is not valid YAML{line}.") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{path} must hold a mapping of campaign keys such as operator, target, suite.")
+    for key, value in (overrides or {}).items():
+        _set(data, key, value)
+    return parse_config(data, str(path))
+
+
+def parse_config(data: dict[str, Any], origin: str = "campaign") -> CampaignConfig:
+    """Check a mapping. Raises UserError with one sentence naming the first wrong key."""
+    try:
+        return CampaignConfig.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"{origin}: {_sentence(error)}.") from error
+
+
+def _set(data: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    for part in parents:
+        data = data.setdefault(part, {})
+        if not isinstance(data, dict):
+            raise UserError(f"--set {dotted}: {part} is not a section.")
+    data[last] = value
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        allowed = _keys_at(first["loc"][:-1])
+        close = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"unknown key {key!r}{hint} (allowed: {', '.join(allowed)})"
+    if first["type"] == "missing":
+        return f"key {key!r} is missing"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{key}: {message[0].lower()}{message[1:]} (got {first.get('input')!r})"
+
+
+def _keys_at(location: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = CampaignConfig
+    for part in location:
+        inner = model.model_fields[str(part)].annotation
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        model = inner
+    return list(model.model_fields)

@@ -1,0 +1,260 @@
+"""A Ray pool of evaluator actors, local or on a cluster.
+
+Each actor evaluates one candidate at a time through the cascade; candidate code runs only in the
+actor's sandboxed children. Requests and replies cross Ray as JSON bytes, so that the driver never
+unpickles what a worker computed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayError
+
+from fitness.evaluation import Evaluation, Stage, Verdict
+
+log = logging.getLogger(__name__)
+
+RETRIES = 2
+"""Times a job is tried again, elsewhere if possible, after an infrastructure fault."""
+
+DEADLINE_SLACK_SECONDS = 30.0
+"""Over the sum of the stages' own limits, after which the actor itself is taken for hung."""
+
+
+class _Genome(Protocol):
+    @property
+    def id(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def params(self) -> Mapping[str, Any]: ...
+
+
+class WorkItem(Protocol):
+    """What the pool reads of a job (see ``evolve.evaluator.Job``)."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def genome(self) -> _Genome: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def known_artefacts(self) -> Collection[str]: ...
+    @property
+    def scope(self) -> str: ...
+    @property
+    def baseline(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """What every worker evaluates, and within which limits (seconds, GiB) of one child process."""
+
+    operator: str
+    target: str
+    suite: str
+    check_seconds: float
+    measure_seconds: float
+    memory_gib: float
+    count: int
+    address: str | None = None
+
+    @property
+    def deadline_seconds(self) -> float:
+        return self.check_seconds + 2 * self.measure_seconds + DEADLINE_SLACK_SECONDS
+
+
+class EvaluatorActor:
+    """Runs in a Ray worker process; owns the cascade for one (operator, target, suite)."""
+
+    def __init__(self, settings_json: bytes) -> None:
+        from workers.cascade import build_cascade
+
+        settings = json.loads(settings_json)
+        self._cascade = build_cascade(settings)
+        self._name = f"{ray.util.get_node_ip_address()}:{os.getpid()}"
+
+    def evaluate(self, request: bytes) -> bytes:
+        job = json.loads(request)
+        began = time.monotonic()
+        evaluation = self._cascade.evaluate(
+            job["genome"],
+            job["source"],
+            job["params"],
+            seed=job["seed"],
+            scope=job["scope"],
+            baseline=job["baseline"],
+            known_artefacts=frozenset(job["known_artefacts"]),
+        )
+        done = {"wall_seconds": time.monotonic() - began, "worker": self._name}
+        return evaluation.model_copy(update=done).model_dump_json().encode()
+
+
+@dataclass
+class _Worker:
+    handle: ActorHandle
+    number: int
+    item: WorkItem | None = None
+    reply: Any = None
+    began: float = 0.0
+
+
+@dataclass
+class RayPool:
+    """Implements the search's ``Evaluator`` over Ray actors. ``start`` before use, ``close`` after."""
+
+    settings: PoolSettings
+    _workers: list[_Worker] = field(default_factory=list)
+    _queue: deque[WorkItem] = field(default_factory=deque)
+    _attempts: dict[int, int] = field(default_factory=dict)
+    retried: int = 0
+
+    def start(self) -> None:
+        """Connect to Ray (start it when no address is given) and create the actors."""
+        start_ray(self.settings)
+        # One actor a core by custom count: the children do the work, the actor itself only waits.
+        actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0)(EvaluatorActor)
+        payload = json.dumps(asdict(self.settings)).encode()
+        self._workers = [_Worker(actor.remote(payload), n) for n in range(self.settings.count)]
+
+    @property
+    def slots(self) -> int:
+        return self.settings.count
+
+    def submit(self, job: WorkItem) -> None:
+        self._queue.append(job)
+        self._assign()
+
+    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        """Finished jobs; an infrastructure fault is retried here and only its last failure comes back."""
+        self._assign()
+        busy = {w.reply: w for w in self._workers if w.reply is not None}
+        if not busy:
+            return []
+        ready, _ = ray.wait(list(busy), num_returns=len(busy), timeout=timeout_seconds)
+        finished = []
+        for reply in ready:
+            finished += self._collect(busy[reply])
+        finished += self._reap_hung()
+        self._assign()
+        return finished
+
+    def activity(self) -> list[str]:
+        now = time.monotonic()
+        return [
+            f"worker {w.number}: candidate {w.item.index}, {now - w.began:.0f} s"
+            if w.item
+            else f"worker {w.number}: idle"
+            for w in self._workers
+        ]
+
+    def close(self) -> None:
+        """Kill the actors (their children die with them) and leave Ray."""
+        for worker in self._workers:
+            ray.kill(worker.handle)
+        self._workers = []
+        ray.shutdown()
+
+    # -- one worker ------------------------------------------------------------------------------
+
+    def _assign(self) -> None:
+        for worker in self._workers:
+            if worker.item is None and self._queue:
+                worker.item = self._queue.popleft()
+                worker.began = time.monotonic()
+                worker.reply = worker.handle.evaluate.remote(_request(worker.item))
+
+    def _collect(self, worker: _Worker) -> list[tuple[int, Evaluation]]:
+        item = worker.item
+        assert item is not None
+        try:
+            evaluation = Evaluation.model_validate_json(ray.get(worker.reply))
+        except RayActorError as error:
+            evaluation = self._fault(item, f"worker {worker.number} died: {_first_line(error)}")
+        except RayError as error:
+            evaluation = self._fault(item, f"worker {worker.number} failed: {_first_line(error)}")
+        worker.item = worker.reply = None
+        return self._settle(item, evaluation)
+
+    def _settle(self, item: WorkItem, evaluation: Evaluation) -> list[tuple[int, Evaluation]]:
+        if evaluation.verdict is Verdict.INFRA_ERROR and self._attempts.get(item.index, 0) < RETRIES:
+            self._attempts[item.index] = self._attempts.get(item.index, 0) + 1
+            self.retried += 1
+            log.warning("job %d is tried again: %s", item.index, evaluation.reason)
+            self._queue.append(item)
+            return []
+        return [(item.index, evaluation)]
+
+    def _reap_hung(self) -> list[tuple[int, Evaluation]]:
+        finished = []
+        for worker in self._workers:
+            if worker.item is None or time.monotonic() - worker.began < self.settings.deadline_seconds:
+                continue
+            item = worker.item
+            ray.kill(worker.handle, no_restart=False)
+            worker.item = worker.reply = None
+            evaluation = self._fault(item, f"worker {worker.number} did not answer in time")
+            finished += self._settle(item, evaluation)
+        return finished
+
+    def _fault(self, item: WorkItem, reason: str) -> Evaluation:
+        return Evaluation(
+            genome=item.genome.id,
+            target=self.settings.target,
+            suite=self.settings.suite,
+            stage=Stage.DIALECT,
+            verdict=Verdict.INFRA_ERROR,
+            reason=reason,
+        )
+
+
+def start_ray(settings: PoolSettings) -> None:
+    """Join the cluster at ``settings.address``, or start Ray on this machine with ``count`` CPUs.
+
+    A local Ray gets a small object store: only kernel sources and figures pass through it.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    common: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "ignore_reinit_error": True,
+    }
+    if settings.address:
+        ray.init(address=settings.address, **common)
+        return
+    ray.init(
+        num_cpus=settings.count,
+        object_store_memory=100 * 2**20,
+        include_dashboard=False,
+        **common,
+    )
+
+
+def _request(item: WorkItem) -> bytes:
+    return json.dumps(
+        {
+            "genome": item.genome.id,
+            "source": item.genome.source,
+            "params": dict(item.genome.params),
+            "seed": item.seed,
+            "scope": str(item.scope),
+            "baseline": item.baseline,
+            "known_artefacts": sorted(item.known_artefacts),
+        }
+    ).encode()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
