@@ -1,0 +1,50 @@
+# Two commands matter: `make quickstart` runs a campaign, `make test` checks everything.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# An index or folder that pip is told about is passed on to uv, which does not read pip's settings.
+FIND_LINKS := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS))
+INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python $(FIND_LINKS) -c constraints.txt
+
+.PHONY: quickstart test setup lint ui report browser clean
+.DEFAULT_GOAL := quickstart
+
+$(BIN)/uv:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet uv
+
+$(VENV)/.run-installed: pyproject.toml constraints.txt | $(BIN)/uv
+	$(INSTALL) -e '.[tpu]'
+	touch $@
+
+$(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/uv
+	$(INSTALL) -e '.[tpu,triton,llm,dev]'
+	touch $@ $(VENV)/.run-installed
+
+setup: $(VENV)/.run-installed
+
+quickstart: setup
+	$(BIN)/tilewright run quickstart --report
+
+test: $(VENV)/.dev-installed lint browser
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The page tests drive a real Chromium; without one, and without the rights to install it, they skip.
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
+	  || echo "no Chromium here: page tests will be skipped"
+
+ui: setup
+	$(BIN)/tilewright ui
+
+report: setup
+	$(BIN)/tilewright report
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
