@@ -24,7 +24,7 @@ $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/uv
 setup: $(VENV)/.run-installed
 
 quickstart: setup
-	$(BIN)/tilewright run quickstart --report
+	$(BIN)/tilewright run quickstart
 
 test: $(VENV)/.dev-installed lint browser
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -12,10 +12,11 @@ from fitness.evaluation import Evaluation
 
 
 class Scope(StrEnum):
-    """Which workloads of the suite a job runs: those that decide fitness, or the final check."""
+    """What a job runs: the workloads that decide fitness, the final ones, or the first with a timeline."""
 
     SUITE = "suite"
     FINAL = "final"
+    TIMELINE = "timeline"
 
 
 @dataclass(frozen=True)

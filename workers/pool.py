@@ -31,6 +31,10 @@ DEADLINE_SLACK_SECONDS = 30.0
 """Over the sum of the stages' own limits, after which the actor itself is taken for hung."""
 
 
+class PoolUnavailable(ConnectionError):
+    """Ray cannot be reached or started; the message is one clause that names the address or cause."""
+
+
 class _Genome(Protocol):
     @property
     def id(self) -> str: ...
@@ -64,6 +68,7 @@ class PoolSettings:
     operator: str
     target: str
     suite: str
+    descriptors: tuple[str, ...]
     check_seconds: float
     measure_seconds: float
     memory_gib: float
@@ -142,7 +147,9 @@ class RayPool:
         busy = {w.reply: w for w in self._workers if w.reply is not None}
         if not busy:
             return []
-        ready, _ = ray.wait(list(busy), num_returns=len(busy), timeout=timeout_seconds)
+        ready, rest = ray.wait(list(busy), num_returns=1, timeout=timeout_seconds)
+        if ready and rest:
+            ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
         finished = []
         for reply in ready:
             finished += self._collect(busy[reply])
@@ -232,14 +239,18 @@ def start_ray(settings: PoolSettings) -> None:
         "ignore_reinit_error": True,
     }
     if settings.address:
-        ray.init(address=settings.address, **common)
-        return
-    ray.init(
-        num_cpus=settings.count,
-        object_store_memory=100 * 2**20,
-        include_dashboard=False,
-        **common,
-    )
+        common["address"] = settings.address
+    else:
+        common.update(num_cpus=settings.count, object_store_memory=100 * 2**20, include_dashboard=False)
+    try:
+        ray.init(**common)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+        where = (
+            f"the Ray cluster at {settings.address} cannot be joined"
+            if settings.address
+            else "Ray cannot start"
+        )
+        raise PoolUnavailable(f"{where}: {_first_line(error)}") from error
 
 
 def _request(item: WorkItem) -> bytes:

@@ -1,0 +1,197 @@
+"""The ``tilewright`` command. Imports stay inside the commands so that help and status start at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from evolve.errors import UserError
+from evolve.home import JOURNAL, REPORT, campaigns, find_campaign, home_folder
+
+INTERRUPTED = 130
+PACKAGED = Path(__file__).resolve().parent.parent / "experiments"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 done, 2 bad input, 130 interrupted."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except UserError as error:
+        print(f"tilewright: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tilewright", description="Evolves GPU and TPU kernels: correctness-gated, recorded, resumable."
+    )
+    parser.add_argument(
+        "--home", help="where campaigns are kept (default: $TILEWRIGHT_HOME or ./.tilewright)"
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="start a campaign from a YAML file or a packaged name")
+    run.add_argument("campaign", help="a YAML file, or one of: " + ", ".join(_packaged()))
+    run.add_argument("--address", help="Ray cluster to use instead of this machine, for example auto")
+    run.add_argument("--seed", type=int, help="seed of every random choice")
+    run.add_argument("--evaluations", type=int, help="budget of evaluations")
+    run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key of the file, for example search.lag=8",
+    )
+    run.set_defaults(run=_run)
+
+    resume = commands.add_parser("resume", help="go on with a campaign that was stopped or killed")
+    resume.add_argument("campaign", nargs="?", help="its id (default: the newest)")
+    resume.add_argument("--address", help="Ray cluster to use instead of this machine")
+    resume.set_defaults(run=_resume)
+
+    status = commands.add_parser("status", help="what campaigns there are, or how one stands")
+    status.add_argument("campaign", nargs="?")
+    status.set_defaults(run=_status)
+
+    report = commands.add_parser("report", help="write a campaign's report as one HTML file")
+    report.add_argument("campaign", nargs="?", help="its id (default: the newest)")
+    report.add_argument("--output", type=Path, help="file to write (default: beside the journal)")
+    report.set_defaults(run=_report)
+
+    doctor = commands.add_parser("doctor", help="check what this machine can do")
+    doctor.set_defaults(run=_doctor)
+
+    ui = commands.add_parser("ui", help="open the MLflow UI on the campaigns")
+    ui.add_argument("--port", type=int, default=5000)
+    ui.add_argument("--host", default="127.0.0.1")
+    ui.set_defaults(run=_ui)
+    return parser
+
+
+def _packaged() -> list[str]:
+    return sorted(path.stem for path in PACKAGED.glob("*.yaml"))
+
+
+def _campaign_file(name: str) -> Path:
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.exists():
+        return path
+    if name in _packaged():
+        return PACKAGED / f"{name}.yaml"
+    raise UserError(f"campaign: {name!r} is neither a file nor one of {', '.join(_packaged())}.")
+
+
+def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
+    import yaml
+
+    overrides: dict[str, Any] = {}
+    for item in arguments.set:
+        key, separator, text = item.partition("=")
+        if not separator or not key:
+            raise UserError(f"--set: {item!r} must be KEY=VALUE.")
+        overrides[key] = yaml.safe_load(text)
+    for key, value in (
+        ("seed", arguments.seed),
+        ("budget.evaluations", arguments.evaluations),
+        ("workers.address", arguments.address),
+    ):
+        if value is not None:
+            overrides[key] = value
+    return overrides
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from evolve.config import load_config
+    from evolve.display import make_display
+    from evolve.launch import run
+
+    config = load_config(_campaign_file(arguments.campaign), _overrides(arguments))
+    return _tell(run(config, home_folder(arguments.home), make_display()), arguments)
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    from evolve.display import make_display
+    from evolve.launch import resume
+
+    home = home_folder(arguments.home)
+    folder = find_campaign(home, arguments.campaign)
+    return _tell(resume(folder, home, make_display(), arguments.address), arguments)
+
+
+def _tell(outcome: Any, arguments: argparse.Namespace) -> int:
+    from evolve.campaign import StopReason
+    from evolve.summary import closing_lines
+
+    home = home_folder(arguments.home)
+    if outcome.reason is StopReason.INTERRUPTED:
+        _say(f"stopped; go on with: tilewright resume {outcome.campaign}")
+        return INTERRUPTED
+    folder = find_campaign(home, outcome.campaign)
+    for line in closing_lines(folder / JOURNAL):
+        _say(line)
+    if not outcome.mirrored:
+        _say("MLflow has not caught up yet; nothing is lost, 'tilewright ui' brings it up to date")
+    _say(f"report: {folder / REPORT}")
+    return 0
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from evolve.summary import campaign_line, status_lines
+
+    home = home_folder(arguments.home)
+    if arguments.campaign is None:
+        known = campaigns(home)
+        if not known:
+            _say(f"no campaign in {home}; start one with: tilewright run quickstart")
+        for folder in known:
+            _say(campaign_line(folder / JOURNAL))
+        return 0
+    for line in status_lines(find_campaign(home, arguments.campaign) / JOURNAL):
+        _say(line)
+    return 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from evolve.journal import Journal
+    from evolve.report.html import write_report
+
+    folder = find_campaign(home_folder(arguments.home), arguments.campaign)
+    output = arguments.output or folder / REPORT
+    with Journal(folder / JOURNAL) as journal:
+        try:
+            write_report(journal, output)
+        except OSError as error:
+            raise UserError(f"--output: cannot write {output}: {error.strerror}.") from error
+    _say(f"report: {output}")
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from evolve.doctor import examine
+
+    healthy = True
+    for finding in examine(home_folder(arguments.home)):
+        healthy = healthy and finding.good
+        _say(f"{'ok  ' if finding.good else 'no  '} {finding.part}: {finding.sentence}")
+    return 0 if healthy else 2
+
+
+def _ui(arguments: argparse.Namespace) -> int:
+    from evolve.ui import serve_ui
+
+    home = home_folder(arguments.home)
+    return serve_ui(home, arguments.host, arguments.port)
+
+
+def _say(line: str) -> None:
+    print(line)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""``tilewright doctor``: what this machine can do, one finding a line."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from fitness.targets import all_targets
+
+MINIMUM_MEMORY_GIB = 6.0
+MINIMUM_DISK_GIB = 2.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    part: str
+    good: bool
+    sentence: str
+
+
+def examine(home: Path) -> Iterator[Finding]:
+    """Findings in the order a newcomer needs them. The simulator check compiles a small kernel (seconds)."""
+    yield Finding("python", True, platform.python_version())
+    yield from (_package(name) for name in ("ray", "mlflow"))
+    yield _cores()
+    yield _memory()
+    yield _folder(home)
+    for target in all_targets():
+        problem = target.problem()
+        yield Finding(f"target {target.name}", problem is None, problem or f"usable ({target.kind.value})")
+    yield _simulator()
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, True, metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Finding(name, False, f"not installed; pip install {name}")
+
+
+def _cores() -> Finding:
+    cores = len(os.sched_getaffinity(0))
+    return Finding("cores", True, f"{cores}, so {cores} evaluations at a time")
+
+
+def _memory() -> Finding:
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    enough = gib >= MINIMUM_MEMORY_GIB
+    advice = "" if enough else f"; the simulator wants {MINIMUM_MEMORY_GIB:g} GiB"
+    return Finding("memory", enough, f"{gib:.1f} GiB{advice}")
+
+
+def _folder(home: Path) -> Finding:
+    existing = next(path for path in (home.absolute(), *home.absolute().parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        return Finding("home", False, f"{home} cannot be written; choose another with --home")
+    free = shutil.disk_usage(existing).free / 2**30
+    return Finding("home", free >= MINIMUM_DISK_GIB, f"{home}, {free:.0f} GiB free")
+
+
+def _simulator() -> Finding:
+    from workers.recipe import simulator_problem
+
+    problem = simulator_problem()
+    return Finding("TPU simulator", problem is None, problem or "compiles and times a kernel")

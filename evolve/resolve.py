@@ -1,0 +1,83 @@
+"""From a checked configuration to the things it names, each missing one told in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fitness.targets import Target, UnknownTarget, find_target
+
+from evolve.campaign import Start
+from evolve.config import CampaignConfig
+from evolve.errors import UserError
+from evolve.genome import Genome, Value
+from evolve.space import Space, SpaceError
+from seeds.catalogue import UnknownOperator, load_operator
+from seeds.operator import Operator, SeedKernel, Suite
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The parts of a campaign, all known to exist and to fit together."""
+
+    config: CampaignConfig
+    operator: Operator
+    target: Target
+    suite: Suite
+    starts: tuple[Start, ...]
+    baselines: tuple[tuple[SeedKernel, Genome], ...]
+
+    def space(self, source: str) -> Space:
+        """The space a kernel source declares, legal on every workload it will meet. Raises SpaceError."""
+        return Space.from_source(source, self.constants)
+
+    @property
+    def constants(self) -> list[Mapping[str, int | float]]:
+        """What constraints may name beside parameters: one mapping for each shape a candidate runs on."""
+        suite = self.suite
+        shapes = (*suite.workloads, *suite.final, *suite.check)
+        fixed = {**self.operator.constants, **self.target.constants}
+        return [{**fixed, **shape.dims} for shape in shapes]
+
+
+def resolve(config: CampaignConfig) -> Resolved:
+    """Look up everything the configuration names. Raises UserError."""
+    try:
+        operator = load_operator(config.operator)
+        target = find_target(config.target)
+    except (UnknownOperator, UnknownTarget) as error:
+        raise UserError(f"{error}.") from error
+    suite = operator.suites.get(config.suite)
+    if suite is None:
+        raise _unknown("suite", config.suite, operator.suites)
+    seeds = [name for name, kernel in operator.kernels.items() if not kernel.baseline]
+    baselines = [name for name, kernel in operator.kernels.items() if kernel.baseline]
+    for name in config.seeds:
+        if name not in seeds:
+            raise _unknown("seeds", name, seeds)
+    for name in config.baselines or ():
+        if name not in baselines:
+            raise _unknown("baselines", name, baselines)
+    chosen = config.seeds or tuple(seeds)
+    if not chosen:
+        raise UserError(f"seeds: {config.operator} has no seed kernel; add one to its kernels.")
+    shell = Resolved(config, operator, target, suite, (), ())
+    starts = tuple(Start(name, _genome(shell, operator.kernels[name])) for name in chosen)
+    wanted = tuple(baselines) if config.baselines is None else config.baselines
+    measured = tuple((operator.kernels[name], _genome(shell, operator.kernels[name])) for name in wanted)
+    return Resolved(config, operator, target, suite, starts, measured)
+
+
+def _genome(resolved: Resolved, kernel: SeedKernel) -> Genome:
+    try:
+        space = resolved.space(kernel.source)
+    except SpaceError as error:
+        raise UserError(f"kernel {kernel.name}: {error}") from error
+    params: dict[str, Value] = {**space.defaults, **kernel.overrides}  # type: ignore[dict-item]
+    if reasons := space.violations(params):
+        raise UserError(f"kernel {kernel.name}: its defaults are illegal: {reasons[0]}.")
+    return Genome(kernel.source, params)
+
+
+def _unknown(key: str, value: str, allowed: Iterable[str]) -> UserError:
+    return UserError(f"{key}: {value!r} is unknown (allowed: {', '.join(allowed)}).")

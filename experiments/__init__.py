@@ -1,0 +1,1 @@
+"""Campaign files, benchmarks of tilewright itself and recorded results."""
