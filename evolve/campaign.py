@@ -17,7 +17,6 @@ from typing import Protocol
 
 import numpy as np
 
-from evolve.archive import Archive
 from evolve.evaluator import Evaluator, Job
 from evolve.genome import Genome
 from evolve.history import Candidate, History, Mutation, MutationKind, Proposal
@@ -87,6 +86,12 @@ class Searcher(Protocol):
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None: ...
 
 
+class Keeper(Protocol):
+    """Keeps what is worth building on; the archive."""
+
+    def add(self, candidate: Candidate, evaluation: Evaluation) -> object: ...
+
+
 INFRASTRUCTURE_LIMIT = 5
 """Infrastructure faults in a row after which going on only burns budget."""
 
@@ -100,7 +105,7 @@ class Campaign:
 
     plan: Plan
     searcher: Searcher
-    archive: Archive
+    archive: Keeper
     evaluator: Evaluator
     record: Record
     on_progress: Callable[[Campaign], None] = lambda campaign: None

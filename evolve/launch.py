@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import platform
 import signal
 import time
@@ -333,8 +335,6 @@ def _ctrl_c(run: _Run, campaign: Campaign) -> Iterator[None]:
 
 def pool_settings(resolved: Resolved) -> PoolSettings:
     """What the workers need to know of a campaign."""
-    import os
-
     config = resolved.config
     count = config.workers.count or len(os.sched_getaffinity(0))
     return PoolSettings(
@@ -366,5 +366,5 @@ def _elapsed(journal: Journal) -> float:
     events = journal.events()
     starts = [event.at for event in events if event.kind in ("started", "resumed")]
     marks = [event.at for event in events] + [at for *_, at in journal.evaluations()]
-    runs = zip(starts, starts[1:], strict=False)
+    runs = itertools.pairwise(starts)
     return sum(max(at for at in marks if begin <= at < end) - begin for begin, end in runs)
