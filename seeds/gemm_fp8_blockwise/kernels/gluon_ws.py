@@ -1,0 +1,214 @@
+"""Blockwise FP8 GEMM (NT) in Gluon for Hopper: one producer warp, two consumer warpgroups.
+
+The producer fills a ring of stages by TMA: A (two 64 x 128 pieces), their 1x128 scales, and B (one or two
+128 x 128 pieces). Each consumer warpgroup owns 64 rows of the 128 x block_n tile. Per 128-wide step of K it
+multiplies one 128-column half at a time into a partial and promotes it into f32 accumulators with its scales;
+while one warpgroup promotes, the other's wgmma keeps the tensor cores busy. 128 x 256 tiles read 170 FLOP
+per byte from L2, where 128 x 128 tiles read 128: on an H200 the wider tile is what lifts the L2 bound.
+Programs are persistent, so the producer runs ahead into the next tile during the epilogue, and the epilogue
+stores 64 x 64 pieces through a ring of two slots by TMA.
+"""
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+SPACE = {
+    "block_n": (128, 256),
+    "stages": (3, 4, 5, 6),
+    "group_m": (1, 4, 8, 16, 32),
+    "persistent": (True, False),
+    "consumer_regs": (216, 232, 240),
+}
+DEFAULTS = {"block_n": 256, "stages": 4, "group_m": 16, "persistent": True, "consumer_regs": 240}
+CONSTRAINTS = {
+    "block_n != 256 or stages <= 4": "a 128 x 256 tile has room for 4 stages of 48.5 KB beside its stores",
+    "N % 128 == 0": "B's scales come in whole 128 x 128 blocks",
+    "K % 128 == 0": "a step of K is one scale block",
+    "M % 4 == 0": "the row pitch of A's scales must be a multiple of 16 bytes",
+}
+
+
+@gluon.jit
+def tile_of(t, num_m, num_n, GROUP: gl.constexpr):
+    """Tile t of a walk that goes down GROUP rows of tiles before it moves one column."""
+    per = GROUP * num_n
+    first = (t // per) * GROUP
+    rows = min(num_m - first, GROUP)
+    inside = t % per
+    return first + inside % rows, inside // rows
+
+
+@gluon.jit
+def promote(acc, partial, scale):
+    """acc + partial * scale (per row), kept where it stands.
+
+    LLVM sinks plain multiply-adds below the next wgmma, which leaves two partials alive and spills; an
+    assembly statement with side effects is not moved across the wgmma statements.
+    """
+    wide = scale.expand_dims(1).broadcast_to(acc.shape)
+    return gl.inline_asm_elementwise(
+        "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", [partial, wide, acc], dtype=gl.float32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def producer(a_desc, as_desc, b_desc, M, N, K, a_bufs, s_bufs, b_bufs, empty, ready, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr):
+    num_m = gl.cdiv(M, 128)
+    num_n = gl.cdiv(N, 128 * HALVES)
+    steps = K // 128
+    BYTES: gl.constexpr = 2 * a_desc.block_type.nbytes + 2 * as_desc.block_type.nbytes + b_desc.block_type.nbytes
+    s = 0
+    phase = 1
+    for t in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
+        pm, pn = tile_of(t, num_m, num_n, GROUP)
+        row = pm * 128
+        col = pn * (128 * HALVES)
+        for k in range(steps):
+            mbarrier.wait(empty.index(s), phase)
+            bar = ready.index(s)
+            mbarrier.expect(bar, BYTES)
+            for p in gl.static_range(2):
+                tma.async_copy_global_to_shared(a_desc, [row + p * 64, k * 128], bar, a_bufs.index(s * 2 + p))
+                tma.async_copy_global_to_shared(as_desc, [k * M + row + p * 64], bar, s_bufs.index(s * 2 + p))
+            tma.async_copy_global_to_shared(b_desc, [col, k * 128], bar, b_bufs.index(s * HALVES))
+            if HALVES == 2:
+                bar1 = ready.index(STAGES + s)
+                mbarrier.expect(bar1, b_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(b_desc, [col + 128, k * 128], bar1, b_bufs.index(s * 2 + 1))
+            wrap = s == STAGES - 1
+            s = gl.where(wrap, 0, s + 1)
+            phase = gl.where(wrap, phase ^ 1, phase)
+
+
+@gluon.jit
+def store_half(c_desc, c_bufs, acc, row, col, WG: gl.constexpr, SMALL: gl.constexpr):
+    """Store 64 x 128 f32 as bf16, in two 64 x 64 pieces through this warpgroup's two slots."""
+    left, right = acc.to(gl.bfloat16).reshape([64, 2, 64]).permute(0, 2, 1).split()
+    for p in gl.static_range(2):
+        slot = c_bufs.index(WG * 2 + p)
+        tma.store_wait(1)
+        slot.store(gl.convert_layout(left if p == 0 else right, SMALL))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(c_desc, [row, col + p * 64], slot)
+
+
+@gluon.jit
+def consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, WG: gl.constexpr):
+    mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
+    small: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32])
+    rows: gl.constexpr = gl.SliceLayout(1, mma)
+    num_m = gl.cdiv(M, 128)
+    num_n = gl.cdiv(N, 128 * HALVES)
+    steps = K // 128
+    last = N // 128 - 1
+    zero = gl.zeros((64, 128), gl.float32, mma)
+    s = 0
+    phase = 0
+    for t in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
+        pm, pn = tile_of(t, num_m, num_n, GROUP)
+        bp0 = bs_ptr + (pn * HALVES) * steps
+        bp1 = bs_ptr + min(pn * HALVES + HALVES - 1, last) * steps
+        acc0 = gl.zeros((64, 128), gl.float32, mma)
+        acc1 = gl.zeros((64, 128), gl.float32, mma)
+        for k in range(steps):
+            sb0 = gl.load(bp0 + k)
+            sb1 = gl.load(bp1 + k)
+            mbarrier.wait(ready.index(s), phase)
+            a = a_bufs.index(s * 2 + WG)
+            d = warpgroup_mma(a, b_bufs.index(s * HALVES).permute((1, 0)), zero, use_acc=False, is_async=True)
+            sa = s_bufs.index(s * 2 + WG).load(rows)
+            d = warpgroup_mma_wait(num_outstanding=0, deps=(d, ))
+            if HALVES == 2:
+                acc0 = promote(acc0, d, sa * sb0)
+                # the second half has its own barrier: the branch of its wait also keeps ptxas from starting the
+                # next wgmma before the promotion above, which would need a second set of 64 registers and spill
+                mbarrier.wait(ready.index(STAGES + s), phase)
+                e = warpgroup_mma(a, b_bufs.index(s * 2 + 1).permute((1, 0)), zero, use_acc=False, is_async=True)
+                e = warpgroup_mma_wait(num_outstanding=0, deps=(e, ))
+                mbarrier.arrive(empty.index(s), count=1)
+                acc1 = promote(acc1, e, sa * sb1)
+            else:
+                mbarrier.arrive(empty.index(s), count=1)
+                acc0 = promote(acc0, d, sa * sb0)
+            wrap = s == STAGES - 1
+            s = gl.where(wrap, 0, s + 1)
+            phase = gl.where(wrap, phase ^ 1, phase)
+        row = pm * 128 + WG * 64
+        col = pn * (128 * HALVES)
+        store_half(c_desc, c_bufs, acc0, row, col, WG, small)
+        if HALVES == 2:
+            store_half(c_desc, c_bufs, acc1, row, col + 128, WG, small)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def consumer0(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr):
+    consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, HALVES, STAGES, GROUP, 0)
+
+
+@gluon.jit
+def consumer1(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr):
+    consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, HALVES, STAGES, GROUP, 1)
+
+
+@gluon.jit
+def gemm_kernel(a_desc, as_desc, b_desc, c_desc, bs_ptr, M, N, K, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, REGS: gl.constexpr):
+    a_bufs = gl.allocate_shared_memory(a_desc.dtype, [STAGES * 2] + a_desc.block_type.shape, a_desc.layout)
+    b_bufs = gl.allocate_shared_memory(b_desc.dtype, [STAGES * HALVES] + b_desc.block_type.shape, b_desc.layout)
+    c_bufs = gl.allocate_shared_memory(c_desc.dtype, [4] + c_desc.block_type.shape, c_desc.layout)
+    s_bufs = gl.allocate_shared_memory(as_desc.dtype, [STAGES * 2] + as_desc.block_type.shape, as_desc.layout)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES * HALVES, 1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(STAGES):
+        mbarrier.init(empty.index(s), count=2)
+    for s in gl.static_range(STAGES * HALVES):
+        mbarrier.init(ready.index(s), count=1)
+    gl.warp_specialize(
+        [
+            (consumer0, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, HALVES, STAGES, GROUP)),
+            (consumer1, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, HALVES, STAGES, GROUP)),
+            (producer, (a_desc, as_desc, b_desc, M, N, K, a_bufs, s_bufs, b_bufs, empty, ready, HALVES, STAGES, GROUP)),
+        ],
+        [4, 1],
+        [REGS, 24],
+    )
+
+
+def launch(inputs, params):
+    a, b = inputs["a_q"], inputs["b_q"]
+    m, k = a.shape
+    n = b.shape[0]
+    out = torch.empty((m, n), device=a.device, dtype=torch.bfloat16)
+    halves = params["block_n"] // 128
+    fp8_a = gl.NVMMASharedLayout(128, 8)
+    flat = gl.NVMMASharedLayout(0, 32, rank=1)
+    bf16 = gl.NVMMASharedLayout(128, 16)
+    tiles = -(-m // 128) * -(-n // params["block_n"])
+    cores = torch.cuda.get_device_properties(a.device).multi_processor_count
+    grid = min(tiles, cores) if params["persistent"] else tiles
+    gemm_kernel[(grid,)](
+        TensorDescriptor.from_tensor(a, [64, 128], fp8_a),
+        TensorDescriptor.from_tensor(inputs["a_s"].reshape(-1), [64], flat),
+        TensorDescriptor.from_tensor(b, [128, 128], fp8_a),
+        TensorDescriptor.from_tensor(out, [64, 64], bf16),
+        inputs["b_s"],
+        m,
+        n,
+        k,
+        halves,
+        params["stages"],
+        params["group_m"],
+        params["consumer_regs"],
+        num_warps=4,
+        maxnreg=168,
+    )
+    return (out,)
