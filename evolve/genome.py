@@ -24,7 +24,7 @@ def normalise(source: str) -> str:
     """Source without comments, layout, docstrings and declarations; unparsable text is returned as it is."""
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return source
     tree.body = [node for node in tree.body if not _declares(node)]
     for node in ast.walk(tree):

@@ -40,6 +40,7 @@ _TABLES = {
         "name TEXT NOT NULL, scope TEXT NOT NULL, evaluation TEXT NOT NULL, at REAL NOT NULL, "
         "PRIMARY KEY (name, scope)"
     ),
+    "exchanges": "key TEXT PRIMARY KEY, exchange TEXT NOT NULL, at REAL NOT NULL",
     "events": (
         "seq INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, detail TEXT NOT NULL, at REAL NOT NULL"
     ),
@@ -153,6 +154,11 @@ class Journal:
                 (kind, json.dumps(detail), time.time()),
             )
 
+    def add_exchange(self, key: str, text: str) -> None:
+        """A question to a language model and its answer."""
+        with self._db:
+            self._db.execute("INSERT INTO exchanges VALUES (?, ?, ?)", (key, text, time.time()))
+
     # -- reading ---------------------------------------------------------------------------------
 
     def meta(self, key: str, default: Any = None) -> Any:
@@ -189,6 +195,14 @@ class Journal:
     def references(self, scope: str) -> dict[str, Evaluation]:
         rows = self._db.execute("SELECT name, evaluation FROM reference_points WHERE scope = ?", (scope,))
         return {name: Evaluation.model_validate_json(text) for name, text in rows}
+
+    def exchange(self, key: str) -> str | None:
+        row = self._db.execute("SELECT exchange FROM exchanges WHERE key = ?", (key,)).fetchone()
+        return None if row is None else row[0]
+
+    def exchanges(self) -> Iterator[tuple[str, str]]:
+        """(key, exchange) in the order they were made."""
+        yield from self._db.execute("SELECT key, exchange FROM exchanges ORDER BY rowid")
 
     def events(self) -> list[Event]:
         rows = self._db.execute("SELECT seq, kind, detail, at FROM events ORDER BY seq")

@@ -1,0 +1,180 @@
+"""Talking to an OpenAI-compatible endpoint: every exchange is paid for once, stored, and replayable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+log = logging.getLogger(__name__)
+
+Messages = list[dict[str, str]]
+
+CHARS_PER_TOKEN = 3
+"""A cautious guess for source text, used only to reserve budget before the true count is known."""
+
+
+class BudgetSpent(Exception):
+    """The token budget cannot cover another call."""
+
+
+class EndpointFailed(Exception):
+    """The endpoint gave no usable answer. The message is one line."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One question and its answer. ``error`` is set instead of ``reply`` when there was no answer."""
+
+    key: str
+    model: str
+    messages: tuple[dict[str, str], ...]
+    reply: str = ""
+    error: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> Exchange:
+        data = json.loads(text)
+        return Exchange(**{**data, "messages": tuple(data["messages"])})
+
+
+class ExchangeStore(Protocol):
+    """Where exchanges are kept; the journal."""
+
+    def exchange(self, key: str) -> str | None: ...
+
+    def add_exchange(self, key: str, text: str) -> None: ...
+
+
+@dataclass
+class TokenBudget:
+    """Tokens that may still be spent. A call reserves its worst case and settles to what it used.
+
+    A call whose usage never came back (a time-out, a broken connection) stays charged at its worst case:
+    the endpoint may well have billed it.
+    """
+
+    total: int
+    spent: int = 0
+    reserved: int = 0
+
+    def reserve(self, tokens: int) -> None:
+        """Raises BudgetSpent when calls in flight and spent tokens leave no room."""
+        if self.spent + self.reserved + tokens > self.total:
+            left = max(0, self.total - self.spent - self.reserved)
+            raise BudgetSpent(f"{tokens} tokens are needed and {left} of {self.total} are left")
+        self.reserved += tokens
+
+    def settle(self, reservation: int, used: int | None) -> None:
+        self.reserved -= reservation
+        self.spent += reservation if used is None else used
+
+
+@dataclass
+class ChatClient:
+    """Asks, stores, replays. ``endpoint`` None means replay only."""
+
+    store: ExchangeStore
+    model: str
+    budget: TokenBudget
+    max_completion_tokens: int = 8192
+    endpoint: Endpoint | None = None
+    calls: int = 0
+    _seen: set[str] = field(default_factory=set)
+
+    def ask(self, messages: Messages, salt: str) -> str:
+        """The model's reply to ``messages``. ``salt`` tells apart questions that are worded the same.
+
+        Raises BudgetSpent or EndpointFailed.
+        """
+        key = _key(self.model, messages, salt)
+        stored = self.store.exchange(key)
+        if stored is not None:
+            exchange = Exchange.from_json(stored)
+            if key not in self._seen:
+                self.budget.spent += exchange.prompt_tokens + exchange.completion_tokens
+        else:
+            exchange = self._call(key, messages)
+            self.store.add_exchange(key, exchange.to_json())
+        self._seen.add(key)
+        if exchange.error:
+            raise EndpointFailed(exchange.error)
+        return exchange.reply
+
+    def _call(self, key: str, messages: Messages) -> Exchange:
+        if self.endpoint is None:
+            raise EndpointFailed("the exchange is not in the record that is replayed")
+        worst = sum(len(m["content"]) for m in messages) // CHARS_PER_TOKEN + self.max_completion_tokens
+        self.budget.reserve(worst)
+        self.calls += 1
+        used: int | None = None
+        try:
+            reply, prompt_tokens, completion_tokens = self.endpoint.complete(
+                self.model, messages, self.max_completion_tokens
+            )
+            used = prompt_tokens + completion_tokens
+            return Exchange(
+                key,
+                self.model,
+                tuple(messages),
+                reply,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=completion_tokens,
+            )
+        except EndpointFailed as error:
+            log.warning("the model endpoint failed: %s", error)
+            return Exchange(key, self.model, tuple(messages), error=str(error), prompt_tokens=worst)
+        finally:
+            self.budget.settle(worst, used)
+
+
+class Endpoint(Protocol):
+    def complete(self, model: str, messages: Messages, max_tokens: int) -> tuple[str, int, int]:
+        """(reply, prompt tokens, completion tokens). Raises EndpointFailed."""
+        ...
+
+
+class OpenAIEndpoint:
+    """Any server that speaks the OpenAI chat protocol, through the ``openai`` client.
+
+    The client itself retries 408, 409, 429 (honouring Retry-After) and 5xx with growing pauses.
+    """
+
+    def __init__(self, base_url: str, api_key: str, timeout_seconds: float = 120.0, retries: int = 3) -> None:
+        import openai
+
+        self._openai = openai
+        self._client = openai.OpenAI(
+            base_url=base_url, api_key=api_key, timeout=timeout_seconds, max_retries=retries
+        )
+
+    def complete(self, model: str, messages: Messages, max_tokens: int) -> tuple[str, int, int]:
+        arguments: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": max_tokens}
+        try:
+            answer = self._client.chat.completions.create(**arguments)
+            choices = answer.choices
+            reply = choices[0].message.content if choices else None
+            usage = answer.usage
+        except self._openai.APIStatusError as error:
+            raise EndpointFailed(f"HTTP {error.status_code} from the model endpoint") from error
+        except self._openai.APIError as error:
+            raise EndpointFailed(f"{type(error).__name__} from the model endpoint") from error
+        except (ValueError, TypeError, AttributeError) as error:
+            raise EndpointFailed("the model endpoint's answer is not a chat completion") from error
+        if not isinstance(reply, str) or not reply:
+            raise EndpointFailed("the model endpoint's answer has no text")
+        prompt = usage.prompt_tokens if usage else sum(len(m["content"]) for m in messages) // CHARS_PER_TOKEN
+        completion = usage.completion_tokens if usage else len(reply) // CHARS_PER_TOKEN
+        return reply, prompt, completion
+
+
+def _key(model: str, messages: Messages, salt: str) -> str:
+    text = json.dumps([model, messages, salt], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
