@@ -1,0 +1,228 @@
+"""Edits of a kernel's syntax tree, collected first and applied at once, so that node identities stay valid."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import libcst as cst
+
+from evolve.proposers.rewrite.base import KernelSource, RewrittenKernel, Unsupported, Value, walk
+
+_LOOSE = (
+    cst.BinaryOperation,
+    cst.UnaryOperation,
+    cst.Comparison,
+    cst.BooleanOperation,
+    cst.IfExp,
+    cst.Lambda,
+)
+_TIGHT = (cst.BinaryOperation, cst.UnaryOperation, cst.Attribute, cst.Comparison, cst.BooleanOperation)
+
+
+def parse_statements(text: str) -> list[cst.BaseStatement]:
+    """Statements of ``text``, which starts at column 0. Raises Unsupported on a syntax error."""
+    try:
+        return list(cst.parse_module(text.strip("\n") + "\n").body)  # type: ignore[arg-type]
+    except cst.ParserSyntaxError as error:
+        raise Unsupported(f"a rewrite built invalid code: {error}") from error
+
+
+class Edit:
+    """Replacements keyed by node identity, plus changes of the literals. ``finish`` yields the new kernel."""
+
+    def __init__(self, kernel: KernelSource) -> None:
+        self.kernel = kernel
+        self.replacements: dict[cst.CSTNode, cst.CSTNode] = {}
+        self.prepended: dict[cst.CSTNode, list[str]] = {}
+        self.appended: dict[cst.CSTNode, list[str]] = {}
+        self.removed: set[cst.CSTNode] = set()
+        self.statement_text: dict[cst.CSTNode, str] = {}
+        self.transforms: dict[cst.CSTNode, list[Callable[[Any], Any]]] = {}
+        self.items: dict[str, list[tuple[str, str]]] = {"SPACE": [], "DEFAULTS": [], "CONSTRAINTS": []}
+        self.imports: list[str] = []
+        self.added: dict[str, Value] = {}
+
+    # -- expressions and statements -----------------------------------------------------------------------
+
+    def replace(self, node: cst.CSTNode, new: str | cst.CSTNode) -> None:
+        """Put the expression ``new`` where ``node`` is, with parentheses if its place needs them."""
+        if isinstance(new, str):
+            expression = cst.parse_expression(new)
+            if (
+                isinstance(expression, _LOOSE)
+                and not expression.lpar
+                and isinstance(self.kernel.parents.get(node), _TIGHT)
+            ):
+                expression = cst.parse_expression(f"({new})")
+            new = expression
+        self.replacements[node] = new
+
+    def transform(self, node: cst.CSTNode, change: Callable[[Any], Any]) -> None:
+        """Apply ``change`` to the node after the edits below it; several add up in the order given."""
+        self.transforms.setdefault(node, []).append(change)
+
+    def replace_statement(self, node: cst.CSTNode, text: str) -> None:
+        self.statement_text[node] = text
+
+    def before(self, statement: cst.CSTNode, text: str) -> None:
+        self.prepended.setdefault(statement, []).append(text)
+
+    def after(self, statement: cst.CSTNode, text: str) -> None:
+        self.appended.setdefault(statement, []).append(text)
+
+    def remove(self, statement: cst.CSTNode) -> None:
+        self.removed.add(statement)
+
+    def ensure_import(self, origin: str, alias: str) -> str:
+        """The local spelling of module ``origin``, importing it as ``alias`` if it is not imported."""
+        spelling = self.kernel.alias_of(origin)
+        if spelling:
+            return spelling
+        head, _, tail = origin.rpartition(".")
+        line = f"from {head} import {tail} as {alias}" if head else f"import {origin}"
+        if line not in self.imports:
+            self.imports.append(line)
+        return alias if head else origin
+
+    # -- literals -------------------------------------------------------------------------------------------
+
+    def add_parameter(self, wanted: str, values: Sequence[Value], default: Value) -> str:
+        """A new parameter of the space; returns the name it got."""
+        name = self.kernel.fresh(wanted)
+        text = "(" + ", ".join(repr(v) for v in values) + ("," if len(values) == 1 else "") + ")"
+        self.items["SPACE"].append((repr(name), text))
+        self.items["DEFAULTS"].append((repr(name), repr(default)))
+        self.added[name] = default
+        return name
+
+    def add_constraint(self, expression: str, reason: str) -> None:
+        if expression not in self.kernel.constraints:
+            self.items["CONSTRAINTS"].append((repr(expression), repr(reason)))
+
+    # -- result ---------------------------------------------------------------------------------------------
+
+    def finish(self) -> RewrittenKernel | None:
+        """The rewritten kernel, or None if nothing changed. Unused parameters are dropped from the literals."""
+        self._add_items()
+        module = self.kernel.module.visit(_Apply(self))
+        assert isinstance(module, cst.Module)
+        if self.imports:
+            module = _with_imports(module, self.imports)
+        source = module.code
+        try:
+            ast.parse(source)
+        except SyntaxError as error:
+            raise Unsupported(f"a rewrite built invalid code: {error}") from error
+        source, dropped = _drop_unused(source)
+        if source == self.kernel.source:
+            return None
+        added = {k: v for k, v in self.added.items() if k not in dropped}
+        return RewrittenKernel(source, added, tuple(d for d in dropped if d not in self.added))
+
+    def _add_items(self) -> None:
+        for literal, pairs in self.items.items():
+            node = self.kernel.literals[literal]
+            if not pairs:
+                continue
+            if node is None:
+                body = ", ".join(f"{k}: {v}" for k, v in pairs)
+                anchor = self.kernel.statement(self.kernel.literals["SPACE"] or self.kernel.functions[0])
+                self.before(anchor, f"{literal} = {{{body}}}")
+                continue
+            self.transform(node, partial(_append_items, pairs=pairs))
+
+
+class _Apply(cst.CSTTransformer):
+    def __init__(self, edit: Edit) -> None:
+        super().__init__()
+        self.edit = edit
+
+    def on_leave(self, original_node, updated_node):  # type: ignore[no-untyped-def]
+        edit = self.edit
+        if original_node in edit.replacements:
+            updated_node = edit.replacements[original_node]
+        for change in edit.transforms.get(original_node, ()):
+            updated_node = change(updated_node)
+        parts: list[cst.CSTNode] = [updated_node]
+        touched = False
+        if original_node in edit.statement_text:
+            parts, touched = [*parse_statements(edit.statement_text[original_node])], True
+        elif original_node in edit.removed:
+            parts, touched = [], True
+        if original_node in edit.prepended:
+            texts = edit.prepended[original_node]
+            parts, touched = [s for t in texts for s in parse_statements(t)] + parts, True
+        if original_node in edit.appended:
+            texts = edit.appended[original_node]
+            parts, touched = parts + [s for t in texts for s in parse_statements(t)], True
+        if not touched:
+            return updated_node
+        return cst.FlattenSentinel(parts) if parts else cst.RemoveFromParent()
+
+
+def _append_items(node: cst.Dict, pairs: Sequence[tuple[str, str]]) -> cst.Dict:
+    """``node`` with more items, laid out as its own."""
+    elements = list(node.elements)
+    for key, value in pairs:
+        item = cst.DictElement(cst.parse_expression(key), cst.parse_expression(value))
+        if elements:
+            last = elements[-1]
+            between = elements[0].comma if len(elements) > 1 else cst.Comma(
+                whitespace_after=cst.SimpleWhitespace(" ")
+            )
+            if isinstance(between, cst.MaybeSentinel):
+                between = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+            item = item.with_changes(comma=last.comma)
+            elements[-1] = last.with_changes(comma=between)
+        elements.append(item)
+    return node.with_changes(elements=elements)
+
+
+def _with_imports(module: cst.Module, lines: Sequence[str]) -> cst.Module:
+    """``module`` with import lines after its last import."""
+    body = list(module.body)
+    last = 0
+    for position, statement in enumerate(body):
+        if isinstance(statement, cst.SimpleStatementLine) and isinstance(
+            statement.body[0], cst.Import | cst.ImportFrom
+        ):
+            last = position + 1
+    new = [s for line in lines for s in parse_statements(line)]
+    return module.with_changes(body=[*body[:last], *new, *body[last:]])
+
+
+def _drop_unused(source: str) -> tuple[str, tuple[str, ...]]:
+    """Remove parameters that no function reads any more from the literals; returns (source, names)."""
+    kernel = KernelSource(source)
+    mentioned = {
+        n.evaluated_value for f in kernel.module.body
+        if isinstance(f, cst.FunctionDef) for n in walk(f) if isinstance(n, cst.SimpleString)
+    }
+    dead = tuple(name for name in kernel.space if name not in mentioned)
+    if not dead:
+        return source, ()
+    edit = Edit(kernel)
+    for literal in ("SPACE", "DEFAULTS"):
+        node = kernel.literals[literal]
+        if node is not None:
+            keep = [e for e in node.elements if not _keyed(kernel, e, dead)]
+            edit.replacements[node] = node.with_changes(elements=keep)
+    node = kernel.literals["CONSTRAINTS"]
+    if node is not None:
+        words = re.compile(r"\b(" + "|".join(map(re.escape, dead)) + r")\b")
+        keep = [
+            e for e in node.elements
+            if not (isinstance(e, cst.DictElement) and words.search(kernel.code(e.key)))
+        ]
+        edit.replacements[node] = node.with_changes(elements=keep)
+    module = kernel.module.visit(_Apply(edit))
+    assert isinstance(module, cst.Module)
+    return module.code, dead
+
+
+def _keyed(kernel: KernelSource, element: cst.BaseDictElement, names: Sequence[str]) -> bool:
+    return isinstance(element, cst.DictElement) and kernel.code(element.key).strip("\"'") in names

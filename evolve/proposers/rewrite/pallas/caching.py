@@ -1,0 +1,325 @@
+"""Rules that change when an operand is quantised: once per reuse, one grid step ahead, or on every use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+import numpy as np
+
+from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, Unsupported
+from evolve.proposers.rewrite.edit import Edit
+from evolve.proposers.rewrite.pallas.chain import Chain, find_chain, ordinal, take_from
+from evolve.proposers.rewrite.pallas.find import pallas_calls
+from evolve.proposers.rewrite.pallas.view import PALLAS_TPU, PallasCall, program_axis, walk
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Scratch of a chain: the names of its references, and the helper that fills them."""
+
+    helper: str
+    names: dict[str, str]
+
+
+def reserve(
+    edit: Edit, view: PallasCall, chain: Chain, lead: Sequence[str], purpose: str, description: str
+) -> Buffers:
+    """Declare the helper and one scratch buffer per chain value: [*lead, parts?, *shape of the value]."""
+    kernel = view.kernel
+    helper = kernel.fresh(f"{purpose}_tile")
+    edit.before(kernel.statement(view.function), "\n\n" + chain.helper(helper, description))
+    jax = edit.ensure_import("jax", "jax")
+    tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
+    shapes = {v.name: kernel.fresh(f"{v.name}_shape") for v in chain.values}
+    edit.before(
+        kernel.statement(view.call),
+        f"{', '.join(shapes.values())} = {jax}.eval_shape({_abstract(view, chain, helper, jax)})",
+    )
+    names, entries = {}, []
+    for value in chain.values:
+        names[value.name] = kernel.fresh(f"{value.name}_{purpose}")
+        shape = shapes[value.name]
+        dims, one = list(lead), shape
+        if value.loop is not None:
+            dims, one = [*dims, f"len({shape})"], f"{shape}[0]"
+        text = f"{tpu}.VMEM(({', '.join([*dims, f'*{one}.shape'])}), {one}.dtype)"
+        entries.append((names[value.name], text))
+    view.add_scratch(edit, entries)
+    return Buffers(helper, names)
+
+
+def _abstract(view: PallasCall, chain: Chain, helper: str, jax: str) -> str:
+    """``lambda a: helper(a, g=512), ShapeDtypeStruct(...)``: the values' shapes without running anything."""
+    kernel = view.kernel
+    blocks = []
+    for name in chain.refs:
+        ref = view.ref(name)
+        if ref is None or ref.spec is None or ref.position >= len(view.operands):
+            raise Unsupported(f"the operand behind {name} cannot be found")
+        dims = [kernel.code(d) for d in ref.spec.shape]
+        dims = [d for d in dims if d != "None"]
+        operand = kernel.code(view.operands[ref.position])
+        blocks.append(f"{jax}.ShapeDtypeStruct(({', '.join(dims)},), {operand}.dtype)")
+    statics = {s: kernel.code(view.bound[s].value) for s in chain.statics if s in view.bound}
+    if len(statics) < len(chain.statics):
+        raise Unsupported("a static kernel parameter that the launch does not bind by keyword")
+    return f"lambda {', '.join(chain.refs)}: {chain.call(helper, statics)}, {', '.join(blocks)}"
+
+
+def fill_text(chain: Chain, buffers: Buffers, lead: Sequence[str], kernel: KernelSource) -> str:
+    """Statements that run the helper and store what it returns."""
+    lines = [f"{', '.join(chain.result(v) for v in chain.values)} = {chain.call(buffers.helper)}"]
+    index, part = kernel.fresh("part_index"), kernel.fresh("part")
+    for value in chain.values:
+        name = buffers.names[value.name]
+        if value.loop is not None:
+            lines.append(f"for {index}, {part} in enumerate({chain.result(value)}):")
+            lines.append(f"    {name}[{', '.join([*lead, index])}] = {part}")
+        else:
+            lines.append(f"{name}[{', '.join(lead) or '...'}] = {value.name}")
+    return "\n".join(lines)
+
+
+def read_texts(
+    chain: Chain, buffers: Buffers, lead: Sequence[str], kernel: KernelSource
+) -> dict[str, str]:
+    texts = {}
+    for value in chain.values:
+        number = [ordinal(kernel, value.loop) or ""] if value.loop is not None else []
+        texts[value.name] = f"{buffers.names[value.name]}[{', '.join([*lead, *number]) or '...'}]"
+    return texts
+
+
+class CacheAcrossAxis:
+    """Compute a chain at the first step of a grid axis its inputs do not move with; reuse it from scratch."""
+
+    name = "pallas_cache_across_axis"
+    language = Language.PALLAS
+    why = (
+        "A tile that does not move with a grid axis is quantised again at every step of that axis. Filling a VMEM "
+        "scratch at the first step and reading it at the others trades vector work, which bounds a fused kernel, "
+        "for a little memory."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        found = []
+        for view in pallas_calls(kernel):
+            for axis in range(len(view.grid)):
+                fixed = [
+                    r.name for r in view.inputs if r.spec and axis not in r.spec.grid_axes(kernel)
+                ]
+                chain = find_chain(view, fixed) if fixed else None
+                if chain is not None and chain.refs and view.operands:
+                    what = ", ".join(v.name for v in chain.values)
+                    found.append(
+                        Site(
+                            f"{view.name}/axis{axis}/{'+'.join(chain.refs)}",
+                            f"{view.name}: keep {what} of {', '.join(chain.refs)} over grid axis {axis}",
+                            (view, axis, chain),
+                        )
+                    )
+        return found
+
+    def apply(
+        self, kernel: KernelSource, site: Site, rng: np.random.Generator
+    ) -> RewrittenKernel | None:
+        view, axis, chain = site.payload
+        edit = Edit(kernel)
+        inner: set[int] = set()
+        for name in chain.refs:
+            spec = view.ref(name).spec
+            inner |= {d for d in spec.grid_axes(kernel) if d > axis}
+        lead_dims = [kernel.code(view.grid[d]) for d in sorted(inner)]
+        buffers = reserve(edit, view, chain, lead_dims, "cache", "Values kept across a grid axis.")
+        anchor = view.body[chain.first]
+        ids = {d: pinned_id(edit, view, d, chain.first) for d in sorted({axis, *inner})}
+        lead = [ids[d] for d in sorted(inner)]
+        fill = fill_text(chain, buffers, lead, kernel)
+        label = kernel.fresh("fill_cache")
+        body = "\n".join("    " + line for line in fill.splitlines())
+        edit.before(anchor, f"@{view.pallas}.when({ids[axis]} == 0)\ndef {label}():\n{body}")
+        take_from(edit, view, chain, read_texts(chain, buffers, lead, kernel))
+        for sequential in {axis, *inner}:
+            view.make_sequential(edit, sequential)
+        return edit.finish()
+
+
+def pinned_id(edit: Edit, view: PallasCall, axis: int, before: int) -> str:
+    """A name of ``program_id(axis)`` bound before top-level statement ``before``."""
+    for position, statement in enumerate(view.body[:before]):
+        del position
+        for name, bound in view.axis_names.items():
+            if bound == axis and any(
+                isinstance(n, cst.Name) and n.value == name for n in walk(statement)
+            ):
+                return name
+    name = view.kernel.fresh(f"step_{axis}")
+    edit.before(view.body[0] if before else view.body[before], f"{name} = {view.pallas}.program_id({axis})")
+    return name
+
+
+class PinCachedInput:
+    """Stop fetching blocks of an input that is only read at the first step of a grid axis."""
+
+    name = "pallas_pin_cached_input"
+    language = Language.PALLAS
+    why = (
+        "An input read only while a cache is filled is still copied from HBM at every later step. Freezing its block "
+        "index after the first step makes the pipeline skip those copies."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        found = []
+        for view in pallas_calls(kernel):
+            for ref in view.inputs:
+                axis = _filled_at_first_step(view, ref.name)
+                if axis is None or ref.spec is None or not isinstance(ref.spec.map_node, cst.Lambda):
+                    continue
+                moving = {d for d in ref.spec.grid_axes(kernel) if d > axis}
+                if moving and "where(" not in kernel.code(ref.spec.map_node):
+                    found.append(
+                        Site(
+                            f"{view.name}/{ref.name}/axis{axis}",
+                            f"{view.name}: fetch {ref.name} only at the first step of grid axis {axis}",
+                            (view, ref, axis, moving),
+                        )
+                    )
+        return found
+
+    def apply(
+        self, kernel: KernelSource, site: Site, rng: np.random.Generator
+    ) -> RewrittenKernel | None:
+        view, ref, axis, moving = site.payload
+        edit = Edit(kernel)
+        numpy = edit.ensure_import("jax.numpy", "jnp")
+        for position, index in enumerate(ref.spec.index):
+            axes = ref.spec.depends(kernel, position)
+            if axes & moving:
+                if not isinstance(index, cst.Name):
+                    raise Unsupported("a computed block index of a cached input")
+                (inner,) = axes
+                last = f"{view.named_extent(edit, inner)} - 1"
+                edit.replace(index, f"{numpy}.where({ref.spec.axes[axis]} == 0, {index.value}, {last})")
+        return edit.finish()
+
+
+def _filled_at_first_step(view: PallasCall, name: str) -> int | None:
+    """The axis on whose step 0 all reads of reference ``name`` are conditioned."""
+    guarded: set[cst.CSTNode] = set()
+    axes = set()
+    for when in view.whens:
+        text = view.kernel.code(when.condition).replace(" ", "")
+        axis = next((a for n, a in view.axis_names.items() if text == f"{n}==0"), None)
+        inside = set(walk(when.node))
+        if axis is not None and any(isinstance(n, cst.Name) and n.value == name for n in inside):
+            axes.add(axis)
+            guarded |= inside
+    reads = [
+        n
+        for statement in view.body
+        for n in walk(statement)
+        if isinstance(n, cst.Name) and n.value == name
+    ]
+    if len(axes) == 1 and reads and all(n in guarded or _static(view, n) for n in reads):
+        return axes.pop()
+    return None
+
+
+def _static(view: PallasCall, node: cst.CSTNode) -> bool:
+    parent = view.kernel.parents.get(node)
+    return isinstance(parent, cst.Attribute) and parent.attr.value in ("shape", "dtype", "ndim")
+
+
+class SkewGridStep:
+    """Quantise the next block along the fastest grid axis while the dot works on the previous one."""
+
+    name = "pallas_skew_grid_step"
+    language = Language.PALLAS
+    why = (
+        "Quantising a tile and multiplying it are dependent, so the matrix unit waits. With two scratch slots and one "
+        "more grid step, a step multiplies the tile quantised by the step before: the block then holds independent "
+        "vector and matrix work."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        found = []
+        for view in pallas_calls(kernel):
+            axis = len(view.grid) - 1
+            if not view.operands or any(r.spec is None for r in [*view.inputs, *view.outputs]):
+                continue
+            if any(axis in r.spec.grid_axes(kernel) for r in view.outputs if r.spec):
+                continue
+            if any(not isinstance(r.spec.map_node, cst.Lambda) for r in view.inputs if r.spec):
+                continue
+            for ref in view.inputs:
+                if ref.spec is None or axis not in ref.spec.grid_axes(kernel):
+                    continue
+                chain = find_chain(view, [ref.name], "ahead")
+                if chain is not None and chain.refs == [ref.name] and _initialised(view, axis):
+                    found.append(
+                        Site(
+                            f"{view.name}/axis{axis}/{ref.name}",
+                            f"{view.name}: quantise {ref.name} one step of grid axis {axis} ahead",
+                            (view, axis, ref, chain),
+                        )
+                    )
+        return found
+
+    def apply(
+        self, kernel: KernelSource, site: Site, rng: np.random.Generator
+    ) -> RewrittenKernel | None:
+        view, axis, ref, chain = site.payload
+        edit = Edit(kernel)
+        numpy = edit.ensure_import("jax.numpy", "jnp")
+        extent = view.named_extent(edit, axis)
+        edit.replace(view.grid[axis], f"{extent} + 1")
+        for other in view.inputs:
+            for position, index in enumerate(other.spec.index):
+                if axis not in other.spec.depends(kernel, position):
+                    continue
+                if not isinstance(index, cst.Name):
+                    raise Unsupported("a computed block index along the skewed axis")
+                ahead = other is ref
+                edit.replace(
+                    index,
+                    f"{numpy}.minimum({index.value}, {extent} - 1)"
+                    if ahead
+                    else f"{numpy}.maximum({index.value} - 1, 0)",
+                )
+        buffers = reserve(edit, view, chain, ["2"], "ahead", "Values computed one grid step ahead.")
+        for node in walk(view.function):
+            if isinstance(node, cst.Call) and program_axis(kernel, node) == axis:
+                edit.replace(node, f"{kernel.code(node)} - 1")
+            elif isinstance(node, cst.Call) and kernel.qualified(node.func).endswith("pallas.num_programs"):
+                if kernel.code(node.args[0].value) == str(axis):
+                    edit.replace(node, f"{kernel.code(node)} - 1")
+        turn = kernel.fresh("turn")
+        edit.before(view.body[0], f"{turn} = {view.pallas}.program_id({axis}) % 2")
+        take_from(edit, view, chain, read_texts(chain, buffers, [f"1 - {turn}"], kernel))
+        edit.after(_last_use(view, chain), fill_text(chain, buffers, [turn], kernel))
+        view.make_sequential(edit, axis)
+        return edit.finish()
+
+
+def _initialised(view: PallasCall, axis: int) -> bool:
+    """Whether the accumulator is reset at step 0 of the axis, so that a garbage step before it is harmless."""
+    for when in view.whens:
+        text = view.kernel.code(when.condition).replace(" ", "")
+        if any(text == f"{n}==0" for n, a in view.axis_names.items() if a == axis):
+            return True
+    return False
+
+
+def _last_use(view: PallasCall, chain: Chain) -> cst.CSTNode:
+    """The last top-level statement that reads a value of the chain."""
+    names = {v.name for v in chain.values}
+    last = view.body[chain.first]
+    for statement in view.body:
+        if any(isinstance(n, cst.Name) and n.value in names for n in walk(statement)):
+            last = statement
+    for value in chain.values:
+        if value.loop is not None and value.inline is not None:
+            last = value.loop
+    return last

@@ -1,0 +1,392 @@
+"""The part of a kernel that depends on some of its inputs only, such as the quantisation of one operand.
+
+``find_chain`` slices it out by data flow: every assignment that reads nothing but the given references, static
+values and other such assignments. The *values* of a chain are what the rest of the kernel takes from it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+
+from evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
+from evolve.proposers.rewrite.dataflow import (
+    BUILTINS,
+    assigned_value,
+    dedented,
+    definitions,
+    reads_of,
+    small,
+    target_names,
+)
+from evolve.proposers.rewrite.edit import Edit
+from evolve.proposers.rewrite.pallas.view import PallasCall, when_of
+
+_STATIC_ATTRIBUTES = ("shape", "dtype", "ndim", "size")
+MINIMUM_WORK = 2
+"""Operations below which a chain is not worth a buffer."""
+
+
+@dataclass(frozen=True)
+class ChainValue:
+    """A value the rest of the kernel takes: a name, or an inline expression that gets ``name``."""
+
+    name: str
+    loop: cst.For | None
+    inline: cst.BaseExpression | None = None
+    at: cst.CSTNode | None = None
+    """Last defining statement, or the statement that holds the inline expression."""
+
+
+@dataclass
+class Chain:
+    refs: list[str]
+    statics: list[str]
+    values: list[ChainValue]
+    doomed: list[cst.CSTNode]
+    """Statements that only the chain needs."""
+    first: int
+    """Index of the kernel's first top-level statement that takes part."""
+    body: str
+    """Text that computes every value; a value in a loop ends in a list ``<name>_parts``."""
+
+    def result(self, value: ChainValue) -> str:
+        return f"{value.name}_parts" if value.loop is not None else value.name
+
+    def helper(self, name: str, description: str) -> str:
+        lines = [f"def {name}({', '.join([*self.refs, *self.statics])}):", f'    """{description}"""']
+        lines += ["    " + line if line else "" for line in self.body.splitlines()]
+        lines.append("    return " + ", ".join(self.result(v) for v in self.values))
+        return "\n".join(lines)
+
+    def call(self, helper: str, static_texts: dict[str, str] | None = None) -> str:
+        statics = [f"{s}={static_texts[s] if static_texts else s}" for s in self.statics]
+        return f"{helper}({', '.join([*self.refs, *statics])})"
+
+
+def ordinal(kernel: KernelSource, loop: cst.For) -> str | None:
+    """Text of the number of the current iteration, None for loops that are not over ``range``."""
+    iterated = loop.iter
+    if not isinstance(iterated, cst.Call) or any(a.star or a.keyword for a in iterated.args):
+        return None
+    name = kernel.code(iterated.func)
+    if name == "enumerate" and isinstance(loop.target, cst.Tuple):
+        return target_names(loop.target)[0]
+    if name != "range" or not isinstance(loop.target, cst.Name):
+        return None
+    texts = [kernel.code(a.value) for a in iterated.args]
+    index = loop.target.value
+    start, step = (texts[0] if len(texts) > 1 else "0"), (texts[2] if len(texts) > 2 else "1")
+    offset = index if start == "0" else f"({index} - ({start}))"
+    return offset if step == "1" else f"{offset} // ({step})"
+
+
+def value_reads(text: str) -> set[str]:
+    """Free names whose values are read, not only their static attributes."""
+    tree = ast.parse(text)
+
+    class Prune(ast.NodeTransformer):
+        def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+            if node.attr in _STATIC_ATTRIBUTES:
+                return ast.copy_location(ast.Constant(0), node)
+            return self.generic_visit(node)
+
+    return reads_of(ast.unparse(Prune().visit(tree)))
+
+
+def _levels(body: Sequence[cst.CSTNode]) -> Iterator[tuple[int, cst.CSTNode, cst.For | None]]:
+    """(top-level index, statement, enclosing loop) of straight code and of loops one level deep."""
+    for position, statement in enumerate(body):
+        yield position, statement, None
+        if isinstance(statement, cst.For) and isinstance(statement.body, cst.IndentedBlock):
+            for inner in statement.body.body:
+                yield position, inner, statement
+
+
+class ChainFinder:
+    """Data-flow classification of one kernel body against a set of references."""
+
+    def __init__(self, view: PallasCall, refs: Sequence[str]) -> None:
+        self.view, self.kernel = view, view.kernel
+        self.refs = set(refs)
+        self.defs = definitions(view.function)
+        self.levels = list(_levels(view.body))
+        self.placed = {statement: (position, loop) for position, statement, loop in self.levels}
+        self.statics = set(view.keyword_names)
+        self.tainted = {r.name for r in view.refs} - self.refs | set(view.axis_names)
+        self._taint()
+        self.touching = set(self.refs)
+        self._touch()
+
+    def _taint(self) -> None:
+        """Names that depend on anything but the references and static values, to a fixed point."""
+        for name, places in self.defs.items():
+            if any(p not in self.placed or isinstance(p, cst.FunctionDef) for p in places):
+                self.tainted.add(name)
+        changed = True
+        while changed:
+            changed = False
+            for name, places in self.defs.items():
+                if name not in self.tainted and any(not self._pure_binding(p) for p in places):
+                    self.tainted.add(name)
+                    changed = True
+
+    def _pure_binding(self, statement: cst.CSTNode) -> bool:
+        if isinstance(statement, cst.For):
+            return self.pure(self.kernel.code(statement.iter))
+        return assigned_value(statement) is not None and self.pure(dedented(self.kernel, statement))
+
+    def pure(self, text: str) -> bool:
+        """Whether code reads nothing but the references, pure locals, static parameters and outer names."""
+        if "program_id(" in text or ".at[" in text or "pl.load(" in text or "async_copy" in text:
+            return False
+        return not (reads_of(text) & self.tainted)
+
+    def _touch(self) -> None:
+        changed = True
+        while changed:
+            changed = False
+            for name, places in self.defs.items():
+                if name in self.tainted or name in self.touching:
+                    continue
+                for place in places:
+                    text = (
+                        self.kernel.code(place.iter)
+                        if isinstance(place, cst.For)
+                        else dedented(self.kernel, place)
+                    )
+                    if value_reads(text) & self.touching:
+                        self.touching.add(name)
+                        changed = True
+                        break
+
+    def touches(self, text: str) -> bool:
+        return bool(value_reads(text) & self.touching)
+
+    def is_load(self, statement: cst.CSTNode) -> bool:
+        """``x = ref[...]``: cheap, and no work to move."""
+        found = assigned_value(statement)
+        return found is not None and _plain_read(found[1])
+
+    def links(self) -> list[cst.CSTNode]:
+        """Assignments of the chain, loads included, in order."""
+        names = self.touching - self.refs
+        return [
+            s
+            for _, s, _ in self.levels
+            if (found := assigned_value(s)) and all(n in names or n == "_" for n in found[0])
+        ]
+
+    def inline(self, statement: cst.CSTNode) -> list[cst.BaseExpression]:
+        """Maximal pure expressions with work in a statement outside the chain."""
+        found: list[cst.BaseExpression] = []
+        known = self.statics | set(self.defs) | self.refs | BUILTINS | self._outer()
+
+        def visit(node: cst.CSTNode) -> None:
+            if isinstance(node, cst.Call | cst.BinaryOperation) and _work(node):
+                text = self.kernel.code(node)
+                if self.pure(text) and self.touches(text) and reads_of(text) <= known:
+                    found.append(node)
+                    return
+            if not isinstance(node, cst.FunctionDef | cst.Lambda | cst.For):
+                for child in node.children:
+                    visit(child)
+
+        visit(statement)
+        return found
+
+    def _outer(self) -> set[str]:
+        outer = set(self.kernel.aliases) | {f.name.value for f in self.kernel.functions}
+        for statement in self.kernel.module.body:
+            found = assigned_value(statement)
+            outer |= set(found[0]) if found else set()
+        scope = self.kernel.enclosing(self.view.function, cst.FunctionDef)
+        if scope is not None:
+            outer |= set(definitions(scope)) | {p.name.value for p in scope.params.params}
+        return outer
+
+
+def _plain_read(node: cst.BaseExpression) -> bool:
+    return isinstance(node, cst.Subscript) and isinstance(node.value, cst.Name)
+
+
+def _work(node: cst.CSTNode) -> bool:
+    return any(isinstance(n, cst.BinaryOperation | cst.Call) for n in walk(node))
+
+
+def find_chain(view: PallasCall, refs: Sequence[str], numbered: str = "cached") -> Chain | None:
+    """The chain over ``refs``, None if there is none worth moving.
+
+    Raises Unsupported when its values sit in loops that cannot be numbered.
+    """
+    finder = ChainFinder(view, refs)
+    links = finder.links()
+    computed = [s for s in links if not finder.is_load(s)]
+    rest = [s for _, s, _ in finder.levels if s not in set(links)]
+    values = _named_values(finder, computed, rest) + _inline_values(finder, rest, numbered)
+    if not values:
+        return None
+    kernel = view.kernel
+    for value in values:
+        if value.loop is not None and ordinal(kernel, value.loop) is None:
+            raise Unsupported("a quantisation inside a loop that is not over range")
+    needed, names = _needed(finder, values)
+    count = sum(
+        3 if isinstance(n, cst.Call) and kernel.function(kernel.code(n.func), near=view.call) else 1
+        for s in [*needed, *(v.inline for v in values if v.inline is not None)]
+        if not isinstance(s, cst.For) and finder.touches(dedented(kernel, s))
+        for n in walk(s)
+        if isinstance(n, cst.BinaryOperation | cst.Call)
+    )
+    if count < MINIMUM_WORK:
+        return None
+    used = [r.name for r in view.inputs if r.name in names]
+    statics = [s for s in view.keyword_names if s in names]
+    doomed = _doomed(finder, computed, links, values)
+    first = min(finder.placed[v.at][0] for v in values if v.at is not None)
+    first = min([first, *(finder.placed[s][0] for s in computed if s in set(needed))])
+    return Chain(used, statics, values, doomed, first, _body(finder, needed, values))
+
+
+def _named_values(
+    finder: ChainFinder, computed: Sequence[cst.CSTNode], rest: Sequence[cst.CSTNode]
+) -> list[ChainValue]:
+    taken: set[str] = set()
+    for statement in rest:
+        if isinstance(statement, cst.For):
+            taken |= reads_of(finder.kernel.code(statement.iter))
+        else:
+            taken |= reads_of(dedented(finder.kernel, statement))
+    values = []
+    for statement in computed:
+        names, _ = assigned_value(statement) or ([], None)
+        for name in names:
+            if name in taken and finder.defs[name][-1] is statement:
+                values.append(ChainValue(name, finder.placed[statement][1], None, statement))
+    return values
+
+
+def _inline_values(
+    finder: ChainFinder, rest: Sequence[cst.CSTNode], numbered: str
+) -> list[ChainValue]:
+    values = []
+    for statement in rest:
+        if isinstance(statement, cst.For) or when_of(finder.kernel, statement):
+            continue
+        if isinstance(statement, cst.FunctionDef) or not small(statement):
+            continue
+        loop = finder.placed[statement][1]
+        for expression in finder.inline(statement):
+            name = finder.kernel.fresh(f"{numbered}_value")
+            values.append(ChainValue(name, loop, expression, statement))
+    return values
+
+
+def _needed(
+    finder: ChainFinder, values: Sequence[ChainValue]
+) -> tuple[list[cst.CSTNode], set[str]]:
+    """Statements that compute the values, in order, and every name they read."""
+    kernel = finder.kernel
+    names: set[str] = set()
+    wanted = [v.name for v in values if v.inline is None]
+    for value in values:
+        if value.inline is not None:
+            wanted += reads_of(kernel.code(value.inline))
+        if value.loop is not None:
+            wanted += reads_of(kernel.code(value.loop.iter))
+    while wanted:
+        name = wanted.pop()
+        if name in names:
+            continue
+        names.add(name)
+        for place in finder.defs.get(name, ()):
+            text = kernel.code(place.iter) if isinstance(place, cst.For) else dedented(kernel, place)
+            wanted += reads_of(text)
+            loop = finder.placed[place][1]
+            if loop is not None:
+                wanted += [*target_names(loop.target)]
+    needed = [
+        s
+        for _, s, _ in finder.levels
+        if not isinstance(s, cst.For)
+        and (found := assigned_value(s))
+        and any(n in names for n in found[0])
+    ]
+    return needed, names
+
+
+def _doomed(
+    finder: ChainFinder,
+    computed: Sequence[cst.CSTNode],
+    links: Sequence[cst.CSTNode],
+    values: Sequence[ChainValue],
+) -> list[cst.CSTNode]:
+    """Chain statements without readers once the values come from elsewhere."""
+    kernel = finder.kernel
+    inline = {v.inline for v in values}
+    left: set[str] = set()
+    for _, statement, _ in finder.levels:
+        if statement in set(links):
+            continue
+        if isinstance(statement, cst.For):
+            left |= reads_of(kernel.code(statement.iter))
+            continue
+        text = dedented(kernel, statement)
+        for expression in inline:
+            if expression is not None:
+                text = text.replace(kernel.code(expression), "None")
+        left |= reads_of(text)
+    loads = [s for s in links if s not in set(computed)]
+    return [*computed, *(s for s in loads if not (set((assigned_value(s) or ([], None))[0]) & left))]
+
+
+def _body(finder: ChainFinder, needed: Sequence[cst.CSTNode], values: Sequence[ChainValue]) -> str:
+    kernel, wanted = finder.kernel, set(needed)
+    lines = [f"{v.name}_parts = []" for v in values if v.loop is not None]
+    for position, statement in enumerate(finder.view.body):
+        if statement in wanted:
+            lines.append(dedented(kernel, statement))
+        if isinstance(statement, cst.For):
+            inner = [
+                dedented(kernel, s)
+                for p, s, loop in finder.levels
+                if p == position and loop is statement and s in wanted
+            ]
+            here = [v for v in values if v.loop is statement]
+            inner += [f"{v.name} = {kernel.code(v.inline)}" for v in here if v.inline is not None]
+            inner += [f"{v.name}_parts.append({v.name})" for v in here]
+            if inner:
+                lines.append(f"for {kernel.code(statement.target)} in {kernel.code(statement.iter)}:")
+                lines += ["    " + line for text in inner for line in text.splitlines()]
+        lines += [
+            f"{v.name} = {kernel.code(v.inline)}"
+            for v in values
+            if v.at is statement and v.inline is not None and v.loop is None
+        ]
+    return "\n".join(lines)
+
+
+def take_from(
+    edit: Edit, view: PallasCall, chain: Chain, read: dict[str, str]
+) -> None:
+    """Drop the chain from the kernel and bind its values to ``read[name]`` (text) instead."""
+    kernel = view.kernel
+    bound: dict[cst.CSTNode, list[str]] = {}
+    for value in chain.values:
+        assert value.at is not None
+        if value.inline is not None:
+            edit.replace(value.inline, value.name)
+            edit.before(value.at, f"{value.name} = {read[value.name]}")
+        else:
+            bound.setdefault(value.at, []).append(f"{value.name} = {read[value.name]}")
+    for statement in chain.doomed:
+        if statement in bound:
+            edit.replace_statement(statement, "\n".join(bound.pop(statement)))
+        else:
+            edit.remove(statement)
+    for statement, lines in bound.items():
+        edit.replace_statement(statement, "\n".join(lines))
+    del kernel

@@ -1,0 +1,300 @@
+"""What a Pallas launch looks like: grid, block specs, scratch and the roles of the kernel's references."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import libcst as cst
+
+from evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
+from evolve.proposers.rewrite.dataflow import (
+    assigned_value,
+    dedented,
+    definitions,
+    keyword_parameters,
+    parameters,
+    reads_of,
+    small,
+    resolve,
+    statements,
+)
+from evolve.proposers.rewrite.edit import Edit
+
+PALLAS = "jax.experimental.pallas"
+PALLAS_TPU = "jax.experimental.pallas.tpu"
+
+
+@dataclass
+class Spec:
+    """A BlockSpec: block extents, and what each extent's block index is as text over ``axes``."""
+
+    node: cst.Call
+    shape: list[cst.BaseExpression]
+    shape_node: cst.CSTNode
+    axes: list[str]
+    index: list[cst.BaseExpression]
+    map_node: cst.CSTNode
+
+    def depends(self, kernel: KernelSource, position: int) -> set[int]:
+        """Grid axes that dimension ``position`` moves with."""
+        names = reads_of(kernel.code(self.index[position]))
+        return {a for a, name in enumerate(self.axes) if name in names}
+
+    def grid_axes(self, kernel: KernelSource) -> set[int]:
+        """Grid axes the block moves with."""
+        return set().union(*(self.depends(kernel, p) for p in range(len(self.index))))
+
+
+@dataclass
+class Ref:
+    """A reference the kernel receives. ``spec`` is None for scratch and for specs that are not literal."""
+
+    name: str
+    role: str
+    position: int
+    spec: Spec | None = None
+    declared: cst.BaseExpression | None = None
+
+
+@dataclass
+class When:
+    """A ``pl.when(condition)`` block."""
+
+    node: cst.FunctionDef
+    condition: cst.BaseExpression
+
+
+@dataclass
+class PallasCall:
+    """One ``pallas_call`` and its kernel."""
+
+    kernel: KernelSource
+    call: cst.Call
+    args: dict[str, cst.Arg]
+    function: cst.FunctionDef
+    bound: dict[str, cst.Arg]
+    grid_node: cst.BaseExpression
+    grid: list[cst.BaseExpression]
+    refs: list[Ref]
+    scratch_node: cst.List | cst.Tuple | None
+    operands: list[cst.BaseExpression] = field(default_factory=list)
+
+    @property
+    def inputs(self) -> list[Ref]:
+        return [r for r in self.refs if r.role == "in"]
+
+    @property
+    def outputs(self) -> list[Ref]:
+        return [r for r in self.refs if r.role == "out"]
+
+    @property
+    def scratch(self) -> list[Ref]:
+        return [r for r in self.refs if r.role == "scratch"]
+
+    @property
+    def name(self) -> str:
+        return self.function.name.value
+
+    def ref(self, name: str) -> Ref | None:
+        return next((r for r in self.refs if r.name == name), None)
+
+    @property
+    def pallas(self) -> str:
+        """Spelling of the pallas module."""
+        alias = self.kernel.alias_of(PALLAS)
+        if alias is None:
+            raise Unsupported("pallas_call imported by name, without its module")
+        return alias
+
+    @cached_property
+    def body(self) -> Sequence[cst.CSTNode]:
+        """Top-level statements of the kernel."""
+        if not isinstance(self.function.body, cst.IndentedBlock):
+            raise Unsupported(f"{self.name} is written on one line")
+        return self.function.body.body
+
+    @cached_property
+    def whens(self) -> list[When]:
+        return [w for s in statements(self.function.body) if (w := when_of(self.kernel, s))]
+
+    @cached_property
+    def axis_names(self) -> dict[str, int]:
+        """Names bound to ``program_id(axis)``, to nothing else, at the top of the kernel."""
+        found: dict[str, int] = {}
+        bound = definitions(self.function)
+        for statement in self.body:
+            for name, value in _pairs(statement):
+                axis = program_axis(self.kernel, value)
+                if axis is not None and len(bound[name]) == 1:
+                    found[name] = axis
+        return found
+
+    def axis_reads(self, text: str) -> set[int]:
+        """Grid axes whose program id ``text`` (kernel code) reads, by name or by call."""
+        axes = {self.axis_names[n] for n in reads_of(text) if n in self.axis_names}
+        for node in walk(cst.parse_module(text + "\n")):
+            if isinstance(node, cst.Call):
+                axis = program_axis(self.kernel, node)
+                if axis is not None:
+                    axes.add(axis)
+        return axes
+
+    @property
+    def keyword_names(self) -> list[str]:
+        """Static parameters of the kernel: those after its references, and keyword-only ones."""
+        positional = [p.name.value for p in parameters(self.function)][len(self.refs) :]
+        return positional + [p.name.value for p in keyword_parameters(self.function)]
+
+    def semantics(self) -> list[cst.Element] | None:
+        """Elements of ``dimension_semantics``, None when the launch does not set them literally."""
+        params = self.args.get("compiler_params")
+        if params is None:
+            return None
+        value = resolve(self.kernel, params.value)
+        for node in walk(value):
+            if (
+                isinstance(node, cst.Arg)
+                and node.keyword is not None
+                and node.keyword.value == "dimension_semantics"
+            ):
+                elements = resolve(self.kernel, node.value)
+                if isinstance(elements, cst.Tuple | cst.List):
+                    return [e for e in elements.elements if isinstance(e, cst.Element)]
+        return None
+
+    # -- common edits -----------------------------------------------------------------------------------
+
+    def make_sequential(self, edit: Edit, axis: int) -> None:
+        """Forbid the compiler to split ``axis`` over cores: state now flows along it."""
+        elements = self.semantics()
+        if elements is None or axis >= len(elements):
+            return
+        text = self.kernel.code(elements[axis].value)
+        if "parallel" in text.lower():
+            new = text.replace("PARALLEL", "ARBITRARY").replace("parallel", "arbitrary")
+            edit.replace(elements[axis].value, new)
+
+    def add_scratch(self, edit: Edit, entries: Sequence[tuple[str, str]]) -> None:
+        """Append scratch buffers: (reference name, text of the shape)."""
+        texts = [text for _, text in entries]
+        if self.scratch_node is not None:
+            edit.transform(self.scratch_node, partial(_with_elements, texts=texts))
+        else:
+            self.add_launch_argument(edit, "scratch_shapes", "[" + ", ".join(texts) + "]")
+        self.add_reference_names(edit, [name for name, _ in entries])
+
+    def add_launch_argument(self, edit: Edit, keyword: str, text: str) -> None:
+        edit.transform(self.call, partial(with_keyword, keyword=keyword, text=text))
+
+    def add_reference_names(self, edit: Edit, names: Sequence[str]) -> None:
+        """New positional references after the kernel's last one."""
+        after = parameters(self.function)[len(self.refs) - 1].name.value
+        edit.transform(self.function.params, partial(_with_parameters, after=after, names=names))
+
+    def named_extent(self, edit: Edit, axis: int) -> str:
+        """A name of the number of steps of ``axis`` that no lambda of the launch hides."""
+        holders = {self.kernel.statement(r.spec.node) for r in self.refs if r.spec}
+        holders |= {self.kernel.statement(self.call), self.kernel.statement(self.grid_node)}
+        block = self.kernel.parents[self.kernel.statement(self.call)]
+        inside = [s for s in block.children if s in holders]
+        name = self.kernel.fresh(f"steps_{axis}")
+        edit.before(inside[0], f"{name} = {self.kernel.code(self.grid[axis])}")
+        return name
+
+    def program_id(self, edit: Edit, axis: int) -> str:
+        """A name of ``program_id(axis)``, bound at the top of the kernel if it is not yet."""
+        for name, bound in self.axis_names.items():
+            if bound == axis:
+                return name
+        name = self.kernel.fresh(f"step_{axis}")
+        edit.before(first_statement(self.body), f"{name} = {self.pallas}.program_id({axis})")
+        self.axis_names[name] = axis
+        return name
+
+
+_COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+
+
+def with_keyword(call: cst.Call, keyword: str, text: str) -> cst.Call:
+    """``call`` with one more keyword argument, laid out like the others."""
+    argument = cst.Arg(
+        keyword=cst.Name(keyword),
+        value=cst.parse_expression(text),
+        equal=cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace("")),
+    )
+    arguments = list(call.args)
+    if not arguments:
+        return call.with_changes(args=[argument])
+    last = arguments[-1]
+    argument = argument.with_changes(comma=last.comma, whitespace_after_arg=last.whitespace_after_arg)
+    between = arguments[0].comma if len(arguments) > 1 else _COMMA
+    arguments[-1] = last.with_changes(comma=between, whitespace_after_arg=cst.SimpleWhitespace(""))
+    return call.with_changes(args=[*arguments, argument])
+
+
+def _with_elements(node: cst.List | cst.Tuple, texts: Sequence[str]) -> cst.List | cst.Tuple:
+    elements = list(node.elements)
+    new = [cst.Element(cst.parse_expression(t), comma=_COMMA) for t in texts]
+    if elements:
+        between = elements[0].comma if len(elements) > 1 else _COMMA
+        new[-1] = new[-1].with_changes(comma=elements[-1].comma)
+        elements[-1] = elements[-1].with_changes(comma=between)
+    elif isinstance(node, cst.List):
+        new[-1] = new[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+    return node.with_changes(elements=[*elements, *new])
+
+
+def _with_parameters(node: cst.Parameters, after: str, names: Sequence[str]) -> cst.Parameters:
+    listed = list(node.params)
+    place = next(i for i, p in enumerate(listed) if p.name.value == after) + 1
+    fresh = [cst.Param(cst.Name(n), comma=_COMMA) for n in names]
+    if place == len(listed):
+        fresh[-1] = fresh[-1].with_changes(comma=listed[-1].comma)
+    listed[place - 1] = listed[place - 1].with_changes(comma=_COMMA)
+    return node.with_changes(params=[*listed[:place], *fresh, *listed[place:]])
+
+
+def first_statement(body: Sequence[cst.CSTNode]) -> cst.CSTNode:
+    """The first statement that is not a docstring."""
+    for statement in body:
+        line = small(statement)
+        if not (isinstance(line, cst.Expr) and isinstance(line.value, cst.SimpleString | cst.ConcatenatedString)):
+            return statement
+    raise Unsupported("an empty kernel")
+
+
+def _pairs(statement: cst.CSTNode) -> list[tuple[str, cst.BaseExpression]]:
+    """(name, value) of simple and of element-wise tuple assignments."""
+    found = assigned_value(statement)
+    if found is None:
+        return []
+    names, value = found
+    if len(names) == 1:
+        return [(names[0], value)]
+    if isinstance(value, cst.Tuple) and len(value.elements) == len(names):
+        return [(n, e.value) for n, e in zip(names, value.elements, strict=True)]
+    return []
+
+
+def program_axis(kernel: KernelSource, node: cst.BaseExpression) -> int | None:
+    """The axis of ``program_id(axis)`` or ``program_id(axis=axis)``."""
+    if isinstance(node, cst.Call) and kernel.qualified(node.func) == f"{PALLAS}.program_id" and node.args:
+        value = node.args[0].value
+        return int(value.value) if isinstance(value, cst.Integer) else None
+    return None
+
+
+def when_of(kernel: KernelSource, statement: cst.CSTNode) -> When | None:
+    """The ``pl.when`` block that a statement is, if it is one."""
+    if isinstance(statement, cst.FunctionDef) and len(statement.decorators) == 1:
+        decorator = statement.decorators[0].decorator
+        if isinstance(decorator, cst.Call) and kernel.qualified(decorator.func) == f"{PALLAS}.when":
+            return When(statement, decorator.args[0].value)
+    return None
+
+
+def block_text(kernel: KernelSource, body: Sequence[cst.CSTNode]) -> str:
+    """Statements as text at column 0."""
+    return "\n".join(dedented(kernel, s) for s in body)
