@@ -1,0 +1,1 @@
+"""A campaign as pictures, tables and one self-contained HTML file."""

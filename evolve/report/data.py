@@ -1,0 +1,195 @@
+"""What a report shows, read from a journal once: plain data, no drawing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evolve.evaluator import Scope
+from evolve.history import Candidate, MutationKind
+from evolve.journal import Event, Journal
+from fitness.evaluation import Evaluation, Verdict
+
+WINNER = "winner"
+SEED_PREFIX = "seed:"
+FINALIST_PREFIX = "finalist:"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One finished evaluation. ``elapsed`` in seconds of campaign time, pauses between runs left out."""
+
+    arrival: int
+    candidate: Candidate
+    evaluation: Evaluation
+    elapsed: float
+
+
+@dataclass(frozen=True)
+class Named:
+    """A kernel under the name it has in tables; ``role`` is ``winner``, ``seed`` or ``baseline``."""
+
+    name: str
+    role: str
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True)
+class CampaignData:
+    """A campaign's journal as a report needs it."""
+
+    facts: Mapping[str, Any]
+    toolchain: Mapping[str, str]
+    config: Mapping[str, Any]
+    events: tuple[Event, ...]
+    points: tuple[Point, ...]
+    candidates: Mapping[str, Candidate]
+    evaluations: Mapping[str, Evaluation]
+    winner: Candidate | None
+    references: Mapping[str, Mapping[str, Evaluation]]
+
+    @property
+    def kind(self) -> str:
+        """``measured`` or ``modelled``."""
+        return str(self.facts.get("target_kind", "unknown"))
+
+    @property
+    def target(self) -> str:
+        return str(self.facts.get("target", "unknown"))
+
+    @property
+    def state(self) -> str:
+        """``finished``, ``interrupted`` or ``unfinished`` (running, or killed)."""
+        kinds = [e.kind for e in self.events if e.kind in ("started", "resumed", "interrupted", "finished")]
+        if "finished" in kinds:
+            return "finished"
+        return "interrupted" if kinds and kinds[-1] == "interrupted" else "unfinished"
+
+    @property
+    def reason(self) -> str:
+        """Why the campaign ended, when it did."""
+        for event in reversed(self.events):
+            if event.kind in ("finished", "interrupted"):
+                return str(event.detail.get("reason", ""))
+        return ""
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of campaign time until the last thing recorded."""
+        clock = CampaignClock(self.events, [])
+        last = max((event.at for event in self.events), default=0.0)
+        return max([clock(last), *(point.elapsed for point in self.points)])
+
+    def seeds(self) -> list[tuple[str, Candidate]]:
+        """Seed candidates with the names reports use."""
+        names = list(self.facts.get("seeds") or ())
+        found = [c for c in self.candidates.values() if c.mutation.kind is MutationKind.SEED]
+        found.sort(key=lambda c: c.index)
+        return [(names[n] if n < len(names) else f"seed {n}", c) for n, c in enumerate(found)]
+
+    def ranking(self, scope: Scope) -> list[Named]:
+        """Winner, seeds and baselines in one scope, fittest first, failures last."""
+        references = self.references.get(scope.value, {})
+        rows: dict[str, Named] = {}
+        if scope is Scope.SUITE:
+            if self.winner and self.winner.genome.id in self.evaluations:
+                rows[WINNER] = Named(WINNER, "winner", self.evaluations[self.winner.genome.id])
+            for name, candidate in self.seeds():
+                if candidate.genome.id in self.evaluations:
+                    rows[name] = Named(name, "seed", self.evaluations[candidate.genome.id])
+        for name, evaluation in references.items():
+            if name.startswith(FINALIST_PREFIX):
+                continue
+            role = "winner" if name == WINNER else "seed" if name.startswith(SEED_PREFIX) else "baseline"
+            label = name.removeprefix(SEED_PREFIX)
+            rows.setdefault(label, Named(label, role, evaluation))
+        return sorted(rows.values(), key=lambda row: -(row.evaluation.fitness or 0.0))
+
+    def floors(self, workload: str) -> dict[str, float]:
+        """Lower bounds of one workload in seconds by unit, from the campaign or from a diagnosis."""
+        known = self.facts.get("floors") or {}
+        if isinstance(known, Mapping) and isinstance(known.get(workload), Mapping):
+            return _seconds(known[workload])
+        for references in self.references.values():
+            for evaluation in references.values():
+                for figures in evaluation.workloads:
+                    found = figures.diagnosis.get("floors")
+                    if figures.workload == workload and isinstance(found, Mapping):
+                        return _seconds(found)
+        return {}
+
+
+def load(journal: Journal) -> CampaignData:
+    """Read everything; the journal may belong to a campaign that still runs."""
+    events = tuple(journal.events())
+    by_index = {c.index: c for c in journal.candidates()}
+    rows = list(journal.evaluations())
+    clock = CampaignClock(events, [at for *_, at in rows])
+    points = tuple(Point(arrival, by_index[index], e, clock(at)) for arrival, index, e, at in rows)
+    candidates = {c.genome.id: c for c in by_index.values()}
+    return CampaignData(
+        facts=journal.meta("campaign", {}),
+        toolchain=journal.meta("toolchain", {}),
+        config=journal.meta("config", {}),
+        events=events,
+        points=points,
+        candidates=candidates,
+        evaluations={point.candidate.genome.id: point.evaluation for point in points},
+        winner=_winner(events, points, candidates),
+        references={scope.value: journal.references(scope.value) for scope in Scope},
+    )
+
+
+def _winner(
+    events: tuple[Event, ...], points: tuple[Point, ...], candidates: Mapping[str, Candidate]
+) -> Candidate | None:
+    """The winner the campaign named, else the fittest so far (the earliest on a tie)."""
+    for event in reversed(events):
+        if event.kind == "finished" and event.detail.get("winner") in candidates:
+            return candidates[event.detail["winner"]]
+    passed = [p for p in points if p.evaluation.verdict is Verdict.OK]
+    return max(passed, key=lambda p: p.evaluation.fitness or 0.0).candidate if passed else None
+
+
+class CampaignClock:
+    """Maps Unix seconds to seconds of campaign time: pauses between a stop and a resume do not count."""
+
+    def __init__(self, events: tuple[Event, ...], marks: list[float]) -> None:
+        starts = [event.at for event in events if event.kind in ("started", "resumed")]
+        every = sorted([event.at for event in events] + marks)
+        self._runs: list[tuple[float, float]] = []
+        before = 0.0
+        for begin, end in itertools.pairwise([*starts, float("inf")]):
+            self._runs.append((begin, before))
+            inside = [at for at in every if begin <= at < end]
+            before += (inside[-1] - begin) if inside else 0.0
+
+    def __call__(self, at: float) -> float:
+        for begin, before in reversed(self._runs):
+            if at >= begin:
+                return before + at - begin
+        return 0.0
+
+
+def ancestry(data: CampaignData, winner: Candidate) -> list[Candidate]:
+    """The winner and all its ancestors, oldest proposal first."""
+    seen: dict[str, Candidate] = {}
+    queue = [winner]
+    while queue:
+        candidate = queue.pop()
+        if candidate.genome.id in seen:
+            continue
+        seen[candidate.genome.id] = candidate
+        queue.extend(data.candidates[p] for p in candidate.parents if p in data.candidates)
+    return sorted(seen.values(), key=lambda c: c.index)
+
+
+def _seconds(floors: Mapping[str, Any]) -> dict[str, float]:
+    """``{"mxu_seconds": 6e-5}`` -> ``{"mxu": 6e-5}``; what is not a positive number is left out."""
+    return {
+        str(key).removesuffix("_seconds"): float(value)
+        for key, value in floors.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    }

@@ -1,0 +1,115 @@
+"""Unit timelines: how busy each unit of the chip was while a kernel ran."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evolve.report import svg
+from evolve.report.units import number_text, ticks
+
+WIDTH = 860
+LEFT, RIGHT, TOP = 70, 64, 40
+LANE, GAP = 30, 8
+KNOWN = ("mxu", "valu", "load", "store", "spill", "dma")
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """``ends`` are the ends of the bins in ``unit``; ``lanes`` the busy fraction of each unit in each bin."""
+
+    name: str
+    unit: str
+    ends: tuple[float, ...]
+    lanes: Mapping[str, tuple[float, ...]]
+
+
+def read_timeline(name: str, diagnosis: Mapping[str, Any]) -> Timeline | None:
+    """The timeline of a diagnosis, or None when it has none or a malformed one.
+
+    ``diagnosis["timeline"]`` is ``{"bins": [...], "lanes": {"MXU": [...]}, "unit": "cycles"}``; as many
+    bins as values are the ends (or, when the first is 0, the beginnings) of the bins, one more the edges.
+    """
+    raw = diagnosis.get("timeline")
+    if not isinstance(raw, Mapping) or not isinstance(raw.get("lanes"), Mapping):
+        return None
+    bins = _numbers(raw.get("bins"))
+    lanes = {str(k): _numbers(v) for k, v in raw["lanes"].items()}
+    counts = {len(v) for v in lanes.values()}
+    if len(counts) != 1 or not bins or min(counts) == 0:
+        return None
+    count = counts.pop()
+    if len(bins) == count + 1:
+        ends = bins[1:]
+    elif len(bins) == count and bins[0] == 0 and count > 1:
+        ends = [*bins[1:], 2 * bins[-1] - bins[-2]]
+    elif len(bins) == count:
+        ends = bins
+    else:
+        return None
+    if any(b <= a for a, b in itertools.pairwise(ends)) or ends[0] <= 0:
+        return None
+    return Timeline(
+        name, str(raw.get("unit", "cycles")), tuple(ends), {k: tuple(v) for k, v in lanes.items()}
+    )
+
+
+def timeline_svg(timelines: Sequence[Timeline], label: str, *, standalone: bool = False) -> str:
+    """Timelines below each other on one time axis, so that a faster kernel is visibly shorter."""
+    longest = max(t.ends[-1] for t in timelines)
+    y, parts = 0.0, []
+    for timeline in timelines:
+        parts.append(_heading(timeline, y))
+        y += TOP
+        for name, values in timeline.lanes.items():
+            parts.append(_lane(timeline, name, values, y, longest))
+            y += LANE + GAP
+        y += 14
+    parts.append(_axis(longest, timelines[0].unit, y))
+    return svg.drawing(WIDTH, y + 34, label, *parts, standalone=standalone)
+
+
+def _heading(timeline: Timeline, y: float) -> str:
+    length = f"{number_text(timeline.ends[-1])} {timeline.unit}"
+    return svg.text(LEFT, y + 26, timeline.name, class_="strong") + svg.text(
+        WIDTH - RIGHT, y + 26, length, class_="end quiet"
+    )
+
+
+def _lane(timeline: Timeline, name: str, values: Sequence[float], y: float, longest: float) -> str:
+    scale = (WIDTH - LEFT - RIGHT) / longest
+    begin, path, total = 0.0, f"M{LEFT} {y + LANE:g}", 0.0
+    for end, value in zip(timeline.ends, values, strict=True):
+        share = min(1.0, max(0.0, value))
+        path += f"V{y + LANE * (1 - share):.1f}H{LEFT + end * scale:.1f}"
+        total += share * (end - begin)
+        begin = end
+    path += f"V{y + LANE:g}Z"
+    mean = total / timeline.ends[-1]
+    width = timeline.ends[-1] * scale
+    unit = next((known for known in KNOWN if known in name.lower()), "other")
+    return (
+        svg.tag("rect", x=LEFT, y=y, width=width, height=LANE, class_="lane")
+        + svg.tag("path", svg.title(f"{name}: busy {mean:.0%} of the time"), d=path, class_=f"area {unit}")
+        + svg.text(LEFT - 8, y + LANE / 2 + 5, name, class_="end")
+        + svg.text(LEFT + width + 6, y + LANE / 2 + 5, f"{mean:.0%}", class_="quiet")
+    )
+
+
+def _axis(longest: float, unit: str, y: float) -> str:
+    scale = (WIDTH - LEFT - RIGHT) / longest
+    parts = [svg.tag("path", d=f"M{LEFT} {y:g}H{WIDTH - RIGHT}", class_="rule")]
+    for value in ticks(0, longest, 6):
+        anchor = "quiet middle"
+        parts.append(svg.text(LEFT + value * scale, y + 18, number_text(value), class_=anchor))
+    parts.append(svg.text(WIDTH - 4, y + 18, unit, class_="quiet end"))
+    return "".join(parts)
+
+
+def _numbers(values: Any) -> list[float]:
+    if not isinstance(values, list | tuple):
+        return []
+    usable = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and v == v]
+    return [float(v) for v in usable] if len(usable) == len(values) else []
