@@ -217,7 +217,10 @@ class Campaign:
 
     def _job(self, candidate: Candidate) -> Job:
         seed = int(np.random.default_rng([self.plan.seed, candidate.index, 1]).integers(2**31))
-        return Job(candidate.index, candidate.genome, seed, self._artefacts)
+        best = self.history.best
+        return Job(
+            candidate.index, candidate.genome, seed, self._artefacts, (best and best[1].fitness) or 0.0
+        )
 
     def _next_arrived(self) -> int | None:
         if self.plan.order is Order.INDEX:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from fitness.targets import all_targets
+from fitness.targets import Target, targets
+from workers.recipe import recipe_fault
 
 MINIMUM_MEMORY_GIB = 6.0
 MINIMUM_DISK_GIB = 2.0
@@ -24,16 +25,14 @@ class Finding:
 
 
 def examine(home: Path) -> Iterator[Finding]:
-    """Findings in the order a newcomer needs them. The simulator check compiles a small kernel (seconds)."""
+    """Findings in the order a newcomer needs them. Each target compiles a small kernel (seconds)."""
     yield Finding("python", True, platform.python_version())
     yield from (_package(name) for name in ("ray", "mlflow"))
     yield _cores()
     yield _memory()
     yield _folder(home)
-    for target in all_targets():
-        problem = target.problem()
-        yield Finding(f"target {target.name}", problem is None, problem or f"usable ({target.kind.value})")
-    yield _simulator()
+    for target in targets().values():
+        yield _target(target)
 
 
 def _package(name: str) -> Finding:
@@ -63,8 +62,8 @@ def _folder(home: Path) -> Finding:
     return Finding("home", free >= MINIMUM_DISK_GIB, f"{home}, {free:.0f} GiB free")
 
 
-def _simulator() -> Finding:
-    from workers.recipe import simulator_problem
-
-    problem = simulator_problem()
-    return Finding("TPU simulator", problem is None, problem or "compiles and times a kernel")
+def _target(target: Target) -> Finding:
+    fault = recipe_fault(target.chip)
+    return Finding(
+        f"target {target.name}", fault is None, fault or f"compiles and times a kernel ({target.kind.value})"
+    )

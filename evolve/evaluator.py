@@ -24,6 +24,7 @@ class Job:
     """One genome to evaluate. ``index`` names the job; ``seed`` makes the gates' inputs.
 
     ``known_artefacts`` are hashes of compiled artefacts whose repetition is a ``duplicate``.
+    ``best`` is the best fitness known when the job was made: what beats it is checked harder.
     ``baseline`` names the operator's baseline kernel this is, if any: baselines answer to other
     inputs and are not held to the operator's gates.
     """
@@ -32,6 +33,7 @@ class Job:
     genome: Genome
     seed: int
     known_artefacts: Collection[str] = ()
+    best: float = 0.0
     scope: Scope = Scope.SUITE
     baseline: str | None = None
 

@@ -29,6 +29,7 @@ from evolve.searcher import build_searcher
 from evolve.tracking import MirrorProcess, start_mirror
 from fitness.evaluation import Evaluation, Verdict
 from workers.pool import PoolSettings, PoolUnavailable, RayPool
+from workers.recipe import missing_parts
 
 WINNER = "winner"
 MIRROR_PATIENCE_SECONDS = 60.0
@@ -101,9 +102,9 @@ def resume(folder: Path, home: Path, display: Display, address: str | None = Non
 
 
 def _require_toolchain(resolved: Resolved) -> None:
-    problem = resolved.target.problem()
-    if problem:
-        raise UserError(f"target: {resolved.target.name} cannot be used here: {problem}.")
+    absent = missing_parts()
+    if absent:
+        raise UserError(f"target: {resolved.target.name} cannot be used here: {absent}.")
 
 
 def _require_same_kernels(journal: Journal, resolved: Resolved) -> None:

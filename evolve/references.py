@@ -56,7 +56,7 @@ class References:
             return
         index, self._next = self._next, self._next - 1
         self._names[index] = (name, scope)
-        self.inner.submit(Job(index, genome, self.seed, (), scope, baseline))
+        self.inner.submit(Job(index, genome, self.seed, scope=scope, baseline=baseline))
 
     def drain(self, on_progress: Callable[[], bool]) -> bool:
         """Wait for every requested reference; ``on_progress`` returns True to give up early."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fitness.targets import Target, UnknownTarget, find_target
-
 from evolve.campaign import Start
 from evolve.config import CampaignConfig
 from evolve.errors import UserError
 from evolve.genome import Genome, Value
 from evolve.space import Space, SpaceError
+from fitness.score import floors
+from fitness.targets import Target, UnknownTarget, load_target
 from seeds.catalogue import UnknownOperator, load_operator
 from seeds.operator import Operator, SeedKernel, Suite
 
@@ -39,12 +39,17 @@ class Resolved:
         fixed = {**self.operator.constants, **self.target.constants}
         return [{**fixed, **shape.dims} for shape in shapes]
 
+    def floors(self) -> dict[str, dict[str, float]]:
+        """Seconds no schedule can beat, by workload and unit (see ``fitness.score.floors``)."""
+        shapes = (*self.suite.workloads, *self.suite.final)
+        return {shape.id: floors(self.operator, shape, self.target.chip) for shape in shapes}
+
 
 def resolve(config: CampaignConfig) -> Resolved:
     """Look up everything the configuration names. Raises UserError."""
     try:
         operator = load_operator(config.operator)
-        target = find_target(config.target)
+        target = load_target(config.target)
     except (UnknownOperator, UnknownTarget) as error:
         raise UserError(f"{error}.") from error
     suite = operator.suites.get(config.suite)

@@ -21,8 +21,16 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
 from fitness.evaluation import Evaluation, Stage, Verdict
+from fitness.targets import load_target
+from seeds.catalogue import load_operator
+from workers.cascade import Cascade
+from workers.limits import GIB, Limits
+from workers.sandbox import ChildLimits
 
 log = logging.getLogger(__name__)
+
+TIMELINE = "timeline"
+"""The scope that runs the suite's workloads with everything needed to draw their schedules."""
 
 RETRIES = 2
 """Times a job is tried again, elsewhere if possible, after an infrastructure fault."""
@@ -56,6 +64,8 @@ class WorkItem(Protocol):
     @property
     def known_artefacts(self) -> Collection[str]: ...
     @property
+    def best(self) -> float: ...
+    @property
     def scope(self) -> str: ...
     @property
     def baseline(self) -> str | None: ...
@@ -84,26 +94,37 @@ class EvaluatorActor:
     """Runs in a Ray worker process; owns the cascade for one (operator, target, suite)."""
 
     def __init__(self, settings_json: bytes) -> None:
-        from workers.cascade import build_cascade
-
         settings = json.loads(settings_json)
-        self._cascade = build_cascade(settings)
+        self._operator = load_operator(settings["operator"])
+        self._descriptors = settings["descriptors"]
+        memory = int(settings["memory_gib"] * GIB)
+        limits = Limits(
+            trace=ChildLimits(settings["check_seconds"], memory),
+            compile=ChildLimits(settings["measure_seconds"], memory),
+        )
+        suite = self._operator.suites[settings["suite"]]
+        self._cascade = Cascade(self._operator, load_target(settings["target"]), suite, limits)
         self._name = f"{ray.util.get_node_ip_address()}:{os.getpid()}"
 
     def evaluate(self, request: bytes) -> bytes:
+        """One job as JSON, in and out (see ``_request`` and ``Evaluation``)."""
         job = json.loads(request)
-        began = time.monotonic()
+        timeline = job["scope"] == TIMELINE
+        baseline = self._operator.kernels[job["baseline"]] if job["baseline"] else None
         evaluation = self._cascade.evaluate(
             job["genome"],
             job["source"],
             job["params"],
             seed=job["seed"],
-            scope=job["scope"],
-            baseline=job["baseline"],
+            figures="timeline" if timeline else "cycles",
+            workloads="suite" if timeline else job["scope"],
+            baseline=baseline,
             known_artefacts=frozenset(job["known_artefacts"]),
+            best=job["best"],
         )
-        done = {"wall_seconds": time.monotonic() - began, "worker": self._name}
-        return evaluation.model_copy(update=done).model_dump_json().encode()
+        named = {name: str(job["params"][name]) for name in self._descriptors if name in job["params"]}
+        changes = {"worker": self._name, "descriptors": {**evaluation.descriptors, **named}}
+        return evaluation.model_copy(update=changes).model_dump_json().encode()
 
 
 @dataclass
@@ -263,6 +284,7 @@ def _request(item: WorkItem) -> bytes:
             "scope": str(item.scope),
             "baseline": item.baseline,
             "known_artefacts": sorted(item.known_artefacts),
+            "best": item.best,
         }
     ).encode()
 
