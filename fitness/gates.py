@@ -1,0 +1,85 @@
+"""Gates: whether an output counts as right. Every comparison is written so that NaN fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fitness.evaluation import GateReading
+from seeds.operator import Arrays, BitExactGate, Gate, SnrGate, TensorSpec
+
+
+def snr_db(output: np.ndarray, reference: np.ndarray) -> float:
+    """``10 log10(sum ref^2 / sum (ref - out)^2)`` in dB, in float64; +inf for equal, NaN or -inf for non-finite.
+
+    A reference that is zero everywhere is met only by an output that is zero everywhere (+inf, else -inf).
+    """
+    wanted = reference.astype(np.float64)
+    with np.errstate(all="ignore"):
+        error = output.astype(np.float64) - wanted
+        noise = float(np.sum(error * error))
+        signal = float(np.sum(wanted * wanted))
+        if noise == 0.0:
+            return float("inf")
+        if signal == 0.0:
+            return float("-inf")
+        return float(10.0 * np.log10(signal / noise))
+
+
+def mismatches(output: np.ndarray, reference: np.ndarray) -> int:
+    """Elements whose bits differ. The dtypes must be equal."""
+    left = np.ascontiguousarray(output).view(np.uint8).reshape(-1, output.dtype.itemsize)
+    right = np.ascontiguousarray(reference).view(np.uint8).reshape(-1, reference.dtype.itemsize)
+    return int(np.count_nonzero((left != right).any(axis=1)))
+
+
+def ill_formed(outputs: Mapping[str, np.ndarray], specs: Sequence[TensorSpec]) -> str | None:
+    """One line on the first output that is missing or has another shape or dtype; None when all are there."""
+    for spec in specs:
+        found = outputs.get(spec.name)
+        if found is None:
+            return f"output {spec.name} is missing"
+        if tuple(found.shape) != tuple(spec.shape):
+            return f"output {spec.name} has shape {list(found.shape)} instead of {list(spec.shape)}"
+        if found.dtype.name != spec.dtype:
+            return f"output {spec.name} is {found.dtype.name} instead of {spec.dtype}"
+    return None
+
+
+def read_gates(
+    gates: Sequence[Gate], outputs: Mapping[str, np.ndarray], references: Mapping[str, Arrays], kind: str
+) -> list[GateReading]:
+    """Every gate on one set of outputs; ``kind`` names their inputs. Shapes and dtypes are checked before."""
+    return [_read(gate, outputs, references[gate.reference], kind) for gate in gates]
+
+
+def _read(gate: Gate, outputs: Mapping[str, np.ndarray], reference: Arrays, kind: str) -> GateReading:
+    if isinstance(gate, SnrGate):
+        values = [snr_db(outputs[name], wanted) for name, wanted in reference.items()]
+        value = min(values) if values and not any(np.isnan(values)) else float("nan")
+        passed = value >= gate.min_db
+        shown = value if np.isfinite(value) else None
+        return GateReading(gate=gate.name, inputs=kind, value=shown, passed=passed)
+    assert isinstance(gate, BitExactGate)
+    wrong = 0
+    for name in gate.outputs:
+        if outputs[name].dtype != reference[name].dtype:
+            return GateReading(gate=gate.name, inputs=kind, value=None, passed=False)
+        wrong += mismatches(outputs[name], reference[name])
+    return GateReading(gate=gate.name, inputs=kind, value=float(wrong), passed=wrong == 0)
+
+
+def failure(readings: Sequence[GateReading], gates: Sequence[Gate]) -> str | None:
+    """One line on the first gate that did not pass; None when all did."""
+    by_name = {gate.name: gate for gate in gates}
+    for reading in readings:
+        if reading.passed:
+            continue
+        gate = by_name[reading.gate]
+        if isinstance(gate, SnrGate):
+            value = "not a number" if reading.value is None else f"{reading.value:.1f} dB"
+            return f"gate {gate.name} on {reading.inputs}: {value}, at least {gate.min_db:g} dB needed"
+        value = "another dtype" if reading.value is None else f"{reading.value:.0f} elements differ"
+        return f"gate {gate.name} on {reading.inputs}: {value}"
+    return None

@@ -1,0 +1,145 @@
+"""Readers of the text libtpu dumps about a compiled kernel. Text in, values out; ParseError for anything else.
+
+Three kinds of file, all written by libtpu 0.0.51 under the flags of ``workers.recipe``:
+
+* ``*_static_llo_profile.textproto``: the simulator's cycles of one HLO operation, all grid steps;
+* ``*_bundles.txt``: every bundle the simulator executed, loops unrolled, predicated-off DMAs absent;
+* ``*original.txt``: the low-level program before scheduling, with its memory allocations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+GRANULE_BYTES = 32
+"""Unit of a DMA's ``size_in_granules`` on tpu7x, v6e and v5e."""
+
+_EUP = ("vrcp", "vrsqrt", "vpow2", "vlog2", "vtanh", "verf", "vexp", "vsin", "vcos", "vsigmoid")
+_XLU = ("vrot", "vperm", "vtrn", "vxpose", "vbcast.lane")
+_QUIET = ("vsync", "vnop", "vdelay", "vfence", "inlined_call", "spseudo", "shalt", "strace")
+
+_OPCODE = re.compile(rb"^  %[^=\n]* = (?:\([^)\n]*\) )?([a-z][\w.]*)", re.MULTILINE)
+_DMA = re.compile(rb" = (?:\([^)\n]*\) )?(dma\.[\w.]+)[^\n]*?size_in_granules=\*/(\d+)")
+_DMA_DYNAMIC = re.compile(rb" = (?:\([^)\n]*\) )?dma\.[\w.]+[^\n]*?size_in_granules=\*/[^\d]")
+_STORE_SPILL = re.compile(rb" = (?:\([^)\n]*\) )?vst\S* \[[^\]\n]*_spill\]")
+_LOAD_FILL = re.compile(rb" = (?:\([^)\n]*\) )?vld\S* \[[^\]\n]*_spill\]")
+_VMEM = re.compile(r"#allocation\d+ \[shape = [^\n]*?space=vmem, size = (0x[0-9a-f]+)")
+
+
+class ParseError(ValueError):
+    """A dump that does not read as expected. One line."""
+
+
+@dataclass(frozen=True)
+class OperationCycles:
+    """The simulator's answer for one HLO operation; ``count`` identical ones were merged into it."""
+
+    name: str
+    cycles: int
+    count: int
+
+
+@dataclass
+class Executed:
+    """What a run of bundles did. ``opcodes`` counts instructions, ``dma_bytes`` is by direction, ``bundles`` issued."""
+
+    opcodes: Counter[str] = field(default_factory=Counter)
+    dma_bytes: Counter[str] = field(default_factory=Counter)
+    spills: int = 0
+    fills: int = 0
+    bundles: int = 0
+
+    def __add__(self, other: Executed) -> Executed:
+        return Executed(
+            self.opcodes + other.opcodes,
+            self.dma_bytes + other.dma_bytes,
+            self.spills + other.spills,
+            self.fills + other.fills,
+            self.bundles + other.bundles,
+        )
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes of every DMA with HBM at one end."""
+        return sum(size for direction, size in self.dma_bytes.items() if "hbm" in direction)
+
+    def units(self) -> Counter[str]:
+        """Instructions by functional unit."""
+        counts: Counter[str] = Counter()
+        for opcode, number in self.opcodes.items():
+            counts[unit_of(opcode)] += number
+        return counts
+
+    def matmuls(self) -> Counter[str]:
+        """Matrix-unit passes by operand type."""
+        counts: Counter[str] = Counter()
+        for opcode, number in self.opcodes.items():
+            if opcode.startswith("vmatmul"):
+                counts[matmul_type(opcode)] += number
+        return counts
+
+
+def read_profile(text: str) -> OperationCycles:
+    """One ``static_llo_profile.textproto``. Raises ParseError."""
+    name = re.search(r'op_name: "([^"\n]*)"', text)
+    cycles = re.search(r"estimated_cycles: (\d{1,18})\b", text)
+    count = re.search(r"num_equivalent_hlos: (\d{1,9})\b", text)
+    if name is None or cycles is None:
+        raise ParseError("a simulator profile without an operation's name or cycles")
+    return OperationCycles(name[1], int(cycles[1]), int(count[1]) if count else 1)
+
+
+def scan_bundles(text: bytes) -> Executed:
+    """Counts over one ``_bundles.txt``. Raises ParseError for text without bundles or a DMA of unknown size."""
+    bundles = text.count(b": bundle slots:")
+    if not bundles:
+        raise ParseError("an unrolled bundle dump without bundles")
+    if _DMA_DYNAMIC.search(text):
+        raise ParseError("a DMA whose size is not known before the run")
+    result = Executed(bundles=bundles)
+    result.opcodes.update(code.decode("ascii", "replace") for code in _OPCODE.findall(text))
+    for direction, granules in _DMA.findall(text):
+        result.dma_bytes[direction.decode("ascii", "replace")] += GRANULE_BYTES * int(granules)
+    result.spills = len(_STORE_SPILL.findall(text))
+    result.fills = len(_LOAD_FILL.findall(text))
+    return result
+
+
+def vmem_bytes(texts: Iterable[str]) -> int:
+    """VMEM that one ``original.txt`` allocates, double buffers included."""
+    return max((sum(int(size, 16) for size in _VMEM.findall(text)) for text in texts), default=0)
+
+
+def matmul_type(opcode: str) -> str:
+    """``bf16``, ``f8``, ``s8`` or ``f32``: the operand type of a vmatmul."""
+    if any(mark in opcode for mark in (".s8", ".u8", ".s4", ".u4")):
+        return "s8"
+    if ".f8" in opcode or "eXmY" in opcode:
+        return "f8"
+    return "bf16" if ".bf16" in opcode else "f32"
+
+
+def unit_of(opcode: str) -> str:
+    """The functional unit an instruction occupies."""
+    if opcode.startswith(("vmatmul", "vmatprep.mubr")):
+        return "matmul"
+    if opcode.startswith(("vmatpush", "vmatprep.subr", "vdwg")):
+        return "matpush"
+    if opcode.startswith("vpop"):
+        return "vpop"
+    if ".xlane" in opcode or ".xlu" in opcode or opcode.startswith(_XLU):
+        return "xlu"
+    if opcode.startswith(_EUP):
+        return "eup"
+    if opcode.startswith("vld"):
+        return "vload"
+    if opcode.startswith("vst"):
+        return "vstore"
+    if opcode.startswith(_QUIET):
+        return "other"
+    if opcode.startswith("dma"):
+        return "dma_wait" if "wait" in opcode else "dma"
+    return "valu" if opcode.startswith("v") else "salu"

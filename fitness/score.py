@@ -1,0 +1,60 @@
+"""Scores: TFLOP/s, geometric means, fractions of the roofline, and the floors an operator cannot pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from fitness.chips import LANES, Chip
+from seeds.operator import Operator, TensorSpec, Workload
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Of positive numbers. Raises ValueError for none, or for one that is not positive."""
+    logs = []
+    for value in values:
+        if not value > 0:
+            raise ValueError(f"a geometric mean needs positive numbers, not {value}")
+        logs.append(math.log(value))
+    if not logs:
+        raise ValueError("a geometric mean of nothing")
+    return math.exp(sum(logs) / len(logs))
+
+
+def tflops(flops: int, seconds: float) -> float:
+    """1e12 floating-point operations per second."""
+    return flops / seconds / 1e12
+
+
+def operand_kind(specs: Sequence[TensorSpec]) -> str:
+    """The matrix-unit rate these operands deserve: ``f8`` if any is fp8, ``s8`` if any is int8, else ``bf16``."""
+    names = {spec.dtype for spec in specs}
+    if any(name.startswith("float8_e4m3") or name.startswith("float8_e5m2") for name in names):
+        return "f8"
+    return "s8" if "int8" in names else "bf16"
+
+
+def roofline_seconds(flops: int, size: int, chip: Chip, kind: str) -> float:
+    """``max(flops / peak, bytes / HBM bandwidth)`` in seconds, at the public figures of one TensorCore."""
+    return max(flops / chip.peak(kind), size / chip.hbm)
+
+
+def floors(operator: Operator, workload: Workload, chip: Chip) -> dict[str, float]:
+    """Seconds no schedule of this operator can beat on one TensorCore, by unit.
+
+    ``mxu``: FLOP / peak of the operand type. ``hbm``: compulsory bytes / bandwidth. ``vector``, for recipes
+    with a scale group g along K: M N K / g partial sums, each one fused multiply-add (``vector``) or two
+    operations (``vector_two_ops``), over the vector slots x 1024 lanes x clock.
+    """
+    kind = operand_kind(operator.inputs(workload))
+    result = {
+        "mxu": operator.flops(workload) / chip.peak(kind),
+        "hbm": operator.bytes(workload) / chip.hbm,
+    }
+    group = operator.constants.get("group")
+    if group and all(name in workload.dims for name in "MNK"):
+        dims = workload.dims
+        rate = chip.slots["valu"] * LANES * chip.clock
+        result["vector"] = dims["M"] * dims["N"] * dims["K"] / group / rate
+        result["vector_two_ops"] = 2 * result["vector"]
+    return result

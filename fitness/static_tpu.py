@@ -1,0 +1,143 @@
+"""Time of a TPU kernel that no TPU ran: simulated cycles and exact DMA bytes.
+
+    seconds = max(cycles / clock, HBM bytes / (0.8 * HBM bandwidth))          per TensorCore
+
+``cycles`` come from the simulator inside libtpu's compiler; its DMA model has no contention (one DMA costs a fixed
+latency plus bytes at 1.7 to 2 times the public bandwidth, and streams add up), hence the second term. ``docs/time_model.md``
+says how the model was checked and where it is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fitness.chips import HBM_EFFICIENCY, Chip
+from fitness.llo import Executed, OperationCycles, ParseError, read_profile, scan_bundles, vmem_bytes
+from fitness.timeline import read_timeline
+
+
+@dataclass(frozen=True)
+class StaticRun:
+    """Everything read from one workload's dumps."""
+
+    operations: tuple[OperationCycles, ...]
+    executed: Executed
+    vmem: int
+    timeline: dict[str, Any] | None
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of all HLO operations of the module, one after the other."""
+        return sum(op.cycles * op.count for op in self.operations)
+
+
+def read_dumps(folder: Path, chip: Chip, *, timeline: bool = False) -> StaticRun:
+    """Read ``prof`` and ``llo`` under ``folder``. Raises ParseError when a part is missing or unreadable."""
+    profiles = sorted((folder / "prof").glob("*_static_llo_profile.textproto"))
+    bundles = sorted((folder / "prof").glob("*_bundles.txt"))
+    if not profiles or not bundles:
+        raise ParseError("the simulator wrote no profile")
+    operations = tuple(read_profile(_text(path)) for path in profiles)
+    counts = {op.name: op.count for op in operations}
+    executed = Executed()
+    for path in bundles:
+        run = scan_bundles(path.read_bytes())
+        for _ in range(counts.get(path.name.removesuffix("_bundles.txt"), 1)):
+            executed = executed + run
+    vmem = vmem_bytes(_text(path) for path in (folder / "llo").glob("*original.txt"))
+    largest = max(operations, key=lambda op: op.cycles)
+    drawn = _timeline(folder / "prof", largest, chip) if timeline else None
+    return StaticRun(operations, executed, vmem, drawn)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _timeline(prof: Path, operation: OperationCycles, chip: Chip) -> dict[str, Any] | None:
+    bundles = prof / f"{operation.name}_bundles.txt"
+    critical = prof / f"{operation.name}_critical_path.txt"
+    if not (bundles.is_file() and critical.is_file()):
+        return None
+    return read_timeline(bundles, critical, operation.cycles, chip)
+
+
+def mxu_flops(executed: Executed, chip: Chip) -> int:
+    """FLOP the matrix units were passed: rows x size^2 multiply-adds a vmatmul, full or not."""
+    square = chip.mxu_size**2
+    return sum(2 * chip.mxu_rows[kind] * square * number for kind, number in executed.matmuls().items())
+
+
+def seconds(cycles: int, hbm_bytes: int, chip: Chip) -> float:
+    """The model's time of one call on one TensorCore, in seconds."""
+    return max(cycles / chip.clock, hbm_bytes / (HBM_EFFICIENCY * chip.hbm))
+
+
+def diagnosis(run: StaticRun, chip: Chip) -> dict[str, Any]:
+    """What explains the time. Busy figures are fractions of the cycles at a unit's full issue rate.
+
+    ``cycles``; ``mxu_busy``, ``valu_busy``, ``load_busy``, ``store_busy``, ``xlu_busy``; ``spill_stores`` and
+    ``spill_loads`` (executed vector instructions); ``vmem_bytes``; ``dma_bytes``; ``core_seconds`` and
+    ``hbm_seconds`` (the two terms); ``bound``: the unit with the largest lower bound, or ``hbm``;
+    ``unexplained``: the part of the cycles that the busiest unit does not account for (waiting).
+    With a timeline also ``overlap``, ``critical_path`` and ``timeline`` (see ``fitness.timeline``).
+    """
+    cycles = max(1, run.cycles)
+    lower = lower_bounds(run.executed, chip)
+    hbm_seconds = run.executed.hbm_bytes / (HBM_EFFICIENCY * chip.hbm)
+    busiest = max(lower, key=lambda unit: lower[unit])
+    result: dict[str, Any] = {
+        "cycles": run.cycles,
+        "mxu_busy": round(lower["mxu"] / cycles, 4),
+        "valu_busy": round(lower["valu"] / cycles, 4),
+        "load_busy": round(lower["vload"] / cycles, 4),
+        "store_busy": round(lower["vstore"] / cycles, 4),
+        "xlu_busy": round(lower["xlu"] / cycles, 4),
+        "spill_stores": run.executed.spills,
+        "spill_loads": run.executed.fills,
+        "vmem_bytes": run.vmem,
+        "dma_bytes": run.executed.hbm_bytes,
+        "core_seconds": run.cycles / chip.clock,
+        "hbm_seconds": hbm_seconds,
+        "bound": "hbm" if hbm_seconds > run.cycles / chip.clock else busiest,
+        "unexplained": round(1 - min(1.0, lower[busiest] / cycles), 4),
+    }
+    if run.timeline is not None:
+        result |= run.timeline
+    return result
+
+
+def lower_bounds(executed: Executed, chip: Chip) -> dict[str, float]:
+    """Cycles each unit needs for what it was issued, if nothing else held it up."""
+    units = executed.units()
+    mxu = sum(
+        chip.mxu_cycles.get(kind, chip.mxu_cycles["bf16"]) * n for kind, n in executed.matmuls().items()
+    )
+    bounds = {name: units[name] / slots for name, slots in chip.slots.items()}
+    return {"mxu": mxu / chip.mxus, **bounds}
+
+
+def implausible(run: StaticRun, chip: Chip, *, flops: int, compulsory_bytes: int, time: float) -> str | None:
+    """Why these figures cannot be those of the operator, in one line; None when they can.
+
+    A kernel must pass the matrix units at least the operator's FLOP, move at least 95 % of the bytes that
+    must be moved, and not take less time than the chip's peak and bandwidth allow.
+    """
+    done = mxu_flops(run.executed, chip)
+    if flops and done < flops:
+        return f"the matrix units do {done / flops:.3f} of the operator's FLOP (modelled, {chip.name})"
+    moved = run.executed.hbm_bytes
+    if moved < 0.95 * compulsory_bytes:
+        return f"{moved} bytes move where the operator needs {compulsory_bytes} (modelled, {chip.name})"
+    bound = max(flops / max(chip.peaks.values()), compulsory_bytes / chip.hbm)
+    if not time >= bound:
+        return f"{time * 1e6:.2f} us is below the roofline's {bound * 1e6:.2f} us (modelled, {chip.name})"
+    return None
+
+
+def operation_names(operations: Sequence[OperationCycles]) -> str:
+    """The operations of a module, for a log."""
+    return ", ".join(f"{op.name} {op.cycles}x{op.count}" for op in operations)

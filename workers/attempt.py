@@ -1,0 +1,97 @@
+"""One evaluation under way: what is asked, and what the stages have found so far."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
+from fitness.structure import ModuleFacts
+from fitness.targets import Target
+from seeds.operator import Operator, SeedKernel, TensorSpec, Workload
+from workers.limits import Limits
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an evaluation stops: a verdict with a one-line reason. ``stage`` overrides the stage that said so."""
+
+    verdict: Verdict
+    reason: str
+    log: str = ""
+    stage: Stage | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be evaluated. ``measured`` are timed, ``checked`` pass the gates; ``folder`` is scratch space."""
+
+    operator: Operator
+    target: Target
+    limits: Limits
+    source: str
+    params: Mapping[str, Any]
+    seed: int
+    timeline: bool
+    measured: tuple[Workload, ...]
+    checked: tuple[Workload, ...]
+    baseline: SeedKernel | None
+    time_factor: float
+    folder: Path
+    is_known: Callable[[str], str | None]
+
+    def inputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        """Operands of this kernel: the operator's, or those of the baseline's variant."""
+        return self.operator.inputs(workload, self.baseline.inputs if self.baseline else None)
+
+    def described(self, workload: Workload) -> dict[str, Any]:
+        """A workload for a child: its id and its operands' and results' names, shapes and dtypes."""
+        return {
+            "id": workload.id,
+            "inputs": [_tensor(spec) for spec in self.inputs(workload)],
+            "outputs": [_tensor(spec) for spec in self.operator.outputs(workload)],
+        }
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype}
+
+
+@dataclass
+class Found:
+    """What the stages add."""
+
+    modules: dict[str, bytes] = field(default_factory=dict)
+    conventions: dict[str, int] = field(default_factory=dict)
+    claimed: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, ModuleFacts] = field(default_factory=dict)
+    dumps: dict[str, Path] = field(default_factory=dict)
+    gates: list[GateReading] = field(default_factory=list)
+    figures: list[WorkloadFigures] = field(default_factory=list)
+    artefact: str | None = None
+    logs: list[str] = field(default_factory=list)
+
+
+class StageStep(Protocol):
+    """A stage of the cascade."""
+
+    stage: Stage
+
+    def run(self, request: Request, found: Found) -> Failure | None:
+        """Add to ``found``, or say why the evaluation ends here."""
+        ...
+
+
+def artefact_hash(fingerprints: Mapping[str, str]) -> str:
+    """Identity of what was compiled for a set of workloads: 16 hex digits."""
+    text = "\n".join(f"{name} {value}" for name, value in sorted(fingerprints.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def one_line(text: str, limit: int = 240) -> str:
+    """Text as a verdict's reason: one line, cut."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."

@@ -1,0 +1,204 @@
+"""The cascade: from a genome to an evaluation, stopping at the first stage that fails.
+
+Order, cheapest wall first: the dialect on the syntax tree (milliseconds); one child that traces the candidate and
+runs it on the gates' inputs (about 2.5 s); one child that compiles and simulates what was traced, without the
+candidate's Python (1 s and up). The parent alone holds the oracle, reads the dumps, and says the verdict.
+
+A candidate that would be the best so far passes the gates once more on a measured shape, as does one whose
+kernel does other kinds of operations there than on the checked shapes, and every final evaluation.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fitness.evaluation import Evaluation, Stage, Verdict
+from fitness.score import geometric_mean
+from fitness.targets import Target
+from seeds.operator import Operator, SeedKernel, Suite, Workload
+from workers import recipe
+from workers.attempt import Failure, Found, Request, StageStep
+from workers.limits import Limits
+from workers.sandbox import temporary_folder
+from workers.stages import CompileStage, DialectStage, MeasureStage, TraceStage, differs_by_shape
+
+_VMEM_EDGES = (8, 16, 32, 64)  # MiB
+_LOG_BYTES = 32 << 10
+
+
+class Cascade:
+    """Evaluates genomes of one operator on one modelled TPU target, one at a time.
+
+    Not safe for several threads; make one per worker. ``known_artefacts`` maps an artefact's hash to the
+    genome that had it first, or None.
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        target: Target,
+        suite: Suite,
+        limits: Limits | None = None,
+        known_artefacts: Callable[[str], str | None] | None = None,
+        *,
+        scratch: Path | None = None,
+    ) -> None:
+        self._operator = operator
+        self._target = target
+        self._suite = suite
+        self._limits = limits or Limits()
+        self._known = known_artefacts or (lambda artefact: None)
+        self._scratch = scratch
+        self._verified_best = 0.0
+        self._worker = socket.gethostname()
+
+    def evaluate(
+        self,
+        genome_id: str,
+        source: str,
+        params: Mapping[str, Any],
+        *,
+        seed: int,
+        figures: str = "cycles",
+        workloads: str = "suite",
+        baseline: SeedKernel | None = None,
+        known_artefacts: Collection[str] = (),
+        on_stage: Callable[[Stage], None] | None = None,
+    ) -> Evaluation:
+        """Judge one genome.
+
+        ``figures``: ``cycles``, or ``timeline`` for a critical path and lanes to draw as well.
+        ``workloads``: ``suite`` for those that decide fitness, ``final`` for the winner's check. A
+        ``baseline`` answers to its own inputs and is held to no gate. ``seed`` makes the gates' inputs.
+        Raises ValueError for another ``figures`` or ``workloads``.
+        """
+        if figures not in ("cycles", "timeline"):
+            raise ValueError(f"figures is {figures!r}; it is 'cycles' or 'timeline'")
+        chosen = self._workloads(workloads)
+        began = time.monotonic()
+        found = Found()
+        stage = Stage.DIALECT
+        try:
+            with temporary_folder(self._scratch) as folder:
+                request = Request(
+                    operator=self._operator,
+                    target=self._target,
+                    limits=self._limits,
+                    source=source,
+                    params=params,
+                    seed=seed,
+                    timeline=figures == "timeline",
+                    measured=chosen,
+                    checked=() if baseline else self._suite.check,
+                    baseline=baseline,
+                    time_factor=self._limits.final_factor if workloads == "final" else 1.0,
+                    folder=folder,
+                    is_known=lambda artefact: self._earlier(artefact, known_artefacts),
+                )
+                stage, failure = self._judge(request, found, on_stage, final=workloads == "final")
+        except OSError as error:
+            failure = Failure(Verdict.INFRA_ERROR, f"{type(error).__name__}: {error}")
+        return self._evaluation(genome_id, stage, failure, found, time.monotonic() - began)
+
+    def _workloads(self, scope: str) -> tuple[Workload, ...]:
+        if scope == "suite":
+            return self._suite.workloads
+        if scope == "final":
+            return self._suite.final or self._suite.workloads
+        raise ValueError(f"workloads is {scope!r}; it is 'suite' or 'final'")
+
+    def _earlier(self, artefact: str, known: Collection[str]) -> str | None:
+        return "an earlier genome" if artefact in known else self._known(artefact)
+
+    def _judge(
+        self, request: Request, found: Found, on_stage: Callable[[Stage], None] | None, *, final: bool
+    ) -> tuple[Stage, Failure | None]:
+        steps: list[StageStep] = [DialectStage(), TraceStage(), CompileStage(), MeasureStage()]
+        if (absent := recipe.missing_parts()) is not None:
+            steps = [DialectStage(), _Missing(absent)]
+        stage, failure = _run(steps, request, found, on_stage)
+        if failure is not None or request.baseline is not None:
+            return stage, failure
+        fitness = geometric_mean(f.tflops for f in found.figures)
+        contender = fitness > self._verified_best and not final
+        if contender or final or differs_by_shape(request, found):
+            again = _at_measured_shape(request)
+            check_stage, failure = _run([TraceStage()], again, found, on_stage)
+            if failure is not None:
+                return failure.stage or check_stage, failure
+            if not final:
+                self._verified_best = max(self._verified_best, fitness)
+        return stage, None
+
+    def _evaluation(
+        self, genome: str, stage: Stage, failure: Failure | None, found: Found, wall: float
+    ) -> Evaluation:
+        fitness = geometric_mean(f.tflops for f in found.figures) if failure is None else None
+        logs = [failure.log if failure else "", *found.logs]
+        return Evaluation(
+            genome=genome,
+            target=self._target.name,
+            suite=self._suite.name,
+            stage=stage,
+            verdict=failure.verdict if failure else Verdict.OK,
+            reason=failure.reason if failure else "",
+            fitness=fitness,
+            interval=(fitness, fitness) if fitness is not None else None,
+            workloads=tuple(found.figures),
+            gates=tuple(found.gates),
+            descriptors=_descriptors(found) if failure is None else {},
+            artefact=found.artefact,
+            toolchain=recipe.toolchain(),
+            log="\n".join(text for text in logs if text)[-_LOG_BYTES:],
+            wall_seconds=wall,
+            worker=self._worker,
+        )
+
+
+class _Missing:
+    """Stands in for the stages that need a part which is not installed."""
+
+    stage = Stage.COMPILE
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def run(self, request: Request, found: Found) -> Failure | None:
+        """Always an infrastructure fault: it says nothing about the genome."""
+        return Failure(Verdict.INFRA_ERROR, self._reason)
+
+
+def _run(
+    steps: Iterable[StageStep], request: Request, found: Found, on_stage: Callable[[Stage], None] | None
+) -> tuple[Stage, Failure | None]:
+    stage = Stage.DIALECT
+    for step in steps:
+        stage = step.stage
+        if on_stage is not None:
+            on_stage(stage)
+        failure = step.run(request, found)
+        if failure is not None:
+            return failure.stage or stage, failure
+    return stage, None
+
+
+def _at_measured_shape(request: Request) -> Request:
+    """The same request, checked on the measured workload with the least work."""
+    smallest = min(request.measured, key=request.operator.flops)
+    return replace(request, measured=(smallest,), checked=(smallest,), is_known=lambda artefact: None)
+
+
+def _descriptors(found: Found) -> dict[str, str]:
+    """Where the kernel belongs in an archive, as far as the target knows: its VMEM use, binned."""
+    mebibytes = max(f.diagnosis["vmem_bytes"] for f in found.figures) / 2**20
+    low = 0
+    for edge in _VMEM_EDGES:
+        if mebibytes <= edge:
+            return {"vmem": f"{low}-{edge}MiB"}
+        low = edge
+    return {"vmem": f"{low}MiB+"}

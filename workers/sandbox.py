@@ -1,0 +1,276 @@
+"""Runs one child process and brings back what it said: data, never a verdict.
+
+The child gets its own session, temporary folder, scrubbed environment, limits (see ``workers.confine``) and
+a wall clock; whatever happens, its whole process group is dead and its folder gone when the run is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from workers.frames import Frame, FrameError, FrameReader, encode
+
+ROOT = Path(__file__).resolve().parent.parent
+_FATAL = re.compile(rb"^F\d{4} .*?\] (.*)$", re.MULTILINE)
+_CHUNK = 1 << 16
+
+
+class Ending(StrEnum):
+    """How a child ended."""
+
+    DONE = "done"
+    STOPPED = "stopped"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+    FLOOD = "flood"
+    GARBAGE = "garbage"
+
+
+@dataclass(frozen=True)
+class ChildLimits:
+    """What one child may use. ``cpu_seconds`` 0 means four times the wall clock."""
+
+    wall_seconds: float
+    memory_bytes: int = 8 << 30
+    cpu_seconds: int = 0
+    file_bytes: int = 2 << 30
+    result_bytes: int = 512 << 20
+    log_bytes: int = 16 << 20
+    kept_log_bytes: int = 16 << 10
+
+
+@dataclass
+class Outcome:
+    """What is known about a finished child. ``detail`` is one line for any ending but ``done``."""
+
+    ending: Ending
+    frames: list[Frame] = field(default_factory=list)
+    detail: str = ""
+    log: str = ""
+    seconds: float = 0.0
+
+    def first(self, kind: str) -> Frame | None:
+        """The first frame of that kind, if there is one."""
+        return next((frame for frame in self.frames if frame.kind == kind), None)
+
+
+@contextlib.contextmanager
+def temporary_folder(base: Path | None = None) -> Iterator[Path]:
+    """A fresh folder that is gone afterwards, whatever a child left in it."""
+    folder = Path(tempfile.mkdtemp(prefix="tilewright-", dir=base))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def environment(folder: Path, extra: Mapping[str, str]) -> dict[str, str]:
+    """The child's whole environment: nothing of the parent's but its PATH reaches it."""
+    return {
+        "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **extra,
+    }
+
+
+def run_child(
+    job: Frame,
+    limits: ChildLimits,
+    folder: Path,
+    *,
+    extra_environment: Mapping[str, str] | None = None,
+    on_frame: Callable[[Frame], bool] | None = None,
+    program: Sequence[str] | None = None,
+) -> Outcome:
+    """Run one job to its end. ``on_frame`` sees each frame as it arrives; False stops the child.
+
+    ``folder`` becomes the child's working directory and the only place it can write.
+    ``program`` replaces the child program (for tests); it is called with the same arguments.
+    Raises OSError when no process can be started.
+    """
+    began = time.monotonic()
+    result_read, result_write = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [*(program or _program()), *_arguments(limits, result_write)],
+            cwd=folder,
+            env=environment(folder, extra_environment or {}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=(result_write,),
+            start_new_session=True,
+        )
+    except OSError:
+        os.close(result_read)
+        raise
+    finally:
+        os.close(result_write)
+    listener = _Listener(process, result_read, encode(job), limits, on_frame)
+    try:
+        ending, detail = listener.listen(began + limits.wall_seconds)
+    finally:
+        _kill_group(process)
+        listener.close()
+    if ending is Ending.DONE and not any(frame.kind == "done" for frame in listener.frames):
+        ending, detail = Ending.CRASHED, _death(process.returncode, listener.log)
+    log = listener.log.decode(errors="replace")
+    return Outcome(ending, listener.frames, detail, log, time.monotonic() - began)
+
+
+def _program() -> list[str]:
+    return [sys.executable, "-I", str(ROOT / "workers" / "child.py")]
+
+
+def _arguments(limits: ChildLimits, result: int) -> list[str]:
+    cpu = limits.cpu_seconds or int(4 * limits.wall_seconds) + 1
+    confinement = {
+        "memory_bytes": limits.memory_bytes,
+        "cpu_seconds": cpu,
+        "file_bytes": limits.file_bytes,
+    }
+    return [str(ROOT), str(os.getpid()), str(result), json.dumps(confinement)]
+
+
+class _Listener:
+    """Feeds the job to a child and drains its three streams within their limits."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        result: int,
+        job: bytes,
+        limits: ChildLimits,
+        on_frame: Callable[[Frame], bool] | None,
+    ) -> None:
+        self.frames: list[Frame] = []
+        self.log = b""
+        self._process = process
+        self._limits = limits
+        self._on_frame = on_frame
+        self._reader = FrameReader(limits.result_bytes)
+        self._result = result
+        self._job = memoryview(job)
+        self._received = self._logged = 0
+        self._selector = selectors.DefaultSelector()
+        assert process.stdin and process.stdout and process.stderr
+        for stream in (process.stdout.fileno(), process.stderr.fileno(), result):
+            os.set_blocking(stream, False)
+            self._selector.register(stream, selectors.EVENT_READ)
+        self._stdin = process.stdin.fileno()
+        os.set_blocking(self._stdin, False)
+        self._selector.register(self._stdin, selectors.EVENT_WRITE)
+
+    def listen(self, deadline: float) -> tuple[Ending, str]:
+        """Until the result pipe closes, the clock runs out or a limit is passed."""
+        while self._result in self._selector.get_map():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return Ending.TIMEOUT, f"still running after {self._limits.wall_seconds:g} s"
+            for key, _ in self._selector.select(min(left, 1.0)):
+                try:
+                    verdict = self._serve(key.fd)
+                except FrameError as error:
+                    return Ending.GARBAGE, str(error)
+                if verdict is not None:
+                    return verdict
+        return self._last_words(deadline)
+
+    def close(self) -> None:
+        self._selector.close()
+        os.close(self._result)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def _serve(self, stream: int) -> tuple[Ending, str] | None:
+        if stream == self._stdin:
+            self._send()
+            return None
+        piece = os.read(stream, _CHUNK if stream != self._result else 1 << 22)
+        if not piece:
+            self._selector.unregister(stream)
+            return None
+        if stream != self._result:
+            return self._write_log(piece)
+        self._received += len(piece)
+        if self._received > self._limits.result_bytes:
+            return Ending.FLOOD, f"more than {self._limits.result_bytes} bytes of results"
+        for frame in self._reader.feed(piece):
+            self.frames.append(frame)
+            if self._on_frame is not None and not self._on_frame(frame):
+                return Ending.STOPPED, "stopped by the parent"
+        return None
+
+    def _send(self) -> None:
+        assert self._process.stdin
+        try:
+            sent = os.write(self._stdin, self._job[: 1 << 20])
+        except BlockingIOError:
+            return
+        except OSError:  # the child closed its input; its ending tells the rest
+            sent = len(self._job)
+        self._job = self._job[sent:]
+        if not self._job:
+            self._selector.unregister(self._stdin)
+            self._stdin = -1
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
+    def _write_log(self, piece: bytes) -> tuple[Ending, str] | None:
+        self._logged += len(piece)
+        self.log = (self.log + piece)[-self._limits.kept_log_bytes :]
+        if self._logged > self._limits.log_bytes:
+            return Ending.FLOOD, f"more than {self._limits.log_bytes} bytes of output"
+        return None
+
+    def _last_words(self, deadline: float) -> tuple[Ending, str]:
+        """After the result pipe closed: the rest of the log, then the exit status."""
+        try:
+            self._process.wait(timeout=max(0.1, min(5.0, deadline - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            return Ending.TIMEOUT, "closed its result pipe and stayed"
+        for stream in (self._process.stdout, self._process.stderr):
+            with contextlib.suppress(OSError):
+                while stream and (piece := os.read(stream.fileno(), _CHUNK)) and not self._write_log(piece):
+                    pass
+        if self._reader.pending:
+            return Ending.CRASHED, _death(self._process.returncode, self.log)
+        return Ending.DONE, ""
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _death(code: int | None, log: bytes) -> str:
+    """One line on why a child died: the runtime's last fatal line, or its signal, or its exit code."""
+    fatal = _FATAL.search(log)
+    if code is not None and code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"killed by {name}" + (f": {fatal[1].decode(errors='replace')[:300]}" if fatal else "")
+    last = log.decode(errors="replace").strip().splitlines()
+    return f"exit code {code} before it had answered" + (f": {last[-1][:200]}" if code and last else "")

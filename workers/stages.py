@@ -1,0 +1,323 @@
+"""The stages of the modelled-TPU cascade, in the order they run: dialect, trace and check, compile, measure."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from fitness import dialect, gates, score, static_tpu, structure
+from fitness.evaluation import Stage, Verdict, WorkloadFigures
+from fitness.llo import ParseError
+from seeds.operator import Arrays, Workload
+from workers import recipe
+from workers.attempt import Failure, Found, Request, artefact_hash, one_line
+from workers.frames import Frame
+from workers.sandbox import ChildLimits, Ending, Outcome, run_child, temporary_folder
+
+_RESOURCES = re.compile(
+    r"RESOURCE_EXHAUSTED|Ran out of memory|exceed(s|ed)? (vmem|smem|memory)|VmemOom|bad_alloc", re.I
+)
+_OUT_OF_BOUNDS = re.compile(r"IndexError|out[- ]of[- ]bounds", re.I)
+
+
+class DialectStage:
+    """First wall: the syntax tree."""
+
+    stage = Stage.DIALECT
+
+    def run(self, request: Request, found: Found) -> Failure | None:
+        """Rejects a source that is not of the dialect."""
+        violations = dialect.check(request.source, entry="build")
+        if not violations:
+            return None
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        log = "\n".join(str(violation) for violation in violations)
+        return Failure(Verdict.REJECTED, one_line(str(violations[0])) + more, log)
+
+
+class TraceStage:
+    """Runs the candidate's Python in a child: modules for the compiler, outputs for the gates."""
+
+    stage = Stage.COMPILE
+
+    def run(self, request: Request, found: Found) -> Failure | None:
+        """One child; each answer is judged as it arrives, and the first failure stops the child."""
+        conversation = _Conversation(request, found)
+        job = Frame("pallas.trace", conversation.job(), conversation.operands)
+        with temporary_folder(request.folder) as folder:
+            outcome = run_child(
+                job,
+                _scaled(request.limits.trace, request.time_factor),
+                folder,
+                extra_environment=recipe.trace_environment(),
+                on_frame=conversation.hear,
+            )
+        found.logs.append(outcome.log)
+        if conversation.failure is not None:
+            return conversation.failure
+        return _child_failure(outcome, "tracing and checking") or conversation.incomplete()
+
+
+class _Conversation:
+    """What the parent makes of a trace child's frames. Their content is data of unknown quality."""
+
+    def __init__(self, request: Request, found: Found) -> None:
+        self.failure: Failure | None = None
+        self._request = request
+        self._found = found
+        kinds = request.operator.input_kinds
+        self._inputs: dict[tuple[str, str], Arrays] = {}
+        self._checked: set[tuple[str, str]] = set()
+        self._workloads = {w.id: w for w in (*request.checked, *request.measured)}
+        for workload in request.checked:
+            for kind in kinds if workload not in request.measured else _one_of(kinds, request.seed):
+                made = request.operator.make_inputs(workload, request.seed, kind)
+                self._inputs[workload.id, kind] = made
+        self.operands = {
+            f"{workload}/{kind}/{name}": array
+            for (workload, kind), arrays in self._inputs.items()
+            for name, array in arrays.items()
+        }
+
+    def job(self) -> dict[str, object]:
+        request = self._request
+        chip = request.target.chip
+        return {
+            "source": request.source,
+            "params": dict(request.params),
+            "chip": {"kind": chip.device_kind, "cores": chip.cores},
+            "workloads": [request.described(w) for w in self._workloads.values()],
+            "check": [
+                {"workload": w.id, "kinds": [kind for name, kind in self._inputs if name == w.id]}
+                for w in request.checked
+            ],
+        }
+
+    def hear(self, frame: Frame) -> bool:
+        """Judge one frame; False ends the child."""
+        try:
+            if frame.kind == "traced":
+                self.failure = self._traced(frame)
+            elif frame.kind == "checked":
+                self.failure = self._check(frame)
+            elif frame.kind == "error":
+                self.failure = _candidate_failure(frame)
+        except (KeyError, TypeError, ValueError) as error:
+            self.failure = Failure(
+                Verdict.CRASHED, f"the child's answer is malformed: {type(error).__name__} {error}"
+            )
+        return self.failure is None
+
+    def incomplete(self) -> Failure | None:
+        """A child that ended well but did not answer everything."""
+        missing = set(self._workloads) - set(self._found.modules)
+        unchecked = set(self._inputs) - self._checked
+        if missing or unchecked:
+            return Failure(Verdict.CRASHED, "the child ended before it had answered everything")
+        return None
+
+    def _traced(self, frame: Frame) -> Failure | None:
+        name = self._workloads[frame.data["workload"]].id
+        found = self._found
+        found.modules[name] = frame.blobs["module"]
+        found.conventions[name] = int(frame.data["calling_convention"])
+        found.claimed[name] = str(frame.data["fingerprint"])
+        if set(found.modules) != set(self._workloads):
+            return None
+        measured = {w.id: found.claimed[w.id] for w in self._request.measured}
+        return _duplicate(self._request, artefact_hash(measured))
+
+    def _check(self, frame: Frame) -> Failure | None:
+        workload = self._workloads[frame.data["workload"]]
+        kind = str(frame.data["kind"])
+        inputs = self._inputs[workload.id, kind]
+        operator = self._request.operator
+        where = Stage.CHECK
+        if frame.data["races"]:
+            return Failure(Verdict.INCORRECT, f"a data race in the kernel on {kind} inputs", stage=where)
+        if (fault := gates.ill_formed(frame.arrays, operator.outputs(workload))) is not None:
+            return Failure(Verdict.INCORRECT, fault, stage=where)
+        references = operator.oracle(workload, inputs)
+        label = kind if workload not in self._request.measured else f"{kind} at {workload.id}"
+        readings = gates.read_gates(operator.gates, frame.arrays, references, label)
+        self._found.gates.extend(readings)
+        self._checked.add((workload.id, kind))
+        if (wrong := gates.failure(readings, operator.gates)) is not None:
+            return Failure(Verdict.INCORRECT, wrong, stage=where)
+        return None
+
+
+class CompileStage:
+    """Compiles and simulates what was traced, in a child that never sees the candidate's Python."""
+
+    stage = Stage.COMPILE
+
+    def run(self, request: Request, found: Found) -> Failure | None:
+        """Judges the modules' structure before they are compiled, then keeps the dumps' folders."""
+        folder = request.folder / "compile"
+        folder.mkdir()
+        environment = recipe.compile_environment(folder, timeline=request.timeline)
+        refused: list[Failure] = []
+
+        def hear(frame: Frame) -> bool:
+            if frame.kind == "facts":
+                failure = self._judge(request, found, frame)
+                refused.extend([failure] if failure else [])
+            elif frame.kind == "compiled":
+                found.dumps[frame.data["workload"]] = folder / frame.data["folder"]
+            elif frame.kind == "error":
+                refused.append(_candidate_failure(frame))
+            return not refused
+
+        limits = _scaled(request.limits.compile, request.time_factor)
+        outcome = run_child(
+            _compile_job(request, found), limits, folder, extra_environment=environment, on_frame=hear
+        )
+        found.logs.append(outcome.log)
+        if refused:
+            return refused[0]
+        return _compiler_failure(outcome, limits)
+
+    def _judge(self, request: Request, found: Found, frame: Frame) -> Failure | None:
+        facts = structure.ModuleFacts.from_data(frame.data)
+        workload = next(w for w in (*request.measured, *request.checked) if w.id == frame.data["workload"])
+        found.facts[workload.id] = facts
+        operands = [spec.name for spec in request.inputs(workload)]
+        results = [spec.name for spec in request.operator.outputs(workload)]
+        if (reason := structure.objection(facts, operands, results)) is not None:
+            return Failure(Verdict.IMPLAUSIBLE, reason)
+        fingerprints = {w.id: found.facts[w.id].fingerprint for w in request.measured if w.id in found.facts}
+        if len(fingerprints) == len(request.measured) and found.artefact is None:
+            found.artefact = artefact_hash(fingerprints)
+            return _duplicate(request, found.artefact)
+        return None
+
+
+class MeasureStage:
+    """Reads the dumps and turns them into figures, if they can be true."""
+
+    stage = Stage.MEASURE
+
+    def run(self, request: Request, found: Found) -> Failure | None:
+        """One workload after the other."""
+        for workload in request.measured:
+            if workload.id not in found.dumps:
+                return Failure(Verdict.INFRA_ERROR, f"no dump of workload {workload.id} was made")
+            try:
+                failure = self._measure(request, found, workload)
+            except ParseError as error:
+                return Failure(Verdict.COMPILE_ERROR, f"the simulator's dump of {workload.id}: {error}")
+            if failure is not None:
+                return failure
+        return None
+
+    def _measure(self, request: Request, found: Found, workload: Workload) -> Failure | None:
+        chip, operator = request.target.chip, request.operator
+        run = static_tpu.read_dumps(found.dumps[workload.id], chip, timeline=request.timeline)
+        time = static_tpu.seconds(run.cycles, run.executed.hbm_bytes, chip)
+        flops, size = operator.flops(workload), operator.bytes(workload)
+        if time <= 0:
+            return Failure(Verdict.IMPLAUSIBLE, f"no time at all for {workload.id}")
+        reason = static_tpu.implausible(run, chip, flops=flops, compulsory_bytes=size, time=time)
+        if reason is not None:
+            return Failure(Verdict.IMPLAUSIBLE, f"{workload.id}: {reason}")
+        kind = score.operand_kind(request.inputs(workload))
+        found.figures.append(
+            WorkloadFigures(
+                workload=workload.id,
+                seconds=time,
+                tflops=score.tflops(flops, time),
+                roofline_fraction=score.roofline_seconds(flops, size, chip, kind) / time,
+                kind=request.target.kind,
+                diagnosis=static_tpu.diagnosis(run, chip),
+            )
+        )
+        return None
+
+
+def differs_by_shape(request: Request, found: Found) -> bool:
+    """Whether the kernel of some measured shape does kinds of operations that no checked one does, or the reverse."""
+    checked = {found.facts[w.id].signature for w in request.checked if w.id in found.facts}
+    return any(found.facts[w.id].signature not in checked for w in request.measured)
+
+
+def _one_of(kinds: Sequence[str], seed: int) -> Sequence[str]:
+    """One input kind, for shapes on which every kind would take too long; which one varies with the seed."""
+    return [kinds[seed % len(kinds)]]
+
+
+def _compile_job(request: Request, found: Found) -> Frame:
+    order = [*request.measured, *(w for w in request.checked if w not in request.measured)]
+    workloads = [
+        {**request.described(workload), "calling_convention": found.conventions[workload.id]}
+        for workload in order
+    ]
+    data = {
+        "topology": request.target.chip.topology,
+        "workloads": workloads,
+        "facts_only": [w.id for w in order if w not in request.measured],
+    }
+    return Frame("pallas.compile", data, blobs={w.id: found.modules[w.id] for w in order})
+
+
+def _scaled(limits: ChildLimits, factor: float) -> ChildLimits:
+    return dataclasses.replace(limits, wall_seconds=limits.wall_seconds * factor)
+
+
+def _duplicate(request: Request, artefact: str) -> Failure | None:
+    earlier = request.is_known(artefact)
+    if earlier is None:
+        return None
+    return Failure(Verdict.DUPLICATE, f"compiles to the same artefact {artefact} as {earlier}")
+
+
+def _candidate_failure(frame: Frame) -> Failure:
+    """A verdict for an exception in a child, by phase and by what it says."""
+    phase, kind = str(frame.data["phase"]), str(frame.data["type"])
+    message, trace = str(frame.data["message"]), str(frame.data.get("trace", ""))
+    reason = one_line(f"{kind}: {message}" if message else kind)
+    if kind == "MemoryError" or _RESOURCES.search(message):
+        return Failure(Verdict.RESOURCE_ERROR, reason, trace)
+    if phase == "topology":
+        return Failure(Verdict.INFRA_ERROR, reason, trace)
+    if phase != "check":
+        return Failure(Verdict.COMPILE_ERROR, reason, trace)
+    if kind == "NotImplementedError":
+        return Failure(Verdict.COMPILE_ERROR, reason, trace, Stage.CHECK)
+    found = re.search(r"IndexError: [^\n]*|[^\n]*out[- ]of[- ]bounds[^\n]*", message, re.I)
+    if kind == "IndexError" or found:
+        reason = one_line(f"reads or writes outside an array: {found[0] if found else message}")
+    return Failure(Verdict.INCORRECT, reason, trace, Stage.CHECK)
+
+
+def _child_failure(outcome: Outcome, doing: str) -> Failure | None:
+    """A verdict for a child that did not end by itself."""
+    if outcome.ending is Ending.DONE:
+        return None
+    if outcome.ending is Ending.TIMEOUT or "SIGXCPU" in outcome.detail:
+        return Failure(Verdict.TIMEOUT, one_line(f"{doing}: {outcome.detail}"), outcome.log)
+    if _RESOURCES.search(outcome.detail) or "MemoryError" in outcome.detail:
+        return Failure(Verdict.RESOURCE_ERROR, one_line(f"{doing}: {outcome.detail}"), outcome.log)
+    return Failure(Verdict.CRASHED, one_line(f"{doing}: {outcome.detail}"), outcome.log)
+
+
+def _compiler_failure(outcome: Outcome, limits: ChildLimits) -> Failure | None:
+    """The same for the compile child, whose own aborts are the compiler's answer to the kernel."""
+    if "SIGABRT" in outcome.detail and not _RESOURCES.search(outcome.log + outcome.detail):
+        reason = one_line(f"libtpu aborted: {outcome.detail}")
+        return Failure(Verdict.COMPILE_ERROR, reason, outcome.log)
+    if "SIGXFSZ" in outcome.detail:
+        reason = f"the kernel's schedule takes more than {limits.file_bytes} bytes to write"
+        return Failure(Verdict.RESOURCE_ERROR, reason, outcome.log)
+    if _RESOURCES.search(outcome.log):
+        return Failure(Verdict.RESOURCE_ERROR, one_line(f"compiling: {outcome.detail}"), outcome.log)
+    return _child_failure(outcome, "compiling and simulating")
+
+
+def remove(folder: Path) -> None:
+    """Forget a file early; dumps are large."""
+    with contextlib.suppress(OSError):
+        folder.unlink()
