@@ -27,8 +27,10 @@ SPACE = {
     "group_m": (1, 4, 8, 16, 32),
     "persistent": (True, False),
     "consumer_regs": (216, 232, 240),
+    "stagger": (0, 1, 2),
+    "a_registers": (False, True),
 }
-DEFAULTS = {"block_n": 256, "stages": 4, "group_m": 16, "persistent": True, "consumer_regs": 240}
+DEFAULTS = {"block_n": 256, "stages": 4, "group_m": 16, "persistent": True, "consumer_regs": 240, "stagger": 1, "a_registers": False}
 CONSTRAINTS = {
     "block_n != 256 or stages <= 4": "a 128 x 256 tile has room for 4 stages of 48.5 KB beside its stores",
     "N % 128 == 0": "B's scales come in whole 128 x 128 blocks",
@@ -102,7 +104,17 @@ def store_half(c_desc, c_bufs, acc, row, col, WG: gl.constexpr, SMALL: gl.conste
 
 
 @gluon.jit
-def consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, WG: gl.constexpr):
+def operand(bufs, i, PARENT: gl.constexpr, IN_REGISTERS: gl.constexpr):
+    """A's 64 x 128 piece as wgmma takes it: the shared buffer itself, or the warpgroup's registers."""
+    if IN_REGISTERS:
+        layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=PARENT, k_width=4)
+        return bufs.index(i).load(layout)
+    else:
+        return bufs.index(i)
+
+
+@gluon.jit
+def consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, turn, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, STAGGER: gl.constexpr, INR: gl.constexpr, WG: gl.constexpr):
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
     small: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32])
     rows: gl.constexpr = gl.SliceLayout(1, mma)
@@ -123,10 +135,16 @@ def consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, read
             sb0 = gl.load(bp0 + k)
             sb1 = gl.load(bp1 + k)
             mbarrier.wait(ready.index(s), phase)
-            a = a_bufs.index(s * 2 + WG)
+            if STAGGER == 2 and WG == 1:
+                mbarrier.wait(turn.index(s), phase)
+            elif STAGGER == 1 and WG == 1:
+                mbarrier.wait(turn.index(s), phase, pred=k == 0)
+            a = operand(a_bufs, s * 2 + WG, mma, INR)
             d = warpgroup_mma(a, b_bufs.index(s * HALVES).permute((1, 0)), zero, use_acc=False, is_async=True)
             sa = s_bufs.index(s * 2 + WG).load(rows)
             d = warpgroup_mma_wait(num_outstanding=0, deps=(d, ))
+            if STAGGER > 0 and WG == 0:
+                mbarrier.arrive(turn.index(s), count=1)
             if HALVES == 2:
                 acc0 = promote(acc0, d, sa * sb0)
                 # the second half has its own barrier: the branch of its wait also keeps ptxas from starting the
@@ -151,31 +169,33 @@ def consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, read
 
 
 @gluon.jit
-def consumer0(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr):
-    consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, HALVES, STAGES, GROUP, 0)
+def consumer0(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, turn, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, STAGGER: gl.constexpr, INR: gl.constexpr):
+    consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, turn, HALVES, STAGES, GROUP, STAGGER, INR, 0)
 
 
 @gluon.jit
-def consumer1(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr):
-    consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, HALVES, STAGES, GROUP, 1)
+def consumer1(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, turn, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, STAGGER: gl.constexpr, INR: gl.constexpr):
+    consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, turn, HALVES, STAGES, GROUP, STAGGER, INR, 1)
 
 
 @gluon.jit
-def gemm_kernel(a_desc, as_desc, b_desc, c_desc, bs_ptr, M, N, K, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, REGS: gl.constexpr):
+def gemm_kernel(a_desc, as_desc, b_desc, c_desc, bs_ptr, M, N, K, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, REGS: gl.constexpr, STAGGER: gl.constexpr, INR: gl.constexpr):
     a_bufs = gl.allocate_shared_memory(a_desc.dtype, [STAGES * 2] + a_desc.block_type.shape, a_desc.layout)
     b_bufs = gl.allocate_shared_memory(b_desc.dtype, [STAGES * HALVES] + b_desc.block_type.shape, b_desc.layout)
     c_bufs = gl.allocate_shared_memory(c_desc.dtype, [4] + c_desc.block_type.shape, c_desc.layout)
     s_bufs = gl.allocate_shared_memory(as_desc.dtype, [STAGES * 2] + as_desc.block_type.shape, as_desc.layout)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES * HALVES, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
         mbarrier.init(empty.index(s), count=2)
+        mbarrier.init(turn.index(s), count=1)
     for s in gl.static_range(STAGES * HALVES):
         mbarrier.init(ready.index(s), count=1)
     gl.warp_specialize(
         [
-            (consumer0, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, HALVES, STAGES, GROUP)),
-            (consumer1, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, HALVES, STAGES, GROUP)),
+            (consumer0, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, turn, HALVES, STAGES, GROUP, STAGGER, INR)),
+            (consumer1, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, turn, HALVES, STAGES, GROUP, STAGGER, INR)),
             (producer, (a_desc, as_desc, b_desc, M, N, K, a_bufs, s_bufs, b_bufs, empty, ready, HALVES, STAGES, GROUP)),
         ],
         [4, 1],
@@ -208,6 +228,8 @@ def launch(inputs, params):
         params["stages"],
         params["group_m"],
         params["consumer_regs"],
+        params["stagger"],
+        params["a_registers"],
         num_warps=4,
         maxnreg=168,
     )
