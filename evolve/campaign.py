@@ -9,6 +9,7 @@ campaign replays it. In both, at most ``lag`` proposals are in flight.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -217,10 +218,14 @@ class Campaign:
 
     def _job(self, candidate: Candidate) -> Job:
         seed = int(np.random.default_rng([self.plan.seed, candidate.index, 1]).integers(2**31))
+        return Job(candidate.index, candidate.genome, seed, self._artefacts, self._bar(candidate))
+
+    def _bar(self, candidate: Candidate) -> float:
+        """The fitness above which a candidate is checked harder: none for the user's own seed sources."""
+        if any(candidate.genome.source_id == start.genome.source_id for start in self.plan.starts):
+            return math.inf
         best = self.history.best
-        return Job(
-            candidate.index, candidate.genome, seed, self._artefacts, (best and best[1].fitness) or 0.0
-        )
+        return (best and best[1].fitness) or 0.0
 
     def _next_arrived(self) -> int | None:
         if self.plan.order is Order.INDEX:

@@ -24,7 +24,8 @@ class Job:
     """One genome to evaluate. ``index`` names the job; ``seed`` makes the gates' inputs.
 
     ``known_artefacts`` are hashes of compiled artefacts whose repetition is a ``duplicate``.
-    ``best`` is the best fitness known when the job was made: what beats it is checked harder.
+    ``best`` is the best fitness known when the job was made: what beats it is checked harder (infinite for
+    the user's own sources, which no mutation has touched).
     ``baseline`` names the operator's baseline kernel this is, if any: baselines answer to other
     inputs and are not held to the operator's gates.
     """

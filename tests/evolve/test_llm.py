@@ -19,7 +19,7 @@ from evolve.proposers.llm import LlmProposer
 from evolve.proposers.llm_client import ChatClient, OpenAIEndpoint, TokenBudget
 from evolve.proposers.llm_prompt import Contract
 from evolve.space import Space
-from fitness.dialect import check_source
+from fitness import dialect
 from fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
 from tests.evolve.llm_server import Answer, ScriptedServer, scripted_server
 
@@ -45,17 +45,21 @@ def faster(old: int, new: int) -> Answer:
     return Answer(f"SUMMARY: speed {new}\n{edit}")
 
 
+def whole(speed: int) -> Answer:
+    return Answer(f"SUMMARY: speed {speed}\n```python\n{SEED.replace('speed = 10', f'speed = {speed}')}```")
+
+
 def judge(genome: Genome) -> Evaluation:
-    """Fitness is the module's speed; 13 is incorrect, with an error a model could mend."""
+    """Fitness is the module's speed; 66 is incorrect, with an error a model could mend."""
     speed = int(genome.source.split("speed = ")[1].split("\n")[0])
     common = {"genome": genome.id, "target": "t", "suite": "s"}
-    if speed == 13:
+    if speed == 66:
         return Evaluation(
             **common,
             stage=Stage.CHECK,
             verdict=Verdict.INCORRECT,
             reason="exact gate reads 12 dB",
-            log="trace of 13",
+            log="trace of 66",
         )
     figures = WorkloadFigures(
         workload="w",
@@ -128,7 +132,7 @@ class Sink:
 
 
 def check(source: str) -> Sequence[str]:
-    return [str(violation) for violation in check_source(source)]
+    return [str(violation) for violation in dialect.check(source)]
 
 
 def lineage(history: History) -> list:
@@ -205,8 +209,8 @@ def test_a_broken_endpoint_yields_no_proposal_and_the_campaign_ends_cleanly(
 
 def test_the_token_budget_counts_what_is_in_flight(tmp_path: Path) -> None:
     with scripted_server([faster(10 + n, 11 + n) for n in range(9)]) as server:
-        history = campaign(tmp_path / "j", server, 9, tokens=2600)
-    # Each call reserves its prompt (about 1,000 tokens) and 1,000 for the answer, and uses 150.
+        history = campaign(tmp_path / "j", server, 9, tokens=2000)
+    # Each call reserves its prompt (about 700 tokens) and 1,000 for the answer, and uses 150.
     assert 1 <= len(server.requests) < 8
     assert len(history.candidates) == 1 + len(server.requests)
 
@@ -219,8 +223,8 @@ def test_a_call_without_an_answer_is_charged_in_full() -> None:
 
 
 def test_a_failed_child_is_shown_its_error(tmp_path: Path) -> None:
-    with scripted_server([faster(10, 13), *[faster(13, 14)] * 40]) as server:
+    with scripted_server([faster(10, 66), *(whole(speed) for speed in range(20, 40))]) as server:
         campaign(tmp_path / "j", server, 12)
     asked = [r["messages"][1]["content"] for r in server.requests]
     mending = [text for text in asked if "Kernel that failed" in text]
-    assert mending and "exact gate reads 12 dB" in mending[0] and "trace of 13" in mending[0]
+    assert mending and "exact gate reads 12 dB" in mending[0] and "trace of 66" in mending[0]
