@@ -38,7 +38,7 @@ def _view(kernel: KernelSource, call: cst.Call) -> PallasCall:
         raise Unsupported("pallas_call with grid_spec")
     if "grid" not in args or "in_specs" not in args or "out_specs" not in args:
         raise Unsupported("pallas_call without literal grid, in_specs and out_specs")
-    function, bound = _kernel_function(kernel, call.args[0].value)
+    function, bound, partial = _kernel_function(kernel, call.args[0].value)
     grid_node = resolve(kernel, args["grid"].value)
     grid = _elements(grid_node) if isinstance(grid_node, cst.Tuple | cst.List) else [grid_node]
     ins = [(None, n) for n in _spec_list(kernel, args["in_specs"].value, "in_specs")]
@@ -57,7 +57,7 @@ def _view(kernel: KernelSource, call: cst.Call) -> PallasCall:
         spec = None if role == "scratch" else _spec(kernel, node, len(grid))
         refs.append(Ref(positional[position], role, position, spec, node))
     return PallasCall(
-        kernel, call, args, function, bound, grid_node, grid, refs, scratch_node, _operands(kernel, call)
+        kernel, call, args, function, bound, partial, grid_node, grid, refs, scratch_node, _operands(kernel, call)
     )
 
 
@@ -80,19 +80,21 @@ def _spec_list(kernel: KernelSource, node: cst.BaseExpression, what: str) -> lis
 
 def _kernel_function(
     kernel: KernelSource, node: cst.BaseExpression
-) -> tuple[cst.FunctionDef, dict[str, cst.Arg]]:
-    """The kernel's definition and the keywords a ``functools.partial`` binds."""
+) -> tuple[cst.FunctionDef, dict[str, cst.Arg], cst.Call | None]:
+    """The kernel's definition, the keywords a ``functools.partial`` binds, and that partial."""
+    partial = None
     bound: dict[str, cst.Arg] = {}
     value = resolve(kernel, node)
     if isinstance(value, cst.Call) and kernel.qualified(value.func) == "functools.partial":
         if any(a.star for a in value.args) or any(a.keyword is None for a in value.args[1:]):
             raise Unsupported("functools.partial with positional or starred arguments around a kernel")
         bound = {a.keyword.value: a for a in value.args[1:] if a.keyword is not None}
+        partial = value
         value = resolve(kernel, value.args[0].value)
     if isinstance(value, cst.Name):
         function = kernel.function(value.value, near=value)
         if function is not None:
-            return function, bound
+            return function, bound, partial
     raise Unsupported(f"a kernel given as {type(value).__name__}")
 
 

@@ -14,6 +14,7 @@ from evolve.proposers.rewrite.dataflow import (
     dedented,
     definitions,
     keyword_parameters,
+    parameter_access,
     parameters,
     reads_of,
     small,
@@ -75,6 +76,7 @@ class PallasCall:
     args: dict[str, cst.Arg]
     function: cst.FunctionDef
     bound: dict[str, cst.Arg]
+    partial: cst.Call | None
     grid_node: cst.BaseExpression
     grid: list[cst.BaseExpression]
     refs: list[Ref]
@@ -193,6 +195,39 @@ class PallasCall:
         after = parameters(self.function)[len(self.refs) - 1].name.value
         edit.transform(self.function.params, partial(_with_parameters, after=after, names=names))
 
+    def pass_static(self, edit: Edit, parameter: str) -> str:
+        """Make launch parameter ``parameter`` readable in the kernel; returns the text that reads it there.
+
+        Raises Unsupported when another launch shares the kernel.
+        """
+        access = parameter_access(self.kernel, self.call, parameter)
+        scope = self.kernel.enclosing(self.function, cst.FunctionDef)
+        if scope is not None:
+            return access
+        uses = [
+            n for n in walk(self.kernel.module) if isinstance(n, cst.Name) and n.value == self.name
+        ]
+        if len(uses) > 2:
+            raise Unsupported("a kernel that several launches share")
+        if self.partial is not None:
+            edit.transform(self.partial, partial(with_keyword, keyword=parameter, text=access))
+        else:
+            tools = edit.ensure_import("functools", "functools")
+            node = self.call.args[0].value
+            edit.replace(node, f"{tools}.partial({self.kernel.code(node)}, {parameter}={access})")
+        edit.transform(self.function.params, partial(_with_keyword_only, name=parameter))
+        return parameter
+
+    def parameter_of(self, node: cst.BaseExpression) -> str | None:
+        """The launch parameter an extent such as ``bm`` is, if it is just that."""
+        value = resolve(self.kernel, node)
+        if isinstance(value, cst.Subscript) and len(value.slice) == 1:
+            index = value.slice[0].slice
+            if isinstance(index, cst.Index) and isinstance(index.value, cst.SimpleString):
+                name = index.value.evaluated_value
+                return name if isinstance(name, str) and name in self.kernel.space else None
+        return None
+
     def named_extent(self, edit: Edit, axis: int) -> str:
         """A name of the number of steps of ``axis`` that no lambda of the launch hides."""
         holders = {self.kernel.statement(r.spec.node) for r in self.refs if r.spec}
@@ -254,6 +289,15 @@ def _with_parameters(node: cst.Parameters, after: str, names: Sequence[str]) -> 
         fresh[-1] = fresh[-1].with_changes(comma=listed[-1].comma)
     listed[place - 1] = listed[place - 1].with_changes(comma=_COMMA)
     return node.with_changes(params=[*listed[:place], *fresh, *listed[place:]])
+
+
+def _with_keyword_only(node: cst.Parameters, name: str) -> cst.Parameters:
+    fresh = cst.Param(cst.Name(name))
+    if node.kwonly_params:
+        listed = [*node.kwonly_params[:-1], node.kwonly_params[-1].with_changes(comma=_COMMA)]
+        return node.with_changes(kwonly_params=[*listed, fresh])
+    positional = [*node.params[:-1], node.params[-1].with_changes(comma=_COMMA)]
+    return node.with_changes(params=positional, star_arg=cst.ParamStar(), kwonly_params=[fresh])
 
 
 def first_statement(body: Sequence[cst.CSTNode]) -> cst.CSTNode:

@@ -1,0 +1,320 @@
+"""Rules on the matrix product and its scales: chunking, where scales are applied, one long dot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import libcst as cst
+import numpy as np
+
+from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site
+from evolve.proposers.rewrite.edit import Edit
+from evolve.proposers.rewrite.pallas.accumulation import (
+    Accumulate,
+    absorbed,
+    accumulates,
+    dot_of,
+    dots,
+    expanded,
+    factors,
+    scaled_dot,
+)
+from evolve.proposers.rewrite.pallas.find import pallas_calls
+from evolve.proposers.rewrite.pallas.view import PallasCall
+
+_PLAIN = cst.Module(body=[])
+
+
+def _text(node: cst.CSTNode) -> str:
+    return _PLAIN.code_for_node(node).strip()
+
+
+def _label(view: PallasCall, item: Accumulate, number: int) -> str:
+    return f"{view.name}/{_text(item.target)}/{number}"
+
+
+class _Chunk:
+    """Common part of chunking along the rows (axis 0) or the columns (axis 1) of the product."""
+
+    language = Language.PALLAS
+    axis: int
+    word: str
+    letter: str
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        found = []
+        for view in pallas_calls(kernel):
+            for number, item in enumerate(accumulates(view)):
+                if item.whole and len(dots(kernel, expanded(view, item))) == 1:
+                    found.append(
+                        Site(
+                            _label(view, item, number),
+                            f"{view.name}: {self.word} chunks of the dot added to {_text(item.target)}",
+                            (view, item),
+                        )
+                    )
+        return found
+
+    def apply(
+        self, kernel: KernelSource, site: Site, rng: np.random.Generator
+    ) -> RewrittenKernel | None:
+        view, item = site.payload
+        edit = Edit(kernel)
+        parameter = edit.add_parameter(f"chunk_{self.letter}", (64, 128, 256, 512), 128)
+        block = view.outputs[0].spec
+        owner = view.parameter_of(block.shape[self.axis]) if block and len(block.shape) == 2 else None
+        if owner:
+            edit.add_constraint(
+                f"{owner} % {parameter} == 0", f"{parameter} must divide {owner}"
+            )
+            if isinstance(kernel.defaults.get(owner), int) and kernel.defaults[owner] % 128:
+                return None
+        size = view.pass_static(edit, parameter)
+        names = {w: kernel.fresh(w) for w in ("start", "extent", "chunk_of")}
+        names["numpy"] = edit.ensure_import("jax.numpy", "jnp")
+        self._helper(edit, view, names["chunk_of"])
+        value = expanded(view, item)
+        dot = dots(kernel, value)[0]
+        side, other = (dot.lhs, dot.rhs) if self.axis == 0 else (dot.rhs, dot.lhs)
+        del other
+        along = self.axis if self.axis == 0 or not dot.transposed else 0
+        piece = self._piece(kernel, value, along, size, names)
+        extent = f"{names['extent']} = {_text(side)}.shape[{along}]"
+        edit.replace_statement(item.statement, self._loop(item, piece, extent, size, names))
+        for statement in absorbed(view, item):
+            edit.remove(statement)
+        return edit.finish()
+
+    def _helper(self, edit: Edit, view: PallasCall, name: str) -> None:
+        edit.before(
+            edit.kernel.statement(view.function),
+            f'\n\ndef {name}(x, axis, start, count, extent):\n'
+            f'    """``count`` entries of x along axis, or all of x where it is broadcast along it."""\n'
+            f"    if x.ndim != 2 or x.shape[axis] != extent:\n        return x\n"
+            f"    return x[start : start + count] if axis == 0 else x[:, start : start + count]",
+        )
+
+    def _piece(
+        self, kernel: KernelSource, value: cst.BaseExpression, along: int, size: str, names: dict[str, str]
+    ) -> str:
+        """The accumulated expression for one chunk: every operand cut, or whole where it is broadcast."""
+        cut = f"{names['start']}, {size}, {names['extent']})"
+
+        def take(node: cst.CSTNode, axis: int) -> str:
+            return f"{names['chunk_of']}({_text(node)}, {axis}, {cut}"
+
+        def visit(node: cst.BaseExpression) -> str:
+            dot = dot_of(kernel, node)
+            if dot is not None:
+                side = dot.lhs if self.axis == 0 else dot.rhs
+                return _text(node).replace(_text(side), take(side, along), 1) if self.axis == 0 else _swap_last(
+                    _text(node), _text(side), take(side, along)
+                )
+            if isinstance(node, cst.BinaryOperation):
+                return f"({visit(node.left)} {_text(node.operator)} {visit(node.right)})"
+            if isinstance(node, cst.Integer | cst.Float):
+                return _text(node)
+            if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+                if node.func.attr.value == "astype":
+                    return f"{visit(node.func.value)}.astype({_text(node.args[0].value)})"
+            return take(node, self.axis)
+
+        return visit(value)
+
+    def _loop(
+        self, item: Accumulate, piece: str, extent: str, size: str, names: dict[str, str]
+    ) -> str:
+        start = names["start"]
+        steps = f"range(0, {names['extent']}, {size})"
+        if item.ref is None:
+            numpy = names["numpy"]
+            parts = f"[{piece} for {start} in {steps}]"
+            target = _text(item.target)
+            return f"{extent}\n{target} = {target} + {numpy}.concatenate({parts}, axis={self.axis})"
+        where = f"{start} : {start} + {size}, :" if self.axis == 0 else f":, {start} : {start} + {size}"
+        return f"{extent}\nfor {start} in {steps}:\n    {item.ref}[{where}] += {piece}"
+
+
+def _swap_last(text: str, old: str, new: str) -> str:
+    head, _, tail = text.rpartition(old)
+    return f"{head}{new}{tail}"
+
+
+class ChunkRows(_Chunk):
+    """Split the dot over the rows of the tile."""
+
+    name = "pallas_chunk_rows"
+    axis, word, letter = 0, "row", "m"
+    why = (
+        "A whole tile's partial product lives in hundreds of vector registers and spills. Row chunks keep it small and "
+        "let the scaling of one chunk fill slots while the matrix unit works on the next."
+    )
+
+
+class ChunkColumns(_Chunk):
+    """Split the dot over the columns of the tile."""
+
+    name = "pallas_chunk_columns"
+    axis, word, letter = 1, "column", "n"
+    why = (
+        "Column chunks of the matrix unit's width interleave its work with the vector work on the previous chunk and "
+        "shorten the life of the partial product."
+    )
+
+
+class DequantiseFirst:
+    """Scale both operands in bfloat16 before the dot instead of the float32 partial after it."""
+
+    name = "pallas_dequantise_first"
+    language = Language.PALLAS
+    why = (
+        "Scaling the [rows, columns] partial of every K group costs vector work that grows with the tile. Scaling the "
+        "operands before the dot costs less when groups are short, and lets all groups share one long dot."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        found = []
+        for view in pallas_calls(kernel):
+            for number, item in enumerate(accumulates(view)):
+                split = scaled_dot(kernel, expanded(view, item))
+                if split and split[1] and isinstance(split[0].node, cst.Call) and not split[0].transposed:
+                    found.append(
+                        Site(
+                            _label(view, item, number),
+                            f"{view.name}: scale the operands of the dot added to {_text(item.target)}",
+                            (view, item),
+                        )
+                    )
+        return found
+
+    def apply(
+        self, kernel: KernelSource, site: Site, rng: np.random.Generator
+    ) -> RewrittenKernel | None:
+        view, item = site.payload
+        split = scaled_dot(kernel, expanded(view, item))
+        if split is None:
+            return None
+        dot, scales = split
+        edit = Edit(kernel)
+        numpy = edit.ensure_import("jax.numpy", "jnp")
+        helper = kernel.fresh("scaled")
+        edit.before(
+            kernel.statement(view.function),
+            f'\n\ndef {helper}(x, axis, scales):\n'
+            f'    """x times the scales that vary along axis only (single numbers with axis 0), in bfloat16."""\n'
+            f"    y = x.astype({numpy}.float32)\n"
+            f"    for scale in scales:\n"
+            f"        single = scale.size == 1 and axis == 0\n"
+            f"        if single or (scale.size > 1 and scale.shape[axis] == scale.size):\n"
+            f"            y = y * scale\n"
+            f"    return y.astype({numpy}.bfloat16)",
+        )
+        listed = ", ".join(_text(s) for s in scales)
+        call = dot.node
+        assert isinstance(call, cst.Call)
+        arguments = list(call.args)
+        for position, axis in ((0, 0), (1, 1)):
+            text = f"{helper}({_text(arguments[position].value)}, {axis}, ({listed},))"
+            arguments[position] = arguments[position].with_changes(value=cst.parse_expression(text))
+        edit.replace(item.value, call.with_changes(args=arguments, lpar=[], rpar=[]))
+        for statement in absorbed(view, item):
+            edit.remove(statement)
+        return edit.finish()
+
+
+class MergeGroupDots:
+    """One dot over all K groups instead of one per group, where no scale stands between them."""
+
+    name = "pallas_merge_group_dots"
+    language = Language.PALLAS
+    why = (
+        "When the operands are scaled beforehand the partials of all K groups add up inside the matrix unit: one "
+        "long dot needs no vector adds and fills a deep systolic array better than several short ones."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        found = []
+        for view in pallas_calls(kernel):
+            for number, item in enumerate(accumulates(view)):
+                dot = dot_of(kernel, expanded(view, item))
+                if item.loop is None or dot is None or dot.transposed or not isinstance(dot.node, cst.Call):
+                    continue
+                if item.statement in item.loop.body.body and item.whole:
+                    found.append(
+                        Site(
+                            _label(view, item, number),
+                            f"{view.name}: one dot for all iterations added to {_text(item.target)}",
+                            (view, item),
+                        )
+                    )
+        return found
+
+    def apply(
+        self, kernel: KernelSource, site: Site, rng: np.random.Generator
+    ) -> RewrittenKernel | None:
+        view, item = site.payload
+        dot = dot_of(kernel, expanded(view, item))
+        assert dot is not None
+        assert isinstance(dot.node, cst.Call)
+        edit = Edit(kernel)
+        numpy = edit.ensure_import("jax.numpy", "jnp")
+        left, right = kernel.fresh("left_parts"), kernel.fresh("right_parts")
+        edit.before(item.loop, f"{left}, {right} = [], []")
+        edit.replace_statement(
+            item.statement, f"{left}.append({_text(dot.lhs)})\n{right}.append({_text(dot.rhs)})"
+        )
+        arguments = list(dot.node.args)
+        for position, name in ((0, left), (1, right)):
+            text = f"{numpy}.concatenate({name}, axis={1 - position})"
+            arguments[position] = arguments[position].with_changes(value=cst.parse_expression(text))
+        call = dot.node.with_changes(args=arguments, lpar=[], rpar=[])
+        target = _text(item.target)
+        edit.after(item.loop, f"{target} = {target} + {_text(call)}")
+        for statement in absorbed(view, item):
+            edit.remove(statement)
+        return edit.finish()
+
+
+class ReassociateScale:
+    """``dot * (a * b)`` to ``(dot * a) * b`` and back."""
+
+    name = "pallas_reassociate_scale"
+    language = Language.PALLAS
+    why = (
+        "Multiplying the row scale with the column scale first makes an outer product as large as the tile; scaling "
+        "by one after the other broadcasts small operands. Which is cheaper depends on layout and registers."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        found = []
+        for view in pallas_calls(kernel):
+            for number, item in enumerate(accumulates(view)):
+                split = scaled_dot(kernel, expanded(view, item))
+                if split and len(split[1]) >= 2:
+                    found.append(
+                        Site(
+                            _label(view, item, number),
+                            f"{view.name}: another order of the scales on {_text(item.target)}",
+                            (view, item),
+                        )
+                    )
+        return found
+
+    def apply(
+        self, kernel: KernelSource, site: Site, rng: np.random.Generator
+    ) -> RewrittenKernel | None:
+        view, item = site.payload
+        value = expanded(view, item)
+        split = scaled_dot(kernel, value)
+        if split is None:
+            return None
+        dot, scales = split
+        names = [_text(s) for s in scales]
+        chained = f"{_text(dot.node)} * " + " * ".join(names)
+        grouped = f"{_text(dot.node)} * ({' * '.join(names)})"
+        flat = isinstance(value, cst.BinaryOperation) and len(list(factors(value.right))) == 1
+        edit = Edit(kernel)
+        edit.replace(item.value, grouped if flat else chained)
+        for statement in absorbed(view, item):
+            edit.remove(statement)
+        return edit.finish()

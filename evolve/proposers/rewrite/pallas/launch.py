@@ -1,0 +1,189 @@
+"""Rules on what the launch tells the compiler: semantics, buffers, memory limit, parameter ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import libcst as cst
+import numpy as np
+
+from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
+from evolve.proposers.rewrite.dataflow import parameter_access, resolve
+from evolve.proposers.rewrite.edit import Edit
+from evolve.proposers.rewrite.pallas.find import pallas_calls
+from evolve.proposers.rewrite.pallas.view import PALLAS_TPU, PallasCall, with_keyword
+
+
+class DimensionSemantics:
+    """Declare a grid axis parallel or sequential."""
+
+    name = "pallas_dimension_semantics"
+    language = Language.PALLAS
+    why = (
+        "A parallel axis may be split over cores and reordered; a sequential one lets buffers carry over. Only axes "
+        "without state between their steps may be parallel."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        found = []
+        for view in pallas_calls(kernel):
+            elements = view.semantics()
+            if elements is None:
+                found.append(Site(f"{view.name}/declare", f"{view.name}: declare the grid's semantics", (view, None)))
+                continue
+            for axis in range(len(elements)):
+                text = kernel.code(elements[axis].value).lower()
+                if "parallel" in text or self._stateless(view, axis):
+                    word = "sequential" if "parallel" in text else "parallel"
+                    found.append(
+                        Site(
+                            f"{view.name}/axis{axis}/{word}",
+                            f"{view.name}: make grid axis {axis} {word}",
+                            (view, axis),
+                        )
+                    )
+        return found
+
+    def _stateless(self, view: PallasCall, axis: int) -> bool:
+        """Whether every output moves with the axis and no scratch outlives a step."""
+        moved = all(r.spec and axis in r.spec.grid_axes(view.kernel) for r in view.outputs)
+        used = {a for w in view.whens for a in view.axis_reads(view.kernel.code(w.condition))}
+        return moved and axis not in used
+
+    def apply(
+        self, kernel: KernelSource, site: Site, rng: np.random.Generator
+    ) -> RewrittenKernel | None:
+        view, axis = site.payload
+        edit = Edit(kernel)
+        if axis is None:
+            words = ["parallel" if self._stateless(view, a) else "arbitrary" for a in range(len(view.grid))]
+            add_compiler_parameter(edit, view, "dimension_semantics", repr(tuple(words)))
+            return edit.finish()
+        value = view.semantics()[axis].value
+        text = kernel.code(value)
+        for old, new in (("parallel", "arbitrary"), ("PARALLEL", "ARBITRARY")):
+            if old in text:
+                edit.replace(value, text.replace(old, new))
+                return edit.finish()
+            if new in text:
+                edit.replace(value, text.replace(new, old))
+                return edit.finish()
+        return None
+
+
+def add_compiler_parameter(edit: Edit, view: PallasCall, keyword: str, text: str) -> None:
+    """Add a keyword to the launch's compiler parameters, creating them if there are none."""
+    argument = view.args.get("compiler_params")
+    if argument is None:
+        tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
+        view.add_launch_argument(edit, "compiler_params", f"{tpu}.CompilerParams({keyword}={text})")
+        return
+    value = resolve(view.kernel, argument.value)
+    if isinstance(value, cst.Call):
+        edit.transform(value, partial(with_keyword, keyword=keyword, text=text))
+
+
+class BufferCount:
+    """Make the number of pipeline buffers of an input a parameter."""
+
+    name = "pallas_buffer_count"
+    language = Language.PALLAS
+    why = (
+        "Inputs are double buffered by default. An input that seldom changes wastes the second buffer; with one buffer "
+        "the VMEM can go to larger blocks."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        return [
+            Site(f"{v.name}/{r.name}", f"{v.name}: choose the buffers of {r.name}", (v, r))
+            for v in pallas_calls(kernel)
+            for r in v.inputs
+            if r.spec is not None and "pipeline_mode" not in kernel.code(r.spec.node)
+        ]
+
+    def apply(
+        self, kernel: KernelSource, site: Site, rng: np.random.Generator
+    ) -> RewrittenKernel | None:
+        view, ref = site.payload
+        edit = Edit(kernel)
+        parameter = edit.add_parameter(f"{ref.name.removesuffix('_ref')}_buffers", (1, 2), 1)
+        access = parameter_access(kernel, view.call, parameter)
+        text = f"{view.pallas}.Buffered({access})"
+        edit.transform(ref.spec.node, partial(with_keyword, keyword="pipeline_mode", text=text))
+        return edit.finish()
+
+
+class VmemLimit:
+    """Make the kernel's VMEM limit a parameter."""
+
+    name = "pallas_vmem_limit"
+    language = Language.PALLAS
+    why = "The default limit rejects blocks the chip could hold; a higher one leaves less for the compiler's own use."
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        return [
+            Site(f"{v.name}/vmem", f"{v.name}: choose the VMEM limit", v)
+            for v in pallas_calls(kernel)
+            if not self._is_parameter(v)
+        ]
+
+    def _is_parameter(self, view: PallasCall) -> bool:
+        node = self._given(view)
+        return node is not None and "[" in view.kernel.code(node)
+
+    def _given(self, view: PallasCall) -> cst.BaseExpression | None:
+        argument = view.args.get("compiler_params")
+        for node in walk(resolve(view.kernel, argument.value)) if argument else ():
+            if isinstance(node, cst.Arg) and node.keyword and node.keyword.value == "vmem_limit_bytes":
+                return node.value
+        return None
+
+    def apply(
+        self, kernel: KernelSource, site: Site, rng: np.random.Generator
+    ) -> RewrittenKernel | None:
+        view = site.payload
+        edit = Edit(kernel)
+        parameter = edit.add_parameter("vmem_limit_mib", (32, 40, 48, 56, 60), 56)
+        text = f"{parameter_access(kernel, view.call, parameter)} * 1048576"
+        given = self._given(view)
+        if given is not None:
+            edit.replace(given, text)
+        else:
+            add_compiler_parameter(edit, view, "vmem_limit_bytes", text)
+        return edit.finish()
+
+
+class WidenSpace:
+    """Add a value beyond the largest or smallest one of an integer parameter."""
+
+    name = "pallas_widen_space"
+    language = Language.PALLAS
+    why = "The best block size may lie beyond the range the author listed, above all after a rewrite changed the kernel."
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        found = []
+        if not pallas_calls(kernel):
+            return found
+        for name, values in kernel.space.items():
+            if len(values) < 2 or not all(type(v) is int and v >= 8 for v in values):
+                continue
+            wide, narrow = 2 * max(values), min(values) // 2  # type: ignore[type-var,operator]
+            if wide <= 16384:
+                found.append(Site(f"{name}/{wide}", f"allow {name} = {wide}", (name, wide, len(values))))
+            if narrow >= 64:
+                found.append(Site(f"{name}/{narrow}", f"allow {name} = {narrow}", (name, narrow, 0)))
+        return found
+
+    def apply(
+        self, kernel: KernelSource, site: Site, rng: np.random.Generator
+    ) -> RewrittenKernel | None:
+        name, value, place = site.payload
+        edit = Edit(kernel)
+        space = kernel.literals["SPACE"]
+        for element in space.elements if space is not None else ():
+            if isinstance(element, cst.DictElement) and kernel.code(element.key).strip("\"'") == name:
+                values = list(kernel.space[name])
+                values.insert(place, value)
+                edit.replace(element.value, repr(tuple(values)))
+        return edit.finish()

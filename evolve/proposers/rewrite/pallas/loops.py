@@ -1,0 +1,384 @@
+"""Rules on loops inside a kernel: Python unroll against ``fori_loop``, fusion, and software pipelining."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import libcst as cst
+import numpy as np
+
+from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, Unsupported, walk
+from evolve.proposers.rewrite.dataflow import (
+    assigned_value,
+    dedented,
+    definitions,
+    reads_of,
+    small,
+    statements,
+    substitute,
+    target_names,
+)
+from evolve.proposers.rewrite.edit import Edit
+from evolve.proposers.rewrite.pallas.chain import Chain, find_chain
+from evolve.proposers.rewrite.pallas.find import pallas_calls
+from evolve.proposers.rewrite.pallas.view import PallasCall
+
+FORI = "jax.lax.fori_loop"
+
+
+def _range_arguments(kernel: KernelSource, loop: cst.For) -> tuple[str, str, str] | None:
+    """(start, stop, step) texts of a loop over ``range`` with one target name."""
+    call = loop.iter
+    if not isinstance(call, cst.Call) or kernel.code(call.func) != "range":
+        return None
+    if not isinstance(loop.target, cst.Name) or any(a.star or a.keyword for a in call.args):
+        return None
+    texts = [kernel.code(a.value) for a in call.args]
+    if len(texts) == 1:
+        return "0", texts[0], "1"
+    return texts[0], texts[1], (texts[2] if len(texts) > 2 else "1")
+
+
+def _loops(view: PallasCall) -> list[cst.For]:
+    return [s for s in view.body if isinstance(s, cst.For) and s.orelse is None]
+
+
+class UnrollToFori:
+    """Turn an unrolled Python loop into ``fori_loop``, unrolled or not as a parameter says."""
+
+    name = "pallas_unroll_to_fori"
+    language = Language.PALLAS
+    why = (
+        "A rolled loop keeps the code and the live ranges of one iteration: fewer spills and faster compiles, at the "
+        "price of no overlap between iterations."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        found = []
+        for view in pallas_calls(kernel):
+            for number, loop in enumerate(_loops(view)):
+                bounds = _range_arguments(kernel, loop)
+                if bounds is None or _carried(view, loop) is None:
+                    continue
+                slices = _dynamic_slices(view, loop)
+                if slices is None or any(isinstance(n, cst.FunctionDef | cst.For) for n in walk(loop.body)):
+                    continue
+                found.append(
+                    Site(
+                        f"{view.name}/loop{number}",
+                        f"{view.name}: run loop {number} as fori_loop",
+                        (view, loop, bounds, slices),
+                    )
+                )
+        return found
+
+    def apply(
+        self, kernel: KernelSource, site: Site, rng: np.random.Generator
+    ) -> RewrittenKernel | None:
+        view, loop, (start, stop, step), slices = site.payload
+        edit = Edit(kernel)
+        jax = edit.ensure_import("jax", "jax")
+        parameter = edit.add_parameter("unroll_loop", (False, True), False)
+        unroll = view.pass_static(edit, parameter)
+        carried = _carried(view, loop) or []
+        body, index, carry = (kernel.fresh(n) for n in ("iteration", "iteration_index", "carry"))
+        target = kernel.code(loop.target)
+        count = stop if (start, step) == ("0", "1") else f"({stop} - ({start})) // ({step})"
+        plain = (start, step) == ("0", "1")
+        first = [] if plain else [f"{target} = {start} + {index} * ({step})"]
+        if start == "0" and not plain:
+            first = [f"{target} = {index} * ({step})"]
+        lines = [f"def {body}({target if plain else index}, {carry}):"]
+        names = ", ".join(carried) + ("," if len(carried) == 1 else "")
+        inner = ([f"{names} = {carry}"] if carried else []) + first
+        for statement in loop.body.body:
+            inner += _with_slices(kernel, statement, slices, view.pallas).splitlines()
+        inner.append(f"return ({names})" if carried else f"return {carry}")
+        lines += ["    " + line for line in inner]
+        init = f"({names})" if carried else "0"
+        result = f"{names} = " if carried else ""
+        lines.append(f"{result}{jax}.lax.fori_loop(0, {count}, {body}, {init}, unroll={unroll})")
+        edit.replace_statement(loop, "\n".join(lines))
+        return edit.finish()
+
+
+def _carried(view: PallasCall, loop: cst.For) -> list[str] | None:
+    """Names a loop hands from one iteration to the next or on to what follows; None if one has no start."""
+    kernel = view.kernel
+    assigned: list[str] = []
+    for statement in loop.body.body:
+        line = small(statement)
+        if isinstance(line, cst.AugAssign) and isinstance(line.target, cst.Name):
+            assigned.append(line.target.value)
+        found = assigned_value(statement)
+        assigned += found[0] if found else []
+    position = list(view.body).index(loop)
+    before = {n for s in view.body[:position] for n in _bound(s)}
+    after = {n for s in view.body[position + 1 :] for n in reads_of(dedented(kernel, s))}
+    carried = []
+    for name in dict.fromkeys(assigned):
+        if name in before:
+            carried.append(name)
+        elif name in after:
+            return None
+    return carried
+
+
+def _bound(statement: cst.CSTNode) -> list[str]:
+    found = assigned_value(statement)
+    if found:
+        return found[0]
+    if isinstance(statement, cst.For):
+        return [n for s in statement.body.body for n in _bound(s)]
+    return []
+
+
+def _dynamic_slices(view: PallasCall, loop: cst.For) -> dict[cst.Slice, tuple[str, str]] | None:
+    """Slices that move with the loop as (start, size); None when one is not of a reference or has no fixed size."""
+    kernel, index = view.kernel, kernel_code(loop.target)
+    found: dict[cst.Slice, tuple[str, str]] = {}
+    for node in walk(loop.body):
+        if not isinstance(node, cst.Slice) or node.lower is None or node.upper is None:
+            continue
+        lower, upper = kernel.code(node.lower), kernel.code(node.upper)
+        if index not in reads_of(lower) | reads_of(upper):
+            continue
+        holder = kernel.enclosing(node, cst.Subscript)
+        if holder is None or not isinstance(holder.value, cst.Name) or view.ref(holder.value.value) is None:
+            return None
+        size = _extent(lower, upper, index)
+        if size is None:
+            return None
+        found[node] = (lower, size)
+    return found
+
+
+def kernel_code(node: cst.CSTNode) -> str:
+    return cst.Module(body=[]).code_for_node(node).strip()
+
+
+def _extent(lower: str, upper: str, index: str) -> str | None:
+    """The size of ``i*g : (i+1)*g``, ``i : i+g`` or ``i*g : i*g+g``."""
+    low, high = lower.replace(" ", ""), upper.replace(" ", "")
+    if high.startswith(low + "+"):
+        return high[len(low) + 1 :]
+    for size in (low.removeprefix(f"{index}*"), low.removesuffix(f"*{index}")):
+        if size != low and high in (
+            f"({index}+1)*{size}", f"{size}*({index}+1)", f"(1+{index})*{size}", f"{size}*{index}+{size}",
+        ):
+            return size
+    return None
+
+
+def _with_slices(
+    kernel: KernelSource, statement: cst.CSTNode, slices: dict[cst.Slice, tuple[str, str]], pallas: str
+) -> str:
+    """Text of a statement with moving slices written as ``pl.ds``."""
+
+    class Swap(cst.CSTTransformer):
+        def leave_SubscriptElement(self, original_node, updated_node):  # type: ignore[no-untyped-def]
+            if original_node.slice in slices:
+                start, size = slices[original_node.slice]
+                aligned = f"{pallas}.multiple_of({start}, {size})"
+                return updated_node.with_changes(
+                    slice=cst.Index(cst.parse_expression(f"{pallas}.ds({aligned}, {size})"))
+                )
+            return updated_node
+
+    fresh = statement.visit(Swap())
+    return dedented(kernel, fresh)  # type: ignore[arg-type]
+
+
+class ForiToUnroll:
+    """Turn ``fori_loop`` with static bounds into a Python loop."""
+
+    name = "pallas_fori_to_unroll"
+    language = Language.PALLAS
+    why = (
+        "The scheduler packs one basic block at a time. Unrolling puts several iterations into one block, so vector "
+        "work of one can run beside the matrix work of another."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        found = []
+        for view in pallas_calls(kernel):
+            calls = [c for c, name in kernel.calls(view.function) if name == FORI]
+            for number, call in enumerate(calls):
+                statement = kernel.statement(call)
+                line = small(statement)
+                direct = isinstance(line, cst.Assign | cst.Expr) and line.value is call
+                bounds = "".join(kernel.code(a.value) for a in call.args[:2])
+                dynamic = "program" in bounds or bool(view.axis_reads(bounds))
+                if direct and not dynamic and len(call.args) >= 4:
+                    found.append(
+                        Site(
+                            f"{view.name}/fori{number}",
+                            f"{view.name}: unroll fori_loop {number}",
+                            (view, call, statement),
+                        )
+                    )
+        return found
+
+    def apply(
+        self, kernel: KernelSource, site: Site, rng: np.random.Generator
+    ) -> RewrittenKernel | None:
+        _, call, statement = site.payload
+        edit = Edit(kernel)
+        lower, upper, body, init = (kernel.code(a.value) for a in call.args[:4])
+        if isinstance(call.args[2].value, cst.Lambda):
+            body = f"({body})"
+        carry, index = kernel.fresh("carry"), kernel.fresh("iteration_index")
+        lines = [f"{carry} = {init}", f"for {index} in range({lower}, {upper}):"]
+        lines.append(f"    {carry} = {body}({index}, {carry})")
+        line = small(statement)
+        if isinstance(line, cst.Assign):
+            lines.append(f"{kernel.code(line.targets[0].target)} = {carry}")
+        edit.replace_statement(statement, "\n".join(lines))
+        return edit.finish()
+
+
+class FuseComprehension:
+    """Compute the elements of a list in the loop that consumes them."""
+
+    name = "pallas_fuse_comprehension"
+    language = Language.PALLAS
+    why = (
+        "Preparing all K groups before the first dot keeps them all live in registers; preparing each where it is used "
+        "shortens their lives and gives the scheduler vector work beside every dot."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        found = []
+        for view in pallas_calls(kernel):
+            for statement in view.body:
+                bound = assigned_value(statement)
+                if not bound or len(bound[0]) != 1 or not isinstance(bound[1], cst.ListComp):
+                    continue
+                loop = _consumer(view, bound[0][0])
+                if loop is not None and not bound[1].for_in.ifs and bound[1].for_in.inner_for_in is None:
+                    found.append(
+                        Site(
+                            f"{view.name}/{bound[0][0]}",
+                            f"{view.name}: compute {bound[0][0]} inside the loop that uses it",
+                            (view, statement, bound[1], loop),
+                        )
+                    )
+        return found
+
+    def apply(
+        self, kernel: KernelSource, site: Site, rng: np.random.Generator
+    ) -> RewrittenKernel | None:
+        view, statement, made, loop = site.payload
+        edit = Edit(kernel)
+        position = kernel.fresh(target_names(made.for_in.target)[0] + "_item")
+        element = substitute(kernel, made.elt, {target_names(made.for_in.target)[0]: position})
+        over = kernel.code(made.for_in.iter)
+        target, iterated = loop.target, loop.iter
+        if kernel.code(iterated.func if isinstance(iterated, cst.Call) else iterated) == "enumerate":
+            number, item = (kernel.code(e.value) for e in target.elements)
+            edit.replace(target, f"{number}, {position}")
+            edit.replace(iterated, f"enumerate({over})")
+        else:
+            item = kernel.code(target)
+            edit.replace(target, position)
+            edit.replace(iterated, over)
+        edit.remove(statement)
+        edit.before(loop.body.body[0], f"{item} = {element}")
+        del view
+        return edit.finish()
+
+
+def _consumer(view: PallasCall, name: str) -> cst.For | None:
+    """The one loop over list ``name`` (or ``enumerate`` of it), if nothing else reads the list."""
+    uses = [n for n in walk(view.function) if isinstance(n, cst.Name) and n.value == name]
+    for loop in _loops(view):
+        text = view.kernel.code(loop.iter)
+        if len(uses) == 2 and (text == name or (text == f"enumerate({name})" and _pair(loop.target))):
+            return loop
+    return None
+
+
+def _pair(node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.Tuple) and len(node.elements) == 2
+
+
+class SkewLoop:
+    """Compute what an iteration needs one iteration earlier (software pipelining of an unrolled loop)."""
+
+    name = "pallas_skew_loop"
+    language = Language.PALLAS
+    why = (
+        "In program order each dot waits for the quantisation right before it. Starting the next group's quantisation "
+        "before this group's dot gives the block independent work for the vector and the matrix units."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        found = []
+        for view in pallas_calls(kernel):
+            for ref in view.inputs:
+                chain = find_chain(view, [ref.name], "ahead")
+                if chain is None or not chain.values or not chain.refs:
+                    continue
+                loop = chain.values[0].loop
+                if loop is None or any(v.loop is not loop for v in chain.values):
+                    continue
+                if _range_arguments(kernel, loop) is not None:
+                    found.append(
+                        Site(
+                            f"{view.name}/{ref.name}",
+                            f"{view.name}: compute {', '.join(v.name for v in chain.values)} one iteration ahead",
+                            (view, chain, loop),
+                        )
+                    )
+        return found
+
+    def apply(
+        self, kernel: KernelSource, site: Site, rng: np.random.Generator
+    ) -> RewrittenKernel | None:
+        view, chain, loop = site.payload
+        start, stop, step = _range_arguments(kernel, loop)
+        index = kernel.code(loop.target)
+        edit = Edit(kernel)
+        ahead, pending = kernel.fresh("next_operands"), kernel.fresh("pending")
+        doomed = [s for s in chain.doomed if s in loop.body.body]
+        if len(doomed) != len(chain.doomed):
+            raise Unsupported("a quantisation that starts outside the loop")
+        lines = [dedented(kernel, s) for s in loop.body.body if s in _inside(view, chain, loop)]
+        lines += [f"{v.name} = {kernel.code(v.inline)}" for v in chain.values if v.inline is not None]
+        names = ", ".join(v.name for v in chain.values)
+        body = "\n".join("    " + line for text in lines for line in text.splitlines())
+        edit.before(loop, f"def {ahead}({index}):\n{body}\n    return {names}")
+        edit.before(loop, f"{pending} = {ahead}({start})")
+        following = f"{index} + {step}" if step != "1" else f"{index} + 1"
+        edit.before(
+            loop.body.body[0],
+            f"{names} = {pending}\nif {following} < {stop}:\n    {pending} = {ahead}({following})",
+        )
+        for value in chain.values:
+            if value.inline is not None:
+                edit.replace(value.inline, value.name)
+        for statement in doomed:
+            edit.remove(statement)
+        return edit.finish()
+
+
+def _inside(view: PallasCall, chain: Chain, loop: cst.For) -> set[cst.CSTNode]:
+    """Statements of the loop that the chain's values need, directly or not."""
+    kernel, bound = view.kernel, definitions(view.function)
+    wanted = [v.name for v in chain.values if v.inline is None]
+    wanted += [n for v in chain.values if v.inline is not None for n in reads_of(kernel.code(v.inline))]
+    names: set[str] = set()
+    found: set[cst.CSTNode] = set()
+    while wanted:
+        name = wanted.pop()
+        if name in names:
+            continue
+        names.add(name)
+        for place in bound.get(name, ()):
+            if place in loop.body.body:
+                found.add(place)
+                wanted += reads_of(dedented(kernel, place))
+    return found
+
+
+__all__ = ["ForiToUnroll", "FuseComprehension", "SkewLoop", "UnrollToFori", "statements"]

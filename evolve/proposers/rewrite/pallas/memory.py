@@ -1,0 +1,87 @@
+"""Rules on how blocks reach VMEM: an explicit copy instead of the pipeline's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import libcst as cst
+import numpy as np
+
+from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, Unsupported, walk
+from evolve.proposers.rewrite.dataflow import reads_of, substitute
+from evolve.proposers.rewrite.edit import Edit
+from evolve.proposers.rewrite.pallas.find import pallas_calls
+from evolve.proposers.rewrite.pallas.view import PALLAS_TPU, PallasCall, Ref, first_statement
+
+
+class ManualCopy:
+    """Fetch an input's block by an explicit asynchronous copy from HBM into scratch."""
+
+    name = "pallas_manual_copy"
+    language = Language.PALLAS
+    why = (
+        "The grid pipeline holds two blocks of every input and copies on every index change. A copy in the kernel "
+        "needs one buffer and can be placed, skipped or reused as later rewrites see fit."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        return [
+            Site(f"{v.name}/{r.name}", f"{v.name}: copy blocks of {r.name} by hand", (v, r))
+            for v in pallas_calls(kernel)
+            for r in v.inputs
+            if v.operands and _copyable(v, r)
+        ]
+
+    def apply(
+        self, kernel: KernelSource, site: Site, rng: np.random.Generator
+    ) -> RewrittenKernel | None:
+        view, ref = site.payload
+        edit = Edit(kernel)
+        tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
+        tile, done, copy = (kernel.fresh(f"{ref.name}_{w}") for w in ("tile", "done", "copy"))
+        dims = ", ".join(kernel.code(d) for d in ref.spec.shape)
+        dtype = f"{kernel.code(view.operands[ref.position])}.dtype"
+        edit.replace(ref.declared, f"{view.pallas}.BlockSpec(memory_space={view.pallas}.ANY)")
+        for node in walk(view.function):
+            named = isinstance(node, cst.Name) and node.value == ref.name
+            if named and not isinstance(kernel.parents[node], cst.Param):
+                edit.replace(node, tile)
+        view.add_scratch(
+            edit, [(tile, f"{tpu}.VMEM(({dims},), {dtype})"), (done, f"{tpu}.SemaphoreType.DMA")]
+        )
+        ids = _bind_ids(edit, view)
+        places = []
+        for position, index in enumerate(ref.spec.index):
+            text = substitute(kernel, index, {n: ids[a] for a, n in enumerate(ref.spec.axes)})
+            size = f"{tile}.shape[{position}]"
+            places.append(f"{view.pallas}.ds(({text}) * {size}, {size})")
+        edit.before(
+            first_statement(view.body),
+            f"{copy} = {tpu}.make_async_copy({ref.name}.at[{', '.join(places)}], {tile}, {done})\n"
+            f"{copy}.start()\n{copy}.wait()",
+        )
+        return edit.finish()
+
+
+def _bind_ids(edit: Edit, view: PallasCall) -> dict[int, str]:
+    """Fresh names of every program id, bound first in the kernel."""
+    names = {axis: view.kernel.fresh(f"step_{axis}") for axis in range(len(view.grid))}
+    text = "\n".join(f"{n} = {view.pallas}.program_id({a})" for a, n in names.items())
+    edit.before(first_statement(view.body), text)
+    return names
+
+
+def _copyable(view: PallasCall, ref: Ref) -> bool:
+    """A literal spec of its own, whose index map reads grid axes only and which has no squeezed dimension."""
+    spec, kernel = ref.spec, view.kernel
+    if spec is None or "pipeline_mode" in kernel.code(spec.node):
+        return False
+    if sum(1 for r in view.refs if r.spec is not None and r.spec.node is spec.node) > 1:
+        return False
+    if any(kernel.code(d) in ("None", f"{view.pallas}.squeezed") for d in spec.shape):
+        return False
+    outer = {n for index in spec.index for n in reads_of(kernel.code(index))} - set(spec.axes)
+    return not outer and len(spec.index) == len(spec.shape)
+
+
+__all__ = ["ManualCopy", "Unsupported"]

@@ -1,0 +1,103 @@
+"""Proposes rewritten kernels: draws a rule and a site, applies it, and says what it did and why."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from evolve.proposers.rewrite.base import KernelSource, Rule, Site, Unsupported, Value
+from evolve.proposers.rewrite.registry import rules
+
+log = logging.getLogger(__name__)
+
+Tried = Collection[tuple[str, str]]
+"""(rule name, site key) pairs."""
+
+
+@dataclass(frozen=True)
+class RewriteProposal:
+    """A child: its source, its parameters (the parent's plus the rule's), and how it came about."""
+
+    source: str
+    params: Mapping[str, Value]
+    rule: str
+    site: str
+    description: str
+    why: str
+
+
+@lru_cache(maxsize=256)
+def offers(source: str) -> tuple[tuple[Rule, Site], ...]:
+    """Every (rule, site) pair of a source. A source or construct no rule can follow gives one log line."""
+    try:
+        kernel = KernelSource(source)
+        applicable = rules(kernel.language)
+    except Unsupported as error:
+        log.info("no rewrites: %s", error)
+        return ()
+    found: list[tuple[Rule, Site]] = []
+    problems: dict[str, str] = {}
+    for rule in applicable:
+        try:
+            found += [(rule, site) for site in rule.sites(kernel)]
+        except Unsupported as error:
+            problems.setdefault(str(error), rule.name)
+    for problem, name in problems.items():
+        log.info("no rewrites by %s and others: %s", name, problem)
+    return tuple(found)
+
+
+class RewriteProposer:
+    """Draws uniformly over rules, then over the sites of the rule."""
+
+    def __init__(self, only: Sequence[str] | None = None) -> None:
+        self.only = None if only is None else frozenset(only)
+
+    def available(self, source: str) -> tuple[tuple[Rule, Site], ...]:
+        """The pairs this proposer may draw from."""
+        return tuple(
+            (rule, site) for rule, site in offers(source) if self.only is None or rule.name in self.only
+        )
+
+    def propose(
+        self,
+        parent_source: str,
+        parent_params: Mapping[str, Value],
+        rng: np.random.Generator,
+        exclude: Tried = frozenset(),
+    ) -> RewriteProposal | None:
+        """A rewritten child, None when every pair is excluded or none applies after all."""
+        pairs = [(r, s) for r, s in self.available(parent_source) if (r.name, s.key) not in exclude]
+        while pairs:
+            names = sorted({rule.name for rule, _ in pairs})
+            name = names[int(rng.integers(len(names)))]
+            mine = [p for p in pairs if p[0].name == name]
+            rule, site = mine[int(rng.integers(len(mine)))]
+            proposal = rewrite(parent_source, parent_params, rule, site, rng)
+            if proposal is not None:
+                return proposal
+            pairs.remove((rule, site))
+        return None
+
+
+def rewrite(
+    source: str, params: Mapping[str, Value], rule: Rule, site: Site, rng: np.random.Generator
+) -> RewriteProposal | None:
+    """Apply one rule at one of its sites; None (and a log line) when it turns out not to apply."""
+    try:
+        kernel = KernelSource(source)
+        current = next((s for s in rule.sites(kernel) if s.key == site.key), None)
+        result = rule.apply(kernel, current, rng) if current is not None else None
+    except Unsupported as error:
+        log.info("rule %s does not apply at %s: %s", rule.name, site.key, error)
+        return None
+    if result is None:
+        return None
+    kept = {k: v for k, v in params.items() if k not in result.dropped}
+    return RewriteProposal(
+        result.source, {**kept, **result.added}, rule.name, site.key, site.description, rule.why
+    )
