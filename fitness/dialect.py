@@ -84,6 +84,10 @@ def _size(tree: ast.AST) -> int:
     raise RecursionError
 
 
+def _too_long(value: object) -> bool:
+    return isinstance(value, bytes) or (isinstance(value, str) and len(value) > MAX_STRING)
+
+
 def _entry(tree: ast.Module, entry: str) -> Iterator[Violation]:
     functions = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == entry]
     wanted = ENTRIES[entry]
@@ -220,9 +224,8 @@ class _Checker:
         elif isinstance(node, ast.Attribute):
             if self._attribute(node):
                 return
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
-            if isinstance(node.value, bytes) or len(node.value) > MAX_STRING:
-                self._say(node, "bytes or a string of more than 4096 characters")
+        elif isinstance(node, ast.Constant) and _too_long(node.value):
+            self._say(node, f"bytes or a string of more than {MAX_STRING} characters")
         for child in ast.iter_child_nodes(node):
             self._node(child)
 

@@ -21,9 +21,9 @@ _EUP = ("vrcp", "vrsqrt", "vpow2", "vlog2", "vtanh", "verf", "vexp", "vsin", "vc
 _XLU = ("vrot", "vperm", "vtrn", "vxpose", "vbcast.lane")
 _QUIET = ("vsync", "vnop", "vdelay", "vfence", "inlined_call", "spseudo", "shalt", "strace")
 
-_OPCODE = re.compile(rb"^  %[^=\n]* = (?:\([^)\n]*\) )?([a-z][\w.]*)", re.MULTILINE)
-_DMA = re.compile(rb" = (?:\([^)\n]*\) )?(dma\.[\w.]+)[^\n]*?size_in_granules=\*/(\d+)")
-_DMA_DYNAMIC = re.compile(rb" = (?:\([^)\n]*\) )?dma\.[\w.]+[^\n]*?size_in_granules=\*/[^\d]")
+_OPCODE = re.compile(rb"\n  %\S+(?:, %\S+)* = (?:\([^)\n]*\) )?([a-z][\w.]*)")
+_DMA = re.compile(rb" (dma\.[\w.]+) ([^\n]*)")
+_GRANULES = re.compile(rb"size_in_granules=\*/(\d+)")
 _STORE_SPILL = re.compile(rb" = (?:\([^)\n]*\) )?vst\S* \[[^\]\n]*_spill\]")
 _LOAD_FILL = re.compile(rb" = (?:\([^)\n]*\) )?vld\S* \[[^\]\n]*_spill\]")
 _VMEM = re.compile(r"#allocation\d+ \[shape = [^\n]*?space=vmem, size = (0x[0-9a-f]+)")
@@ -97,12 +97,15 @@ def scan_bundles(text: bytes) -> Executed:
     bundles = text.count(b": bundle slots:")
     if not bundles:
         raise ParseError("an unrolled bundle dump without bundles")
-    if _DMA_DYNAMIC.search(text):
-        raise ParseError("a DMA whose size is not known before the run")
     result = Executed(bundles=bundles)
     result.opcodes.update(code.decode("ascii", "replace") for code in _OPCODE.findall(text))
-    for direction, granules in _DMA.findall(text):
-        result.dma_bytes[direction.decode("ascii", "replace")] += GRANULE_BYTES * int(granules)
+    for direction, operands in _DMA.findall(text):
+        if b"wait" in direction or b"done" in direction:
+            continue
+        granules = _GRANULES.search(operands)
+        if granules is None:
+            raise ParseError("a DMA whose size is not known before the run")
+        result.dma_bytes[direction.decode("ascii", "replace")] += GRANULE_BYTES * int(granules[1])
     result.spills = len(_STORE_SPILL.findall(text))
     result.fills = len(_LOAD_FILL.findall(text))
     return result

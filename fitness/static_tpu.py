@@ -3,8 +3,8 @@
     seconds = max(cycles / clock, HBM bytes / (0.8 * HBM bandwidth))          per TensorCore
 
 ``cycles`` come from the simulator inside libtpu's compiler; its DMA model has no contention (one DMA costs a fixed
-latency plus bytes at 1.7 to 2 times the public bandwidth, and streams add up), hence the second term. ``docs/time_model.md``
-says how the model was checked and where it is off.
+latency plus bytes at 1.7 to 2 times the public bandwidth, and streams add up), hence the second term.
+``docs/time_model.md`` says how the model was checked and where it is off.
 """
 
 from __future__ import annotations

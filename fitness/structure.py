@@ -11,8 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 SHAPE_OPERATIONS = frozenset(
-    "stablehlo.reshape stablehlo.transpose stablehlo.broadcast_in_dim stablehlo.slice stablehlo.pad "
-    "stablehlo.concatenate stablehlo.convert stablehlo.constant stablehlo.custom_call func.return".split()
+    [
+        "stablehlo.reshape",
+        "stablehlo.transpose",
+        "stablehlo.broadcast_in_dim",
+        "stablehlo.slice",
+        "stablehlo.pad",
+        "stablehlo.concatenate",
+        "stablehlo.convert",
+        "stablehlo.constant",
+        "stablehlo.custom_call",
+        "func.return",
+    ]
 )
 """What may stand beside the kernels: rearranging operands, no arithmetic."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from workers import recipe
 from workers.attempt import Failure, Found, Request, StageStep
 from workers.limits import Limits
 from workers.sandbox import temporary_folder
-from workers.stages import CompileStage, DialectStage, MeasureStage, TraceStage, differs_by_shape
+from workers.stages import CompileStage, DialectStage, MeasureStage, TraceStage, VerifyStage, differs_by_shape
 
 _VMEM_EDGES = (8, 16, 32, 64)  # MiB
 _LOG_BYTES = 32 << 10
@@ -54,7 +53,6 @@ class Cascade:
         self._limits = limits or Limits()
         self._known = known_artefacts or (lambda artefact: None)
         self._scratch = scratch
-        self._verified_best = 0.0
         self._worker = socket.gethostname()
 
     def evaluate(
@@ -68,6 +66,7 @@ class Cascade:
         workloads: str = "suite",
         baseline: SeedKernel | None = None,
         known_artefacts: Collection[str] = (),
+        best: float = 0.0,
         on_stage: Callable[[Stage], None] | None = None,
     ) -> Evaluation:
         """Judge one genome.
@@ -75,6 +74,7 @@ class Cascade:
         ``figures``: ``cycles``, or ``timeline`` for a critical path and lanes to draw as well.
         ``workloads``: ``suite`` for those that decide fitness, ``final`` for the winner's check. A
         ``baseline`` answers to its own inputs and is held to no gate. ``seed`` makes the gates' inputs.
+        What has a fitness over ``best`` (TFLOP/s) passes the gates on a measured shape, too.
         Raises ValueError for another ``figures`` or ``workloads``.
         """
         if figures not in ("cycles", "timeline"):
@@ -100,7 +100,9 @@ class Cascade:
                     folder=folder,
                     is_known=lambda artefact: self._earlier(artefact, known_artefacts),
                 )
-                stage, failure = self._judge(request, found, on_stage, final=workloads == "final")
+                stage, failure = self._judge(
+                    request, found, on_stage, best=0.0 if workloads == "final" else best
+                )
         except OSError as error:
             failure = Failure(Verdict.INFRA_ERROR, f"{type(error).__name__}: {error}")
         return self._evaluation(genome_id, stage, failure, found, time.monotonic() - began)
@@ -116,7 +118,7 @@ class Cascade:
         return "an earlier genome" if artefact in known else self._known(artefact)
 
     def _judge(
-        self, request: Request, found: Found, on_stage: Callable[[Stage], None] | None, *, final: bool
+        self, request: Request, found: Found, on_stage: Callable[[Stage], None] | None, *, best: float
     ) -> tuple[Stage, Failure | None]:
         steps: list[StageStep] = [DialectStage(), TraceStage(), CompileStage(), MeasureStage()]
         if (absent := recipe.missing_parts()) is not None:
@@ -125,15 +127,10 @@ class Cascade:
         if failure is not None or request.baseline is not None:
             return stage, failure
         fitness = geometric_mean(f.tflops for f in found.figures)
-        contender = fitness > self._verified_best and not final
-        if contender or final or differs_by_shape(request, found):
-            again = _at_measured_shape(request)
-            check_stage, failure = _run([TraceStage()], again, found, on_stage)
-            if failure is not None:
-                return failure.stage or check_stage, failure
-            if not final:
-                self._verified_best = max(self._verified_best, fitness)
-        return stage, None
+        if fitness > best or differs_by_shape(request, found):
+            checked, failure = _run([VerifyStage()], request, found, on_stage)
+            stage = checked if failure is not None else stage
+        return stage, failure
 
     def _evaluation(
         self, genome: str, stage: Stage, failure: Failure | None, found: Found, wall: float
@@ -185,12 +182,6 @@ def _run(
         if failure is not None:
             return failure.stage or stage, failure
     return stage, None
-
-
-def _at_measured_shape(request: Request) -> Request:
-    """The same request, checked on the measured workload with the least work."""
-    smallest = min(request.measured, key=request.operator.flops)
-    return replace(request, measured=(smallest,), checked=(smallest,), is_known=lambda artefact: None)
 
 
 def _descriptors(found: Found) -> dict[str, str]:

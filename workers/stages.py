@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from fitness import dialect, gates, score, static_tpu, structure
 from fitness.evaluation import Stage, Verdict, WorkloadFigures
@@ -238,6 +236,26 @@ class MeasureStage:
         return None
 
 
+class VerifyStage:
+    """Passes the gates once more, on the measured workload with the least work and one kind of inputs.
+
+    The checked shapes are small; this is what a kernel that behaves only there runs into.
+    """
+
+    stage = Stage.CHECK
+
+    def run(self, request: Request, found: Found) -> Failure | None:
+        """Another trace child; it must trace to what was compiled."""
+        smallest = min(request.measured, key=request.operator.flops)
+        again = dataclasses.replace(
+            request, measured=(smallest,), checked=(smallest,), is_known=lambda artefact: None
+        )
+        failure = TraceStage().run(again, found)
+        if failure is None and found.claimed[smallest.id] != found.facts[smallest.id].fingerprint:
+            return Failure(Verdict.IMPLAUSIBLE, f"the kernel traces differently each time on {smallest.id}")
+        return failure
+
+
 def differs_by_shape(request: Request, found: Found) -> bool:
     """Whether the kernel of some measured shape does kinds of operations that no checked one does, or the reverse."""
     checked = {found.facts[w.id].signature for w in request.checked if w.id in found.facts}
@@ -315,9 +333,3 @@ def _compiler_failure(outcome: Outcome, limits: ChildLimits) -> Failure | None:
     if _RESOURCES.search(outcome.log):
         return Failure(Verdict.RESOURCE_ERROR, one_line(f"compiling: {outcome.detail}"), outcome.log)
     return _child_failure(outcome, "compiling and simulating")
-
-
-def remove(folder: Path) -> None:
-    """Forget a file early; dumps are large."""
-    with contextlib.suppress(OSError):
-        folder.unlink()

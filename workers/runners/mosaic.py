@@ -39,11 +39,11 @@ def fingerprint(serialized: bytes) -> str:
             body = base64.b64decode(config["custom_call_config"].pop("body"))
             bodies.append((json.dumps(config, sort_keys=True), body))
             call.attributes["backend_config"] = ir.StringAttr.get("", context)
-        digest.update(module.operation.get_asm(enable_debug_info=False).encode())
+        digest.update(str(module.operation.get_asm(enable_debug_info=False)).encode())
     for config_text, body in bodies:
         digest.update(config_text.encode())
         with _kernel_context():
-            digest.update(ir.Module.parse(body).operation.get_asm(enable_debug_info=False).encode())
+            digest.update(str(ir.Module.parse(body).operation.get_asm(enable_debug_info=False)).encode())
     return digest.hexdigest()[:16]
 
 
@@ -57,7 +57,7 @@ def module_facts(serialized: bytes) -> dict[str, Any]:
             raise ModuleError("the module has no main function")
         block = main.regions[0].blocks[0]
         operations = Counter(_name(op) for op in _walk(main))
-        calls = [call for call in _kernel_calls(module)]
+        calls = list(_kernel_calls(module))
         facts = {
             "operations": dict(operations),
             "functions": len(module.body.operations),
@@ -176,7 +176,7 @@ def _kernel_facts(config: dict[str, Any]) -> dict[str, Any]:
         if not functions:
             functions, others = others[:1], others[1:]
         main = functions[0]
-        bounds = main.operation.attributes["iteration_bounds"] if _has_bounds(main) else ()
+        bounds: Any = main.operation.attributes["iteration_bounds"] if _has_bounds(main) else ()
         taint = _Taint()
         taint.function(main)
         return {

@@ -60,7 +60,7 @@ def run(job: Frame, answer: Answer) -> None:
 def _entry(source: str) -> Callable[..., Any]:
     module = types.ModuleType("candidate")
     exec(compile(source, CANDIDATE_FILE, "exec"), module.__dict__)
-    return module.build  # type: ignore[no-any-return]
+    return module.build
 
 
 def _trace(build: Callable[..., Any], params: Mapping[str, Any], workload: Mapping[str, Any]) -> ClosedJaxpr:
