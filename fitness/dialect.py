@@ -239,6 +239,10 @@ class _Checker:
         self._identifier(node, node.arg)
         if node.arg in names.REFUSED_KEYWORDS:
             self._say(node.value, f"the keyword argument {node.arg}")
+        value = node.value.value if isinstance(node.value, ast.Constant) else None
+        if node.arg == "name" and not (isinstance(value, str) and value.isidentifier() and value.isascii()):
+            # it ends up in the compiler's dumps, where it must not look like anything else
+            self._say(node.value, "a name that is not a plain identifier in quotes")
 
     def _function(self, node: ast.FunctionDef) -> None:
         self._identifier(node, node.name)

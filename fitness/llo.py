@@ -22,7 +22,7 @@ _XLU = ("vrot", "vperm", "vtrn", "vxpose", "vbcast.lane")
 _QUIET = ("vsync", "vnop", "vdelay", "vfence", "inlined_call", "spseudo", "shalt", "strace")
 
 _OPCODE = re.compile(rb"\n  %\S+(?:, %\S+)* = (?:\([^)\n]*\) )?([a-z][\w.]*)")
-_DMA = re.compile(rb" (dma\.[\w.]+) ([^\n]*)")
+_DMA = re.compile(rb"\n  %\S+(?:, %\S+)* = (?:\([^)\n]*\) )?(dma\.[\w.]+)([^\n]*)")
 _GRANULES = re.compile(rb"size_in_granules=\*/(\d+)")
 _STORE_SPILL = re.compile(rb" = (?:\([^)\n]*\) )?vst\S* \[[^\]\n]*_spill\]")
 _LOAD_FILL = re.compile(rb" = (?:\([^)\n]*\) )?vld\S* \[[^\]\n]*_spill\]")

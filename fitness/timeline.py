@@ -29,8 +29,8 @@ def read_timeline(bundles: Path, critical: Path, cycles: int, chip: Chip) -> dic
 
     ``overlap``: {"mxu_with_valu": part of the matrix units' busy cycles in which a vector operation issues,
     "valu_with_mxu": the reverse}. ``critical_path``: cycles by the unit that was waited for.
-    ``timeline``: {"cycles", "bins", lane: busy fraction per bin} with lanes ``mxu``, ``valu``, ``load``,
-    ``store``, ``spill``, ``dma``. Raises ParseError.
+    ``timeline``: {"unit": "cycles", "bins": end of each bin, "lanes": {name: busy fraction per bin}} with lanes
+    ``mxu``, ``valu``, ``load``, ``store``, ``spill``, ``dma``. Raises ParseError.
     """
     path = _critical_path(critical)
     if not path or cycles <= 0:
@@ -52,7 +52,7 @@ def read_timeline(bundles: Path, critical: Path, cycles: int, chip: Chip) -> dic
     return {
         "overlap": work.overlap(),
         "critical_path": _by_unit(path),
-        "timeline": {"cycles": cycles, "bins": BINS, **work.lanes()},
+        "timeline": {"unit": "cycles", "bins": work.bin_ends(), "lanes": work.lanes()},
     }
 
 
@@ -136,6 +136,13 @@ class _Work:
             "valu_with_mxu": round(both / max(1, int(valu.sum())), 4),
         }
 
+    def bin_ends(self) -> list[int]:
+        """Cycle at which each bin ends."""
+        return [int(edge) for edge in self._edges()[1:]]
+
+    def _edges(self) -> np.ndarray:
+        return np.linspace(0, self._cycles, BINS + 1).astype(int)
+
     def lanes(self) -> dict[str, list[float]]:
         """Busy fraction of each lane per bin, 0 to 1."""
         slots = self._chip.slots
@@ -146,7 +153,7 @@ class _Work:
             "spill": slots["vload"] + slots["vstore"],
             "dma": 1,
         }
-        edges = np.linspace(0, self._cycles, BINS + 1).astype(int)
+        edges = self._edges()
         width = np.maximum(1, np.diff(edges))
         busy = {"mxu": np.cumsum(self._held[:-1]) / self._chip.mxus}
         busy |= {lane: counts / full[lane] for lane, counts in self._count.items()}

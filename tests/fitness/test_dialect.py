@@ -1,0 +1,156 @@
+"""The first wall: what the syntax tree of a kernel may hold."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fitness import dialect
+
+HONEST = (Path(__file__).parent.parent / "fixtures/small_gemm/kernels/tiled.py").read_text()
+HEAD = "import jax\nimport jax.numpy as jnp\nfrom jax.experimental import pallas as pl\n"
+BUILD = HEAD + "def build(params):\n    return params\n"
+
+
+def said(source, entry="build"):
+    return "; ".join(str(violation) for violation in dialect.check(source, entry=entry))
+
+
+def body(*lines):
+    return BUILD + "def helper(x):\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def test_an_honest_kernel_is_of_the_dialect():
+    assert said(HONEST) == ""
+
+
+@pytest.mark.parametrize("folder", sorted((Path(dialect.__file__).parent.parent / "seeds").glob("*/kernels")))
+def test_every_seed_kernel_for_pallas_is_of_the_dialect(folder):
+    for path in folder.glob("*.py"):
+        source = path.read_text()
+        if "def build(" in source:
+            assert said(source) == "", path
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        body("for _ in range(3):", "    x = x + 1", "return x"),
+        body("return [y for y in range(x.shape[0])]"),
+        body("return jnp.where(x > 0, x, -x).astype(jnp.bfloat16)"),
+        body("return x.at[0].set(1.0)"),
+        BUILD + "TILE = 8 * 16\nKINDS = ('a', 'b')\nF8 = jnp.float8_e4m3fn\n",
+        BUILD + "SPACE = {'a': (1, 2)}\nDEFAULTS = {'a': 1}\n",
+        BUILD + "def twice(x, *, by=2, dtype=jnp.float32):\n    return x * by\n",
+    ],
+)
+def test_plain_code_is_accepted(source):
+    assert said(source) == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("import os\n" + BUILD, "import of os"),
+        ("import sys, jax\n" + BUILD, "import of sys"),
+        ("from jax import config\n" + BUILD, "jax.config"),
+        ("from jax.experimental import io_callback\n" + BUILD, "io_callback"),
+        ("from jax.experimental.pallas import *\n" + BUILD, "import of jax.experimental.pallas.*"),
+        ("from . import evil\n" + BUILD, "import from ."),
+        ("import jax as jnp2\nimport jax.numpy as jnp2\n" + BUILD, "imported twice"),
+        (body("import math", "return math.pi"), "an import inside a function"),
+        (body("return jax.pure_callback(x, x)"), "jax.pure_callback"),
+        (body("return jax.debug.print('x')"), "jax.debug"),
+        (body("return jax.devices()"), "jax.devices"),
+        (body("return jax.config.update('a', 1)"), "jax.config"),
+        (body("return jax.core.Tracer"), "jax.core"),
+        (body("return jnp.load('x')"), "jax.numpy.load"),
+        (body("return jnp.linalg.svd(x)"), "jax.numpy.linalg"),
+        (body("return pl.debug_print('x')"), "debug_print"),
+        (body("return pl.pallas_call(x, out_shape=x, interpret=True)"), "keyword argument interpret"),
+        (body("return pl.pallas_call(x, out_shape=x, name='a b')"), "not a plain identifier"),
+        (body("return pl.pallas_call(x, out_shape=x, name='a' + x)"), "not a plain identifier"),
+        (body("return open('/etc/passwd')"), "the name open"),
+        (body("return eval('1')"), "the name eval"),
+        (body("return getattr(x, 'y')"), "the name getattr"),
+        (body("return type(x)"), "the name type"),
+        (body("return vars()"), "the name vars"),
+        (body("return globals()['x']"), "the name globals"),
+        (body("return print(x)"), "the name print"),
+        (body("return x.__class__"), "__class__"),
+        (body("return x._trace"), "_trace"),
+        (body("return __builtins__"), "__builtins__"),
+        (body("return x.tofile('y')"), "the attribute tofile"),
+        (body("return '{0.__class__}'.format(x)"), "the attribute format"),
+        (body("x.cache = 1"), "assignment to the attribute cache"),
+        (body("jnp.dot = x"), "assignment to jax.numpy.dot"),
+        (body("jnp = x", "return jnp"), "bound again"),
+        (body("range = x", "return range"), "bound again"),
+        (body("m = jax", "return m"), "the module jax used as a value"),
+        (body("return x(pl)"), "the module pl used as a value"),
+        (body("global x2", "x2 = x"), "a global statement"),
+        (body("try:", "    return x", "except ValueError:", "    return 0"), "a try statement"),
+        (body("with x:", "    return x"), "a with statement"),
+        (body("yield x"), "a generator"),
+        (body("del x"), "a del statement"),
+        (body("return DEFAULTS"), "DEFAULTS is for the search"),
+        (BUILD + "class A:\n    pass\n", "only imports, constants and functions"),
+        (BUILD + "CACHE = {}\n", "a module-level constant is"),
+        (BUILD + "CACHE = []\n", "a module-level constant is"),
+        (BUILD + "X = jnp.zeros(3)\n", "a module-level constant is"),
+        (BUILD + "SPACE = {'a': helper()}\n", "literals"),
+        (BUILD + "jnp.zeros(3)\n", "only imports, constants and functions"),
+        (BUILD + "for i in range(3):\n    pass\n", "only imports, constants and functions"),
+        (BUILD + "def f(x=[]):\n    return x\n", "a default argument of f"),
+        (BUILD + "def f(x=build(3)):\n    return x\n", "a default argument of f"),
+        (BUILD + "@build\ndef f(x):\n    return x\n", "the decorator build"),
+        (BUILD + "async def f(x):\n    return x\n", "only imports, constants and functions"),
+        (BUILD + "def _f(x):\n    return x\n", "starts with an underscore"),
+        (HEAD, "0 functions called build"),
+        (HEAD + "def build(params, more):\n    return params\n", "build takes exactly 1"),
+        (HEAD + "@jax.jit\ndef build(params):\n    return params\n", "undecorated"),
+        ("x = (", "not Python"),
+        ("x = 1\0", "not Python"),
+        (BUILD + "# " + "x" * 70000, "bytes, at most"),
+        (BUILD + "X = " + "(" * 90 + "1" + ",)" * 90 + "\n", "nests deeper"),
+        (BUILD + "X = (" + "1," * 30000 + ")\n", "syntax nodes"),
+    ],
+)
+def test_an_escape_is_named(source, why):
+    assert why in said(source)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=300))
+def test_any_text_gets_an_answer(text):
+    assert isinstance(dialect.check(text), list)
+
+
+FORBIDDEN = st.sampled_from(
+    [
+        "os",
+        "sys",
+        "eval",
+        "exec",
+        "open",
+        "getattr",
+        "__import__",
+        "breakpoint",
+        "input",
+        "compile",
+        "memoryview",
+    ]
+)
+CONTEXTS = st.sampled_from(
+    [
+        "x = {}", "x = {}(1)", "x = [{} for i in range(3)]", "x = lambda y: {}", "x = y if {} else 1",
+        "return f'{{{}}}'", "x = ({}, 1)", "x[{}] = 1", "x = (z := {})", "assert {}", "raise {}", "while {}: pass",
+    ]
+)  # fmt: skip
+
+
+@settings(max_examples=120, deadline=None)
+@given(FORBIDDEN, CONTEXTS)
+def test_a_forbidden_name_is_found_wherever_it_stands(name, context):
+    assert f"the name {name}" in said(body(context.format(name)))

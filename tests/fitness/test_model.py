@@ -1,0 +1,193 @@
+"""The time model: readers of libtpu's dumps, seconds, plausibility, floors, structure rules."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fitness import static_tpu, structure
+from fitness.chips import CHIPS
+from fitness.llo import Executed, OperationCycles, ParseError, read_profile, scan_bundles, vmem_bytes
+from fitness.score import floors, geometric_mean, operand_kind
+from fitness.targets import UnknownTarget, load_target
+from fitness.timeline import read_timeline
+from seeds.catalogue import load_operator
+from seeds.operator import TensorSpec
+
+CHIP = CHIPS["tpu7x"]
+PROFILE = 'hlo_op_estimate {\n  hlo_op_name: "k.1"\n  estimated_cycles: 34252\n  num_equivalent_hlos: 2\n}\n'
+BUNDLES = b"""0x0: bundle slots:
+  %s0_s0 = inlined_call_operand.hbm [shape: bf16[1024,2048], index: 0] /* dma.fake size_in_granules=*/9 */
+  %4 = sst [smem:[#allocation247_spill]] %s0_s0
+
+0x1: bundle slots:
+  %9 = dma.hbm_to_vmem [thread:$0]  /*hbm=*/%s8_s1, /*size_in_granules=*/8192, /*vmem=*/%s7_s0
+  %10 = dma.done.wait [#allocation4], 8192
+0x2: bundle slots:
+  %11 = vst [vmem:[#allocation42_spill] sm:$0xff] /*vst_source=*/%v8_v14
+  %v12_v1 = vld [vmem:[#allocation42_spill] sm:$0xff]
+  %v13_v1 = vld [vmem:[%s3_s1] sm:$0xff]
+  %v14_v1, %v15_v2 = vmul.f32 %v12_v1, %v13_v1
+  %16 = vmatmul.mubr.f8e4m3fn.gmra.mrb[0].mxu0 %v14_v1
+  %17 = vmatmul.mubr.bf16.gmra.mrb[0].mxu1 %v14_v1
+  %18 = dma.vmem_to_hbm [thread:$0]  /*vmem=*/%s1_s1, /*size_in_granules=*/16, /*hbm=*/%s0_s1
+"""
+
+
+def test_a_profile_gives_name_cycles_and_count():
+    assert read_profile(PROFILE) == OperationCycles("k.1", 34252, 2)
+    with pytest.raises(ParseError):
+        read_profile("hlo_op_estimate {}")
+
+
+def test_executed_bundles_are_counted_by_unit_and_bytes():
+    found = scan_bundles(BUNDLES)
+    assert found.bundles == 3
+    assert dict(found.dma_bytes) == {"dma.hbm_to_vmem": 8192 * 32, "dma.vmem_to_hbm": 512}
+    assert found.hbm_bytes == 8208 * 32
+    assert (found.spills, found.fills) == (1, 1)
+    assert dict(found.matmuls()) == {"f8": 1, "bf16": 1}
+    units = found.units()
+    assert (units["vload"], units["vstore"], units["valu"], units["matmul"]) == (2, 1, 1, 2)
+    assert static_tpu.mxu_flops(found, CHIP) == 2 * (32 + 16) * 256 * 256
+
+
+def test_a_dma_of_unknown_size_is_refused():
+    with pytest.raises(ParseError, match="size is not known"):
+        scan_bundles(b"0x0: bundle slots:\n  %1 = dma.hbm_to_vmem [x] /*size_in_granules=*/%s4_s1\n")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=400), st.integers(0, len(BUNDLES)))
+def test_damaged_dumps_give_values_or_a_parse_error(noise, at):
+    damaged = BUNDLES[:at] + noise + BUNDLES[at:]
+    for read, value in ((scan_bundles, damaged), (read_profile, (PROFILE[: at % 90]).encode() + noise)):
+        try:
+            read(value if read is scan_bundles else value.decode("latin-1"))
+        except ParseError:
+            pass
+    vmem_bytes([damaged.decode("latin-1")])
+
+
+def test_vmem_is_the_sum_of_allocations():
+    line = "  #allocation{} [shape = 'f32[8,128]', space={}, size = {}, scoped, tag = 'x']\n"
+    text = (
+        line.format(2, "vmem", "0x12000")
+        + line.format(3, "vmem", "0x100000")
+        + line.format(4, "smem", "0x40")
+    )
+    assert vmem_bytes([text, line.format(1, "vmem", "0x10")]) == 0x112000
+
+
+def test_the_slower_of_core_and_memory_is_the_time():
+    assert static_tpu.seconds(2200, 0, CHIP) == pytest.approx(1e-6)
+    assert static_tpu.seconds(2200, int(3.69e12 * 0.8 * 5e-6), CHIP) == pytest.approx(5e-6)
+
+
+def test_implausible_figures_are_named():
+    run = static_tpu.StaticRun((OperationCycles("k", 1000, 1),), scan_bundles(BUNDLES), 0, None)
+    flops, size = static_tpu.mxu_flops(run.executed, CHIP), run.executed.hbm_bytes
+    assert static_tpu.implausible(run, CHIP, flops=flops, compulsory_bytes=size, time=1e-6) is None
+    less = static_tpu.implausible(run, CHIP, flops=4 * flops, compulsory_bytes=size, time=1e-6)
+    assert less.startswith("the matrix units do 0.250 of")
+    assert "bytes move" in static_tpu.implausible(run, CHIP, flops=1, compulsory_bytes=2 * size, time=1e-6)
+    assert "below the roofline" in static_tpu.implausible(
+        run, CHIP, flops=1, compulsory_bytes=size, time=1e-9
+    )
+    assert "below the roofline" in static_tpu.implausible(
+        run, CHIP, flops=1, compulsory_bytes=1, time=float("nan")
+    )
+
+
+def test_full_matrix_units_read_as_the_public_peak():
+    for chip in CHIPS.values():
+        for kind, peak in chip.peaks.items():
+            flops = 2 * chip.mxu_rows[kind] * chip.mxu_size**2 * chip.mxus
+            rate = flops / chip.mxu_cycles[kind] * chip.clock
+            assert rate == pytest.approx(peak, rel=0.005), (chip.name, kind)
+
+
+def test_floors_of_the_fused_gemm():
+    operator = load_operator("gemm_fp8_fused/g512")
+    (final,) = operator.suites["quickstart"].final
+    found = floors(operator, final, CHIP)
+    assert found["mxu"] == pytest.approx(59.6e-6, rel=0.01)
+    assert found["vector"] == pytest.approx(14.9e-6, rel=0.01)
+    assert found["vector_two_ops"] == 2 * found["vector"]
+
+
+def test_scores():
+    assert geometric_mean([1.0, 100.0]) == pytest.approx(10.0)
+    with pytest.raises(ValueError, match="positive"):
+        geometric_mean([1.0, 0.0])
+    fp8 = TensorSpec("w", (1,), "float8_e4m3fn")
+    assert operand_kind((TensorSpec("a", (1,), "bfloat16"), fp8)) == "f8"
+    assert operand_kind((TensorSpec("s", (1,), "float8_e8m0fnu"),)) == "bf16"
+
+
+def test_an_unknown_target_is_named():
+    with pytest.raises(UnknownTarget, match=r"'tpu9' is unknown; known targets are tpu7x"):
+        load_target("tpu9")
+    assert load_target("tpu7x").label == "tpu7x (modelled)"
+
+
+def test_the_timeline_places_work_in_bins(tmp_path):
+    bundles, critical = tmp_path / "b.txt", tmp_path / "c.txt"
+    bundles.write_bytes(BUNDLES)
+    critical.write_text(
+        "Length to end: 1000, %9 = dma.hbm_to_vmem [x] /*size_in_granules=*/8192\n"
+        "Length to end: 600, %16 = vmatmul.mubr.f8e4m3fn.gmra.mrb[0].mxu0 %v14_v1\n"
+    )
+    found = read_timeline(bundles, critical, 1000, CHIP)
+    timeline, lanes = found["timeline"], found["timeline"]["lanes"]
+    assert found["critical_path"] == {"matmul": 600, "dma": 400}
+    assert timeline["unit"] == "cycles" and timeline["bins"][-1] == 1000
+    assert len(lanes["mxu"]) == len(timeline["bins"]) == 200
+    assert sum(lanes["mxu"]) * 5 == pytest.approx(8, rel=0.01)
+    assert lanes["mxu"][80] > 0 and lanes["dma"][10] == 1.0
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    with pytest.raises(ParseError):
+        read_timeline(bundles, empty, 1000, CHIP)
+
+
+KERNEL = {
+    "grid": [2, 2], "signature": [], "data_branches": 0, "data_loops": 0, "while_loops": 0, "manual_dmas": 0,
+    "loads_in_index_maps": 0, "constant_bytes": 0,
+}  # fmt: skip
+FACTS = structure.ModuleFacts(
+    "0" * 16, {"stablehlo.custom_call": 1, "func.return": 1}, [], 0, [], [], [KERNEL]
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, None),
+        ({"operations": {"stablehlo.reshape": 2, "stablehlo.custom_call": 1}}, None),
+        ({"kernels": []}, "no Pallas kernel"),
+        ({"kernels": [KERNEL] * 9}, "9 Pallas kernels"),
+        ({"operations": {"stablehlo.while": 1}}, "HLO loop"),
+        (
+            {"operations": {"stablehlo.dot_general": 1}},
+            "work outside the Pallas kernel: stablehlo.dot_general",
+        ),
+        ({"foreign_calls": ["cublas"]}, "calls cublas"),
+        ({"constant_bytes": 1 << 20}, "bytes of constants"),
+        ({"unused_operands": [1]}, "no kernel reads operand w"),
+        ({"outputs_not_from_kernels": [0]}, "output c does not come"),
+        ({"kernels": [{**KERNEL, "data_branches": 1}]}, "branch inside the kernel depends on data"),
+        ({"kernels": [{**KERNEL, "while_loops": 1}]}, "trip count"),
+        ({"kernels": [{**KERNEL, "data_loops": 1}]}, "trip count"),
+        ({"kernels": [{**KERNEL, "loads_in_index_maps": 1}]}, "position depends on data"),
+    ],
+)
+def test_structure_rules(change, why):
+    facts = structure.ModuleFacts(**{**FACTS.__dict__, **change})
+    found = structure.objection(facts, ["a", "w"], ["c"])
+    assert found is None if why is None else why in found
+
+
+def test_figures_add_up():
+    once = scan_bundles(BUNDLES)
+    twice = once + once + Executed()
+    assert twice.hbm_bytes == 2 * once.hbm_bytes and twice.bundles == 6
