@@ -1,0 +1,1 @@
+"""FP8 GEMM with the activation quantised inside the kernel (TPU)."""
