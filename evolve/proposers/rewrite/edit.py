@@ -117,7 +117,7 @@ class Edit:
             ast.parse(source)
         except SyntaxError as error:
             raise Unsupported(f"a rewrite built invalid code: {error}") from error
-        source, dropped = _drop_unused(source)
+        source, dropped = _drop_unused(_drop_dead_reads(source))
         if source == self.kernel.source:
             return None
         added = {k: v for k, v in self.added.items() if k not in dropped}
@@ -193,6 +193,55 @@ def _with_imports(module: cst.Module, lines: Sequence[str]) -> cst.Module:
             last = position + 1
     new = [s for line in lines for s in parse_statements(line)]
     return module.with_changes(body=[*body[:last], *new, *body[last:]])
+
+
+_HARMLESS = re.compile(r"[\w\[\]\"'(), +*/<>-]*")
+
+
+def _drop_dead_reads(source: str) -> str:
+    """Remove bindings of the entry function that only computed a parameter nobody reads any more."""
+    for _ in range(4):
+        kernel = KernelSource(source)
+        edit = Edit(kernel)
+        for function in kernel.functions:
+            if function.name.value in ("build", "launch"):
+                _dead_bindings(kernel, edit, function)
+        if not edit.replacements and not edit.removed:
+            return source
+        module = kernel.module.visit(_Apply(edit))
+        assert isinstance(module, cst.Module)
+        source = module.code
+    return source
+
+
+def _dead_bindings(kernel: KernelSource, edit: Edit, function: cst.FunctionDef) -> None:
+    counts: dict[str, int] = {}
+    for node in walk(function):
+        if isinstance(node, cst.Name):
+            counts[node.value] = counts.get(node.value, 0) + 1
+    for node in walk(function):
+        if not isinstance(node, cst.Assign) or len(node.targets) != 1:
+            continue
+        target, value = node.targets[0].target, node.value
+        if isinstance(target, cst.Name) and counts[target.value] == 1 and _reads_parameters(kernel, value):
+            edit.remove(kernel.statement(node))
+        elif isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
+            pairs = list(zip(target.elements, value.elements, strict=False))
+            live = [
+                (t, v) for t, v in pairs
+                if not (isinstance(t.value, cst.Name) and counts[t.value.value] == 1
+                        and _reads_parameters(kernel, v.value))
+            ]
+            if live and len(live) < len(pairs) == len(target.elements):
+                left = ", ".join(kernel.code(t.value) for t, _ in live)
+                right = ", ".join(kernel.code(v.value) for _, v in live)
+                edit.replacements[node] = cst.parse_module(f"{left} = {right}\n").body[0].body[0]  # type: ignore[index,union-attr]
+
+
+def _reads_parameters(kernel: KernelSource, value: cst.BaseExpression) -> bool:
+    """Whether an expression is plain arithmetic on names and parameters, safe to remove."""
+    called = {kernel.code(n.func) for n in walk(value) if isinstance(n, cst.Call)}
+    return bool(_HARMLESS.fullmatch(kernel.code(value))) and called <= {"min", "max"}
 
 
 def _drop_unused(source: str) -> tuple[str, tuple[str, ...]]:

@@ -10,26 +10,24 @@ import numpy as np
 from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
 from evolve.proposers.rewrite.dataflow import assigned_value, definitions, resolve
 from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.pallas.find import pallas_calls
+from evolve.proposers.rewrite.pallas.view import PALLAS
 
 _MAXIMA = ("jax.numpy.max", "jax.numpy.amax")
 
 
 def device_functions(kernel: KernelSource) -> list[cst.FunctionDef]:
-    """Functions that run on the device: every kernel, and module-level helpers that launch nothing."""
-    launching = set()
-    for view in pallas_calls(kernel):
-        scope = view.call
+    """Functions that run on the device: those that launch nothing and hold no function that does."""
+    if kernel.language is not Language.PALLAS:
+        return []
+    launches = [c for c, name in kernel.calls() if name == f"{PALLAS}.pallas_call"]
+    hosts: set[cst.CSTNode] = {f for f in kernel.functions if f.name.value == "build"}
+    for call in launches:
+        scope = kernel.enclosing(call, cst.FunctionDef)
         while scope is not None:
-            scope = kernel.enclosing(scope, cst.FunctionDef)  # type: ignore[assignment]
-            launching.add(scope)
-    kernels = {v.function for v in pallas_calls(kernel)}
-    found = [
-        f
-        for f in kernel.functions
-        if f in kernels or (f not in launching and kernel.enclosing(f, cst.FunctionDef) is None)
-    ]
-    return [f for f in found if f.name.value != "build"]
+            hosts.add(scope)
+            scope = kernel.enclosing(scope, cst.FunctionDef)
+    inner = [f for f in kernel.functions if f not in hosts]
+    return [f for f in inner if kernel.enclosing(f, cst.FunctionDef) not in set(inner)]
 
 
 def _float32(kernel: KernelSource, node: cst.BaseExpression) -> cst.BaseExpression | None:

@@ -12,6 +12,7 @@ from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKerne
 from evolve.proposers.rewrite.edit import Edit
 from evolve.proposers.rewrite.pallas.chain import Chain, find_chain, ordinal, take_from
 from evolve.proposers.rewrite.pallas.find import pallas_calls
+from evolve.proposers.rewrite.pallas.shapes import Inference, Shaped, loop_count
 from evolve.proposers.rewrite.pallas.view import PALLAS_TPU, PallasCall, program_axis, walk
 
 
@@ -28,44 +29,23 @@ def reserve(
 ) -> Buffers:
     """Declare the helper and one scratch buffer per chain value: [*lead, parts?, *shape of the value]."""
     kernel = view.kernel
+    inference = Inference(view)
+    shaped = inference.run(chain.body)
     helper = kernel.fresh(f"{purpose}_tile")
     edit.before(kernel.statement(view.function), "\n\n" + chain.helper(helper, description))
-    jax = edit.ensure_import("jax", "jax")
     tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
-    shapes = {v.name: kernel.fresh(f"{v.name}_shape") for v in chain.values}
-    edit.before(
-        kernel.statement(view.call),
-        f"{', '.join(shapes.values())} = {jax}.eval_shape({_abstract(view, chain, helper, jax)})",
-    )
     names, entries = {}, []
     for value in chain.values:
         names[value.name] = kernel.fresh(f"{value.name}_{purpose}")
-        shape = shapes[value.name]
-        dims, one = list(lead), shape
+        shape = shaped.get(value.name)
+        if not isinstance(shape, Shaped) or shape.dtype is None:
+            raise Unsupported(f"the shape of {value.name} cannot be inferred")
+        dims = [*lead, *shape.dims]
         if value.loop is not None:
-            dims, one = [*dims, f"len({shape})"], f"{shape}[0]"
-        text = f"{tpu}.VMEM(({', '.join([*dims, f'*{one}.shape'])}), {one}.dtype)"
-        entries.append((names[value.name], text))
+            dims = [*lead, loop_count(inference, kernel, value.loop), *shape.dims]
+        entries.append((names[value.name], f"{tpu}.VMEM(({', '.join(dims)},), {shape.dtype})"))
     view.add_scratch(edit, entries)
     return Buffers(helper, names)
-
-
-def _abstract(view: PallasCall, chain: Chain, helper: str, jax: str) -> str:
-    """``lambda a: helper(a, g=512), ShapeDtypeStruct(...)``: the values' shapes without running anything."""
-    kernel = view.kernel
-    blocks = []
-    for name in chain.refs:
-        ref = view.ref(name)
-        if ref is None or ref.spec is None or ref.position >= len(view.operands):
-            raise Unsupported(f"the operand behind {name} cannot be found")
-        dims = [kernel.code(d) for d in ref.spec.shape]
-        dims = [d for d in dims if d != "None"]
-        operand = kernel.code(view.operands[ref.position])
-        blocks.append(f"{jax}.ShapeDtypeStruct(({', '.join(dims)},), {operand}.dtype)")
-    statics = {s: kernel.code(view.bound[s].value) for s in chain.statics if s in view.bound}
-    if len(statics) < len(chain.statics):
-        raise Unsupported("a static kernel parameter that the launch does not bind by keyword")
-    return f"lambda {', '.join(chain.refs)}: {chain.call(helper, statics)}, {', '.join(blocks)}"
 
 
 def fill_text(chain: Chain, buffers: Buffers, lead: Sequence[str], kernel: KernelSource) -> str:

@@ -62,9 +62,8 @@ class Chain:
         lines.append("    return " + ", ".join(self.result(v) for v in self.values))
         return "\n".join(lines)
 
-    def call(self, helper: str, static_texts: dict[str, str] | None = None) -> str:
-        statics = [f"{s}={static_texts[s] if static_texts else s}" for s in self.statics]
-        return f"{helper}({', '.join([*self.refs, *statics])})"
+    def call(self, helper: str) -> str:
+        return f"{helper}({', '.join([*self.refs, *(f'{s}={s}' for s in self.statics)])})"
 
 
 def ordinal(kernel: KernelSource, loop: cst.For) -> str | None:

@@ -96,7 +96,7 @@ class WholeReductionBlock:
         _shorten_scratch(edit, view, steps)
         _renumber(edit, view, axis)
         if kernel.enclosing(view.function, cst.FunctionDef) is not None:
-            _widen_in_kernel(edit, view, widened)
+            _widen_in_kernel(edit, view, {**widened, steps: "1"})
         _inline_whens(edit, view, axis)
         return edit.finish()
 
@@ -114,14 +114,26 @@ def _plain_indices(view: PallasCall, axis: int) -> bool:
 def _whole_extent(view: PallasCall, extent: cst.BaseExpression, steps: cst.BaseExpression) -> str:
     """Text of extent times steps; ``K`` when steps is ``K // extent`` or ``cdiv(K, extent)``."""
     kernel = view.kernel
-    text, value = kernel.code(extent), resolve(kernel, steps)
-    if isinstance(value, cst.BinaryOperation) and isinstance(value.operator, cst.FloorDivide):
-        if kernel.code(value.right) == text:
-            return kernel.code(value.left)
-    if isinstance(value, cst.Call) and kernel.qualified(value.func).endswith("cdiv") and len(value.args) == 2:
-        if kernel.code(value.args[1].value) == text:
-            return kernel.code(value.args[0].value)
-    return f"({text}) * ({kernel.code(steps)})"
+    whole = _divided(kernel, kernel.code(extent), resolve(kernel, steps))
+    if whole is not None:
+        return whole
+    if isinstance(extent, cst.BinaryOperation) and isinstance(extent.operator, cst.FloorDivide):
+        whole = _divided(kernel, kernel.code(extent.left), resolve(kernel, steps))
+        if whole is not None:
+            return f"{whole} // {kernel.code(extent.right)}"
+    return f"({kernel.code(extent)}) * ({kernel.code(steps)})"
+
+
+def _divided(kernel: KernelSource, extent: str, steps: cst.BaseExpression) -> str | None:
+    """K of ``K // extent`` and of ``cdiv(K, extent)``."""
+    if isinstance(steps, cst.BinaryOperation) and isinstance(steps.operator, cst.FloorDivide):
+        left, right = steps.left, steps.right
+    elif isinstance(steps, cst.Call) and kernel.qualified(steps.func).endswith("cdiv") and len(steps.args) == 2:
+        left, right = steps.args[0].value, steps.args[1].value
+    else:
+        return None
+    text = kernel.code(left)
+    return (text if text.isidentifier() else f"({text})") if kernel.code(right) == extent else None
 
 
 def _without_parameter(node: cst.Parameters, position: int) -> cst.Parameters:
@@ -168,7 +180,8 @@ def _widen_in_kernel(edit: Edit, view: PallasCall, widened: dict[str, str]) -> N
         if isinstance(node, cst.Name) and node.value in widened:
             parent = view.kernel.parents.get(node)
             if not isinstance(parent, cst.Attribute | cst.Param) and node not in edit.replacements:
-                edit.replace(node, f"({widened[node.value]})")
+                text = widened[node.value]
+                edit.replace(node, text if text.isidentifier() or text.isdigit() else f"({text})")
 
 
 def _inline_whens(edit: Edit, view: PallasCall, axis: int) -> None:

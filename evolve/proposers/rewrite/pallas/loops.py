@@ -21,6 +21,7 @@ from evolve.proposers.rewrite.dataflow import (
 from evolve.proposers.rewrite.edit import Edit
 from evolve.proposers.rewrite.pallas.chain import Chain, find_chain
 from evolve.proposers.rewrite.pallas.find import pallas_calls
+from evolve.proposers.rewrite.pallas.shapes import extent_text
 from evolve.proposers.rewrite.pallas.view import PallasCall
 
 FORI = "jax.lax.fori_loop"
@@ -146,7 +147,7 @@ def _dynamic_slices(view: PallasCall, loop: cst.For) -> dict[cst.Slice, tuple[st
         holder = kernel.enclosing(node, cst.Subscript)
         if holder is None or not isinstance(holder.value, cst.Name) or view.ref(holder.value.value) is None:
             return None
-        size = _extent(lower, upper, index)
+        size = extent_text(lower, upper, index)
         if size is None:
             return None
         found[node] = (lower, size)
@@ -155,19 +156,6 @@ def _dynamic_slices(view: PallasCall, loop: cst.For) -> dict[cst.Slice, tuple[st
 
 def kernel_code(node: cst.CSTNode) -> str:
     return cst.Module(body=[]).code_for_node(node).strip()
-
-
-def _extent(lower: str, upper: str, index: str) -> str | None:
-    """The size of ``i*g : (i+1)*g``, ``i : i+g`` or ``i*g : i*g+g``."""
-    low, high = lower.replace(" ", ""), upper.replace(" ", "")
-    if high.startswith(low + "+"):
-        return high[len(low) + 1 :]
-    for size in (low.removeprefix(f"{index}*"), low.removesuffix(f"*{index}")):
-        if size != low and high in (
-            f"({index}+1)*{size}", f"{size}*({index}+1)", f"(1+{index})*{size}", f"{size}*{index}+{size}",
-        ):
-            return size
-    return None
 
 
 def _with_slices(

@@ -1,0 +1,193 @@
+"""Child process that runs rewritten kernels in an interpreter and compares them with their parents.
+
+Reads one JSON object from standard input, ``{"language", "jobs": [{"id", "parent", "parent_params", "source",
+"params", "inputs"}]}``, and writes one JSON line per job: ``{"id", "ok", "reason", "snr_db", "seconds"}``.
+``inputs`` are ``[name, shape, dtype, kind]``; kinds are ``normal``, ``positive`` (scales), ``index:<stop>`` and a
+number for a scalar. A job passes when every output agrees with its parent's to 40 dB.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+MINIMUM_DB = 40.0
+SECONDS_PER_JOB = 40
+
+
+class TookTooLong(Exception):
+    """The alarm of one job went off."""
+
+
+def _alarm(signum: int, frame: object) -> None:
+    raise TookTooLong
+
+
+def make_input(spec: list, rng: np.random.Generator) -> object:
+    name, shape, dtype, kind = spec
+    del name
+    if not isinstance(kind, str):
+        return kind
+    if kind == "normal":
+        return rng.standard_normal(shape).astype(np.float32).astype(_dtype(dtype))
+    if kind == "positive":
+        return np.exp2(rng.integers(-3, 4, shape)).astype(np.float32).astype(_dtype(dtype))
+    if kind.startswith("index:"):
+        return rng.integers(0, int(kind[6:]), shape).astype(_dtype(dtype))
+    if kind == "zero":
+        return np.zeros(shape, _dtype(dtype))
+    raise ValueError(f"unknown kind of input {kind}")
+
+
+def _dtype(name: str) -> np.dtype:
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def load(source: str, folder: str, number: int) -> object:
+    path = Path(folder) / f"kernel_{number}.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(f"kernel_{number}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def snr_db(reference: np.ndarray, value: np.ndarray) -> float:
+    """10 log10(|ref|^2 / |ref - value|^2) in dB; -inf for shapes that differ and for NaN."""
+    if reference.shape != value.shape or not np.isfinite(value).all():
+        return float("-inf")
+    noise = float(((reference - value) ** 2).sum())
+    signal_power = float((reference**2).sum())
+    return float("inf") if noise == 0 else 10 * float(np.log10(max(signal_power, 1e-300) / noise))
+
+
+def run_pallas(module: object, params: dict, inputs: list) -> list[np.ndarray]:
+    import jax
+    import jax.numpy as jnp
+
+    function = module.build(params)  # type: ignore[attr-defined]
+    out = jax.jit(function)(*[jnp.asarray(v) for v in inputs])
+    leaves = out if isinstance(out, tuple | list) else (out,)
+    return [np.asarray(leaf.astype(jnp.float32)).astype(np.float64) for leaf in leaves]
+
+
+def interpret_pallas() -> None:
+    """Every launch in this process runs in the interpreter."""
+    import functools
+
+    from jax.experimental import pallas
+
+    pallas.pallas_call = functools.partial(pallas.pallas_call, interpret=True)
+
+
+def run_triton(module: object, params: dict, specs: list, inputs: list) -> list[np.ndarray]:
+    import torch
+
+    given = {}
+    for spec, value in zip(specs, inputs, strict=True):
+        if not isinstance(value, np.ndarray):
+            given[spec[0]] = value
+            continue
+        flat = torch.from_numpy(np.ascontiguousarray(value).view(np.uint8))
+        dtype = getattr(torch, spec[2])
+        given[spec[0]] = flat.view(dtype).reshape(value.shape).clone()
+    out = module.launch(given, params)  # type: ignore[attr-defined]
+    leaves = out if isinstance(out, tuple | list) else (out,)
+    return [leaf.to(torch.float64).numpy() for leaf in leaves]
+
+
+def repair_triton_bfloat16() -> None:
+    """The interpreter computes on the raw bits of bfloat16; convert to float32 and back instead."""
+    import triton.language as tl
+    import triton.runtime.interpreter as interpreter
+
+    builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
+    convert = interpreter._convert_float
+
+    def wide(value: object) -> np.ndarray:
+        return convert(value.data, value.dtype.scalar, tl.float32, None).view(np.float32)  # type: ignore[attr-defined]
+
+    def is_bfloat16(value: object) -> bool:
+        return getattr(value, "dtype", None) is not None and value.dtype.scalar == tl.bfloat16  # type: ignore[attr-defined]
+
+    old_dot, old_binary = builder.create_dot, builder.binary_op
+
+    def create_dot(self, a, b, d, *rest):  # type: ignore[no-untyped-def]
+        if is_bfloat16(a) or is_bfloat16(b):
+            left = wide(a) if is_bfloat16(a) else a.data
+            right = wide(b) if is_bfloat16(b) else b.data
+            return handle(np.matmul(left, right, dtype=d.data.dtype) + d.data, d.dtype.scalar)
+        return old_dot(self, a, b, d, *rest)
+
+    def binary_op(self, lhs, rhs, op):  # type: ignore[no-untyped-def]
+        if is_bfloat16(lhs) and is_bfloat16(rhs):
+            out = op(wide(lhs), wide(rhs))
+            if out.dtype == np.float32:
+                return handle(convert(out, tl.float32, tl.bfloat16, None).view(np.uint16), lhs.dtype.scalar)
+            return handle(out, tl.int1 if out.dtype == np.bool_ else lhs.dtype.scalar)
+        return old_binary(self, lhs, rhs, op)
+
+    builder.create_dot, builder.binary_op = create_dot, binary_op
+
+
+def check(job: dict, language: str, folder: str, references: dict, number: int) -> tuple[bool, str, float]:
+    specs = job["inputs"]
+    rng = np.random.default_rng(7)
+    inputs = [make_input(s, rng) for s in specs]
+
+    def outputs(source: str, params: dict, tag: int) -> list[np.ndarray]:
+        module = load(source, folder, tag)
+        if language == "pallas":
+            return run_pallas(module, params, inputs)
+        return run_triton(module, params, specs, inputs)
+
+    key = (job["parent"], json.dumps(job["parent_params"], sort_keys=True))
+    if key not in references:
+        references[key] = outputs(job["parent"], job["parent_params"], 2 * number)
+    expected = references[key]
+    got = outputs(job["source"], job["params"], 2 * number + 1)
+    if len(got) != len(expected):
+        return False, f"{len(got)} outputs instead of {len(expected)}", float("-inf")
+    worst = min(snr_db(e, g) for e, g in zip(expected, got, strict=True))
+    return worst >= MINIMUM_DB, "" if worst >= MINIMUM_DB else f"{worst:.1f} dB", worst
+
+
+def main() -> None:
+    task = json.load(sys.stdin)
+    if task["language"] == "pallas":
+        interpret_pallas()
+    else:
+        repair_triton_bfloat16()
+    signal.signal(signal.SIGALRM, _alarm)
+    references: dict = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for number, job in enumerate(task["jobs"]):
+            began = time.monotonic()
+            signal.alarm(SECONDS_PER_JOB)
+            try:
+                ok, reason, worst = check(job, task["language"], folder, references, number)
+            except TookTooLong:
+                ok, reason, worst = False, "time-out", float("-inf")
+            except Exception as error:  # noqa: BLE001 - a candidate may fail in any way
+                text = (str(error).strip().splitlines() or [""])[0][:160]
+                ok, reason, worst = False, f"{type(error).__name__}: {text}", float("-inf")
+            finally:
+                signal.alarm(0)
+            line = {"id": job["id"], "ok": ok, "reason": reason, "snr_db": worst if np.isfinite(worst) else None}
+            line["seconds"] = round(time.monotonic() - began, 3)
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Run every rewrite rule over the corpus of kernels and tabulate what comes out, per rule.
+
+    python -m experiments.benchmarks.rewrite_corpus [--write docs/rewrites.md] [--only pallas/name.py ...]
+
+Counted per rule: proposals, how many parse and pass the dialect, how many agree with their parent in the
+interpreter (40 dB, no device; Triton 3.x interpreter or Pallas interpret mode), and the slowest proposal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from evolve.proposers.rewrite.base import Language, Rule
+from evolve.proposers.rewrite.proposer import offers, rewrite
+from evolve.proposers.rewrite.registry import rules
+from fitness.dialect import check as dialect_check
+
+ROOT = Path(__file__).resolve().parents[2]
+CORPUS = ROOT / "tests" / "corpus"
+CHECKER = Path(__file__).with_name("rewrite_check.py")
+JOBS_PER_PROCESS = 60
+
+
+@dataclass
+class Trial:
+    """One proposal: where it came from, and what became of it."""
+
+    kernel: str
+    rule: str
+    site: str
+    source: str = ""
+    params: dict = field(default_factory=dict)
+    dialect: str = ""
+    ok: bool | None = None
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A corpus kernel and the inputs it is run on."""
+
+    name: str
+    source: str
+    params: dict
+    inputs: list
+
+    @property
+    def language(self) -> str:
+        return self.name.split("/")[0]
+
+
+def load_cases(only: Sequence[str] = ()) -> list[Case]:
+    table = json.loads((CORPUS / "cases.json").read_text())
+    cases = []
+    for name, entry in table.items():
+        if only and not any(part in name for part in only):
+            continue
+        cases.append(Case(name, (CORPUS / name).read_text(), entry["params"], entry["inputs"]))
+    return cases
+
+
+def propose_all(case: Case) -> list[Trial]:
+    """Every (rule, site) of a kernel applied once."""
+    trials = []
+    entry = "build" if case.language == "pallas" else "launch"
+    for rule, site in offers(case.source):
+        began = time.monotonic()
+        proposal = rewrite(case.source, case.params, rule, site, np.random.default_rng(0))
+        trial = Trial(case.name, rule.name, site.key, seconds=time.monotonic() - began)
+        if proposal is None:
+            continue
+        trial.source, trial.params = proposal.source, dict(proposal.params)
+        violations = dialect_check(proposal.source, entry=entry)
+        trial.dialect = str(violations[0]) if violations else ""
+        trials.append(trial)
+    return trials
+
+
+def run_checks(cases: Iterable[Case], trials: Sequence[Trial]) -> None:
+    """Run the trials in interpreters, many per process, and note the outcome in each."""
+    by_name = {c.name: c for c in cases}
+    groups: dict[str, list[int]] = defaultdict(list)
+    for number, trial in enumerate(trials):
+        if not trial.dialect:
+            groups["pallas" if trial.kernel.startswith("pallas") else "triton"].append(number)
+    for language, numbers in groups.items():
+        for start in range(0, len(numbers), JOBS_PER_PROCESS):
+            _run_batch(language, numbers[start : start + JOBS_PER_PROCESS], trials, by_name)
+
+
+def _run_batch(language: str, numbers: Sequence[int], trials: Sequence[Trial], by_name: dict[str, Case]) -> None:
+    left = list(numbers)
+    while left:
+        done = _run_process(language, left, trials, by_name)
+        if not done:
+            trials[left[0]].ok, trials[left[0]].reason = False, "the interpreter died"
+            done = {left[0]}
+        left = [n for n in left if n not in done]
+
+
+def _run_process(
+    language: str, numbers: Sequence[int], trials: Sequence[Trial], by_name: dict[str, Case]
+) -> set[int]:
+    jobs = []
+    for number in numbers:
+        trial, case = trials[number], by_name[trials[number].kernel]
+        jobs.append(
+            {
+                "id": number, "parent": case.source, "parent_params": case.params,
+                "source": trial.source, "params": trial.params, "inputs": case.inputs,
+            }
+        )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1"}
+    result = subprocess.run(
+        [sys.executable, str(CHECKER)], input=json.dumps({"language": language, "jobs": jobs}),
+        capture_output=True, text=True, env=environment, timeout=2400, check=False,
+    )
+    done = set()
+    for line in result.stdout.splitlines():
+        if line.startswith("{"):
+            answer = json.loads(line)
+            trial = trials[answer["id"]]
+            trial.ok, trial.reason = answer["ok"], answer["reason"]
+            done.add(answer["id"])
+    return done
+
+
+def _all_rules() -> list[Rule]:
+    found: dict[str, Rule] = {}
+    for language in Language:
+        for rule in rules(language):
+            found.setdefault(rule.name, rule)
+    return list(found.values())
+
+
+def table(cases: Sequence[Case], trials: Sequence[Trial]) -> str:
+    """The Markdown page."""
+    lines = [
+        "# Rewrite rules", "",
+        "Generated by `python -m experiments.benchmarks.rewrite_corpus --write docs/rewrites.md`; do not edit.", "",
+        f"Corpus: {len(cases)} kernels in `tests/corpus`, written for the tests in several styles. Every rule is "
+        "applied once at every site it offers.",
+        "*dialect*: the child parses and passes the dialect check. *agrees*: run in an interpreter on small inputs "
+        "(no device), it agrees with its parent to 40 dB or better. Interpreters cannot run every construct a device "
+        "can, so *agrees* is a lower bound.", "",
+    ]
+    total, legal, right = len(trials), sum(not t.dialect for t in trials), sum(bool(t.ok) for t in trials)
+    slowest = max((t.seconds for t in trials), default=0.0)
+    lines += [
+        f"**All rules: {total} proposals, {100 * legal / max(1, total):.1f} % pass the dialect, "
+        f"{100 * right / max(1, total):.1f} % agree with their parent; slowest proposal {slowest:.2f} s (host CPU).**",
+        "", "| rule | kernels | proposals | dialect | agrees | why it can help |", "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for rule in _all_rules():
+        mine = [t for t in trials if t.rule == rule.name]
+        share = [f"{sum(f(t) for t in mine)}" for f in (lambda t: not t.dialect, lambda t: bool(t.ok))]
+        kernels = len({t.kernel for t in mine})
+        lines.append(f"| `{rule.name}` | {kernels} | {len(mine)} | {share[0]} | {share[1]} | {rule.why} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--no-run", action="store_true", help="check the dialect only")
+    options = parser.parse_args()
+    cases = load_cases(options.only)
+    trials = [t for case in cases for t in propose_all(case)]
+    if not options.no_run:
+        run_checks(cases, trials)
+    for trial in trials:
+        if trial.dialect or trial.ok is False:
+            sys.stderr.write(f"{trial.kernel} {trial.rule} {trial.site}: {trial.dialect or trial.reason}\n")
+    page = table(cases, trials)
+    if options.write:
+        options.write.write_text(page)
+    sys.stdout.write(page)
+
+
+if __name__ == "__main__":
+    main()
