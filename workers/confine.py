@@ -22,7 +22,9 @@ _FS_EXECUTE, _FS_WRITE_FILE, _FS_READ_FILE, _FS_READ_DIR = 1, 2, 4, 8
 _FS_READ = _FS_EXECUTE | _FS_READ_FILE | _FS_READ_DIR
 _NET_ALL = 3  # bind and connect, TCP
 _SCOPE_ALL = 3  # abstract unix sockets and signals to processes outside
-_SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/proc", "/sys", "/opt")
+_SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/sys/devices", "/sys/fs/cgroup", "/opt")
+# of /proc only its own folder and the machine's description: another process's environment holds secrets
+_SYSTEM_FILES = ("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys", "/proc/version")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 
@@ -79,7 +81,7 @@ def restrict_files(writable: Path, readable: tuple[Path, ...]) -> bool:
     for device in _DEVICES:
         _allow(libc, ruleset, Path(device), _FS_READ_FILE | _FS_WRITE_FILE | truncate)
     prefixes = (Path(sys.prefix), Path(sys.base_prefix), Path(sys.exec_prefix))
-    for folder in (*map(Path, _SYSTEM_FOLDERS), *prefixes, *readable):
+    for folder in (*map(Path, _SYSTEM_FOLDERS + _SYSTEM_FILES), *prefixes, *readable):
         _allow(libc, ruleset, folder, _FS_READ)
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     enforced = libc.syscall(_LANDLOCK_RESTRICT, ruleset, ctypes.c_uint32(0)) == 0
