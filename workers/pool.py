@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -34,6 +35,9 @@ TIMELINE = "timeline"
 
 RETRIES = 2
 """Times a job is tried again, elsewhere if possible, after an infrastructure fault."""
+
+CONNECT_SECONDS = 5.0
+"""How long the head of a cluster may take to accept a connection."""
 
 DEADLINE_SLACK_SECONDS = 30.0
 """Over the sum of the stages' own limits, after which the actor itself is taken for hung."""
@@ -260,6 +264,7 @@ def start_ray(settings: PoolSettings) -> None:
         "ignore_reinit_error": True,
     }
     if settings.address:
+        _require_listener(settings.address)
         common["address"] = settings.address
     else:
         common.update(num_cpus=settings.count, object_store_memory=100 * 2**20, include_dashboard=False)
@@ -272,6 +277,19 @@ def start_ray(settings: PoolSettings) -> None:
             else "Ray cannot start"
         )
         raise PoolUnavailable(f"{where}: {_first_line(error)}") from error
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself would try an address where nobody listens for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdigit()):
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise PoolUnavailable(
+            f"the Ray cluster at {address} cannot be joined: {error.strerror or error}"
+        ) from error
 
 
 def _request(item: WorkItem) -> bytes:

@@ -1,0 +1,226 @@
+"""The command as a user runs it: real Ray, real MLflow, real compiler, real kills."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from evolve.journal import Journal
+
+FAMILY = Path(__file__).parent / "fixtures" / "small_gemm"
+ROOT = Path(__file__).parent.parent
+TILEWRIGHT = [sys.executable, "-m", "evolve.cli"]
+
+
+def campaign_file(folder: Path, **changes: object) -> Path:
+    data = {
+        "name": "tiny",
+        "operator": f"{FAMILY}/good",
+        "target": "tpu7x",
+        "suite": "tiny",
+        "seed": 3,
+        "budget": {"evaluations": 7},
+        "workers": {"count": 2},
+        "search": {"lag": 2, "proposers": ["parameters", "surrogate", "crossover"]},
+        **changes,
+    }
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def start(folder: Path, *arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "TILEWRIGHT", "RAY"))}
+    return subprocess.Popen(
+        [*TILEWRIGHT, "--home", str(folder / "home"), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**clean, "PYTHONPATH": str(ROOT), **environment},
+    )
+
+
+def tilewright(folder: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    process = start(folder, *arguments, **environment)
+    out, err = process.communicate(timeout=240)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def content(folder: Path, campaign: str) -> dict:
+    with Journal(folder / "home" / "campaigns" / campaign / "journal.sqlite") as journal:
+        return journal.content()
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    folder = tmp_path_factory.mktemp("unbroken")
+    return folder, tilewright(folder, "run", campaign_file(folder))
+
+
+def test_a_campaign_runs_to_a_verified_winner(
+    unbroken: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, result = unbroken
+    assert result.returncode == 0, result.stderr
+    assert "tpu7x, modelled" in result.stdout
+    record = content(folder, "tiny-001")
+    assert len(record["candidates"]) == len(record["evaluations"]) == 7
+    with Journal(folder / "home" / "campaigns" / "tiny-001" / "journal.sqlite") as journal:
+        finals = journal.references("final")
+        events = journal.events()
+    assert finals["winner"].fitness >= finals["seed:tiled"].fitness > 0
+    assert finals["whole"].verdict == "ok"
+    assert events[-1].kind == "finished" and events[-1].detail["winner"] == finals["winner"].genome
+    report = (folder / "home" / "campaigns" / "tiny-001" / "report.html").read_text()
+    assert "tiny-001" in report and "http://" not in report.replace("http://www.w3.org", "")
+
+
+def test_its_lineage_is_in_mlflow(unbroken: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    import mlflow
+
+    folder, result = unbroken
+    assert "MLflow has not caught up" not in result.stdout
+    client = mlflow.MlflowClient(f"sqlite:///{folder}/home/mlflow.db")
+    (experiment,) = [e for e in client.search_experiments() if e.name.startswith("tilewright/")]
+    runs = client.search_runs([experiment.experiment_id], max_results=100)
+    children = [r for r in runs if r.data.tags.get("mlflow.parentRunId")]
+    parents = [r for r in runs if r not in children]
+    assert len(parents) == 1
+    record = content(folder, "tiny-001")
+    assert len([r for r in children if "verdict" in r.data.tags]) >= len(record["evaluations"])
+
+
+def test_status_and_report_read_what_is_there(
+    unbroken: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, _ = unbroken
+    listing = tilewright(folder, "status")
+    assert listing.returncode == 0 and "tiny-001" in listing.stdout and "finished" in listing.stdout
+    one = tilewright(folder, "status", "tiny-001")
+    assert "7 evaluations" in one.stdout and "best so far" in one.stdout
+    written = tilewright(folder, "report", "--output", folder / "r.html")
+    assert written.returncode == 0 and (folder / "r.html").stat().st_size > 10_000
+    again = tilewright(folder, "resume", "tiny-001")
+    assert again.returncode == 2 and "has finished" in again.stderr
+
+
+def test_a_killed_driver_resumes_to_the_same_journal(
+    tmp_path: Path, unbroken: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
+    rng, arguments = random.Random(11), ("run", campaign_file(tmp_path))
+    for _ in range(2):
+        process = start(tmp_path, *arguments)
+        time.sleep(rng.uniform(5.0, 12.0))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        started = list((tmp_path / "home" / "campaigns").glob("*/journal.sqlite"))
+        arguments = ("resume",) if started else arguments
+    ended = tilewright(tmp_path, *arguments)
+    assert ended.returncode == 0 or "has finished" in ended.stderr, ended.stderr
+    assert content(tmp_path, "tiny-001") == content(unbroken[0], "tiny-001")
+
+
+def test_ctrl_c_stops_cleanly_and_says_how_to_resume(tmp_path: Path) -> None:
+    process = start(tmp_path, "run", campaign_file(tmp_path, budget={"evaluations": 500}))
+    journal = tmp_path / "home" / "campaigns" / "tiny-001" / "journal.sqlite"
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        if journal.exists() and content(tmp_path, "tiny-001")["evaluations"]:
+            break
+        time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "tilewright resume tiny-001" in out
+    assert "Traceback" not in out + err
+
+
+BAD: dict[str, tuple[dict, str]] = {
+    "operator": ({"operator": "gemm_fp9/x"}, "gemm_fp9"),
+    "recipe": ({"operator": f"{FAMILY}/better"}, "better"),
+    "target": ({"target": "tpu9"}, "tpu7x"),
+    "suite": ({"suite": "huge"}, "tiny"),
+    "key": ({"budgets": {}}, "did you mean 'budget'"),
+    "seed kernel": ({"seeds": ["nope"]}, "tiled"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence(tmp_path: Path, case: str) -> None:
+    changes, words = BAD[case]
+    refuse(tmp_path, words, "run", campaign_file(tmp_path, **changes))
+
+
+def refuse(folder: Path, words: str, *arguments: str | Path, **environment: str) -> None:
+    result = tilewright(folder, *arguments, **environment)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in result.stderr
+    assert not list((folder / "home").glob("campaigns/*"))
+    assert not (folder / "home" / "mlflow.db").exists()
+
+
+def test_a_seed_that_fails_its_own_gate_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    changes = {"operator": f"{FAMILY}/bad", "budget": {"evaluations": 3}}
+    refuse(tmp_path, "wrong fails its own gate: incorrect", "run", campaign_file(tmp_path, **changes))
+
+
+def test_an_empty_space_is_refused(tmp_path: Path) -> None:
+    family = tmp_path / "family"
+    (family / "kernels").mkdir(parents=True)
+    (family / "operator.py").write_text((FAMILY / "operator.py").read_text())
+    for name in ("tiled", "wrong", "whole"):
+        text = (FAMILY / "kernels" / f"{name}.py").read_text()
+        (family / "kernels" / f"{name}.py").write_text(
+            text.replace("CONSTRAINTS = {}", 'CONSTRAINTS = {"M < 0": "never"}')
+        )
+    refuse(tmp_path, "space is empty", "run", campaign_file(tmp_path, operator=f"{family}/good"))
+
+
+def test_an_unwritable_home_is_refused(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    result = tilewright(tmp_path, "--home", blocked, "run", campaign_file(tmp_path))
+    assert result.returncode == 2 and "home: cannot write" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_missing_libtpu_is_one_sentence(tmp_path: Path) -> None:
+    """A finder that hides libtpu stands in for an environment without it."""
+    (tmp_path / "hide").mkdir()
+    (tmp_path / "hide" / "sitecustomize.py").write_text(
+        "import importlib.util as u\n"
+        "find = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'libtpu' else find(name, *rest)\n"
+    )
+    path = f"{tmp_path / 'hide'}:{ROOT}"
+    refuse(tmp_path, "libtpu is not installed", "run", campaign_file(tmp_path), PYTHONPATH=path)
+
+
+def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    refuse(tmp_path, "workers", "run", campaign_file(tmp_path), "--address", "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("status", "nothing"), "nothing"),
+        (("resume",), "no campaign"),
+        (("report", "x"), "unknown"),
+        (("run", "unheard-of"), "quickstart"),
+        (("run", "quickstart", "--set", "search"), "KEY=VALUE"),
+        (("run", "quickstart", "--set", "search.lag=none"), "search.lag"),
+    ],
+)
+def test_other_bad_calls(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    refuse(tmp_path, words, *arguments)

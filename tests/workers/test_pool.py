@@ -1,0 +1,102 @@
+"""The pool on a real local Ray: results, a killed worker, and what it does with infrastructure faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evolve.evaluator import Job, Scope
+from evolve.genome import Genome
+from evolve.space import read_declarations
+from fitness.evaluation import Evaluation, Verdict
+from seeds.catalogue import load_operator
+from workers.pool import PoolSettings, RayPool
+
+FAMILY = str(Path(__file__).parent.parent / "fixtures" / "small_gemm")
+
+
+def pool_settings(**changes: object) -> PoolSettings:
+    known = {
+        "operator": f"{FAMILY}/good",
+        "target": "tpu7x",
+        "suite": "tiny",
+        "descriptors": ("block_m",),
+        "check_seconds": 60.0,
+        "measure_seconds": 60.0,
+        "memory_gib": 8.0,
+        "count": 2,
+    }
+    return PoolSettings(**{**known, **changes})  # type: ignore[arg-type]
+
+
+def genome(kernel: str = "tiled", **params: int) -> Genome:
+    source = load_operator(f"{FAMILY}/{'bad' if kernel == 'wrong' else 'good'}").kernels[kernel].source
+    return Genome(source, {**read_declarations(source).defaults, **params})
+
+
+def drain(pool: RayPool, count: int, seconds: float = 120.0) -> dict[int, Evaluation]:
+    done: dict[int, Evaluation] = {}
+    deadline = time.monotonic() + seconds
+    while len(done) < count and time.monotonic() < deadline:
+        done.update(pool.wait(0.5))
+    return done
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RayPool]:
+    running = RayPool(pool_settings())
+    running.start()
+    yield running
+    running.close()
+
+
+def test_verdicts_scopes_and_descriptors_come_back(pool: RayPool) -> None:
+    pool.submit(Job(0, genome(), 1))
+    pool.submit(Job(1, genome("wrong"), 1))
+    pool.submit(Job(-1, genome("whole"), 1, baseline="whole"))
+    pool.submit(Job(-2, genome(), 1, scope=Scope.FINAL))
+    pool.submit(Job(-3, genome(), 1, scope=Scope.TIMELINE))
+    assert any("candidate 0" in line for line in pool.activity())
+    done = drain(pool, 5)
+    assert {i: e.verdict for i, e in done.items()} == {
+        0: Verdict.OK, 1: Verdict.INCORRECT, -1: Verdict.OK, -2: Verdict.OK, -3: Verdict.OK
+    }  # fmt: skip
+    assert done[0].descriptors["block_m"] == "128" and "vmem" in done[0].descriptors
+    assert done[-2].workloads[0].workload == "512x512x512"
+    assert done[-3].workloads[0].diagnosis["timeline"]["lanes"]
+    assert all(e.wall_seconds > 0 and e.worker for e in done.values())
+
+
+def test_an_artefact_seen_before_is_a_duplicate(pool: RayPool) -> None:
+    pool.submit(Job(0, genome(), 1))
+    artefact = drain(pool, 1)[0].artefact
+    assert artefact
+    pool.submit(Job(1, genome(), 1, known_artefacts={artefact}))
+    assert drain(pool, 1)[1].verdict is Verdict.DUPLICATE
+
+
+def test_a_killed_worker_costs_nothing_but_time(pool: RayPool) -> None:
+    retried = pool.retried
+    for index in range(2):
+        pool.submit(Job(index, genome(block_k=256 * (index + 1)), 1))
+    time.sleep(1.0)
+    os.kill(_worker_pids()[0], signal.SIGKILL)
+    done = drain(pool, 2)
+    assert {e.verdict for e in done.values()} == {Verdict.OK}
+    assert pool.retried > retried
+
+
+def _worker_pids() -> list[int]:
+    pids = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"ray::EvaluatorActor" in entry.read_bytes():
+                pids.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return pids
