@@ -39,6 +39,14 @@ def roofline_seconds(flops: int, size: int, chip: Chip, kind: str) -> float:
     return max(flops / chip.peak(kind), size / chip.hbm)
 
 
+def product_flops(operator: Operator, workload: Workload) -> int:
+    """FLOP that must be matrix products: 2 M N K of an operator with these dimensions, 0 of any other."""
+    dims = workload.dims
+    if not all(name in dims for name in "MNK"):
+        return 0
+    return min(operator.flops(workload), 2 * dims["M"] * dims["N"] * dims["K"])
+
+
 def floors(operator: Operator, workload: Workload, chip: Chip) -> dict[str, float]:
     """Seconds no schedule of this operator can beat on one TensorCore, by unit.
 

@@ -120,15 +120,18 @@ def lower_bounds(executed: Executed, chip: Chip) -> dict[str, float]:
     return {"mxu": mxu / chip.mxus, **bounds}
 
 
-def implausible(run: StaticRun, chip: Chip, *, flops: int, compulsory_bytes: int, time: float) -> str | None:
+def implausible(
+    run: StaticRun, chip: Chip, *, flops: int, products: int, compulsory_bytes: int, time: float
+) -> str | None:
     """Why these figures cannot be those of the operator, in one line; None when they can.
 
-    A kernel must pass the matrix units at least the operator's FLOP, move at least 95 % of the bytes that
+    A kernel must pass the matrix units at least the FLOP of the operator's matrix ``products`` (a unit half
+    filled counts as full here; ``fitness.structure`` counts exactly), move at least 95 % of the bytes that
     must be moved, and not take less time than the chip's peak and bandwidth allow.
     """
     done = mxu_flops(run.executed, chip)
-    if flops and done < flops:
-        return f"the matrix units do {done / flops:.3f} of the operator's FLOP (modelled, {chip.name})"
+    if done < products:
+        return f"the matrix units do {done / products:.3f} of the operator's FLOP (modelled, {chip.name})"
     moved = run.executed.hbm_bytes
     if moved < 0.95 * compulsory_bytes:
         return f"{moved} bytes move where the operator needs {compulsory_bytes} (modelled, {chip.name})"

@@ -48,6 +48,12 @@ class ModuleFacts:
         return cls(**{name: data[name] for name in cls.__dataclass_fields__})
 
     @property
+    def matmul_flops(self) -> int | None:
+        """FLOP of the kernels' matrix products, exactly; None when control flow could not be followed."""
+        counts = [kernel["matmul_flops"] for kernel in self.kernels]
+        return None if None in counts else sum(counts)
+
+    @property
     def signature(self) -> frozenset[str]:
         """Kinds of operations in the kernels, whatever their sizes."""
         return frozenset(item for kernel in self.kernels for item in kernel["signature"])
@@ -78,6 +84,18 @@ def _outside(facts: ModuleFacts, operand_names: Sequence[str], output_names: Seq
         return f"no kernel reads operand {operand_names[facts.unused_operands[0]]}"
     if facts.outputs_not_from_kernels:
         return f"output {output_names[facts.outputs_not_from_kernels[0]]} does not come from a kernel alone"
+    return None
+
+
+def missing_work(facts: ModuleFacts, flops: int) -> str | None:
+    """Why the kernels cannot have computed ``flops`` of matrix products, in one line; None when they can."""
+    if not flops:
+        return None
+    done = facts.matmul_flops
+    if done is None:
+        return "the kernel's control flow cannot be followed, so its work cannot be counted"
+    if done < flops:
+        return f"the kernel's products are {done / flops:.3f} of the operator's FLOP"
     return None
 
 

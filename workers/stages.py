@@ -187,6 +187,9 @@ class CompileStage:
         results = [spec.name for spec in request.operator.outputs(workload)]
         if (reason := structure.objection(facts, operands, results)) is not None:
             return Failure(Verdict.IMPLAUSIBLE, reason)
+        products = score.product_flops(request.operator, workload)
+        if (reason := structure.missing_work(facts, products)) is not None:
+            return Failure(Verdict.IMPLAUSIBLE, f"{workload.id}: {reason}")
         fingerprints = {w.id: found.facts[w.id].fingerprint for w in request.measured if w.id in found.facts}
         if len(fingerprints) == len(request.measured) and found.artefact is None:
             found.artefact = artefact_hash(fingerprints)
@@ -219,7 +222,14 @@ class MeasureStage:
         flops, size = operator.flops(workload), operator.bytes(workload)
         if time <= 0:
             return Failure(Verdict.IMPLAUSIBLE, f"no time at all for {workload.id}")
-        reason = static_tpu.implausible(run, chip, flops=flops, compulsory_bytes=size, time=time)
+        reason = static_tpu.implausible(
+            run,
+            chip,
+            flops=flops,
+            products=score.product_flops(operator, workload),
+            compulsory_bytes=size,
+            time=time,
+        )
         if reason is not None:
             return Failure(Verdict.IMPLAUSIBLE, f"{workload.id}: {reason}")
         kind = score.operand_kind(request.inputs(workload))
@@ -297,6 +307,8 @@ def _candidate_failure(frame: Frame) -> Failure:
     phase, kind = str(frame.data["phase"]), str(frame.data["type"])
     message, trace = str(frame.data["message"]), str(frame.data.get("trace", ""))
     reason = one_line(f"{kind}: {message}" if message else kind)
+    if kind == "NestedKernel":
+        return Failure(Verdict.IMPLAUSIBLE, one_line(message), trace)
     if kind == "MemoryError" or _RESOURCES.search(message):
         return Failure(Verdict.RESOURCE_ERROR, reason, trace)
     if phase == "topology":

@@ -1,5 +1,7 @@
 """The time model: readers of libtpu's dumps, seconds, plausibility, floors, structure rules."""
 
+import contextlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,10 +63,8 @@ def test_a_dma_of_unknown_size_is_refused():
 def test_damaged_dumps_give_values_or_a_parse_error(noise, at):
     damaged = BUNDLES[:at] + noise + BUNDLES[at:]
     for read, value in ((scan_bundles, damaged), (read_profile, (PROFILE[: at % 90]).encode() + noise)):
-        try:
+        with contextlib.suppress(ParseError):
             read(value if read is scan_bundles else value.decode("latin-1"))
-        except ParseError:
-            pass
     vmem_bytes([damaged.decode("latin-1")])
 
 
@@ -86,15 +86,22 @@ def test_the_slower_of_core_and_memory_is_the_time():
 def test_implausible_figures_are_named():
     run = static_tpu.StaticRun((OperationCycles("k", 1000, 1),), scan_bundles(BUNDLES), 0, None)
     flops, size = static_tpu.mxu_flops(run.executed, CHIP), run.executed.hbm_bytes
-    assert static_tpu.implausible(run, CHIP, flops=flops, compulsory_bytes=size, time=1e-6) is None
-    less = static_tpu.implausible(run, CHIP, flops=4 * flops, compulsory_bytes=size, time=1e-6)
+    assert (
+        static_tpu.implausible(run, CHIP, flops=flops, products=flops, compulsory_bytes=size, time=1e-6)
+        is None
+    )
+    less = static_tpu.implausible(
+        run, CHIP, flops=flops, products=4 * flops, compulsory_bytes=size, time=1e-6
+    )
     assert less.startswith("the matrix units do 0.250 of")
-    assert "bytes move" in static_tpu.implausible(run, CHIP, flops=1, compulsory_bytes=2 * size, time=1e-6)
-    assert "below the roofline" in static_tpu.implausible(
-        run, CHIP, flops=1, compulsory_bytes=size, time=1e-9
+    assert "bytes move" in static_tpu.implausible(
+        run, CHIP, flops=1, products=1, compulsory_bytes=2 * size, time=1e-6
     )
     assert "below the roofline" in static_tpu.implausible(
-        run, CHIP, flops=1, compulsory_bytes=1, time=float("nan")
+        run, CHIP, flops=1, products=1, compulsory_bytes=size, time=1e-9
+    )
+    assert "below the roofline" in static_tpu.implausible(
+        run, CHIP, flops=1, products=1, compulsory_bytes=1, time=float("nan")
     )
 
 
@@ -152,7 +159,7 @@ def test_the_timeline_places_work_in_bins(tmp_path):
 
 KERNEL = {
     "grid": [2, 2], "signature": [], "data_branches": 0, "data_loops": 0, "while_loops": 0, "manual_dmas": 0,
-    "loads_in_index_maps": 0, "constant_bytes": 0,
+    "loads_in_index_maps": 0, "constant_bytes": 0, "matmul_flops": 100,
 }  # fmt: skip
 FACTS = structure.ModuleFacts(
     "0" * 16, {"stablehlo.custom_call": 1, "func.return": 1}, [], 0, [], [], [KERNEL]
@@ -185,6 +192,13 @@ def test_structure_rules(change, why):
     facts = structure.ModuleFacts(**{**FACTS.__dict__, **change})
     found = structure.objection(facts, ["a", "w"], ["c"])
     assert found is None if why is None else why in found
+
+
+def test_missing_matrix_work_is_named():
+    assert structure.missing_work(FACTS, 100) is None and structure.missing_work(FACTS, 0) is None
+    assert "0.500 of the operator's FLOP" in structure.missing_work(FACTS, 200)
+    lost = structure.ModuleFacts(**{**FACTS.__dict__, "kernels": [{**KERNEL, "matmul_flops": None}]})
+    assert "cannot be followed" in structure.missing_work(lost, 100)
 
 
 def test_figures_add_up():

@@ -19,6 +19,8 @@ from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mosaic.python import tpu
 
+from workers.runners.scalar_flow import Unresolved, matmul_flops
+
 KERNEL_TARGET = "tpu_custom_call"
 _SCALAR_OPS = ("tpu.assume_multiple", "index.casts", "index.castu", "index.constant")
 _SOURCES_OF_DMA = ("tpu.enqueue_dma", "tpu.enqueue_indirect_dma")
@@ -188,7 +190,15 @@ def _kernel_facts(config: dict[str, Any]) -> dict[str, Any]:
             "manual_dmas": sum(_name(op) in _SOURCES_OF_DMA for op in _walk(main)),
             "loads_in_index_maps": sum("load" in _name(op) for other in others for op in _walk(other)),
             "constant_bytes": sum(_constant_bytes(op) for op in _walk(main)),
+            "matmul_flops": _matmul_flops(main, [int(n) for n in bounds]),
         }
+
+
+def _matmul_flops(main: Any, grid: list[int]) -> int | None:
+    try:
+        return matmul_flops(main, grid)
+    except Unresolved:
+        return None
 
 
 def _has_bounds(op: Any) -> bool:

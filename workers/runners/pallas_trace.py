@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export
+from jax._src.core import jaxprs_in_params
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
@@ -29,6 +30,10 @@ from workers.runners.mosaic import fingerprint
 
 Answer = Callable[[Frame], None]
 CANDIDATE_FILE = "candidate.py"
+
+
+class NestedKernel(ValueError):
+    """A Pallas call inside a loop or branch of the surrounding program."""
 
 
 def run(job: Frame, answer: Answer) -> None:
@@ -70,7 +75,27 @@ def _trace(build: Callable[..., Any], params: Mapping[str, Any], workload: Mappi
     found = [(tuple(a.shape), np.dtype(a.dtype)) for a in traced.jaxpr.out_avals]
     if wanted != found:
         raise TypeError(f"build's function returns {_say(found)} instead of {_say(wanted)}")
+    _refuse_nested_kernels(traced.jaxpr.jaxpr)
     return traced.jaxpr
+
+
+def _refuse_nested_kernels(jaxpr: Any) -> None:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            continue
+        if equation.primitive.name == "jit":
+            _refuse_nested_kernels(equation.params["jaxpr"].jaxpr)
+        elif any(_has_kernel(inner) for inner in jaxprs_in_params(equation.params)):
+            raise NestedKernel(
+                f"the kernel is called inside a {equation.primitive.name}: the simulator would count it once"
+            )
+
+
+def _has_kernel(jaxpr: Any) -> bool:
+    return any(
+        equation.primitive.name == "pallas_call" or any(map(_has_kernel, jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
 
 
 def _say(outputs: Sequence[tuple[tuple[int, ...], np.dtype]]) -> str:

@@ -1,0 +1,149 @@
+"""The cascade on real children: the honest kernel passes on every chip, each cheat gets another verdict."""
+
+from pathlib import Path
+
+import pytest
+
+from fitness.evaluation import FigureKind, Stage, Verdict
+from fitness.targets import load_target
+from seeds.catalogue import load_operator
+from tests.workers import twins
+from workers.attempt import Found, Request
+from workers.cascade import Cascade
+from workers.limits import Limits
+from workers.sandbox import ChildLimits
+from workers.stages import TraceStage
+
+GIB = 1 << 30
+FAMILY = Path(__file__).parent.parent / "fixtures" / "small_gemm"
+LIMITS = Limits(trace=ChildLimits(60.0, 8 * GIB), compile=ChildLimits(90.0, 12 * GIB))
+UNBEATEN = float("inf")
+
+
+@pytest.fixture(scope="module")
+def operator():
+    return load_operator(f"{FAMILY}/good")
+
+
+def cascade(operator, target="tpu7x", limits=LIMITS, **options):
+    return Cascade(operator, load_target(target), operator.suites["tiny"], limits, **options)
+
+
+def judged(operator, source, *, best=UNBEATEN, **options):
+    return cascade(operator).evaluate("g", source, twins.PARAMS, seed=7, best=best, **options)
+
+
+@pytest.mark.parametrize("target", ["tpu7x", "v6e", "v5e"])
+def test_the_honest_kernel_has_a_fitness(operator, target):
+    found = cascade(operator, target).evaluate("g", twins.HONEST, twins.PARAMS, seed=1, best=UNBEATEN)
+    assert found.verdict is Verdict.OK, found.reason + found.log
+    assert found.stage is Stage.MEASURE and found.interval == (found.fitness, found.fitness)
+    (figures,) = found.workloads
+    assert figures.kind is FigureKind.MODELLED and 0 < figures.roofline_fraction < 1
+    assert figures.tflops == pytest.approx(found.fitness)
+    assert figures.diagnosis["dma_bytes"] >= operator.bytes(operator.suites["tiny"].workloads[0])
+    assert [reading.passed for reading in found.gates] == [True]
+    assert found.artefact and found.descriptors == {"vmem": "0-8MiB"}
+    assert found.toolchain["libtpu"] != "missing"
+
+
+def test_the_model_is_deterministic_and_a_repetition_is_a_duplicate(operator):
+    first = judged(operator, twins.HONEST, figures="timeline")
+    timeline = first.workloads[0].diagnosis["timeline"]
+    assert set(timeline["lanes"]) == {"mxu", "valu", "load", "store", "spill", "dma"}
+    second = judged(operator, "# a comment\n" + twins.HONEST, best=0.0)
+    assert (second.fitness, second.artefact) == (first.fitness, first.artefact)
+    assert len(second.gates) == 2, "what beats the best is checked on a measured shape, too"
+    third = judged(operator, twins.HONEST, known_artefacts={first.artefact})
+    assert third.verdict is Verdict.DUPLICATE and first.artefact in third.reason
+
+
+@pytest.mark.parametrize("name", ["SCALED_TWIN", "FORI_TWIN"])
+def test_honest_twins_pass(operator, name):
+    found = judged(operator, getattr(twins, name))
+    assert found.verdict is Verdict.OK, found.reason + found.log
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "reason"),
+    [
+        ("CONSTANT", Verdict.INCORRECT, "gate exact"),
+        ("NAN", Verdict.INCORRECT, "not a number"),
+        ("IGNORED_OPERAND", Verdict.INCORRECT, "gate exact"),
+        ("SKIPS_LAST_BLOCK", Verdict.INCORRECT, "gate exact"),
+        ("OUT_OF_BOUNDS", Verdict.INCORRECT, "outside an array"),
+        ("UNINITIALISED", Verdict.INCORRECT, "not a number"),
+        ("HLO_LOOP", Verdict.IMPLAUSIBLE, "inside"),
+        ("BRANCH_ON_DATA", Verdict.IMPLAUSIBLE, "branch inside the kernel depends on data"),
+        ("LOOP_ON_DATA", Verdict.IMPLAUSIBLE, "trip count"),
+        ("VENDOR_DOT", Verdict.IMPLAUSIBLE, "work outside the Pallas kernel"),
+        ("NO_KERNEL", Verdict.IMPLAUSIBLE, "no Pallas kernel"),
+        ("HALF_WHEN_TIMED", Verdict.IMPLAUSIBLE, "0.500 of the operator's FLOP"),
+        ("TOO_MUCH_VMEM", Verdict.RESOURCE_ERROR, "vmem"),
+        ("BAD_BLOCK", Verdict.COMPILE_ERROR, "block shape"),
+        ("WRONG_SHAPE", Verdict.COMPILE_ERROR, "instead of bfloat16"),
+        ("HUGE_LIST", Verdict.RESOURCE_ERROR, "MemoryError"),
+    ],
+)
+def test_a_cheat_or_a_fault_has_its_verdict(operator, name, verdict, reason):
+    found = judged(operator, getattr(twins, name))
+    assert (found.verdict, found.fitness) == (verdict, None), found.reason + found.log
+    assert reason in found.reason and "\n" not in found.reason
+
+
+def test_a_kernel_that_is_exact_only_where_it_is_checked_never_becomes_the_best(operator):
+    found = judged(operator, twins.CHEAP_WHEN_TIMED, best=0.0)
+    assert (found.verdict, found.stage) == (Verdict.INCORRECT, Stage.CHECK), found.reason
+    assert "at 256x256x512" in found.reason
+
+
+def test_a_trace_that_never_ends_is_a_timeout(operator):
+    limits = Limits(trace=ChildLimits(4.0, 8 * GIB), compile=LIMITS.compile)
+    found = cascade(operator, limits=limits).evaluate("g", twins.ENDLESS_TRACE, twins.PARAMS, seed=1)
+    assert found.verdict is Verdict.TIMEOUT and found.wall_seconds < 15
+
+
+def test_a_source_outside_the_dialect_never_runs(operator):
+    found = judged(operator, twins.escaped("exit"))
+    assert (found.verdict, found.stage) == (Verdict.REJECTED, Stage.DIALECT)
+    assert found.wall_seconds < 1
+
+
+@pytest.mark.parametrize("name", sorted(twins.ESCAPES))
+def test_what_escapes_the_dialect_still_has_no_say(operator, name, tmp_path):
+    suite = operator.suites["tiny"]
+    request = Request(
+        operator, load_target("tpu7x"), LIMITS, twins.escaped(name), twins.PARAMS, 1, False,
+        suite.workloads, suite.check, None, 1.0, tmp_path, lambda artefact: None,
+    )  # fmt: skip
+    failure = TraceStage().run(request, Found())
+    assert failure is not None and failure.verdict is Verdict.CRASHED, failure
+
+
+def test_a_baseline_is_timed_without_gates(operator):
+    baseline = operator.kernels["whole"]
+    found = cascade(operator).evaluate("b", baseline.source, {}, seed=1, baseline=baseline)
+    assert found.verdict is Verdict.OK and found.gates == ()
+
+
+def test_a_missing_part_is_no_fault_of_the_genome(operator, monkeypatch):
+    monkeypatch.setattr("workers.recipe.missing_parts", lambda: "libtpu is not installed")
+    found = judged(operator, twins.HONEST)
+    assert (found.verdict, found.reason) == (Verdict.INFRA_ERROR, "libtpu is not installed")
+
+
+def test_an_unwritable_scratch_folder_is_no_fault_of_the_genome(operator, tmp_path):
+    gone = tmp_path / "gone"
+    found = cascade(operator, scratch=gone).evaluate("g", twins.HONEST, twins.PARAMS, seed=1)
+    assert found.verdict is Verdict.INFRA_ERROR and "gone" in found.reason
+
+
+def test_nothing_is_left_behind(operator, tmp_path):
+    cascade(operator, scratch=tmp_path).evaluate("g", twins.NAN, twins.PARAMS, seed=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("key", "value"), [("figures", "fast"), ("workloads", "all")])
+def test_other_options_are_refused(operator, key, value):
+    with pytest.raises(ValueError, match=f"{key} is '{value}'"):
+        cascade(operator).evaluate("g", twins.HONEST, twins.PARAMS, seed=1, **{key: value})

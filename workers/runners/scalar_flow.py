@@ -1,0 +1,246 @@
+"""Exact matrix work of a Mosaic kernel: its scalar control flow run on every grid point, its vectors never.
+
+The matrix units' instruction counts do not tell: a product over K = 128 fills half of a 256-deep unit and costs
+the same instructions as one over 256. The shapes of ``tpu.matmul`` do, times how often each one is reached.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxlib.mlir import ir
+
+MAX_STEPS = 2_000_000
+"""Scalar steps after which a kernel's control flow is given up on."""
+
+
+class Unresolved(ValueError):
+    """Control flow that does not follow from grid indices and constants, or takes too long to follow."""
+
+
+_COMPARE: Sequence[Callable[[int, int], int]] = (
+    lambda a, b: a == b,
+    lambda a, b: a != b,
+    lambda a, b: a < b,
+    lambda a, b: a <= b,
+    lambda a, b: a > b,
+    lambda a, b: a >= b,
+    lambda a, b: a % 2**32 < b % 2**32,
+    lambda a, b: a % 2**32 <= b % 2**32,
+    lambda a, b: a % 2**32 > b % 2**32,
+    lambda a, b: a % 2**32 >= b % 2**32,
+)
+"""``arith.cmpi`` predicates by number: eq ne slt sle sgt sge ult ule ugt uge."""
+
+
+def _remainder(a: int, b: int) -> int:
+    return int(math.fmod(a, b))
+
+
+_BINARY: Mapping[str, Callable[[int, int], int]] = {
+    "arith.addi": lambda a, b: a + b,
+    "arith.subi": lambda a, b: a - b,
+    "arith.muli": lambda a, b: a * b,
+    "arith.divsi": lambda a, b: (a - _remainder(a, b)) // b,
+    "arith.remsi": _remainder,
+    "arith.andi": lambda a, b: a & b,
+    "arith.ori": lambda a, b: a | b,
+    "arith.xori": lambda a, b: a ^ b,
+    "arith.maxsi": max,
+    "arith.minsi": min,
+    "arith.shli": lambda a, b: a << b,
+    "arith.shrsi": lambda a, b: a >> b,
+}
+_PASS = ("arith.extui", "arith.extsi", "arith.trunci", "arith.index_cast", "tpu.assume_multiple")
+
+
+@dataclass
+class _Node:
+    """One step of the scalar program: what to compute, or control flow over inner programs."""
+
+    kind: str
+    result: tuple[int, ...] = ()
+    operands: tuple[int, ...] = ()
+    function: Callable[..., int] | None = None
+    value: int = 0
+    programs: tuple[list[_Node], ...] = ()
+    arguments: tuple[int, ...] = ()
+    yields: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass
+class _Run:
+    values: dict[int, int | None] = field(default_factory=dict)
+    steps: int = 0
+
+
+def matmul_flops(function: Any, grid: Sequence[int]) -> int:
+    """``2 M N K`` summed over every ``tpu.matmul`` the kernel reaches on its whole grid. Raises Unresolved."""
+    block = function.operation.regions[0].blocks[0]
+    numbers = _Numbers()
+    arguments = [numbers[argument] for argument in block.arguments][: len(grid)]
+    program = _translate(block, numbers)
+    if not _interesting(program):
+        return sum(node.value for node in program if node.kind == "matmul") * math.prod(grid)
+    used = _used(program)
+    axes = [range(size) if argument in used else (0,) for argument, size in zip(arguments, grid, strict=True)]
+    repeats = math.prod(size for argument, size in zip(arguments, grid, strict=True) if argument not in used)
+    run = _Run()
+    total = 0
+    for point in itertools.product(*axes):
+        run.values = dict(zip(arguments, point, strict=True))
+        total += _execute(program, run)
+    return total * repeats
+
+
+class _Numbers(dict[Any, int]):
+    """Numbers for SSA values, in the order they are met."""
+
+    def __missing__(self, value: Any) -> int:
+        self[value] = len(self)
+        return self[value]
+
+
+def _interesting(program: list[_Node]) -> bool:
+    return any(node.kind in ("if", "for") for node in program)
+
+
+def _used(program: list[_Node]) -> set[int]:
+    """Values that decide a branch or a loop bound, and everything they follow from."""
+    wanted: set[int] = set()
+    while True:
+        before = len(wanted)
+        _collect(program, wanted)
+        if len(wanted) == before:
+            return wanted
+
+
+def _collect(program: list[_Node], wanted: set[int]) -> None:
+    for node in reversed(program):
+        if node.kind in ("if", "for"):
+            wanted.update(node.operands[: 1 if node.kind == "if" else None])
+            for inner, yields in zip(node.programs, node.yields, strict=True):
+                wanted.update(yields)
+                _collect(inner, wanted)
+        elif wanted.intersection(node.result):
+            wanted.update(node.operands)
+
+
+def _execute(program: list[_Node], run: _Run) -> int:
+    values, total = run.values, 0
+    for node in program:
+        run.steps += 1
+        if run.steps > MAX_STEPS:
+            raise Unresolved("the kernel's control flow takes too many steps to follow")
+        if node.kind == "matmul":
+            total += node.value
+        elif node.kind == "constant":
+            values[node.result[0]] = node.value
+        elif node.kind == "scalar":
+            operands = [values.get(number) for number in node.operands]
+            known = None not in operands
+            values[node.result[0]] = int(node.function(*operands)) if known and node.function else None
+        elif node.kind == "if":
+            total += _branch(node, run)
+        elif node.kind == "for":
+            total += _loop(node, run)
+    return total
+
+
+def _branch(node: _Node, run: _Run) -> int:
+    condition = run.values.get(node.operands[0])
+    if condition is None:
+        raise Unresolved("a branch does not follow from the grid")
+    taken = 0 if condition else 1
+    if taken >= len(node.programs):
+        return 0
+    total = _execute(node.programs[taken], run)
+    for result, source in zip(node.result, node.yields[taken], strict=False):
+        run.values[result] = run.values.get(source)
+    return total
+
+
+def _loop(node: _Node, run: _Run) -> int:
+    lower, upper, step = (run.values.get(number) for number in node.operands[:3])
+    if lower is None or upper is None or step is None or step <= 0:
+        raise Unresolved("a loop's bounds do not follow from the grid")
+    carried = [run.values.get(number) for number in node.operands[3:]]
+    body, total = node.programs[0], 0
+    trips = range(lower, upper, step)
+    if not _interesting(body):
+        for result in node.result:
+            run.values[result] = None
+        return len(trips) * sum(inner.value for inner in body if inner.kind == "matmul")
+    for index in trips:
+        run.values[node.arguments[0]] = index
+        run.values.update(zip(node.arguments[1:], carried, strict=True))
+        total += _execute(body, run)
+        carried = [run.values.get(number) for number in node.yields[0]]
+    run.values.update(zip(node.result, carried, strict=True))
+    return total
+
+
+def _translate(block: Any, numbers: _Numbers) -> list[_Node]:
+    """The scalar program of a block; steps that only concern vectors are left out."""
+    program = []
+    for op in block.operations:
+        node = _node(op, numbers)
+        if node is not None:
+            program.append(node)
+        elif len(op.operation.regions):
+            for region in op.operation.regions:
+                for inner in region.blocks:
+                    program.extend(_translate(inner, numbers))
+    return program
+
+
+def _node(op: Any, numbers: _Numbers) -> _Node | None:
+    operation = op.operation
+    name = str(operation.name).removeprefix("stable_mosaic.")
+    results = tuple(numbers[value] for value in operation.results)
+    if name in ("tpu.matmul", "vector.contract"):
+        return _Node("matmul", value=_matmul(operation))
+    if name in ("scf.if", "scf.for"):
+        return _control(operation, name, results, numbers)
+    if len(results) != 1 or str(operation.results[0].type) not in ("i1", "i32", "i64", "index"):
+        return None
+    operands = tuple(numbers[value] for value in operation.operands)
+    if name == "arith.constant":
+        return _Node("constant", results, value=_integer(operation.attributes["value"]))
+    if name == "arith.cmpi":
+        predicate = int(ir.IntegerAttr(operation.attributes["predicate"]).value)
+        return _Node("scalar", results, operands, _COMPARE[predicate])
+    if name in _PASS:
+        return _Node("scalar", results, operands, lambda a: a)
+    if name == "arith.select":
+        return _Node("scalar", results, operands, lambda c, a, b: a if c else b)
+    return _Node("scalar", results, operands, _BINARY.get(name))
+
+
+def _integer(attribute: Any) -> int:
+    text = str(attribute).split(":")[0].strip()
+    return {"true": 1, "false": 0}[text] if text in ("true", "false") else int(text)
+
+
+def _control(operation: Any, name: str, results: tuple[int, ...], numbers: _Numbers) -> _Node:
+    blocks = [region.blocks[0] for region in operation.regions if len(region.blocks)]
+    arguments = tuple(numbers[value] for value in blocks[0].arguments)
+    programs = tuple(_translate(block, numbers) for block in blocks)
+    yields = tuple(
+        tuple(numbers[value] for value in block.operations[len(block.operations) - 1].operands)
+        for block in blocks
+    )
+    operands = tuple(numbers[value] for value in operation.operands)
+    return _Node(name.removeprefix("scf."), results, operands, None, 0, programs, arguments, yields)
+
+
+def _matmul(operation: Any) -> int:
+    """2 x (elements of the result) x (contracted length): result is M x N, the left operand holds M x K."""
+    left, right = (math.prod(ir.ShapedType(operation.operands[n].type).shape) for n in (0, 1))
+    result = math.prod(ir.ShapedType(operation.results[0].type).shape)
+    depth = math.isqrt(left * right // result) if result else 0
+    return 2 * result * depth
