@@ -29,11 +29,9 @@ SPACE = {
     "stages": (3, 4, 5),
     "slots": (1, 2),
     "group_m": (1, 4, 8, 16, 32),
-    "persistent": (True, False),
-    "stagger": (0, 1, 2),
-    "a_registers": (False, True),
+    "programs": (132, 1048576),
 }
-DEFAULTS = {"block_n": 192, "stages": 4, "slots": 2, "group_m": 16, "persistent": True, "stagger": 1, "a_registers": False}
+DEFAULTS = {"block_n": 192, "stages": 4, "slots": 2, "group_m": 16, "programs": 132}
 CONSTRAINTS = {
     "(128 + block_n) * 128 * stages + 512 * stages + slots * 16384 <= 232000": "the ring and the store slots share 227 KB",
     "N % 128 == 0": "B's scales come in whole 128 x 128 blocks",
@@ -53,16 +51,14 @@ def tile_of(t, num_m, num_n, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def promote(acc, partial, scale):
-    """acc + partial * scale (per row), kept where it stands.
+def promote(acc, partial, scale, PENDING: gl.constexpr):
+    """acc + partial * scale (per row), kept where it stands; PENDING wgmma groups stay in flight.
 
     LLVM sinks plain multiply-adds below the next wgmma, which keeps more partials alive than there are
-    registers; an assembly statement with side effects is not moved across the wgmma statements.
+    registers. A wait that has nothing left to wait for, with the sum as its dependence, is a fence for them.
     """
-    wide = scale.expand_dims(1).broadcast_to(acc.shape)
-    return gl.inline_asm_elementwise(
-        "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", [partial, wide, acc], dtype=gl.float32, is_pure=False, pack=1
-    )
+    total = acc + partial * scale[:, None]
+    return warpgroup_mma_wait(num_outstanding=PENDING, deps=(total, ))
 
 
 @gluon.jit
@@ -78,7 +74,7 @@ def producer(a_desc, as_desc, wide_desc, narrow_desc, M, N, K, a_bufs, s_bufs, w
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, BN)
     steps = K // 128
-    BYTES: gl.constexpr = 2 * a_desc.block_type.nbytes + 2 * as_desc.block_type.nbytes + BN * 128
+    BYTES: gl.constexpr = 2 * 64 * 128 + 2 * 64 * 4 + BN * 128
     s = 0
     phase = 1
     for t in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
@@ -122,37 +118,12 @@ def store_wide(c_desc, c_bufs, acc, row, col, SLOTS: gl.constexpr, WG: gl.conste
 
 
 @gluon.jit
-def operand(bufs, i, PARENT: gl.constexpr, IN_REGISTERS: gl.constexpr):
-    """A's 64 x 128 piece as wgmma takes it: the shared buffer itself, or the warpgroup's registers."""
-    if IN_REGISTERS:
-        layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=PARENT, k_width=4)
-        return bufs.index(i).load(layout)
-    else:
-        return bufs.index(i)
-
-
-@gluon.jit
 def multiply(a, b, partial):
     return warpgroup_mma(a, b.permute((1, 0)), partial, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def await_turn(turn, s, phase, first, STAGGER: gl.constexpr, WG: gl.constexpr):
-    """Hold the second warpgroup back until the first is part of a step ahead (at a tile's start, or always)."""
-    if STAGGER == 2 and WG == 1:
-        mbarrier.wait(turn.index(s), phase)
-    elif STAGGER == 1 and WG == 1:
-        mbarrier.wait(turn.index(s), phase, pred=first)
-
-
-@gluon.jit
-def pass_turn(turn, s, STAGGER: gl.constexpr, WG: gl.constexpr):
-    if STAGGER > 0 and WG == 0:
-        mbarrier.arrive(turn.index(s), count=1)
-
-
-@gluon.jit
-def tile_128(c_desc, bs_ptr, pm, pn, last, steps, a_bufs, s_bufs, wide, c_bufs, empty, ready, turn, s, phase, STAGES: gl.constexpr, SLOTS: gl.constexpr, STAGGER: gl.constexpr, INR: gl.constexpr, WG: gl.constexpr):
+def tile_128(c_desc, bs_ptr, pm, pn, last, steps, a_bufs, s_bufs, wide, c_bufs, empty, ready, s, phase, STAGES: gl.constexpr, SLOTS: gl.constexpr, WG: gl.constexpr):
     """One 64 x 128 part of a tile: two steps of K are in flight."""
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
     small: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32])
@@ -165,38 +136,34 @@ def tile_128(c_desc, bs_ptr, pm, pn, last, steps, a_bufs, s_bufs, wide, c_bufs, 
         sb1 = gl.load(bp + k + 1)
         before = s
         mbarrier.wait(ready.index(s), phase)
-        await_turn(turn, s, phase, k == 0, STAGGER, WG)
-        p = multiply(operand(a_bufs, s * 2 + WG, mma, INR), wide.index(s), zero)
+        p = multiply(a_bufs.index(s * 2 + WG), wide.index(s), zero)
         sp = s_bufs.index(s * 2 + WG).load(rows) * sb0
         s, phase = advance(s, phase, STAGES)
         mbarrier.wait(ready.index(s), phase)
-        q = multiply(operand(a_bufs, s * 2 + WG, mma, INR), wide.index(s), zero)
+        q = multiply(a_bufs.index(s * 2 + WG), wide.index(s), zero)
         sq = s_bufs.index(s * 2 + WG).load(rows) * sb1
         p = warpgroup_mma_wait(num_outstanding=1, deps=(p, ))
         mbarrier.arrive(empty.index(before), count=1)
-        pass_turn(turn, before, STAGGER, WG)
-        pass_turn(turn, s, STAGGER, WG)
-        acc = promote(acc, p, sp)
+        acc = promote(acc, p, sp, 1)
         q = warpgroup_mma_wait(num_outstanding=0, deps=(q, ))
         mbarrier.arrive(empty.index(s), count=1)
-        acc = promote(acc, q, sq)
+        acc = promote(acc, q, sq, 0)
         s, phase = advance(s, phase, STAGES)
     if steps % 2 == 1:
         sb0 = gl.load(bp + steps - 1)
         mbarrier.wait(ready.index(s), phase)
-        p = multiply(operand(a_bufs, s * 2 + WG, mma, INR), wide.index(s), zero)
+        p = multiply(a_bufs.index(s * 2 + WG), wide.index(s), zero)
         sp = s_bufs.index(s * 2 + WG).load(rows) * sb0
         p = warpgroup_mma_wait(num_outstanding=0, deps=(p, ))
         mbarrier.arrive(empty.index(s), count=1)
-        pass_turn(turn, s, STAGGER, WG)
-        acc = promote(acc, p, sp)
+        acc = promote(acc, p, sp, 0)
         s, phase = advance(s, phase, STAGES)
     store_wide(c_desc, c_bufs, acc, pm * 128 + WG * 64, pn * 128, SLOTS, WG, small)
     return s, phase
 
 
 @gluon.jit
-def tile_192(c_desc, bs_ptr, pm, pn, last, steps, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, turn, s, phase, STAGES: gl.constexpr, SLOTS: gl.constexpr, STAGGER: gl.constexpr, INR: gl.constexpr, WG: gl.constexpr):
+def tile_192(c_desc, bs_ptr, pm, pn, last, steps, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, s, phase, STAGES: gl.constexpr, SLOTS: gl.constexpr, WG: gl.constexpr):
     """One 64 x 192 part of a tile: a 128-wide and a 64-wide chunk alternate."""
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
     small: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32])
@@ -214,17 +181,15 @@ def tile_192(c_desc, bs_ptr, pm, pn, last, steps, a_bufs, s_bufs, wide, narrow, 
         sb0 = gl.load(bp0 + k)
         sb1 = gl.load(bp1 + k)
         mbarrier.wait(ready.index(s), phase)
-        await_turn(turn, s, phase, k == 0, STAGGER, WG)
-        a = operand(a_bufs, s * 2 + WG, mma, INR)
+        a = a_bufs.index(s * 2 + WG)
         p = multiply(a, wide.index(s), zero0)
         q = multiply(a, narrow.index(s), zero1)
         sa = s_bufs.index(s * 2 + WG).load(rows)
         p = warpgroup_mma_wait(num_outstanding=1, deps=(p, ))
-        pass_turn(turn, s, STAGGER, WG)
-        acc0 = promote(acc0, p, sa * sb0)
+        acc0 = promote(acc0, p, sa * sb0, 1)
         q = warpgroup_mma_wait(num_outstanding=0, deps=(q, ))
         mbarrier.arrive(empty.index(s), count=1)
-        acc1 = promote(acc1, q, gl.convert_layout(sa, rows2, assert_trivial=True) * sb1)
+        acc1 = promote(acc1, q, gl.convert_layout(sa, rows2, assert_trivial=True) * sb1, 0)
         s, phase = advance(s, phase, STAGES)
     row = pm * 128 + WG * 64
     tma.store_wait(0)
@@ -234,7 +199,7 @@ def tile_192(c_desc, bs_ptr, pm, pn, last, steps, a_bufs, s_bufs, wide, narrow, 
 
 
 @gluon.jit
-def tile_256(c_desc, bs_ptr, pm, pn, last, steps, a_bufs, s_bufs, narrow, c_bufs, empty, ready, turn, s, phase, STAGES: gl.constexpr, SLOTS: gl.constexpr, STAGGER: gl.constexpr, INR: gl.constexpr, WG: gl.constexpr):
+def tile_256(c_desc, bs_ptr, pm, pn, last, steps, a_bufs, s_bufs, narrow, c_bufs, empty, ready, s, phase, STAGES: gl.constexpr, SLOTS: gl.constexpr, WG: gl.constexpr):
     """One 64 x 256 part of a tile: four 64-wide chunks a step, two partials of 32 registers."""
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32])
     rows: gl.constexpr = gl.SliceLayout(1, mma)
@@ -249,27 +214,25 @@ def tile_256(c_desc, bs_ptr, pm, pn, last, steps, a_bufs, s_bufs, narrow, c_bufs
         sb0 = gl.load(bp0 + k)
         sb1 = gl.load(bp1 + k)
         mbarrier.wait(ready.index(s), phase)
-        await_turn(turn, s, phase, k == 0, STAGGER, WG)
-        a = operand(a_bufs, s * 2 + WG, mma, INR)
+        a = a_bufs.index(s * 2 + WG)
         p = multiply(a, narrow.index(s * 4), zero)
         q = multiply(a, narrow.index(s * 4 + 1), zero)
         sa = s_bufs.index(s * 2 + WG).load(rows)
         sp = sa * sb0
         sq = sa * sb1
         p = warpgroup_mma_wait(num_outstanding=1, deps=(p, ))
-        acc0 = promote(acc0, p, sp)
+        acc0 = promote(acc0, p, sp, 1)
         mbarrier.wait(ready.index(s), phase)
         p = multiply(a, narrow.index(s * 4 + 2), zero)
         q = warpgroup_mma_wait(num_outstanding=1, deps=(q, ))
-        pass_turn(turn, s, STAGGER, WG)
-        acc1 = promote(acc1, q, sp)
+        acc1 = promote(acc1, q, sp, 1)
         mbarrier.wait(ready.index(s), phase)
         q = multiply(a, narrow.index(s * 4 + 3), zero)
         p = warpgroup_mma_wait(num_outstanding=1, deps=(p, ))
-        acc2 = promote(acc2, p, sq)
+        acc2 = promote(acc2, p, sq, 1)
         q = warpgroup_mma_wait(num_outstanding=0, deps=(q, ))
         mbarrier.arrive(empty.index(s), count=1)
-        acc3 = promote(acc3, q, sq)
+        acc3 = promote(acc3, q, sq, 0)
         s, phase = advance(s, phase, STAGES)
     row = pm * 128 + WG * 64
     store_piece(c_desc, c_bufs, acc0.to(gl.bfloat16), row, pn * 256, 0, SLOTS, WG)
@@ -280,7 +243,7 @@ def tile_256(c_desc, bs_ptr, pm, pn, last, steps, a_bufs, s_bufs, narrow, c_bufs
 
 
 @gluon.jit
-def consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, turn, BN: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, STAGGER: gl.constexpr, INR: gl.constexpr, WG: gl.constexpr):
+def consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, BN: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, WG: gl.constexpr):
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, BN)
     steps = K // 128
@@ -290,49 +253,50 @@ def consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, wide, narrow, c_bufs, empty
     for t in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
         pm, pn = tile_of(t, num_m, num_n, GROUP)
         if BN == 128:
-            s, phase = tile_128(c_desc, bs_ptr, pm, pn, last, steps, a_bufs, s_bufs, wide, c_bufs, empty, ready, turn, s, phase, STAGES, SLOTS, STAGGER, INR, WG)
+            s, phase = tile_128(c_desc, bs_ptr, pm, pn, last, steps, a_bufs, s_bufs, wide, c_bufs, empty, ready, s, phase, STAGES, SLOTS, WG)
         elif BN == 192:
-            s, phase = tile_192(c_desc, bs_ptr, pm, pn, last, steps, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, turn, s, phase, STAGES, SLOTS, STAGGER, INR, WG)
+            s, phase = tile_192(c_desc, bs_ptr, pm, pn, last, steps, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, s, phase, STAGES, SLOTS, WG)
         else:
-            s, phase = tile_256(c_desc, bs_ptr, pm, pn, last, steps, a_bufs, s_bufs, narrow, c_bufs, empty, ready, turn, s, phase, STAGES, SLOTS, STAGGER, INR, WG)
+            s, phase = tile_256(c_desc, bs_ptr, pm, pn, last, steps, a_bufs, s_bufs, narrow, c_bufs, empty, ready, s, phase, STAGES, SLOTS, WG)
     tma.store_wait(0)
 
 
 @gluon.jit
-def consumer0(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, turn, BN: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, STAGGER: gl.constexpr, INR: gl.constexpr):
-    consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, turn, BN, STAGES, GROUP, SLOTS, STAGGER, INR, 0)
+def consumer0(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, BN: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr):
+    consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, BN, STAGES, GROUP, SLOTS, 0)
 
 
 @gluon.jit
-def consumer1(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, turn, BN: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, STAGGER: gl.constexpr, INR: gl.constexpr):
-    consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, turn, BN, STAGES, GROUP, SLOTS, STAGGER, INR, 1)
+def consumer1(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, BN: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr):
+    consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, BN, STAGES, GROUP, SLOTS, 1)
 
 
 @gluon.jit
-def gemm_kernel(a_desc, as_desc, wide_desc, narrow_desc, c_desc, bs_ptr, M, N, K, BN: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, STAGGER: gl.constexpr, INR: gl.constexpr):
-    a_bufs = gl.allocate_shared_memory(a_desc.dtype, [STAGES * 2] + a_desc.block_type.shape, a_desc.layout)
+def gemm_kernel(a_desc, as_desc, wide_desc, narrow_desc, c_desc, bs_ptr, M, N, K, BN: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr):
+    fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
+    bf16: gl.constexpr = gl.NVMMASharedLayout(128, 16)
+    flat: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
+    a_bufs = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * 2, 64, 128], fp8)
     if BN == 128:
-        wide = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + wide_desc.block_type.shape, a_desc.layout)
+        wide = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 128, 128], fp8)
         narrow = wide
     elif BN == 192:
-        wide = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + wide_desc.block_type.shape, a_desc.layout)
-        narrow = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + narrow_desc.block_type.shape, a_desc.layout)
+        wide = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 128, 128], fp8)
+        narrow = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 64, 128], fp8)
     else:
-        narrow = gl.allocate_shared_memory(a_desc.dtype, [STAGES * 4] + narrow_desc.block_type.shape, a_desc.layout)
+        narrow = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * 4, 64, 128], fp8)
         wide = narrow
-    c_bufs = gl.allocate_shared_memory(c_desc.dtype, [2 * SLOTS] + c_desc.block_type.shape, c_desc.layout)
-    s_bufs = gl.allocate_shared_memory(as_desc.dtype, [STAGES * 2] + as_desc.block_type.shape, as_desc.layout)
+    c_bufs = gl.allocate_shared_memory(gl.bfloat16, [2 * SLOTS, 64, 64], bf16)
+    s_bufs = gl.allocate_shared_memory(gl.float32, [STAGES * 2, 64], flat)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turn = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
         mbarrier.init(empty.index(s), count=2)
-        mbarrier.init(turn.index(s), count=1)
         mbarrier.init(ready.index(s), count=1)
     gl.warp_specialize(
         [
-            (consumer0, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, turn, BN, STAGES, GROUP, SLOTS, STAGGER, INR)),
-            (consumer1, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, turn, BN, STAGES, GROUP, SLOTS, STAGGER, INR)),
+            (consumer0, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, BN, STAGES, GROUP, SLOTS)),
+            (consumer1, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, wide, narrow, c_bufs, empty, ready, BN, STAGES, GROUP, SLOTS)),
             (producer, (a_desc, as_desc, wide_desc, narrow_desc, M, N, K, a_bufs, s_bufs, wide, narrow, empty, ready, BN, STAGES, GROUP)),
         ],
         [4, 1],
@@ -344,19 +308,19 @@ def launch(inputs, params):
     a, b = inputs["a_q"], inputs["b_q"]
     m, k = a.shape
     n = b.shape[0]
-    out = torch.empty((m, n), device=a.device, dtype=torch.bfloat16)
+    scales = inputs["a_s"].reshape(-1)
+    out = torch.empty((m, n), dtype=torch.bfloat16)
     fp8 = gl.NVMMASharedLayout(128, 8)
     flat = gl.NVMMASharedLayout(0, 32, rank=1)
     bf16 = gl.NVMMASharedLayout(128, 16)
     tiles = -(-m // 128) * -(-n // params["block_n"])
-    cores = torch.cuda.get_device_properties(a.device).multi_processor_count
-    grid = min(tiles, cores) if params["persistent"] else tiles
+    grid = min(tiles, params["programs"])
     gemm_kernel[(grid,)](
-        TensorDescriptor.from_tensor(a, [64, 128], fp8),
-        TensorDescriptor.from_tensor(inputs["a_s"].reshape(-1), [64], flat),
-        TensorDescriptor.from_tensor(b, [128, 128], fp8),
-        TensorDescriptor.from_tensor(b, [64, 128], fp8),
-        TensorDescriptor.from_tensor(out, [64, 64], bf16),
+        TensorDescriptor(a, [m, k], [k, 1], [64, 128], fp8),
+        TensorDescriptor(scales, [scales.shape[0]], [1], [64], flat),
+        TensorDescriptor(b, [n, k], [k, 1], [128, 128], fp8),
+        TensorDescriptor(b, [n, k], [k, 1], [64, 128], fp8),
+        TensorDescriptor(out, [m, n], [n, 1], [64, 64], bf16),
         inputs["b_s"],
         m,
         n,
@@ -365,8 +329,6 @@ def launch(inputs, params):
         params["stages"],
         params["group_m"],
         params["slots"],
-        params["stagger"],
-        params["a_registers"],
         num_warps=4,
         maxnreg=168,
     )

@@ -24,13 +24,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 SPACE = {
     "block_n": (128, 256),
     "stages": (3, 4, 5, 6),
+    "slots": (1, 2),
     "group_m": (1, 4, 8, 16, 32),
-    "persistent": (True, False),
+    "programs": (132, 1048576),
     "consumer_regs": (216, 232, 240),
-    "stagger": (0, 1, 2),
-    "a_registers": (False, True),
 }
-DEFAULTS = {"block_n": 256, "stages": 4, "group_m": 16, "persistent": True, "consumer_regs": 240, "stagger": 1, "a_registers": False}
+DEFAULTS = {"block_n": 256, "stages": 4, "slots": 2, "group_m": 16, "programs": 132, "consumer_regs": 240}
 CONSTRAINTS = {
     "block_n != 256 or stages <= 4": "a 128 x 256 tile has room for 4 stages of 48.5 KB beside its stores",
     "N % 128 == 0": "B's scales come in whole 128 x 128 blocks",
@@ -50,24 +49,27 @@ def tile_of(t, num_m, num_n, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def promote(acc, partial, scale):
-    """acc + partial * scale (per row), kept where it stands.
+def promote(acc, partial, sa, sb, t_buf, COLUMNS: gl.constexpr, MMA: gl.constexpr):
+    """acc + partial * scales, kept where it stands: ``sa`` per row, ``sb`` one number or ``t_buf`` per column.
 
-    LLVM sinks plain multiply-adds below the next wgmma, which leaves two partials alive and spills; an
-    assembly statement with side effects is not moved across the wgmma statements.
+    LLVM sinks plain multiply-adds below the next wgmma, which keeps two partials alive and spills. A wait that
+    has nothing left to wait for, with the sum as its dependence, is a fence for them.
     """
-    wide = scale.expand_dims(1).broadcast_to(acc.shape)
-    return gl.inline_asm_elementwise(
-        "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", [partial, wide, acc], dtype=gl.float32, is_pure=False, pack=1
-    )
+    if COLUMNS:
+        columns: gl.constexpr = gl.SliceLayout(0, MMA)
+        total = acc + partial * t_buf.load(columns)[None, :] * sa[:, None]
+    else:
+        total = acc + partial * (sa * sb)[:, None]
+    return warpgroup_mma_wait(num_outstanding=0, deps=(total, ))
 
 
 @gluon.jit
-def producer(a_desc, as_desc, b_desc, M, N, K, a_bufs, s_bufs, b_bufs, empty, ready, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr):
+def producer(a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready, ready1, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, COLUMNS: gl.constexpr):
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
     steps = K // 128
-    BYTES: gl.constexpr = 2 * a_desc.block_type.nbytes + 2 * as_desc.block_type.nbytes + b_desc.block_type.nbytes
+    B_BYTES: gl.constexpr = 128 * 128 + (128 * 4 if COLUMNS else 0)
+    A_BYTES: gl.constexpr = 2 * 64 * 128 + 2 * 64 * 4
     s = 0
     phase = 1
     for t in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
@@ -77,44 +79,38 @@ def producer(a_desc, as_desc, b_desc, M, N, K, a_bufs, s_bufs, b_bufs, empty, re
         for k in range(steps):
             mbarrier.wait(empty.index(s), phase)
             bar = ready.index(s)
-            mbarrier.expect(bar, BYTES)
+            mbarrier.expect(bar, A_BYTES + B_BYTES)
             for p in gl.static_range(2):
                 tma.async_copy_global_to_shared(a_desc, [row + p * 64, k * 128], bar, a_bufs.index(s * 2 + p))
                 tma.async_copy_global_to_shared(as_desc, [k * M + row + p * 64], bar, s_bufs.index(s * 2 + p))
             tma.async_copy_global_to_shared(b_desc, [col, k * 128], bar, b_bufs.index(s * HALVES))
+            if COLUMNS:
+                tma.async_copy_global_to_shared(bs_desc, [k * N + col], bar, t_bufs.index(s * HALVES))
             if HALVES == 2:
-                bar1 = ready.index(STAGES + s)
-                mbarrier.expect(bar1, b_desc.block_type.nbytes)
+                bar1 = ready1.index(s)
+                mbarrier.expect(bar1, B_BYTES)
                 tma.async_copy_global_to_shared(b_desc, [col + 128, k * 128], bar1, b_bufs.index(s * 2 + 1))
+                if COLUMNS:
+                    tma.async_copy_global_to_shared(bs_desc, [k * N + col + 128], bar1, t_bufs.index(s * 2 + 1))
             wrap = s == STAGES - 1
             s = gl.where(wrap, 0, s + 1)
             phase = gl.where(wrap, phase ^ 1, phase)
 
 
 @gluon.jit
-def store_half(c_desc, c_bufs, acc, row, col, WG: gl.constexpr, SMALL: gl.constexpr):
-    """Store 64 x 128 f32 as bf16, in two 64 x 64 pieces through this warpgroup's two slots."""
+def store_half(c_desc, c_bufs, acc, row, col, SLOTS: gl.constexpr, WG: gl.constexpr, SMALL: gl.constexpr):
+    """Store 64 x 128 f32 as bf16, in two 64 x 64 pieces through this warpgroup's slots."""
     left, right = acc.to(gl.bfloat16).reshape([64, 2, 64]).permute(0, 2, 1).split()
     for p in gl.static_range(2):
-        slot = c_bufs.index(WG * 2 + p)
-        tma.store_wait(1)
+        slot = c_bufs.index(WG * SLOTS + p % SLOTS)
+        tma.store_wait(SLOTS - 1)
         slot.store(gl.convert_layout(left if p == 0 else right, SMALL))
         fence_async_shared()
         tma.async_copy_shared_to_global(c_desc, [row, col + p * 64], slot)
 
 
 @gluon.jit
-def operand(bufs, i, PARENT: gl.constexpr, IN_REGISTERS: gl.constexpr):
-    """A's 64 x 128 piece as wgmma takes it: the shared buffer itself, or the warpgroup's registers."""
-    if IN_REGISTERS:
-        layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=PARENT, k_width=4)
-        return bufs.index(i).load(layout)
-    else:
-        return bufs.index(i)
-
-
-@gluon.jit
-def consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, turn, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, STAGGER: gl.constexpr, INR: gl.constexpr, WG: gl.constexpr):
+def consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, COLUMNS: gl.constexpr, WG: gl.constexpr):
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
     small: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32])
     rows: gl.constexpr = gl.SliceLayout(1, mma)
@@ -132,71 +128,75 @@ def consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, read
         acc0 = gl.zeros((64, 128), gl.float32, mma)
         acc1 = gl.zeros((64, 128), gl.float32, mma)
         for k in range(steps):
-            sb0 = gl.load(bp0 + k)
-            sb1 = gl.load(bp1 + k)
+            sb0 = 1.0
+            sb1 = 1.0
+            if not COLUMNS:
+                sb0 = gl.load(bp0 + k)
+                sb1 = gl.load(bp1 + k)
             mbarrier.wait(ready.index(s), phase)
-            if STAGGER == 2 and WG == 1:
-                mbarrier.wait(turn.index(s), phase)
-            elif STAGGER == 1 and WG == 1:
-                mbarrier.wait(turn.index(s), phase, pred=k == 0)
-            a = operand(a_bufs, s * 2 + WG, mma, INR)
+            a = a_bufs.index(s * 2 + WG)
             d = warpgroup_mma(a, b_bufs.index(s * HALVES).permute((1, 0)), zero, use_acc=False, is_async=True)
             sa = s_bufs.index(s * 2 + WG).load(rows)
             d = warpgroup_mma_wait(num_outstanding=0, deps=(d, ))
-            if STAGGER > 0 and WG == 0:
-                mbarrier.arrive(turn.index(s), count=1)
             if HALVES == 2:
-                acc0 = promote(acc0, d, sa * sb0)
+                acc0 = promote(acc0, d, sa, sb0, t_bufs.index(s * HALVES), COLUMNS, mma)
                 # the second half has its own barrier: the branch of its wait also keeps ptxas from starting the
                 # next wgmma before the promotion above, which would need a second set of 64 registers and spill
-                mbarrier.wait(ready.index(STAGES + s), phase)
+                mbarrier.wait(ready1.index(s), phase)
                 e = warpgroup_mma(a, b_bufs.index(s * 2 + 1).permute((1, 0)), zero, use_acc=False, is_async=True)
                 e = warpgroup_mma_wait(num_outstanding=0, deps=(e, ))
                 mbarrier.arrive(empty.index(s), count=1)
-                acc1 = promote(acc1, e, sa * sb1)
+                acc1 = promote(acc1, e, sa, sb1, t_bufs.index(s * 2 + 1), COLUMNS, mma)
             else:
                 mbarrier.arrive(empty.index(s), count=1)
-                acc0 = promote(acc0, d, sa * sb0)
+                acc0 = promote(acc0, d, sa, sb0, t_bufs.index(s * HALVES), COLUMNS, mma)
             wrap = s == STAGES - 1
             s = gl.where(wrap, 0, s + 1)
             phase = gl.where(wrap, phase ^ 1, phase)
         row = pm * 128 + WG * 64
         col = pn * (128 * HALVES)
-        store_half(c_desc, c_bufs, acc0, row, col, WG, small)
+        store_half(c_desc, c_bufs, acc0, row, col, SLOTS, WG, small)
         if HALVES == 2:
-            store_half(c_desc, c_bufs, acc1, row, col + 128, WG, small)
+            store_half(c_desc, c_bufs, acc1, row, col + 128, SLOTS, WG, small)
     tma.store_wait(0)
 
 
 @gluon.jit
-def consumer0(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, turn, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, STAGGER: gl.constexpr, INR: gl.constexpr):
-    consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, turn, HALVES, STAGES, GROUP, STAGGER, INR, 0)
+def consumer0(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, COLUMNS: gl.constexpr):
+    consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, HALVES, STAGES, GROUP, SLOTS, COLUMNS, 0)
 
 
 @gluon.jit
-def consumer1(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, turn, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, STAGGER: gl.constexpr, INR: gl.constexpr):
-    consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, turn, HALVES, STAGES, GROUP, STAGGER, INR, 1)
+def consumer1(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, COLUMNS: gl.constexpr):
+    consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, HALVES, STAGES, GROUP, SLOTS, COLUMNS, 1)
 
 
 @gluon.jit
-def gemm_kernel(a_desc, as_desc, b_desc, c_desc, bs_ptr, M, N, K, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, REGS: gl.constexpr, STAGGER: gl.constexpr, INR: gl.constexpr):
-    a_bufs = gl.allocate_shared_memory(a_desc.dtype, [STAGES * 2] + a_desc.block_type.shape, a_desc.layout)
-    b_bufs = gl.allocate_shared_memory(b_desc.dtype, [STAGES * HALVES] + b_desc.block_type.shape, b_desc.layout)
-    c_bufs = gl.allocate_shared_memory(c_desc.dtype, [4] + c_desc.block_type.shape, c_desc.layout)
-    s_bufs = gl.allocate_shared_memory(as_desc.dtype, [STAGES * 2] + as_desc.block_type.shape, as_desc.layout)
+def gemm_kernel(a_desc, as_desc, b_desc, bs_desc, c_desc, bs_ptr, M, N, K, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, REGS: gl.constexpr, COLUMNS: gl.constexpr):
+    fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
+    bf16: gl.constexpr = gl.NVMMASharedLayout(128, 16)
+    flat: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
+    a_bufs = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * 2, 64, 128], fp8)
+    b_bufs = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * HALVES, 128, 128], fp8)
+    c_bufs = gl.allocate_shared_memory(gl.bfloat16, [2 * SLOTS, 64, 64], bf16)
+    s_bufs = gl.allocate_shared_memory(gl.float32, [STAGES * 2, 64], flat)
+    if COLUMNS:
+        t_bufs = gl.allocate_shared_memory(gl.float32, [STAGES * HALVES, 128], flat)
+    else:
+        t_bufs = s_bufs
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turn = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES * HALVES, 1], mbarrier.MBarrierLayout())
+    # two rings of barriers, not one: waits on the same allocation get a thread barrier between them
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ready1 = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
         mbarrier.init(empty.index(s), count=2)
-        mbarrier.init(turn.index(s), count=1)
-    for s in gl.static_range(STAGES * HALVES):
         mbarrier.init(ready.index(s), count=1)
+        mbarrier.init(ready1.index(s), count=1)
     gl.warp_specialize(
         [
-            (consumer0, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, turn, HALVES, STAGES, GROUP, STAGGER, INR)),
-            (consumer1, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, turn, HALVES, STAGES, GROUP, STAGGER, INR)),
-            (producer, (a_desc, as_desc, b_desc, M, N, K, a_bufs, s_bufs, b_bufs, empty, ready, HALVES, STAGES, GROUP)),
+            (consumer0, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, HALVES, STAGES, GROUP, SLOTS, COLUMNS)),
+            (consumer1, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, HALVES, STAGES, GROUP, SLOTS, COLUMNS)),
+            (producer, (a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready, ready1, HALVES, STAGES, GROUP, COLUMNS)),
         ],
         [4, 1],
         [REGS, 24],
@@ -207,19 +207,22 @@ def launch(inputs, params):
     a, b = inputs["a_q"], inputs["b_q"]
     m, k = a.shape
     n = b.shape[0]
-    out = torch.empty((m, n), device=a.device, dtype=torch.bfloat16)
+    scales = inputs["a_s"].reshape(-1)
+    columns = inputs["b_s"].reshape(-1)
+    per_column = inputs["b_s"].shape[0] == k // 128 and inputs["b_s"].shape[1] == n
+    out = torch.empty((m, n), dtype=torch.bfloat16)
     halves = params["block_n"] // 128
-    fp8_a = gl.NVMMASharedLayout(128, 8)
+    fp8 = gl.NVMMASharedLayout(128, 8)
     flat = gl.NVMMASharedLayout(0, 32, rank=1)
     bf16 = gl.NVMMASharedLayout(128, 16)
     tiles = -(-m // 128) * -(-n // params["block_n"])
-    cores = torch.cuda.get_device_properties(a.device).multi_processor_count
-    grid = min(tiles, cores) if params["persistent"] else tiles
+    grid = min(tiles, params["programs"])
     gemm_kernel[(grid,)](
-        TensorDescriptor.from_tensor(a, [64, 128], fp8_a),
-        TensorDescriptor.from_tensor(inputs["a_s"].reshape(-1), [64], flat),
-        TensorDescriptor.from_tensor(b, [128, 128], fp8_a),
-        TensorDescriptor.from_tensor(out, [64, 64], bf16),
+        TensorDescriptor(a, [m, k], [k, 1], [64, 128], fp8),
+        TensorDescriptor(scales, [scales.shape[0]], [1], [64], flat),
+        TensorDescriptor(b, [n, k], [k, 1], [128, 128], fp8),
+        TensorDescriptor(columns, [columns.shape[0]], [1], [128], flat),
+        TensorDescriptor(out, [m, n], [n, 1], [64, 64], bf16),
         inputs["b_s"],
         m,
         n,
@@ -227,9 +230,9 @@ def launch(inputs, params):
         halves,
         params["stages"],
         params["group_m"],
+        params["slots"],
         params["consumer_regs"],
-        params["stagger"],
-        params["a_registers"],
+        per_column,
         num_warps=4,
         maxnreg=168,
     )
