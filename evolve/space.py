@@ -133,8 +133,10 @@ class Space:
         self._sizes = np.array([len(values) for values in self.parameters.values()], dtype=np.int64)
         self._values = tuple(self.parameters.values())
         self._positions = [{_key(v): i for i, v in enumerate(values)} for values in self._values]
+        self.kinds: Mapping[str, Kind] = self._kinds(sets)
+        self.some_constants: Constants = dict(sets[0]) if sets else {}
         self._rules = [
-            _Rule(compile_constraint(e, r, self._kinds(sets)), self.names, self._values, sets)
+            _Rule(compile_constraint(e, r, self.kinds), self.names, self._values, sets)
             for e, r in _checked_constraints(dict(constraints or {})).items()
         ]
         self._members = None if members is None else _unique_rows(members)

@@ -1,0 +1,108 @@
+"""Parameter mutations without a model: local moves from the archive's elites, and random restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from evolve.archive import Archive
+from evolve.constraints import SpaceError
+from evolve.genome import Genome, Value
+from evolve.history import Candidate, History, Mutation, MutationKind, Proposal
+from evolve.space import Rows, Space
+
+SpaceOf = Callable[[str], Space]
+"""The space a kernel source declares, under the workloads of the campaign. Raises SpaceError."""
+
+RESTART_SHARE = 0.1
+"""Share of proposals that are random points: no landscape can trap the search for good."""
+
+LEAP_SHARE = 0.25
+"""Share of local moves that change two parameters."""
+
+_TRIES = 20
+_RESTART_TRIES = 50
+
+
+class KnownSpaces:
+    """Spaces by source text, each read once; ``None`` for a source whose space cannot be used."""
+
+    def __init__(self, space_of: SpaceOf) -> None:
+        self._space_of = space_of
+        self._spaces: dict[str, Space | None] = {}
+
+    def __getitem__(self, source: str) -> Space | None:
+        if source not in self._spaces:
+            try:
+                self._spaces[source] = self._space_of(source)
+            except SpaceError:
+                self._spaces[source] = None
+        return self._spaces[source]
+
+
+class ParameterProposer:
+    """One or two steps from a fit elite of the island, sometimes anywhere in an elite's space."""
+
+    name = "parameters"
+    kind = MutationKind.PARAMETER
+
+    def __init__(self, archive: Archive, space_of: SpaceOf) -> None:
+        self._archive = archive
+        self._spaces = KnownSpaces(space_of)
+
+    def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
+        for _ in range(_TRIES):
+            base = self._base(history, island, rng)
+            space = self._spaces[base.genome.source] if base else None
+            if base is None or space is None or not space.legal(base.genome.params):
+                continue
+            if rng.random() >= RESTART_SHARE:
+                proposal = self._step(history, base, space, rng)
+                if proposal is not None:
+                    return proposal
+            proposal = self._restart(history, base, space, rng)
+            if proposal is not None:
+                return proposal
+        return None
+
+    def _base(self, history: History, island: int, rng: np.random.Generator) -> Candidate | None:
+        elite = self._archive.select(island, rng)
+        if elite is not None:
+            return elite.candidate
+        return history.candidates[int(rng.integers(len(history.candidates)))] if history.candidates else None
+
+    def _step(
+        self, history: History, base: Candidate, space: Space, rng: np.random.Generator
+    ) -> Proposal | None:
+        row = space.encode(base.genome.params)
+        near = space.neighbour_rows(row)
+        if len(near) and rng.random() < LEAP_SHARE:
+            near = space.neighbour_rows(near[int(rng.integers(len(near)))], steps=None)
+        for place in rng.permutation(len(near)):
+            proposal = self._offer(history, base, space, near[place])
+            if proposal is not None:
+                return proposal
+        return None
+
+    def _restart(
+        self, history: History, base: Candidate, space: Space, rng: np.random.Generator
+    ) -> Proposal | None:
+        for row in space.sample_rows(rng, _RESTART_TRIES):
+            proposal = self._offer(history, base, space, row)
+            if proposal is not None:
+                return proposal
+        return None
+
+    def _offer(self, history: History, base: Candidate, space: Space, row: Rows) -> Proposal | None:
+        genome = Genome(base.genome.source, space.decode(row))
+        if genome.id in history:
+            return None
+        detail = changes(base.genome.params, genome.params)
+        return Proposal(genome, (base.genome.id,), Mutation(self.kind, self.name, detail))
+
+
+def changes(old: Mapping[str, Value], new: Mapping[str, Value]) -> str:
+    """What a person reads in the lineage: ``block_m 256→512, stages 2→3``."""
+    parts = [f"{name} {old.get(name, '–')}→{value}" for name, value in new.items() if old.get(name) != value]
+    return ", ".join(parts) or "as its parent"
