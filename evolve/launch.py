@@ -215,7 +215,7 @@ class _Run:
             self.display.note("MLflow is catching up")
         mirrored = self._mirror is None or self._mirror.wait(MIRROR_PATIENCE_SECONDS)
         finals = self.journal.references(Scope.FINAL.value)
-        return Outcome(name, reason, winner and winner.id, finals, mirrored)
+        return Outcome(name, reason, winner.id if winner else None, finals, mirrored)
 
     def _give_up(self, name: str) -> Outcome:
         self.journal.add_event("interrupted", reason="stopped by the user")
@@ -225,7 +225,7 @@ class _Run:
         from evolve.report.html import write_report
 
         if not any(event.kind == "finished" for event in self.journal.events()):
-            self.journal.add_event("finished", reason=reason.value, winner=winner and winner.id)
+            self.journal.add_event("finished", reason=reason.value, winner=winner.id if winner else None)
         write_report(self.journal, self.folder / REPORT)
 
     def _finals(self, campaign: Campaign, references: References) -> Genome | None:

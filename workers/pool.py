@@ -154,7 +154,7 @@ class RayPool:
         """Connect to Ray (start it when no address is given) and create the actors."""
         start_ray(self.settings)
         # One actor a core by custom count: the children do the work, the actor itself only waits.
-        actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0)(EvaluatorActor)
+        actor: Any = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0)(EvaluatorActor)
         payload = json.dumps(asdict(self.settings)).encode()
         self._workers = [_Worker(actor.remote(payload), n) for n in range(self.settings.count)]
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from evolve.genome import Genome, Value
+from evolve.archive import Archive
+from evolve.genome import Genome
 from evolve.history import Candidate, History, Mutation, MutationKind, Proposal
 from evolve.proposers import llm_prompt
+from evolve.proposers.inheritance import inherit
 from evolve.proposers.llm_client import BudgetSpent, ChatClient, EndpointFailed
 from evolve.proposers.llm_edit import Edit, EditError, read_reply
 from evolve.space import Space, SpaceError
@@ -28,19 +29,13 @@ MEND_SHARE = 0.25
 _MENDABLE = (Verdict.REJECTED, Verdict.COMPILE_ERROR, Verdict.RESOURCE_ERROR, Verdict.INCORRECT)
 
 
-class ParentChoice(Protocol):
-    """Where parents come from; the archive."""
-
-    def select(self, island: int, rng: np.random.Generator) -> Candidate | None: ...
-
-
 @dataclass
 class LlmProposer:
     """Implements ``Proposer``. ``violations`` is the dialect check: reasons why a source is not allowed."""
 
     client: ChatClient
     contract: llm_prompt.Contract
-    archive: ParentChoice
+    archive: Archive
     space_of: Callable[[str], Space]
     violations: Callable[[str], Sequence[str]]
     name: str = "llm"
@@ -57,7 +52,7 @@ class LlmProposer:
             chosen = self.archive.select(island, rng)
             if chosen is None:
                 return None
-            parent = chosen
+            parent = chosen.candidate
             messages = llm_prompt.improve(self.contract, history, parent)
         return self._converse(history, parent, messages)
 
@@ -91,7 +86,7 @@ class LlmProposer:
             space = self.space_of(edit.source)
         except SpaceError as error:
             raise EditError(str(error).rstrip(".")) from error
-        genome = Genome(edit.source, _inherit(space, parent.genome.params))
+        genome = Genome(edit.source, inherit(space, parent.genome.params))
         if genome.id in history:
             raise EditError("the module computes the same as one that was tried before")
         return Proposal(genome, (parent.genome.id,), Mutation(self.kind, self.name, edit.summary))
@@ -104,12 +99,3 @@ class LlmProposer:
             if rewritten and evaluation.verdict in _MENDABLE and candidate.genome.id not in tried:
                 return candidate, evaluation
         return None
-
-
-def _inherit(space: Space, params: Mapping[str, Value]) -> dict[str, Value]:
-    """The parent's values where the child's space still has them; its defaults where that is not legal."""
-    inherited = dict(space.defaults)
-    for name, value in params.items():
-        if value in space.parameters.get(name, ()):
-            inherited[name] = value
-    return inherited if space.legal(inherited) else dict(space.defaults)

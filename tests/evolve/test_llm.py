@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from evolve.archive import Archive
 from evolve.campaign import Budget, Campaign, Plan, Start
 from evolve.evaluator import Job
 from evolve.genome import Genome
@@ -92,20 +92,6 @@ class Inline:
     def close(self) -> None: ...
 
 
-@dataclass
-class Best:
-    """An archive of one."""
-
-    best: tuple[Candidate, float] | None = None
-
-    def add(self, candidate: Candidate, evaluation: Evaluation) -> None:
-        if evaluation.fitness and (self.best is None or evaluation.fitness > self.best[1]):
-            self.best = (candidate, evaluation.fitness)
-
-    def select(self, island: int, rng: np.random.Generator) -> Candidate | None:
-        return self.best[0] if self.best else None
-
-
 def campaign(
     path: Path, server: ScriptedServer | None, evaluations: int, tokens: int = 10**6, **limits: float
 ) -> History:
@@ -117,7 +103,7 @@ def campaign(
                 server.url, "secret-key", **{"timeout_seconds": 5.0, "retries": 2, **limits}
             )
         client = ChatClient(journal, "m", TokenBudget(tokens), max_completion_tokens=1000, endpoint=endpoint)
-        archive = Best()
+        archive = Archive(1, 10)
         contract = Contract("op/r", "C = A", "tpu7x (modelled)", ("w",))
         proposer = LlmProposer(client, contract, archive, lambda s: Space.from_source(s, []), check)
         plan = Plan([Start("seed", Genome(SEED, {"tile": 1}))], Budget(evaluations=evaluations), 1, 1)
