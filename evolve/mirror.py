@@ -265,9 +265,9 @@ class Mirror:
         best = self._best
         if evaluation.fitness is not None and (best is None or evaluation.fitness > (best.fitness or 0.0)):
             best = self._best = evaluation
-        values: dict[str, float] = {"evaluations_failed": self._counts.total() - self._counts["ok"]}
+        values: dict[str, float] = {"campaign/evaluations_failed": self._counts.total() - self._counts["ok"]}
         if best is not None and best.fitness is not None:
-            values[f"best_fitness_tflops_{self._facts.get('target_kind')}"] = best.fitness
+            values[f"campaign/best_fitness_tflops_{self._facts.get('target_kind')}"] = best.fitness
         self._curve += [Metric(k, v, int(at * 1000), arrival) for k, v in values.items()]
 
     def _flush(self) -> None:

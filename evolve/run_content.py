@@ -4,6 +4,9 @@ Names of metrics end in ``_measured`` or ``_modelled`` where a target was involv
 ``fitness_tflops_*`` (geometric mean over the suite, TFLOP/s), ``seconds_*/<workload>``,
 ``tflops_*/<workload>``, ``roofline_fraction_*/<workload>`` (of 1), ``<figure>_*/<workload>`` for the
 numbers of a diagnosis, ``gate/<gate>/<inputs>`` (in the gate's unit) and ``evaluation_wall_seconds``.
+What stands before a slash is a section of MLflow's charts. A campaign's own run has
+``campaign/best_fitness_tflops_*`` and ``campaign/evaluations_failed`` at step = evaluations finished, and
+``reference_*`` figures of seeds, baselines and the winner.
 """
 
 from __future__ import annotations
@@ -153,10 +156,10 @@ def reference_metrics(references: Mapping[str, Evaluation], scope: str, kind: st
         if evaluation.fitness is None or name.startswith("finalist:"):
             continue
         plain = name.replace(":", ".").replace("/", ".")
-        metrics[f"{scope}_fitness_tflops_{kind}/{plain}"] = evaluation.fitness
+        metrics[f"reference_fitness_tflops_{kind}/{scope}.{plain}"] = evaluation.fitness
         for figures in evaluation.workloads:
             workload = figures.workload.replace("/", ".")
-            metrics[f"{scope}_seconds_{kind}/{workload}/{plain}"] = figures.seconds
+            metrics[f"reference_seconds_{kind}/{scope}.{workload}.{plain}"] = figures.seconds
     return {_key(k): v for k, v in metrics.items()}
 
 

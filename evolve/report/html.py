@@ -258,7 +258,9 @@ def _provenance(data: CampaignData) -> str:
     )
     parts = []
     if rows:
-        parts.append(tag("div", tag("table", tag("caption", "Toolchain") + rows, class_="narrow"), class_="scroll"))
+        parts.append(
+            tag("div", tag("table", tag("caption", "Toolchain") + rows, class_="narrow"), class_="scroll")
+        )
     if data.config:
         text = yaml.safe_dump(dict(data.config), sort_keys=False, allow_unicode=True)
         parts.append(tag("details", tag("summary", "Configuration") + _code(text)))

@@ -215,12 +215,19 @@ def _diagnosis_text(key: str, value: object) -> str:
         return bytes_text(float(value))  # type: ignore[arg-type]
     if number and key.endswith("seconds"):
         return time_text(float(value))  # type: ignore[arg-type]
-    if isinstance(value, float) and 0 <= value <= 1 and re.search(r"busy|fraction|util|overlap|share", key):
+    if (
+        isinstance(value, float)
+        and 0 <= value <= 1
+        and re.search(r"busy|fraction|util|overlap|share|unexplained", key)
+    ):
         return percent_text(value)
     return number_text(value)
 
 
 def _words(key: str) -> str:
+    """A key of a diagnosis as words: ``critical_path.mxu`` -> ``cycles on the critical path: MXU``."""
+    key = key.replace("critical_path.", "cycles_on_the_critical_path.")
+    key = re.sub(r"(?<![a-z])(mxu|valu|xlu|hbm|vmem|dma)(?![a-z])", lambda m: m[1].upper(), key)
     return key.replace("_", " ").replace(".", ": ").removesuffix(" bytes").removesuffix(" seconds")
 
 

@@ -13,6 +13,7 @@ from evolve.report.units import number_text, ticks
 WIDTH = 860
 LEFT, RIGHT, TOP = 70, 64, 40
 LANE, GAP = 30, 8
+LABELS = {"mxu": "MXU", "valu": "VALU", "dma": "DMA", "spill": "spills"}
 KNOWN = ("mxu", "valu", "load", "store", "spill", "dma")
 
 
@@ -93,7 +94,7 @@ def _lane(timeline: Timeline, name: str, values: Sequence[float], y: float, long
     return (
         svg.tag("rect", x=LEFT, y=y, width=width, height=LANE, class_="lane")
         + svg.tag("path", svg.title(f"{name}: busy {mean:.0%} of the time"), d=path, class_=f"area {unit}")
-        + svg.text(LEFT - 8, y + LANE / 2 + 5, name, class_="end")
+        + svg.text(LEFT - 8, y + LANE / 2 + 5, LABELS.get(name, name), class_="end")
         + svg.text(LEFT + width + 6, y + LANE / 2 + 5, f"{mean:.0%}", class_="quiet")
     )
 

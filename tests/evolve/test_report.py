@@ -79,7 +79,7 @@ def test_page_names_unit_target_and_kind(data: CampaignData) -> None:
     page = re.sub(r"<[^>]+>", " ", render(data))
     winner = data.references["final"]["winner"].workloads[0]
     assert f"{winner.seconds * 1e6:.1f} µs" in page
-    assert "floor: mxu" in page and "64.5 µs" in page and "15.3 µs" in page
+    assert "floor: MXU" in page and "64.5 µs" in page and "15.3 µs" in page
     assert "tpu7x, modelled" in page and "measured" not in page
     assert "of the roofline" in page and "against baseline bf16" in page
 

@@ -1,0 +1,215 @@
+"""Pictures of a real campaign for the documentation: ``python -m experiments.screenshots CAMPAIGN_DIR``.
+
+Writes into ``docs/img``: the report, its lineage and timelines, MLflow's view of the campaign and its candidates, and
+the live display as it stood at the end. Needs the ``dev`` extra and a Chromium on the PATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from evolve.display import Snapshot
+from evolve.evaluator import Scope
+from evolve.home import JOURNAL
+from evolve.journal import Journal
+from evolve.report.data import CampaignData, load
+from evolve.report.html import write_report
+from evolve.run_content import CANDIDATE, UID, campaign_uid, experiment_name
+from evolve.tracking import ARTIFACTS, mirror_command, mirror_environment, store_uri
+from evolve.ui import SERVER_SETTINGS, free_port, server_command
+from experiments.browser import Watched, browser_page, missing_browser
+
+SETTLE_SECONDS = 4.0
+"""MLflow's pages load their parts after the page itself and never fall silent."""
+
+# MLflow's own settings of its page: open on runs, without the panels of a first visit.
+PLAIN_PAGE = {
+    "mlflow.workflowType_v1": '"machine_learning"',
+    "mlflow.assistant.panelOpen": "false",
+    "mlflow.assistant.fab.autoOpenedOnFirstLoad": "true",
+    "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true",
+}
+
+
+@contextmanager
+def mlflow_server(home: Path, uri: str, port: int | None = None) -> Iterator[str]:
+    """A small MLflow server on this machine; yields its address. Raises TimeoutError."""
+    port = port or free_port("127.0.0.1", 5600)
+    environment = {**mirror_environment(os.environ), **SERVER_SETTINGS}
+    command = server_command(home, uri, "127.0.0.1", port)
+    quiet = subprocess.DEVNULL
+    server = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet, start_new_session=True)
+    try:
+        _await(f"http://127.0.0.1:{port}/health", server)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(server.pid, 15)
+        server.wait()
+
+
+def _await(address: str, server: subprocess.Popen[bytes], timeout_seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            urllib.request.urlopen(address, timeout=2).close()
+            return
+        except OSError:
+            time.sleep(0.25)
+    raise TimeoutError(f"no MLflow server at {address}")
+
+
+class MlflowPages:
+    """MLflow's pages of one campaign, in an open browser."""
+
+    def __init__(self, browser: Watched, base: str, uri: str, data: CampaignData) -> None:
+        from mlflow import MlflowClient
+
+        self._browser, self._base = browser, base
+        client = MlflowClient(uri)
+        started = next(event.at for event in data.events if event.kind == "started")
+        uid = campaign_uid(str(data.facts.get("id")), started)
+        self._experiment = client.get_experiment_by_name(experiment_name(data.facts)).experiment_id
+        runs = client.search_runs([self._experiment], f"tags.`{UID}` = '{uid}'", max_results=1000)
+        (self.campaign,) = [run.info.run_id for run in runs if CANDIDATE not in run.data.tags]
+        self.candidates = {
+            int(r.data.tags[CANDIDATE]): r.info.run_id for r in runs if CANDIDATE in r.data.tags
+        }
+
+    def candidates_table(self, columns: Sequence[str]) -> None:
+        """The campaign with its candidates below it and the named columns shown."""
+        key = f'MLflowLocalStorage-1.1-ExperimentPage-["{self._experiment}"]-ReactComponentState'
+        state = {
+            "orderByKey": "attributes.start_time",
+            "orderByAsc": False,
+            "selectedColumns": list(columns),
+            "runsExpanded": {self.campaign: True},
+            "columnWidths": {"attributes.`Run Name`": 260},
+        }
+        script = f"try {{ localStorage.setItem({json.dumps(key)}, {json.dumps(json.dumps(state))}) }} catch (e) {{}}"
+        self._browser.page.add_init_script(script)
+        self._open(f"/#/experiments/{self._experiment}/runs")
+
+    def run(self, run_id: str, tab: str = "") -> None:
+        """A run's page; ``tab`` is empty, ``model-metrics`` or ``artifacts``."""
+        self._open(f"/#/experiments/{self._experiment}/runs/{run_id}/{tab}".rstrip("/"))
+
+    def artifact(self, run_id: str, name: str) -> None:
+        self.run(run_id, "artifacts")
+        self._browser.page.get_by_text(name, exact=True).first.click()
+        time.sleep(SETTLE_SECONDS / 2)
+
+    def _open(self, path: str) -> None:
+        self._browser.page.goto("about:blank")
+        self._browser.page.goto(self._base + path, wait_until="load")
+        time.sleep(SETTLE_SECONDS)
+
+
+def candidate_columns(data: CampaignData) -> list[str]:
+    """What a candidates table is worth looking at for: fitness, verdict and ancestry."""
+    tags = ("verdict", "generation", "mutation", "mutation.detail", "lineage.parents")
+    return [f"metrics.`fitness_tflops_{data.kind}`", *(f"tags.`{tag}`" for tag in tags)]
+
+
+def report_pictures(report: Path, out: Path) -> None:
+    with browser_page(1100, 1000, scale=1.5) as browser:
+        page = browser.page
+        page.goto(report.as_uri())
+        browser.shot(out / "report.png")
+        for name, heading in (("lineage", "Lineage of the winner"), ("timeline", "Where the time goes")):
+            section = page.locator("section", has=page.get_by_role("heading", name=heading))
+            if section.count():
+                section.first.screenshot(path=str(out / f"{name}.png"))
+    with browser_page(390, 844, "dark", scale=2) as browser:
+        browser.page.goto(report.as_uri())
+        browser.shot(out / "report-phone.png")
+
+
+def mlflow_pictures(home: Path, uri: str, data: CampaignData, out: Path) -> None:
+    with (
+        mlflow_server(home, uri) as base,
+        browser_page(1440, 900, scale=1.5, storage=PLAIN_PAGE) as browser,
+    ):
+        pages = MlflowPages(browser, base, uri, data)
+        pages.candidates_table(candidate_columns(data))
+        browser.shot(out / "mlflow-candidates.png")
+        pages.run(pages.campaign, "model-metrics")
+        browser.shot(out / "mlflow-campaign.png")
+        pages.artifact(pages.campaign, "report.html")
+        browser.shot(out / "mlflow-report.png")
+        if data.winner is not None and data.winner.parents:
+            pages.artifact(pages.candidates[data.winner.index], "mutation.diff.txt")
+            browser.shot(out / "mlflow-diff.png")
+
+
+def display_picture(data: CampaignData, path: Path) -> None:
+    """The live display as it stood when the last evaluation came in."""
+    from rich.console import Console
+
+    from evolve.display import LiveDisplay
+
+    console = Console(record=True, width=112, force_terminal=True, file=io.StringIO())
+    display = LiveDisplay(console)
+    console.print(display.frozen(data.facts, _last_snapshot(data)))
+    drawing = console.export_svg(title=f"tilewright run {data.facts.get('name', '')}")
+    with browser_page(1400, 900) as browser:
+        browser.page.set_content(f"<body style='margin:0'>{drawing}</body>")
+        browser.page.locator("svg").first.screenshot(path=str(path), omit_background=True)
+
+
+def _last_snapshot(data: CampaignData) -> Snapshot:
+    budget: dict[str, Any] = data.facts.get("budget") or {}
+    verdicts: dict[str, int] = {}
+    for point in data.points:
+        verdicts[point.evaluation.verdict.value] = verdicts.get(point.evaluation.verdict.value, 0) + 1
+    passed = [p.evaluation for p in data.points if p.evaluation.fitness]
+    seeds = [data.evaluations[c.genome.id] for _, c in data.seeds() if c.genome.id in data.evaluations]
+    return Snapshot(
+        evaluations=len(data.points),
+        evaluations_budget=budget.get("evaluations"),
+        elapsed_seconds=data.points[-1].elapsed if data.points else 0.0,
+        wall_budget_seconds=budget.get("wall_seconds"),
+        verdicts=verdicts,
+        best=max(passed, key=lambda e: e.fitness or 0.0, default=None),
+        seed=seeds[0] if seeds else None,
+        references=data.references[Scope.SUITE.value],
+        mirror_lag=0,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.screenshots", description=__doc__)
+    parser.add_argument("campaign", type=Path, metavar="CAMPAIGN_DIR")
+    parser.add_argument("--out", type=Path, default=Path("docs/img"))
+    arguments = parser.parse_args(argv)
+    reason = missing_browser()
+    if reason:
+        parser.error(reason)
+    folder: Path = arguments.campaign.resolve()
+    home, out = folder.parent.parent, arguments.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    uri = store_uri(home, {})
+    with Journal(folder / JOURNAL) as journal:
+        data = load(journal)
+        report = write_report(journal, folder / "report.html")
+    report_pictures(report, out)
+    display_picture(data, out / "display.png")
+    command = mirror_command([folder / JOURNAL], home, uri)
+    (home / ARTIFACTS).mkdir(exist_ok=True)
+    subprocess.run(command, env=mirror_environment(os.environ), check=True, stderr=subprocess.DEVNULL)
+    mlflow_pictures(home, uri, data, out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
