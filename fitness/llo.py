@@ -63,8 +63,8 @@ class Executed:
 
     @property
     def hbm_bytes(self) -> int:
-        """Bytes of every DMA with HBM at one end."""
-        return sum(size for direction, size in self.dma_bytes.items() if "hbm" in direction)
+        """Bytes of every DMA with HBM at one end, a ``dma.general`` taken for one of them."""
+        return sum(size for kind, size in self.dma_bytes.items() if "hbm" in kind or kind == "dma.general")
 
     def units(self) -> Counter[str]:
         """Instructions by functional unit."""

@@ -105,7 +105,11 @@ class _Work:
                 self._count[unit[1:]][now] += 1
             elif unit == "spill":
                 self._count["spill"][now] += 1
-            elif unit == "dma" and "hbm" in opcode and (size := _GRANULES.search(operands)):
+            elif (
+                unit == "dma"
+                and ("hbm" in opcode or opcode == "dma.general")
+                and (size := _GRANULES.search(operands))
+            ):
                 self._move(GRANULE_BYTES * int(size[1]), now)
         return now
 

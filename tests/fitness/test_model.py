@@ -53,6 +53,14 @@ def test_executed_bundles_are_counted_by_unit_and_bytes():
     assert static_tpu.mxu_flops(found, CHIP) == 2 * (32 + 16) * 256 * 256
 
 
+def test_a_general_dma_counts_as_memory_traffic():
+    line = (
+        b"  %20 = dma.general /*src=*/%s1_s0, /*size_in_granules=*/2048, /*dst=*/%s37_s30 /* hbm-to-vmem */\n"
+    )
+    local = b"  %21 = dma.vmem_to_vmem [x] /*size_in_granules=*/4\n"
+    assert scan_bundles(b"0x0: bundle slots:\n" + line + local).hbm_bytes == 2048 * 32
+
+
 def test_a_dma_of_unknown_size_is_refused():
     with pytest.raises(ParseError, match="size is not known"):
         scan_bundles(b"0x0: bundle slots:\n  %1 = dma.hbm_to_vmem [x] /*size_in_granules=*/%s4_s1\n")
