@@ -41,6 +41,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--address", help="Ray cluster to use instead of this machine, for example auto")
     run.add_argument("--seed", type=int, help="seed of every random choice")
     run.add_argument("--evaluations", type=int, help="budget of evaluations")
+    run.add_argument("--llm-model", help="let this language model propose as well")
+    run.add_argument(
+        "--llm-base-url", help="its OpenAI-compatible endpoint; the key comes from the environment"
+    )
+    run.add_argument(
+        "--llm-replay", metavar="CAMPAIGN", help="answer from a recorded campaign, without an endpoint"
+    )
     run.add_argument(
         "--set",
         action="append",
@@ -100,6 +107,9 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
         ("seed", arguments.seed),
         ("budget.evaluations", arguments.evaluations),
         ("workers.address", arguments.address),
+        ("llm.model", arguments.llm_model),
+        ("llm.base_url", arguments.llm_base_url),
+        ("llm.replay", arguments.llm_replay),
     ):
         if value is not None:
             overrides[key] = value

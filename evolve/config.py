@@ -52,6 +52,22 @@ class SearchConfig(_Section):
     """The fittest so many are run on the suite's final workloads; the best of them there wins."""
 
 
+class LlmConfig(_Section):
+    """A language model that proposes as well, at an OpenAI-compatible endpoint.
+
+    The key comes from the environment only (``TILEWRIGHT_LLM_API_KEY`` or ``OPENAI_API_KEY``). ``total_tokens``
+    is the budget of the campaign, questions and answers together. ``replay`` is the id of a campaign whose
+    recorded exchanges answer instead of the endpoint.
+    """
+
+    model: str
+    base_url: str = "https://api.openai.com/v1"
+    total_tokens: int = Field(default=500_000, ge=1)
+    completion_tokens: int = Field(default=8192, ge=1)
+    timeout_seconds: float = Field(default=120.0, gt=0)
+    replay: str | None = None
+
+
 class WorkerConfig(_Section):
     """``count`` defaults to one a core. Limits hold for one candidate's child process."""
 
@@ -78,6 +94,7 @@ class CampaignConfig(_Section):
     baselines: tuple[str, ...] | None = None
     budget: BudgetConfig
     search: SearchConfig = SearchConfig()
+    llm: LlmConfig | None = None
     workers: WorkerConfig = WorkerConfig()
     mlflow: MlflowConfig = MlflowConfig()
 

@@ -187,7 +187,12 @@ class _Run:
         plan = Plan(self.resolved.starts, budget, config.seed, search.lag, search.islands, search.order)
         archive = Archive(search.islands, search.migration_interval)
         campaign = Campaign(
-            plan, build_searcher(self.resolved, archive), archive, references, self.journal, self._show
+            plan,
+            build_searcher(self.resolved, archive, self.journal, self.home),
+            archive,
+            references,
+            self.journal,
+            self._show,
         )
         recorded = [(index, evaluation) for _, index, evaluation, _ in self.journal.evaluations()]
         self._finished_before = len(recorded)

@@ -47,9 +47,7 @@ class Rewrites:
             genome = self._genome(rewritten)
             if genome is not None and genome.id not in history:
                 detail = f"{rewritten.rule}: {rewritten.description}"
-                return Proposal(
-                    genome, (parent.id,), Mutation(self.kind, f"{self.name}:{rewritten.rule}", detail)
-                )
+                return Proposal(genome, (parent.id,), Mutation(self.kind, self.name, detail))
         return None
 
     def _genome(self, rewritten: RewriteProposal) -> Genome | None:

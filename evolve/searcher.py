@@ -1,0 +1,91 @@
+"""From a campaign's configuration to its portfolio of proposers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from evolve.archive import Archive
+from evolve.config import LlmConfig
+from evolve.errors import UserError
+from evolve.history import Proposer
+from evolve.home import JOURNAL, find_campaign
+from evolve.journal import Journal
+from evolve.proposers.llm import LlmProposer
+from evolve.proposers.llm_client import ChatClient, ExchangeStore, OpenAIEndpoint, TokenBudget
+from evolve.proposers.llm_prompt import Contract
+from evolve.proposers.parameter_crossover import ParameterCrossover
+from evolve.proposers.parameters import ParameterProposer
+from evolve.proposers.portfolio import Portfolio
+from evolve.proposers.rewrites import Rewrites
+from evolve.proposers.surrogate import SurrogateProposer
+from evolve.resolve import Resolved
+from fitness import dialect
+
+KEY_VARIABLES = ("TILEWRIGHT_LLM_API_KEY", "OPENAI_API_KEY")
+
+_BUILDERS: dict[str, Callable[[Archive, Resolved], Proposer]] = {
+    "parameters": lambda archive, resolved: ParameterProposer(archive, resolved.space),
+    "surrogate": lambda archive, resolved: SurrogateProposer(archive, resolved.space),
+    "crossover": lambda archive, resolved: ParameterCrossover(archive, resolved.space),
+    "rewrite": lambda archive, resolved: Rewrites(archive, resolved.space, violations),
+}
+
+
+def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home: Path) -> Portfolio:
+    """The proposers that the configuration names, over the campaign's archive. Raises UserError."""
+    proposers = [_BUILDERS[name](archive, resolved) for name in resolved.config.search.proposers]
+    if resolved.config.llm is not None:
+        client = _chat_client(resolved.config.llm, journal, home)
+        proposers.append(LlmProposer(client, _contract(resolved), archive, resolved.space, violations))
+    return Portfolio(proposers)
+
+
+def violations(source: str) -> list[str]:
+    """Why a source is not of the dialect; empty when it is."""
+    return [f"line {violation.line}: {violation.what}" for violation in dialect.check(source)]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Answers from a recorded campaign, copied into the journal of the one that replays it."""
+
+    own: ExchangeStore
+    recorded: dict[str, str]
+
+    def exchange(self, key: str) -> str | None:
+        text = self.own.exchange(key)
+        if text is None and (text := self.recorded.get(key)) is not None:
+            self.own.add_exchange(key, text)
+        return text
+
+    def add_exchange(self, key: str, text: str) -> None:
+        self.own.add_exchange(key, text)
+
+
+def _chat_client(config: LlmConfig, journal: Journal, home: Path) -> ChatClient:
+    budget = TokenBudget(config.total_tokens)
+    if config.replay is not None:
+        with Journal(find_campaign(home, config.replay) / JOURNAL) as source:
+            recorded = dict(source.exchanges())
+        return ChatClient(Replay(journal, recorded), config.model, budget, config.completion_tokens)
+    key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+    if key is None:
+        raise UserError(
+            f"llm: no key for {config.base_url}; set {' or '.join(KEY_VARIABLES)} in the environment."
+        )
+    try:
+        endpoint = OpenAIEndpoint(config.base_url, key, config.timeout_seconds)
+    except ModuleNotFoundError as error:
+        raise UserError("llm: the openai client is not installed; pip install 'tilewright[llm]'.") from error
+    return ChatClient(journal, config.model, budget, config.completion_tokens, endpoint)
+
+
+def _contract(resolved: Resolved) -> Contract:
+    operator = resolved.operator
+    text = sys.modules[type(operator).__module__].__doc__ or operator.name
+    shapes = tuple(workload.id for workload in resolved.suite.workloads)
+    return Contract(operator.name, text.strip(), resolved.target.label, shapes)
