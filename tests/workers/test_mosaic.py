@@ -107,3 +107,14 @@ def test_damaged_modules_are_refused():
     for damaged in (b"", b"ML\xefR", module[: len(module) // 2]):
         with pytest.raises(ModuleError, match="module"):
             module_facts(damaged)
+
+
+def test_undefined_arithmetic_is_not_followed():
+    by_zero = twins.edited(
+        (
+            twins.DOT,
+            f"@pl.when(jax.lax.rem(step, step) == 0)\n            def multiply():\n                {twins.DOT}",
+        )
+    )
+    found = kernel(by_zero)
+    assert found["data_branches"] == 0 and found["matmul_flops"] is None

@@ -38,7 +38,17 @@ _COMPARE: Sequence[Callable[[int, int], int]] = (
 
 
 def _remainder(a: int, b: int) -> int:
-    return int(math.fmod(a, b))
+    """Remainder with the sign of ``a``, as the hardware's."""
+    rest = abs(a) % abs(b)
+    return -rest if a < 0 else rest
+
+
+def _apply(function: Callable[..., int], operands: Sequence[int]) -> int | None:
+    """None where the result is undefined."""
+    try:
+        return int(function(*operands))
+    except (ArithmeticError, ValueError):
+        return None
 
 
 _BINARY: Mapping[str, Callable[[int, int], int]] = {
@@ -52,8 +62,8 @@ _BINARY: Mapping[str, Callable[[int, int], int]] = {
     "arith.xori": lambda a, b: a ^ b,
     "arith.maxsi": max,
     "arith.minsi": min,
-    "arith.shli": lambda a, b: a << b,
-    "arith.shrsi": lambda a, b: a >> b,
+    "arith.shli": lambda a, b: a << (b % 64),
+    "arith.shrsi": lambda a, b: a >> (b % 64),
 }
 _PASS = ("arith.extui", "arith.extsi", "arith.trunci", "arith.index_cast", "tpu.assume_multiple")
 
@@ -141,9 +151,9 @@ def _execute(program: list[_Node], run: _Run) -> int:
         elif node.kind == "constant":
             values[node.result[0]] = node.value
         elif node.kind == "scalar":
-            operands = [values.get(number) for number in node.operands]
-            known = None not in operands
-            values[node.result[0]] = int(node.function(*operands)) if known and node.function else None
+            operands = [value for number in node.operands if (value := values.get(number)) is not None]
+            known = node.function is not None and len(operands) == len(node.operands)
+            values[node.result[0]] = _apply(node.function, operands) if known and node.function else None
         elif node.kind == "if":
             total += _branch(node, run)
         elif node.kind == "for":
@@ -170,7 +180,7 @@ def _loop(node: _Node, run: _Run) -> int:
         raise Unresolved("a loop's bounds do not follow from the grid")
     carried = [run.values.get(number) for number in node.operands[3:]]
     body, total = node.programs[0], 0
-    trips = range(lower, upper, step)
+    trips = range(lower, min(upper, lower + 2**40), step)
     if not _interesting(body):
         for result in node.result:
             run.values[result] = None
