@@ -60,9 +60,7 @@ class Rule(Protocol):
         """Where the rule applies; empty when it does not. Raises Unsupported naming what it cannot follow."""
         ...
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         """The kernel rewritten at ``site``; None when a closer look shows that it cannot be."""
         ...
 
@@ -184,7 +182,11 @@ class KernelSource:
                         found[self.code(item.asname.name)] = full
                     else:
                         found[full.split(".")[0]] = full.split(".")[0]
-            elif isinstance(node, cst.ImportFrom) and node.module and not isinstance(node.names, cst.ImportStar):
+            elif (
+                isinstance(node, cst.ImportFrom)
+                and node.module
+                and not isinstance(node.names, cst.ImportStar)
+            ):
                 base = dotted(node.module) or ""
                 for item in node.names:
                     local = self.code(item.asname.name) if item.asname else self.code(item.name)

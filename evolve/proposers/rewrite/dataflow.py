@@ -31,7 +31,10 @@ class _Reads(ast.NodeVisitor):
 
     def _comprehension(self, node: ast.AST) -> None:
         targets = {
-            n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)  # type: ignore[attr-defined]
+            n.id
+            for g in node.generators
+            for n in ast.walk(g.target)
+            if isinstance(n, ast.Name)  # type: ignore[attr-defined]
         }
         self.bound.append(targets)
         self.generic_visit(node)

@@ -171,8 +171,10 @@ def _append_items(node: cst.Dict, pairs: Sequence[tuple[str, str]]) -> cst.Dict:
         item = cst.DictElement(cst.parse_expression(key), cst.parse_expression(value))
         if elements:
             last = elements[-1]
-            between = elements[0].comma if len(elements) > 1 else cst.Comma(
-                whitespace_after=cst.SimpleWhitespace(" ")
+            between = (
+                elements[0].comma
+                if len(elements) > 1
+                else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
             )
             if isinstance(between, cst.MaybeSentinel):
                 between = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
@@ -228,9 +230,13 @@ def _dead_bindings(kernel: KernelSource, edit: Edit, function: cst.FunctionDef) 
         elif isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
             pairs = list(zip(target.elements, value.elements, strict=False))
             live = [
-                (t, v) for t, v in pairs
-                if not (isinstance(t.value, cst.Name) and counts[t.value.value] == 1
-                        and _reads_parameters(kernel, v.value))
+                (t, v)
+                for t, v in pairs
+                if not (
+                    isinstance(t.value, cst.Name)
+                    and counts[t.value.value] == 1
+                    and _reads_parameters(kernel, v.value)
+                )
             ]
             if live and len(live) < len(pairs) == len(target.elements):
                 left = ", ".join(kernel.code(t.value) for t, _ in live)
@@ -248,8 +254,11 @@ def _drop_unused(source: str) -> tuple[str, tuple[str, ...]]:
     """Remove parameters that no function reads any more from the literals; returns (source, names)."""
     kernel = KernelSource(source)
     mentioned = {
-        n.evaluated_value for f in kernel.module.body
-        if isinstance(f, cst.FunctionDef) for n in walk(f) if isinstance(n, cst.SimpleString)
+        n.evaluated_value
+        for f in kernel.module.body
+        if isinstance(f, cst.FunctionDef)
+        for n in walk(f)
+        if isinstance(n, cst.SimpleString)
     }
     dead = tuple(name for name in kernel.space if name not in mentioned)
     if not dead:
@@ -264,7 +273,8 @@ def _drop_unused(source: str) -> tuple[str, tuple[str, ...]]:
     if node is not None:
         words = re.compile(r"\b(" + "|".join(map(re.escape, dead)) + r")\b")
         keep = [
-            e for e in node.elements
+            e
+            for e in node.elements
             if not (isinstance(e, cst.DictElement) and words.search(kernel.code(e.key)))
         ]
         edit.replacements[node] = node.with_changes(elements=keep)

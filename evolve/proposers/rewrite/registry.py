@@ -14,6 +14,10 @@ from evolve.proposers.rewrite.pallas import (
     memory,
 )
 
+from evolve.proposers.rewrite.triton import arithmetic as device_arithmetic
+from evolve.proposers.rewrite.triton import descriptors, fusion, loads, programs, stores
+from evolve.proposers.rewrite.triton import dots as device_dots
+
 
 def pallas_rules() -> tuple[Rule, ...]:
     return (
@@ -47,6 +51,47 @@ def pallas_rules() -> tuple[Rule, ...]:
     )
 
 
+def gluon_rules() -> tuple[Rule, ...]:
+    """Triton rules that hold for explicit layouts as well."""
+    return (
+        loads.HoistInvariantLoad(),
+        loads.StrengthReducePointer(),
+        loads.IndexPointer(),
+        loads.CacheHint(),
+        loads.NarrowIndex(),
+        device_arithmetic.DivideToReciprocal(),
+        device_arithmetic.ReciprocalToDivide(),
+        device_arithmetic.ExponentByBits(),
+        programs.ProgramOrder(),
+        programs.SwapProgramAxes(),
+        programs.PersistentGrid(),
+        programs.LaunchOption(),
+    )
+
+
+def triton_rules() -> tuple[Rule, ...]:
+    return (
+        *gluon_rules(),
+        loads.EvenGuard(),
+        loads.DropEvenGuard(),
+        loads.WidenIndex(),
+        device_dots.SkewPromotion(),
+        device_dots.DotHalvesColumns(),
+        device_dots.DotHalvesRows(),
+        device_dots.SwapOperands(),
+        device_dots.AccumulateInDot(),
+        device_dots.AccumulateAfterDot(),
+        programs.SplitK(),
+        programs.RangeOption(),
+        stores.TransposedStore(),
+        stores.SubtiledStore(),
+        descriptors.DescriptorLoad(),
+        descriptors.DescriptorStore(),
+        fusion.FuseLaunches(),
+    )
+
+
 def rules(language: Language) -> tuple[Rule, ...]:
     """Rules for kernels of ``language``."""
-    return pallas_rules() if language is Language.PALLAS else ()
+    table = {Language.PALLAS: pallas_rules, Language.TRITON: triton_rules, Language.GLUON: gluon_rules}
+    return table[language]()

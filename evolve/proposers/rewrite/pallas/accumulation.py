@@ -189,9 +189,7 @@ def absorbed(view: PallasCall, item: Accumulate) -> list[cst.CSTNode]:
     gone = []
     for node in walk(item.value):
         if isinstance(node, cst.Name) and (found := local_value(view, node.value, item.statement)):
-            uses = [
-                n for n in walk(view.function) if isinstance(n, cst.Name) and n.value == node.value
-            ]
+            uses = [n for n in walk(view.function) if isinstance(n, cst.Name) and n.value == node.value]
             if dots(view.kernel, found[1]) and len(uses) == 2:
                 gone.append(found[0])
     return gone
@@ -215,9 +213,7 @@ def factors(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
         yield node
 
 
-def scaled_dot(
-    kernel: KernelSource, node: cst.BaseExpression
-) -> tuple[Dot, list[cst.BaseExpression]] | None:
+def scaled_dot(kernel: KernelSource, node: cst.BaseExpression) -> tuple[Dot, list[cst.BaseExpression]] | None:
     """(dot, other factors) of ``dot * a * b ...``; None if there is not exactly one dot at the top."""
     parts = list(factors(node))
     found = [(p, d) for p in parts if (d := dot_of(kernel, p))]
@@ -227,6 +223,18 @@ def scaled_dot(
 
 
 __all__ = [
-    "Accumulate", "Dot", "absorbed", "accumulate_of", "accumulates", "block_of", "dot_of", "dots",
-    "expanded", "factors", "full_index", "local_value", "scaled_dot", "when_of",
+    "Accumulate",
+    "Dot",
+    "absorbed",
+    "accumulate_of",
+    "accumulates",
+    "block_of",
+    "dot_of",
+    "dots",
+    "expanded",
+    "factors",
+    "full_index",
+    "local_value",
+    "scaled_dot",
+    "when_of",
 ]

@@ -46,9 +46,7 @@ class AccumulateInValue:
                     )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, item = site.payload
         del view
         edit = Edit(kernel)
@@ -90,9 +88,7 @@ class AccumulateInRef:
                         )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         _, item, (load, store, target) = site.payload
         edit = Edit(kernel)
         edit.remove(load)
@@ -149,9 +145,7 @@ class DropAccumulatorScratch:
                     )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, ref = site.payload
         edit = Edit(kernel)
         value = kernel.fresh(f"{ref.name}_value")
@@ -222,7 +216,10 @@ def _is_zero_fill(kernel: KernelSource, statement: cst.CSTNode | None, name: str
     if not kernel.code(line.targets[0].target).startswith(f"{name}["):
         return False
     return kernel.qualified(line.value.func) in (
-        "jax.numpy.zeros_like", "jax.numpy.zeros", "jax.numpy.full", "jax.numpy.full_like",
+        "jax.numpy.zeros_like",
+        "jax.numpy.zeros",
+        "jax.numpy.full",
+        "jax.numpy.full_like",
     )
 
 
@@ -255,9 +252,7 @@ class AccumulateInOutput:
                     )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, ref, out, store = site.payload
         edit = Edit(kernel)
         holder = kernel.enclosing(store, cst.FunctionDef)
@@ -292,7 +287,11 @@ def _final_copy(view: PallasCall, ref: Ref, out: Ref) -> cst.CSTNode | None:
     if not isinstance(line, cst.Assign) or assigned_value(statement) is not None:
         return None
     value = line.value
-    if isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute) and value.func.attr.value == "astype":
+    if (
+        isinstance(value, cst.Call)
+        and isinstance(value.func, cst.Attribute)
+        and value.func.attr.value == "astype"
+    ):
         value = value.func.value
     source = isinstance(value, cst.Subscript) and full_index(value) and isinstance(value.value, cst.Name)
     if source and value.value.value == ref.name and full_index(line.targets[0].target):  # type: ignore[attr-defined]
@@ -301,6 +300,10 @@ def _final_copy(view: PallasCall, ref: Ref, out: Ref) -> cst.CSTNode | None:
 
 
 __all__ = [
-    "AccumulateInOutput", "AccumulateInRef", "AccumulateInValue", "DropAccumulatorScratch", "first_statement",
+    "AccumulateInOutput",
+    "AccumulateInRef",
+    "AccumulateInValue",
+    "DropAccumulatorScratch",
+    "first_statement",
     "remove_scratch",
 ]

@@ -32,7 +32,11 @@ def device_functions(kernel: KernelSource) -> list[cst.FunctionDef]:
 
 def _float32(kernel: KernelSource, node: cst.BaseExpression) -> cst.BaseExpression | None:
     """x of ``x.astype(float32)``."""
-    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value == "astype":
+    if (
+        isinstance(node, cst.Call)
+        and isinstance(node.func, cst.Attribute)
+        and node.func.attr.value == "astype"
+    ):
         if node.args and kernel.qualified(node.args[0].value) == "jax.numpy.float32":
             return node.func.value
     return None
@@ -74,7 +78,9 @@ class AbsmaxDtype:
             )
         return found
 
-    def _narrow(self, kernel: KernelSource, function: cst.FunctionDef, node: cst.BaseExpression) -> str | None:
+    def _narrow(
+        self, kernel: KernelSource, function: cst.FunctionDef, node: cst.BaseExpression
+    ) -> str | None:
         """Text of the value before its conversion to float32."""
         direct = _float32(kernel, node)
         if direct is not None:
@@ -87,9 +93,7 @@ class AbsmaxDtype:
                 return kernel.code(direct)
         return None
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         call, inner, narrow = site.payload
         edit = Edit(kernel)
         numpy = edit.ensure_import("jax.numpy", "jnp")
@@ -117,13 +121,15 @@ class DivideToReciprocal:
             for number, node in enumerate(_divisions(kernel, function)):
                 text = " ".join(kernel.code(node).split())
                 found.append(
-                    Site(f"{function.name.value}/{number}", f"{function.name.value}: multiply instead of {text}", node)
+                    Site(
+                        f"{function.name.value}/{number}",
+                        f"{function.name.value}: multiply instead of {text}",
+                        node,
+                    )
                 )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         node = site.payload
         edit = Edit(kernel)
         edit.replace(node, f"{_tight(kernel, node.left)} * (1.0 / {_tight(kernel, node.right)})")
@@ -169,9 +175,7 @@ class ReciprocalToDivide:
                     number += 1
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         node, left, divisor = site.payload
         edit = Edit(kernel)
         edit.replace(node, f"{_tight(kernel, left)} / {_tight(kernel, divisor)}")

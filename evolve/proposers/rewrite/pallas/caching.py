@@ -62,9 +62,7 @@ def fill_text(chain: Chain, buffers: Buffers, lead: Sequence[str], kernel: Kerne
     return "\n".join(lines)
 
 
-def read_texts(
-    chain: Chain, buffers: Buffers, lead: Sequence[str], kernel: KernelSource
-) -> dict[str, str]:
+def read_texts(chain: Chain, buffers: Buffers, lead: Sequence[str], kernel: KernelSource) -> dict[str, str]:
     texts = {}
     for value in chain.values:
         number = [ordinal(kernel, value.loop) or ""] if value.loop is not None else []
@@ -87,9 +85,7 @@ class CacheAcrossAxis:
         found = []
         for view in pallas_calls(kernel):
             for axis in range(len(view.grid)):
-                fixed = [
-                    r.name for r in view.inputs if r.spec and axis not in r.spec.grid_axes(kernel)
-                ]
+                fixed = [r.name for r in view.inputs if r.spec and axis not in r.spec.grid_axes(kernel)]
                 chain = find_chain(view, fixed) if fixed else None
                 if chain is not None and chain.refs and view.operands:
                     what = ", ".join(v.name for v in chain.values)
@@ -102,9 +98,7 @@ class CacheAcrossAxis:
                     )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, axis, chain = site.payload
         edit = Edit(kernel)
         inner: set[int] = set()
@@ -131,9 +125,7 @@ def pinned_id(edit: Edit, view: PallasCall, axis: int, before: int) -> str:
     for position, statement in enumerate(view.body[:before]):
         del position
         for name, bound in view.axis_names.items():
-            if bound == axis and any(
-                isinstance(n, cst.Name) and n.value == name for n in walk(statement)
-            ):
+            if bound == axis and any(isinstance(n, cst.Name) and n.value == name for n in walk(statement)):
                 return name
     name = view.kernel.fresh(f"step_{axis}")
     edit.before(view.body[0] if before else view.body[before], f"{name} = {view.pallas}.program_id({axis})")
@@ -168,9 +160,7 @@ class PinCachedInput:
                     )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, ref, axis, moving = site.payload
         edit = Edit(kernel)
         numpy = edit.ensure_import("jax.numpy", "jnp")
@@ -197,10 +187,7 @@ def _filled_at_first_step(view: PallasCall, name: str) -> int | None:
             axes.add(axis)
             guarded |= inside
     reads = [
-        n
-        for statement in view.body
-        for n in walk(statement)
-        if isinstance(n, cst.Name) and n.value == name
+        n for statement in view.body for n in walk(statement) if isinstance(n, cst.Name) and n.value == name
     ]
     if len(axes) == 1 and reads and all(n in guarded or _static(view, n) for n in reads):
         return axes.pop()
@@ -247,9 +234,7 @@ class SkewGridStep:
                     )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, axis, ref, chain = site.payload
         edit = Edit(kernel)
         numpy = edit.ensure_import("jax.numpy", "jnp")

@@ -255,7 +255,7 @@ def _named_values(
 ) -> list[ChainValue]:
     taken: set[str] = set()
     for statement in rest:
-        if isinstance(statement, cst.For):
+        if isinstance(statement, cst.For) and finder.placed[statement][1] is None:
             taken |= reads_of(finder.kernel.code(statement.iter))
         else:
             taken |= reads_of(dedented(finder.kernel, statement))
@@ -268,9 +268,7 @@ def _named_values(
     return values
 
 
-def _inline_values(
-    finder: ChainFinder, rest: Sequence[cst.CSTNode], numbered: str
-) -> list[ChainValue]:
+def _inline_values(finder: ChainFinder, rest: Sequence[cst.CSTNode], numbered: str) -> list[ChainValue]:
     values = []
     for statement in rest:
         if isinstance(statement, cst.For) or when_of(finder.kernel, statement):
@@ -284,9 +282,7 @@ def _inline_values(
     return values
 
 
-def _needed(
-    finder: ChainFinder, values: Sequence[ChainValue]
-) -> tuple[list[cst.CSTNode], set[str]]:
+def _needed(finder: ChainFinder, values: Sequence[ChainValue]) -> tuple[list[cst.CSTNode], set[str]]:
     """Statements that compute the values, in order, and every name they read."""
     kernel = finder.kernel
     names: set[str] = set()
@@ -310,9 +306,7 @@ def _needed(
     needed = [
         s
         for _, s, _ in finder.levels
-        if not isinstance(s, cst.For)
-        and (found := assigned_value(s))
-        and any(n in names for n in found[0])
+        if not isinstance(s, cst.For) and (found := assigned_value(s)) and any(n in names for n in found[0])
     ]
     return needed, names
 
@@ -327,10 +321,10 @@ def _doomed(
     kernel = finder.kernel
     inline = {v.inline for v in values}
     left: set[str] = set()
-    for _, statement, _ in finder.levels:
+    for _, statement, outer in finder.levels:
         if statement in set(links):
             continue
-        if isinstance(statement, cst.For):
+        if isinstance(statement, cst.For) and outer is None:
             left |= reads_of(kernel.code(statement.iter))
             continue
         text = dedented(kernel, statement)
@@ -368,9 +362,7 @@ def _body(finder: ChainFinder, needed: Sequence[cst.CSTNode], values: Sequence[C
     return "\n".join(lines)
 
 
-def take_from(
-    edit: Edit, view: PallasCall, chain: Chain, read: dict[str, str]
-) -> None:
+def take_from(edit: Edit, view: PallasCall, chain: Chain, read: dict[str, str]) -> None:
     """Drop the chain from the kernel and bind its values to ``read[name]`` (text) instead."""
     kernel = view.kernel
     bound: dict[cst.CSTNode, list[str]] = {}

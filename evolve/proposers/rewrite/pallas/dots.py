@@ -55,18 +55,14 @@ class _Chunk:
                     )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, item = site.payload
         edit = Edit(kernel)
         parameter = edit.add_parameter(f"chunk_{self.letter}", (64, 128, 256, 512), 128)
         block = view.outputs[0].spec
         owner = view.parameter_of(block.shape[self.axis]) if block and len(block.shape) == 2 else None
         if owner:
-            edit.add_constraint(
-                f"{owner} % {parameter} == 0", f"{parameter} must divide {owner}"
-            )
+            edit.add_constraint(f"{owner} % {parameter} == 0", f"{parameter} must divide {owner}")
             if isinstance(kernel.defaults.get(owner), int) and kernel.defaults[owner] % 128:
                 return None
         size = view.pass_static(edit, parameter)
@@ -88,7 +84,7 @@ class _Chunk:
     def _helper(self, edit: Edit, view: PallasCall, name: str) -> None:
         edit.before(
             edit.kernel.statement(view.function),
-            f'\n\ndef {name}(x, axis, start, count, extent):\n'
+            f"\n\ndef {name}(x, axis, start, count, extent):\n"
             f'    """``count`` entries of x along axis, or all of x where it is broadcast along it."""\n'
             f"    if x.ndim != 2 or x.shape[axis] != extent:\n        return x\n"
             f"    return x[start : start + count] if axis == 0 else x[:, start : start + count]",
@@ -107,8 +103,10 @@ class _Chunk:
             dot = dot_of(kernel, node)
             if dot is not None:
                 side = dot.lhs if self.axis == 0 else dot.rhs
-                return _text(node).replace(_text(side), take(side, along), 1) if self.axis == 0 else _swap_last(
-                    _text(node), _text(side), take(side, along)
+                return (
+                    _text(node).replace(_text(side), take(side, along), 1)
+                    if self.axis == 0
+                    else _swap_last(_text(node), _text(side), take(side, along))
                 )
             if isinstance(node, cst.BinaryOperation):
                 return f"({visit(node.left)} {_text(node.operator)} {visit(node.right)})"
@@ -121,9 +119,7 @@ class _Chunk:
 
         return visit(value)
 
-    def _loop(
-        self, item: Accumulate, piece: str, extent: str, size: str, names: dict[str, str]
-    ) -> str:
+    def _loop(self, item: Accumulate, piece: str, extent: str, size: str, names: dict[str, str]) -> str:
         start = names["start"]
         steps = f"range(0, {names['extent']}, {size})"
         if item.ref is None:
@@ -187,9 +183,7 @@ class DequantiseFirst:
                     )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, item = site.payload
         split = scaled_dot(kernel, expanded(view, item))
         if split is None:
@@ -200,7 +194,7 @@ class DequantiseFirst:
         helper = kernel.fresh("scaled")
         edit.before(
             kernel.statement(view.function),
-            f'\n\ndef {helper}(x, axis, scales):\n'
+            f"\n\ndef {helper}(x, axis, scales):\n"
             f'    """x times the scales that vary along axis only (single numbers with axis 0), in bfloat16."""\n'
             f"    y = x.astype({numpy}.float32)\n"
             f"    for scale in scales:\n"
@@ -249,9 +243,7 @@ class MergeGroupDots:
                     )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, item = site.payload
         dot = dot_of(kernel, expanded(view, item))
         assert dot is not None
@@ -300,9 +292,7 @@ class ReassociateScale:
                     )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, item = site.payload
         value = expanded(view, item)
         split = scaled_dot(kernel, value)

@@ -18,8 +18,7 @@ from evolve.proposers.rewrite.pallas.view import PALLAS, PallasCall, Spec, When,
 
 def _literal_maps(view: PallasCall) -> bool:
     return all(
-        r.spec is not None and isinstance(r.spec.map_node, cst.Lambda)
-        for r in [*view.inputs, *view.outputs]
+        r.spec is not None and isinstance(r.spec.map_node, cst.Lambda) for r in [*view.inputs, *view.outputs]
     )
 
 
@@ -67,9 +66,7 @@ class WholeReductionBlock:
                     )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, axis = site.payload
         edit = Edit(kernel)
         steps = kernel.code(view.grid[axis])
@@ -128,7 +125,9 @@ def _divided(kernel: KernelSource, extent: str, steps: cst.BaseExpression) -> st
     """K of ``K // extent`` and of ``cdiv(K, extent)``."""
     if isinstance(steps, cst.BinaryOperation) and isinstance(steps.operator, cst.FloorDivide):
         left, right = steps.left, steps.right
-    elif isinstance(steps, cst.Call) and kernel.qualified(steps.func).endswith("cdiv") and len(steps.args) == 2:
+    elif (
+        isinstance(steps, cst.Call) and kernel.qualified(steps.func).endswith("cdiv") and len(steps.args) == 2
+    ):
         left, right = steps.args[0].value, steps.args[1].value
     else:
         return None
@@ -217,9 +216,7 @@ class SwapGridAxes:
             if not _literal_maps(view) or not isinstance(view.grid_node, cst.Tuple | cst.List):
                 continue
             fixed = {a for w in view.whens for a in view.axis_reads(view.kernel.code(w.condition))}
-            moving = set.intersection(
-                *(r.spec.grid_axes(kernel) for r in view.outputs if r.spec)
-            )
+            moving = set.intersection(*(r.spec.grid_axes(kernel) for r in view.outputs if r.spec))
             free = sorted(moving - fixed)
             for i, first in enumerate(free):
                 for second in free[i + 1 :]:
@@ -232,9 +229,7 @@ class SwapGridAxes:
                     )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, first, second = site.payload
         edit = Edit(kernel)
         a, b = view.grid[first], view.grid[second]
@@ -280,13 +275,15 @@ class SpecialiseSteps:
             ends = _ends(view)
             if ends is not None:
                 found.append(
-                    Site(f"{view.name}/steps", f"{view.name}: specialise first, middle and last step", (view, ends))
+                    Site(
+                        f"{view.name}/steps",
+                        f"{view.name}: specialise first, middle and last step",
+                        (view, ends),
+                    )
                 )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, (first, last) = site.payload
         edit = Edit(kernel)
         numpy = edit.ensure_import("jax.numpy", "jnp")
@@ -305,8 +302,10 @@ class SpecialiseSteps:
         lines.append(f"{names['at_first']} = {kernel.code(first.condition)}")
         lines.append(f"{names['at_last']} = {kernel.code(last.condition)}")
         for label, is_first, is_last in (
-            ("only_step", True, True), ("first_step", True, False),
-            ("middle_step", False, False), ("last_step", False, True),
+            ("only_step", True, True),
+            ("first_step", True, False),
+            ("middle_step", False, False),
+            ("last_step", False, True),
         ):
             one = names["at_first"] if is_first else f"{numpy}.logical_not({names['at_first']})"
             two = names["at_last"] if is_last else f"{numpy}.logical_not({names['at_last']})"
@@ -342,4 +341,6 @@ def _ends(view: PallasCall) -> tuple[When, When] | None:
 
 
 def _bound(statement: cst.CSTNode) -> list[str]:
-    return [n for node in walk(statement) if isinstance(node, cst.AssignTarget) for n in target_names(node.target)]
+    return [
+        n for node in walk(statement) if isinstance(node, cst.AssignTarget) for n in target_names(node.target)
+    ]

@@ -30,7 +30,9 @@ class DimensionSemantics:
         for view in pallas_calls(kernel):
             elements = view.semantics()
             if elements is None:
-                found.append(Site(f"{view.name}/declare", f"{view.name}: declare the grid's semantics", (view, None)))
+                found.append(
+                    Site(f"{view.name}/declare", f"{view.name}: declare the grid's semantics", (view, None))
+                )
                 continue
             for axis in range(len(elements)):
                 text = kernel.code(elements[axis].value).lower()
@@ -51,9 +53,7 @@ class DimensionSemantics:
         used = {a for w in view.whens for a in view.axis_reads(view.kernel.code(w.condition))}
         return moved and axis not in used
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, axis = site.payload
         edit = Edit(kernel)
         if axis is None:
@@ -102,9 +102,7 @@ class BufferCount:
             if r.spec is not None and "pipeline_mode" not in kernel.code(r.spec.node)
         ]
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, ref = site.payload
         edit = Edit(kernel)
         parameter = edit.add_parameter(f"{ref.name.removesuffix('_ref')}_buffers", (1, 2), 1)
@@ -139,9 +137,7 @@ class VmemLimit:
                 return node.value
         return None
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view = site.payload
         edit = Edit(kernel)
         parameter = edit.add_parameter("vmem_limit_mib", (32, 40, 48, 56, 60), 56)
@@ -175,9 +171,7 @@ class WidenSpace:
                 found.append(Site(f"{name}/{narrow}", f"allow {name} = {narrow}", (name, narrow, 0)))
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         name, value, place = site.payload
         edit = Edit(kernel)
         space = kernel.literals["SPACE"]

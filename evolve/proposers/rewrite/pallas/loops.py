@@ -73,9 +73,7 @@ class UnrollToFori:
                 )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, loop, (start, stop, step), slices = site.payload
         edit = Edit(kernel)
         jax = edit.ensure_import("jax", "jax")
@@ -207,9 +205,7 @@ class ForiToUnroll:
                     )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         _, call, statement = site.payload
         edit = Edit(kernel)
         lower, upper, body, init = (kernel.code(a.value) for a in call.args[:4])
@@ -253,9 +249,7 @@ class FuseComprehension:
                     )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, statement, made, loop = site.payload
         edit = Edit(kernel)
         position = kernel.fresh(target_names(made.for_in.target)[0] + "_item")
@@ -320,9 +314,7 @@ class SkewLoop:
                     )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, chain, loop = site.payload
         start, stop, step = _range_arguments(kernel, loop)
         index = kernel.code(loop.target)

@@ -32,9 +32,7 @@ class ManualCopy:
             if v.operands and _copyable(v, r)
         ]
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, ref = site.payload
         edit = Edit(kernel)
         tpu = edit.ensure_import(PALLAS_TPU, "pltpu")

@@ -15,12 +15,36 @@ from evolve.proposers.rewrite.dataflow import assigned_value, dedented, definiti
 from evolve.proposers.rewrite.pallas.view import PallasCall
 
 _BROADCASTING = (
-    "maximum", "minimum", "where", "clip", "multiply", "divide", "add", "subtract", "power", "fmax", "true_divide",
+    "maximum",
+    "minimum",
+    "where",
+    "clip",
+    "multiply",
+    "divide",
+    "add",
+    "subtract",
+    "power",
+    "fmax",
+    "true_divide",
 )
 _REDUCING = ("max", "amax", "min", "amin", "sum", "mean")
 _UNARY = (
-    "abs", "absolute", "negative", "exp", "exp2", "log", "log2", "sqrt", "square", "reciprocal", "round", "floor",
-    "ceil", "sign", "rint", "rsqrt",
+    "abs",
+    "absolute",
+    "negative",
+    "exp",
+    "exp2",
+    "log",
+    "log2",
+    "sqrt",
+    "square",
+    "reciprocal",
+    "round",
+    "floor",
+    "ceil",
+    "sign",
+    "rint",
+    "rsqrt",
 )
 
 
@@ -48,7 +72,10 @@ def extent_text(lower: str, upper: str, index: str) -> str | None:
         return high[len(low) + 1 :]
     for size in (low.removeprefix(f"{index}*"), low.removesuffix(f"*{index}")):
         forms = (
-            f"({index}+1)*{size}", f"{size}*({index}+1)", f"(1+{index})*{size}", f"{size}*{index}+{size}",
+            f"({index}+1)*{size}",
+            f"{size}*({index}+1)",
+            f"(1+{index})*{size}",
+            f"{size}*{index}+{size}",
             f"{index}*{size}+{size}",
         )
         if size != low and high in forms:
@@ -86,7 +113,9 @@ class Inference:
             elif text.endswith(".shape"):
                 self.frame.texts[name] = _expression(f"{text}[{names.index(name)}]")
             elif isinstance(value, cst.Tuple):
-                self.frame.texts[name] = _expression(self.kernel.code(value.elements[names.index(name)].value))
+                self.frame.texts[name] = _expression(
+                    self.kernel.code(value.elements[names.index(name)].value)
+                )
 
     # -- statements -----------------------------------------------------------------------------------------
 
@@ -217,7 +246,9 @@ class Inference:
         path = ast.unparse(node.func)
         name = path.split(".")[-1]
         method = isinstance(node.func, ast.Attribute) and not self._module(node.func.value)
-        arguments = [node.func.value, *node.args] if method and isinstance(node.func, ast.Attribute) else node.args
+        arguments = (
+            [node.func.value, *node.args] if method and isinstance(node.func, ast.Attribute) else node.args
+        )
         if name == "astype" and method:
             return Shaped(self._array(arguments[0]).dims, ast.unparse(node.args[0]))
         if name in _REDUCING:

@@ -204,9 +204,7 @@ class PallasCall:
         scope = self.kernel.enclosing(self.function, cst.FunctionDef)
         if scope is not None:
             return access
-        uses = [
-            n for n in walk(self.kernel.module) if isinstance(n, cst.Name) and n.value == self.name
-        ]
+        uses = [n for n in walk(self.kernel.module) if isinstance(n, cst.Name) and n.value == self.name]
         if len(uses) > 2:
             raise Unsupported("a kernel that several launches share")
         if self.partial is not None:
@@ -304,7 +302,9 @@ def first_statement(body: Sequence[cst.CSTNode]) -> cst.CSTNode:
     """The first statement that is not a docstring."""
     for statement in body:
         line = small(statement)
-        if not (isinstance(line, cst.Expr) and isinstance(line.value, cst.SimpleString | cst.ConcatenatedString)):
+        if not (
+            isinstance(line, cst.Expr) and isinstance(line.value, cst.SimpleString | cst.ConcatenatedString)
+        ):
             return statement
     raise Unsupported("an empty kernel")
 

@@ -1,0 +1,301 @@
+"""Rules that replace tiles of pointers by tensor descriptors (TMA)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import libcst as cst
+
+from evolve.proposers.rewrite.base import Unsupported
+from evolve.proposers.rewrite.dataflow import assigned_value, small
+from evolve.proposers.rewrite.edit import Edit
+from evolve.proposers.rewrite.triton.common import NodeRule, short
+from evolve.proposers.rewrite.triton.view import (
+    Kernel,
+    argument,
+    device_calls,
+    device_name,
+    range_of,
+    terms,
+)
+
+
+@dataclass
+class Axis:
+    """One axis of an address tile: first offset (text), extent (text), stride (text, "" for none)."""
+
+    start: str
+    extent: str
+    stride: str
+
+
+@dataclass
+class Address:
+    """``base + rows[:, None] * s + columns[None, :] * t``; ``tensor`` is what the host passes as base."""
+
+    base: str
+    tensor: str
+    rows: Axis
+    columns: Axis
+
+    def contiguous_columns(self, kernel: Kernel) -> bool:
+        """Which axis has unit stride. Raises Unsupported if that cannot be told."""
+        unit = [_is_unit(kernel, a.stride) for a in (self.rows, self.columns)]
+        if unit[0] == unit[1]:
+            raise Unsupported("an address tile without one contiguous axis")
+        return unit[1]
+
+
+def _is_unit(kernel: Kernel, stride: str) -> bool:
+    if stride in ("", "1"):
+        return True
+    names = {p.name.value for p in kernel.function.params.params}
+    given = kernel.given(stride) if stride in names else None
+    text = kernel.source.code(given) if given is not None else ""
+    return text in ("1",) or text.endswith((".stride(1)", ".stride(-1)"))
+
+
+def address_of(kernel: Kernel, pointer: cst.BaseExpression, at: cst.CSTNode) -> Address | None:
+    """The affine form of a pointer tile; None for anything else."""
+    scalars: list[str] = []
+    axes: dict[int, Axis] = {}
+    bases: list[str] = []
+    pending = list(terms(pointer))
+    steps: list[tuple[str, str]] = []
+    while pending:
+        term = pending.pop(0)
+        text = "".join(kernel.source.code(term).split())
+        if "[:,None]" in text or "[None,:]" in text:
+            if "[:,None]" in text and "[None,:]" in text:
+                if not isinstance(term, cst.BinaryOperation) or not isinstance(term.operator, cst.Add):
+                    return None
+                pending = [*terms(term), *pending]
+                continue
+            place = 0 if "[:,None]" in text else 1
+            axis = _axis(kernel, term)
+            if axis is None or place in axes:
+                return None
+            axes[place] = axis
+        elif isinstance(term, cst.Name) and term.value in kernel.bound:
+            value, step = _running(kernel, term.value, at)
+            if value is None:
+                scalars.append(text)
+                continue
+            pending = [*terms(value), *pending]
+            steps += step
+        elif isinstance(term, cst.Name) and len(kernel.launches) == 1:
+            bases.append(term.value)
+        elif isinstance(term, cst.BinaryOperation):
+            scalars.append(kernel.source.code(term))
+        else:
+            return None
+    base = [b for b in bases if _is_tensor(kernel, b)]
+    if len(base) != 1 or set(axes) != {0, 1}:
+        return None
+    scalars += [b for b in bases if b not in base]
+    found = Address(base[0], kernel.source.code(kernel.given(base[0])), axes[0], axes[1])  # type: ignore[arg-type]
+    return _with_offsets(kernel, found, scalars, steps)
+
+
+def _is_tensor(kernel: Kernel, name: str) -> bool:
+    names = {p.name.value for p in kernel.function.params.params}
+    return name in names and name not in kernel.constexprs and isinstance(
+        kernel.given(name), cst.Name | cst.Subscript
+    ) and name.lower().endswith(("ptr", "pointer", "p", "_", "ptrs", "")) and _is_pointer(kernel, name)
+
+
+def _is_pointer(kernel: Kernel, name: str) -> bool:
+    """A parameter that only ever begins an address: it is never multiplied, divided or compared."""
+    given = kernel.given(name)
+    text = kernel.source.code(given) if given is not None else ""
+    if isinstance(given, cst.Name):
+        scope = kernel.source.enclosing(kernel.launch(), cst.FunctionDef)
+        for statement in scope.body.body if scope else ():
+            found = assigned_value(statement)
+            if found and given.value in found[0]:
+                source = kernel.source.code(found[1])
+                return "torch." in source or ('["' in source and ".shape" not in source)
+        return False
+    return '["' in text and ".shape" not in text
+
+
+def _running(
+    kernel: Kernel, name: str, at: cst.CSTNode
+) -> tuple[cst.BaseExpression | None, list[tuple[str, str]]]:
+    """(first value, [(iteration text, increment text)]) of a name that a loop may advance."""
+    first: cst.BaseExpression | None = None
+    steps: list[tuple[str, str]] = []
+    for place in kernel.bound.get(name, ()):
+        line = small(place)
+        found = assigned_value(place)
+        if found and len(found[0]) == 1 and first is None:
+            first = found[1]
+        elif isinstance(line, cst.AugAssign) and isinstance(line.operator, cst.AddAssign):
+            loop = kernel.source.enclosing(place, cst.For)
+            bounds = range_of(kernel.source, loop) if loop is not None else None
+            if loop is None or bounds is None or kernel.source.enclosing(at, cst.For) is not loop:
+                raise Unsupported("a pointer advanced outside its loop")
+            index = kernel.source.code(loop.target)
+            count = index if bounds[0] == "0" else f"({index} - ({bounds[0]}))"
+            count = count if bounds[2] == "1" else f"({count} // ({bounds[2]}))"
+            steps.append((count, kernel.source.code(line.value)))
+        else:
+            raise Unsupported("a pointer bound several times")
+    if first is None or not any(isinstance(t, cst.Name | cst.BinaryOperation) for t in [first]):
+        return None, []
+    return first, steps
+
+
+def _axis(kernel: Kernel, term: cst.BaseExpression) -> Axis | None:
+    """``offsets[:, None]`` or ``offsets[:, None] * stride``."""
+    stride = ""
+    if isinstance(term, cst.BinaryOperation) and isinstance(term.operator, cst.Multiply):
+        sides = [term.left, term.right]
+        tiles = [s for s in sides if "None" in kernel.source.code(s)]
+        if len(tiles) != 1:
+            return None
+        stride = kernel.source.code(sides[1 - sides.index(tiles[0])])
+        term = tiles[0]
+    if not isinstance(term, cst.Subscript):
+        return None
+    parts = _offsets(kernel, term.value)
+    return Axis(parts[0], parts[1], stride) if parts else None
+
+
+def _offsets(kernel: Kernel, node: cst.BaseExpression) -> tuple[str, str] | None:
+    """(start, extent) of ``start + arange(0, extent)`` behind names, casts, wraps and clamps."""
+    starts: list[str] = []
+    extent = ""
+    pending = [node]
+    while pending:
+        current = pending.pop(0)
+        if isinstance(current, cst.Call) and isinstance(current.func, cst.Attribute) and current.func.attr.value == "to":
+            pending.insert(0, current.func.value)
+        elif isinstance(current, cst.Call) and device_name(kernel.source, current.func) == "minimum":
+            pending.insert(0, current.args[0].value)
+        elif isinstance(current, cst.BinaryOperation) and isinstance(current.operator, cst.Modulo):
+            pending.insert(0, current.left)
+        elif isinstance(current, cst.BinaryOperation) and isinstance(current.operator, cst.Add):
+            pending = [current.left, current.right, *pending]
+        elif isinstance(current, cst.Call) and device_name(kernel.source, current.func) == "arange":
+            stop = argument(current, "end", 1)
+            if stop is None or extent:
+                return None
+            extent = kernel.source.code(stop)
+        elif isinstance(current, cst.Name) and (value := kernel.value_of(current.value)) is not None:
+            names = kernel.definition_closure(current)
+            lines = [p for n in names for p in kernel.bound.get(n, ()) if not isinstance(p, cst.For)]
+            if any(device_calls(kernel.source, p, "arange") for p in lines):
+                pending.insert(0, value)
+            else:
+                starts.append(current.value)
+        elif device_calls(kernel.source, current, "load", "arange"):
+            return None
+        else:
+            starts.append(kernel.source.code(current))
+    return (" + ".join(starts) or "0", extent) if extent else None
+
+
+def _with_offsets(
+    kernel: Kernel, found: Address, scalars: list[str], steps: list[tuple[str, str]]
+) -> Address | None:
+    """Attribute scalar summands and increments to the axis whose stride they carry."""
+    moves = [(text, "") for text in scalars] + [(count, step) for count, step in steps]
+    columns_last = found.contiguous_columns(kernel)
+    unit = found.columns if columns_last else found.rows
+    other = found.rows if columns_last else found.columns
+    for count, step in moves:
+        text = "".join((step or count).split())
+        factors = text.split("*")
+        named = other.stride and "".join(other.stride.split()) in factors
+        axis = other if named else unit
+        if axis.stride and axis.stride in factors:
+            factors.remove(axis.stride)
+        amount = " * ".join(factors) if "(" not in text else text
+        extra = f"{count} * {amount}" if step else amount
+        axis.start = extra if axis.start == "0" else f"{axis.start} + {extra}"
+    return found
+
+
+def _host(kernel: Kernel, extent: str) -> str:
+    if extent in kernel.constexprs:
+        given = kernel.given(extent)
+        if given is None:
+            raise Unsupported(f"constexpr {extent} that the launch does not pass")
+        return kernel.source.code(given)
+    if extent.isdigit():
+        return extent
+    raise Unsupported(f"a tile extent that is no constexpr: {extent}")
+
+
+def _declare(edit: Edit, kernel: Kernel, address: Address, columns_last: bool) -> str:
+    """Pass a host descriptor of the tensor; returns its name in the kernel."""
+    first, second = (address.rows, address.columns) if columns_last else (address.columns, address.rows)
+    name = kernel.source.fresh(f"{address.base.removesuffix('_ptr')}_desc")
+    if not kernel.source.alias_of("triton.tools.tensor_descriptor.TensorDescriptor"):
+        edit.imports.append("from triton.tools.tensor_descriptor import TensorDescriptor")
+    tensor = address.tensor
+    block = f"[{_host(kernel, first.extent)}, {_host(kernel, second.extent)}]"
+    text = f"TensorDescriptor({tensor}, list({tensor}.shape), list({tensor}.stride()), {block})"
+    kernel.add_argument(edit, name, text, constexpr=False)
+    return name
+
+
+class DescriptorLoad(NodeRule):
+    """Load a tile through a tensor descriptor instead of a tile of pointers."""
+
+    name = "triton_descriptor_load"
+    launched = True
+    why = (
+        "The tensor memory accelerator copies a tile with one instruction, computes its addresses and checks bounds, "
+        "freeing the registers and threads that a tile of pointers costs."
+    )
+
+    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+        for call in device_calls(kernel.source, kernel.function, "load"):
+            other = argument(call, "other", 2)
+            if not call.args or (other is not None and kernel.source.code(other) not in ("0", "0.0")):
+                continue
+            try:
+                address = address_of(kernel, call.args[0].value, call)
+                last = address.contiguous_columns(kernel) if address else False
+            except Unsupported:
+                continue
+            if address is not None:
+                yield f"descriptor for {short(kernel.source, call)}", (call, address, last)
+
+    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+        call, address, last = payload
+        name = _declare(edit, kernel, address, last)
+        first, second = (address.rows, address.columns) if last else (address.columns, address.rows)
+        tile = f"{name}.load([{first.start}, {second.start}])"
+        edit.replace(call, tile if last else f"{kernel.tl}.trans({tile})")
+
+
+class DescriptorStore(NodeRule):
+    """Store a tile through a tensor descriptor."""
+
+    name = "triton_descriptor_store"
+    launched = True
+    why = "One bulk store from shared memory frees the warps that would otherwise compute addresses and masks."
+
+    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+        for call in device_calls(kernel.source, kernel.function, "store"):
+            if len(call.args) < 2:
+                continue
+            try:
+                address = address_of(kernel, call.args[0].value, call)
+                last = address is not None and address.contiguous_columns(kernel)
+            except Unsupported:
+                continue
+            if address is not None and last:
+                yield f"descriptor for {short(kernel.source, call)}", (call, address)
+
+    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+        call, address = payload
+        name = _declare(edit, kernel, address, True)
+        value = kernel.source.code(call.args[1].value)
+        value = value if value.isidentifier() else f"({value})"
+        edit.replace(call, f"{name}.store([{address.rows.start}, {address.columns.start}], {value}.to({name}.dtype))")

@@ -1,0 +1,232 @@
+"""Rules on the matrix product: skewed promotion, halves, operand swap, where partials add up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import libcst as cst
+
+from evolve.proposers.rewrite.base import walk
+from evolve.proposers.rewrite.dataflow import assigned_value, small
+from evolve.proposers.rewrite.edit import Edit
+from evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, short
+from evolve.proposers.rewrite.triton.view import Kernel, argument, device_calls, device_name
+
+
+def accumulation(
+    kernel: Kernel, statement: cst.CSTNode
+) -> tuple[str, cst.BaseExpression] | None:
+    """(name, value) of ``acc += value`` and ``acc = acc + value``."""
+    line = small(statement)
+    if isinstance(line, cst.AugAssign) and isinstance(line.operator, cst.AddAssign):
+        if isinstance(line.target, cst.Name):
+            return line.target.value, line.value
+    found = assigned_value(statement)
+    if found and len(found[0]) == 1 and isinstance(found[1], cst.BinaryOperation):
+        name, value = found[0][0], found[1]
+        if isinstance(value.operator, cst.Add):
+            if kernel.source.code(value.left) == name:
+                return name, value.right
+            if kernel.source.code(value.right) == name:
+                return name, value.left
+    return None
+
+
+def is_dot(kernel: Kernel, node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.Call) and device_name(kernel.source, node.func) == "dot"
+
+
+def _factors(node: cst.BaseExpression) -> list[cst.BaseExpression]:
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
+        return [*_factors(node.left), *_factors(node.right)]
+    return [node]
+
+
+class SkewPromotion(NodeRule):
+    """Scale and add the partial of the previous step while the next dot runs."""
+
+    name = "triton_skew_promotion"
+    why = (
+        "The matrix unit runs asynchronously, but a kernel that scales each partial right after its dot waits for it. "
+        "Promoting the previous partial instead overlaps the scaling with the next dot."
+    )
+
+    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+        for loop in kernel.loops:
+            for statement in loop.body.body:
+                found = accumulation(kernel, statement)
+                if found is None:
+                    continue
+                parts = _factors(found[1])
+                dots = [p for p in parts if self._dot(kernel, loop, p)]
+                scales = [p for p in parts if p not in dots]
+                shape = _zeros_shape(kernel, found[0])
+                if len(dots) == 1 and scales and shape is not None:
+                    starts = [_start(kernel, s, shape) for s in scales]
+                    if all(starts):
+                        yield f"promote {found[0]} one step later", (loop, statement, found[0], dots[0], scales, starts, shape)
+
+    def _dot(self, kernel: Kernel, loop: cst.For, node: cst.BaseExpression) -> bool:
+        if isinstance(node, cst.Name):
+            value = kernel.value_of(node.value)
+            return value is not None and is_dot(kernel, value)
+        return is_dot(kernel, node)
+
+    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+        loop, statement, acc, dot, scales, starts, shape = payload
+        code = kernel.source.code
+        before = kernel.source.fresh("partial_before")
+        held = [kernel.source.fresh("scale_before") for _ in scales]
+        lines = [f"{before} = {kernel.tl}.zeros(({', '.join(shape)}), dtype={kernel.tl}.float32)"]
+        lines += [f"{name} = {start.replace('TL', kernel.tl)}" for name, (start, _, _) in zip(held, starts, strict=True)]
+        edit.before(loop, "\n".join(lines))
+        product = " * ".join([before, *(f"{n}{tail}" for n, (_, _, tail) in zip(held, starts, strict=True))])
+        promote = f"{acc} += {product}"
+        new = kernel.source.fresh("partial_now")
+        take = [f"{name} = {base}" for name, (_, base, _) in zip(held, starts, strict=True)]
+        edit.replace_statement(
+            statement, "\n".join([f"{new} = {code(dot)}", promote, f"{before} = {new}", *take])
+        )
+        edit.after(loop, promote)
+
+
+def _zeros_shape(kernel: Kernel, name: str) -> list[str] | None:
+    """Extents of ``name = tl.zeros((A, B), ...)``."""
+    for place in kernel.bound.get(name, ()):
+        found = assigned_value(place)
+        if found and isinstance(found[1], cst.Call) and device_name(kernel.source, found[1].func) in ("zeros", "full"):
+            shape = argument(found[1], "shape", 0)
+            if isinstance(shape, cst.Tuple | cst.List) and len(shape.elements) == 2:
+                return [kernel.source.code(e.value) for e in shape.elements]
+    return None
+
+
+def _start(kernel: Kernel, scale: cst.BaseExpression, shape: list[str]) -> tuple[str, str, str] | None:
+    """(first value, held expression, how it is used) of a scale factor; None if its shape is unknown."""
+    text = "".join(kernel.source.code(scale).split())
+    for tail, extent in (("[:,None]", shape[0]), ("[None,:]", shape[1])):
+        if text.endswith(tail) and isinstance(scale, cst.Subscript):
+            base = kernel.source.code(scale.value)
+            return f"TL.zeros(({extent},), dtype=TL.float32)", base, tail.replace(",", ", ")
+    names = kernel.definition_closure(scale)
+    lines = [p for n in names for p in kernel.bound.get(n, ()) if not isinstance(p, cst.For)]
+    vector = any(device_calls(kernel.source, p, "arange", "zeros", "full", "expand_dims") for p in [*lines, scale])
+    return None if vector else ("0.0", kernel.source.code(scale), "")
+
+
+_HALVES_N = '''@{jit}
+def NAME(a, b):
+    """The product, computed as two halves along the columns."""
+    parts = {tl}.permute({tl}.reshape(b, (b.shape[0], 2, b.shape[1] // 2)), (0, 2, 1))
+    left, right = {tl}.split(parts)
+    both = {tl}.join({tl}.dot(a, left), {tl}.dot(a, right))
+    return {tl}.reshape({tl}.permute(both, (0, 2, 1)), (a.shape[0], b.shape[1]))'''
+_HALVES_M = '''@{jit}
+def NAME(a, b):
+    """The product, computed as two halves along the rows."""
+    parts = {tl}.permute({tl}.reshape(a, (2, a.shape[0] // 2, a.shape[1])), (1, 2, 0))
+    upper, lower = {tl}.split(parts)
+    both = {tl}.join({tl}.dot(upper, b), {tl}.dot(lower, b))
+    return {tl}.reshape({tl}.permute(both, (2, 0, 1)), (a.shape[0], b.shape[1]))'''
+
+
+class _Halves(NodeRule):
+    helper: str
+    word: str
+
+    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+        for call in device_calls(kernel.source, kernel.function, "dot"):
+            plain = all(a.keyword is None or a.keyword.value in ("acc", "out_dtype") for a in call.args)
+            if plain and len(call.args) >= 2 and "dot_halves" not in kernel.name:
+                yield f"{self.word} of {short(kernel.source, call)}", call
+
+    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+        name = kernel.source.fresh("dot_halves")
+        add_device_helper(edit, kernel, self.helper.replace("NAME", name))
+        code = kernel.source.code
+        acc = argument(payload, "acc", 2)
+        text = f"{name}({code(payload.args[0].value)}, {code(payload.args[1].value)})"
+        edit.replace(payload, f"{code(acc)} + {text}" if acc is not None else text)
+
+
+class DotHalvesColumns(_Halves):
+    name = "triton_dot_halves_columns"
+    helper, word = _HALVES_N, "column halves"
+    why = "Two narrower products per step give the scheduler independent work and halve the live partial."
+
+
+class DotHalvesRows(_Halves):
+    name = "triton_dot_halves_rows"
+    helper, word = _HALVES_M, "row halves"
+    why = "Two shorter products per step let one half be scaled while the other is under way."
+
+
+class SwapOperands(NodeRule):
+    """Compute the transposed product from swapped operands."""
+
+    name = "triton_swap_operands"
+    why = (
+        "The matrix unit's tile is not square: with few rows and many columns the transposed product wastes less of "
+        "it, and the other operand comes through registers."
+    )
+
+    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+        for call in device_calls(kernel.source, kernel.function, "dot"):
+            parent = kernel.source.parents.get(call)
+            turned = isinstance(parent, cst.Arg) and "trans" in kernel.source.code(kernel.source.parents[parent])[:12]
+            plain = all(a.keyword is None or a.keyword.value in ("acc", "out_dtype") for a in call.args)
+            if plain and not turned:
+                yield f"swap the operands of {short(kernel.source, call)}", call
+
+    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+        tl = kernel.tl
+        left, right = (self._turned(kernel, payload.args[i].value) for i in (0, 1))
+        text = f"{tl}.trans({tl}.dot({right}, {left}))"
+        acc = argument(payload, "acc", 2)
+        edit.replace(payload, f"{kernel.source.code(acc)} + {text}" if acc is not None else text)
+
+    def _turned(self, kernel: Kernel, node: cst.BaseExpression) -> str:
+        if isinstance(node, cst.Call) and device_name(kernel.source, node.func) == "trans" and len(node.args) == 1:
+            return kernel.source.code(node.args[0].value)
+        if isinstance(node, cst.Attribute) and node.attr.value == "T":
+            return kernel.source.code(node.value)
+        return f"{kernel.tl}.trans({kernel.source.code(node)})"
+
+
+class AccumulateInDot(NodeRule):
+    """``acc += dot(a, b)`` as ``acc = dot(a, b, acc)``."""
+
+    name = "triton_accumulate_in_dot"
+    why = "Handing the accumulator to the dot keeps it in the matrix unit's registers and saves an add per element."
+
+    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+        for node in walk(kernel.function):
+            found = accumulation(kernel, node) if isinstance(node, cst.SimpleStatementLine) else None
+            if found and is_dot(kernel, found[1]) and len(found[1].args) == 2:  # type: ignore[attr-defined]
+                yield f"{found[0]} inside the dot", (node, *found)
+
+    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+        statement, acc, dot = payload
+        left, right = (kernel.source.code(a.value) for a in dot.args[:2])
+        edit.replace_statement(statement, f"{acc} = {kernel.source.code(dot.func)}({left}, {right}, {acc})")
+
+
+class AccumulateAfterDot(NodeRule):
+    """``acc = dot(a, b, acc)`` as ``acc += dot(a, b)``."""
+
+    name = "triton_accumulate_after_dot"
+    why = "A separate add rounds every step in float32 where the matrix unit would keep fewer bits."
+
+    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+        for node in walk(kernel.function):
+            found = assigned_value(node) if isinstance(node, cst.SimpleStatementLine) else None
+            if found and len(found[0]) == 1 and is_dot(kernel, found[1]):
+                acc = argument(found[1], "acc", 2)  # type: ignore[arg-type]
+                if acc is not None and kernel.source.code(acc) == found[0][0]:
+                    yield f"{found[0][0]} after the dot", (node, found[0][0], found[1])
+
+    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+        statement, acc, dot = payload
+        left, right = (kernel.source.code(a.value) for a in dot.args[:2])
+        edit.replace_statement(statement, f"{acc} += {kernel.source.code(dot.func)}({left}, {right})")

@@ -1,0 +1,330 @@
+"""Rules on how programs map to tiles and loops: order, persistence, split-K, loop and launch options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import libcst as cst
+
+from evolve.proposers.rewrite.base import Unsupported, walk
+from evolve.proposers.rewrite.dataflow import assigned_value, dedented, parameter_access, small, statements
+from evolve.proposers.rewrite.edit import Edit
+from evolve.proposers.rewrite.triton.common import NodeRule, short
+from evolve.proposers.rewrite.triton.dots import accumulation, is_dot
+from evolve.proposers.rewrite.triton.view import (
+    Kernel,
+    _with_keyword,
+    argument,
+    device_calls,
+    device_name,
+    range_of,
+)
+
+
+def program_axis(kernel: Kernel, node: cst.CSTNode) -> int | None:
+    if isinstance(node, cst.Call) and device_name(kernel.source, node.func) == "program_id":
+        axis = argument(node, "axis", 0)
+        return int(axis.value) if isinstance(axis, cst.Integer) else None
+    return None
+
+
+class ProgramOrder(NodeRule):
+    """Walk tiles row by row, column by column, or in groups of rows."""
+
+    name = "triton_program_order"
+    launched = True
+    why = (
+        "Programs that run together should share operands in L2. Groups of rows reuse a block of columns; the size of "
+        "the group becomes a parameter."
+    )
+
+    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+        if len(kernel.grid()) != 1:
+            return
+        quotients: dict[tuple[str, str], tuple[cst.CSTNode, str]] = {}
+        remainders: dict[tuple[str, str], tuple[cst.CSTNode, str]] = {}
+        for statement in kernel.body:
+            found = assigned_value(statement)
+            if not found or len(found[0]) != 1 or not isinstance(found[1], cst.BinaryOperation):
+                continue
+            value = found[1]
+            if not self._is_program(kernel, value.left):
+                continue
+            key = (kernel.source.code(value.left), kernel.source.code(value.right))
+            if isinstance(value.operator, cst.FloorDivide):
+                quotients[key] = (statement, found[0][0])
+            elif isinstance(value.operator, cst.Modulo):
+                remainders[key] = (statement, found[0][0])
+        for key in quotients:
+            if key in remainders:
+                for order in ("grouped", "transposed"):
+                    yield f"{order} order", (order, key, quotients[key], remainders[key])
+
+    def _is_program(self, kernel: Kernel, node: cst.BaseExpression) -> bool:
+        if isinstance(node, cst.Name):
+            value = kernel.value_of(node.value)
+            return value is not None and program_axis(kernel, value) == 0
+        return program_axis(kernel, node) == 0
+
+    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+        order, (program, inner), (first, slow), (second, fast) = payload
+        width = inner if inner.isidentifier() else f"({inner})"
+        outer = kernel.source.fresh("slow_tiles")
+        lines = [f"{outer} = {kernel.tl}.num_programs(0) // {width}"]
+        if order == "transposed":
+            lines += [f"{slow} = {program} % {outer}", f"{fast} = {program} // {outer}"]
+        else:
+            group = kernel.add_tunable(edit, "group_size", (1, 2, 4, 8, 16), 8)
+            start, tall, rest = (kernel.source.fresh(n) for n in ("group_start", "group_tall", "in_group"))
+            lines += [
+                f"{start} = ({program} // ({group} * {width})) * {group}",
+                f"{tall} = min({outer} - {start}, {group})",
+                f"{rest} = {program} % ({group} * {width})",
+                f"{slow} = {start} + {rest} % {tall}",
+                f"{fast} = {rest} // {tall}",
+            ]
+        later = max((first, second), key=lambda s: list(kernel.body).index(s))
+        edit.remove(first if later is second else second)
+        edit.replace_statement(later, "\n".join(lines))
+
+
+class SwapProgramAxes(NodeRule):
+    """Exchange the two axes of a two-dimensional grid."""
+
+    name = "triton_swap_program_axes"
+    launched = True
+    why = "The first grid axis runs fastest: exchanging the axes changes which operand neighbours share in L2."
+
+    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+        grid = kernel.grid()
+        if len(grid) == 2:
+            yield "exchange the grid's axes", grid
+
+    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+        first, second = payload
+        edit.replace(first, kernel.source.code(second))
+        edit.replace(second, kernel.source.code(first))
+        for call in device_calls(kernel.source, kernel.function, "program_id", "num_programs"):
+            axis = argument(call, "axis", 0)
+            if isinstance(axis, cst.Integer) and axis.value in ("0", "1"):
+                edit.replace(axis, "1" if axis.value == "0" else "0")
+
+
+class PersistentGrid(NodeRule):
+    """Launch a fixed number of programs, each walking over many tiles."""
+
+    name = "triton_persistent_grid"
+    launched = True
+    why = (
+        "As many programs as the device holds, each looping over tiles, pay the launch and prologue once and let the "
+        "next tile's loads start during this one's epilogue."
+    )
+
+    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+        grid = kernel.grid()
+        text = kernel.source.code(kernel.function.body)
+        loops = any(isinstance(n, cst.Return) for n in walk(kernel.function))
+        if len(grid) == 1 and "num_programs" not in text and not loops and "program_id" in text:
+            yield "loop over tiles", grid[0]
+
+    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+        total, tile = kernel.source.fresh("total_tiles"), kernel.source.fresh("tile_id")
+        parameter = edit.add_parameter("programs", (66, 132, 264, 528), 132)
+        access = parameter_access(kernel.source, kernel.launch(), parameter)
+        count = kernel.source.code(payload)
+        edit.replace(payload, f"min({count}, {access})")
+        kernel.add_argument(edit, total, count, constexpr=False)
+        for call in device_calls(kernel.source, kernel.function, "program_id"):
+            edit.replace(call, tile)
+        edit.transform(kernel.function.body, partial(_in_loop, header=(
+            f"for {tile} in range({kernel.tl}.program_id(0), {total}, {kernel.tl}.num_programs(0)):"
+        )))
+
+
+def _in_loop(block: cst.IndentedBlock, header: str) -> cst.IndentedBlock:
+    body = list(block.body)
+    docs = []
+    first = small(body[0])
+    if isinstance(first, cst.Expr) and isinstance(first.value, cst.SimpleString):
+        docs, body = body[:1], body[1:]
+    loop = cst.parse_module(f"{header}\n    pass\n").body[0]
+    assert isinstance(loop, cst.For)
+    return block.with_changes(body=[*docs, loop.with_changes(body=loop.body.with_changes(body=body))])
+
+
+class SplitK(NodeRule):
+    """Share a tile's reduction between several programs that add their parts atomically."""
+
+    name = "triton_split_k"
+    launched = True
+    why = (
+        "A small output with a long reduction leaves most of the device idle. Splitting the reduction multiplies the "
+        "programs, at the price of a float32 output that parts are added to."
+    )
+
+    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+        stores = device_calls(kernel.source, kernel.function, "store")
+        if len(kernel.grid()) != 1 or len(stores) != 1 or len(kernel.loops) != 1:
+            return
+        loop, store = kernel.loops[0], stores[0]
+        bounds = range_of(kernel.source, loop)
+        value = _plain(kernel, argument(store, "value", 1))
+        sums = {a[0] for s in statements(loop.body) if (a := accumulation(kernel, s))}
+        moved = {
+            kernel.source.code(line.target)
+            for s in statements(loop.body)
+            if isinstance(line := small(s), cst.AugAssign)
+        }
+        holds = any(is_dot(kernel, n) for n in walk(loop))
+        output = _allocated(kernel, store)
+        if bounds and bounds[0] == "0" and holds and output and value in sums and moved <= sums | {value}:
+            if not any(kernel.source.code(loop.target) in kernel.source.code(n) for n in _loop_bound_uses(kernel, loop)):
+                yield "split the reduction", (loop, bounds, store, value, output)
+
+    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+        loop, (_, stop, step), store, value, (name, allocation, dtype) = payload
+        parameter = edit.add_parameter("split_k", (1, 2, 4, 8), 2)
+        access = parameter_access(kernel.source, kernel.launch(), parameter)
+        grid = kernel.grid()[0]
+        holder = kernel.source.parents[kernel.source.parents[grid]]
+        del holder
+        edit.transform(_grid_tuple(kernel), partial(_with_element, text=access))
+        tl, code = kernel.tl, kernel.source.code
+        first = f"{tl}.program_id(1)" if step == "1" else f"{tl}.program_id(1) * ({step})"
+        stride = f"{tl}.num_programs(1)" if step == "1" else f"{tl}.num_programs(1) * ({step})"
+        edit.replace(loop.iter, f"range({first}, {stop}, {stride})")
+        mask = argument(store, "mask", 2)
+        masked = f", mask={code(mask)}" if mask is not None else ""
+        edit.replace(store, f"{tl}.atomic_add({code(store.args[0].value)}, {value}{masked})")
+        edit.replace(allocation.func, code(allocation.func).replace("empty", "zeros"))
+        for item in allocation.args:
+            if item.keyword is not None and item.keyword.value == "dtype":
+                edit.replace(item.value, code(item.value).rpartition(".")[0] + ".float32")
+        _convert_result(edit, kernel, name, dtype)
+
+
+def _loop_bound_uses(kernel: Kernel, loop: cst.For) -> list[cst.CSTNode]:
+    return [n for n in walk(loop.iter) if isinstance(n, cst.Name)]
+
+
+def _plain(kernel: Kernel, node: cst.BaseExpression | None) -> str:
+    """The accumulator behind ``acc.to(...)`` and names bound to it."""
+    while node is not None:
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value == "to":
+            node = node.func.value
+        elif isinstance(node, cst.Name):
+            value = kernel.value_of(node.value)
+            is_cast = isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute)
+            if not is_cast or value.func.attr.value != "to":  # type: ignore[union-attr]
+                return node.value
+            node = value
+        else:
+            return ""
+    return ""
+
+
+def _allocated(kernel: Kernel, store: cst.Call) -> tuple[str, cst.Call, str] | None:
+    """(name, allocation, dtype text) of the output a store writes, if ``launch`` allocates it with empty."""
+    names = kernel.definition_closure(store.args[0].value)
+    source = kernel.source
+    for name in sorted(names):
+        given = kernel.given(name) if name in [p.name.value for p in kernel.function.params.params] else None
+        if not isinstance(given, cst.Name):
+            continue
+        scope = source.enclosing(kernel.launch(), cst.FunctionDef)
+        for statement in statements(scope.body) if scope else ():
+            found = assigned_value(statement)
+            if found and found[0] == [given.value] and isinstance(found[1], cst.Call):
+                call = found[1]
+                dtype = next((source.code(a.value) for a in call.args if a.keyword and a.keyword.value == "dtype"), "")
+                if source.qualified(call.func) == "torch.empty" and dtype:
+                    return given.value, call, dtype
+    return None
+
+
+def _grid_tuple(kernel: Kernel) -> cst.CSTNode:
+    element = kernel.source.parents[kernel.grid()[0]]
+    return kernel.source.parents[element] if isinstance(element, cst.Element) else kernel.source.parents[element]
+
+
+def _with_element(node: Any, text: str) -> Any:
+    comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+    if isinstance(node, cst.Tuple | cst.List):
+        first = node.elements[0].with_changes(comma=comma)
+        return node.with_changes(elements=[first, cst.Element(cst.parse_expression(text))])
+    raise Unsupported("a grid that is no tuple")
+
+
+def _convert_result(edit: Edit, kernel: Kernel, name: str, dtype: str) -> None:
+    scope = kernel.source.enclosing(kernel.launch(), cst.FunctionDef)
+    for node in walk(scope) if scope else ():
+        if isinstance(node, cst.Return) and node.value is not None:
+            for inner in walk(node.value):
+                if isinstance(inner, cst.Name) and inner.value == name:
+                    edit.replace(inner, f"{name}.to({dtype})")
+                    return
+    raise Unsupported("an output that launch does not return by name")
+
+
+_OPTIONS: tuple[tuple[str, tuple[int | bool, ...], int | bool], ...] = (
+    ("num_stages", (1, 2, 3, 4, 5), 3),
+    ("loop_unroll_factor", (1, 2, 4), 2),
+    ("disallow_acc_multi_buffer", (False, True), True),
+    ("flatten", (False, True), True),
+    ("warp_specialize", (False, True), True),
+)
+
+
+class RangeOption(NodeRule):
+    """Give a loop one of ``tl.range``'s options as a parameter."""
+
+    name = "triton_range_option"
+    launched = True
+    why = (
+        "The depth of a loop's pipeline, its unrolling, flattening, accumulator buffering and warp specialisation are "
+        "the compiler's choice unless the loop says otherwise."
+    )
+
+    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+        for number, loop in enumerate(kernel.loops):
+            call = loop.iter
+            if range_of(kernel.source, loop) is None or not isinstance(call, cst.Call):
+                continue
+            given = {a.keyword.value for a in call.args if a.keyword is not None}
+            for option, values, default in _OPTIONS:
+                if option not in given:
+                    yield f"{option} of loop {number}", (call, option, values, default)
+
+    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+        call, option, values, default = payload
+        name = kernel.add_tunable(edit, option if option != "num_stages" else "loop_stages", values, default)
+        edit.replace(call.func, f"{kernel.tl}.range")
+        edit.transform(call, partial(_with_keyword, name=option, text=name))
+
+
+class LaunchOption(NodeRule):
+    """Make a launch option a parameter."""
+
+    name = "triton_launch_option"
+    launched = True
+    why = "Warps per program, pipeline stages and the register limit decide occupancy; their defaults fit no kernel in particular."
+
+    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+        given = {a.keyword.value for a in kernel.launch().args if a.keyword is not None}
+        options = (("num_warps", (2, 4, 8), 4), ("num_stages", (1, 2, 3, 4, 5), 3), ("maxnreg", (128, 168, 255), 255))
+        for option, values, default in options:
+            if option not in given:
+                yield f"choose {option}", (option, values, default)
+
+    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+        option, values, default = payload
+        parameter = edit.add_parameter(option, values, default)
+        access = parameter_access(kernel.source, kernel.launch(), parameter)
+        edit.transform(kernel.launch(), partial(_with_keyword, name=option, text=access))
+
+
+__all__ = [
+    "LaunchOption", "PersistentGrid", "ProgramOrder", "RangeOption", "SplitK", "SwapProgramAxes", "dedented", "short",
+]

@@ -1,0 +1,103 @@
+"""Rules on the epilogue: transposed and subtiled stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import libcst as cst
+
+from evolve.proposers.rewrite.edit import Edit
+from evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, short
+from evolve.proposers.rewrite.triton.view import Kernel, argument, device_calls
+
+
+def tile_stores(kernel: Kernel) -> list[tuple[cst.Call, str, str, str | None]]:
+    """(call, pointer, value, mask) of stores through two-dimensional pointer tiles."""
+    found = []
+    for call in device_calls(kernel.source, kernel.function, "store"):
+        if len(call.args) < 2 or any(
+            a.keyword is not None and a.keyword.value not in ("mask", "value", "pointer") for a in call.args
+        ):
+            continue
+        pointer, value, mask = (
+            argument(call, n, i) for i, n in enumerate(("pointer", "value", "mask"))
+        )
+        if pointer is None or value is None:
+            continue
+        names = kernel.definition_closure(pointer)
+        lines = [p for n in names for p in kernel.bound.get(n, ())]
+        text = "".join("".join(kernel.source.code(p).split()) for p in [*lines, pointer])
+        if "[:,None]" in text and "[None,:]" in text:
+            code = kernel.source.code
+            found.append((call, code(pointer), code(value), code(mask) if mask is not None else None))
+    return found
+
+
+class TransposedStore(NodeRule):
+    """Store the transposed tile through transposed pointers."""
+
+    name = "triton_transposed_store"
+    why = (
+        "When the output's contiguous direction crosses the registers' layout, transposing value and pointers first "
+        "lets each thread write wide runs."
+    )
+
+    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+        for item in tile_stores(kernel):
+            if not item[1].startswith(f"{kernel.tl}.trans"):
+                yield f"transpose {short(kernel.source, item[0])}", item
+
+    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+        call, pointer, value, mask = payload
+        turn = f"{kernel.tl}.trans"
+        masked = f", mask={turn}({kernel.tl}.broadcast_to({mask}, {_shape(kernel, value)}))" if mask else ""
+        edit.replace(call, f"{kernel.tl}.store({turn}({pointer}), {turn}({value}){masked})")
+
+
+def _shape(kernel: Kernel, value: str) -> str:
+    base = value if value.isidentifier() or value.endswith(")") else f"({value})"
+    return f"({base}).shape" if not value.isidentifier() else f"{value}.shape"
+
+
+_SUBTILES = '''@{jit}
+def NAME(pointers, value):
+    """Store the tile in two column halves."""
+    rows: {tl}.constexpr = value.shape[0]
+    half: {tl}.constexpr = value.shape[1] // 2
+    left, right = {tl}.split({tl}.permute({tl}.reshape(value, (rows, 2, half)), (0, 2, 1)))
+    near, far = {tl}.split({tl}.permute({tl}.reshape(pointers, (rows, 2, half)), (0, 2, 1)))
+    {tl}.store(near, left)
+    {tl}.store(far, right)'''
+_SUBTILES_MASKED = '''@{jit}
+def NAME(pointers, value, mask):
+    """Store the tile in two column halves."""
+    rows: {tl}.constexpr = value.shape[0]
+    half: {tl}.constexpr = value.shape[1] // 2
+    whole = {tl}.broadcast_to(mask, (rows, 2 * half))
+    left, right = {tl}.split({tl}.permute({tl}.reshape(value, (rows, 2, half)), (0, 2, 1)))
+    near, far = {tl}.split({tl}.permute({tl}.reshape(pointers, (rows, 2, half)), (0, 2, 1)))
+    one, two = {tl}.split({tl}.permute({tl}.reshape(whole, (rows, 2, half)), (0, 2, 1)))
+    {tl}.store(near, left, mask=one)
+    {tl}.store(far, right, mask=two)'''
+
+
+class SubtiledStore(NodeRule):
+    """Write the output tile in two halves."""
+
+    name = "triton_subtiled_store"
+    why = (
+        "Converting and storing the whole accumulator at once needs registers or shared memory for all of it; halves "
+        "need half, which can buy another pipeline stage."
+    )
+
+    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+        for item in tile_stores(kernel):
+            if not item[1].startswith(f"{kernel.tl}.trans"):
+                yield f"halves of {short(kernel.source, item[0])}", item
+
+    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+        call, pointer, value, mask = payload
+        name = kernel.source.fresh("store_halves")
+        add_device_helper(edit, kernel, (_SUBTILES_MASKED if mask else _SUBTILES).replace("NAME", name))
+        edit.replace(call, f"{name}({pointer}, {value}{', ' + mask if mask else ''})")

@@ -1,0 +1,253 @@
+"""What a Triton or Gluon launch looks like, and the pieces of a jitted kernel that rules ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import libcst as cst
+
+from evolve.proposers.rewrite.base import KernelSource, Language, Unsupported, walk
+from evolve.proposers.rewrite.dataflow import (
+    assigned_value,
+    definitions,
+    parameter_access,
+    parameters,
+    reads,
+    small,
+    statements,
+    target_names,
+)
+from evolve.proposers.rewrite.edit import Edit
+
+LANGUAGES = ("triton.language", "triton.experimental.gluon.language")
+JITS = ("triton.jit", "triton.experimental.gluon.jit")
+_COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+_EQUAL = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+
+
+def device_name(kernel: KernelSource, node: cst.CSTNode) -> str:
+    """``load`` for ``tl.load`` however the language module is spelled; "" for anything else."""
+    path = kernel.qualified(node)
+    for language in LANGUAGES:
+        if path.startswith(language + "."):
+            return path[len(language) + 1 :]
+    return ""
+
+
+def device_calls(kernel: KernelSource, inside: cst.CSTNode, *names: str) -> list[cst.Call]:
+    """Calls of the device language's functions ``names`` below ``inside``."""
+    return [
+        n for n in walk(inside) if isinstance(n, cst.Call) and device_name(kernel, n.func) in names
+    ]
+
+
+def argument(call: cst.Call, name: str, position: int) -> cst.BaseExpression | None:
+    """An argument given by keyword or by position."""
+    for item in call.args:
+        if item.keyword is not None and item.keyword.value == name:
+            return item.value
+    free = [a.value for a in call.args if a.keyword is None and not a.star]
+    return free[position] if position < len(free) else None
+
+
+@dataclass
+class Kernel:
+    """A jitted function with the launches that use it."""
+
+    source: KernelSource
+    function: cst.FunctionDef
+    launches: list[cst.Call]
+
+    @property
+    def name(self) -> str:
+        return self.function.name.value
+
+    @cached_property
+    def body(self) -> Sequence[cst.CSTNode]:
+        if not isinstance(self.function.body, cst.IndentedBlock):
+            raise Unsupported(f"{self.name} is written on one line")
+        return self.function.body.body
+
+    @cached_property
+    def tl(self) -> str:
+        """Spelling of the device language module."""
+        for language in LANGUAGES:
+            alias = self.source.alias_of(language)
+            if alias:
+                return alias
+        raise Unsupported("device functions imported by name")
+
+    @cached_property
+    def bound(self) -> dict[str, list[cst.CSTNode]]:
+        return definitions(self.function)
+
+    @cached_property
+    def constexprs(self) -> set[str]:
+        return {
+            p.name.value
+            for p in parameters(self.function)
+            if p.annotation is not None and self.source.code(p.annotation.annotation).endswith("constexpr")
+        }
+
+    @cached_property
+    def loops(self) -> list[cst.For]:
+        return [s for s in statements(self.function.body) if isinstance(s, cst.For)]
+
+    def value_of(self, name: str) -> cst.BaseExpression | None:
+        """The one expression bound to ``name`` in the kernel."""
+        places = self.bound.get(name, [])
+        found = assigned_value(places[0]) if len(places) == 1 else None
+        return found[1] if found and len(found[0]) == 1 else None
+
+    def definition_closure(self, node: cst.CSTNode) -> set[str]:
+        """Names ``node`` depends on through every binding in the kernel."""
+        seen: set[str] = set()
+        wanted = list(reads(self.source, node))
+        while wanted:
+            name = wanted.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            for place in self.bound.get(name, ()):
+                line = small(place)
+                value = getattr(line, "value", None)
+                if isinstance(place, cst.For):
+                    value = place.iter
+                if value is not None:
+                    wanted += reads(self.source, value)
+        return seen
+
+    def moves(self, node: cst.CSTNode, loop: cst.For) -> bool:
+        """Whether the value of ``node`` may change between iterations of ``loop``."""
+        changing = set(target_names(loop.target))
+        for statement in statements(loop.body):
+            line = small(statement)
+            if isinstance(line, cst.Assign):
+                changing |= {n for t in line.targets for n in target_names(t.target)}
+            elif isinstance(line, cst.AugAssign | cst.AnnAssign):
+                changing |= set(target_names(line.target))
+            elif isinstance(statement, cst.For):
+                changing |= set(target_names(statement.target))
+        return bool(reads(self.source, node) & changing)
+
+    # -- the launch -------------------------------------------------------------------------------------------
+
+    def launch(self) -> cst.Call:
+        """The only launch. Raises Unsupported if there are several or none."""
+        if len(self.launches) != 1:
+            raise Unsupported(f"{self.name} is launched {len(self.launches)} times")
+        return self.launches[0]
+
+    def given(self, name: str) -> cst.BaseExpression | None:
+        """What the launch passes for parameter ``name``."""
+        names = [p.name.value for p in parameters(self.function)]
+        call = self.launch()
+        if any(a.star for a in call.args):
+            raise Unsupported("a launch with starred arguments")
+        position = names.index(name) if name in names else len(call.args)
+        return argument(call, name, position)
+
+    def grid(self) -> list[cst.BaseExpression]:
+        """Elements of a literal grid. Raises Unsupported for other grids."""
+        func = self.launch().func
+        assert isinstance(func, cst.Subscript)
+        elements = [e.slice for e in func.slice]
+        if len(elements) == 1 and isinstance(elements[0], cst.Index):
+            value = _resolved(self.source, elements[0].value)
+            if isinstance(value, cst.Tuple | cst.List):
+                return [e.value for e in value.elements]
+            raise Unsupported(f"a grid given as {type(value).__name__}")
+        return [e.value for e in elements if isinstance(e, cst.Index)]
+
+    def add_argument(self, edit: Edit, name: str, text: str, constexpr: bool) -> None:
+        """One more kernel parameter at the end, passed by keyword at the launch."""
+        annotation = f"{self.tl}.constexpr" if constexpr else None
+        edit.transform(self.function.params, partial(_with_parameter, name=name, annotation=annotation))
+        edit.transform(self.launch(), partial(_with_keyword, name=name, text=text))
+
+    def add_tunable(
+        self, edit: Edit, wanted: str, values: Sequence[int | bool | str], default: int | bool | str
+    ) -> str:
+        """A parameter of the space that reaches the kernel as a constexpr of the returned name."""
+        parameter = edit.add_parameter(wanted, values, default)
+        access = parameter_access(self.source, self.launch(), parameter)
+        name = self.source.fresh(parameter.upper())
+        self.add_argument(edit, name, access, constexpr=True)
+        return name
+
+
+def _resolved(source: KernelSource, node: cst.BaseExpression) -> cst.BaseExpression:
+    from evolve.proposers.rewrite.dataflow import resolve
+
+    return resolve(source, node)
+
+
+def _with_parameter(node: cst.Parameters, name: str, annotation: str | None) -> cst.Parameters:
+    note = cst.Annotation(cst.parse_expression(annotation)) if annotation else None
+    fresh = cst.Param(cst.Name(name), annotation=note)
+    listed = list(node.params)
+    if listed:
+        fresh = fresh.with_changes(comma=listed[-1].comma)
+        listed[-1] = listed[-1].with_changes(comma=_COMMA)
+    if any(p.default is not None for p in listed):
+        raise Unsupported("a kernel with default arguments")
+    return node.with_changes(params=[*listed, fresh])
+
+
+def _with_keyword(node: cst.Call, name: str, text: str) -> cst.Call:
+    fresh = cst.Arg(keyword=cst.Name(name), value=cst.parse_expression(text), equal=_EQUAL)
+    listed = list(node.args)
+    if listed:
+        fresh = fresh.with_changes(
+            comma=listed[-1].comma, whitespace_after_arg=listed[-1].whitespace_after_arg
+        )
+        between = listed[0].comma if len(listed) > 1 else _COMMA
+        listed[-1] = listed[-1].with_changes(comma=between, whitespace_after_arg=cst.SimpleWhitespace(""))
+    return node.with_changes(args=[*listed, fresh])
+
+
+def jit_kernels(kernel: KernelSource, entry_only: bool = False) -> list[Kernel]:
+    """Jitted functions; with ``entry_only`` those that are launched from the host."""
+    if kernel.language is Language.PALLAS:
+        return []
+    launches: dict[str, list[cst.Call]] = {}
+    for node in walk(kernel.module):
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Subscript):
+            if isinstance(node.func.value, cst.Name):
+                launches.setdefault(node.func.value.value, []).append(node)
+    found = []
+    for function in kernel.functions:
+        marks = [kernel.qualified(_bare(d.decorator)) for d in function.decorators]
+        if any(m in JITS for m in marks):
+            mine = launches.get(function.name.value, [])
+            if mine or not entry_only:
+                found.append(Kernel(kernel, function, mine))
+    return found
+
+
+def _bare(node: cst.BaseExpression) -> cst.BaseExpression:
+    return node.func if isinstance(node, cst.Call) else node
+
+
+def range_of(kernel: KernelSource, loop: cst.For) -> tuple[str, str, str] | None:
+    """(start, stop, step) texts of a loop over ``range`` or ``tl.range`` with one target."""
+    call = loop.iter
+    if not isinstance(call, cst.Call) or not isinstance(loop.target, cst.Name):
+        return None
+    if kernel.code(call.func) != "range" and device_name(kernel, call.func) != "range":
+        return None
+    texts = [kernel.code(a.value) for a in call.args if a.keyword is None]
+    if len(texts) == 1:
+        return "0", texts[0], "1"
+    return texts[0], texts[1], (texts[2] if len(texts) > 2 else "1")
+
+
+def terms(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Summands of a sum of names and products."""
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
+        yield from terms(node.left)
+        yield from terms(node.right)
+    else:
+        yield node
