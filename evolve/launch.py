@@ -122,7 +122,7 @@ def _write_meta(journal: Journal, campaign: str, resolved: Resolved) -> None:
         {
             "id": campaign,
             "name": config.name,
-            "operator": config.operator,
+            "operator": resolved.operator.name,
             "target": config.target,
             "target_kind": resolved.target.kind.value,
             "suite": config.suite,

@@ -45,8 +45,14 @@ STAGE_COST: Mapping[Stage, float] = {
 }
 """Cost of an evaluation by its last stage, in full evaluations."""
 
-PRIOR: Mapping[str, float] = {"surrogate": 0.5, "parameters": 0.1, "crossover": 0.1}
-"""Expected credit per evaluation before any evidence; others start at the mean of these."""
+PRIOR: Mapping[str, float] = {"parameters": 0.3, "crossover": 0.3}
+"""Credit expected of a proposer without evidence, relative to the average of all; 1 for others. Moves that
+learn nothing are presumed to be worth less than those of a model."""
+
+FIRST_RATE = 0.2
+"""The average presumed before any evidence, and how many evaluations that presumption weighs."""
+
+FIRST_TRIALS = 4.0
 
 
 @dataclass
@@ -55,9 +61,9 @@ class _Account:
     credit: float = 0.0
     cost: float = 0.0
 
-    @property
-    def rate(self) -> float:
-        return (self.credit + PRIOR_TRIALS * self.prior) / (self.cost + PRIOR_TRIALS)
+    def rate(self, average: float) -> float:
+        """Credit per full evaluation, shrunk to the prior's multiple of the average."""
+        return (self.credit + PRIOR_TRIALS * self.prior * average) / (self.cost + PRIOR_TRIALS)
 
 
 @dataclass
@@ -73,8 +79,7 @@ class Portfolio:
     def __post_init__(self) -> None:
         if not self.proposers:
             raise ValueError("a portfolio needs at least one proposer")
-        middle = sum(PRIOR.values()) / len(PRIOR)
-        self._accounts = {p.name: _Account(PRIOR.get(p.name, middle)) for p in self.proposers}
+        self._accounts = {p.name: _Account(PRIOR.get(p.name, 1.0)) for p in self.proposers}
 
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
         """Ask proposers in a random order that favours the credited, until one has something to offer."""
@@ -91,7 +96,10 @@ class Portfolio:
 
     def shares(self) -> dict[str, float]:
         """The probability of each proposer to be asked first, summing to 1."""
-        rates = {name: max(account.rate, 1e-9) ** SHARPNESS for name, account in self._accounts.items()}
+        accounts = self._accounts.values()
+        credit, cost = sum(a.credit for a in accounts), sum(a.cost for a in accounts)
+        average = (credit + FIRST_TRIALS * FIRST_RATE) / (cost + FIRST_TRIALS)
+        rates = {name: account.rate(average) ** SHARPNESS for name, account in self._accounts.items()}
         total = sum(rates.values())
         free = 1.0 - FLOOR * len(rates)
         return {name: FLOOR + free * rate / total for name, rate in rates.items()}

@@ -145,7 +145,7 @@ def _figures(data: CampaignData) -> str:
         parts += [tag("h3", f"Suite {clean(data.facts.get('suite'))}, which decided fitness"), suite]
     if parts:
         note = (
-            f"Times are {data.kind} for one call on one {data.target} unit. A floor is the least time the named "
+            f"Times are {data.kind} for one call on {data.target}. A floor is the least time the named "
             "unit needs for this operator, whatever the schedule."
         )
         parts.append(tag("p", clean(note), class_="quiet small"))

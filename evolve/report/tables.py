@@ -227,8 +227,8 @@ def _diagnosis_text(key: str, value: object) -> str:
 def _words(key: str) -> str:
     """A key of a diagnosis as words: ``critical_path.mxu`` -> ``cycles on the critical path: MXU``."""
     key = key.replace("critical_path.", "cycles_on_the_critical_path.")
-    key = re.sub(r"(?<![a-z])(mxu|valu|xlu|hbm|vmem|dma)(?![a-z])", lambda m: m[1].upper(), key)
-    return key.replace("_", " ").replace(".", ": ").removesuffix(" bytes").removesuffix(" seconds")
+    key = re.sub(r"(?<![a-z])(mxu|valu|salu|xlu|hbm|vmem|dma)(?![a-z])", lambda m: m[1].upper(), key)
+    return key.replace("_", " ").replace(".", ": ").replace(" seconds", " time")
 
 
 def _short(text: str, most: int = 160) -> str:

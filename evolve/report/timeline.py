@@ -105,7 +105,7 @@ def _axis(longest: float, unit: str, y: float) -> str:
     for value in ticks(0, longest, 6):
         anchor = "quiet middle"
         parts.append(svg.text(LEFT + value * scale, y + 18, number_text(value), class_=anchor))
-    parts.append(svg.text(WIDTH - 4, y + 18, unit, class_="quiet end"))
+    parts.append(svg.text(LEFT - 8, y + 18, unit, class_="quiet end"))
     return "".join(parts)
 
 

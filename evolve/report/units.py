@@ -71,4 +71,4 @@ def ticks(low: float, high: float, count: int = 5) -> Sequence[float]:
 def _digits(value: float) -> str:
     if value >= 100:
         return f"{value:.0f}" if value >= 1000 else f"{value:.1f}"
-    return f"{value:.3g}"
+    return f"{value:#.3g}"

@@ -183,7 +183,12 @@ def main() -> None:
                 ok, reason, worst = False, f"{type(error).__name__}: {text}", float("-inf")
             finally:
                 signal.alarm(0)
-            line = {"id": job["id"], "ok": ok, "reason": reason, "snr_db": worst if np.isfinite(worst) else None}
+            line = {
+                "id": job["id"],
+                "ok": ok,
+                "reason": reason,
+                "snr_db": worst if np.isfinite(worst) else None,
+            }
             line["seconds"] = round(time.monotonic() - began, 3)
             sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()

@@ -66,7 +66,7 @@ def read_table(description: Path) -> Table:
     places = {name: {str(v): i for i, v in enumerate(values)} for name, values in parameters.items()}
     rows = np.array([[places[n][line[n]] for n in parameters] for line in lines], dtype=np.int16)
     times = np.array([float(line["time_ms"] or "nan") / 1e3 for line in lines])
-    constraints = {expression: "recorded constraint" for expression in told.get("constraints", ())}
+    constraints = dict.fromkeys(told.get("constraints", ()), "recorded constraint")
     try:
         space = Space(parameters, constraints)
         agrees = space.points is not None and len(space.points) == len(rows) and space.legal_rows(rows).all()
@@ -117,10 +117,15 @@ class TableEvaluator:
 
     def evaluate(self, job: Job) -> Evaluation:
         seconds = self.table.time(job.genome)
-        told = {"genome": job.genome.id, "target": f"recorded:{self.table.name}", "suite": self.table.name}
+        genome, suite, target = job.genome.id, self.table.name, f"recorded:{self.table.name}"
         if math.isnan(seconds):
             return Evaluation(
-                **told, stage=Stage.COMPILE, verdict=Verdict.COMPILE_ERROR, reason="failed when recorded"
+                genome=genome,
+                target=target,
+                suite=suite,
+                stage=Stage.COMPILE,
+                verdict=Verdict.COMPILE_ERROR,
+                reason="failed when recorded",
             )
         if self.noise:
             seconds *= math.exp(self.noise * np.random.default_rng(job.seed).standard_normal())
@@ -133,7 +138,9 @@ class TableEvaluator:
         )
         spread = math.exp(1.96 * self.noise)
         return Evaluation(
-            **told,
+            genome=genome,
+            target=target,
+            suite=suite,
             stage=Stage.MEASURE,
             verdict=Verdict.OK,
             fitness=1.0 / seconds,

@@ -223,7 +223,7 @@ def test_ticks_are_round_and_inside(low: float, width: float) -> None:
 
 
 def test_numbers_have_units() -> None:
-    assert time_text(8.12e-5) == "81.2 µs" and time_text(0.0123) == "12.3 ms" and time_text(2e-8) == "20 ns"
+    assert time_text(8.12e-5) == "81.2 µs" and time_text(0.0123) == "12.3 ms" and time_text(2e-8) == "20.0 ns"
     assert duration_text(74.2) == "1 min 14 s" and duration_text(3.21) == "3.2 s"
     assert clean("<a>\x00") == "&lt;a&gt;\N{REPLACEMENT CHARACTER}"
 

@@ -60,11 +60,30 @@ def promote(acc, partial, sa, sb, t_buf, COLUMNS: gl.constexpr, MMA: gl.constexp
         total = acc + partial * t_buf.load(columns)[None, :] * sa[:, None]
     else:
         total = acc + partial * (sa * sb)[:, None]
-    return warpgroup_mma_wait(num_outstanding=0, deps=(total, ))
+    return warpgroup_mma_wait(num_outstanding=0, deps=(total,))
 
 
 @gluon.jit
-def producer(a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready, ready1, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, COLUMNS: gl.constexpr):
+def producer(
+    a_desc,
+    as_desc,
+    b_desc,
+    bs_desc,
+    M,
+    N,
+    K,
+    a_bufs,
+    s_bufs,
+    b_bufs,
+    t_bufs,
+    empty,
+    ready,
+    ready1,
+    HALVES: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    COLUMNS: gl.constexpr,
+):
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
     steps = K // 128
@@ -91,7 +110,9 @@ def producer(a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, 
                 mbarrier.expect(bar1, B_BYTES)
                 tma.async_copy_global_to_shared(b_desc, [col + 128, k * 128], bar1, b_bufs.index(s * 2 + 1))
                 if COLUMNS:
-                    tma.async_copy_global_to_shared(bs_desc, [k * N + col + 128], bar1, t_bufs.index(s * 2 + 1))
+                    tma.async_copy_global_to_shared(
+                        bs_desc, [k * N + col + 128], bar1, t_bufs.index(s * 2 + 1)
+                    )
             wrap = s == STAGES - 1
             s = gl.where(wrap, 0, s + 1)
             phase = gl.where(wrap, phase ^ 1, phase)
@@ -110,9 +131,33 @@ def store_half(c_desc, c_bufs, acc, row, col, SLOTS: gl.constexpr, WG: gl.conste
 
 
 @gluon.jit
-def consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, COLUMNS: gl.constexpr, WG: gl.constexpr):
-    mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
-    small: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32])
+def consume(
+    c_desc,
+    bs_ptr,
+    M,
+    N,
+    K,
+    a_bufs,
+    s_bufs,
+    b_bufs,
+    t_bufs,
+    c_bufs,
+    empty,
+    ready,
+    ready1,
+    HALVES: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    SLOTS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    WG: gl.constexpr,
+):
+    mma: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32]
+    )
+    small: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32]
+    )
     rows: gl.constexpr = gl.SliceLayout(1, mma)
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
@@ -137,19 +182,26 @@ def consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, emp
             a = a_bufs.index(s * 2 + WG)
             d = warpgroup_mma(a, b_bufs.index(s * HALVES).permute((1, 0)), zero, use_acc=False, is_async=True)
             sa = s_bufs.index(s * 2 + WG).load(rows)
-            d = warpgroup_mma_wait(num_outstanding=0, deps=(d, ))
+            d = warpgroup_mma_wait(num_outstanding=0, deps=(d,))
             if HALVES == 2:
                 acc0 = promote(acc0, d, sa, sb0, t_bufs.index(s * HALVES), COLUMNS, mma)
                 # the second half has its own barrier: the branch of its wait also keeps ptxas from starting the
                 # next wgmma before the promotion above, which would need a second set of 64 registers and spill
                 mbarrier.wait(ready1.index(s), phase)
-                e = warpgroup_mma(a, b_bufs.index(s * 2 + 1).permute((1, 0)), zero, use_acc=False, is_async=True)
-                e = warpgroup_mma_wait(num_outstanding=0, deps=(e, ))
-                mbarrier.arrive(empty.index(s), count=1)
+                e = warpgroup_mma(
+                    a, b_bufs.index(s * 2 + 1).permute((1, 0)), zero, use_acc=False, is_async=True
+                )
+                e = warpgroup_mma_wait(num_outstanding=0, deps=(e,))
+                if not COLUMNS:
+                    mbarrier.arrive(empty.index(s), count=1)
                 acc1 = promote(acc1, e, sa, sb1, t_bufs.index(s * 2 + 1), COLUMNS, mma)
             else:
-                mbarrier.arrive(empty.index(s), count=1)
+                if not COLUMNS:
+                    mbarrier.arrive(empty.index(s), count=1)
                 acc0 = promote(acc0, d, sa, sb0, t_bufs.index(s * HALVES), COLUMNS, mma)
+            if COLUMNS:
+                # the promotion still read the stage's column scales
+                mbarrier.arrive(empty.index(s), count=1)
             wrap = s == STAGES - 1
             s = gl.where(wrap, 0, s + 1)
             phase = gl.where(wrap, phase ^ 1, phase)
@@ -162,17 +214,23 @@ def consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, emp
 
 
 @gluon.jit
-def consumer0(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, COLUMNS: gl.constexpr):
-    consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, HALVES, STAGES, GROUP, SLOTS, COLUMNS, 0)
-
-
-@gluon.jit
-def consumer1(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, COLUMNS: gl.constexpr):
-    consume(c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, HALVES, STAGES, GROUP, SLOTS, COLUMNS, 1)
-
-
-@gluon.jit
-def gemm_kernel(a_desc, as_desc, b_desc, bs_desc, c_desc, bs_ptr, M, N, K, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, REGS: gl.constexpr, COLUMNS: gl.constexpr):
+def gemm_kernel(
+    a_desc,
+    as_desc,
+    b_desc,
+    bs_desc,
+    c_desc,
+    bs_ptr,
+    M,
+    N,
+    K,
+    HALVES: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    SLOTS: gl.constexpr,
+    REGS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+):
     fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
     bf16: gl.constexpr = gl.NVMMASharedLayout(128, 16)
     flat: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
@@ -192,15 +250,20 @@ def gemm_kernel(a_desc, as_desc, b_desc, bs_desc, c_desc, bs_ptr, M, N, K, HALVE
         mbarrier.init(empty.index(s), count=2)
         mbarrier.init(ready.index(s), count=1)
         mbarrier.init(ready1.index(s), count=1)
+    # fmt: off
     gl.warp_specialize(
         [
-            (consumer0, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, HALVES, STAGES, GROUP, SLOTS, COLUMNS)),
-            (consumer1, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, HALVES, STAGES, GROUP, SLOTS, COLUMNS)),
-            (producer, (a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready, ready1, HALVES, STAGES, GROUP, COLUMNS)),
+            (consume, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1,
+                       HALVES, STAGES, GROUP, SLOTS, COLUMNS, 0)),
+            (consume, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1,
+                       HALVES, STAGES, GROUP, SLOTS, COLUMNS, 1)),
+            (producer, (a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready,
+                        ready1, HALVES, STAGES, GROUP, COLUMNS)),
         ],
         [4, 1],
         [REGS, 24],
     )
+    # fmt: on
 
 
 def launch(inputs, params):

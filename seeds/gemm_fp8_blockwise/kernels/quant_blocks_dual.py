@@ -18,7 +18,15 @@ SPACE = {
     "walk": ("rows", "columns"),
     "maxnreg": (0, 64, 80, 96, 128),
 }
-DEFAULTS = {"piece_m": 8, "piece_k": 8, "lanes_m": 4, "warps_m": 4, "num_warps": 8, "walk": "rows", "maxnreg": 0}
+DEFAULTS = {
+    "piece_m": 8,
+    "piece_k": 8,
+    "lanes_m": 4,
+    "warps_m": 4,
+    "num_warps": 8,
+    "walk": "rows",
+    "maxnreg": 0,
+}
 CONSTRAINTS = {
     "M % 128 == 0": "a block is 128 rows",
     "K % 128 == 0": "a block is 128 columns",
@@ -30,7 +38,18 @@ CONSTRAINTS = {
 
 
 @gluon.jit
-def block_kernel(x_ptr, q_ptr, s_ptr, qt_ptr, st_ptr, M, K, TILE: gl.constexpr, TURNED: gl.constexpr, BY_COLUMNS: gl.constexpr):
+def block_kernel(
+    x_ptr,
+    q_ptr,
+    s_ptr,
+    qt_ptr,
+    st_ptr,
+    M,
+    K,
+    TILE: gl.constexpr,
+    TURNED: gl.constexpr,
+    BY_COLUMNS: gl.constexpr,
+):
     if BY_COLUMNS:
         pm = gl.program_id(0) % (M // 128)
         pk = gl.program_id(0) // (M // 128)
@@ -46,14 +65,13 @@ def block_kernel(x_ptr, q_ptr, s_ptr, qt_ptr, st_ptr, M, K, TILE: gl.constexpr, 
     inverse = gl.div_rn(1.0, scale)
     gl.store(s_ptr + pm * (K // 128) + pk, inverse)
     gl.store(st_ptr + pk * (M // 128) + pm, inverse)
-    q = (x * scale).to(gl.float8e4nv)
-    gl.store(q_ptr + corner + inside, q)
-    # the same elements in the same threads; only registers change places
-    qt = gl.convert_layout(gl.permute(q, (1, 0)), TURNED, assert_trivial=True)
+    gl.store(q_ptr + corner + inside, (x * scale).to(gl.float8e4nv))
+    # the same elements in the same threads; only registers change places, before they are packed along M
+    turned = gl.convert_layout(gl.permute(x * scale, (1, 0)), TURNED, assert_trivial=True)
     k = gl.arange(0, 128, gl.SliceLayout(1, TURNED))
     m = gl.arange(0, 128, gl.SliceLayout(0, TURNED))
     turned_corner = pk.to(gl.int64) * 128 * M + pm * 128
-    gl.store(qt_ptr + turned_corner + (k[:, None] * M + m[None, :]), qt)
+    gl.store(qt_ptr + turned_corner + (k[:, None] * M + m[None, :]), turned.to(gl.float8e4nv))
 
 
 def doublings(start, stop, axis):
@@ -90,7 +108,17 @@ def launch(inputs, params):
     st = torch.empty((k // 128, m // 128), dtype=torch.float32)
     tile, turned = layouts(params)
     block_kernel[((m // 128) * (k // 128),)](
-        x, q, s, qt, st, m, k, tile, turned, params["walk"] == "columns",
-        num_warps=params["num_warps"], maxnreg=params["maxnreg"] or None,
+        x,
+        q,
+        s,
+        qt,
+        st,
+        m,
+        k,
+        tile,
+        turned,
+        params["walk"] == "columns",
+        num_warps=params["num_warps"],
+        maxnreg=params["maxnreg"] or None,
     )
     return (q, s, qt, st)

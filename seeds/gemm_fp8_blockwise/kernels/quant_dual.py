@@ -18,7 +18,15 @@ SPACE = {
     "walk": ("rows", "columns"),
     "maxnreg": (0, 64, 80, 96, 128),
 }
-DEFAULTS = {"piece_m": 8, "piece_k": 8, "lanes_m": 4, "warps_m": 4, "num_warps": 8, "walk": "rows", "maxnreg": 0}
+DEFAULTS = {
+    "piece_m": 8,
+    "piece_k": 8,
+    "lanes_m": 4,
+    "warps_m": 4,
+    "num_warps": 8,
+    "walk": "rows",
+    "maxnreg": 0,
+}
 CONSTRAINTS = {
     "M % 128 == 0": "a column block is 128 rows",
     "K % 128 == 0": "a row block is 128 columns",
@@ -30,7 +38,18 @@ CONSTRAINTS = {
 
 
 @gluon.jit
-def dual_kernel(x_ptr, q_ptr, s_ptr, qt_ptr, st_ptr, M, K, TILE: gl.constexpr, TURNED: gl.constexpr, BY_COLUMNS: gl.constexpr):
+def dual_kernel(
+    x_ptr,
+    q_ptr,
+    s_ptr,
+    qt_ptr,
+    st_ptr,
+    M,
+    K,
+    TILE: gl.constexpr,
+    TURNED: gl.constexpr,
+    BY_COLUMNS: gl.constexpr,
+):
     if BY_COLUMNS:
         pm = gl.program_id(0) % (M // 128)
         pk = gl.program_id(0) // (M // 128)
@@ -55,13 +74,12 @@ def dual_kernel(x_ptr, q_ptr, s_ptr, qt_ptr, st_ptr, M, K, TILE: gl.constexpr, T
     row_scale = gl.convert_layout(row_once, gl.SliceLayout(1, TILE))
     col_scale = gl.convert_layout(col_once, gl.SliceLayout(0, TILE))
     gl.store(q_ptr + corner + inside, (x * row_scale[:, None]).to(gl.float8e4nv))
-    # the same elements in the same threads; only registers change places
-    qt = gl.permute((x * col_scale[None, :]).to(gl.float8e4nv), (1, 0))
-    qt = gl.convert_layout(qt, TURNED, assert_trivial=True)
+    # the same elements in the same threads; only registers change places, before they are packed along M
+    turned = gl.convert_layout(gl.permute(x * col_scale[None, :], (1, 0)), TURNED, assert_trivial=True)
     k = gl.arange(0, 128, gl.SliceLayout(1, TURNED))
     m = gl.arange(0, 128, gl.SliceLayout(0, TURNED))
     turned_corner = pk.to(gl.int64) * 128 * M + pm * 128
-    gl.store(qt_ptr + turned_corner + (k[:, None] * M + m[None, :]), qt)
+    gl.store(qt_ptr + turned_corner + (k[:, None] * M + m[None, :]), turned.to(gl.float8e4nv))
 
 
 def doublings(start, stop, axis):
@@ -98,7 +116,17 @@ def launch(inputs, params):
     st = torch.empty((m // 128, k), dtype=torch.float32)
     tile, turned = layouts(params)
     dual_kernel[((m // 128) * (k // 128),)](
-        x, q, s, qt, st, m, k, tile, turned, params["walk"] == "columns",
-        num_warps=params["num_warps"], maxnreg=params["maxnreg"] or None,
+        x,
+        q,
+        s,
+        qt,
+        st,
+        m,
+        k,
+        tile,
+        turned,
+        params["walk"] == "columns",
+        num_warps=params["num_warps"],
+        maxnreg=params["maxnreg"] or None,
     )
     return (q, s, qt, st)

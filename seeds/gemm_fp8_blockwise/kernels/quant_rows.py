@@ -4,9 +4,17 @@ import torch
 import triton
 import triton.language as tl
 
-SPACE = {"block_m": (8, 16, 32, 64, 128), "groups": (1, 2, 4, 8), "num_warps": (2, 4, 8), "walk": ("rows", "columns")}
+SPACE = {
+    "block_m": (8, 16, 32, 64, 128),
+    "groups": (1, 2, 4, 8),
+    "num_warps": (2, 4, 8),
+    "walk": ("rows", "columns"),
+}
 DEFAULTS = {"block_m": 32, "groups": 1, "num_warps": 4, "walk": "rows"}
-CONSTRAINTS = {"K % 128 == 0": "a group is 128 columns", "block_m * groups <= 512": "a program holds at most 64 Ki elements"}
+CONSTRAINTS = {
+    "K % 128 == 0": "a group is 128 columns",
+    "block_m * groups <= 512": "a program holds at most 64 Ki elements",
+}
 
 
 @triton.jit

@@ -38,7 +38,22 @@ CONSTRAINTS = {
 
 
 @triton.jit
-def gemm_kernel(a_desc, as_ptr, b_desc, bs_ptr, c_desc, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, SKEW: tl.constexpr, BY_DESCRIPTOR: tl.constexpr):
+def gemm_kernel(
+    a_desc,
+    as_ptr,
+    b_desc,
+    bs_ptr,
+    c_desc,
+    c_ptr,
+    M,
+    N,
+    K,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    GROUP: tl.constexpr,
+    SKEW: tl.constexpr,
+    BY_DESCRIPTOR: tl.constexpr,
+):
     num_m = tl.cdiv(M, BM)
     num_n = tl.cdiv(N, BN)
     per = GROUP * num_n

@@ -78,6 +78,9 @@ CONSTRAINTS = {
     ),
     "row_unroll == 0 or order == 'rows'": "a loop over rows has rows outermost",
     "row_unroll * sub_m <= block_m": "one iteration of the row loop lies inside the block",
+    "placement != 'ahead' or dequant != 'partial'": (
+        "libtpu's simulator cannot cost e4m3 dots mixed with the quantiser's stores (weight FIFO full)"
+    ),
     "placement != 'cached' or skew == 0": "a cache filled beforehand has nothing to run ahead of",
     "dequant != 'partial' or block_n * (block_k // group) * (row_unroll * sub_m if row_unroll else block_m)"
     " <= 8388608": "straight-line code of more than 8192 partial registers takes the compiler minutes",
@@ -125,42 +128,44 @@ def at_group(t, plan):
     return slice(t * plan["group"], (t + 1) * plan["group"])
 
 
-def quantise_tile(refs, plan, row, rows, groups):
-    """Quantise rows x groups of the A block, into the cache when there is one; returns {(row, group): operand}.
+def quantise_tile(refs, plan, start, rows, groups):
+    """Quantise rows x groups of the A block, into the cache when there is one; returns one operand per group.
 
     An operand is (codes, kept scales) for partial, bf16 values for the others.
     """
-    made = {}
+    made = []
     for t in groups:
-        codes, scale = quantise(refs["a"][pl.ds(row, rows), at_group(t, plan)])
+        codes, scale = quantise(refs["a"][pl.ds(start, rows), at_group(t, plan)])
         if plan["dequant"] == "partial":
-            made[t] = (codes, to_lanes(scale, plan))
+            made.append((codes, to_lanes(scale, plan)))
         else:
-            made[t] = scaled(codes, scale, plan)
+            made.append(scaled(codes, scale, plan))
         if plan["placement"] != "per_use":
-            store_operand(refs, plan, row, rows, t, made[t])
+            store_operand(refs, plan, start, rows, t, made[-1])
     return made
 
 
-def store_operand(refs, plan, row, rows, t, operand):
+def store_operand(refs, plan, start, rows, t, operand):
+    """Put one operand of quantise_tile into the cache."""
     k = refs["k"]
     if plan["dequant"] == "partial":
-        refs["codes"][k, pl.ds(row, rows), at_group(t, plan)] = operand[0]
-        refs["scales"][k * plan["groups"] + t, pl.ds(row, rows), :] = operand[1]
+        refs["codes"][k, pl.ds(start, rows), at_group(t, plan)] = operand[0]
+        refs["scales"][k * plan["groups"] + t, pl.ds(start, rows), :] = operand[1]
     else:
-        refs["codes"][k, pl.ds(row, rows), at_group(t, plan)] = operand
+        refs["codes"][k, pl.ds(start, rows), at_group(t, plan)] = operand
 
 
-def cached_operand(refs, plan, row, t):
+def cached_operand(refs, plan, starts, row, t):
     """One (row sub-tile, group) from the cache; t None: the whole K block (bf16 operands)."""
-    k, rows = refs["k"], pl.ds(row, plan["sub_m"])
+    k, rows = refs["k"], pl.ds(starts[row], plan["sub_m"])
     if t is None:
         return refs["codes"][k, rows, :]
     return refs["codes"][k, rows, at_group(t, plan)], refs["scales"][k * plan["groups"] + t, rows, :]
 
 
-def fresh_operands(refs, plan, rows, groups):
+def fresh_operands(refs, plan, starts):
     """A function (row, t) -> operand that quantises tiles in order of need, skew tiles ahead of the asked one."""
+    rows, groups = range(len(starts)), range(plan["groups"])
     if plan["dequant"] != "partial":
         tiles = [(row, None) for row in rows]
     elif plan["order"] == "groups":
@@ -171,11 +176,11 @@ def fresh_operands(refs, plan, rows, groups):
 
     def operand(row, t):
         wanted = tiles.index((row, t))
-        for tile in tiles[len(ready) : wanted + 1 + plan["skew"]]:
-            which = groups if tile[1] is None else [tile[1]]
-            made = quantise_tile(refs, plan, tile[0], plan["sub_m"], which)
-            parts = [made[group] for group in which]
-            ready.append(jnp.concatenate(parts, axis=1) if tile[1] is None else parts[0])
+        for number, only in tiles[len(ready) : wanted + 1 + plan["skew"]]:
+            made = quantise_tile(
+                refs, plan, starts[number], plan["sub_m"], groups if only is None else [only]
+            )
+            ready.append(jnp.concatenate(made, axis=1) if only is None else made[0])
         return ready[wanted]
 
     return operand
@@ -192,9 +197,9 @@ def partial_product(refs, plan, operand, t, col):
     return (product * by_row) * by_column
 
 
-def add_up(refs, plan, row, col, value, first, last):
+def add_up(refs, plan, start, col, value, first, last):
     """Add value to the sum of a sub-tile; the last addition of the last K block goes to the output."""
-    place = (pl.ds(row, plan["sub_m"]), pl.ds(col, plan["sub_n"]))
+    place = (pl.ds(start, plan["sub_m"]), pl.ds(col, plan["sub_n"]))
     whole = plan["steps"] == 1
     if not (whole and first):
         value = refs["acc"][place] + value
@@ -204,18 +209,17 @@ def add_up(refs, plan, row, col, value, first, last):
         refs["acc"][place] = value
 
 
-def partial_step(refs, plan, rows, operand):
-    """All sub-tiles of the given rows, one dot per scale group."""
+def partial_step(refs, plan, starts, operand):
+    """All sub-tiles of the rows at starts, one dot per scale group; operand(row number, group)."""
     cols, groups = range(0, plan["block_n"], plan["sub_n"]), range(plan["groups"])
-    final = plan["groups"] - 1
+    rows, final = range(len(starts)), plan["groups"] - 1
     if plan["accumulate"] == "value":
-        by_rows = [(row, col) for row in rows for col in cols]
-        for row, col in by_rows if plan["order"] == "rows" else [(r, c) for c in cols for r in rows]:
+        for row, col in sub_tiles(plan, rows, cols):
             total = None
             for t in groups:
                 product = partial_product(refs, plan, operand(row, t), t, col)
                 total = product if total is None else total + product
-            add_up(refs, plan, row, col, total, True, True)
+            add_up(refs, plan, starts[row], col, total, True, True)
         return
     if plan["order"] == "rows":
         walk = [(row, t, col) for row in rows for t in groups for col in cols]
@@ -224,38 +228,42 @@ def partial_step(refs, plan, rows, operand):
     else:
         walk = [(row, t, col) for t in groups for row in rows for col in cols]
     for row, t, col in walk:
-        add_up(refs, plan, row, col, partial_product(refs, plan, operand(row, t), t, col), t == 0, t == final)
+        product = partial_product(refs, plan, operand(row, t), t, col)
+        add_up(refs, plan, starts[row], col, product, t == 0, t == final)
 
 
-def operand_step(refs, plan, rows, operand):
-    """All sub-tiles of the given rows, one bf16 dot each; weights are dequantised when first needed."""
-    cols = range(0, plan["block_n"], plan["sub_n"])
+def operand_step(refs, plan, starts, operand):
+    """All sub-tiles of the rows at starts, one bf16 dot each; weights are dequantised when first needed."""
     weights = {}
-    by_rows = [(row, col) for row in rows for col in cols]
-    for row, col in by_rows if plan["order"] == "rows" else [(r, c) for c in cols for r in rows]:
+    for row, col in sub_tiles(plan, range(len(starts)), range(0, plan["block_n"], plan["sub_n"])):
         lhs = operand(row, None)
         if col not in weights:
-            where = pl.ds(col, plan["sub_n"])
+            cols = pl.ds(col, plan["sub_n"])
             parts = [
-                scaled(refs["w"][at_group(t, plan), where], refs["sw"][t, :, where], plan)
+                scaled(refs["w"][at_group(t, plan), cols], refs["sw"][t, :, cols], plan)
                 for t in range(plan["groups"])
             ]
             weights[col] = jnp.concatenate(parts, axis=0)
-        add_up(
-            refs, plan, row, col, jnp.dot(lhs, weights[col], preferred_element_type=jnp.float32), True, True
-        )
+        product = jnp.dot(lhs, weights[col], preferred_element_type=jnp.float32)
+        add_up(refs, plan, starts[row], col, product, True, True)
+
+
+def sub_tiles(plan, rows, cols):
+    """(row number, column) of every sub-tile, the outermost as order says."""
+    if plan["order"] == "rows":
+        return [(row, col) for row in rows for col in cols]
+    return [(row, col) for col in cols for row in rows]
 
 
 def run_step(refs, plan, fresh):
     """Every sub-tile of the grid step; fresh: A is quantised here, otherwise it comes from the cache."""
     step = partial_step if plan["dequant"] == "partial" else operand_step
-    groups = list(range(plan["groups"]))
 
-    def some_rows(rows):
+    def some_rows(starts):
         if fresh:
-            step(refs, plan, rows, fresh_operands(refs, plan, rows, groups))
+            step(refs, plan, starts, fresh_operands(refs, plan, starts))
         else:
-            step(refs, plan, rows, functools.partial(cached_operand, refs, plan))
+            step(refs, plan, starts, functools.partial(cached_operand, refs, plan, starts))
 
     chunk = plan["row_unroll"] * plan["sub_m"]
     if chunk == 0:
