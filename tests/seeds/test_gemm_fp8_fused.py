@@ -1,0 +1,244 @@
+"""The fused FP8 GEMM family: honest kernels pass both gates, wrong twins fail, illegal points have reasons."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from evolve.space import Space
+from fitness.dialect import check
+from fitness.evaluation import GateReading
+from fitness.gates import ill_formed, read_gates
+from seeds.gemm_fp8_fused.operator import INPUT_KINDS, FusedFp8Gemm, operators, quantise_activations
+from seeds.operator import Workload
+
+SMALL = Workload("512x512x1024", {"M": 512, "N": 512, "K": 1024})
+TINY = Workload("256x256x1024", {"M": 256, "N": 256, "K": 1024})
+BLOCKS = {"block_m": 256, "block_n": 256, "block_k": 512, "sub_m": 128, "sub_n": 256}
+WINNER = {"placement": "cached", "scaling": "chained", "scales": "lanes"}
+LARGE = {"M": 4096, "N": 4096, "K": 4096, "group": 512}
+STRICT = pltpu.InterpretParams(out_of_bounds_reads="raise", uninitialized_memory="nan")
+
+
+@functools.cache
+def family() -> Mapping[str, FusedFp8Gemm]:
+    return operators()
+
+
+@functools.cache
+def case(recipe: str, kind: str, workload: Workload = SMALL):
+    operator = family()[recipe]
+    inputs = operator.make_inputs(workload, 7, kind)
+    return inputs, operator.oracle(workload, inputs)
+
+
+def product(source: str, params: Mapping[str, object], operands, monkeypatch=None) -> np.ndarray:
+    """Run a kernel on the CPU; with ``monkeypatch`` by the plain interpreter, else by the strict one."""
+    module = types.ModuleType("kernel")
+    exec(compile(source, "kernel.py", "exec"), module.__dict__)
+    mode = pltpu.force_tpu_interpret_mode(STRICT)
+    if monkeypatch is not None:
+        monkeypatch.setattr(pl, "pallas_call", functools.partial(pl.pallas_call, interpret=True))
+        mode = contextlib.nullcontext()
+    with mode:
+        return np.asarray(jax.jit(module.build(dict(params)))(*operands))
+
+
+def readings(recipe, kind, source, params, workload=SMALL, monkeypatch=None) -> dict[str, GateReading]:
+    operator = family()[recipe]
+    inputs, references = case(recipe, kind, workload)
+    operands = [inputs[spec.name] for spec in operator.inputs(workload)]
+    outputs = {"c": product(source, params, operands, monkeypatch)}
+    assert ill_formed(outputs, operator.outputs(workload)) is None
+    return {r.gate: r for r in read_gates(operator.gates, outputs, references, kind)}
+
+
+def kernel(name: str, **params: object) -> tuple[str, dict[str, object]]:
+    source = family()["g512"].kernels[name].source
+    return source, {**Space.from_source(source, LARGE).defaults, **params}
+
+
+SCHEDULES = {
+    "default": {},
+    "small_blocks": BLOCKS,
+    "winner": {**BLOCKS, **WINNER},
+    "winner_whole_k": {**BLOCKS, **WINNER, "block_k": 1024, "sub_m": 256},
+    "row_loop": {**BLOCKS, **WINNER, "row_unroll": 1, "scales": "column"},
+    "row_loop_by_2": {**BLOCKS, "row_unroll": 2, "skew": 1},
+    "sums_in_vmem": {**BLOCKS, "accumulate": "ref", "order": "groups", "block_k": 1024},
+    "sums_in_vmem_columns": {**BLOCKS, "accumulate": "ref", "order": "columns", "block_n": 512},
+    "columns_outermost": {**BLOCKS, "order": "columns", "skew": 2, "grid_order": "nm", "a_buffers": 1},
+    "bf16_operands": {**BLOCKS, "dequant": "operands_bf16"},
+    "bf16_operands_f32_scaled": {**BLOCKS, "dequant": "operands_f32", "placement": "cached"},
+    "ahead": {**BLOCKS, "dequant": "operands_bf16", "placement": "ahead", "skew": 1},
+    "ahead_columns": {**BLOCKS, "dequant": "operands_f32", "placement": "ahead", "order": "columns"},
+    "ahead_row_loop": {**BLOCKS, "dequant": "operands_bf16", "placement": "ahead", "row_unroll": 1},
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_of_the_fused_kernel_passes_both_gates(schedule):
+    recipe = "g128" if schedule.endswith("s") else "g512"
+    found = readings(recipe, "spread", *kernel("fused", **SCHEDULES[schedule]))
+    assert found["exact"].passed, found
+    assert found["field"].passed, found
+
+
+@pytest.mark.parametrize("kind", INPUT_KINDS)
+@pytest.mark.parametrize("recipe", ["g128", "g256", "g512"])
+def test_naive_kernel_passes_on_every_kind_of_inputs(recipe, kind):
+    found = readings(recipe, kind, *kernel("naive", block_m=256, block_n=256, block_k=512), TINY)
+    assert all(reading.passed for reading in found.values()), found
+
+
+@pytest.mark.parametrize("kind", INPUT_KINDS)
+def test_the_least_exact_honest_schedule_keeps_a_margin(kind):
+    found = readings("g128", kind, *kernel("fused", **SCHEDULES["ahead"]), TINY)
+    assert found["exact"].value > 46.0, found
+
+
+@pytest.mark.parametrize("name", ["naive", "fused"])
+def test_plain_interpreter_agrees(name, monkeypatch):
+    params = {"block_m": 256, "block_n": 256, "block_k": 512}
+    extra = {**BLOCKS, **WINNER} if name == "fused" else params
+    found = readings("g512", "outliers", *kernel(name, **extra), monkeypatch=monkeypatch)
+    assert all(reading.passed for reading in found.values()), found
+
+
+TWINS = {
+    "scale_of_the_whole_tile": ("axis=1, keepdims=True", "axis=(0, 1), keepdims=True"),
+    "weight_scales_ignored": ("* (scale * sw_ref[t])", "* scale"),
+    "wrong_weight_scale": ("sw_ref[t]", "sw_ref[(t + 1) % (bk // group)]"),
+    "activation_scales_ignored": ("* (scale * sw_ref[t])", "* sw_ref[t]"),
+    "last_group_skipped": ("range(bk // group)", "range(bk // group - 1)"),
+    "last_k_block_stored_early": ("k == steps - 1", "k == 0"),
+    "rounded_to_bf16_first": (
+        ".astype(jnp.float8_e4m3fn)",
+        ".astype(jnp.bfloat16).astype(jnp.float8_e4m3fn)",
+    ),
+    "weights_of_another_group": ("rhs = w_ref[t * group : (t + 1) * group, :]", "rhs = w_ref[:group, :]"),
+}
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("recipe", ["g128", "g512"])
+def test_wrong_twins_of_the_naive_kernel_fail_the_exact_gate(twin, recipe):
+    source, params = kernel("naive", block_m=256, block_n=512, block_k=512 if recipe == "g128" else 1024)
+    if twin == "last_k_block_stored_early":
+        params["block_k"] = 512
+    right, wrong = TWINS[twin]
+    assert right in source
+    found = (
+        readings(recipe, kind, source.replace(right, wrong), params, TINY) for kind in ("randn", "spread")
+    )
+    assert not all(reading["exact"].passed for reading in found)
+
+
+def test_field_gate_alone_would_accept_a_coarser_scale():
+    right, wrong = TWINS["scale_of_the_whole_tile"]
+    source, params = kernel("naive", block_m=256, block_n=512, block_k=512)
+    found = readings("g128", "randn", source.replace(right, wrong), params, TINY)
+    assert found["field"].passed
+    assert not found["exact"].passed
+
+
+def test_a_cache_that_is_not_refilled_fails_on_the_check_shapes():
+    source, params = kernel("fused", **WINNER, block_m=1024, block_k=1024)
+    stale = source.replace("@pl.when(j == 0)", "@pl.when((j == 0) & (pl.program_id(0) == 0))")
+    assert stale != source
+    workload = family()["g512"].suites["quickstart"].check[0]
+    assert workload.dims["M"] > params["block_m"]
+    assert readings("g512", "randn", source, params, workload)["exact"].passed
+    assert not readings("g512", "randn", stale, params, workload)["exact"].passed
+
+
+def test_baselines_compute_the_product():
+    operator = family()["g512"]
+    inputs, references = case("g512", "randn")
+    weights = references["exact"]["c"]
+    q, scale = quantise_activations(inputs["a"], operator.group)
+    source, params = kernel("prequant", block_m=256, block_n=256, sub_m=128)
+    outputs = {"c": product(source, params, (q, scale, inputs["w"], inputs["sw"]))}
+    assert all(r.passed for r in read_gates(operator.gates, outputs, references, "randn"))
+    source, params = kernel("bf16", block_m=256, block_n=256, block_k=512)
+    wide = inputs["w"].astype(inputs["a"].dtype)
+    found = product(source, params, (inputs["a"], wide)).astype(np.float64)
+    weights = inputs["a"].astype(np.float64) @ wide.astype(np.float64)
+    assert np.linalg.norm(found - weights) < 3e-3 * np.linalg.norm(weights)
+
+
+@pytest.mark.parametrize("name", ["bf16", "prequant", "naive", "fused"])
+def test_kernels_are_of_the_dialect(name):
+    assert check(family()["g512"].kernels[name].source) == []
+
+
+def test_defaults_are_legal_on_every_workload_of_every_suite():
+    for operator in family().values():
+        for suite in operator.suites.values():
+            workloads = (*suite.workloads, *suite.check, *suite.final)
+            constants = [{**operator.constants, **workload.dims} for workload in workloads]
+            for workload in workloads:
+                assert operator.inputs(workload)[1].shape == (workload.dims["K"], workload.dims["N"])
+            for seed in operator.kernels.values():
+                space = Space.from_source(seed.source, constants)
+                if suite.name == "quickstart" or not seed.baseline:
+                    assert space.violations({**space.defaults, **seed.overrides}) == [], (
+                        suite.name,
+                        seed.name,
+                    )
+
+
+ILLEGAL = [
+    ({"sub_m": 1024}, "inside its block"),
+    ({"placement": "cached", "grid_order": "nm"}, "cached for one row block"),
+    ({"order": "groups"}, "groups outermost"),
+    ({"order": "columns", "row_unroll": 1}, "rows outermost"),
+    ({"placement": "ahead"}, "cannot cost"),
+    ({"placement": "cached", "skew": 1}, "nothing to run ahead"),
+    ({"block_k": 4096, "block_m": 1024, "placement": "cached", "vmem_mib": 32}, "must fit vmem_mib"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), ILLEGAL)
+def test_illegal_schedules_are_refused_with_a_reason(change, reason):
+    source, params = kernel("fused", **change)
+    space = Space.from_source(source, LARGE)
+    assert any(reason in violation for violation in space.violations(params)), space.violations(params)
+
+
+def test_straight_line_code_is_bounded():
+    source, params = kernel("fused", block_m=1024, block_k=4096)
+    space = Space.from_source(source, {"M": 4096, "N": 4096, "K": 4096, "group": 128})
+    assert any("straight-line" in violation for violation in space.violations(params))
+
+
+def test_bad_requests_name_what_is_allowed():
+    operator = family()["g512"]
+    with pytest.raises(ValueError, match="randn, outliers, spread, zero_blocks"):
+        operator.make_inputs(SMALL, 0, "ones")
+    with pytest.raises(ValueError, match="'bf16' and 'prequant'"):
+        operator.inputs(SMALL, "int8")
+    with pytest.raises(ValueError, match="K a multiple of 512"):
+        operator.inputs(Workload("odd", {"M": 8, "N": 128, "K": 640}))
+
+
+def test_inputs_are_fresh_by_seed_and_repeatable():
+    operator = family()["g256"]
+    first, again = (operator.make_inputs(SMALL, 3, "spread") for _ in range(2))
+    other = operator.make_inputs(SMALL, 4, "spread")
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert not np.array_equal(first["a"], other["a"])
+
+
+def test_work_and_bytes():
+    operator = family()["g512"]
+    assert operator.flops(SMALL) == 2 * 512 * 512 * 1024
+    assert operator.bytes(SMALL) == 2 * 512 * 1024 + 512 * 1024 + 4 * 2 * 4 + 2 * 512 * 512
