@@ -1,0 +1,299 @@
+"""Blockwise FP8 training: quantisers and the NT products of forward, dgrad and wgrad, on pre-quantised operands.
+
+The contract (that of published blockwise training recipes; block 128, e4m3, no power-of-two scales):
+    amax  = max(|x| over the block, 1e-4)          float32
+    scale = 448 / amax                             float32, correctly rounded
+    q     = RNE cast of clamp(x * scale, +-448)    to e4m3
+    s     = 1 / scale                              float32, correctly rounded: the dequantisation multiplier
+Blocks are 1 x 128 along the contracted dimension for activations and gradients, 128 x 128 for weights.
+
+Hopper's fp8 matrix instruction takes operands with the contracted dimension contiguous, so the quantisers also
+write *transposed* copies, and all three products are NT:
+    forward  y  [M, N] = x [M, K]    . w [N, K]^T      rows x blocks     ``gemm_nt``
+    dgrad    dx [M, K] = dy [M, N]   . w^T [K, N]^T    rows x blocks     ``gemm_nt``
+    wgrad    dw [N, K] = dy^T [N, M] . x^T [K, M]^T    rows x rows       ``gemm_nt_rows``
+
+Scales of 1 x 128 blocks are stored [blocks along the contracted dimension, rows]: neighbouring rows of one
+block lie together, which is what a tile's loads want (and what vendor libraries take, as stride (1, M)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import ml_dtypes
+import numpy as np
+
+from seeds.gemm_fp8_blockwise.shapes import gemm_suites, matrix_suites, wgrad_suites
+from seeds.operator import Arrays, BitExactGate, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
+
+BLOCK = 128
+"""Edge of a scale block, elements."""
+
+FP8_MAX = np.float32(448.0)
+"""Largest finite e4m3fn value."""
+
+AMAX_FLOOR = np.float32(1e-4)
+"""Smallest block maximum a scale is made from."""
+
+INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks")
+
+_KERNELS = Path(__file__).parent / "kernels"
+
+
+def scales_of(amax: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Block maxima (float32) -> (scale, 1 / scale) in float32 as the contract rounds them."""
+    scale = FP8_MAX / np.maximum(amax.astype(np.float32), AMAX_FLOOR)
+    return scale, np.float32(1.0) / scale
+
+
+def cast(scaled: np.ndarray) -> np.ndarray:
+    """float32, already scaled -> e4m3 with saturation."""
+    return np.clip(scaled, -FP8_MAX, FP8_MAX).astype(ml_dtypes.float8_e4m3fn)
+
+
+def quantise_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """1 x 128 blocks of ``x`` [R, C] -> (q [R, C] e4m3, s [C/128, R] float32)."""
+    rows, cols = x.shape
+    blocks = x.astype(np.float32).reshape(rows, cols // BLOCK, BLOCK)
+    scale, inverse = scales_of(np.abs(blocks).max(axis=2))
+    return cast(blocks * scale[:, :, None]).reshape(rows, cols), np.ascontiguousarray(inverse.T)
+
+
+def quantise_blocks(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """128 x 128 blocks of ``x`` [R, C] -> (q [R, C] e4m3, s [R/128, C/128] float32)."""
+    rows, cols = x.shape
+    blocks = x.astype(np.float32).reshape(rows // BLOCK, BLOCK, cols // BLOCK, BLOCK)
+    scale, inverse = scales_of(np.abs(blocks).max(axis=(1, 3)))
+    return cast(blocks * scale[:, None, :, None]).reshape(rows, cols), inverse
+
+
+def dequantise_rows(q: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """(q [R, C], s [C/128, R]) -> float64 [R, C]."""
+    return q.astype(np.float64) * np.repeat(s.astype(np.float64).T, BLOCK, axis=1)
+
+
+def dequantise_blocks(q: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """(q [R, C], s [R/128, C/128]) -> float64 [R, C]."""
+    return q.astype(np.float64) * np.repeat(np.repeat(s.astype(np.float64), BLOCK, axis=0), BLOCK, axis=1)
+
+
+def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarray:
+    """A bf16-representable float32 matrix [rows, cols] distributed as ``kind``.
+
+    ``randn``: standard normal. ``outliers``: 1/64 of the rows and columns are 64 times larger. ``spread``: every
+    128 x 128 block has its own magnitude in 2^-12 .. 2^12, every row another 2^-2 .. 2^2, so that a wrong scale
+    index shows. ``zero_blocks``: half of the blocks are zero. Raises ValueError for another kind.
+    """
+    x = rng.standard_normal((rows, cols), dtype=np.float32)
+    grid = (-(-rows // BLOCK), -(-cols // BLOCK))
+
+    def blow_up(factors: np.ndarray) -> np.ndarray:
+        wide = np.repeat(np.repeat(factors.astype(np.float32), BLOCK, axis=0), BLOCK, axis=1)
+        return wide[:rows, :cols]
+
+    if kind == "outliers":
+        x[rng.choice(rows, max(1, rows // 64), replace=False)] *= np.float32(64)
+        x[:, rng.choice(cols, max(1, cols // 64), replace=False)] *= np.float32(64)
+    elif kind == "spread":
+        x *= blow_up(np.exp2(rng.integers(-12, 13, grid)))
+        x *= np.exp2(rng.integers(-2, 3, (rows, 1))).astype(np.float32)
+    elif kind == "zero_blocks":
+        x *= blow_up(rng.random(grid) < 0.5)
+    elif kind != "randn":
+        raise ValueError(f"gemm_fp8_blockwise has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
+    return x.astype(ml_dtypes.bfloat16)
+
+
+def _generator(seed: int, kind: str) -> np.random.Generator:
+    return np.random.default_rng([seed, INPUT_KINDS.index(kind) if kind in INPUT_KINDS else 0])
+
+
+@dataclass(frozen=True)
+class BlockwiseGemm:
+    """C [M, N] = A . B^T in bf16 from e4m3 operands; A has 1 x 128 scales, B 128 x 128 or 1 x 128 (``columns``)."""
+
+    name: str
+    columns: int
+    suites: Mapping[str, Suite]
+    kernels: Mapping[str, SeedKernel]
+    gates: tuple[Gate, ...] = (SnrGate("field", "exact", 25.0), SnrGate("exact", "exact", 45.0))
+    input_kinds: tuple[str, ...] = INPUT_KINDS
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        """``columns`` is 1 when B's scales are per row of B (per column of C)."""
+        return {"block": BLOCK, "columns": self.columns}
+
+    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
+        """``a_q``, ``a_s``, ``b_q``, ``b_s``. Raises ValueError for a variant or shape the operator lacks."""
+        m, n, k = self._dims(workload)
+        if variant is not None:
+            raise ValueError(f"{self.name} has no inputs variant {variant!r}")
+        b_scales = (k // BLOCK, n) if self.columns else (n // BLOCK, k // BLOCK)
+        return (
+            TensorSpec("a_q", (m, k), "float8_e4m3fn"),
+            TensorSpec("a_s", (k // BLOCK, m), "float32"),
+            TensorSpec("b_q", (n, k), "float8_e4m3fn"),
+            TensorSpec("b_s", b_scales, "float32"),
+        )
+
+    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        """The product ``c`` [M, N] in bfloat16."""
+        m, n, _ = self._dims(workload)
+        return (TensorSpec("c", (m, n), "bfloat16"),)
+
+    def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
+        """Fresh operands, quantised by the contract from matrices that ``draw`` distributes as ``kind``."""
+        m, n, k = self._dims(workload)
+        rng = _generator(seed, kind)
+        a_q, a_s = quantise_rows(draw(rng, m, k, kind))
+        b_q, b_s = (quantise_rows if self.columns else quantise_blocks)(draw(rng, n, k, kind))
+        return {"a_q": a_q, "a_s": a_s, "b_q": b_q, "b_s": b_s}
+
+    def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
+        """``exact``: the float64 product of the dequantised operands."""
+        a = dequantise_rows(inputs["a_q"], inputs["a_s"])
+        b = (dequantise_rows if self.columns else dequantise_blocks)(inputs["b_q"], inputs["b_s"])
+        return {"exact": {"c": a @ b.T}}
+
+    def flops(self, workload: Workload) -> int:
+        """2 M N K."""
+        m, n, k = self._dims(workload)
+        return 2 * m * n * k
+
+    def bytes(self, workload: Workload) -> int:
+        """Operands and scales once, result once."""
+        m, n, k = self._dims(workload)
+        b_scales = k // BLOCK * n if self.columns else (n // BLOCK) * (k // BLOCK)
+        return m * k + n * k + 4 * (k // BLOCK * m + b_scales) + 2 * m * n
+
+    def _dims(self, workload: Workload) -> tuple[int, int, int]:
+        m, n, k = (workload.dims[name] for name in ("M", "N", "K"))
+        if k % BLOCK or n % BLOCK or m % 4:
+            raise ValueError(
+                f"workload {workload.id}: {self.name} needs N and K multiples of {BLOCK} and M a multiple of 4"
+            )
+        return m, n, k
+
+
+@dataclass(frozen=True)
+class Quantiser:
+    """bf16 ``x`` [M, K] -> e4m3 copies and scales. ``rows``/``blocks``: one copy; ``*_dual``: a transposed one too."""
+
+    name: str
+    shape: str
+    suites: Mapping[str, Suite]
+    kernels: Mapping[str, SeedKernel]
+    input_kinds: tuple[str, ...] = INPUT_KINDS
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        """Payload and scales bit for bit."""
+        names = ("q", "s", "q_t", "s_t") if self.dual else ("q", "s")
+        return (BitExactGate("bits", "bits", names),)
+
+    @property
+    def dual(self) -> bool:
+        """Whether the transposed copy is written as well."""
+        return self.shape.endswith("dual")
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        """The block edge."""
+        return {"block": BLOCK}
+
+    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
+        """``x`` [M, K] in bfloat16. Raises ValueError for a variant or shape the operator lacks."""
+        if variant is not None:
+            raise ValueError(f"{self.name} has no inputs variant {variant!r}")
+        return (TensorSpec("x", self._dims(workload), "bfloat16"),)
+
+    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        """``q`` [M, K], ``s``; for a dual quantiser also ``q_t`` [K, M] (transposed) and ``s_t``."""
+        m, k = self._dims(workload)
+        blocks = self.shape.startswith("blocks")
+        s = (m // BLOCK, k // BLOCK) if blocks else (k // BLOCK, m)
+        first = (TensorSpec("q", (m, k), "float8_e4m3fn"), TensorSpec("s", s, "float32"))
+        if not self.dual:
+            return first
+        s_t = (k // BLOCK, m // BLOCK) if blocks else (m // BLOCK, k)
+        return (*first, TensorSpec("q_t", (k, m), "float8_e4m3fn"), TensorSpec("s_t", s_t, "float32"))
+
+    def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
+        """A fresh ``x``, distributed as ``kind`` (see ``draw``)."""
+        m, k = self._dims(workload)
+        return {"x": draw(_generator(seed, kind), m, k, kind)}
+
+    def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
+        """``bits``: what the contract gives, bit for bit."""
+        x = inputs["x"]
+        quantise = quantise_blocks if self.shape.startswith("blocks") else quantise_rows
+        q, s = quantise(x)
+        bits = {"q": q, "s": s}
+        if self.dual:
+            bits["q_t"], bits["s_t"] = quantise(np.ascontiguousarray(x.T))
+        return {"bits": bits}
+
+    def flops(self, workload: Workload) -> int:
+        """One multiplication per element and copy."""
+        m, k = self._dims(workload)
+        return m * k * (2 if self.dual else 1)
+
+    def bytes(self, workload: Workload) -> int:
+        """``x`` read once, every copy and its scales written once."""
+        m, k = self._dims(workload)
+        written = 0
+        for spec in self.outputs(workload):
+            size = 1 if spec.dtype == "float8_e4m3fn" else 4
+            written += size * int(np.prod(spec.shape))
+        return 2 * m * k + written
+
+    def _dims(self, workload: Workload) -> tuple[int, int]:
+        m, k = workload.dims["M"], workload.dims["K"]
+        if k % BLOCK or (self.shape != "rows" and m % BLOCK):
+            raise ValueError(
+                f"workload {workload.id}: {self.name} needs K (and, but for 1 x 128 rows, M) multiples of {BLOCK}"
+            )
+        return m, k
+
+
+def operators() -> dict[str, BlockwiseGemm | Quantiser]:
+    """The family's operators by recipe name."""
+    family = "gemm_fp8_blockwise"
+    products = {
+        "gemm_nt": BlockwiseGemm(
+            f"{family}/gemm_nt",
+            0,
+            gemm_suites(),
+            _seeds("pointer", "tma", "gluon_ws", "gluon_skew"),
+        ),
+        "gemm_nt_rows": BlockwiseGemm(
+            f"{family}/gemm_nt_rows",
+            1,
+            wgrad_suites(),
+            _seeds("gluon_ws", "gluon_skew", gluon_ws={"slots": 1}, gluon_skew={"block_n": 128, "stages": 5}),
+        ),
+    }
+    quantisers = {
+        recipe: Quantiser(f"{family}/{recipe}", shape, matrix_suites(), _seeds(*kernels))
+        for recipe, shape, kernels in (
+            ("quant_1x128", "rows", ("quant_rows",)),
+            ("quant_128x128", "blocks", ("quant_blocks",)),
+            ("quant_dual", "rows_dual", ("quant_dual_plain", "quant_dual", "quant_dual_tma")),
+            ("quant_128x128_dual", "blocks_dual", ("quant_blocks_dual",)),
+        )
+    }
+    return {**products, **quantisers}
+
+
+def _seeds(*names: str, **overrides: Mapping[str, object]) -> Mapping[str, SeedKernel]:
+    """Seed kernels by name from this family's ``kernels`` folder."""
+    found = {
+        name: SeedKernel(name, (_KERNELS / f"{name}.py").read_text(encoding="utf-8"), overrides.get(name, {}))
+        for name in names
+    }
+    return MappingProxyType(found)

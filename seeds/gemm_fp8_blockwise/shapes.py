@@ -1,0 +1,100 @@
+"""Workloads of the family: 84 training shapes by their rule, a core of 12, and decode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from seeds.operator import Suite, Workload
+
+HEAD_DIM = 128
+
+MODELS = (
+    # (model, tokens per sequence, hidden, intermediate, query heads, key/value heads)
+    ("llama2-7b", 4096, 4096, 11008, 32, 32),
+    ("llama2-70b", 4096, 8192, 28672, 64, 8),
+    ("llama3.1-8b", 8192, 4096, 14336, 32, 8),
+    ("llama3.1-405b", 8192, 16384, 53248, 128, 8),
+    ("qwen2.5-7b", 8192, 3584, 18944, 28, 4),
+    ("qwen2.5-72b", 8192, 8192, 29568, 64, 8),
+    ("mistral-7b", 4096, 4096, 14336, 32, 8),
+)
+"""Models of the published benchmark (Primus-Turbo at db7882da), in its order."""
+
+BATCHES = (1, 2, 4)
+
+CORE = (1, 4, 13, 25, 26, 27, 34, 38, 50, 52, 63, 64)
+"""TestIDs that span the 84: M 4096 .. 32768, N 3584 .. 59136, K 3584 .. 29568, K/128 odd and even."""
+
+DECODE = ((1, 7168, 2048), (16, 4096, 7168), (64, 7168, 2048), (128, 7168, 2048), (128, 4096, 4096))
+"""(tokens, N, K) of serving shapes; M is padded to a multiple of 4."""
+
+
+def primus84() -> tuple[Workload, ...]:
+    """84 workloads ``model/TestID`` with M, N, K; 69 of the triples are distinct.
+
+    Per model and batch: the projections qkv, out, gate and up, down. TestID = 12 model + 4 batch index + column + 1.
+    """
+    found = []
+    for model, tokens, hidden, inner, heads, kv_heads in MODELS:
+        layers = (
+            ((heads + 2 * kv_heads) * HEAD_DIM, hidden),
+            (hidden, hidden),
+            (2 * inner, hidden),
+            (hidden, inner),
+        )
+        for batch in BATCHES:
+            for n, k in layers:
+                dims = {"M": tokens * batch, "N": n, "K": k}
+                found.append(Workload(f"{model}/{len(found) + 1}", dims))
+    return tuple(found)
+
+
+def core() -> tuple[Workload, ...]:
+    """The 12 workloads of ``primus-core``."""
+    return tuple(primus84()[test - 1] for test in CORE)
+
+
+def gemm_suites() -> Mapping[str, Suite]:
+    """Suites of the forward product. The checks have tails: M and N not multiples of a tile, K/128 odd."""
+    check = (_gemm("check/tails", 200, 384, 640), _gemm("check/even", 512, 512, 1024))
+    decode = tuple(_gemm(f"decode/{m}x{n}x{k}", -(-m // 4) * 4, n, k) for m, n, k in DECODE)
+    return _suites(check, primus84(), core(), decode=decode)
+
+
+def wgrad_suites() -> Mapping[str, Suite]:
+    """Suites of the weight gradient dw [N, K] = dy^T . x: contracted over the tokens."""
+    check = (_gemm("check/tails", 200, 384, 640), _gemm("check/even", 512, 512, 1024))
+
+    def turned(workloads: Iterable[Workload]) -> tuple[Workload, ...]:
+        return tuple(_gemm(f"{w.id}/wgrad", w.dims["N"], w.dims["K"], w.dims["M"]) for w in workloads)
+
+    return _suites(check, turned(primus84()), turned(core()))
+
+
+def matrix_suites() -> Mapping[str, Suite]:
+    """Suites of the quantisers: the activations x [M, K] of the same layers, each shape once."""
+
+    def matrices(workloads: Iterable[Workload]) -> tuple[Workload, ...]:
+        seen = {(w.dims["M"], w.dims["K"]) for w in workloads}
+        return tuple(_matrix(f"{m}x{k}", m, k) for m, k in sorted(seen))
+
+    return _suites((_matrix("check", 384, 640),), matrices(primus84()), matrices(core()))
+
+
+def _gemm(name: str, m: int, n: int, k: int) -> Workload:
+    return Workload(name, {"M": m, "N": n, "K": k})
+
+
+def _matrix(name: str, m: int, k: int) -> Workload:
+    return Workload(name, {"M": m, "K": k})
+
+
+def _suites(
+    check: tuple[Workload, ...],
+    everything: tuple[Workload, ...],
+    few: tuple[Workload, ...],
+    **others: tuple[Workload, ...],
+) -> Mapping[str, Suite]:
+    suites = {"primus84": everything, "primus-core": few, **others}
+    return MappingProxyType({name: Suite(name, workloads, check) for name, workloads in suites.items()})
