@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from evolve.archive import Archive, Elite
+from evolve.archive import Archive
 from evolve.genome import Genome
 from evolve.history import Candidate, History, Mutation, MutationKind, Proposal
 from evolve.proposers.parameters import KnownSpaces, SpaceOf, changes
 from evolve.space import Space
 
 _TRIES = 30
+
+_MATES = 10
+"""Fittest candidates of all islands that stand in where an island has no second elite."""
 
 OTHER_ISLAND_SHARE = 0.2
 """Share of crossovers whose second parent lives on another island."""
@@ -25,27 +28,43 @@ class ParameterCrossover:
     def __init__(self, archive: Archive, space_of: SpaceOf) -> None:
         self._archive = archive
         self._spaces = KnownSpaces(space_of)
+        self._fittest: list[tuple[float, int, Candidate]] = []
+        self._folded = 0
 
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
+        self._fold(history)
         for _ in range(_TRIES):
             other_island = rng.random() < OTHER_ISLAND_SHARE
             mate_island = int(rng.integers(self._archive.islands)) if other_island else island
-            parent, mate = self._archive.select(island, rng), self._archive.select(mate_island, rng)
-            if parent is None or mate is None:
+            one, other = self._archive.select(island, rng), self._archive.select(mate_island, rng)
+            if one is None or other is None:
                 return None
-            if parent.candidate.genome.id == mate.candidate.genome.id:
-                mate = self._other(parent.candidate, mate_island, rng)
-            space = self._spaces[parent.candidate.genome.source]
-            if mate is None or space is None:
+            parent, mate = one.candidate, other.candidate
+            if parent.genome.id == mate.genome.id:
+                stranger = self._other(parent, rng)
+                if stranger is None:
+                    return None
+                mate = stranger
+            space = self._spaces[parent.genome.source]
+            if space is None:
                 continue
-            proposal = self._cross(history, parent.candidate, mate.candidate, space, rng)
+            proposal = self._cross(history, parent, mate, space, rng)
             if proposal is not None:
                 return proposal
         return None
 
-    def _other(self, parent: Candidate, island: int, rng: np.random.Generator) -> Elite | None:
-        others = [e for e in self._archive.elites(island) if e.candidate.genome.id != parent.genome.id]
-        return others[min(int(rng.geometric(0.5)) - 1, len(others) - 1)] if others else None
+    def _other(self, parent: Candidate, rng: np.random.Generator) -> Candidate | None:
+        """One of the fittest of all: an island may hold one elite only."""
+        others = [c for _, _, c in self._fittest if c.genome.id != parent.genome.id]
+        return others[int(rng.integers(len(others)))] if others else None
+
+    def _fold(self, history: History) -> None:
+        for candidate, evaluation in history.evaluated[self._folded :]:
+            if evaluation.fitness is not None:
+                self._fittest.append((-evaluation.fitness, candidate.index, candidate))
+        if self._folded < len(history.evaluated):
+            self._fittest = sorted(self._fittest, key=lambda entry: entry[:2])[:_MATES]
+        self._folded = len(history.evaluated)
 
     def _cross(
         self, history: History, parent: Candidate, mate: Candidate, space: Space, rng: np.random.Generator
