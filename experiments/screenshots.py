@@ -79,7 +79,9 @@ class MlflowPages:
         client = MlflowClient(uri)
         started = next(event.at for event in data.events if event.kind == "started")
         uid = campaign_uid(str(data.facts.get("id")), started)
-        self._experiment = client.get_experiment_by_name(experiment_name(data.facts)).experiment_id
+        experiment = client.get_experiment_by_name(experiment_name(data.facts))
+        assert experiment is not None, "the campaign has not been mirrored"
+        self._experiment = experiment.experiment_id
         runs = client.search_runs([self._experiment], f"tags.`{UID}` = '{uid}'", max_results=1000)
         (self.campaign,) = [run.info.run_id for run in runs if CANDIDATE not in run.data.tags]
         self.candidates = {

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from evolve.errors import UserError
 from evolve.journal import Journal
 from evolve.report.data import load
 from experiments.browser import browser_page, missing_browser
-from experiments.screenshots import PLAIN_PAGE, MlflowPages, candidate_columns, mlflow_server
+from experiments.screenshots import PLAIN_PAGE, MlflowPages, candidate_columns
 from tests.evolve.sample_campaign import SampleCampaign, write_sample
 
 needs_browser = pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
@@ -63,35 +65,55 @@ def test_which_campaigns_are_late(tmp_path: Path) -> None:
 
 
 @needs_browser
-def test_server_comes_late_and_its_pages_show_the_campaign(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The mirror starts against a server that is not there; the campaign ends; then the server starts."""
-    path, port = campaign(tmp_path), ui.free_port("127.0.0.1", 5700)
+def test_a_server_that_comes_late_shows_campaigns_and_ends_whole(tmp_path: Path) -> None:
+    """A mirror writes to a server that is not there yet; ``serve_ui`` then makes its store from other journals.
+
+    Pages show both campaigns; SIGTERM ends the server and all it started.
+    """
+    here, there = campaign(tmp_path / "here", "other-001"), campaign(tmp_path / "there")
+    port = ui.free_port("127.0.0.1", 5700)
     address = f"http://127.0.0.1:{port}"
-    path.parent.mkdir(parents=True)
-    sample = SampleCampaign(path)
-    mirror = tracking.start_mirror(path, tmp_path, {**os.environ, tracking.URI_VARIABLE: address})
+    write_sample(here, 3, campaign="other-001")
+    there.parent.mkdir(parents=True)
+    sample = SampleCampaign(there)
+    env = {**os.environ, tracking.URI_VARIABLE: address}
+    mirror = tracking.start_mirror(there, tmp_path / "there", env)
     sample.grow(8)
     sample.finish()
     sample.close()
-    deadline = time.monotonic() + 60
-    while not tracking.read_progress(path).problem and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert "trying again" in (path.parent / tracking.LOG).read_text() and mirror.lag() == 8
-    with Journal(path) as journal:
-        data = load(journal)
-    with mlflow_server(tmp_path, f"sqlite:///{tmp_path}/server.db", port) as base:
-        assert mirror.wait(120), (path.parent / tracking.LOG).read_text()
+    _await(lambda: bool(tracking.read_progress(there).problem))
+    assert "trying again" in (there.parent / tracking.LOG).read_text() and mirror.lag() == 8
+    with _served(tmp_path / "here", port):
+        assert tracking.read_progress(here).complete
+        assert mirror.wait(120), (there.parent / tracking.LOG).read_text()
         assert mirror.lag() == 0
-        with browser_page(1440, 1000, storage=PLAIN_PAGE) as browser:
-            pages = MlflowPages(browser, base, address, data)
+        with browser_page(1440, 1000, storage=PLAIN_PAGE) as browser, Journal(there) as journal:
+            data = load(journal)
+            pages = MlflowPages(browser, address, address, data)
             assert sorted(pages.candidates) == list(range(8))
             _look(pages, browser, data)
-            foreign = [
-                r for r in browser.requests if not r.startswith((base, "blob:" + base, "data:", "about:"))
-            ]
-            assert foreign == []
+            own = (address, f"blob:{address}", "data:", "about:")
+            assert [r for r in browser.requests if not r.startswith(own)] == []
+    _await(lambda: not _answers(f"{address}/health"))
+
+
+@contextmanager
+def _served(home: Path, port: int) -> Iterator[None]:
+    code = (
+        "import sys, pathlib; from evolve.ui import serve_ui; "
+        "sys.exit(serve_ui(pathlib.Path(sys.argv[1]), port=int(sys.argv[2])))"
+    )
+    env = {k: v for k, v in os.environ.items() if k != tracking.URI_VARIABLE}
+    server = subprocess.Popen(
+        [sys.executable, "-c", code, str(home), str(port)], env=env, stderr=subprocess.DEVNULL
+    )
+    try:
+        _await(lambda: server.poll() is not None or _answers(f"http://127.0.0.1:{port}/health"))
+        assert server.poll() is None
+        yield
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
 
 
 def _look(pages: MlflowPages, browser, data) -> None:  # type: ignore[no-untyped-def]
@@ -110,31 +132,11 @@ def _look(pages: MlflowPages, browser, data) -> None:  # type: ignore[no-untyped
     frame.get_by_role("heading", name="Lineage of the winner").wait_for(timeout=30_000)
 
 
-def test_serving_brings_late_campaigns_up_to_date_and_ends_whole(tmp_path: Path) -> None:
-    """No store yet: it is made from the journals; SIGTERM ends the server and all it started."""
-    write_sample(campaign(tmp_path), 3)
-    port = ui.free_port("127.0.0.1", 5800)
-    code = (
-        "import sys, pathlib; from evolve.ui import serve_ui; "
-        "sys.exit(serve_ui(pathlib.Path(sys.argv[1]), port=int(sys.argv[2])))"
-    )
-    env = {k: v for k, v in os.environ.items() if k != tracking.URI_VARIABLE}
-    server = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path), str(port)], env=env, stderr=subprocess.DEVNULL
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while not _answers(f"http://127.0.0.1:{port}/health") and time.monotonic() < deadline:
-            assert server.poll() is None
-            time.sleep(0.3)
-        assert tracking.read_progress(campaign(tmp_path)).complete
-    finally:
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
-    deadline = time.monotonic() + 20
-    while _answers(f"http://127.0.0.1:{port}/health") and time.monotonic() < deadline:
+def _await(true: Callable[[], bool], timeout_seconds: float = 150.0) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while not true():
+        assert time.monotonic() < deadline
         time.sleep(0.2)
-    assert not _answers(f"http://127.0.0.1:{port}/health")
 
 
 def _answers(address: str) -> bool:
