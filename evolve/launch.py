@@ -302,7 +302,8 @@ class _Run:
 
     def _mirror_once_seeds_pass(self, campaign: Campaign) -> None:
         """Start MLflow's mirror late enough that a campaign refused for its seeds leaves no trace there."""
-        seeds_passed = len(campaign.history.evaluated) >= len(self.resolved.starts)
+        seeds = [campaign.history.evaluation(start.genome.id) for start in self.resolved.starts]
+        seeds_passed = all(e is not None and e.verdict is Verdict.OK for e in seeds)
         if self._mirror is None and seeds_passed and self.resolved.config.mlflow.enabled:
             self._mirror = start_mirror(self.folder / JOURNAL, self.home)
 
