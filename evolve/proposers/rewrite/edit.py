@@ -80,7 +80,8 @@ class Edit:
     def ensure_import(self, origin: str, alias: str) -> str:
         """The local spelling of module ``origin``, importing it as ``alias`` if it is not imported."""
         spelling = self.kernel.alias_of(origin)
-        if spelling:
+        attribute = spelling is not None and "." in spelling
+        if spelling and (not attribute or origin in ("jax.numpy", "jax.lax")):
             return spelling
         head, _, tail = origin.rpartition(".")
         line = f"from {head} import {tail} as {alias}" if head else f"import {origin}"

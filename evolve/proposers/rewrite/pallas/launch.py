@@ -180,4 +180,5 @@ class WidenSpace:
                 values = list(kernel.space[name])
                 values.insert(place, value)
                 edit.replace(element.value, repr(tuple(values)))
+        edit.added[name] = value
         return edit.finish()

@@ -234,7 +234,7 @@ def _declare(edit: Edit, kernel: Kernel, address: Address, columns_last: bool) -
     """Pass a host descriptor of the tensor; returns its name in the kernel."""
     first, second = (address.rows, address.columns) if columns_last else (address.columns, address.rows)
     name = kernel.source.fresh(f"{address.base.removesuffix('_ptr')}_desc")
-    if not kernel.source.alias_of("triton.tools.tensor_descriptor.TensorDescriptor"):
+    if "triton.tools.tensor_descriptor.TensorDescriptor" not in kernel.source.aliases.values():
         edit.imports.append("from triton.tools.tensor_descriptor import TensorDescriptor")
     tensor = address.tensor
     block = f"[{_host(kernel, first.extent)}, {_host(kernel, second.extent)}]"

@@ -126,7 +126,9 @@ class PersistentGrid(NodeRule):
         grid = kernel.grid()
         text = kernel.source.code(kernel.function.body)
         loops = any(isinstance(n, cst.Return) for n in walk(kernel.function))
-        if len(grid) == 1 and "num_programs" not in text and not loops and "program_id" in text:
+        calls = device_calls(kernel.source, kernel.function, "program_id")
+        converted = any(isinstance(kernel.source.parents.get(c), cst.Attribute) for c in calls)
+        if len(grid) == 1 and "num_programs" not in text and not loops and calls and not converted:
             yield "loop over tiles", grid[0]
 
     def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
