@@ -275,7 +275,7 @@ def operators() -> dict[str, BlockwiseGemm | Quantiser]:
             f"{family}/gemm_nt_rows",
             1,
             wgrad_suites(),
-            _seeds("gluon_ws", "gluon_skew", gluon_ws={"slots": 1}, gluon_skew={"block_n": 128, "stages": 5}),
+            _seeds("gluon_ws", "gluon_skew", gluon_ws={"slots": 1}),
         ),
     }
     quantisers = {

@@ -23,7 +23,7 @@ DEFAULTS = {
     "piece_k": 8,
     "lanes_m": 4,
     "warps_m": 4,
-    "num_warps": 8,
+    "num_warps": 4,
     "walk": "rows",
     "maxnreg": 0,
 }

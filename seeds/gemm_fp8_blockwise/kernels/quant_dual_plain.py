@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 SPACE = {"num_warps": (4, 8, 16), "walk": ("rows", "columns")}
-DEFAULTS = {"num_warps": 8, "walk": "rows"}
+DEFAULTS = {"num_warps": 4, "walk": "columns"}
 CONSTRAINTS = {"M % 128 == 0": "a column block is 128 rows", "K % 128 == 0": "a row block is 128 columns"}
 
 

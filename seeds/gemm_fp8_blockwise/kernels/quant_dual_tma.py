@@ -2,8 +2,8 @@
 
 Programs walk over 128 x 128 tiles; a ring of shared tiles is filled by TMA ``stages`` tiles ahead, so reads
 stay in flight while a tile is reduced, cast and stored. Every thread holds a piece_m x piece_k piece of it, so
-both copies leave in vectors without a transpose through shared memory: along K for the row copy, along M for the column copy. Some
-lanes lie along M, so that a warp writes whole 32-byte sectors of the column copy.
+both copies leave in vectors without a transpose through shared memory: along K for the row copy, along M for
+the column copy. Some lanes lie along M, so that a warp writes whole 32-byte sectors of the column copy.
 """
 
 import torch
@@ -24,15 +24,15 @@ SPACE = {
     "programs": (132, 264, 396, 528),
 }
 DEFAULTS = {
-    "piece_m": 8,
+    "piece_m": 16,
     "piece_k": 8,
-    "lanes_m": 4,
+    "lanes_m": 2,
     "warps_m": 4,
-    "num_warps": 8,
+    "num_warps": 4,
     "walk": "rows",
     "maxnreg": 0,
-    "stages": 2,
-    "programs": 264,
+    "stages": 3,
+    "programs": 132,
 }
 CONSTRAINTS = {
     "M % 128 == 0": "a column block is 128 rows",
