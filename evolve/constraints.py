@@ -8,16 +8,27 @@ while compiling (no text or tuple ever reaches arithmetic), and powers are bound
 from __future__ import annotations
 
 import ast
+import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
+from itertools import product
+
+import numpy as np
 
 from evolve.errors import UserError
 from evolve.genome import Value
 
 Environment = Mapping[str, Value]
 Evaluate = Callable[[Environment], object]
+Constants = Mapping[str, int | float]
+Rows = np.ndarray
+"""int16 [points, parameters]: indices into each parameter's values."""
+
+TABLE_LIMIT = 200_000
+"""Combinations of one constraint's parameters and constants up to which its answers are tabulated."""
 
 MAX_EXPRESSION = 2000
 """Characters of one expression."""
@@ -217,3 +228,54 @@ class _Compiler:
         parts = [self.number(argument, depth) for argument in node.args]
         function = FUNCTIONS[name]
         return lambda env: function(*(part(env) for part in parts)), Kind.NUMBER
+
+
+class Rule:
+    """One constraint over the rows of a space, under every set of constants it depends on."""
+
+    def __init__(
+        self,
+        constraint: Constraint,
+        names: tuple[str, ...],
+        values: tuple[tuple[Value, ...], ...],
+        sets: Sequence[Constants],
+    ) -> None:
+        self.constraint = constraint
+        self.columns = [column for column, name in enumerate(names) if name in constraint.names]
+        self._names = [names[column] for column in self.columns]
+        self._values = [values[column] for column in self.columns]
+        fixed = sorted(constraint.names - set(names))
+        self._sets = [dict(zip(fixed, key, strict=True)) for key in dict.fromkeys(
+            tuple(constants[name] for name in fixed) for constants in sets)] if fixed else [{}]  # fmt: skip
+        self.size = math.prod(len(v) for v in self._values)
+        self.tabulated = self.size * len(self._sets) <= TABLE_LIMIT
+
+    @property
+    def constant(self) -> bool:
+        """What a constraint without parameters says."""
+        return all(self.constraint.holds(constants) for constants in self._sets)
+
+    def _holds(self, places: Sequence[int]) -> bool:
+        chosen: dict[str, Value] = {
+            n: v[i] for n, v, i in zip(self._names, self._values, places, strict=True)
+        }
+        return all(self.constraint.holds({**constants, **chosen}) for constants in self._sets)
+
+    def allows(self, row: Rows) -> bool:
+        places = [int(row[column]) for column in self.columns]
+        return bool(self._table[tuple(places)]) if self.tabulated else self._holds(places)
+
+    @cached_property
+    def _table(self) -> np.ndarray:
+        shape = [len(v) for v in self._values]
+        answers = [self._holds(places) for places in product(*map(range, shape))]
+        return np.array(answers, dtype=bool).reshape(shape)
+
+    def allow(self, rows: Rows) -> np.ndarray:
+        """bool [points]; a large constraint is evaluated once per distinct combination."""
+        places = rows[:, self.columns]
+        if self.tabulated:
+            return self._table[tuple(places.T)] if self.columns else np.full(len(rows), self.constant)
+        distinct, inverse = np.unique(places, axis=0, return_inverse=True)
+        answers = np.array([self._holds(tuple(place)) for place in distinct.tolist()], dtype=bool)
+        return answers[inverse.ravel()]

@@ -17,23 +17,25 @@ from types import MappingProxyType
 
 import numpy as np
 
-from evolve.constraints import Constraint, Kind, SpaceError, compile_constraint, kind_of
+from evolve.constraints import (
+    TABLE_LIMIT,
+    Constants,
+    Kind,
+    Rows,
+    Rule,
+    SpaceError,
+    compile_constraint,
+    kind_of,
+)
 from evolve.genome import DECLARATIONS, Value
 
-__all__ = ["Constants", "Declarations", "Space", "SpaceError", "read_declarations"]
-
-Constants = Mapping[str, int | float]
-Rows = np.ndarray
-"""int16 [points, parameters]: indices into each parameter's values."""
+__all__ = ["Constants", "Declarations", "Rows", "Space", "SpaceError", "read_declarations"]
 
 ENUMERATION_LIMIT = 400_000
 """Legal points up to which a space is enumerated as a whole."""
 
 _EXPANSION_LIMIT = 3_000_000
 """Partial points held while enumerating; beyond it a space counts as large."""
-
-_TABLE_LIMIT = 200_000
-"""Combinations of one constraint's parameters and constants up to which its answers are tabulated."""
 
 _REJECTION_TRIES = 64
 _GUIDED_TRIES = 400
@@ -136,7 +138,7 @@ class Space:
         self.kinds: Mapping[str, Kind] = self._kinds(sets)
         self.some_constants: Constants = dict(sets[0]) if sets else {}
         self._rules = [
-            _Rule(compile_constraint(e, r, self.kinds), self.names, self._values, sets)
+            Rule(compile_constraint(e, r, self.kinds), self.names, self._values, sets)
             for e, r in _checked_constraints(dict(constraints or {})).items()
         ]
         self._members = None if members is None else _unique_rows(members)
@@ -204,7 +206,14 @@ class Space:
         return faults
 
     def legal(self, params: Mapping[str, Value]) -> bool:
-        return not self.violations(params)
+        """Whether ``violations`` is empty, without wording them."""
+        if len(params) != len(self.names):
+            return False
+        try:
+            row = self.encode(params)
+        except KeyError:
+            return False
+        return all(rule.allows(row) for rule in self._rules) and self._is_member(row)
 
     def legal_rows(self, rows: Rows) -> np.ndarray:
         """bool [points]: which rows are legal."""
@@ -257,7 +266,7 @@ class Space:
             )
             for rule in self._rules:
                 if rule.columns and max(rule.columns) == column:
-                    if not rule.tabulated and len(rows) > _TABLE_LIMIT:
+                    if not rule.tabulated and len(rows) > TABLE_LIMIT:
                         return None
                     rows = rows[rule.allow(rows)]
         return rows if len(rows) <= ENUMERATION_LIMIT else None
@@ -342,57 +351,6 @@ class Space:
     def neighbours(self, params: Mapping[str, Value]) -> list[dict[str, Value]]:
         """Legal points one step away: the next value of an ordinal parameter, any of a categorical one."""
         return [self.decode(row) for row in self.neighbour_rows(self.encode(params))]
-
-
-class _Rule:
-    """One constraint over the rows of a space, under every set of constants it depends on."""
-
-    def __init__(
-        self,
-        constraint: Constraint,
-        names: tuple[str, ...],
-        values: tuple[tuple[Value, ...], ...],
-        sets: Sequence[Constants],
-    ) -> None:
-        self.constraint = constraint
-        self.columns = [column for column, name in enumerate(names) if name in constraint.names]
-        self._names = [names[column] for column in self.columns]
-        self._values = [values[column] for column in self.columns]
-        fixed = sorted(constraint.names - set(names))
-        self._sets = [dict(zip(fixed, key, strict=True)) for key in dict.fromkeys(
-            tuple(constants[name] for name in fixed) for constants in sets)] if fixed else [{}]  # fmt: skip
-        self.size = math.prod(len(v) for v in self._values)
-        self.tabulated = self.size * len(self._sets) <= _TABLE_LIMIT
-
-    @property
-    def constant(self) -> bool:
-        """What a constraint without parameters says."""
-        return all(self.constraint.holds(constants) for constants in self._sets)
-
-    def _holds(self, places: Sequence[int]) -> bool:
-        chosen: dict[str, Value] = {
-            n: v[i] for n, v, i in zip(self._names, self._values, places, strict=True)
-        }
-        return all(self.constraint.holds({**constants, **chosen}) for constants in self._sets)
-
-    def allows(self, row: Rows) -> bool:
-        places = [int(row[column]) for column in self.columns]
-        return bool(self._table[tuple(places)]) if self.tabulated else self._holds(places)
-
-    @cached_property
-    def _table(self) -> np.ndarray:
-        shape = [len(v) for v in self._values]
-        answers = [self._holds(places) for places in product(*map(range, shape))]
-        return np.array(answers, dtype=bool).reshape(shape)
-
-    def allow(self, rows: Rows) -> np.ndarray:
-        """bool [points]; a large constraint is evaluated once per distinct combination."""
-        places = rows[:, self.columns]
-        if self.tabulated:
-            return self._table[tuple(places.T)] if self.columns else np.full(len(rows), self.constant)
-        distinct, inverse = np.unique(places, axis=0, return_inverse=True)
-        answers = np.array([self._holds(tuple(place)) for place in distinct.tolist()], dtype=bool)
-        return answers[inverse.ravel()]
 
 
 def _unique_rows(rows: Rows) -> Rows:

@@ -10,7 +10,7 @@ from evolve.history import Candidate, History, Mutation, MutationKind, Proposal
 from evolve.proposers.parameters import KnownSpaces, SpaceOf, changes
 from evolve.space import Space
 
-_TRIES = 30
+_TRIES = 12
 
 _MATES = 10
 """Fittest candidates of all islands that stand in where an island has no second elite."""
@@ -73,7 +73,7 @@ class ParameterCrossover:
         for name in params:
             if name in mate.genome.params and rng.random() < 0.5:
                 params[name] = mate.genome.params[name]
-        if not space.legal(params):
+        if params == parent.genome.params or not space.legal(params):
             return None
         child = Genome(parent.genome.source, params)
         if child.id in history:
