@@ -35,6 +35,8 @@ from evolve.space import Space, SpaceError
 log = logging.getLogger(__name__)
 
 TRIES = 8
+ENTRIES = ("build", "launch")
+"""Exchanging these would exchange the kernels."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +54,18 @@ def exchanges(first: KernelSource, second: KernelSource) -> list[Exchange]:
     donors = {_path(second, f): f for f in second.functions}
     for function in first.functions:
         donor = donors.get(_path(first, function))
-        if donor is None or _signature(function) != _signature(donor):
+        if donor is None or _same(dedented(first, function), dedented(second, donor)):
             continue
-        if _same(dedented(first, function), dedented(second, donor)):
-            continue
-        if _fits(first, second, function, donor):
+        alike = _signature(function) == _signature(donor) and function.name.value not in ENTRIES
+        if alike and _fits(first, second, function, donor):
             found.append(Exchange(f"function {function.name.value}", function, donor))
-        for number, (mine, theirs) in enumerate(zip(_loops(function), _loops(donor), strict=False)):
-            different = not _same(dedented(first, mine), dedented(second, theirs))
-            if different and _fits(first, second, mine, theirs) and _bound(mine) <= _bound(theirs):
-                found.append(Exchange(f"loop {number} of {function.name.value}", mine, theirs))
+        for number, mine in enumerate(_loops(function)):
+            for other, theirs in enumerate(_loops(donor)):
+                different = not _same(dedented(first, mine), dedented(second, theirs))
+                if different and _bound(mine) <= _bound(theirs) and _fits(first, second, mine, theirs):
+                    found.append(
+                        Exchange(f"loop {number} of {function.name.value} (their loop {other})", mine, theirs)
+                    )
     return found
 
 

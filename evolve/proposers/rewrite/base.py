@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Protocol, TypeVar
 
 import libcst as cst
@@ -65,13 +65,37 @@ class Rule(Protocol):
         ...
 
 
+_LAYOUT = (
+    "whitespace", "leading", "trailing", "lpar", "rpar", "lbracket", "rbracket", "lbrace", "rbrace", "comma",
+    "header", "footer", "semicolon", "newline", "empty_lines", "lines", "equal", "dot", "colon", "first_line",
+)
+
+
+@lru_cache(maxsize=256)
+def _content_fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
+    """Fields of a node type that hold code rather than layout."""
+    return tuple(f.name for f in fields(kind) if not f.name.startswith(_LAYOUT))
+
+
+def children(node: cst.CSTNode) -> list[cst.CSTNode]:
+    """Direct children that are code; libcst's own ``children`` also visits layout and is far slower."""
+    found: list[cst.CSTNode] = []
+    for name in _content_fields(type(node)):
+        value = getattr(node, name)
+        if isinstance(value, cst.CSTNode):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found += [v for v in value if isinstance(v, cst.CSTNode)]
+    return found
+
+
 def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """Every node below and including ``node``, in source order."""
+    """Every code node below and including ``node``, each before what it holds."""
     stack = [node]
     while stack:
         current = stack.pop()
         yield current
-        stack.extend(reversed(current.children))
+        stack.extend(reversed(children(current)))
 
 
 def dotted(node: cst.CSTNode) -> str | None:
@@ -89,8 +113,10 @@ class KernelSource:
 
     def __init__(self, source: str) -> None:
         self.source = source
+        self.notes: dict[str, Any] = {}
+        """Analyses of this source that several rules share."""
         try:
-            self.module = cst.MetadataWrapper(cst.parse_module(source)).module
+            self.module = cst.parse_module(source)
         except (cst.ParserSyntaxError, RecursionError, ValueError) as error:
             raise Unsupported(f"source does not parse: {str(error).splitlines()[0]}") from error
         self.literals = {name: self._literal(name) for name in ("SPACE", "DEFAULTS", "CONSTRAINTS")}
@@ -138,7 +164,7 @@ class KernelSource:
     def parents(self) -> dict[cst.CSTNode, cst.CSTNode]:
         found: dict[cst.CSTNode, cst.CSTNode] = {}
         for node in walk(self.module):
-            for child in node.children:
+            for child in children(node):
                 found[child] = node
         return found
 

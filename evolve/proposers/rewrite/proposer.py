@@ -14,6 +14,10 @@ from evolve.proposers.rewrite.registry import rules
 
 log = logging.getLogger(__name__)
 
+MISMATCH = (AttributeError, IndexError, KeyError, TypeError, ValueError, AssertionError, SyntaxError)
+"""What a rule may run into on source nobody foresaw. A campaign goes on without it; ``ValueError`` includes
+``Unsupported``, which says more."""
+
 Tried = Collection[tuple[str, str]]
 """(rule name, site key) pairs."""
 
@@ -44,8 +48,8 @@ def offers(source: str) -> tuple[tuple[Rule, Site], ...]:
     for rule in applicable:
         try:
             found += [(rule, site) for site in rule.sites(kernel)]
-        except Unsupported as error:
-            problems.setdefault(str(error), rule.name)
+        except MISMATCH as error:
+            problems.setdefault(_reason(error), rule.name)
     for problem, name in problems.items():
         log.info("no rewrites by %s and others: %s", name, problem)
     return tuple(found)
@@ -92,8 +96,8 @@ def rewrite(
         kernel = KernelSource(source)
         current = next((s for s in rule.sites(kernel) if s.key == site.key), None)
         result = rule.apply(kernel, current, rng) if current is not None else None
-    except Unsupported as error:
-        log.info("rule %s does not apply at %s: %s", rule.name, site.key, error)
+    except MISMATCH as error:
+        log.info("rule %s does not apply at %s: %s", rule.name, site.key, _reason(error))
         return None
     if result is None:
         return None
@@ -101,3 +105,7 @@ def rewrite(
     return RewriteProposal(
         result.source, {**kept, **result.added}, rule.name, site.key, site.description, rule.why
     )
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, Unsupported) else f"unforeseen structure ({error!r:.100})"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import KernelSource, walk
+from evolve.proposers.rewrite.base import KernelSource, children, walk
 from evolve.proposers.rewrite.dataflow import (
     assigned_value,
     definitions,
@@ -156,7 +156,7 @@ def accumulate_of(view: PallasCall, statement: cst.CSTNode) -> Accumulate | None
 
 def block_of(kernel: KernelSource, statement: cst.CSTNode) -> list[cst.CSTNode]:
     """Statements of the block that holds ``statement``."""
-    return list(kernel.parents[statement].children)
+    return list(children(kernel.parents[statement]))
 
 
 def local_value(

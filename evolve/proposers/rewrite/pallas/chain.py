@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
+from evolve.proposers.rewrite.base import KernelSource, Unsupported, children, walk
 from evolve.proposers.rewrite.dataflow import (
     BUILTINS,
     assigned_value,
@@ -191,7 +191,7 @@ class ChainFinder:
                     found.append(node)
                     return
             if not isinstance(node, cst.FunctionDef | cst.Lambda | cst.For):
-                for child in node.children:
+                for child in children(node):
                     visit(child)
 
         visit(statement)

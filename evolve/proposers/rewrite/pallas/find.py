@@ -17,7 +17,17 @@ def pallas_calls(kernel: KernelSource) -> list[PallasCall]:
     """Every ``pallas_call`` that can be followed. Raises Unsupported naming the construct if none can."""
     if kernel.language is not Language.PALLAS:
         return []
-    found, problems = [], []
+    if "pallas_calls" not in kernel.notes:
+        kernel.notes["pallas_calls"] = _find(kernel)
+    found, problems = kernel.notes["pallas_calls"]
+    if problems and not found:
+        raise problems[0]
+    return found
+
+
+def _find(kernel: KernelSource) -> tuple[list[PallasCall], list[Unsupported]]:
+    found: list[PallasCall] = []
+    problems: list[Unsupported] = []
     for call, name in kernel.calls():
         if name != f"{PALLAS}.pallas_call":
             continue
@@ -25,9 +35,7 @@ def pallas_calls(kernel: KernelSource) -> list[PallasCall]:
             found.append(_view(kernel, call))
         except Unsupported as error:
             problems.append(error)
-    if problems and not found:
-        raise problems[0]
-    return found
+    return found, problems
 
 
 def _view(kernel: KernelSource, call: cst.Call) -> PallasCall:

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
+from evolve.proposers.rewrite.base import KernelSource, Unsupported, children, walk
 from evolve.proposers.rewrite.dataflow import (
     assigned_value,
     dedented,
@@ -231,19 +231,9 @@ class PallasCall:
         holders = {self.kernel.statement(r.spec.node) for r in self.refs if r.spec}
         holders |= {self.kernel.statement(self.call), self.kernel.statement(self.grid_node)}
         block = self.kernel.parents[self.kernel.statement(self.call)]
-        inside = [s for s in block.children if s in holders]
+        inside = [s for s in children(block) if s in holders]
         name = self.kernel.fresh(f"steps_{axis}")
         edit.before(inside[0], f"{name} = {self.kernel.code(self.grid[axis])}")
-        return name
-
-    def program_id(self, edit: Edit, axis: int) -> str:
-        """A name of ``program_id(axis)``, bound at the top of the kernel if it is not yet."""
-        for name, bound in self.axis_names.items():
-            if bound == axis:
-                return name
-        name = self.kernel.fresh(f"step_{axis}")
-        edit.before(first_statement(self.body), f"{name} = {self.pallas}.program_id({axis})")
-        self.axis_names[name] = axis
         return name
 
 

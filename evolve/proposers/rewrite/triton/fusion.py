@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import libcst as cst
 import numpy as np
 
-from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
+from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, children, walk
 from evolve.proposers.rewrite.dataflow import assigned_value, dedented, parameters, substitute
 from evolve.proposers.rewrite.edit import Edit
 from evolve.proposers.rewrite.triton.view import Kernel, device_calls, jit_kernels
@@ -103,7 +103,7 @@ def _same_walk(kernel: KernelSource, first: Kernel, second: Kernel) -> bool:
     block = kernel.parents[kernel.statement(a)]
     if kernel.parents[kernel.statement(b)] is not block:
         return False
-    order = list(block.children)
+    order = list(children(block))
     return order.index(kernel.statement(a)) < order.index(kernel.statement(b))
 
 

@@ -1,0 +1,75 @@
+"""Source crossover: grafts parse, stay in the dialect, declare what they read, and often work."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evolve.genome import normalise
+from evolve.proposers.crossover import cross, exchanges
+from evolve.proposers.rewrite.base import KernelSource
+from evolve.proposers.rewrite.proposer import offers, rewrite
+from experiments.benchmarks.rewrite_corpus import Trial, load_cases, run_checks
+from fitness.dialect import check
+
+CASES = {case.name: case for case in load_cases()}
+PARENT = CASES["pallas/fp8_per_use_partial.py"]
+CORPUS = Path(__file__).resolve().parents[2] / "corpus"
+
+
+def child_of(name: str) -> str:
+    rule, site = next(p for p in offers(PARENT.source) if p[0].name == name)
+    made = rewrite(PARENT.source, PARENT.params, rule, site, np.random.default_rng(0))
+    assert made is not None
+    return made.source
+
+
+@pytest.fixture(scope="module")
+def relatives() -> dict[str, str]:
+    names = ("pallas_cache_across_axis", "pallas_absmax_dtype", "pallas_divide_to_reciprocal", "pallas_reassociate_scale")
+    return {name: child_of(name) for name in names}
+
+
+def test_children_have_both_parents_code(relatives: dict[str, str]) -> None:
+    made = cross(relatives["pallas_cache_across_axis"], relatives["pallas_absmax_dtype"], np.random.default_rng(0))
+    assert made is not None
+    child, what = made
+    assert "cache" in child
+    assert normalise(child) not in {normalise(s) for s in relatives.values()}
+    assert what
+    assert check(child) == []
+
+
+def test_crossed_relatives_compute_the_same(relatives: dict[str, str]) -> None:
+    sources = list(relatives.values())
+    trials = []
+    for i, one in enumerate(sources):
+        for other in sources[:i] + sources[i + 1 :]:
+            made = cross(one, other, np.random.default_rng(i))
+            if made is not None and check(made[0]) == []:
+                trials.append(Trial(PARENT.name, "crossover", made[1], made[0], dict(PARENT.params)))
+    assert len(trials) >= 4
+    run_checks([PARENT], trials[:6])
+    assert sum(bool(t.ok) for t in trials[:6]) >= 5
+
+
+def test_grafts_bring_their_parameters() -> None:
+    one = PARENT.source
+    two = one.replace('SPACE = {', 'SPACE = {"floor": (1, 2), ').replace('DEFAULTS = {', 'DEFAULTS = {"floor": 1, ')
+    two = two.replace("m, k = a.shape", 'm, k = a.shape\n        extra = params["floor"]')
+    two = two.replace("m // bm, n // bn", "m // bm * extra, n // bn")
+    made = cross(one, two, np.random.default_rng(0))
+    assert made is None or "floor" in KernelSource(made[0]).space or "floor" not in made[0]
+
+
+def test_unrelated_and_broken_parents_give_nothing() -> None:
+    triton = CASES["triton/vector_add.py"].source
+    assert cross(PARENT.source, "def broken(:", np.random.default_rng(0)) is None
+    for exchange in exchanges(KernelSource(PARENT.source), KernelSource(triton)):
+        assert exchange.description
+    made = cross(PARENT.source, triton, np.random.default_rng(0))
+    if made is not None:
+        ast.parse(made[0])
