@@ -113,9 +113,7 @@ def _bound(node: cst.CSTNode) -> set[str]:
     """Names a piece of code binds."""
     found: set[str] = set()
     for child in walk(node):
-        if isinstance(child, cst.AssignTarget):
-            found |= set(target_names(child.target))
-        elif isinstance(child, cst.AugAssign | cst.For):
+        if isinstance(child, (cst.AssignTarget, cst.AugAssign | cst.For)):
             found |= set(target_names(child.target))
         elif isinstance(child, cst.FunctionDef):
             found.add(child.name.value)
@@ -196,7 +194,9 @@ def _import_line(kernel: KernelSource, name: str) -> str:
 
 def _declare(edit: Edit, first: KernelSource, second: KernelSource, text: str) -> None:
     """Parameters of the donor's space that the graft reads and the receiver's space lacks."""
-    strings = {n.value for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    strings = {
+        n.value for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+    }
     for name, values in second.space.items():
         if name in strings and name not in first.space and name in second.defaults:
             listed = "(" + ", ".join(map(repr, values)) + ("," if len(values) == 1 else "") + ")"

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,6 +76,11 @@ def load_cases(only: Sequence[str] = ()) -> list[Case]:
     return cases
 
 
+def inherited(case: Case, params: Mapping) -> dict:
+    """The child's parameters, with the case's values where both have one: inputs fit those."""
+    return {name: case.params.get(name, value) for name, value in params.items()}
+
+
 def propose_all(case: Case) -> list[Trial]:
     """Every (rule, site) of a kernel applied once."""
     trials = []
@@ -86,7 +91,7 @@ def propose_all(case: Case) -> list[Trial]:
         trial = Trial(case.name, rule.name, site.key, seconds=time.monotonic() - began)
         if proposal is None:
             continue
-        trial.source, trial.params = proposal.source, dict(proposal.params)
+        trial.source, trial.params = proposal.source, inherited(case, proposal.params)
         violations = dialect_check(proposal.source, entry=entry)
         trial.dialect = str(violations[0]) if violations else ""
         trials.append(trial)

@@ -66,8 +66,26 @@ class Rule(Protocol):
 
 
 _LAYOUT = (
-    "whitespace", "leading", "trailing", "lpar", "rpar", "lbracket", "rbracket", "lbrace", "rbrace", "comma",
-    "header", "footer", "semicolon", "newline", "empty_lines", "lines", "equal", "dot", "colon", "first_line",
+    "whitespace",
+    "leading",
+    "trailing",
+    "lpar",
+    "rpar",
+    "lbracket",
+    "rbracket",
+    "lbrace",
+    "rbrace",
+    "comma",
+    "header",
+    "footer",
+    "semicolon",
+    "newline",
+    "empty_lines",
+    "lines",
+    "equal",
+    "dot",
+    "colon",
+    "first_line",
 )
 
 

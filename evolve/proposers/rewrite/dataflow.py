@@ -29,13 +29,8 @@ class _Reads(ast.NodeVisitor):
             self.names.add(node.target.id)
         self.generic_visit(node)
 
-    def _comprehension(self, node: ast.AST) -> None:
-        targets = {
-            n.id
-            for g in node.generators
-            for n in ast.walk(g.target)
-            if isinstance(n, ast.Name)  # type: ignore[attr-defined]
-        }
+    def _comprehension(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp) -> None:
+        targets = {n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}
         self.bound.append(targets)
         self.generic_visit(node)
         self.bound.pop()
@@ -225,5 +220,5 @@ class _Substitute(cst.CSTTransformer):
         super().__init__()
         self.table = table
 
-    def on_leave(self, original_node, updated_node):  # type: ignore[no-untyped-def]
+    def on_leave(self, original_node, updated_node):
         return self.table.get(original_node, super().on_leave(original_node, updated_node))

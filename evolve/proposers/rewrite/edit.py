@@ -26,7 +26,7 @@ _TIGHT = (cst.BinaryOperation, cst.UnaryOperation, cst.Attribute, cst.Comparison
 def parse_statements(text: str) -> list[cst.BaseStatement]:
     """Statements of ``text``, which starts at column 0. Raises Unsupported on a syntax error."""
     try:
-        return list(cst.parse_module(text.strip("\n") + "\n").body)  # type: ignore[arg-type]
+        return list(cst.parse_module(text.strip("\n") + "\n").body)
     except cst.ParserSyntaxError as error:
         raise Unsupported(f"a rewrite built invalid code: {error}") from error
 
@@ -142,7 +142,7 @@ class _Apply(cst.CSTTransformer):
         super().__init__()
         self.edit = edit
 
-    def on_leave(self, original_node, updated_node):  # type: ignore[no-untyped-def]
+    def on_leave(self, original_node, updated_node):
         edit = self.edit
         if original_node in edit.replacements:
             updated_node = edit.replacements[original_node]
@@ -242,7 +242,9 @@ def _dead_bindings(kernel: KernelSource, edit: Edit, function: cst.FunctionDef) 
             if live and len(live) < len(pairs) == len(target.elements):
                 left = ", ".join(kernel.code(t.value) for t, _ in live)
                 right = ", ".join(kernel.code(v.value) for _, v in live)
-                edit.replacements[node] = cst.parse_module(f"{left} = {right}\n").body[0].body[0]  # type: ignore[index,union-attr]
+                line = parse_statements(f"{left} = {right}")[0]
+                assert isinstance(line, cst.SimpleStatementLine)
+                edit.replacements[node] = line.body[0]
 
 
 def _reads_parameters(kernel: KernelSource, value: cst.BaseExpression) -> bool:

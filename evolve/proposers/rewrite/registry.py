@@ -13,7 +13,6 @@ from evolve.proposers.rewrite.pallas import (
     loops,
     memory,
 )
-
 from evolve.proposers.rewrite.triton import arithmetic as device_arithmetic
 from evolve.proposers.rewrite.triton import descriptors, fusion, loads, programs, stores
 from evolve.proposers.rewrite.triton import dots as device_dots

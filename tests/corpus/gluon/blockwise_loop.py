@@ -1,4 +1,5 @@
 """A reduction over column blocks; the scale of the block is read per iteration."""
+
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -1,4 +1,5 @@
 """Scaled copy with an explicit one-dimensional layout."""
+
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -1,4 +1,5 @@
 """Row quantisation with a two-dimensional layout; int64 row offsets, exponent through log2."""
+
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

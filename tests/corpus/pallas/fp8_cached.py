@@ -1,4 +1,5 @@
 """Rows quantised once per row block by hand, reused over the column blocks."""
+
 import functools
 
 import jax

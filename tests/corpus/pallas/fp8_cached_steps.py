@@ -1,4 +1,5 @@
 """Rows quantised at the first column block, kept per reduction step; the input is still fetched every step."""
+
 import functools
 
 import jax

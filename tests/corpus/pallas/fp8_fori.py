@@ -1,11 +1,9 @@
 """The whole reduction in one step, groups in a fori_loop with dynamic slices."""
-import functools
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 from jax import lax
+from jax.experimental import pallas as pl
 
 SPACE = {"bm": (128, 256), "bn": (128, 256)}
 DEFAULTS = {"bm": 128, "bn": 128}

@@ -1,4 +1,5 @@
 """Quantisation written inline in the loop, scales chained, stepping range."""
+
 import functools
 
 import jax

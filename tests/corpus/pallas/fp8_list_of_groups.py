@@ -1,4 +1,5 @@
 """All groups of a block quantised in a list first, then consumed with enumerate."""
+
 import functools
 
 import jax

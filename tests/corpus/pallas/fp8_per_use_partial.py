@@ -1,4 +1,5 @@
 """Naive fused-quantise FP8 GEMM."""
+
 import functools
 
 import jax

@@ -1,5 +1,4 @@
 """One scale group per grid step, no inner loop, quantisation nested in the dot."""
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,9 @@ CONSTRAINTS = {}
 
 
 def scale_of(block):
-    return jnp.maximum(jnp.max(jnp.abs(block.astype(jnp.float32)), axis=1, keepdims=True), 1e-12) * (1.0 / 448.0)
+    return jnp.maximum(jnp.max(jnp.abs(block.astype(jnp.float32)), axis=1, keepdims=True), 1e-12) * (
+        1.0 / 448.0
+    )
 
 
 def step(a_ref, w_ref, s_ref, c_ref, acc):

@@ -1,5 +1,4 @@
 """Weight-only int8: columns dequantised in the kernel, then a bfloat16 dot."""
-import functools
 
 import jax
 import jax.numpy as jnp

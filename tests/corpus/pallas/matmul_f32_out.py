@@ -1,4 +1,5 @@
 """Float32 product; the grid walks columns first, specs are named, indices come from functions."""
+
 import jax
 from jax import numpy as np
 from jax.experimental import pallas
@@ -9,14 +10,14 @@ DEFAULTS = {"bm": 128, "bn": 128, "bk": 128}
 CONSTRAINTS = {}
 
 
-def body(l, r, out, total):
+def body(left, right, out, total):
     step = pallas.program_id(2)
 
     @pallas.when(step == 0)
     def start():
         total[...] = np.zeros(total.shape, np.float32)
 
-    total[...] = total[...] + l[...] @ r[...]
+    total[...] = total[...] + left[...] @ right[...]
 
     @pallas.when(step == pallas.num_programs(2) - 1)
     def end():
@@ -32,8 +33,12 @@ def build(config):
         out_spec = pallas.BlockSpec((bm, bn), lambda j, i, k: (i, j))
         shape = jax.ShapeDtypeStruct((lhs.shape[0], rhs.shape[1]), np.float32)
         call = pallas.pallas_call(
-            body, grid=grid, in_specs=[lhs_spec, rhs_spec], out_specs=out_spec,
-            out_shape=shape, scratch_shapes=[tpu.VMEM((bm, bn), np.float32)],
+            body,
+            grid=grid,
+            in_specs=[lhs_spec, rhs_spec],
+            out_specs=out_spec,
+            out_shape=shape,
+            scratch_shapes=[tpu.VMEM((bm, bn), np.float32)],
         )
         return call(lhs, rhs)
 

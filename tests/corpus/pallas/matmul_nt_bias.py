@@ -1,5 +1,4 @@
 """Right operand stored [N, K]; bias and a squared relu in the last step."""
-import functools
 
 import jax
 import jax.numpy as jnp

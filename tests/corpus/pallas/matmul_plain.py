@@ -1,4 +1,5 @@
 """Tiled product with a float32 accumulator in scratch."""
+
 import functools
 
 import jax

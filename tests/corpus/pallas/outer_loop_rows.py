@@ -1,10 +1,8 @@
 """Python loop over row chunks with a value that is carried; one-dimensional grid."""
-import functools
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 SPACE = {"bm": (64, 128)}
 DEFAULTS = {"bm": 64}
@@ -23,7 +21,10 @@ def build(params):
         bm = params["bm"]
         spec = pl.BlockSpec((bm, x.shape[1]), lambda i: (i, 0))
         return pl.pallas_call(
-            prefix, grid=(x.shape[0] // bm,), in_specs=[spec, spec], out_specs=spec,
+            prefix,
+            grid=(x.shape[0] // bm,),
+            in_specs=[spec, spec],
+            out_specs=spec,
             out_shape=jax.ShapeDtypeStruct(x.shape, jnp.float32),
         )(x, y)
 

@@ -1,5 +1,4 @@
 """Normalise rows, then multiply: the normalisation repeats for every column block."""
-import functools
 
 import jax
 import jax.numpy as jnp

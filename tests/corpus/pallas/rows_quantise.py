@@ -1,10 +1,8 @@
 """Row-wise quantisation to e4m3: two outputs, no reduction axis."""
-import functools
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 SPACE = {"rows": (32, 64, 128)}
 DEFAULTS = {"rows": 64}

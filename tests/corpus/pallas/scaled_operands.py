@@ -1,5 +1,4 @@
 """Weights dequantised per group, a dot per group, a scratch that lives for one step only."""
-import functools
 
 import jax
 import jax.numpy as jnp

@@ -26,7 +26,20 @@ CONSTRAINTS = {
 
 
 @triton.jit
-def gemm_kernel(a_ptr, as_ptr, b_ptr, bs_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, SKEW: tl.constexpr):
+def gemm_kernel(
+    a_ptr,
+    as_ptr,
+    b_ptr,
+    bs_ptr,
+    c_ptr,
+    M,
+    N,
+    K,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    GROUP: tl.constexpr,
+    SKEW: tl.constexpr,
+):
     num_m = tl.cdiv(M, BM)
     num_n = tl.cdiv(N, BN)
     per = GROUP * num_n

@@ -1,4 +1,5 @@
 """Blockwise scales, scaled right after each dot; indices from the loop counter."""
+
 import torch
 import triton
 import triton.language as tl
@@ -33,7 +34,16 @@ def launch(inputs, params):
     n = b.shape[0]
     out = torch.empty((m, n), dtype=torch.float32)
     scaled_mm[(m // params["bm"] * (n // params["bn"]),)](
-        a, b, inputs["sa"], inputs["sb"], out, m, n, k, BM=params["bm"], BN=params["bn"],
+        a,
+        b,
+        inputs["sa"],
+        inputs["sb"],
+        out,
+        m,
+        n,
+        k,
+        BM=params["bm"],
+        BN=params["bn"],
         num_stages=params["num_stages"],
     )
     return (out,)

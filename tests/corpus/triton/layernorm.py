@@ -1,4 +1,5 @@
 """Layer normalisation in blocks of columns: three loops, an int64 row offset."""
+
 import torch
 import triton
 import triton.language as tl

@@ -1,4 +1,5 @@
 """Two-dimensional grid, accumulate after the dot, float32."""
+
 import torch
 import triton
 import triton.language as tl

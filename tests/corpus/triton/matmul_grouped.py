@@ -1,4 +1,5 @@
 """Grouped tile order, NT layout with wrapped rows, even-K guard."""
+
 import torch
 import triton
 import triton.language as tl
@@ -9,7 +10,19 @@ CONSTRAINTS = {}
 
 
 @triton.jit
-def nt_kernel(A, B, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr):
+def nt_kernel(
+    A,
+    B,
+    C,
+    M,
+    N,
+    K,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):
     p = tl.program_id(0)
     grid_m = tl.cdiv(M, BM)
     grid_n = tl.cdiv(N, BN)

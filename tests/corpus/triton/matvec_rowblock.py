@@ -1,4 +1,5 @@
 """Matrix times vector; pointers advance, the vector tile is shared by the rows."""
+
 import torch
 import triton
 import triton.language as tl
@@ -16,7 +17,7 @@ def gemv(A, V, Y, M, K, stride_m, BM: tl.constexpr, BK: tl.constexpr):
     ap = A + rm[:, None] * stride_m + rk[None, :]
     vp = V + rk
     acc = tl.zeros((BM,), dtype=tl.float32)
-    for k in range(0, K, BK):
+    for k in range(0, K, BK):  # noqa: B007
         a = tl.load(ap)
         v = tl.load(vp)
         acc += tl.sum(a * v[None, :], axis=1)

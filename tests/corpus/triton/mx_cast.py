@@ -1,4 +1,5 @@
 """Blocks of 32 columns to a power-of-two scale; the exponent through log2."""
+
 import torch
 import triton
 import triton.language as tl

@@ -1,4 +1,5 @@
 """Persistent programs with tl.range over tiles."""
+
 import torch
 import triton
 import triton.language as tl
@@ -22,7 +23,9 @@ def persistent(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr,
             b = tl.load(b_ptr + (k + rk)[:, None] * N + rn[None, :], mask=rn[None, :] < N, other=0.0)
             acc = tl.dot(a, b, acc)
         tl.store(
-            c_ptr + rm[:, None] * N + rn[None, :], acc.to(tl.float16), mask=(rm[:, None] < M) & (rn[None, :] < N)
+            c_ptr + rm[:, None] * N + rn[None, :],
+            acc.to(tl.float16),
+            mask=(rm[:, None] < M) & (rn[None, :] < N),
         )
 
 

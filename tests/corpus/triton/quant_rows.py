@@ -1,4 +1,5 @@
 """Groups of 128 columns quantised per row; reciprocal times value."""
+
 import torch as t
 import triton as tr
 from triton import language as L

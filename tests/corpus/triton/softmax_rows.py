@@ -1,4 +1,5 @@
 """Row softmax, masked tail, one program per row."""
+
 import torch
 import triton
 import triton.language as tl

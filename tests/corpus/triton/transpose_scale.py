@@ -1,4 +1,5 @@
 """Scaled transpose; the scale is read inside the loop over column tiles."""
+
 import torch
 import triton
 import triton.language as tl

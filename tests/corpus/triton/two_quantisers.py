@@ -1,4 +1,5 @@
 """Row and column quantisation of one tensor by two launches over the same grid."""
+
 import torch
 import triton
 import triton.language as tl

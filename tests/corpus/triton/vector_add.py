@@ -1,4 +1,5 @@
 """Elementwise sum with a masked tail."""
+
 import torch
 import triton
 import triton.language as tl

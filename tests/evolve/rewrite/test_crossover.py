@@ -29,12 +29,19 @@ def child_of(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def relatives() -> dict[str, str]:
-    names = ("pallas_cache_across_axis", "pallas_absmax_dtype", "pallas_divide_to_reciprocal", "pallas_reassociate_scale")
+    names = (
+        "pallas_cache_across_axis",
+        "pallas_absmax_dtype",
+        "pallas_divide_to_reciprocal",
+        "pallas_reassociate_scale",
+    )
     return {name: child_of(name) for name in names}
 
 
 def test_children_have_both_parents_code(relatives: dict[str, str]) -> None:
-    made = cross(relatives["pallas_cache_across_axis"], relatives["pallas_absmax_dtype"], np.random.default_rng(0))
+    made = cross(
+        relatives["pallas_cache_across_axis"], relatives["pallas_absmax_dtype"], np.random.default_rng(0)
+    )
     assert made is not None
     child, what = made
     assert "cache" in child
@@ -58,7 +65,9 @@ def test_crossed_relatives_compute_the_same(relatives: dict[str, str]) -> None:
 
 def test_grafts_bring_their_parameters() -> None:
     one = PARENT.source
-    two = one.replace('SPACE = {', 'SPACE = {"floor": (1, 2), ').replace('DEFAULTS = {', 'DEFAULTS = {"floor": 1, ')
+    two = one.replace("SPACE = {", 'SPACE = {"floor": (1, 2), ').replace(
+        "DEFAULTS = {", 'DEFAULTS = {"floor": 1, '
+    )
     two = two.replace("m, k = a.shape", 'm, k = a.shape\n        extra = params["floor"]')
     two = two.replace("m // bm, n // bn", "m // bm * extra, n // bn")
     made = cross(one, two, np.random.default_rng(0))

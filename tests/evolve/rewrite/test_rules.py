@@ -8,7 +8,7 @@ import pytest
 from evolve.proposers.rewrite.base import Language
 from evolve.proposers.rewrite.proposer import RewriteProposer, offers, rewrite
 from evolve.proposers.rewrite.registry import rules
-from experiments.benchmarks.rewrite_corpus import Case, Trial, load_cases, run_checks
+from experiments.benchmarks.rewrite_corpus import Case, Trial, inherited, load_cases, run_checks
 from fitness.dialect import check
 
 RULES = sorted({rule.name for language in Language for rule in rules(language)})
@@ -23,7 +23,12 @@ def trial_of(case: Case, rule_name: str) -> Trial | None:
                 entry = "build" if case.language == "pallas" else "launch"
                 problems = check(child.source, entry=entry)
                 return Trial(
-                    case.name, rule.name, site.key, child.source, dict(child.params), str((problems or [""])[0])
+                    case.name,
+                    rule.name,
+                    site.key,
+                    child.source,
+                    inherited(case, child.params),
+                    str((problems or [""])[0]),
                 )
     return None
 
@@ -72,7 +77,7 @@ def test_rewrites_compose() -> None:
             child = proposer.propose(source, params, rng)
             assert child is not None
             source, names = child.source, [*names, child.rule]
-            params = {**dict(child.params), **{k: v for k, v in case.params.items() if k in child.params}}
+            params = inherited(case, child.params)
         walks.append(Trial(case.name, " > ".join(names), str(seed), source, params))
     assert all(check(w.source) == [] for w in walks)
     run_checks([case], walks)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evolve.proposers.rewrite.base import KernelSource, Language, Unsupported
+from evolve.proposers.rewrite.base import KernelSource, Language
 from evolve.proposers.rewrite.edit import Edit
 from evolve.proposers.rewrite.proposer import RewriteProposer, offers
 
@@ -60,7 +60,10 @@ def test_unused_parameters_leave_the_space() -> None:
         ("import triton\nSPACE = dict(a=1)\n", "SPACE is not a literal dict"),
         ("import triton\nSPACE = {'a': tuple(range(3))}\n", "SPACE is not a literal"),
         (PLAIN.replace("grid=(", "grid_spec=("), "grid_spec"),
-        (PLAIN.replace("functools.partial(matmul_kernel, nsteps=k // tk)", "make(matmul_kernel)"), "a kernel given as Call"),
+        (
+            PLAIN.replace("functools.partial(matmul_kernel, nsteps=k // tk)", "make(matmul_kernel)"),
+            "a kernel given as Call",
+        ),
         (PLAIN.replace("x_ref, y_ref, z_ref, acc_ref, *,", "*refs,"), "takes *refs"),
     ],
 )
@@ -100,7 +103,9 @@ def test_excluded_pairs_are_not_proposed() -> None:
 
 def test_parameters_follow_the_rule() -> None:
     proposer = RewriteProposer(only=["pallas_whole_reduction_block"])
-    child = proposer.propose(PLAIN, {"block_m": 128, "block_n": 128, "block_k": 128}, np.random.default_rng(0))
+    child = proposer.propose(
+        PLAIN, {"block_m": 128, "block_n": 128, "block_k": 128}, np.random.default_rng(0)
+    )
     assert child is not None
     assert "block_k" not in child.params
     assert set(child.params) == set(KernelSource(child.source).space)

@@ -174,9 +174,9 @@ def expanded(view: PallasCall, item: Accumulate) -> cst.BaseExpression:
     """The accumulated expression with names bound to a dot replaced by that dot's expression."""
     table: dict[cst.CSTNode, cst.BaseExpression] = {}
     for node in walk(item.value):
-        if isinstance(node, cst.Name) and (found := local_value(view, node.value, item.statement)):
-            if dots(view.kernel, found[1]):
-                table[node] = found[1].with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+        found = local_value(view, node.value, item.statement) if isinstance(node, cst.Name) else None
+        if found is not None and dots(view.kernel, found[1]):
+            table[node] = found[1].with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
     if not table:
         return item.value
     if item.value in table:
@@ -200,7 +200,7 @@ class _Inline(cst.CSTTransformer):
         super().__init__()
         self.table = table
 
-    def on_leave(self, original_node, updated_node):  # type: ignore[no-untyped-def]
+    def on_leave(self, original_node, updated_node):
         return self.table.get(original_node, updated_node)
 
 

@@ -8,7 +8,7 @@ import libcst as cst
 import numpy as np
 
 from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
-from evolve.proposers.rewrite.dataflow import assigned_value, small
+from evolve.proposers.rewrite.dataflow import assigned_value, resolve, small
 from evolve.proposers.rewrite.edit import Edit
 from evolve.proposers.rewrite.pallas.accumulation import accumulates, block_of, full_index
 from evolve.proposers.rewrite.pallas.find import pallas_calls
@@ -189,7 +189,7 @@ def _local_only(view: PallasCall, ref: Ref) -> bool:
         return False
     if [kernel.code(e.value) for e in shape.elements] != [kernel.code(d) for d in out.shape]:
         return False
-    straight = {s for s in view.body}
+    straight = set(view.body)
     for node in _names(view.function, ref.name):
         parent = kernel.parents[node]
         if isinstance(parent, cst.Param):
@@ -238,7 +238,9 @@ class AccumulateInOutput:
         for view in pallas_calls(kernel):
             out = view.outputs[0] if len(view.outputs) == 1 else None
             shape = view.args.get("out_shape")
-            if out is None or out.spec is None or shape is None or "float32" not in kernel.code(shape):
+            if out is None or out.spec is None or shape is None:
+                continue
+            if "float32" not in kernel.code(resolve(kernel, shape.value)):
                 continue
             for ref in view.scratch:
                 store = _final_copy(view, ref, out)
@@ -256,8 +258,8 @@ class AccumulateInOutput:
         view, ref, out, store = site.payload
         edit = Edit(kernel)
         holder = kernel.enclosing(store, cst.FunctionDef)
-        alone = holder is not view.function and len(holder.body.body) == 1
-        edit.remove(holder if alone else store)
+        alone = holder is not None and holder is not view.function and len(holder.body.body) == 1
+        edit.remove(holder if alone and holder is not None else store)
         for node in _names(view.function, ref.name):
             if not isinstance(kernel.parents[node], cst.Param):
                 edit.replace(node, out.name)

@@ -33,12 +33,15 @@ def device_functions(kernel: KernelSource) -> list[cst.FunctionDef]:
 def _float32(kernel: KernelSource, node: cst.BaseExpression) -> cst.BaseExpression | None:
     """x of ``x.astype(float32)``."""
     if (
-        isinstance(node, cst.Call)
-        and isinstance(node.func, cst.Attribute)
-        and node.func.attr.value == "astype"
+        (
+            isinstance(node, cst.Call)
+            and isinstance(node.func, cst.Attribute)
+            and node.func.attr.value == "astype"
+        )
+        and node.args
+        and kernel.qualified(node.args[0].value) == "jax.numpy.float32"
     ):
-        if node.args and kernel.qualified(node.args[0].value) == "jax.numpy.float32":
-            return node.func.value
+        return node.func.value
     return None
 
 
@@ -186,8 +189,10 @@ def _reciprocal_product(node: cst.CSTNode) -> tuple[cst.BaseExpression, cst.Base
     if not isinstance(node, cst.BinaryOperation) or not isinstance(node.operator, cst.Multiply):
         return None
     for left, right in ((node.left, node.right), (node.right, node.left)):
-        if isinstance(right, cst.BinaryOperation) and isinstance(right.operator, cst.Divide):
-            if isinstance(right.left, cst.Float | cst.Integer) and float(right.left.evaluated_value) == 1.0:
-                if not isinstance(right.right, cst.Float | cst.Integer):
-                    return left, right.right
+        if not isinstance(right, cst.BinaryOperation) or not isinstance(right.operator, cst.Divide):
+            continue
+        numerator, divisor = right.left, right.right
+        literal = isinstance(numerator, cst.Float | cst.Integer) and float(numerator.evaluated_value) == 1.0
+        if literal and not isinstance(divisor, cst.Float | cst.Integer):
+            return left, divisor
     return None

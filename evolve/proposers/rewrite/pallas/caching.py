@@ -13,7 +13,13 @@ from evolve.proposers.rewrite.edit import Edit
 from evolve.proposers.rewrite.pallas.chain import Chain, find_chain, ordinal, take_from
 from evolve.proposers.rewrite.pallas.find import pallas_calls
 from evolve.proposers.rewrite.pallas.shapes import Inference, Shaped, loop_count
-from evolve.proposers.rewrite.pallas.view import PALLAS_TPU, PallasCall, program_axis, walk
+from evolve.proposers.rewrite.pallas.view import (
+    PALLAS_TPU,
+    PallasCall,
+    num_programs_axis,
+    program_axis,
+    walk,
+)
 
 
 @dataclass(frozen=True)
@@ -255,11 +261,8 @@ class SkewGridStep:
                 )
         buffers = reserve(edit, view, chain, ["2"], "ahead", "Values computed one grid step ahead.")
         for node in walk(view.function):
-            if isinstance(node, cst.Call) and program_axis(kernel, node) == axis:
+            if axis in (program_axis(kernel, node), num_programs_axis(kernel, node)):
                 edit.replace(node, f"{kernel.code(node)} - 1")
-            elif isinstance(node, cst.Call) and kernel.qualified(node.func).endswith("pallas.num_programs"):
-                if kernel.code(node.args[0].value) == str(axis):
-                    edit.replace(node, f"{kernel.code(node)} - 1")
         turn = kernel.fresh("turn")
         edit.before(view.body[0], f"{turn} = {view.pallas}.program_id({axis}) % 2")
         take_from(edit, view, chain, read_texts(chain, buffers, [f"1 - {turn}"], kernel))

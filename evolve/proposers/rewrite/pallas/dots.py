@@ -112,9 +112,9 @@ class _Chunk:
                 return f"({visit(node.left)} {_text(node.operator)} {visit(node.right)})"
             if isinstance(node, cst.Integer | cst.Float):
                 return _text(node)
-            if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
-                if node.func.attr.value == "astype":
-                    return f"{visit(node.func.value)}.astype({_text(node.args[0].value)})"
+            if isinstance(node, cst.Call) and _text(node.func).endswith(".astype"):
+                assert isinstance(node.func, cst.Attribute)
+                return f"{visit(node.func.value)}.astype({_text(node.args[0].value)})"
             return take(node, self.axis)
 
         return visit(value)

@@ -13,7 +13,14 @@ from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKerne
 from evolve.proposers.rewrite.dataflow import dedented, reads_of, resolve, target_names
 from evolve.proposers.rewrite.edit import Edit
 from evolve.proposers.rewrite.pallas.find import pallas_calls
-from evolve.proposers.rewrite.pallas.view import PALLAS, PallasCall, Spec, When, block_text, program_axis
+from evolve.proposers.rewrite.pallas.view import (
+    PallasCall,
+    Spec,
+    When,
+    block_text,
+    num_programs_axis,
+    program_axis,
+)
 
 
 def _literal_maps(view: PallasCall) -> bool:
@@ -29,13 +36,6 @@ def _specs(view: PallasCall) -> list[Spec]:
         if ref.spec is not None and all(ref.spec.node is not s.node for s in found):
             found.append(ref.spec)
     return found
-
-
-def num_programs_axis(kernel: KernelSource, node: cst.CSTNode) -> int | None:
-    if isinstance(node, cst.Call) and kernel.qualified(node.func) == f"{PALLAS}.num_programs" and node.args:
-        value = node.args[0].value
-        return int(value.value) if isinstance(value, cst.Integer) else None
-    return None
 
 
 class WholeReductionBlock:
@@ -71,6 +71,7 @@ class WholeReductionBlock:
         edit = Edit(kernel)
         steps = kernel.code(view.grid[axis])
         widened: dict[str, str] = {}
+        kept: set[str] = set()
         for spec in _specs(view):
             for position, index in enumerate(spec.index):
                 if axis in spec.depends(kernel, position):
@@ -78,7 +79,11 @@ class WholeReductionBlock:
                     widened[old] = _whole_extent(view, spec.shape[position], view.grid[axis])
                     edit.replace(spec.shape[position], widened[old])
                     edit.replace(index, "0")
-            edit.transform(spec.map_node.params, partial(_without_parameter, position=axis))
+                else:
+                    kept.add(kernel.code(spec.shape[position]))
+            edit.transform(_map_parameters(spec), partial(_without_parameter, position=axis))
+        if kept & set(widened):
+            raise Unsupported("one name for the extents of the reduction and of another axis")
         edit.transform(view.grid_node, partial(_without_element, position=axis))
         elements = view.semantics()
         if elements:
@@ -90,7 +95,7 @@ class WholeReductionBlock:
                 edit.replace(argument.value, "1")
             elif text in widened:
                 edit.replace(argument.value, widened[text])
-        _shorten_scratch(edit, view, steps)
+        _reshape_scratch(edit, view, {**widened, steps: "1"})
         _renumber(edit, view, axis)
         if kernel.enclosing(view.function, cst.FunctionDef) is not None:
             _widen_in_kernel(edit, view, {**widened, steps: "1"})
@@ -98,12 +103,16 @@ class WholeReductionBlock:
         return edit.finish()
 
 
+def _map_parameters(spec: Spec) -> cst.Parameters:
+    """Parameters of an index map that is a lambda."""
+    assert isinstance(spec.map_node, cst.Lambda)
+    return spec.map_node.params
+
+
 def _plain_indices(view: PallasCall, axis: int) -> bool:
-    for ref in view.inputs:
-        for position in range(len(ref.spec.index)) if ref.spec else ():
-            if axis in ref.spec.depends(view.kernel, position) and not isinstance(
-                ref.spec.index[position], cst.Name
-            ):
+    for spec in (r.spec for r in view.inputs if r.spec is not None):
+        for position, index in enumerate(spec.index):
+            if axis in spec.depends(view.kernel, position) and not isinstance(index, cst.Name):
                 return False
     return True
 
@@ -151,20 +160,22 @@ def _without_element(node: Any, position: int) -> Any:
     return node.with_changes(elements=keep)
 
 
-def _shorten_scratch(edit: Edit, view: PallasCall, steps: str) -> None:
+def _reshape_scratch(edit: Edit, view: PallasCall, extents: dict[str, str]) -> None:
+    """Scratch extents that were a block's or the number of steps follow the blocks."""
     for ref in view.scratch:
         if isinstance(ref.declared, cst.Call) and ref.declared.args:
             shape = ref.declared.args[0].value
             for element in shape.elements if isinstance(shape, cst.Tuple) else ():
-                if view.kernel.code(element.value) == steps:
-                    edit.replace(element.value, "1")
+                text = view.kernel.code(element.value)
+                if text in extents:
+                    edit.replace(element.value, extents[text])
 
 
 def _renumber(edit: Edit, view: PallasCall, axis: int) -> None:
     """Program ids of the removed axis become 0, its count 1, and later axes move down."""
     for node in walk(view.function):
         for found, constant in (
-            (program_axis(view.kernel, node), "0"),  # type: ignore[arg-type]
+            (program_axis(view.kernel, node), "0"),
             (num_programs_axis(view.kernel, node), "1"),
         ):
             if found == axis:
@@ -193,7 +204,7 @@ def _inline_whens(edit: Edit, view: PallasCall, axis: int) -> None:
             raise Unsupported("a condition on the reduction axis that is no single comparison")
         operator = condition.comparisons[0].operator
         if isinstance(operator, cst.Equal):
-            edit.replace_statement(when.node, block_text(view.kernel, when.node.body.body))  # type: ignore[arg-type]
+            edit.replace_statement(when.node, block_text(view.kernel, when.node.body.body))
         elif isinstance(operator, cst.NotEqual | cst.GreaterThan):
             edit.remove(when.node)
         else:
@@ -236,7 +247,7 @@ class SwapGridAxes:
         edit.replace(a, kernel.code(b))
         edit.replace(b, kernel.code(a))
         for spec in _specs(view):
-            edit.transform(spec.map_node.params, partial(_swapped, first=first, second=second))
+            edit.transform(_map_parameters(spec), partial(_swapped, first=first, second=second))
         elements = view.semantics()
         if elements:
             left, right = elements[first].value, elements[second].value
@@ -244,7 +255,7 @@ class SwapGridAxes:
             edit.replace(right, kernel.code(left))
         turn = {first: second, second: first}
         for node in walk(view.function):
-            for found in (program_axis(kernel, node), num_programs_axis(kernel, node)):  # type: ignore[arg-type]
+            for found in (program_axis(kernel, node), num_programs_axis(kernel, node)):
                 if found in turn:
                     assert isinstance(node, cst.Call)
                     edit.replace(node.args[0].value, str(turn[found]))

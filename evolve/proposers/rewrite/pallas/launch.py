@@ -155,16 +155,19 @@ class WidenSpace:
 
     name = "pallas_widen_space"
     language = Language.PALLAS
-    why = "The best block size may lie beyond the range the author listed, above all after a rewrite changed the kernel."
+    why = (
+        "The best block size may lie beyond the author's range, above all after a rewrite changed the kernel."
+    )
 
     def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
+        found: list[Site] = []
         if not pallas_calls(kernel):
             return found
         for name, values in kernel.space.items():
-            if len(values) < 2 or not all(type(v) is int and v >= 8 for v in values):
+            sizes = [v for v in values if type(v) is int and v >= 8]
+            if len(values) < 2 or len(sizes) != len(values):
                 continue
-            wide, narrow = 2 * max(values), min(values) // 2  # type: ignore[type-var,operator]
+            wide, narrow = 2 * max(sizes), min(sizes) // 2
             if wide <= 16384:
                 found.append(Site(f"{name}/{wide}", f"allow {name} = {wide}", (name, wide, len(values))))
             if narrow >= 64:

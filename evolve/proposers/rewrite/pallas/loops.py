@@ -162,7 +162,7 @@ def _with_slices(
     """Text of a statement with moving slices written as ``pl.ds``."""
 
     class Swap(cst.CSTTransformer):
-        def leave_SubscriptElement(self, original_node, updated_node):  # type: ignore[no-untyped-def]
+        def leave_SubscriptElement(self, original_node, updated_node):
             if original_node.slice in slices:
                 start, size = slices[original_node.slice]
                 aligned = f"{pallas}.multiple_of({start}, {size})"
@@ -193,7 +193,7 @@ class ForiToUnroll:
                 statement = kernel.statement(call)
                 line = small(statement)
                 direct = isinstance(line, cst.Assign | cst.Expr) and line.value is call
-                bounds = "".join(kernel.code(a.value) for a in call.args[:2])
+                bounds = ", ".join(kernel.code(a.value) for a in call.args[:2])
                 dynamic = "program" in bounds or bool(view.axis_reads(bounds))
                 if direct and not dynamic and len(call.args) >= 4:
                     found.append(
@@ -316,7 +316,7 @@ class SkewLoop:
 
     def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, chain, loop = site.payload
-        start, stop, step = _range_arguments(kernel, loop)
+        start, stop, step = _range_arguments(kernel, loop) or ("0", "0", "1")
         index = kernel.code(loop.target)
         edit = Edit(kernel)
         ahead, pending = kernel.fresh("next_operands"), kernel.fresh("pending")

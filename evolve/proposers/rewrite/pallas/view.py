@@ -17,8 +17,8 @@ from evolve.proposers.rewrite.dataflow import (
     parameter_access,
     parameters,
     reads_of,
-    small,
     resolve,
+    small,
     statements,
 )
 from evolve.proposers.rewrite.edit import Edit
@@ -312,9 +312,17 @@ def _pairs(statement: cst.CSTNode) -> list[tuple[str, cst.BaseExpression]]:
     return []
 
 
-def program_axis(kernel: KernelSource, node: cst.BaseExpression) -> int | None:
+def program_axis(kernel: KernelSource, node: cst.CSTNode) -> int | None:
     """The axis of ``program_id(axis)`` or ``program_id(axis=axis)``."""
     if isinstance(node, cst.Call) and kernel.qualified(node.func) == f"{PALLAS}.program_id" and node.args:
+        value = node.args[0].value
+        return int(value.value) if isinstance(value, cst.Integer) else None
+    return None
+
+
+def num_programs_axis(kernel: KernelSource, node: cst.CSTNode) -> int | None:
+    """The axis of ``num_programs(axis)``."""
+    if isinstance(node, cst.Call) and kernel.qualified(node.func) == f"{PALLAS}.num_programs" and node.args:
         value = node.args[0].value
         return int(value.value) if isinstance(value, cst.Integer) else None
     return None

@@ -26,9 +26,9 @@ class DivideToReciprocal(NodeRule):
 
     def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
         for node in walk(kernel.function):
-            if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide):
-                if not isinstance(node.left, cst.Integer | cst.Float):
-                    yield f"multiply instead of {short(kernel.source, node)}", node
+            quotient = isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide)
+            if quotient and not isinstance(node.left, cst.Integer | cst.Float):  # type: ignore[attr-defined]
+                yield f"multiply instead of {short(kernel.source, node)}", node
 
     def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
         edit.replace(payload, f"{_tight(kernel, payload.left)} * (1.0 / {_tight(kernel, payload.right)})")
@@ -82,9 +82,10 @@ class ExponentByBits(NodeRule):
                 continue
             outer = device_name(kernel.source, node.func).split(".")[-1]
             inner = node.args[0].value
-            if outer in ("ceil", "floor") and isinstance(inner, cst.Call) and len(inner.args) == 1:
-                if device_name(kernel.source, inner.func).split(".")[-1] == "log2":
-                    yield f"bits for {short(kernel.source, node)}", (node, outer, inner.args[0].value)
+            if outer not in ("ceil", "floor") or not isinstance(inner, cst.Call) or len(inner.args) != 1:
+                continue
+            if device_name(kernel.source, inner.func).split(".")[-1] == "log2":
+                yield f"bits for {short(kernel.source, node)}", (node, outer, inner.args[0].value)
 
     def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
         node, outer, value = payload

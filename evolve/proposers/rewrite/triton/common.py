@@ -45,9 +45,7 @@ class NodeRule:
             raise problem
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         item, payload = site.payload
         edit = Edit(kernel)
         self.change(edit, item, payload)

@@ -101,9 +101,13 @@ def address_of(kernel: Kernel, pointer: cst.BaseExpression, at: cst.CSTNode) -> 
 
 def _is_tensor(kernel: Kernel, name: str) -> bool:
     names = {p.name.value for p in kernel.function.params.params}
-    return name in names and name not in kernel.constexprs and isinstance(
-        kernel.given(name), cst.Name | cst.Subscript
-    ) and name.lower().endswith(("ptr", "pointer", "p", "_", "ptrs", "")) and _is_pointer(kernel, name)
+    return (
+        name in names
+        and name not in kernel.constexprs
+        and isinstance(kernel.given(name), cst.Name | cst.Subscript)
+        and name.lower().endswith(("ptr", "pointer", "p", "_", "ptrs", ""))
+        and _is_pointer(kernel, name)
+    )
 
 
 def _is_pointer(kernel: Kernel, name: str) -> bool:
@@ -171,7 +175,11 @@ def _offsets(kernel: Kernel, node: cst.BaseExpression) -> tuple[str, str] | None
     pending = [node]
     while pending:
         current = pending.pop(0)
-        if isinstance(current, cst.Call) and isinstance(current.func, cst.Attribute) and current.func.attr.value == "to":
+        if (
+            isinstance(current, cst.Call)
+            and isinstance(current.func, cst.Attribute)
+            and current.func.attr.value == "to"
+        ):
             pending.insert(0, current.func.value)
         elif isinstance(current, cst.Call) and device_name(kernel.source, current.func) == "minimum":
             pending.insert(0, current.args[0].value)
@@ -279,7 +287,9 @@ class DescriptorStore(NodeRule):
 
     name = "triton_descriptor_store"
     launched = True
-    why = "One bulk store from shared memory frees the warps that would otherwise compute addresses and masks."
+    why = (
+        "One bulk store from shared memory frees the warps that would otherwise compute addresses and masks."
+    )
 
     def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
         for call in device_calls(kernel.source, kernel.function, "store"):
@@ -298,4 +308,6 @@ class DescriptorStore(NodeRule):
         name = _declare(edit, kernel, address, True)
         value = kernel.source.code(call.args[1].value)
         value = value if value.isidentifier() else f"({value})"
-        edit.replace(call, f"{name}.store([{address.rows.start}, {address.columns.start}], {value}.to({name}.dtype))")
+        edit.replace(
+            call, f"{name}.store([{address.rows.start}, {address.columns.start}], {value}.to({name}.dtype))"
+        )

@@ -14,14 +14,12 @@ from evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, 
 from evolve.proposers.rewrite.triton.view import Kernel, argument, device_calls, device_name
 
 
-def accumulation(
-    kernel: Kernel, statement: cst.CSTNode
-) -> tuple[str, cst.BaseExpression] | None:
+def accumulation(kernel: Kernel, statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:
     """(name, value) of ``acc += value`` and ``acc = acc + value``."""
     line = small(statement)
-    if isinstance(line, cst.AugAssign) and isinstance(line.operator, cst.AddAssign):
-        if isinstance(line.target, cst.Name):
-            return line.target.value, line.value
+    adds = isinstance(line, cst.AugAssign) and isinstance(line.operator, cst.AddAssign)
+    if adds and isinstance(line.target, cst.Name):  # type: ignore[union-attr]
+        return line.target.value, line.value  # type: ignore[union-attr]
     found = assigned_value(statement)
     if found and len(found[0]) == 1 and isinstance(found[1], cst.BinaryOperation):
         name, value = found[0][0], found[1]
@@ -65,7 +63,10 @@ class SkewPromotion(NodeRule):
                 if len(dots) == 1 and scales and shape is not None:
                     starts = [_start(kernel, s, shape) for s in scales]
                     if all(starts):
-                        yield f"promote {found[0]} one step later", (loop, statement, found[0], dots[0], scales, starts, shape)
+                        yield (
+                            f"promote {found[0]} one step later",
+                            (loop, statement, found[0], dots[0], scales, starts, shape),
+                        )
 
     def _dot(self, kernel: Kernel, loop: cst.For, node: cst.BaseExpression) -> bool:
         if isinstance(node, cst.Name):
@@ -79,7 +80,10 @@ class SkewPromotion(NodeRule):
         before = kernel.source.fresh("partial_before")
         held = [kernel.source.fresh("scale_before") for _ in scales]
         lines = [f"{before} = {kernel.tl}.zeros(({', '.join(shape)}), dtype={kernel.tl}.float32)"]
-        lines += [f"{name} = {start.replace('TL', kernel.tl)}" for name, (start, _, _) in zip(held, starts, strict=True)]
+        lines += [
+            f"{name} = {start.replace('TL', kernel.tl)}"
+            for name, (start, _, _) in zip(held, starts, strict=True)
+        ]
         edit.before(loop, "\n".join(lines))
         product = " * ".join([before, *(f"{n}{tail}" for n, (_, _, tail) in zip(held, starts, strict=True))])
         promote = f"{acc} += {product}"
@@ -95,7 +99,11 @@ def _zeros_shape(kernel: Kernel, name: str) -> list[str] | None:
     """Extents of ``name = tl.zeros((A, B), ...)``."""
     for place in kernel.bound.get(name, ()):
         found = assigned_value(place)
-        if found and isinstance(found[1], cst.Call) and device_name(kernel.source, found[1].func) in ("zeros", "full"):
+        if (
+            found
+            and isinstance(found[1], cst.Call)
+            and device_name(kernel.source, found[1].func) in ("zeros", "full")
+        ):
             shape = argument(found[1], "shape", 0)
             if isinstance(shape, cst.Tuple | cst.List) and len(shape.elements) == 2:
                 return [kernel.source.code(e.value) for e in shape.elements]
@@ -111,7 +119,9 @@ def _start(kernel: Kernel, scale: cst.BaseExpression, shape: list[str]) -> tuple
             return f"TL.zeros(({extent},), dtype=TL.float32)", base, tail.replace(",", ", ")
     names = kernel.definition_closure(scale)
     lines = [p for n in names for p in kernel.bound.get(n, ()) if not isinstance(p, cst.For)]
-    vector = any(device_calls(kernel.source, p, "arange", "zeros", "full", "expand_dims") for p in [*lines, scale])
+    vector = any(
+        device_calls(kernel.source, p, "arange", "zeros", "full", "expand_dims") for p in [*lines, scale]
+    )
     return None if vector else ("0.0", kernel.source.code(scale), "")
 
 
@@ -174,7 +184,10 @@ class SwapOperands(NodeRule):
     def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
         for call in device_calls(kernel.source, kernel.function, "dot"):
             parent = kernel.source.parents.get(call)
-            turned = isinstance(parent, cst.Arg) and "trans" in kernel.source.code(kernel.source.parents[parent])[:12]
+            turned = (
+                isinstance(parent, cst.Arg)
+                and "trans" in kernel.source.code(kernel.source.parents[parent])[:12]
+            )
             plain = all(a.keyword is None or a.keyword.value in ("acc", "out_dtype") for a in call.args)
             if plain and not turned:
                 yield f"swap the operands of {short(kernel.source, call)}", call
@@ -187,7 +200,11 @@ class SwapOperands(NodeRule):
         edit.replace(payload, f"{kernel.source.code(acc)} + {text}" if acc is not None else text)
 
     def _turned(self, kernel: Kernel, node: cst.BaseExpression) -> str:
-        if isinstance(node, cst.Call) and device_name(kernel.source, node.func) == "trans" and len(node.args) == 1:
+        if (
+            isinstance(node, cst.Call)
+            and device_name(kernel.source, node.func) == "trans"
+            and len(node.args) == 1
+        ):
             return kernel.source.code(node.args[0].value)
         if isinstance(node, cst.Attribute) and node.attr.value == "T":
             return kernel.source.code(node.value)

@@ -50,9 +50,7 @@ class FuseLaunches:
                     )
         return found
 
-    def apply(
-        self, kernel: KernelSource, site: Site, rng: np.random.Generator
-    ) -> RewrittenKernel | None:
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         pair: Pair = site.payload
         first, second = pair.first, pair.second
         edit = Edit(kernel)
@@ -74,8 +72,10 @@ class FuseLaunches:
         arguments = [f"{p.name.value}={_given(first, p)}" for p in parameters(first.function)]
         arguments += [f"{names[p.name.value]}={_given(second, p)}" for p in extra]
         options = [
-            kernel.code(a).rstrip(", ") for a in first.launch().args
-            if a.keyword is not None and a.keyword.value not in {p.name.value for p in parameters(first.function)}
+            kernel.code(a).rstrip(", ")
+            for a in first.launch().args
+            if a.keyword is not None
+            and a.keyword.value not in {p.name.value for p in parameters(first.function)}
         ]
         grid = kernel.code(first.launch().func).partition("[")[2]
         edit.remove(kernel.statement(first.launch()))
@@ -120,10 +120,19 @@ def _pair(first: Kernel, second: Kernel) -> Pair | None:
         return None
     written = {n for k in (first, second) for n in _written(k)}
     both = set(shared) | set(shared.values())
-    texts = {_given(k, p) for k in (first, second) for p in parameters(k.function) if p.name.value in _written(k)}
-    reads_again = any(_given(k, p) in texts and p.name.value not in _written(k)
-                      for k in (first, second) for p in parameters(k.function))
-    if not shared or (written & both and _conflict(pair_written=(first, second), shared=shared)) or reads_again:
+    texts = {
+        _given(k, p) for k in (first, second) for p in parameters(k.function) if p.name.value in _written(k)
+    }
+    reads_again = any(
+        _given(k, p) in texts and p.name.value not in _written(k)
+        for k in (first, second)
+        for p in parameters(k.function)
+    )
+    if (
+        not shared
+        or (written & both and _conflict(pair_written=(first, second), shared=shared))
+        or reads_again
+    ):
         return None
     return Pair(first, second, shared)
 
@@ -146,9 +155,9 @@ def _written(kernel: Kernel) -> set[str]:
 def _is_base(kernel: Kernel, name: str) -> bool:
     """A parameter the host passes as a tensor, not as a number."""
     text = _given(kernel, next(p for p in parameters(kernel.function) if p.name.value == name))
-    return not text.isdigit() and ".stride" not in text and ".shape" not in text and not text.islower() or any(
-        f"{text} = torch." in kernel.source.source for _ in (0,)
-    )
+    return (
+        not text.isdigit() and ".stride" not in text and ".shape" not in text and not text.islower()
+    ) or any(f"{text} = torch." in kernel.source.source for _ in (0,))
 
 
 def _merged(kernel: KernelSource, pair: Pair) -> tuple[dict[str, str], list[str]]:

@@ -50,7 +50,9 @@ class StrengthReducePointer(NodeRule):
     """Advance a pointer by a constant instead of multiplying the loop index."""
 
     name = "triton_strength_reduce_pointer"
-    why = "An address advanced by one add per iteration frees the multiplier and often a register per pointer."
+    why = (
+        "An address advanced by one add per iteration frees the multiplier and often a register per pointer."
+    )
 
     def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
         for loop in kernel.loops:
@@ -77,7 +79,8 @@ class StrengthReducePointer(NodeRule):
 def _split_step(kernel: Kernel, address: cst.BaseExpression, loop: cst.For) -> tuple[str, str] | None:
     """(invariant part, factor of the index) of ``base + k * factor``."""
     index = kernel.source.code(loop.target)
-    moving, fixed = [], []
+    moving: list[cst.BaseExpression] = []
+    fixed: list[cst.BaseExpression] = []
     for term in terms(address):
         (moving if kernel.moves(term, loop) else fixed).append(term)
     if len(moving) != 1 or not fixed:
@@ -118,7 +121,8 @@ class IndexPointer(NodeRule):
                 name = line.target.value
                 uses = [n for n in walk(loop) if isinstance(n, cst.Name) and n.value == name]
                 loads = [
-                    c for c in device_calls(kernel.source, loop.body, "load")
+                    c
+                    for c in device_calls(kernel.source, loop.body, "load")
                     if c.args and isinstance(c.args[0].value, cst.Name) and c.args[0].value.value == name
                 ]
                 outside = [
@@ -164,7 +168,8 @@ class EvenGuard(NodeRule):
         name = kernel.source.fresh("EVEN")
         kernel.add_argument(edit, name, condition, constexpr=True)
         keep = [
-            a for i, a in enumerate(call.args)
+            a
+            for i, a in enumerate(call.args)
             if i == 0 or (a.keyword is not None and a.keyword.value not in ("mask", "other"))
         ]
         keep[-1] = keep[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
@@ -208,7 +213,9 @@ def _even_comparison(kernel: Kernel, node: cst.Comparison) -> str | None:
     closure = kernel.definition_closure(node.left)
     sizes = set()
     for name in closure | {"*"}:
-        values = [v for s in kernel.bound.get(name, ()) if (v := getattr(small(s), "value", None)) is not None]
+        values = [
+            v for s in kernel.bound.get(name, ()) if (v := getattr(small(s), "value", None)) is not None
+        ]
         for value in values if name != "*" else [node.left]:
             for call in device_calls(kernel.source, value, "arange"):
                 stop = argument(call, "end", 1)
@@ -242,7 +249,9 @@ class DropEvenGuard(NodeRule):
         for node in walk(kernel.function):
             if isinstance(node, cst.IfExp):
                 sides = [node.body, node.orelse]
-                both = all(isinstance(s, cst.Call) and device_name(kernel.source, s.func) == "load" for s in sides)
+                both = all(
+                    isinstance(s, cst.Call) and device_name(kernel.source, s.func) == "load" for s in sides
+                )
                 if both and argument(node.orelse, "mask", 1) is not None:  # type: ignore[arg-type]
                     yield f"always masked {short(kernel.source, node.orelse)}", node
 
@@ -265,7 +274,9 @@ class CacheHint(NodeRule):
             if given & {"eviction_policy", "cache_modifier"}:
                 continue
             for keyword, value in (
-                ("eviction_policy", "evict_last"), ("eviction_policy", "evict_first"), ("cache_modifier", ".cg"),
+                ("eviction_policy", "evict_last"),
+                ("eviction_policy", "evict_first"),
+                ("cache_modifier", ".cg"),
             ):
                 yield f"{value} on {short(kernel.source, call)}", (call, keyword, value)
 
@@ -322,9 +333,10 @@ class WidenIndex(NodeRule):
         for node in walk(kernel.function):
             if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
                 left = node.left
-                is_row = isinstance(left, cst.Subscript) and isinstance(left.value, cst.Name)
-                text = "".join(kernel.source.code(left).split()) if is_row else ""
-                if is_row and text.endswith(("[:,None]", "[None,:]")) and _integral(kernel, left.value):  # type: ignore[union-attr]
+                if not isinstance(left, cst.Subscript) or not isinstance(left.value, cst.Name):
+                    continue
+                text = "".join(kernel.source.code(left).split())
+                if text.endswith(("[:,None]", "[None,:]")) and _integral(kernel, left.value):
                     yield f"64 bits for {short(kernel.source, node)}", left
 
     def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
@@ -346,6 +358,14 @@ def _integral(kernel: Kernel, node: cst.BaseExpression) -> bool:
 
 
 __all__ = [
-    "CacheHint", "DropEvenGuard", "EvenGuard", "HoistInvariantLoad", "IndexPointer", "NarrowIndex",
-    "StrengthReducePointer", "Unsupported", "WidenIndex", "substitute",
+    "CacheHint",
+    "DropEvenGuard",
+    "EvenGuard",
+    "HoistInvariantLoad",
+    "IndexPointer",
+    "NarrowIndex",
+    "StrengthReducePointer",
+    "Unsupported",
+    "WidenIndex",
+    "substitute",
 ]

@@ -95,7 +95,9 @@ class SwapProgramAxes(NodeRule):
 
     name = "triton_swap_program_axes"
     launched = True
-    why = "The first grid axis runs fastest: exchanging the axes changes which operand neighbours share in L2."
+    why = (
+        "The first grid axis runs fastest: exchanging the axes changes which operand neighbours share in L2."
+    )
 
     def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
         grid = kernel.grid()
@@ -140,9 +142,15 @@ class PersistentGrid(NodeRule):
         kernel.add_argument(edit, total, count, constexpr=False)
         for call in device_calls(kernel.source, kernel.function, "program_id"):
             edit.replace(call, tile)
-        edit.transform(kernel.function.body, partial(_in_loop, header=(
-            f"for {tile} in range({kernel.tl}.program_id(0), {total}, {kernel.tl}.num_programs(0)):"
-        )))
+        edit.transform(
+            kernel.function.body,
+            partial(
+                _in_loop,
+                header=(
+                    f"for {tile} in range({kernel.tl}.program_id(0), {total}, {kernel.tl}.num_programs(0)):"
+                ),
+            ),
+        )
 
 
 def _in_loop(block: cst.IndentedBlock, header: str) -> cst.IndentedBlock:
@@ -182,16 +190,12 @@ class SplitK(NodeRule):
         holds = any(is_dot(kernel, n) for n in walk(loop))
         output = _allocated(kernel, store)
         if bounds and bounds[0] == "0" and holds and output and value in sums and moved <= sums | {value}:
-            if not any(kernel.source.code(loop.target) in kernel.source.code(n) for n in _loop_bound_uses(kernel, loop)):
-                yield "split the reduction", (loop, bounds, store, value, output)
+            yield "split the reduction", (loop, bounds, store, value, output)
 
     def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
         loop, (_, stop, step), store, value, (name, allocation, dtype) = payload
         parameter = edit.add_parameter("split_k", (1, 2, 4, 8), 2)
         access = parameter_access(kernel.source, kernel.launch(), parameter)
-        grid = kernel.grid()[0]
-        holder = kernel.source.parents[kernel.source.parents[grid]]
-        del holder
         edit.transform(_grid_tuple(kernel), partial(_with_element, text=access))
         tl, code = kernel.tl, kernel.source.code
         first = f"{tl}.program_id(1)" if step == "1" else f"{tl}.program_id(1) * ({step})"
@@ -207,14 +211,14 @@ class SplitK(NodeRule):
         _convert_result(edit, kernel, name, dtype)
 
 
-def _loop_bound_uses(kernel: Kernel, loop: cst.For) -> list[cst.CSTNode]:
-    return [n for n in walk(loop.iter) if isinstance(n, cst.Name)]
-
-
 def _plain(kernel: Kernel, node: cst.BaseExpression | None) -> str:
     """The accumulator behind ``acc.to(...)`` and names bound to it."""
     while node is not None:
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value == "to":
+        if (
+            isinstance(node, cst.Call)
+            and isinstance(node.func, cst.Attribute)
+            and node.func.attr.value == "to"
+        ):
             node = node.func.value
         elif isinstance(node, cst.Name):
             value = kernel.value_of(node.value)
@@ -240,7 +244,9 @@ def _allocated(kernel: Kernel, store: cst.Call) -> tuple[str, cst.Call, str] | N
             found = assigned_value(statement)
             if found and found[0] == [given.value] and isinstance(found[1], cst.Call):
                 call = found[1]
-                dtype = next((source.code(a.value) for a in call.args if a.keyword and a.keyword.value == "dtype"), "")
+                dtype = next(
+                    (source.code(a.value) for a in call.args if a.keyword and a.keyword.value == "dtype"), ""
+                )
                 if source.qualified(call.func) == "torch.empty" and dtype:
                     return given.value, call, dtype
     return None
@@ -248,7 +254,7 @@ def _allocated(kernel: Kernel, store: cst.Call) -> tuple[str, cst.Call, str] | N
 
 def _grid_tuple(kernel: Kernel) -> cst.CSTNode:
     element = kernel.source.parents[kernel.grid()[0]]
-    return kernel.source.parents[element] if isinstance(element, cst.Element) else kernel.source.parents[element]
+    return kernel.source.parents[element]
 
 
 def _with_element(node: Any, text: str) -> Any:
@@ -311,11 +317,18 @@ class LaunchOption(NodeRule):
 
     name = "triton_launch_option"
     launched = True
-    why = "Warps per program, pipeline stages and the register limit decide occupancy; their defaults fit no kernel in particular."
+    why = (
+        "Warps per program, pipeline stages and the register limit decide occupancy; their defaults fit no kernel in "
+        "particular."
+    )
 
     def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
         given = {a.keyword.value for a in kernel.launch().args if a.keyword is not None}
-        options = (("num_warps", (2, 4, 8), 4), ("num_stages", (1, 2, 3, 4, 5), 3), ("maxnreg", (128, 168, 255), 255))
+        options = (
+            ("num_warps", (2, 4, 8), 4),
+            ("num_stages", (1, 2, 3, 4, 5), 3),
+            ("maxnreg", (128, 168, 255), 255),
+        )
         for option, values, default in options:
             if option not in given:
                 yield f"choose {option}", (option, values, default)
@@ -328,5 +341,12 @@ class LaunchOption(NodeRule):
 
 
 __all__ = [
-    "LaunchOption", "PersistentGrid", "ProgramOrder", "RangeOption", "SplitK", "SwapProgramAxes", "dedented", "short",
+    "LaunchOption",
+    "PersistentGrid",
+    "ProgramOrder",
+    "RangeOption",
+    "SplitK",
+    "SwapProgramAxes",
+    "dedented",
+    "short",
 ]

@@ -20,9 +20,7 @@ def tile_stores(kernel: Kernel) -> list[tuple[cst.Call, str, str, str | None]]:
             a.keyword is not None and a.keyword.value not in ("mask", "value", "pointer") for a in call.args
         ):
             continue
-        pointer, value, mask = (
-            argument(call, n, i) for i, n in enumerate(("pointer", "value", "mask"))
-        )
+        pointer, value, mask = (argument(call, n, i) for i, n in enumerate(("pointer", "value", "mask")))
         if pointer is None or value is None:
             continue
         names = kernel.definition_closure(pointer)

@@ -38,9 +38,7 @@ def device_name(kernel: KernelSource, node: cst.CSTNode) -> str:
 
 def device_calls(kernel: KernelSource, inside: cst.CSTNode, *names: str) -> list[cst.Call]:
     """Calls of the device language's functions ``names`` below ``inside``."""
-    return [
-        n for n in walk(inside) if isinstance(n, cst.Call) and device_name(kernel, n.func) in names
-    ]
+    return [n for n in walk(inside) if isinstance(n, cst.Call) and device_name(kernel, n.func) in names]
 
 
 def argument(call: cst.Call, name: str, position: int) -> cst.BaseExpression | None:
@@ -214,9 +212,11 @@ def jit_kernels(kernel: KernelSource, entry_only: bool = False) -> list[Kernel]:
         return []
     launches: dict[str, list[cst.Call]] = {}
     for node in walk(kernel.module):
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Subscript):
-            if isinstance(node.func.value, cst.Name):
-                launches.setdefault(node.func.value.value, []).append(node)
+        launched = (
+            node.func.value if isinstance(node, cst.Call) and isinstance(node.func, cst.Subscript) else None
+        )
+        if isinstance(node, cst.Call) and isinstance(launched, cst.Name):
+            launches.setdefault(launched.value, []).append(node)
     found = []
     for function in kernel.functions:
         marks = [kernel.qualified(_bare(d.decorator)) for d in function.decorators]
