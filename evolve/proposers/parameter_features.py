@@ -2,8 +2,9 @@
 
 Sources share one table of columns, by parameter name, so that what one kernel taught about ``block_m`` informs
 the next. ``smooth`` columns are for distances: a number appears by its rank and by its logarithm, both
-within [0, 1]; text and bools appear one-hot. ``split`` columns are for trees: ranks, one-hot kinds, and the
-quantities constraints speak of, such as ``block_m * stages``, since who writes a constraint names what matters.
+within [0, 1]; text and bools appear one-hot. ``split`` columns are for trees: ranks and one-hot kinds. Both
+also hold the quantities constraints speak of, such as ``block_m * stages``, since who writes a constraint
+names what matters.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from evolve.space import Rows, Space
 _ABSENT = 0.5
 """Where a parameter that a source lacks stands on the scale of those that have it."""
 
-_MAX_TERMS = 24
+_MAX_TERMS = 16
 """Derived quantities per space; more would crowd out the parameters themselves."""
 
 
@@ -37,20 +38,26 @@ class Encoder:
 
     @cached_property
     def groups(self) -> np.ndarray:
-        """The parameter each smooth column belongs to; the last group tells sources apart."""
-        groups = [[number] * scale.width for number, scale in enumerate(self._scales)]
-        several = [[len(self._scales)] * len(self.spaces)] if len(self.spaces) > 1 else []
-        return np.array([g for group in (*groups, *several) for g in group], dtype=int)
+        """The parameter or quantity each smooth column belongs to; the last group tells sources apart."""
+        widths = [scale.width for scale in self._scales] + [1] * len(self._terms)
+        widths += [len(self.spaces)] if len(self.spaces) > 1 else []
+        return np.repeat(np.arange(len(widths)), widths)
+
+    @property
+    def derived(self) -> range:
+        """Groups that follow from others, and so are presumed to matter less."""
+        return range(len(self._scales), len(self._scales) + len(self._terms))
 
     def smooth(self, source: int, rows: Rows) -> np.ndarray:
         """float64 [points, columns], columns of one parameter scaled to at most 1 apart."""
         blocks = [scale.smooth(self.spaces[source], rows) for scale in self._scales]
+        blocks += [term.smooth(self.spaces[source], rows) for term in self._terms]
         return np.hstack([*blocks, self._source_columns(source, len(rows)) / math.sqrt(2.0)])
 
     def split(self, source: int, rows: Rows) -> np.ndarray:
         """float32 [points, columns]."""
         blocks = [scale.split(self.spaces[source], rows) for scale in self._scales]
-        blocks += [term.column(self.spaces[source], rows) for term in self._terms]
+        blocks += [term.split(self.spaces[source], rows) for term in self._terms]
         return np.hstack([*blocks, self._source_columns(source, len(rows))]).astype(np.float32)
 
     def _source_columns(self, source: int, count: int) -> np.ndarray:
@@ -115,14 +122,29 @@ class _Term:
         self._text = text
         self._tables: dict[int, tuple[list[int], np.ndarray] | None] = {id(space): _tabulate(text, space)}
 
-    def column(self, space: Space, rows: Rows) -> np.ndarray:
+        declared = self._tables[id(space)]
+        assert declared is not None  # only quantities with a table become terms
+        self._low, self._range = float(declared[1].min()), float(np.ptp(declared[1]))
+
+    def split(self, space: Space, rows: Rows) -> np.ndarray:
+        values = self._values(space, rows)
+        return (np.full(len(rows), self._low - 1.0) if values is None else values)[:, None]
+
+    def smooth(self, space: Space, rows: Rows) -> np.ndarray:
+        values = self._values(space, rows)
+        if values is None:
+            return np.full((len(rows), 1), _ABSENT)
+        return ((values - self._low) / self._range)[:, None]
+
+    def _values(self, space: Space, rows: Rows) -> np.ndarray | None:
+        """log2 of the quantity [points]."""
         if id(space) not in self._tables:
             self._tables[id(space)] = _tabulate(self._text, space)
         table = self._tables[id(space)]
         if table is None:
-            return np.full((len(rows), 1), -1.0)
+            return None
         columns, values = table
-        return values[tuple(rows[:, columns].T)][:, None]
+        return values[tuple(rows[:, columns].T)]
 
 
 _TERM_COMBINATIONS = 20_000

@@ -9,6 +9,7 @@ machine, rounding differences notwithstanding.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.linalg import solve_triangular
@@ -17,6 +18,9 @@ _SCALE_RANGE = (-4.0, 4.0)
 """log2 of the inverse length scale of a parameter whose values span [0, 1]."""
 
 _SCALE_START = 1.0
+_DERIVED_START = -1.0
+"""The same where a group follows from others, so that it counts for little until it explains something."""
+
 _SCALE_WIDTH = 1.5
 """Width of the log-normal prior (in log2) that pulls inverse length scales to 1."""
 
@@ -30,12 +34,14 @@ _TIE = 1e-6
 
 
 class GaussianProcess:
-    """``groups`` [columns] names the parameter each feature column belongs to, counted from 0."""
+    """``groups`` [columns] names the parameter each feature column belongs to, counted from 0; ``derived``
+    are the groups that follow from others."""
 
-    def __init__(self, groups: np.ndarray) -> None:
+    def __init__(self, groups: np.ndarray, derived: Sequence[int] = ()) -> None:
         self._groups = groups
         self._count = int(groups.max()) + 1 if len(groups) else 0
         self._log_scale = np.full(self._count, _SCALE_START)
+        self._log_scale[list(derived)] = _DERIVED_START
         self._log_noise = _NOISE_START
         self._features = np.zeros((0, len(groups)))
 

@@ -47,7 +47,7 @@ class Model:
     def __init__(self, sources: Sequence[SourceRecords]) -> None:
         self.sources = tuple(sources)
         self._encoder = Encoder([records.space for records in sources])
-        self._process = GaussianProcess(self._encoder.groups)
+        self._process = GaussianProcess(self._encoder.groups, self._encoder.derived)
         self._tuned = False
 
     def learn(self, seed: int) -> None:
