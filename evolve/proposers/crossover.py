@@ -144,8 +144,12 @@ def _visible(kernel: KernelSource, node: cst.CSTNode) -> set[str]:
 
 
 def _fits(first: KernelSource, second: KernelSource, receiver: cst.CSTNode, donor: cst.CSTNode) -> bool:
-    """Whether everything the donor reads is visible at the receiver or can come along."""
+    """Whether everything the donor reads is visible at the receiver, and called there as the donor calls it."""
     wanted = reads_of(dedented(second, donor)) - _bound(donor)
+    mine = {f.name.value: _signature(f) for f in first.functions}
+    theirs = {f.name.value: _signature(f) for f in second.functions}
+    if any(mine[name] != theirs[name] for name in wanted & set(mine) & set(theirs)):
+        return False
     return wanted <= _visible(first, receiver) | set(_module_names(second)) | set(second.aliases)
 
 
