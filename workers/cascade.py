@@ -96,7 +96,7 @@ class Cascade:
                     measured=chosen,
                     checked=() if baseline else self._suite.check,
                     baseline=baseline,
-                    time_factor=self._limits.final_factor if workloads == "final" else 1.0,
+                    final=workloads == "final",
                     folder=folder,
                     is_known=lambda artefact: self._earlier(artefact, known_artefacts),
                 )

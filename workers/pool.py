@@ -30,6 +30,7 @@ from workers.sandbox import ChildLimits
 
 log = logging.getLogger(__name__)
 
+FINAL = "final"
 TIMELINE = "timeline"
 """The scope that runs the suite's workloads with everything needed to draw their schedules."""
 
@@ -89,9 +90,10 @@ class PoolSettings:
     count: int
     address: str | None = None
 
-    @property
-    def deadline_seconds(self) -> float:
-        return self.check_seconds + 2 * self.measure_seconds + DEADLINE_SLACK_SECONDS
+    def deadline_seconds(self, scope: str) -> float:
+        """Wall clock of one job, after which its worker is taken for hung: three children at their limits."""
+        factor = Limits().final_factor if scope == FINAL else 1.0
+        return factor * (2 * self.check_seconds + self.measure_seconds) + DEADLINE_SLACK_SECONDS
 
 
 class EvaluatorActor:
@@ -231,9 +233,9 @@ class RayPool:
     def _reap_hung(self) -> list[tuple[int, Evaluation]]:
         finished = []
         for worker in self._workers:
-            if worker.item is None or time.monotonic() - worker.began < self.settings.deadline_seconds:
-                continue
             item = worker.item
+            if item is None or time.monotonic() - worker.began < self.settings.deadline_seconds(item.scope):
+                continue
             ray.kill(worker.handle, no_restart=False)
             worker.item = worker.reply = None
             evaluation = self._fault(item, f"worker {worker.number} did not answer in time")

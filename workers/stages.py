@@ -66,12 +66,11 @@ class _Conversation:
         self.failure: Failure | None = None
         self._request = request
         self._found = found
-        kinds = request.operator.input_kinds
         self._inputs: dict[tuple[str, str], Arrays] = {}
         self._checked: set[tuple[str, str]] = set()
         self._workloads = {w.id: w for w in (*request.checked, *request.measured)}
-        for workload in request.checked:
-            for kind in kinds if workload not in request.measured else _one_of(kinds, request.seed):
+        for position, workload in enumerate(request.checked):
+            for kind in _kinds(request, position):
                 made = request.operator.make_inputs(workload, request.seed, kind)
                 self._inputs[workload.id, kind] = made
         self.operands = {
@@ -272,9 +271,19 @@ def differs_by_shape(request: Request, found: Found) -> bool:
     return any(found.facts[w.id].signature not in checked for w in request.measured)
 
 
-def _one_of(kinds: Sequence[str], seed: int) -> Sequence[str]:
-    """One input kind, for shapes on which every kind would take too long; which one varies with the seed."""
-    return [kinds[seed % len(kinds)]]
+def _kinds(request: Request, position: int) -> Sequence[str]:
+    """Input kinds for one checked shape.
+
+    While searching, kinds are dealt out over the check shapes, another way for every seed, so that each kind runs
+    on one shape; a final evaluation runs all of them on all shapes. A measured shape, large, gets one kind.
+    """
+    kinds = request.operator.input_kinds
+    if request.checked[position] in request.measured:
+        return [kinds[request.seed % len(kinds)]]
+    if request.final:
+        return kinds
+    shapes = len(request.checked)
+    return [kind for turn, kind in enumerate(kinds) if (turn + request.seed) % shapes == position]
 
 
 def _compile_job(request: Request, found: Found) -> Frame:

@@ -215,7 +215,7 @@ def _suites() -> dict[str, Suite]:
     check = (_workload(2048, 2048, 1024), _workload(256, 512, 4096))
     quick = Suite(
         "quickstart",
-        workloads=(_workload(2048, 2048, 4096), _workload(2048, 4096, 2048)),
+        workloads=(_workload(2048, 2048, 4096), _workload(2048, 2048, 2048)),
         check=check,
         final=(_workload(4096, 4096, 4096),),
     )

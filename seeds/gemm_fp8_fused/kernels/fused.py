@@ -83,7 +83,7 @@ CONSTRAINTS = {
     ),
     "placement != 'cached' or skew == 0": "a cache filled beforehand has nothing to run ahead of",
     "dequant != 'partial' or block_n * (block_k // group) * (row_unroll * sub_m if row_unroll else block_m)"
-    " <= 8388608": "straight-line code of more than 8192 partial registers takes the compiler minutes",
+    " <= 4194304": "straight-line code of more than 4096 partial registers takes the compiler too long",
     "2 * a_buffers * min(block_m, M) * min(block_k, K) + 2 * min(block_k, K) * min(block_n, N)"
     " + (8 if accumulate == 'ref' or block_k < K else 4) * min(block_m, M) * min(block_n, N)"
     " + (min(block_m, M) * (0 if placement == 'per_use' else K + 512 * (K // group)) if dequant == 'partial'"
