@@ -15,7 +15,6 @@ import numpy as np
 from evolve.archive import Archive
 from evolve.genome import Genome
 from evolve.history import Candidate, History, Mutation, MutationKind, Proposal
-from evolve.proposers.parameter_features import Encoder
 from evolve.proposers.parameter_model import Group, Model
 from evolve.proposers.parameter_records import Records, SourceRecords
 from evolve.proposers.parameters import KnownSpaces, SpaceOf, changes
@@ -42,8 +41,8 @@ TOP = 5
 NEAR_PENDING = 0.5
 """Factor on points one parameter away from one in flight: its outcome will say much about them."""
 
-SCATTER = 30
-"""Random points of which the first proposals take the one farthest from all before."""
+FIRST_TRIES = 50
+"""Random points among which a new one is looked for."""
 
 _DIGITS = 9
 """Scores are compared to so many digits, so that rounding differs nowhere between machines."""
@@ -104,7 +103,7 @@ class SurrogateProposer:
     # -- before there is a model -----------------------------------------------------------------
 
     def _explore(self, history: History, rng: np.random.Generator) -> Proposal | None:
-        """Of some random points of the source with the fewest so far, the one farthest from all its others."""
+        """A random point of the source with the fewest points so far."""
         tried: dict[str, Candidate] = {}
         for candidate in history.candidates:
             tried.setdefault(candidate.genome.source, candidate)
@@ -112,11 +111,8 @@ class SurrogateProposer:
             space = self._spaces[source]
             if space is None:
                 continue
-            rows = space.sample_rows(rng, SCATTER)
-            known = [c.genome.params for c in history.candidates if c.genome.source == source]
-            others = np.array([space.encode(params) for params in known if space.legal(params)])
-            for place in np.argsort(-_farness(space, rows, others), kind="stable"):
-                proposal = self._offer(history, tried[source], space, rows[place])
+            for row in space.sample_rows(rng, FIRST_TRIES):
+                proposal = self._offer(history, tried[source], space, row)
                 if proposal is not None:
                     return proposal
         return None
@@ -185,15 +181,6 @@ def _nearest(records: SourceRecords, row: Rows) -> Candidate:
     apart = (np.array(records.rows) != row).sum(axis=1)
     ranked = np.lexsort((-np.nan_to_num(targets, nan=-np.inf), apart + 1000 * np.isnan(targets)))
     return records.candidates[int(ranked[0])]
-
-
-def _farness(space: Space, rows: Rows, others: Rows) -> np.ndarray:
-    """Squared distance [points] to the nearest of the others, rounded so that ties are ties everywhere."""
-    if not len(others):
-        return np.zeros(len(rows))
-    encoder = Encoder([space])
-    apart = encoder.smooth(0, rows)[:, None] - encoder.smooth(0, others)[None]
-    return np.round((apart**2).sum(axis=2).min(axis=1), _DIGITS)
 
 
 def _away_from(pending: list[Group], groups: list[Group]) -> np.ndarray:
