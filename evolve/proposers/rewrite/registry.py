@@ -47,6 +47,7 @@ def pallas_rules() -> tuple[Rule, ...]:
         arithmetic.DivideToReciprocal(),
         arithmetic.ReciprocalToDivide(),
         memory.ManualCopy(),
+        memory.LanePaddedScale(),
     )
 
 

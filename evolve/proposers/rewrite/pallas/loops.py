@@ -62,7 +62,9 @@ class UnrollToFori:
                 if bounds is None or _carried(view, loop) is None:
                     continue
                 slices = _dynamic_slices(view, loop)
-                if slices is None or any(isinstance(n, cst.FunctionDef | cst.For) for n in walk(loop.body)):
+                if slices is None or any(
+                    isinstance(n, cst.FunctionDef | cst.For | cst.If) for n in walk(loop.body)
+                ):
                     continue
                 found.append(
                     Site(
