@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from evolve.archive import Archive
 from evolve.genome import Genome
@@ -62,8 +63,14 @@ class SurrogateProposer:
         self._next_fit = FIRST_POINTS
         self._proposed: dict[str, set[int]] = {}
         self._seen = 0
+        self._threads = ThreadpoolController()
 
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
+        # One thread: a sum split over threads may round differently, and workers need the cores.
+        with self._threads.limit(limits=1, user_api="blas"):
+            return self._propose(history, rng)
+
+    def _propose(self, history: History, rng: np.random.Generator) -> Proposal | None:
         self._note_proposed(history)
         while self._records.next_new(history):
             self._maybe_refit()

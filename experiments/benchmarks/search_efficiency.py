@@ -174,7 +174,6 @@ def run_all(folder: Path, names: Sequence[str], seeds: int, setting: Setting, jo
     tasks = [(folder, name, seed, setting) for name in names for seed in range(seeds)]
     if jobs <= 1:
         return [_task(task) for task in tasks]
-    # A spawned child reads the thread limits set below before its numerical libraries start.
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         return pool.map(_task, tasks, chunksize=1)
 
@@ -191,8 +190,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, help="write PATH.md, PATH.csv and PATH.png")
     told = parser.parse_args(arguments)
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[variable] = "1"
     names = told.only or [table.name for table in read_tables(told.spaces)]
     proposers = tuple(told.proposers or Setting.proposers)
     setting = Setting(told.budget, told.lag, told.noise, proposers)
