@@ -93,6 +93,9 @@ class Keeper(Protocol):
     def add(self, candidate: Candidate, evaluation: Evaluation) -> object: ...
 
 
+GATE_EPOCH = 8
+"""Candidates in a row whose gates see the same fresh inputs, so that a worker computes their oracle once."""
+
 INFRASTRUCTURE_LIMIT = 5
 """Infrastructure faults in a row after which going on only burns budget."""
 
@@ -217,7 +220,8 @@ class Campaign:
         )
 
     def _job(self, candidate: Candidate) -> Job:
-        seed = int(np.random.default_rng([self.plan.seed, candidate.index, 1]).integers(2**31))
+        epoch = candidate.index // GATE_EPOCH
+        seed = int(np.random.default_rng([self.plan.seed, epoch, 1]).integers(2**31))
         return Job(candidate.index, candidate.genome, seed, self._artefacts, self._bar(candidate))
 
     def _bar(self, candidate: Candidate) -> float:

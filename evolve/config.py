@@ -35,11 +35,12 @@ class BudgetConfig(_Section):
 class SearchConfig(_Section):
     """How the search goes on. ``lag`` is how many proposals may be in flight, whatever the workers."""
 
-    proposers: tuple[Literal["parameters", "surrogate", "crossover", "rewrite"], ...] = (
+    proposers: tuple[Literal["parameters", "surrogate", "crossover", "rewrite", "source_crossover"], ...] = (
         "parameters",
         "surrogate",
         "crossover",
         "rewrite",
+        "source_crossover",
     )
     islands: int = Field(default=2, ge=1, le=64)
     migration_interval: int = Field(default=20, ge=1)

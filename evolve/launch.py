@@ -243,7 +243,7 @@ class _Run:
         self.display.note("final check: finalists, seeds and baselines")
         if suite.final:
             for genome in finalists:
-                references.request(f"finalist:{genome.id}", Scope.FINAL, genome)
+                references.request(f"finalist:{genome.id}", Scope.FINAL, genome, verify=True)
             for start in self.resolved.starts:
                 references.request(f"seed:{start.name}", Scope.FINAL, start.genome)
             for kernel, genome in self.resolved.baselines:

@@ -5,6 +5,7 @@ They are jobs like any other, kept apart by negative indices, so that the search
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -50,13 +51,19 @@ class References:
     def close(self) -> None:
         self.inner.close()
 
-    def request(self, name: str, scope: Scope, genome: Genome, baseline: str | None = None) -> None:
-        """Evaluate ``genome`` under ``name`` unless the journal already has that figure."""
+    def request(
+        self, name: str, scope: Scope, genome: Genome, baseline: str | None = None, *, verify: bool = False
+    ) -> None:
+        """Evaluate ``genome`` under ``name`` unless the journal already has that figure.
+
+        ``verify`` checks it on a measured shape as well.
+        """
         if name in self.journal.references(scope.value):
             return
         index, self._next = self._next, self._next - 1
         self._names[index] = (name, scope)
-        self.inner.submit(Job(index, genome, self.seed, scope=scope, baseline=baseline))
+        best = 0.0 if verify else math.inf
+        self.inner.submit(Job(index, genome, self.seed, best=best, scope=scope, baseline=baseline))
 
     def drain(self, on_progress: Callable[[], bool]) -> bool:
         """Wait for every requested reference; ``on_progress`` returns True to give up early."""

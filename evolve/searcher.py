@@ -14,6 +14,7 @@ from evolve.errors import UserError
 from evolve.history import Proposer
 from evolve.home import JOURNAL, find_campaign
 from evolve.journal import Journal
+from evolve.proposers.crossover import SourceCrossover
 from evolve.proposers.llm import LlmProposer
 from evolve.proposers.llm_client import ChatClient, ExchangeStore, OpenAIEndpoint, TokenBudget
 from evolve.proposers.llm_prompt import Contract
@@ -32,6 +33,7 @@ _BUILDERS: dict[str, Callable[[Archive, Resolved], Proposer]] = {
     "surrogate": lambda archive, resolved: SurrogateProposer(archive, resolved.space),
     "crossover": lambda archive, resolved: ParameterCrossover(archive, resolved.space),
     "rewrite": lambda archive, resolved: Rewrites(archive, resolved.space, violations),
+    "source_crossover": lambda archive, resolved: SourceCrossover(archive, resolved.space, violations),
 }
 
 

@@ -13,6 +13,7 @@ from fitness.structure import ModuleFacts
 from fitness.targets import Target
 from seeds.operator import Operator, SeedKernel, TensorSpec, Workload
 from workers.limits import Limits
+from workers.truth import Truth
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Request:
     """What is to be evaluated. ``measured`` are timed, ``checked`` pass the gates; ``folder`` is scratch space."""
 
     operator: Operator
+    truth: Truth
     target: Target
     limits: Limits
     source: str

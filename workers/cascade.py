@@ -5,7 +5,7 @@ runs it on the gates' inputs (about 2.5 s); one child that compiles and simulate
 candidate's Python (1 s and up). The parent alone holds the oracle, reads the dumps, and says the verdict.
 
 A candidate that would be the best so far passes the gates once more on a measured shape, as does one whose
-kernel does other kinds of operations there than on the checked shapes, and every final evaluation.
+kernel does other kinds of operations there than on the checked shapes, and every finalist.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from workers.attempt import Failure, Found, Request, StageStep
 from workers.limits import Limits
 from workers.sandbox import temporary_folder
 from workers.stages import CompileStage, DialectStage, MeasureStage, TraceStage, VerifyStage, differs_by_shape
+from workers.truth import Truth
 
 _VMEM_EDGES = (8, 16, 32, 64)  # MiB
 _LOG_BYTES = 32 << 10
@@ -48,6 +49,7 @@ class Cascade:
         scratch: Path | None = None,
     ) -> None:
         self._operator = operator
+        self._truth = Truth(operator)
         self._target = target
         self._suite = suite
         self._limits = limits or Limits()
@@ -71,7 +73,7 @@ class Cascade:
     ) -> Evaluation:
         """Judge one genome.
 
-        ``figures``: ``cycles``, or ``timeline`` for a critical path and lanes to draw as well.
+        ``figures``: ``cycles``, or ``timeline`` for a critical path and lanes to draw as well (first workload).
         ``workloads``: ``suite`` for those that decide fitness, ``final`` for the winner's check. A
         ``baseline`` answers to its own inputs and is held to no gate. ``seed`` makes the gates' inputs.
         What has a fitness over ``best`` (TFLOP/s) passes the gates on a measured shape, too.
@@ -80,6 +82,8 @@ class Cascade:
         if figures not in ("cycles", "timeline"):
             raise ValueError(f"figures is {figures!r}; it is 'cycles' or 'timeline'")
         chosen = self._workloads(workloads)
+        if figures == "timeline":
+            chosen = chosen[:1]
         began = time.monotonic()
         found = Found()
         stage = Stage.DIALECT
@@ -87,6 +91,7 @@ class Cascade:
             with temporary_folder(self._scratch) as folder:
                 request = Request(
                     operator=self._operator,
+                    truth=self._truth,
                     target=self._target,
                     limits=self._limits,
                     source=source,
@@ -100,9 +105,7 @@ class Cascade:
                     folder=folder,
                     is_known=lambda artefact: self._earlier(artefact, known_artefacts),
                 )
-                stage, failure = self._judge(
-                    request, found, on_stage, best=0.0 if workloads == "final" else best
-                )
+                stage, failure = self._judge(request, found, on_stage, best=best)
         except OSError as error:
             failure = Failure(Verdict.INFRA_ERROR, f"{type(error).__name__}: {error}")
         return self._evaluation(genome_id, stage, failure, found, time.monotonic() - began)

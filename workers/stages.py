@@ -71,7 +71,7 @@ class _Conversation:
         self._workloads = {w.id: w for w in (*request.checked, *request.measured)}
         for position, workload in enumerate(request.checked):
             for kind in _kinds(request, position):
-                made = request.operator.make_inputs(workload, request.seed, kind)
+                made = request.truth.inputs(workload, request.seed, kind)
                 self._inputs[workload.id, kind] = made
         self.operands = {
             f"{workload}/{kind}/{name}": array
@@ -130,14 +130,13 @@ class _Conversation:
     def _check(self, frame: Frame) -> Failure | None:
         workload = self._workloads[frame.data["workload"]]
         kind = str(frame.data["kind"])
-        inputs = self._inputs[workload.id, kind]
         operator = self._request.operator
         where = Stage.CHECK
         if frame.data["races"]:
             return Failure(Verdict.INCORRECT, f"a data race in the kernel on {kind} inputs", stage=where)
         if (fault := gates.ill_formed(frame.arrays, operator.outputs(workload))) is not None:
             return Failure(Verdict.INCORRECT, fault, stage=where)
-        references = operator.oracle(workload, inputs)
+        references = self._request.truth.references(workload, self._request.seed, kind)
         label = kind if workload not in self._request.measured else f"{kind} at {workload.id}"
         readings = gates.read_gates(operator.gates, frame.arrays, references, label)
         self._found.gates.extend(readings)

@@ -38,15 +38,16 @@ class Rewrites:
         if elite is None:
             return None
         parent = elite.candidate.genome
+        done = _rewritten(history, parent.source_id)
         tried: set[tuple[str, str]] = set()
         for _ in range(TRIES):
             rewritten = self.rules.propose(parent.source, parent.params, rng, frozenset(tried))
             if rewritten is None:
                 return None
             tried.add((rewritten.rule, rewritten.site))
-            genome = self._genome(rewritten)
+            detail = f"{rewritten.rule}: {rewritten.description}"
+            genome = self._genome(rewritten) if detail not in done else None
             if genome is not None and genome.id not in history:
-                detail = f"{rewritten.rule}: {rewritten.description}"
                 return Proposal(genome, (parent.id,), Mutation(self.kind, self.name, detail))
         return None
 
@@ -59,3 +60,13 @@ class Rewrites:
         except SpaceError as error:
             log.info("rule %s left no legal point: %s", rewritten.rule, error)
             return None
+
+
+def _rewritten(history: History, source: str) -> set[str]:
+    """What rules already did to this source, with whatever parameters: once is enough to learn from."""
+    return {
+        candidate.mutation.detail
+        for candidate in history.candidates
+        if candidate.mutation.kind is MutationKind.REWRITE
+        and any(history.candidate(p).genome.source_id == source for p in candidate.parents)
+    }

@@ -1,9 +1,9 @@
 """Parameter mutations by a model that learns while the campaign runs.
 
-Bayesian optimisation over typed parameters: random points first, then the point of most expected improvement
-among random ones and all single-parameter changes of the best. Several sources share one model. It is a fold
-over the history: refits happen at fixed counts of records and are seeded by them, so a resumed campaign has
-the model the unbroken one had.
+Bayesian optimisation over typed parameters: first points around declared defaults (or anywhere), then the
+point of most expected improvement among random ones and all single-parameter changes of the best. Several
+sources share one model. It is a fold over the history: refits happen at fixed counts of records and are seeded
+by them, so a resumed campaign has the model the unbroken one had.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ NEAR_PENDING = 0.5
 
 FIRST_TRIES = 50
 """Random points among which a new one is looked for."""
+
+FIRST_CHANGES = 4.0
+"""Parameters redrawn, on average, for a first point around declared defaults."""
 
 _DIGITS = 9
 """Scores are compared to so many digits, so that rounding differs nowhere between machines."""
@@ -110,7 +113,7 @@ class SurrogateProposer:
     # -- before there is a model -----------------------------------------------------------------
 
     def _explore(self, history: History, rng: np.random.Generator) -> Proposal | None:
-        """A random point of the source with the fewest points so far."""
+        """A first point of the source with the fewest points so far."""
         tried: dict[str, Candidate] = {}
         for candidate in history.candidates:
             tried.setdefault(candidate.genome.source, candidate)
@@ -118,7 +121,7 @@ class SurrogateProposer:
             space = self._spaces[source]
             if space is None:
                 continue
-            for row in space.sample_rows(rng, FIRST_TRIES):
+            for row in _first_points(space, tried[source], rng):
                 proposal = self._offer(history, tried[source], space, row)
                 if proposal is not None:
                     return proposal
@@ -180,6 +183,21 @@ class SurrogateProposer:
             return None
         detail = changes(parent.genome.params, genome.params)
         return Proposal(genome, (parent.genome.id,), Mutation(self.kind, self.name, detail))
+
+
+def _first_points(space: Space, start: Candidate, rng: np.random.Generator) -> Rows:
+    """Points to learn from first: around the start where a person declared defaults, else anywhere.
+
+    Declared defaults are a working point in a space of mostly poor ones, and few changes at a time tell a model
+    which of them help.
+    """
+    if not space.defaults or not space.legal(start.genome.params):
+        return space.sample_rows(rng, FIRST_TRIES)
+    rows = np.repeat(space.encode(start.genome.params)[None], 4 * FIRST_TRIES, axis=0)
+    sizes = np.array([len(values) for values in space.parameters.values()])
+    changed = rng.random(rows.shape) < FIRST_CHANGES / len(sizes)
+    rows = np.where(changed, rng.integers(0, sizes, rows.shape), rows).astype(rows.dtype)
+    return rows[space.legal_rows(rows)]
 
 
 def _nearest(records: SourceRecords, row: Rows) -> Candidate:
