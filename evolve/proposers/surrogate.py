@@ -117,6 +117,8 @@ class SurrogateProposer:
         tried: dict[str, Candidate] = {}
         for candidate in history.candidates:
             tried.setdefault(candidate.genome.source, candidate)
+        for candidate, _ in sorted(history.successes(), key=lambda ce: ce[1].fitness or 0.0):
+            tried[candidate.genome.source] = candidate
         for source in sorted(tried, key=lambda s: len(self._proposed.get(s, ()))):
             space = self._spaces[source]
             if space is None:
@@ -186,7 +188,7 @@ class SurrogateProposer:
 
 
 def _first_points(space: Space, start: Candidate, rng: np.random.Generator) -> Rows:
-    """Points to learn from first: around the start where a person declared defaults, else anywhere.
+    """Points to learn from first: around the fittest so far where a person declared defaults, else anywhere.
 
     Declared defaults are a working point in a space of mostly poor ones, and few changes at a time tell a model
     which of them help.
