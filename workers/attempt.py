@@ -28,7 +28,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be evaluated. ``measured`` are timed, ``checked`` pass the gates; ``folder`` is scratch space."""
+    """What is to be evaluated. ``measured`` are timed, ``checked`` pass the gates; ``folder`` is scratch space.
+
+    ``spot`` is set for a finalist: a measured shape among ``checked``, where one kind of inputs has to do; on the
+    others it is checked with all kinds.
+    """
 
     operator: Operator
     truth: Truth
@@ -42,6 +46,7 @@ class Request:
     checked: tuple[Workload, ...]
     baseline: SeedKernel | None
     final: bool
+    spot: Workload | None
     folder: Path
     is_known: Callable[[str], str | None]
 

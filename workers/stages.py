@@ -137,7 +137,8 @@ class _Conversation:
         if (fault := gates.ill_formed(frame.arrays, operator.outputs(workload))) is not None:
             return Failure(Verdict.INCORRECT, fault, stage=where)
         references = self._request.truth.references(workload, self._request.seed, kind)
-        label = kind if workload not in self._request.measured else f"{kind} at {workload.id}"
+        large = (*self._request.measured, self._request.spot)
+        label = kind if workload not in large else f"{kind} at {workload.id}"
         readings = gates.read_gates(operator.gates, frame.arrays, references, label)
         self._found.gates.extend(readings)
         self._checked.add((workload.id, kind))
@@ -274,12 +275,12 @@ def _kinds(request: Request, position: int) -> Sequence[str]:
     """Input kinds for one checked shape.
 
     While searching, kinds are dealt out over the check shapes, another way for every seed, so that each kind runs
-    on one shape; a final evaluation runs all of them on all shapes. A measured shape, large, gets one kind.
+    on one shape; a finalist's run all of them on all shapes. A measured shape, large, gets one kind.
     """
     kinds = request.operator.input_kinds
-    if request.checked[position] in request.measured:
+    if request.checked[position] in (*request.measured, request.spot):
         return [kinds[request.seed % len(kinds)]]
-    if request.final:
+    if request.spot is not None:
         return kinds
     shapes = len(request.checked)
     return [kind for turn, kind in enumerate(kinds) if (turn + request.seed) % shapes == position]

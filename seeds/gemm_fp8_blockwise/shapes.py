@@ -35,7 +35,7 @@ def primus84() -> tuple[Workload, ...]:
 
     Per model and batch: the projections qkv, out, gate and up, down. TestID = 12 model + 4 batch index + column + 1.
     """
-    found = []
+    found: list[Workload] = []
     for model, tokens, hidden, inner, heads, kv_heads in MODELS:
         layers = (
             ((heads + 2 * kv_heads) * HEAD_DIM, hidden),
