@@ -80,9 +80,9 @@ def burst(flush: torch.Tensor, call: Call, calls: int, spin: int) -> list[float]
 class Bench:
     """Times callables in interleaved bursts. ``seconds`` of a contender is the median over all its calls."""
 
-    def __init__(self, rounds: int, calls: int) -> None:
+    def __init__(self, rounds: int, calls: int, flush: torch.Tensor) -> None:
         self.rounds, self.calls = rounds, calls
-        self.flush = torch.empty(64 << 20, dtype=torch.int32)
+        self.flush = flush
 
     def compare(self, calls: Mapping[str, Call], spin: int = 1_000_000) -> dict[str, dict[str, float]]:
         """Median, fastest and host seconds per call and contender."""
@@ -119,7 +119,7 @@ def forward(bench: Bench, workload: Workload, seed: int) -> dict[str, Any]:
     """The product on pre-quantised operands: ours (picked genome), the vendor's, the per-tensor ceiling."""
     m, n, k = (workload.dims[name] for name in "MNK")
     x = contenders.quantised_operands(m, n, k)
-    picked = pick(bench, x, FORWARD)
+    picked = pick(bench, x, FORWARD, seed)
     calls: dict[str, Call] = {
         "vendor blockwise": lambda: contenders.scaled_product(x),
         "ours": lambda: contenders.kernel(*picked)(x)[0],
@@ -133,10 +133,18 @@ def forward(bench: Bench, workload: Workload, seed: int) -> dict[str, Any]:
     return report(workload, 2 * m * n * k, found, snr, {"genome": picked})
 
 
-def pick(bench: Bench, x: contenders.Operands, genomes: Sequence[tuple[str, dict]]) -> tuple[str, dict]:
-    """The fastest of ``genomes`` on these operands, from a short comparison of its own."""
+def pick(
+    bench: Bench, x: contenders.Operands, genomes: Sequence[tuple[str, dict]], seed: int
+) -> tuple[str, dict]:
+    """The fastest of ``genomes`` that pass the exact gate on these operands, from a short comparison of its own.
+
+    Raises RuntimeError when none passes.
+    """
     calls = {str(i): (lambda g=g: contenders.kernel(*g)(x)[0]) for i, g in enumerate(genomes)}
-    found = Bench(4, 2).compare(calls) if len(genomes) > 1 else {"0": {"seconds": 0.0}}
+    good = {name: call for name, call in calls.items() if checked(x, call, seed) >= MIN_SNR_DB}
+    if not good:
+        raise RuntimeError(f"none of {len(genomes)} genomes passes the exact gate")
+    found = Bench(4, 2, bench.flush).compare(good)
     return genomes[int(min(found, key=lambda name: found[name]["seconds"]))]
 
 
@@ -158,8 +166,8 @@ def step(bench: Bench, workload: Workload, seed: int, torchao_triton: bool = Fal
     fwd = contenders.quantised_operands(m, n, k)
     dgrad = contenders.quantised_operands(m, k, n)
     wgrad = contenders.quantised_operands(n, k, m, rows=True)
-    picks = {"forward": pick(bench, fwd, FORWARD), "dgrad": pick(bench, dgrad, FORWARD)}
-    picks["wgrad"] = pick(bench, wgrad, WGRAD)
+    picks = {"forward": pick(bench, fwd, FORWARD, seed), "dgrad": pick(bench, dgrad, FORWARD, seed)}
+    picks["wgrad"] = pick(bench, wgrad, WGRAD, seed)
     del fwd, dgrad, wgrad
     x, w, dy = (torch.randn(s, dtype=torch.bfloat16) for s in ((m, k), (n, k), (m, n)))
 
@@ -259,9 +267,14 @@ def sustained(bench: Bench, workload: Workload, seconds: float = 1.0) -> dict[st
 def report(
     workload: Workload, flops: int, found: dict[str, dict[str, float]], snr: dict[str, float], extra: dict
 ) -> dict[str, Any]:
-    """One shape's entry: rates in TFLOP/s, SNR in dB, seconds."""
+    """One shape's entry: rates in TFLOP/s, SNR in dB, seconds.
+
+    ``tflops_issued_eagerly`` is the rate when the host issues every launch anew and cannot keep ahead.
+    """
     for name, entry in found.items():
         entry["tflops"] = flops / entry["seconds"] * 1e-12
+        if "host_seconds" in entry:
+            entry["tflops_issued_eagerly"] = flops / max(entry["seconds"], entry["host_seconds"]) * 1e-12
         entry["snr_db"] = snr.get(name, math.nan)
     return {"workload": workload.id, "dims": dict(workload.dims), "contenders": found, **extra}
 
@@ -278,7 +291,7 @@ def table(entries: Sequence[dict[str, Any]], base: str, key: str = "tflops") -> 
                 cells.append("-".rjust(13))
                 continue
             ratios.append(ours[key] / theirs[key])
-            cells.append(f"{ours[key]:7.{0 if key == 'tflops' else 2}f} {ratios[-1]:5.3f}")
+            cells.append(f"{ours[key]:7.{0 if key.startswith('tflops') else 2}f} {ratios[-1]:5.3f}")
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
         lines.append(f"{name:32s} {' '.join(cells)}  geomean {mean:.3f} of {len(ratios)}")
     head = " ".join(str(entry["workload"])[-13:].rjust(13) for entry in entries)
@@ -326,7 +339,7 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_default_device("cuda")
-    bench = Bench(args.rounds, args.calls)
+    bench = Bench(args.rounds, args.calls, torch.empty(64 << 20, dtype=torch.int32))
     shapes = [primus84()[t - 1] for t in args.tests] if args.tests else list(primus_core())
     seed = time.time_ns() % 2**31
     runs = {
@@ -340,11 +353,14 @@ def main() -> None:
             entries.append(runs[what](workload))
             torch.cuda.empty_cache()
             done = ", ".join(f"{n} {e['tflops']:.0f}" for n, e in entries[-1]["contenders"].items())
+            write(args.out, what, entries, args)
             say(f"{what} {workload.id} measured TFLOP/s: {done}")
         if what == "quantise":
             entries = [quantise(bench, m, k) for m, k in MATRICES]
         base = {"step": "bf16 autograd", "quantise": "copy"}.get(what, "vendor blockwise")
         say(table(entries, base, "tb_per_s" if what == "quantise" else "tflops"))
+        if what == "step":
+            say(table(entries, base, "tflops_issued_eagerly"))
         write(args.out, what, entries, args)
 
 

@@ -97,7 +97,6 @@ def dual_kernel(
         pm, pk = place(t, M, K, BY_COLUMNS)
         mbarrier.wait(ready.index(slot), phase)
         x = bufs.index(slot).load(TILE).to(gl.float32)
-        gl.thread_barrier()
         fetch(x_desc, bufs, ready, t + STAGES * step, slot, tiles, M, K, BY_COLUMNS)
         wrap = slot == STAGES - 1
         slot = gl.where(wrap, 0, slot + 1)

@@ -1,0 +1,201 @@
+"""The blockwise FP8 training family: suites, oracle and gates, seed kernels interpreted, cross-compiled, on a GPU."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fitness.gates import failure, read_gates
+from seeds.gemm_fp8_blockwise.operator import operators, quantise_rows
+from seeds.gemm_fp8_blockwise.shapes import CORE, core, primus84
+from seeds.operator import Operator, Workload
+
+OPERATORS = operators()
+CHILD = Path(__file__).with_name("fp8_blockwise_children.py")
+TAILS = {"M": 200, "N": 384, "K": 640}
+
+
+def child(what: str, cases: list, **environment: str) -> list:
+    """The JSON lines a child process prints."""
+    done = subprocess.run(
+        [sys.executable, str(CHILD), what, json.dumps(cases)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert len(found) == len(cases)
+    return found
+
+
+def has_gpu() -> bool:
+    torch = pytest.importorskip("torch")
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+def test_the_84_shapes_follow_their_rule() -> None:
+    shapes = primus84()
+    triples = [tuple(w.dims[d] for d in "MNK") for w in shapes]
+    assert len(shapes) == 84
+    assert len({w.id for w in shapes}) == 84
+    assert len(set(triples)) == 69
+    assert triples[4 - 1] == (4096, 4096, 11008)
+    assert triples[43 - 1] == (16384, 106496, 16384)
+    assert triples[47 - 1] == (32768, 106496, 16384)
+    assert triples[64 - 1] == (8192, 8192, 29568)
+    assert sum(6 * m * n * k for m, n, k in triples) == pytest.approx(1.773e15, rel=1e-3)
+    assert 32768 * 106496 > 2**31
+    assert len(core()) == len(CORE) == 12
+
+
+@pytest.mark.parametrize("recipe", OPERATORS)
+def test_seed_kernels_start_at_legal_points(recipe: str) -> None:
+    operator = OPERATORS[recipe]
+    assert isinstance(operator, Operator)
+    for seed in operator.kernels.values():
+        literals = {
+            node.targets[0].id: node.value
+            for node in ast.parse(seed.source).body
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
+        space, defaults, constraints = (
+            ast.literal_eval(literals[name]) for name in ("SPACE", "DEFAULTS", "CONSTRAINTS")
+        )
+        point = {**defaults, **seed.overrides}
+        assert point.keys() == space.keys()
+        assert all(value in space[name] for name, value in point.items())
+        names = {**point, **operator.constants, "M": 4096, "N": 4096, "K": 4096}
+        assert all(eval(text, {"__builtins__": {}}, names) for text in constraints)
+
+
+@pytest.mark.parametrize("recipe", OPERATORS)
+@pytest.mark.parametrize("kind", OPERATORS["gemm_nt"].input_kinds)
+def test_right_answers_pass_and_wrong_ones_fail(recipe: str, kind: str) -> None:
+    operator = OPERATORS[recipe]
+    workload = operator.suites["primus-core"].check[0]
+    inputs = operator.make_inputs(workload, 3, kind)
+    references = operator.oracle(workload, inputs)
+    (reference,) = references.values()
+    dtypes = {spec.name: spec.dtype for spec in operator.outputs(workload)}
+    right = {n: a.astype("bfloat16") if dtypes[n] == "bfloat16" else a for n, a in reference.items()}
+    assert failure(read_gates(operator.gates, right, references, kind), operator.gates) is None
+    wrong = dict(right)
+    if "a_q" in inputs:
+        ignored = {**inputs, "a_s": np.full_like(inputs["a_s"], np.median(inputs["a_s"]))}
+        (twin,) = operator.oracle(workload, ignored).values()
+        wrong["c"] = twin["c"].astype("bfloat16")
+    else:
+        flipped = right["q"].view(np.uint8).copy()
+        flipped[-1, -1] ^= 1
+        wrong["q"] = flipped.view(right["q"].dtype)
+    assert failure(read_gates(operator.gates, wrong, references, kind), operator.gates) is not None
+
+
+def test_the_published_gate_alone_would_pass_ignored_scales() -> None:
+    """Why the exact gate exists: one scale for all of A still reads over 25 dB on randn."""
+    operator, workload = OPERATORS["gemm_nt"], Workload("w", {"M": 128, "N": 128, "K": 1024})
+    inputs = operator.make_inputs(workload, 5, "randn")
+    (right,) = operator.oracle(workload, inputs).values()
+    rng = np.random.default_rng(1)
+    noisy = right["c"] * (1 + 0.04 * rng.standard_normal(right["c"].shape))
+    gates = read_gates(operator.gates, {"c": noisy}, {"exact": right}, "randn")
+    assert [reading.passed for reading in gates] == [True, False]
+
+
+def test_a_zero_block_has_a_finite_scale() -> None:
+    q, s = quantise_rows(np.zeros((4, 256), np.float32))
+    assert not q.view(np.uint8).any()
+    assert np.isfinite(s).all()
+    assert (s > 0).all()
+
+
+def test_interpreted_seed_kernels_pass() -> None:
+    """Triton's interpreter truncates its fp8 casts (94 to 97 % of payloads equal); scales must be equal bits."""
+    pytest.importorskip("triton")
+    small = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2, "group_m": 4}
+    cases = [
+        ["gemm_nt", "pointer", {**small, "skew": skew}, TAILS, kind]
+        for skew, kind in ((True, "spread"), (False, "outliers"))
+    ]
+    cases += [
+        ["gemm_nt", "tma", {**small, "store": store, "programs": 132}, TAILS, "spread"]
+        for store in ("descriptor", "pointer")
+    ]
+    cases += [
+        ["quant_1x128", "quant_rows", {}, {"M": 200, "K": 384}, "spread"],
+        ["quant_128x128", "quant_blocks", {}, {"M": 256, "K": 384}, "zero_blocks"],
+        ["quant_dual", "quant_dual_plain", {}, {"M": 256, "K": 384}, "spread"],
+    ]
+    for recipe, _, _, _, values in child("interpret", cases, TRITON_INTERPRET="1"):
+        for name, value in values.items():
+            least = 45.0 if name == "c" else 1.0 if name.startswith("s") else 0.9
+            assert value >= least, (recipe, name, value)
+
+
+def hopper_cases() -> list:
+    """Genomes of the Gluon kernels with the types their launch gives the compiler."""
+    from triton.experimental.gluon import language as gl
+
+    fp8, bf16 = gl.NVMMASharedLayout(128, 8), gl.NVMMASharedLayout(128, 16)
+    flat = gl.NVMMASharedLayout(0, 32, rank=1)
+    product = {
+        "a_desc": f"tensordesc<fp8e4nv[64, 128],{fp8!r}>",
+        "as_desc": f"tensordesc<fp32[64],{flat!r}>",
+        "b_desc": f"tensordesc<fp8e4nv[128, 128],{fp8!r}>",
+        "bs_desc": f"tensordesc<fp32[128],{flat!r}>",
+        "c_desc": f"tensordesc<bf16[64, 64],{bf16!r}>",
+        "bs_ptr": "*fp32",
+        **dict.fromkeys("MNK", "i32"),
+    }
+    names = (("STAGES", "stages"), ("GROUP", "group_m"), ("SLOTS", "slots"), ("REGS", "consumer_regs"))
+    cases = []
+    for recipe, columns in (("gemm_nt", False), ("gemm_nt_rows", True)):
+        fixed = [*names, ("COLUMNS", columns)]
+        cases.append([recipe, "gluon_ws", {}, "gemm_kernel", product, [*fixed, ("HALVES", 2)]])
+        cases.append([recipe, "gluon_skew", {}, "gemm_kernel", product, fixed])
+    matrix = {
+        "x_desc": f"tensordesc<bf16[128, 128],{bf16!r}>",
+        "x_ptr": "*bf16",
+        "q_ptr": "*fp8e4nv",
+        "s_ptr": "*fp32",
+        "qt_ptr": "*fp8e4nv",
+        "st_ptr": "*fp32",
+        **dict.fromkeys("MK", "i32"),
+    }
+    fixed = [("TILE", 0), ("TURNED", 0), ("BY_COLUMNS", False)]
+    cases.append(["quant_dual", "quant_dual", {}, "dual_kernel", matrix, fixed])
+    cases.append(["quant_dual", "quant_dual_tma", {}, "dual_kernel", matrix, [*fixed, ("STAGES", "stages")]])
+    cases.append(["quant_128x128_dual", "quant_blocks_dual", {}, "block_kernel", matrix, fixed])
+    return cases
+
+
+def test_gluon_kernels_compile_for_hopper_without_spills(tmp_path: Path) -> None:
+    pytest.importorskip("triton.experimental.gluon")
+    for recipe, seed, _, entry in child("compile", hopper_cases(), TRITON_CACHE_DIR=str(tmp_path)):
+        assert entry["stack"] == 0, (recipe, seed, entry)
+        assert entry["shared"] <= 232448, (recipe, seed, entry)
+        if recipe.startswith("gemm"):
+            assert entry["wgmma"] >= 8, (recipe, seed, entry)
+
+
+@pytest.mark.gpu
+def test_every_seed_kernel_passes_its_gates_on_the_gpu() -> None:
+    if not has_gpu():
+        pytest.skip("needs a Hopper GPU")
+    cases = []
+    for recipe, operator in OPERATORS.items():
+        for workload in operator.suites["primus-core"].check:
+            for seed in operator.kernels:
+                cases += [[recipe, seed, {}, dict(workload.dims), kind] for kind in operator.input_kinds]
+    for recipe, seed, _, kind, values in child("gpu", cases):
+        for name, value in values.items():
+            assert value >= (45.0 if name == "c" else 1.0), (recipe, seed, kind, name, value)
