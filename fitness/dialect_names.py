@@ -78,6 +78,14 @@ MODULES: Mapping[str, frozenset[str]] = {
     "triton.experimental.gluon.nvidia": _names("hopper blackwell"),
     "triton.experimental.gluon.nvidia.hopper": _names("TensorDescriptor"),
     "triton.experimental.gluon.language": _names(".*"),
+    "triton.experimental.gluon.language.nvidia": _names("hopper"),
+    "triton.experimental.gluon.language.nvidia.hopper": _names(
+        "fence_async_shared mbarrier tma warpgroup_mma warpgroup_mma_wait"
+    ),
+    "triton.experimental.gluon.language.nvidia.hopper.mbarrier": _names("init wait expect arrive MBarrierLayout"),
+    "triton.experimental.gluon.language.nvidia.hopper.tma": _names(
+        "async_copy_global_to_shared async_copy_shared_to_global store_wait"
+    ),
 }
 """Module to what may be named in it. ``.*``: every public name but those in ``REFUSED``."""
 
