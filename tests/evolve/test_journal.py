@@ -23,7 +23,7 @@ values = st.one_of(
 def candidate(index: int, params: dict | None = None, source: str = "x = 1\n") -> Candidate:
     mutation = Mutation(MutationKind.PARAMETER, "parameters", "tile 1 -> 2")
     return Candidate(
-        index, Genome(source, {"i": index, **(params or {})}), ("p",), mutation, 3, 1, index // 2
+        index, Genome(source, {**(params or {}), "i": index}), ("p",), mutation, 3, 1, index // 2
     )
 
 

@@ -189,7 +189,8 @@ def test_defaults_are_legal_on_every_workload_of_every_suite():
                 assert operator.inputs(workload)[1].shape == (workload.dims["K"], workload.dims["N"])
             for seed in operator.kernels.values():
                 space = Space.from_source(seed.source, constants)
-                if suite.name == "quickstart" or not seed.baseline:
+                # A schedule written by hand for one shape has to fit that one; a seed's defaults fit all.
+                if suite.name == "quickstart" or not (seed.baseline or seed.overrides):
                     assert space.violations({**space.defaults, **seed.overrides}) == [], (
                         suite.name,
                         seed.name,
