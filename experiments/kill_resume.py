@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from evolve.errors import JournalError
 from evolve.home import JOURNAL, campaigns
 from evolve.journal import Journal
 
@@ -27,17 +28,18 @@ def main() -> int:
     arguments = _arguments()
     whole, killed = arguments.home / "whole", arguments.home / "killed"
     run = ["run", arguments.campaign, "--evaluations", str(arguments.evaluations)]
-    _finish(whole, run)
+    if not _rows(whole):
+        _finish(whole, run)
     rng = random.Random(arguments.seed)
-    moments = []
+    moments, rows = [], []
     command = run
     for _ in range(arguments.kills):
-        after = rng.uniform(2.0, arguments.longest_seconds)
+        after = rng.uniform(0.0, arguments.longest_seconds)
         if not _kill(killed, command, after):
             break
         moments.append(round(after, 1))
-        command = ["resume"] if campaigns(killed) else run
-    rows_at_kills = _rows(killed)
+        rows.append(_rows(killed))
+        command = ["resume"]
     _finish(killed, command)
     one, other = _content(whole), _content(killed)
     submitted = [index for index, *_ in other["candidates"]]
@@ -47,7 +49,7 @@ def main() -> int:
                 "campaign": arguments.campaign,
                 "evaluations": arguments.evaluations,
                 "killed_after_seconds": moments,
-                "evaluations_before_last_resume": rows_at_kills,
+                "evaluations_at_each_kill": rows,
                 "same_journal": one == other,
                 "evaluated_once_each": len(set(submitted)) == len(submitted) == len(other["evaluations"]),
             },
@@ -77,8 +79,11 @@ def _finish(home: Path, arguments: list[str]) -> None:
 
 
 def _kill(home: Path, arguments: list[str], after_seconds: float) -> bool:
-    """Whether the driver was still running when it was to be killed."""
+    """Kill so long after the campaign went on; whether the driver was still running then."""
+    before = _begun(home)
     process = subprocess.Popen(_command(home, arguments), stdout=subprocess.DEVNULL)
+    while _begun(home) == before and process.poll() is None:
+        time.sleep(0.1)
     time.sleep(after_seconds)
     alive = process.poll() is None
     process.send_signal(signal.SIGKILL)
@@ -97,6 +102,18 @@ def _content(home: Path) -> dict:
         return {"candidates": [], "evaluations": {}}
     with Journal(path) as journal:
         return journal.content()
+
+
+def _begun(home: Path) -> int:
+    """How often the campaign was started or resumed."""
+    path = _journal(home)
+    if path is None:
+        return 0
+    try:
+        with Journal(path) as journal:
+            return sum(event.kind in ("started", "resumed") for event in journal.events())
+    except JournalError:  # being created
+        return 0
 
 
 def _rows(home: Path) -> int:

@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -173,9 +173,19 @@ def run_all(folder: Path, names: Sequence[str], seeds: int, setting: Setting, jo
     """Every space under every seed, ``jobs`` at a time; the order of the answer is fixed."""
     tasks = [(folder, name, seed, setting) for name in names for seed in range(seeds)]
     if jobs <= 1:
-        return [_task(task) for task in tasks]
+        return _counted(map(_task, tasks), len(tasks))
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        return pool.map(_task, tasks, chunksize=1)
+        return _counted(pool.imap(_task, tasks), len(tasks))
+
+
+def _counted(runs: Iterable[Run], expected: int) -> list[Run]:
+    """All of them, with a line on stderr for each."""
+    done: list[Run] = []
+    for run in runs:
+        done.append(run)
+        scores = " ".join(f"{run.curve[m - 1]:.3f}" for m in MARKS if m <= len(run.curve))
+        sys.stderr.write(f"{len(done)}/{expected} {run.space} seed {run.seed}: {scores}\n")
+    return done
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
