@@ -13,6 +13,7 @@ from workers.cascade import Cascade
 from workers.limits import Limits
 from workers.sandbox import ChildLimits
 from workers.stages import TraceStage
+from workers.truth import Truth
 
 GIB = 1 << 30
 FAMILY = Path(__file__).parent.parent / "fixtures" / "small_gemm"
@@ -113,9 +114,22 @@ def test_a_source_outside_the_dialect_never_runs(operator):
 def test_what_escapes_the_dialect_still_has_no_say(operator, name, tmp_path):
     suite = operator.suites["tiny"]
     request = Request(
-        operator, load_target("tpu7x"), LIMITS, twins.escaped(name), twins.PARAMS, 1, False,
-        suite.workloads, suite.check, None, 1.0, tmp_path, lambda artefact: None,
-    )  # fmt: skip
+        operator=operator,
+        truth=Truth(operator),
+        target=load_target("tpu7x"),
+        limits=LIMITS,
+        source=twins.escaped(name),
+        params=twins.PARAMS,
+        seed=1,
+        timeline=False,
+        measured=suite.workloads,
+        checked=suite.check,
+        baseline=None,
+        final=False,
+        spot=None,
+        folder=tmp_path,
+        is_known=lambda artefact: None,
+    )
     failure = TraceStage().run(request, Found())
     assert failure is not None and failure.verdict is Verdict.CRASHED, failure
 
