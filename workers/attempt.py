@@ -13,6 +13,7 @@ from fitness.structure import ModuleFacts
 from fitness.targets import Target
 from seeds.operator import Operator, SeedKernel, TensorSpec, Workload
 from workers.limits import Limits
+from workers.processes import Launcher
 from workers.truth import Truth
 
 
@@ -48,6 +49,7 @@ class Request:
     final: bool
     spot: Workload | None
     folder: Path
+    launcher: Launcher
     is_known: Callable[[str], str | None]
 
     @property

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -25,12 +26,14 @@ from seeds.operator import Operator, SeedKernel, Suite, Workload
 from workers import recipe
 from workers.attempt import Failure, Found, Request, StageStep
 from workers.limits import Limits
-from workers.sandbox import temporary_folder
+from workers.processes import Template
+from workers.sandbox import environment, temporary_folder
 from workers.stages import CompileStage, DialectStage, MeasureStage, TraceStage, VerifyStage, differs_by_shape
 from workers.truth import Truth
 
 _VMEM_EDGES = (8, 16, 32, 64)  # MiB
 _LOG_BYTES = 32 << 10
+_PRELOADED = ("workers.runners.pallas_trace", "workers.runners.pallas_compile")
 
 
 class Cascade:
@@ -58,6 +61,8 @@ class Cascade:
         self._known = known_artefacts or (lambda artefact: None)
         self._scratch = scratch
         self._worker = socket.gethostname()
+        self._launcher = Template(_PRELOADED, environment(Path(tempfile.gettempdir()), recipe.trace_environment()))
+        self._launcher.warm()
 
     def evaluate(
         self,
@@ -107,6 +112,7 @@ class Cascade:
                     final=workloads == "final",
                     spot=spot,
                     folder=folder,
+                    launcher=self._launcher,
                     is_known=lambda artefact: self._earlier(artefact, known_artefacts),
                 )
                 stage, failure = self._judge(request, found, on_stage, best=best)

@@ -13,18 +13,16 @@ import re
 import selectors
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from workers.frames import Frame, FrameError, FrameReader, encode
+from workers.processes import Launcher, Process, Spawn, Streams
 
-ROOT = Path(__file__).resolve().parent.parent
 _FATAL = re.compile(rb"^F\d{4} .*?\] (.*)$", re.MULTILINE)
 _CHUNK = 1 << 16
 
@@ -97,56 +95,68 @@ def run_child(
     *,
     extra_environment: Mapping[str, str] | None = None,
     on_frame: Callable[[Frame], bool] | None = None,
-    program: Sequence[str] | None = None,
+    launcher: Launcher | None = None,
 ) -> Outcome:
     """Run one job to its end. ``on_frame`` sees each frame as it arrives; False stops the child.
 
     ``folder`` becomes the child's working directory and the only place it can write.
-    ``program`` replaces the child program (for tests); it is called with the same arguments.
+    ``launcher`` starts the process; by default the child program is spawned.
     Raises OSError when no process can be started.
     """
     began = time.monotonic()
-    result_read, result_write = os.pipe()
-    try:
-        process = subprocess.Popen(
-            [*(program or _program()), *_arguments(limits, result_write)],
-            cwd=folder,
-            env=environment(folder, extra_environment or {}),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=(result_write,),
-            start_new_session=True,
+    with _Pipes() as pipes:
+        process = (launcher or Spawn()).start(
+            _confinement(limits), folder, environment(folder, extra_environment or {}), pipes.theirs
         )
-    except OSError:
-        os.close(result_read)
-        raise
-    finally:
-        os.close(result_write)
-    listener = _Listener(process, result_read, encode(job), limits, on_frame)
-    try:
-        ending, detail = listener.listen(began + limits.wall_seconds)
-    finally:
-        _kill_group(process)
-        listener.close()
-    if ending is Ending.DONE and not any(frame.kind == "done" for frame in listener.frames):
-        ending, detail = Ending.CRASHED, _death(process.returncode, listener.log)
+        pipes.close_theirs()
+        listener = _Listener(process, pipes, encode(job), limits, on_frame)
+        try:
+            ending, detail = listener.listen(began + limits.wall_seconds)
+        finally:
+            code = process.end()
+            listener.close()
+    if ending is Ending.DONE and not listener.complete:
+        ending, detail = Ending.CRASHED, _death(code, listener.log)
     log = listener.log.decode(errors="replace")
     return Outcome(ending, listener.frames, detail, log, time.monotonic() - began)
 
 
-def _program() -> list[str]:
-    return [sys.executable, "-I", str(ROOT / "workers" / "child.py")]
-
-
-def _arguments(limits: ChildLimits, result: int) -> list[str]:
-    cpu = limits.cpu_seconds or int(4 * limits.wall_seconds) + 1
-    confinement = {
+def _confinement(limits: ChildLimits) -> dict[str, int]:
+    return {
         "memory_bytes": limits.memory_bytes,
-        "cpu_seconds": cpu,
+        "cpu_seconds": limits.cpu_seconds or int(4 * limits.wall_seconds) + 1,
         "file_bytes": limits.file_bytes,
     }
-    return [str(ROOT), str(os.getpid()), str(result), json.dumps(confinement)]
+
+
+class _Pipes:
+    """The four pipes between this process and a child."""
+
+    def __enter__(self) -> _Pipes:
+        self.stdin, stdin = reversed(os.pipe())
+        self.stdout, stdout = os.pipe()
+        self.stderr, stderr = os.pipe()
+        self.result, result = os.pipe()
+        self.theirs = Streams(stdin, stdout, stderr, result)
+        self._open = [self.stdin, self.stdout, self.stderr, self.result]
+        self._theirs_open = [stdin, stdout, stderr, result]
+        return self
+
+    def close_theirs(self) -> None:
+        """Close the child's ends here, once it has them."""
+        while self._theirs_open:
+            os.close(self._theirs_open.pop())
+
+    def close(self, end: int) -> None:
+        """Close one of our ends."""
+        if end in self._open:
+            self._open.remove(end)
+            os.close(end)
+
+    def __exit__(self, *_: object) -> None:
+        self.close_theirs()
+        while self._open:
+            os.close(self._open.pop())
 
 
 class _Listener:
@@ -154,8 +164,8 @@ class _Listener:
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
-        result: int,
+        process: Process,
+        pipes: _Pipes,
         job: bytes,
         limits: ChildLimits,
         on_frame: Callable[[Frame], bool] | None,
@@ -163,24 +173,22 @@ class _Listener:
         self.frames: list[Frame] = []
         self.log = b""
         self._process = process
+        self._pipes = pipes
         self._limits = limits
         self._on_frame = on_frame
         self._reader = FrameReader(limits.result_bytes)
-        self._result = result
         self._job = memoryview(job)
         self._received = self._logged = 0
         self._selector = selectors.DefaultSelector()
-        assert process.stdin and process.stdout and process.stderr
-        for stream in (process.stdout.fileno(), process.stderr.fileno(), result):
+        for stream in (pipes.stdout, pipes.stderr, pipes.result):
             os.set_blocking(stream, False)
             self._selector.register(stream, selectors.EVENT_READ)
-        self._stdin = process.stdin.fileno()
-        os.set_blocking(self._stdin, False)
-        self._selector.register(self._stdin, selectors.EVENT_WRITE)
+        os.set_blocking(pipes.stdin, False)
+        self._selector.register(pipes.stdin, selectors.EVENT_WRITE)
 
     def listen(self, deadline: float) -> tuple[Ending, str]:
         """Until the result pipe closes, the clock runs out or a limit is passed."""
-        while self._result in self._selector.get_map():
+        while self._pipes.result in self._selector.get_map():
             left = deadline - time.monotonic()
             if left <= 0:
                 return Ending.TIMEOUT, f"still running after {self._limits.wall_seconds:g} s"
@@ -193,23 +201,23 @@ class _Listener:
                     return verdict
         return self._last_words(deadline)
 
+    @property
+    def complete(self) -> bool:
+        """Whether the child said that it was done, and broke off nothing."""
+        return any(frame.kind == "done" for frame in self.frames) and not self._reader.pending
+
     def close(self) -> None:
         self._selector.close()
-        os.close(self._result)
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
 
     def _serve(self, stream: int) -> tuple[Ending, str] | None:
-        if stream == self._stdin:
+        if stream == self._pipes.stdin:
             self._send()
             return None
-        piece = os.read(stream, _CHUNK if stream != self._result else 1 << 22)
+        piece = os.read(stream, _CHUNK if stream != self._pipes.result else 1 << 22)
         if not piece:
             self._selector.unregister(stream)
             return None
-        if stream != self._result:
+        if stream != self._pipes.result:
             return self._write_log(piece)
         self._received += len(piece)
         if self._received > self._limits.result_bytes:
@@ -221,19 +229,17 @@ class _Listener:
         return None
 
     def _send(self) -> None:
-        assert self._process.stdin
+        stdin = self._pipes.stdin
         try:
-            sent = os.write(self._stdin, self._job[: 1 << 20])
+            sent = os.write(stdin, self._job[: 1 << 20])
         except BlockingIOError:
             return
         except OSError:  # the child closed its input; its ending tells the rest
             sent = len(self._job)
         self._job = self._job[sent:]
         if not self._job:
-            self._selector.unregister(self._stdin)
-            self._stdin = -1
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+            self._selector.unregister(stdin)
+            self._pipes.close(stdin)
 
     def _write_log(self, piece: bytes) -> tuple[Ending, str] | None:
         self._logged += len(piece)
@@ -243,30 +249,20 @@ class _Listener:
         return None
 
     def _last_words(self, deadline: float) -> tuple[Ending, str]:
-        """After the result pipe closed: the rest of the log, then the exit status."""
-        try:
-            self._process.wait(timeout=max(0.1, min(5.0, deadline - time.monotonic())))
-        except subprocess.TimeoutExpired:
+        """After the result pipe closed: the rest of the log, then the end."""
+        if not self._process.wait(max(0.1, min(5.0, deadline - time.monotonic()))):
             return Ending.TIMEOUT, "closed its result pipe and stayed"
-        for stream in (self._process.stdout, self._process.stderr):
+        for stream in (self._pipes.stdout, self._pipes.stderr):
             with contextlib.suppress(OSError):
-                while stream and (piece := os.read(stream.fileno(), _CHUNK)) and not self._write_log(piece):
+                while (piece := os.read(stream, _CHUNK)) and not self._write_log(piece):
                     pass
-        if self._reader.pending:
-            return Ending.CRASHED, _death(self._process.returncode, self.log)
         return Ending.DONE, ""
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _death(code: int | None, log: bytes) -> str:
+def _death(code: int, log: bytes) -> str:
     """One line on why a child died: the runtime's last fatal line, or its signal, or its exit code."""
     fatal = _FATAL.search(log)
-    if code is not None and code < 0:
+    if code < 0:
         try:
             name = signal.Signals(-code).name
         except ValueError:

@@ -52,6 +52,7 @@ class TraceStage:
                 folder,
                 extra_environment=recipe.trace_environment(),
                 on_frame=conversation.hear,
+                launcher=request.launcher,
             )
         found.logs.append(outcome.log)
         if conversation.failure is not None:
@@ -171,7 +172,12 @@ class CompileStage:
 
         limits = _scaled(request.limits.compile, request.time_factor)
         outcome = run_child(
-            _compile_job(request, found), limits, folder, extra_environment=environment, on_frame=hear
+            _compile_job(request, found),
+            limits,
+            folder,
+            extra_environment=environment,
+            on_frame=hear,
+            launcher=request.launcher,
         )
         found.logs.append(outcome.log)
         if refused:

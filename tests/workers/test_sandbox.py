@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from workers.frames import Frame
-from workers.sandbox import ROOT, ChildLimits, Ending, run_child, temporary_folder
+from workers.processes import ROOT, Spawn
+from workers.sandbox import ChildLimits, Ending, run_child, temporary_folder
 
 LIMITS = ChildLimits(20.0, memory_bytes=1 << 30, file_bytes=1 << 20, result_bytes=1 << 20, log_bytes=1 << 20)
 PRELUDE = f"""
@@ -33,8 +34,8 @@ def answer(kind, **data):
 
 def child(code, tmp_path, limits=LIMITS, job=None, **options):
     script = PRELUDE + textwrap.dedent(code)
-    program = [sys.executable, "-I", "-c", script]
-    return run_child(job or Frame("job"), limits, tmp_path, program=program, **options)
+    launcher = Spawn((sys.executable, "-I", "-c", script))
+    return run_child(job or Frame("job"), limits, tmp_path, launcher=launcher, **options)
 
 
 def test_a_child_that_answers_is_done(tmp_path):
