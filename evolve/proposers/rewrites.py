@@ -1,4 +1,4 @@
-"""Proposals from rewrite rules: a structural change to an elite's source, its parameters inherited."""
+"""Proposals from rewrite rules: one or a few structural changes to an elite's source, its parameters inherited."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ from evolve.archive import Archive
 from evolve.genome import Genome
 from evolve.history import History, Mutation, MutationKind, Proposal
 from evolve.proposers.inheritance import inherit
-from evolve.proposers.rewrite.proposer import RewriteProposal, RewriteProposer
+from evolve.proposers.rewrite.proposer import RewriteProposal, RewriteProposer, Tried
+from evolve.proposers.rule_credit import RuleCredit, describe
 from evolve.space import Space, SpaceError
 
 log = logging.getLogger(__name__)
 
 TRIES = 12
-"""Rule applications looked at for one proposal, before another proposer is given the turn."""
+"""Children looked at for one proposal, before another proposer is given the turn."""
+
+CONTINUE = 0.25
+"""Probability of one more rewrite on top of the last: some pay off only together."""
+
+MOST_STEPS = 3
 
 
 @dataclass
@@ -29,6 +35,7 @@ class Rewrites:
     space_of: Callable[[str], Space]
     violations: Callable[[str], Sequence[str]]
     rules: RewriteProposer = field(default_factory=RewriteProposer)
+    credit: RuleCredit = field(default_factory=RuleCredit)
     name: str = "rewrite"
     kind: MutationKind = MutationKind.REWRITE
 
@@ -37,19 +44,33 @@ class Rewrites:
         elite = self.archive.select(island, rng)
         if elite is None:
             return None
+        self.credit.learn(history)
         parent = elite.candidate.genome
         done = _rewritten(history, parent.source_id)
         tried: set[tuple[str, str]] = set()
         for _ in range(TRIES):
-            rewritten = self.rules.propose(parent.source, parent.params, rng, frozenset(tried))
-            if rewritten is None:
+            steps = self._rewrite(parent, rng, tried)
+            if not steps:
                 return None
-            tried.add((rewritten.rule, rewritten.site))
-            detail = f"{rewritten.rule}: {rewritten.description}"
-            genome = self._genome(rewritten) if detail not in done else None
+            tried.add((steps[0].rule, steps[0].site))
+            detail = describe([(step.rule, step.description) for step in steps])
+            genome = self._genome(steps[-1]) if detail not in done else None
             if genome is not None and genome.id not in history:
                 return Proposal(genome, (parent.id,), Mutation(self.kind, self.name, detail))
         return None
+
+    def _rewrite(self, parent: Genome, rng: np.random.Generator, tried: Tried) -> list[RewriteProposal]:
+        """One rewrite of the parent, or a few on top of each other; the first is none of ``tried``."""
+        source, params = parent.source, parent.params
+        steps: list[RewriteProposal] = []
+        while len(steps) < MOST_STEPS and (not steps or rng.random() < CONTINUE):
+            exclude = frozenset() if steps else tried
+            step = self.rules.propose(source, params, rng, exclude, self.credit.shares)
+            if step is None:
+                break
+            source, params = step.source, step.params
+            steps.append(step)
+        return steps
 
     def _genome(self, rewritten: RewriteProposal) -> Genome | None:
         if reasons := self.violations(rewritten.source):

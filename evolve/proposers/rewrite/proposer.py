@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,6 +20,9 @@ MISMATCH = (AttributeError, IndexError, KeyError, TypeError, ValueError, Asserti
 
 Tried = Collection[tuple[str, str]]
 """(rule name, site key) pairs."""
+
+Shares = Callable[[Collection[str]], Mapping[str, float]]
+"""From names of rules to probabilities that sum to 1."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def offers(source: str) -> tuple[tuple[Rule, Site], ...]:
 
 
 class RewriteProposer:
-    """Draws uniformly over rules, then over the sites of the rule."""
+    """Draws a rule, uniformly or by the shares it is given, then uniformly one of the rule's sites."""
 
     def __init__(self, only: Sequence[str] | None = None) -> None:
         self.only = None if only is None else frozenset(only)
@@ -73,12 +76,16 @@ class RewriteProposer:
         parent_params: Mapping[str, Value],
         rng: np.random.Generator,
         exclude: Tried = frozenset(),
+        shares: Shares | None = None,
     ) -> RewriteProposal | None:
-        """A rewritten child, None when every pair is excluded or none applies after all."""
+        """A rewritten child, None when every pair is excluded or none applies after all.
+
+        ``shares`` maps the names of rules that apply to the probability of each.
+        """
         pairs = [(r, s) for r, s in self.available(parent_source) if (r.name, s.key) not in exclude]
         while pairs:
             names = sorted({rule.name for rule, _ in pairs})
-            name = names[int(rng.integers(len(names)))]
+            name = names[_draw(names, rng, shares)]
             mine = [p for p in pairs if p[0].name == name]
             rule, site = mine[int(rng.integers(len(mine)))]
             proposal = rewrite(parent_source, parent_params, rule, site, rng)
@@ -86,6 +93,13 @@ class RewriteProposer:
                 return proposal
             pairs.remove((rule, site))
         return None
+
+
+def _draw(names: Sequence[str], rng: np.random.Generator, shares: Shares | None) -> int:
+    if shares is None:
+        return int(rng.integers(len(names)))
+    given = shares(names)
+    return int(rng.choice(len(names), p=[given[name] for name in names]))
 
 
 def rewrite(

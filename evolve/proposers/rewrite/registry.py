@@ -12,6 +12,7 @@ from evolve.proposers.rewrite.pallas import (
     launch,
     loops,
     memory,
+    transfer,
 )
 from evolve.proposers.rewrite.triton import arithmetic as device_arithmetic
 from evolve.proposers.rewrite.triton import descriptors, fusion, loads, programs, stores
@@ -48,6 +49,9 @@ def pallas_rules() -> tuple[Rule, ...]:
         arithmetic.ReciprocalToDivide(),
         memory.ManualCopy(),
         memory.LanePaddedScale(),
+        transfer.DoubleBufferedCopy(),
+        transfer.EmitPipeline(),
+        transfer.ScalarInputInSmem(),
     )
 
 

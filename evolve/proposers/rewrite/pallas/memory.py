@@ -29,7 +29,7 @@ class ManualCopy:
             Site(f"{v.name}/{r.name}", f"{v.name}: copy blocks of {r.name} by hand", (v, r))
             for v in pallas_calls(kernel)
             for r in v.inputs
-            if v.operands and _copyable(v, r)
+            if v.operands and copyable(v, r)
         ]
 
     def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
@@ -69,10 +69,10 @@ def _bind_ids(edit: Edit, view: PallasCall) -> dict[int, str]:
     return names
 
 
-def _copyable(view: PallasCall, ref: Ref) -> bool:
+def copyable(view: PallasCall, ref: Ref) -> bool:
     """A literal spec of its own, whose index map reads grid axes only and which has no squeezed dimension."""
     spec, kernel = ref.spec, view.kernel
-    if spec is None or "pipeline_mode" in kernel.code(spec.node):
+    if spec is None or any(word in kernel.code(spec.node) for word in ("pipeline_mode", "memory_space")):
         return False
     if sum(1 for r in view.refs if r.spec is not None and r.spec.node is spec.node) > 1:
         return False

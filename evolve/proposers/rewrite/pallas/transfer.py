@@ -1,0 +1,203 @@
+"""Rules on who moves blocks, and where to: copies one step ahead, a pipeline inside the kernel, scalars in SMEM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import libcst as cst
+import numpy as np
+
+from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
+from evolve.proposers.rewrite.dataflow import resolve, substitute
+from evolve.proposers.rewrite.edit import Edit
+from evolve.proposers.rewrite.pallas.find import pallas_calls
+from evolve.proposers.rewrite.pallas.memory import copyable
+from evolve.proposers.rewrite.pallas.view import PALLAS_TPU, PallasCall, Ref, first_statement, with_keyword
+
+
+class DoubleBufferedCopy:
+    """Fetch an input's blocks by explicit copies, each one grid step ahead of its use."""
+
+    name = "pallas_double_buffered_copy"
+    language = Language.PALLAS
+    why = (
+        "The grid pipeline decides when an input is copied and into how many buffers. Copies written out, with two "
+        "slots and the next step's copy under way during this step's work, can be moved, split or skipped."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        return [
+            Site(f"{v.name}/{r.name}", f"{v.name}: copy blocks of {r.name} one step ahead by hand", (v, r))
+            for v in pallas_calls(kernel)
+            for r in v.inputs
+            if v.operands and copyable(v, r)
+        ]
+
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
+        view, ref = site.payload
+        edit = Edit(kernel)
+        tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
+        tile, slots, done = (kernel.fresh(f"{ref.name}_{w}") for w in ("tile", "slots", "done"))
+        dims = ", ".join(kernel.code(d) for d in ref.spec.shape)
+        dtype = f"{kernel.code(view.operands[ref.position])}.dtype"
+        edit.replace(ref.declared, f"{view.pallas}.BlockSpec(memory_space={view.pallas}.ANY)")
+        for node in walk(view.function):
+            named = isinstance(node, cst.Name) and node.value == ref.name
+            if named and not isinstance(kernel.parents[node], cst.Param):
+                edit.replace(node, tile)
+        scratch = [(slots, f"{tpu}.VMEM((2, {dims}), {dtype})"), (done, f"{tpu}.SemaphoreType.DMA((2,))")]
+        view.add_scratch(edit, scratch)
+        edit.before(first_statement(view.body), _ahead(view, ref, tpu, tile, slots, done))
+        for axis in range(len(view.grid)):
+            view.make_sequential(edit, axis)
+        return edit.finish()
+
+
+def _ahead(view: PallasCall, ref: Ref, tpu: str, tile: str, slots: str, done: str) -> str:
+    """Statements that start the copy of the next step's block and wait for this one's."""
+    kernel, pallas, spec = view.kernel, view.pallas, ref.spec
+    assert spec is not None
+    step, total, fetch, at, begin, follow = (
+        kernel.fresh(f"{ref.name}_{w}") for w in ("step", "steps", "fetch", "at", "begin", "follow")
+    )
+    counts = [f"{pallas}.num_programs({axis})" for axis in range(len(view.grid))]
+    linear = f"{pallas}.program_id(0)"
+    for axis in range(1, len(counts)):
+        linear = f"({linear}) * {counts[axis]} + {pallas}.program_id({axis})"
+    places = []
+    for position, index in enumerate(spec.index):
+        ids = {name: _unravelled(at, axis, counts) for axis, name in enumerate(spec.axes)}
+        size = f"{slots}.shape[{position + 1}]"
+        places.append(f"{pallas}.ds(({substitute(kernel, index, ids)}) * {size}, {size})")
+    return (
+        f"{step} = {linear}\n"
+        f"{total} = {' * '.join(counts)}\n"
+        f"def {fetch}({at}):\n"
+        f"    source = {ref.name}.at[{', '.join(places)}]\n"
+        f"    return {tpu}.make_async_copy(source, {slots}.at[{at} % 2], {done}.at[{at} % 2])\n"
+        f"@{pallas}.when({step} == 0)\n"
+        f"def {begin}():\n"
+        f"    {fetch}({step}).start()\n"
+        f"@{pallas}.when({step} + 1 < {total})\n"
+        f"def {follow}():\n"
+        f"    {fetch}({step} + 1).start()\n"
+        f"{fetch}({step}).wait()\n"
+        f"{tile} = {slots}.at[{step} % 2]"
+    )
+
+
+def _unravelled(step: str, axis: int, counts: Sequence[str]) -> str:
+    """The program id along ``axis`` at a step counted over the whole grid."""
+    after = " * ".join(counts[axis + 1 :])
+    text = f"({step} // ({after}))" if after else step
+    return f"({text} % {counts[axis]})" if axis else f"({text})"
+
+
+class EmitPipeline:
+    """Run the grid as a pipeline inside one kernel call."""
+
+    name = "pallas_emit_pipeline"
+    language = Language.PALLAS
+    why = (
+        "With the pipeline inside the kernel, scratch and code around it live once for all steps: work that the grid "
+        "would have to guard with a condition on the step can stand before or after the pipeline."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        return [
+            Site(f"{v.name}/pipeline", f"{v.name}: run the grid as a pipeline inside the kernel", v)
+            for v in pallas_calls(kernel)
+            if v.operands and all(r.spec is not None for r in (*v.inputs, *v.outputs))
+        ]
+
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
+        view: PallasCall = site.payload
+        edit = Edit(kernel)
+        tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
+        outer, step = kernel.fresh("pipelined"), kernel.fresh("pipeline_step")
+        moved = [r.name for r in (*view.inputs, *view.outputs)]
+        blocks = [kernel.fresh(f"{name}_block") for name in moved]
+        kept = [r.name for r in view.scratch]
+        body = kernel.code(view.call.args[0].value)
+        grid = ", ".join(kernel.code(extent) for extent in view.grid)
+        specs = {k: kernel.code(view.args[k].value) for k in ("in_specs", "out_specs")}
+        edit.before(
+            kernel.statement(view.call),
+            f"def {outer}({', '.join([*moved, *kept])}):\n"
+            f"    def {step}({', '.join(blocks)}):\n"
+            f"        {body}({', '.join([*blocks, *kept])})\n"
+            f"    {tpu}.emit_pipeline(\n"
+            f"        {step}, grid=({grid},), in_specs={specs['in_specs']}, out_specs={specs['out_specs']}\n"
+            f"    )({', '.join(moved)})",
+        )
+        whole = f"{view.pallas}.BlockSpec(memory_space={view.pallas}.ANY)"
+        edit.replace(view.call.args[0].value, outer)
+        edit.replace(view.args["in_specs"].value, f"[{', '.join([whole] * len(view.inputs))}]")
+        several = isinstance(resolve(kernel, view.args["out_specs"].value), cst.List | cst.Tuple)
+        outs = f"[{', '.join([whole] * len(view.outputs))}]" if several else whole
+        edit.replace(view.args["out_specs"].value, outs)
+        edit.transform(view.call, partial(_without_keyword, keyword="grid"))
+        settings = view.args.get("compiler_params")
+        given = resolve(kernel, settings.value) if settings is not None else None
+        if isinstance(given, cst.Call):
+            edit.transform(given, partial(_without_keyword, keyword="dimension_semantics"))
+        return edit.finish()
+
+
+def _without_keyword(call: cst.Call, keyword: str) -> cst.Call:
+    kept = [a for a in call.args if a.keyword is None or a.keyword.value != keyword]
+    if kept and len(kept) < len(call.args) and call.args[-1] not in kept:
+        kept[-1] = kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+    return call.with_changes(args=kept)
+
+
+class ScalarInputInSmem:
+    """Keep an input that is only read one element at a time in scalar memory."""
+
+    name = "pallas_scalar_input_in_smem"
+    language = Language.PALLAS
+    why = (
+        "A scale read as one element per step wastes a vector load and a move to the scalar unit, and cannot be "
+        "indexed freely along lanes; in SMEM it is a plain scalar load."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        return [
+            Site(f"{v.name}/{r.name}", f"{v.name}: keep {r.name} in scalar memory", (v, r))
+            for v in pallas_calls(kernel)
+            for r in v.inputs
+            if r.spec is not None
+            and "memory_space" not in kernel.code(r.spec.node)
+            and sum(1 for o in v.refs if o.spec is not None and o.spec.node is r.spec.node) == 1
+            and _read_by_element(v, r)
+        ]
+
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
+        _, ref = site.payload
+        edit = Edit(kernel)
+        tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
+        edit.transform(ref.spec.node, partial(with_keyword, keyword="memory_space", text=f"{tpu}.SMEM"))
+        return edit.finish()
+
+
+def _read_by_element(view: PallasCall, ref: Ref) -> bool:
+    """Whether every use is ``ref[i, j, ...]`` with one plain index for each dimension."""
+    kernel, found = view.kernel, False
+    assert ref.spec is not None
+    for node in walk(view.function):
+        if not isinstance(node, cst.Name) or node.value != ref.name:
+            continue
+        parent = kernel.parents[node]
+        if isinstance(parent, cst.Param):
+            continue
+        if not isinstance(parent, cst.Subscript) or parent.value is not node:
+            return False
+        if len(parent.slice) != len(ref.spec.shape) or not all(map(_plain_index, parent.slice)):
+            return False
+        found = True
+    return found
+
+
+def _plain_index(element: cst.SubscriptElement) -> bool:
+    return isinstance(element.slice, cst.Index) and not isinstance(element.slice.value, cst.Ellipsis)

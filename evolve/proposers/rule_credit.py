@@ -1,0 +1,119 @@
+"""A learned choice among rewrite rules: a non-stationary bandit over what each rule did for its parents.
+
+A rule's reward is the child's gain over its own parent, not over the best: a rule that halves the time of a slow
+relative has shown more than one that leaves the leader as it is. Credit fades with every rewrite, because a rule
+that has done its work on a lineage seldom helps it twice, and a share of all draws stays uniform, so that a rule
+can be found useful again after others have changed the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from evolve.history import Candidate, History, MutationKind
+from fitness.evaluation import Evaluation, Stage, Verdict
+
+EXPLORE = 0.2
+"""Share of the draws that ignores credit."""
+
+FADE = 0.95
+"""What remains of credit after one rewrite was evaluated."""
+
+PRIOR_TRIALS = 2.0
+"""Evaluations' worth of belief a rule starts with and fades back to."""
+
+FIRST_RATE = 0.15
+"""Reward per evaluation presumed of a rule before there is any evidence of it."""
+
+GAIN_SCALE = 0.1
+"""Relative gain over the parent that earns full reward."""
+
+SHARPNESS = 1.5
+"""Exponent that turns reward into preference."""
+
+EARLY_COST = 0.4
+"""Cost of a child that failed before it was measured, in measured children."""
+
+KNOBS = (
+    "vmem_limit",
+    "buffer_count",
+    "widen_space",
+    "dimension_semantics",
+    "launch_option",
+    "range_option",
+    "cache_hint",
+)
+"""Ends of the names of rules that turn a knob of the launch or of the compiler and leave the computation alone."""
+
+KNOB_PRIOR = 0.4
+"""Reward presumed of such a rule, in rewards of a rule that changes what is computed when."""
+
+_STEP = re.compile(r"(?:^|; then )([a-z][a-z0-9_]*): ")
+
+
+def describe(steps: Sequence[tuple[str, str]]) -> str:
+    """One line about (rule, description) steps, from which ``rules_of`` reads the rules back."""
+    return "; then ".join(f"{rule}: {description}" for rule, description in steps)
+
+
+def rules_of(detail: str) -> list[str]:
+    """The rules that a rewrite's line names, in order."""
+    return _STEP.findall(detail)
+
+
+@dataclass
+class _Account:
+    reward: float = 0.0
+    cost: float = 0.0
+
+
+@dataclass
+class RuleCredit:
+    """A fold over the history, so that a resumed campaign draws the same rules."""
+
+    _accounts: dict[str, _Account] = field(default_factory=dict, init=False)
+    _folded: int = field(default=0, init=False)
+
+    def learn(self, history: History) -> None:
+        """Take in the evaluations integrated since the last call."""
+        for candidate, evaluation in history.evaluated[self._folded :]:
+            rewritten = candidate.mutation.kind is MutationKind.REWRITE
+            if rewritten and evaluation.verdict is not Verdict.INFRA_ERROR:
+                self._account(candidate, evaluation, history)
+        self._folded = len(history.evaluated)
+
+    def shares(self, rules: Collection[str]) -> Mapping[str, float]:
+        """The probability of each of ``rules`` to be drawn next, summing to 1. ``rules`` must not be empty."""
+        names = sorted(rules)
+        rates = {name: self._rate(name) ** SHARPNESS for name in names}
+        total = sum(rates.values())
+        return {name: EXPLORE / len(names) + (1.0 - EXPLORE) * rates[name] / total for name in names}
+
+    def _rate(self, rule: str) -> float:
+        prior = FIRST_RATE * (KNOB_PRIOR if rule.endswith(KNOBS) else 1.0)
+        account = self._accounts.get(rule, _Account())
+        return (account.reward + PRIOR_TRIALS * prior) / (account.cost + PRIOR_TRIALS)
+
+    def _account(self, candidate: Candidate, evaluation: Evaluation, history: History) -> None:
+        for account in self._accounts.values():
+            account.reward *= FADE
+            account.cost *= FADE
+        rules = rules_of(candidate.mutation.detail)
+        reward = _gain(candidate, evaluation, history)
+        cost = 1.0 if evaluation.stage is Stage.MEASURE else EARLY_COST
+        for rule in rules:
+            account = self._accounts.setdefault(rule, _Account())
+            account.reward += reward / len(rules)
+            account.cost += cost / len(rules)
+
+
+def _gain(candidate: Candidate, evaluation: Evaluation, history: History) -> float:
+    """Reward in 0 .. 1 for the gain over the fittest parent; 0 for a child that failed."""
+    known = [history.evaluation(parent) for parent in candidate.parents]
+    before = max((e.fitness for e in known if e is not None and e.fitness), default=None)
+    if before is None or not evaluation.fitness:
+        return 0.0
+    return min(1.0, max(0.0, math.log(evaluation.fitness / before) / GAIN_SCALE))
