@@ -209,6 +209,8 @@ def _workload(m: int, n: int, k: int, prefix: str = "") -> Workload:
 def _suites() -> dict[str, Suite]:
     """``quickstart`` evaluates in seconds and ends at 4096^3; ``llm``: Llama-3.1-8B projections of 2048 tokens.
 
+    ``small`` has one shape, for searches on a few CPU seconds an evaluation, and ends at 4096^3, too.
+
     The check shapes make every block size of the seed kernels take several row blocks and column blocks (the
     first) and several K blocks (the second), so that a cache that is not refilled or a K block left out shows.
     """
@@ -221,7 +223,8 @@ def _suites() -> dict[str, Suite]:
     )
     layers = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
     shapes = tuple(_workload(2048, n, k, f"llama3.1-8b/{layer}/") for layer, (n, k) in layers.items())
-    return {"quickstart": quick, "llm": Suite("llm", shapes, check)}
+    small = Suite("small", (_workload(1024, 2048, 4096),), check, quick.final)
+    return {"quickstart": quick, "small": small, "llm": Suite("llm", shapes, check)}
 
 
 def _kernels(group: int) -> dict[str, SeedKernel]:

@@ -1,0 +1,217 @@
+"""What each kind of mutation is worth: equal budgets of evaluations, the same seeds, one kind at a time.
+
+    python -m experiments.benchmarks.ablation --out experiments/results/ablation_tpu7x
+    python -m experiments.benchmarks.ablation --operator gemm_fp8_blockwise/fwd --target h200 --suite gmm \\
+        --kernel naive --measured --out experiments/results/ablation_h200
+
+Every arm starts from one seed kernel and runs the campaign of ``evolve.campaign``; arms differ in their proposers
+only. On a modelled target a verdict is a function of the genome, so verdicts are kept in a file (``--memo``) that arms
+and seeds share: a budget counts every evaluation all the same. ``--measured`` evaluates everything anew in the
+workers' pool, as a campaign does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evolve.archive import Archive
+from evolve.campaign import Budget, Campaign, Plan
+from evolve.config import CampaignConfig, parse_config
+from evolve.evaluator import Evaluator, Job
+from evolve.genome import Genome
+from evolve.home import JOURNAL
+from evolve.journal import Journal
+from evolve.launch import pool_settings
+from evolve.resolve import Resolved, resolve
+from evolve.searcher import build_searcher
+from experiments.benchmarks.ablation_report import write_report
+from fitness.evaluation import Evaluation, Stage, Verdict
+from workers.cascade import Cascade
+from workers.limits import GIB, Limits
+from workers.pool import RayPool
+from workers.sandbox import ChildLimits
+
+PARAMETERS = ("parameters", "surrogate", "crossover")
+ARMS: dict[str, tuple[str, ...]] = {
+    "parameters": PARAMETERS,
+    "rewrites": ("rewrite",),
+    "rewrites + parameters": (*PARAMETERS, "rewrite"),
+    "rewrites + parameters + crossover": (*PARAMETERS, "rewrite", "source_crossover"),
+}
+GATE_SEED = 3
+"""Inputs of the gates: the same for every genome, so that the oracle is asked once."""
+
+LIMITS = Limits(trace=ChildLimits(600.0, 8 * GIB), compile=ChildLimits(900.0, 12 * GIB))
+"""Wall clocks that only a hung child reaches, on a machine that is busy with other things."""
+
+
+@dataclass
+class Memo:
+    """Implements ``Evaluator``: evaluates one job at a time and remembers every verdict in a JSONL file.
+
+    Duplicates depend on what a campaign has seen, so they are told from the remembered artefact and never kept.
+    """
+
+    resolved: Resolved
+    path: Path
+    asked: int = 0
+    evaluated: int = 0
+    _known: dict[str, Evaluation] = field(default_factory=dict)
+    _queue: deque[Job] = field(default_factory=deque)
+    _cascade: Cascade | None = None
+
+    def __post_init__(self) -> None:
+        if self.path.exists():
+            for line in self.path.read_text().splitlines():
+                evaluation = Evaluation.model_validate_json(line)
+                self._known[evaluation.genome] = evaluation
+        self._cascade = Cascade(self.resolved.operator, self.resolved.target, self.resolved.suite, LIMITS)
+
+    @property
+    def slots(self) -> int:
+        return 1
+
+    def submit(self, job: Job) -> None:
+        self._queue.append(dataclasses.replace(job, known_artefacts=frozenset(job.known_artefacts)))
+
+    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        if not self._queue:
+            return []
+        job = self._queue.popleft()
+        self.asked += 1
+        evaluation = self._known.get(job.genome.id) or self._evaluate(job.genome)
+        if evaluation.artefact in job.known_artefacts and evaluation.verdict is Verdict.OK:
+            evaluation = _duplicate(evaluation)
+        return [(job.index, evaluation)]
+
+    def activity(self) -> list[str]:
+        return []
+
+    def close(self) -> None: ...
+
+    def _evaluate(self, genome: Genome) -> Evaluation:
+        assert self._cascade is not None
+        found = self._cascade.evaluate(genome.id, genome.source, genome.params, seed=GATE_SEED, best=math.inf)
+        self.evaluated += 1
+        slim = found.model_copy(update={"log": found.log[-500:]})
+        if found.verdict is not Verdict.INFRA_ERROR:
+            self._known[genome.id] = slim
+            with self.path.open("a") as file:
+                file.write(slim.model_dump_json() + "\n")
+        return slim
+
+
+def _duplicate(evaluation: Evaluation) -> Evaluation:
+    """What the cascade says of a genome that compiles to what is known."""
+    changes = {
+        "verdict": Verdict.DUPLICATE,
+        "stage": Stage.COMPILE,
+        "reason": "compiles to the same artefact as an earlier genome",
+        "fitness": None,
+        "interval": None,
+        "workloads": (),
+    }
+    return Evaluation.model_validate({**evaluation.model_dump(), **changes})
+
+
+def configured(options: argparse.Namespace, arm: str, seed: int) -> CampaignConfig:
+    """The campaign of one arm and one seed, as a YAML file would say it."""
+    return parse_config(
+        {
+            "name": "ablation",
+            "operator": options.operator,
+            "target": options.target,
+            "suite": options.suite,
+            "seeds": [options.kernel],
+            "baselines": [],
+            "seed": seed,
+            "budget": {"evaluations": options.evaluations},
+            "search": {"proposers": list(ARMS[arm]), "islands": 1, "lag": 2},
+        }
+    )
+
+
+def run_arm(resolved: Resolved, evaluator: Evaluator, folder: Path) -> list[dict]:
+    """One campaign; a row for each of its evaluations, in the order they were integrated."""
+    config = resolved.config
+    archive = Archive(config.search.islands, config.search.migration_interval)
+    with Journal(folder / JOURNAL, write=True, create=True) as journal:
+        plan = Plan(
+            resolved.starts,
+            Budget(config.budget.evaluations),
+            config.seed,
+            config.search.lag,
+            1,
+            must_pass=True,
+        )
+        searcher = build_searcher(resolved, archive, journal, folder)
+        campaign = Campaign(plan, searcher, archive, evaluator, journal)
+        campaign.run()
+    return [
+        {
+            "index": candidate.index,
+            "kind": candidate.mutation.kind.value,
+            "detail": candidate.mutation.detail,
+            "params": dict(candidate.genome.params),
+            "source": candidate.genome.source_id,
+            "verdict": evaluation.verdict.value,
+            "reason": evaluation.reason,
+            "fitness_tflops": evaluation.fitness,
+            "microseconds": [round(w.seconds * 1e6, 3) for w in evaluation.workloads],
+        }
+        for candidate, evaluation in campaign.history.evaluated
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--operator", default="gemm_fp8_fused/g512")
+    parser.add_argument("--target", default="tpu7x")
+    parser.add_argument("--suite", default="small")
+    parser.add_argument("--kernel", default="naive", help="the seed kernel of every arm")
+    parser.add_argument(
+        "--evaluations", type=int, default=24, help="budget of each campaign, the seed included"
+    )
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--arms", nargs="*", default=list(ARMS), choices=list(ARMS))
+    parser.add_argument("--memo", type=Path, help="file of remembered verdicts (default: beside the results)")
+    parser.add_argument(
+        "--measured", action="store_true", help="evaluate everything anew, in the workers' pool"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="results without suffix: .jsonl, .md, .svg")
+    options = parser.parse_args(argv)
+    memo_path = options.memo or options.out.with_suffix(".memo.jsonl")
+    runs: list[dict] = []
+    for seed in range(options.seeds):
+        for arm in options.arms:
+            began = time.monotonic()
+            resolved = resolve(configured(options, arm, seed))
+            evaluator: Evaluator
+            if options.measured:
+                evaluator = pool = RayPool(pool_settings(resolved))
+                pool.start()
+            else:
+                evaluator = Memo(resolved, memo_path)
+            with tempfile.TemporaryDirectory() as folder:
+                rows = run_arm(resolved, evaluator, Path(folder))
+            evaluator.close()
+            runs.append({"arm": arm, "seed": seed, "rows": rows})
+            write_report(runs, options, resolved)
+            best = max((row["fitness_tflops"] or 0.0 for row in rows), default=0.0)
+            sys.stderr.write(
+                f"seed {seed}, {arm}: best {best:.0f} TFLOP/s after {len(rows)} evaluations, "
+                f"{getattr(evaluator, 'evaluated', len(rows))} run, {time.monotonic() - began:.0f} s\n"
+            )
+
+
+if __name__ == "__main__":
+    main()
