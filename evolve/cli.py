@@ -46,7 +46,9 @@ def _parser() -> argparse.ArgumentParser:
         "--llm-base-url", help="its OpenAI-compatible endpoint; the key comes from the environment"
     )
     run.add_argument(
-        "--llm-replay", metavar="CAMPAIGN", help="answer from a recorded campaign, without an endpoint"
+        "--llm-replay",
+        metavar="CAMPAIGN",
+        help="answer from a recorded campaign (its id or its journal), without an endpoint",
     )
     run.add_argument(
         "--set",
@@ -109,11 +111,16 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
         ("workers.address", arguments.address),
         ("llm.model", arguments.llm_model),
         ("llm.base_url", arguments.llm_base_url),
-        ("llm.replay", arguments.llm_replay),
+        ("llm.replay", _recording(arguments.llm_replay)),
     ):
         if value is not None:
             overrides[key] = value
     return overrides
+
+
+def _recording(source: str | None) -> str | None:
+    """A journal's path is kept whole, so that the campaign can be resumed from anywhere."""
+    return str(Path(source).resolve()) if source is not None and Path(source).is_file() else source
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -187,7 +194,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     healthy = True
     for finding in examine(home_folder(arguments.home)):
-        healthy = healthy and finding.good
+        healthy = healthy and (finding.good or not finding.needed)
         _say(f"{'ok  ' if finding.good else 'no  '} {finding.part}: {finding.sentence}")
     return 0 if healthy else 2
 

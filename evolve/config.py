@@ -57,15 +57,17 @@ class LlmConfig(_Section):
     """A language model that proposes as well, at an OpenAI-compatible endpoint.
 
     The key comes from the environment only (``TILEWRIGHT_LLM_API_KEY`` or ``OPENAI_API_KEY``). ``total_tokens``
-    is the budget of the campaign, questions and answers together. ``replay`` is the id of a campaign whose
-    recorded exchanges answer instead of the endpoint.
+    is the budget of the campaign, questions and answers together. ``retries`` are those of one call, on a
+    time-out, a rate limit (as late as it asks for) or a server's fault. ``replay`` is a campaign (its id, or the path
+    of a journal) whose recorded exchanges answer instead of the endpoint; ``model`` is then the recorded one.
     """
 
-    model: str
+    model: str | None = None
     base_url: str = "https://api.openai.com/v1"
     total_tokens: int = Field(default=500_000, ge=1)
     completion_tokens: int = Field(default=8192, ge=1)
     timeout_seconds: float = Field(default=120.0, gt=0)
+    retries: int = Field(default=3, ge=0)
     replay: str | None = None
 
 
@@ -105,6 +107,13 @@ class CampaignConfig(_Section):
         if not _NAME.match(name):
             raise ValueError("must be lower-case letters, digits, '.', '_' or '-', at most 64")
         return name
+
+    @field_validator("llm")
+    @classmethod
+    def _names_a_model(cls, llm: LlmConfig | None) -> LlmConfig | None:
+        if llm is not None and not llm.model and llm.replay is None:
+            raise ValueError("needs a model (--llm-model), or a campaign to replay (--llm-replay)")
+        return llm
 
     @field_validator("budget")
     @classmethod

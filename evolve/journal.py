@@ -204,6 +204,12 @@ class Journal:
         """(key, exchange) in the order they were made."""
         yield from self._db.execute("SELECT key, exchange FROM exchanges ORDER BY rowid")
 
+    def exchange_rows(self, after: int = 0) -> Iterator[tuple[int, str, str, float]]:
+        """(row, key, exchange, answered at) of exchanges after row ``after``, in the order they were made."""
+        yield from self._db.execute(
+            "SELECT rowid, key, exchange, at FROM exchanges WHERE rowid > ? ORDER BY rowid", (after,)
+        )
+
     def events(self) -> list[Event]:
         rows = self._db.execute("SELECT seq, kind, detail, at FROM events ORDER BY seq")
         return [Event(seq, kind, json.loads(detail), at) for seq, kind, detail, at in rows]

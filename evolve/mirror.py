@@ -1,4 +1,4 @@
-"""Writes a campaign's journal into MLflow. The only module of the search that imports MLflow.
+"""Writes a campaign's journal into MLflow. With ``evolve.mirror_traces``, all of the search that imports MLflow.
 
 Everything written is a function of the journal, timestamps included, so that writing something twice
 changes nothing: a mirror may be killed at any instant and started again. A child run carries its
@@ -26,6 +26,7 @@ from evolve import run_content
 from evolve.evaluator import Scope
 from evolve.history import Candidate
 from evolve.journal import Journal
+from evolve.mirror_traces import TraceWriter
 from evolve.report.charts import Axis, convergence_svg
 from evolve.report.data import load
 from evolve.report.html import render
@@ -72,6 +73,8 @@ class Mirror:
         self._parent: str | None = None
         self._children: dict[int, KnownRun] = {}
         self._arrival = 0
+        self._exchange = 0
+        self._traces = TraceWriter(uri)
         self._curve: list[Metric] = []
         self._refusals: Counter[int] = Counter()
         self._shown_state = ""
@@ -92,6 +95,7 @@ class Mirror:
         row = next(self._journal.evaluations(self._arrival), None)
         if row is None:
             self._flush()
+            self._write_exchanges()
             return False
         arrival, index, evaluation, at = row
         self._learn()
@@ -275,6 +279,13 @@ class Mirror:
         if self._curve:
             self._log(self._parent, {}, self._curve)
             self._curve = []
+
+    def _write_exchanges(self) -> None:
+        """Traces of what a language model was asked since the last look."""
+        assert self._parent is not None and self._experiment is not None
+        for row, key, text, at in self._journal.exchange_rows(self._exchange):
+            self._traces.write(self._uid, self._experiment, self._parent, key, json.loads(text), at)
+            self._exchange = row
 
     def _write_references(self) -> None:
         assert self._parent is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from evolve.home import JOURNAL, find_campaign
 from evolve.journal import Journal
 from evolve.proposers.crossover import SourceCrossover
 from evolve.proposers.llm import LlmProposer
-from evolve.proposers.llm_client import ChatClient, ExchangeStore, OpenAIEndpoint, TokenBudget
+from evolve.proposers.llm_client import ChatClient, Exchange, ExchangeStore, OpenAIEndpoint, TokenBudget
 from evolve.proposers.llm_prompt import Contract
 from evolve.proposers.parameter_crossover import ParameterCrossover
 from evolve.proposers.parameters import ParameterProposer
@@ -43,12 +43,15 @@ def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home:
     if resolved.config.llm is not None:
         client = _chat_client(resolved.config.llm, journal, home)
         proposers.append(LlmProposer(client, _contract(resolved), archive, resolved.space, violations))
+    if not proposers:
+        raise UserError("search.proposers: needs at least one proposer when no llm proposes.")
     return Portfolio(proposers)
 
 
 def violations(source: str) -> list[str]:
-    """Why a source is not of the dialect; empty when it is."""
-    return [f"line {violation.line}: {violation.what}" for violation in dialect.check(source)]
+    """Why a source is not of the dialect; empty when it is. A source with a ``launch`` is a Triton kernel's."""
+    entry = "launch" if "\ndef launch(" in source else "build"
+    return [f"line {violation.line}: {violation.what}" for violation in dialect.check(source, entry=entry)]
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,9 @@ class Replay:
 
     own: ExchangeStore
     recorded: dict[str, str]
+
+    def exchanges(self) -> Iterator[tuple[str, str]]:
+        return self.own.exchanges()
 
     def exchange(self, key: str) -> str | None:
         text = self.own.exchange(key)
@@ -71,19 +77,32 @@ class Replay:
 def _chat_client(config: LlmConfig, journal: Journal, home: Path) -> ChatClient:
     budget = TokenBudget(config.total_tokens)
     if config.replay is not None:
-        with Journal(find_campaign(home, config.replay) / JOURNAL) as source:
-            recorded = dict(source.exchanges())
-        return ChatClient(Replay(journal, recorded), config.model, budget, config.completion_tokens)
+        return _replaying(config.replay, config.model, journal, home, budget)
+    assert config.model is not None
     key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
     if key is None:
         raise UserError(
             f"llm: no key for {config.base_url}; set {' or '.join(KEY_VARIABLES)} in the environment."
         )
     try:
-        endpoint = OpenAIEndpoint(config.base_url, key, config.timeout_seconds)
+        endpoint = OpenAIEndpoint(config.base_url, key, config.timeout_seconds, config.retries)
     except ModuleNotFoundError as error:
         raise UserError("llm: the openai client is not installed; pip install 'tilewright[llm]'.") from error
     return ChatClient(journal, config.model, budget, config.completion_tokens, endpoint)
+
+
+def _replaying(
+    source: str, model: str | None, journal: Journal, home: Path, budget: TokenBudget
+) -> ChatClient:
+    """A client that only knows what the campaign ``source`` (an id or a journal's path) was answered."""
+    path = Path(source) if Path(source).is_file() else find_campaign(home, source) / JOURNAL
+    with Journal(path) as recording:
+        recorded = dict(recording.exchanges())
+        asked = (recording.meta("config") or {}).get("llm") or {}
+    if not recorded:
+        raise UserError(f"llm.replay: campaign {source} asked no model; there is nothing to replay.")
+    model = model or asked.get("model") or Exchange.from_json(next(iter(recorded.values()))).model
+    return ChatClient(Replay(journal, recorded), model, budget)
 
 
 def _contract(resolved: Resolved) -> Contract:

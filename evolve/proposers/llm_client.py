@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -26,7 +28,10 @@ class EndpointFailed(Exception):
 
 @dataclass(frozen=True)
 class Exchange:
-    """One question and its answer. ``error`` is set instead of ``reply`` when there was no answer."""
+    """One question and its answer. ``error`` is set instead of ``reply`` when there was no answer.
+
+    ``salt`` says which proposal asked, and ``seconds`` how long the endpoint took: neither is asked of a replay.
+    """
 
     key: str
     model: str
@@ -35,6 +40,13 @@ class Exchange:
     error: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    salt: str = ""
+    seconds: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """What it was charged at."""
+        return self.prompt_tokens + self.completion_tokens
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -49,6 +61,8 @@ class ExchangeStore(Protocol):
     """Where exchanges are kept; the journal."""
 
     def exchange(self, key: str) -> str | None: ...
+
+    def exchanges(self) -> Iterator[tuple[str, str]]: ...
 
     def add_exchange(self, key: str, text: str) -> None: ...
 
@@ -79,7 +93,10 @@ class TokenBudget:
 
 @dataclass
 class ChatClient:
-    """Asks, stores, replays. ``endpoint`` None means replay only."""
+    """Asks, stores, replays. ``endpoint`` None means replay only.
+
+    What the store already holds counts against the budget, so that stopping and resuming does not refill it.
+    """
 
     store: ExchangeStore
     model: str
@@ -88,6 +105,10 @@ class ChatClient:
     endpoint: Endpoint | None = None
     calls: int = 0
     _seen: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        for key, text in self.store.exchanges():
+            self._charge(key, Exchange.from_json(text))
 
     def ask(self, messages: Messages, salt: str) -> str:
         """The model's reply to ``messages``. ``salt`` tells apart questions that are worded the same.
@@ -98,23 +119,28 @@ class ChatClient:
         stored = self.store.exchange(key)
         if stored is not None:
             exchange = Exchange.from_json(stored)
-            if key not in self._seen:
-                self.budget.spent += exchange.prompt_tokens + exchange.completion_tokens
+            self._charge(key, exchange)
         else:
-            exchange = self._call(key, messages)
+            exchange = self._call(key, messages, salt)
             self.store.add_exchange(key, exchange.to_json())
-        self._seen.add(key)
+            self._seen.add(key)
         if exchange.error:
             raise EndpointFailed(exchange.error)
         return exchange.reply
 
-    def _call(self, key: str, messages: Messages) -> Exchange:
+    def _charge(self, key: str, exchange: Exchange) -> None:
+        if key not in self._seen:
+            self._seen.add(key)
+            self.budget.spent += exchange.tokens
+
+    def _call(self, key: str, messages: Messages, salt: str) -> Exchange:
         if self.endpoint is None:
             raise EndpointFailed("the exchange is not in the record that is replayed")
         worst = sum(len(m["content"]) for m in messages) // CHARS_PER_TOKEN + self.max_completion_tokens
         self.budget.reserve(worst)
         self.calls += 1
         used: int | None = None
+        began = time.monotonic()
         try:
             reply, prompt_tokens, completion_tokens = self.endpoint.complete(
                 self.model, messages, self.max_completion_tokens
@@ -127,10 +153,20 @@ class ChatClient:
                 reply,
                 prompt_tokens=prompt_tokens,
                 completion_tokens=completion_tokens,
+                salt=salt,
+                seconds=time.monotonic() - began,
             )
         except EndpointFailed as error:
             log.warning("the model endpoint failed: %s", error)
-            return Exchange(key, self.model, tuple(messages), error=str(error), prompt_tokens=worst)
+            return Exchange(
+                key,
+                self.model,
+                tuple(messages),
+                error=str(error),
+                prompt_tokens=worst,
+                salt=salt,
+                seconds=time.monotonic() - began,
+            )
         finally:
             self.budget.settle(worst, used)
 

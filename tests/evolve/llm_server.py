@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,24 +23,29 @@ class Answer:
     tokens: tuple[int, int] = (100, 50)
 
 
+Scripted = Answer | Callable[[dict], Answer]
+"""An answer, or what makes one from the request's body."""
+
+
 @dataclass
 class ScriptedServer:
     """Answers requests in order and repeats the last answer; keeps every request for inspection."""
 
-    answers: Sequence[Answer]
+    answers: Sequence[Scripted]
     requests: list[dict] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     url: str = ""
 
 
 @contextmanager
-def scripted_server(answers: Sequence[Answer]) -> Iterator[ScriptedServer]:
+def scripted_server(answers: Sequence[Scripted]) -> Iterator[ScriptedServer]:
     script = ScriptedServer(answers)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            answer = script.answers[min(len(script.requests), len(script.answers) - 1)]
+            scripted = script.answers[min(len(script.requests), len(script.answers) - 1)]
+            answer = scripted if isinstance(scripted, Answer) else scripted(body)
             script.requests.append(body)
             script.keys.append(self.headers.get("Authorization"))
             time.sleep(answer.delay_seconds)
