@@ -11,7 +11,9 @@ from importlib import metadata
 from pathlib import Path
 
 from fitness.targets import Target, targets
+from workers import gpu_recipe
 from workers.recipe import recipe_fault
+from workers.station import station_fault
 
 MINIMUM_MEMORY_GIB = 6.0
 MINIMUM_DISK_GIB = 2.0
@@ -19,9 +21,12 @@ MINIMUM_DISK_GIB = 2.0
 
 @dataclass(frozen=True)
 class Finding:
+    """``needed`` is false for what only some campaigns want."""
+
     part: str
     good: bool
     sentence: str
+    needed: bool = True
 
 
 def examine(home: Path) -> Iterator[Finding]:
@@ -63,7 +68,10 @@ def _folder(home: Path) -> Finding:
 
 
 def _target(target: Target) -> Finding:
-    fault = recipe_fault(target.chip)
-    return Finding(
-        f"target {target.name}", fault is None, fault or f"compiles and times a kernel ({target.kind.value})"
-    )
+    part = f"target {target.name}"
+    if not target.measured:
+        fault = recipe_fault(target.chip)
+        return Finding(part, fault is None, fault or f"compiles and times a kernel ({target.kind.value})")
+    fault = gpu_recipe.missing_parts(target.gpu) or station_fault(target.gpu)
+    purpose = "for tests of the measuring path" if target.gpu.interpreted else "measured"
+    return Finding(part, fault is None, fault or f"runs and times a kernel ({purpose})", needed=False)

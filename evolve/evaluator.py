@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from evolve.genome import Genome
 from fitness.evaluation import Evaluation
+from workers.comparison import Comparison
 
 
 class Scope(StrEnum):
@@ -58,3 +59,11 @@ class Evaluator(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Comparer(Protocol):
+    """What an evaluator of a measured target can do besides: genomes side by side, in rounds that take turns."""
+
+    def compare(self, genomes: Sequence[Genome], seed: int) -> Comparison:
+        """On every workload of the suite. Raises ConnectionError when the device is gone."""
+        ...

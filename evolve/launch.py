@@ -16,10 +16,11 @@ from typing import Any
 
 from evolve.archive import Archive
 from evolve.campaign import Budget, Campaign, Plan, StopReason
+from evolve.conclusion import conclude_measured
 from evolve.config import CampaignConfig, parse_config
 from evolve.display import Display, Snapshot
 from evolve.errors import UserError
-from evolve.evaluator import Scope
+from evolve.evaluator import Comparer, Scope
 from evolve.genome import Genome
 from evolve.home import JOURNAL, REPORT, discard, new_campaign
 from evolve.journal import Journal
@@ -28,6 +29,7 @@ from evolve.resolve import Resolved, resolve
 from evolve.searcher import build_searcher
 from evolve.tracking import MirrorProcess, start_mirror
 from fitness.evaluation import Evaluation, Verdict
+from workers import gpu_recipe
 from workers.pool import PoolSettings, PoolUnavailable, RayPool
 from workers.recipe import missing_parts
 
@@ -102,7 +104,11 @@ def resume(folder: Path, home: Path, display: Display, address: str | None = Non
 
 
 def _require_toolchain(resolved: Resolved) -> None:
-    absent = missing_parts()
+    target = resolved.target
+    if target.measured:
+        absent = gpu_recipe.missing_parts(target.gpu, remote=resolved.config.workers.address is not None)
+    else:
+        absent = missing_parts()
     if absent:
         raise UserError(f"target: {resolved.target.name} cannot be used here: {absent}.")
 
@@ -174,7 +180,7 @@ class _Run:
                 for kernel, genome in self.resolved.baselines:
                     references.request(kernel.name, Scope.SUITE, genome, kernel.name)
                 reason = campaign.run()
-                return self._conclude(campaign, references, reason)
+                return self._conclude(campaign, references, reason, pool)
         finally:
             pool.close()
             if self._mirror is not None:
@@ -200,7 +206,9 @@ class _Run:
         campaign.elapsed_before = _elapsed(self.journal)
         return campaign
 
-    def _conclude(self, campaign: Campaign, references: References, reason: StopReason) -> Outcome:
+    def _conclude(
+        self, campaign: Campaign, references: References, reason: StopReason, pool: Comparer
+    ) -> Outcome:
         name = self.folder.name
         if reason is StopReason.SEED_FAILED:
             raise UserError(_seed_failure(campaign))
@@ -212,7 +220,8 @@ class _Run:
             )
         if reason is StopReason.INTERRUPTED:
             return self._give_up(name)
-        winner = self._finals(campaign, references)
+        measured = self.resolved.target.measured
+        winner = self._dispatch(campaign, pool) if measured else self._finals(campaign, references)
         if self._interrupted:
             return self._give_up(name)
         self._finish(reason, winner)
@@ -256,6 +265,13 @@ class _Run:
         references.request(f"seed:{start.name}", Scope.TIMELINE, start.genome)
         references.drain(lambda: self._progress(campaign))
         return winner
+
+    def _dispatch(self, campaign: Campaign, pool: Comparer) -> Genome | None:
+        """Measure the best genomes side by side and write the dispatch table; its default genome wins."""
+        if not campaign.history.successes():
+            return None
+        self.display.note("final check: the best genomes side by side on the device")
+        return conclude_measured(self.resolved, campaign.history, pool, self.journal, self.folder)
 
     def _pick(self, finalists: list[Genome]) -> Genome:
         finals = self.journal.references(Scope.FINAL.value)
@@ -354,7 +370,15 @@ def pool_settings(resolved: Resolved) -> PoolSettings:
         memory_gib=config.workers.memory_gib,
         count=count,
         address=config.workers.address,
+        gpus=_gpus(resolved),
     )
+
+
+def _gpus(resolved: Resolved) -> int:
+    """GPUs to measure on: those of this machine; of a cluster, one."""
+    if not resolved.target.measured or resolved.target.gpu.interpreted:
+        return 0
+    return 1 if resolved.config.workers.address is not None else gpu_recipe.gpu_count()
 
 
 def _seed_failure(campaign: Campaign) -> str:

@@ -42,7 +42,7 @@ class Resolved:
     def floors(self) -> dict[str, dict[str, float]]:
         """Seconds no schedule can beat, by workload and unit (see ``fitness.score.floors``)."""
         shapes = (*self.suite.workloads, *self.suite.final)
-        return {shape.id: floors(self.operator, shape, self.target.chip) for shape in shapes}
+        return {shape.id: floors(self.operator, shape, self.target.hardware) for shape in shapes}
 
 
 def resolve(config: CampaignConfig) -> Resolved:

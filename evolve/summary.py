@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
+from evolve import dispatch
 from evolve.evaluator import Scope
 from evolve.journal import Journal
 from fitness.evaluation import Evaluation, Verdict
@@ -54,7 +56,10 @@ def closing_lines(path: Path) -> list[str]:
         lines = [f"campaign {path.parent.name} {state} ({reason})"]
         for name, evaluation in sorted(rows.items(), key=lambda item: -(item[1].fitness or 0.0)):
             lines.append(f"  {name:16s} {figures(evaluation)}")
-        return lines
+    table = path.parent / dispatch.FILE
+    if table.is_file():
+        lines += dispatch.lines(json.loads(table.read_text(encoding="utf-8")))
+    return lines
 
 
 def figures(evaluation: Evaluation) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from fitness.chips import LANES, Chip
+from fitness.gpus import Gpu
 from seeds.operator import Operator, TensorSpec, Workload
 
 
@@ -34,8 +35,8 @@ def operand_kind(specs: Sequence[TensorSpec]) -> str:
     return "s8" if "int8" in names else "bf16"
 
 
-def roofline_seconds(flops: int, size: int, chip: Chip, kind: str) -> float:
-    """``max(flops / peak, bytes / HBM bandwidth)`` in seconds, at the public figures of one TensorCore."""
+def roofline_seconds(flops: int, size: int, chip: Chip | Gpu, kind: str) -> float:
+    """``max(flops / peak, bytes / HBM bandwidth)`` in seconds, at the public figures of one TensorCore or GPU."""
     return max(flops / chip.peak(kind), size / chip.hbm)
 
 
@@ -47,10 +48,11 @@ def product_flops(operator: Operator, workload: Workload) -> int:
     return min(operator.flops(workload), 2 * dims["M"] * dims["N"] * dims["K"])
 
 
-def floors(operator: Operator, workload: Workload, chip: Chip) -> dict[str, float]:
-    """Seconds no schedule of this operator can beat on one TensorCore, by unit.
+def floors(operator: Operator, workload: Workload, chip: Chip | Gpu) -> dict[str, float]:
+    """Seconds no schedule of this operator can beat on one TensorCore or GPU, by unit.
 
-    ``mxu``: FLOP / peak of the operand type. ``hbm``: compulsory bytes / bandwidth. ``vector``, for recipes
+    ``mxu`` (a GPU's matrix units, too): FLOP / peak of the operand type. ``hbm``: compulsory bytes / bandwidth.
+    ``vector``, on a TensorCore, for recipes
     with a scale group g along K: M N K / g partial sums, each one fused multiply-add (``vector``) or two
     operations (``vector_two_ops``), over the vector slots x 1024 lanes x clock.
     """
@@ -60,7 +62,7 @@ def floors(operator: Operator, workload: Workload, chip: Chip) -> dict[str, floa
         "hbm": operator.bytes(workload) / chip.hbm,
     }
     group = operator.constants.get("group")
-    if group and all(name in workload.dims for name in "MNK"):
+    if isinstance(chip, Chip) and group and all(name in workload.dims for name in "MNK"):
         dims = workload.dims
         rate = chip.slots["valu"] * LANES * chip.clock
         result["vector"] = dims["M"] * dims["N"] * dims["K"] / group / rate

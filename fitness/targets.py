@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fitness.chips import CHIPS, Chip
 from fitness.evaluation import FigureKind
+from fitness.gpus import GPUS, Gpu
 
 
 class UnknownTarget(LookupError):
@@ -15,15 +16,39 @@ class UnknownTarget(LookupError):
 
 @dataclass(frozen=True)
 class Target:
-    """``name`` in YAML and journals, ``kind`` of its figures, and what its runner needs."""
+    """``name`` in YAML and journals, ``kind`` of its figures, and the hardware they speak of."""
 
     name: str
     kind: FigureKind
-    chip: Chip
+    hardware: Chip | Gpu
+
+    @property
+    def measured(self) -> bool:
+        """Whether a device runs the candidates."""
+        return self.kind is FigureKind.MEASURED
+
+    @property
+    def chip(self) -> Chip:
+        """The TPU core of a modelled target."""
+        assert isinstance(self.hardware, Chip)
+        return self.hardware
+
+    @property
+    def gpu(self) -> Gpu:
+        """The device of a measured target."""
+        assert isinstance(self.hardware, Gpu)
+        return self.hardware
+
+    @property
+    def entry(self) -> str:
+        """The function of a kernel module that the target's runner calls."""
+        return "launch" if self.measured else "build"
 
     @property
     def constants(self) -> Mapping[str, int]:
         """Numbers that a kernel's constraints may name."""
+        if self.measured:
+            return {"smem_bytes": self.gpu.smem_bytes, "multiprocessors": self.gpu.multiprocessors}
         return {"vmem_bytes": self.chip.vmem_bytes}
 
     @property
@@ -34,7 +59,9 @@ class Target:
 
 def targets() -> Mapping[str, Target]:
     """Every known target by name."""
-    return {name: Target(name, FigureKind.MODELLED, chip) for name, chip in CHIPS.items()}
+    modelled = {name: Target(name, FigureKind.MODELLED, chip) for name, chip in CHIPS.items()}
+    measured = {name: Target(name, FigureKind.MEASURED, gpu) for name, gpu in GPUS.items()}
+    return {**modelled, **measured}
 
 
 def load_target(name: str) -> Target:

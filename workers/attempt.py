@@ -19,12 +19,16 @@ from workers.truth import Truth
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an evaluation stops: a verdict with a one-line reason. ``stage`` overrides the stage that said so."""
+    """Why an evaluation stops: a verdict with a one-line reason. ``stage`` overrides the stage that said so.
+
+    ``entry`` is the kernel to blame where several ran side by side.
+    """
 
     verdict: Verdict
     reason: str
     log: str = ""
     stage: Stage | None = None
+    entry: str | None = None
 
 
 @dataclass(frozen=True)

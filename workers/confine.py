@@ -19,6 +19,7 @@ PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 CLONE_NEWNET, CLONE_NEWUSER = 0x40000000, 0x10000000
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _FS_EXECUTE, _FS_WRITE_FILE, _FS_READ_FILE, _FS_READ_DIR = 1, 2, 4, 8
+_IOCTL = 1 << 15
 _FS_READ = _FS_EXECUTE | _FS_READ_FILE | _FS_READ_DIR
 _NET_ALL = 3  # bind and connect, TCP
 _SCOPE_ALL = 3  # abstract unix sockets and signals to processes outside
@@ -56,8 +57,16 @@ def drop_network() -> bool:
     return libc.unshare(CLONE_NEWNET) == 0 or libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0
 
 
-def restrict_files(writable: Path, readable: tuple[Path, ...]) -> bool:
-    """Landlock: write under ``writable`` only, read there, in system folders and under ``readable``.
+def restrict_files(
+    writable: Path,
+    readable: tuple[Path, ...],
+    *,
+    shared: tuple[Path, ...] = (),
+    devices: tuple[Path, ...] = (),
+) -> bool:
+    """Landlock: write under ``writable`` and ``shared`` only, read there, in system folders and under ``readable``.
+
+    ``devices`` may be opened for reading, writing and control calls.
 
     Also forbids TCP, signals to processes outside and tracing them, where the kernel offers it.
     False where Landlock is missing.
@@ -77,7 +86,10 @@ def restrict_files(writable: Path, readable: tuple[Path, ...]) -> bool:
     if ruleset < 0:
         return False
     truncate = handled & (1 << 14)
-    _allow(libc, ruleset, writable, handled & ~(1 << 15))
+    for folder in (writable, *shared):
+        _allow(libc, ruleset, folder, handled & ~(1 << 15))
+    for file in devices:
+        _allow(libc, ruleset, file, handled & (_FS_READ_FILE | _FS_WRITE_FILE | truncate | _IOCTL))
     for device in _DEVICES:
         _allow(libc, ruleset, Path(device), _FS_READ_FILE | _FS_WRITE_FILE | truncate)
     prefixes = (Path(sys.prefix), Path(sys.base_prefix), Path(sys.exec_prefix))
@@ -95,7 +107,7 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, access: int) -> None:
     except OSError:
         return  # a folder this machine does not have
     if not path.is_dir():
-        access &= _FS_EXECUTE | _FS_WRITE_FILE | _FS_READ_FILE | (1 << 14)
+        access &= _FS_EXECUTE | _FS_WRITE_FILE | _FS_READ_FILE | (1 << 14) | _IOCTL
     rule = struct.pack("=Qi", access, handle)
     libc.syscall(_LANDLOCK_ADD, ruleset, ctypes.c_int(1), rule, ctypes.c_uint32(0))
     os.close(handle)

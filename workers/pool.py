@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -25,8 +25,13 @@ from fitness.evaluation import Evaluation, Stage, Verdict
 from fitness.targets import load_target
 from seeds.catalogue import load_operator
 from workers.cascade import Cascade
+from workers.comparison import Comparison
 from workers.limits import GIB, Limits
+from workers.measured import MeasuredCascade
+from workers.remote_station import RemoteStation, ask_comparison, start_stations
 from workers.sandbox import ChildLimits
+from workers.session import SessionDied
+from workers.station import Entry
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +94,7 @@ class PoolSettings:
     memory_gib: float
     count: int
     address: str | None = None
+    gpus: int = 0
 
     def deadline_seconds(self, scope: str) -> float:
         """Wall clock of one job, after which its worker is taken for hung: three children at their limits."""
@@ -97,9 +103,12 @@ class PoolSettings:
 
 
 class EvaluatorActor:
-    """Runs in a Ray worker process; owns the cascade for one (operator, target, suite)."""
+    """Runs in a Ray worker process; owns the cascade for one (operator, target, suite).
 
-    def __init__(self, settings_json: bytes) -> None:
+    ``station`` is the actor that holds the GPU of a measured target.
+    """
+
+    def __init__(self, settings_json: bytes, station: ActorHandle | None = None) -> None:
         settings = json.loads(settings_json)
         self._operator = load_operator(settings["operator"])
         self._descriptors = settings["descriptors"]
@@ -109,7 +118,12 @@ class EvaluatorActor:
             compile=ChildLimits(settings["measure_seconds"], memory),
         )
         suite = self._operator.suites[settings["suite"]]
-        self._cascade = Cascade(self._operator, load_target(settings["target"]), suite, limits)
+        target = load_target(settings["target"])
+        self._cascade: Cascade | MeasuredCascade
+        if station is not None:
+            self._cascade = MeasuredCascade(self._operator, target, suite, RemoteStation(station), limits)
+        else:
+            self._cascade = Cascade(self._operator, target, suite, limits)
         self._name = f"{ray.util.get_node_ip_address()}:{os.getpid()}"
 
     def evaluate(self, request: bytes) -> bytes:
@@ -148,6 +162,7 @@ class RayPool:
 
     settings: PoolSettings
     _workers: list[_Worker] = field(default_factory=list)
+    _stations: list[ActorHandle] = field(default_factory=list)
     _queue: deque[WorkItem] = field(default_factory=deque)
     _attempts: dict[int, int] = field(default_factory=dict)
     retried: int = 0
@@ -158,7 +173,12 @@ class RayPool:
         # One actor a core by custom count: the children do the work, the actor itself only waits.
         actor: Any = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0)(EvaluatorActor)
         payload = json.dumps(asdict(self.settings)).encode()
-        self._workers = [_Worker(actor.remote(payload), n) for n in range(self.settings.count)]
+        target = load_target(self.settings.target)
+        if target.measured:
+            self._stations = start_stations(target, self.settings.gpus)
+        for number in range(self.settings.count):
+            station = self._stations[number % len(self._stations)] if self._stations else None
+            self._workers.append(_Worker(actor.remote(payload, station), number))
 
     @property
     def slots(self) -> int:
@@ -193,11 +213,20 @@ class RayPool:
             for w in self._workers
         ]
 
+    def compare(self, genomes: Sequence[_Genome], seed: int) -> Comparison:
+        """Genomes side by side on the suite's workloads. Raises PoolUnavailable when the station is gone."""
+        suite = load_operator(self.settings.operator).suites[self.settings.suite]
+        entries = [Entry(g.id, g.source, dict(g.params)) for g in genomes]
+        try:
+            return ask_comparison(self._stations[0], self.settings.operator, suite.workloads, entries, seed)
+        except SessionDied as error:
+            raise PoolUnavailable(str(error)) from error
+
     def close(self) -> None:
         """Kill the actors (their children die with them) and leave Ray."""
-        for worker in self._workers:
-            ray.kill(worker.handle)
-        self._workers = []
+        for handle in [*(worker.handle for worker in self._workers), *self._stations]:
+            ray.kill(handle)
+        self._workers, self._stations = [], []
         ray.shutdown()
 
     # -- one worker ------------------------------------------------------------------------------
@@ -269,7 +298,12 @@ def start_ray(settings: PoolSettings) -> None:
         _require_listener(settings.address)
         common["address"] = settings.address
     else:
-        common.update(num_cpus=settings.count, object_store_memory=100 * 2**20, include_dashboard=False)
+        common.update(
+            num_cpus=settings.count,
+            num_gpus=settings.gpus,
+            object_store_memory=100 * 2**20,
+            include_dashboard=False,
+        )
     try:
         ray.init(**common)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from types import MappingProxyType
 
 import ml_dtypes
@@ -29,6 +30,7 @@ import numpy as np
 
 from seeds.gemm_fp8_blockwise.shapes import gemm_suites, matrix_suites, wgrad_suites
 from seeds.operator import Arrays, BitExactGate, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
+from seeds.sampled import TABLE, Elements, Sample, spread_picks
 
 BLOCK = 128
 """Edge of a scale block, elements."""
@@ -38,6 +40,9 @@ FP8_MAX = np.float32(448.0)
 
 AMAX_FLOOR = np.float32(1e-4)
 """Smallest block maximum a scale is made from."""
+
+SAMPLED = 96
+"""Rows, and columns, of a big product that are checked."""
 
 INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks")
 
@@ -159,6 +164,30 @@ class BlockwiseGemm:
         a = dequantise_rows(inputs["a_q"], inputs["a_s"])
         b = (dequantise_rows if self.columns else dequantise_blocks)(inputs["b_q"], inputs["b_s"])
         return {"exact": {"c": a @ b.T}}
+
+    def tables(self) -> Mapping[str, np.ndarray]:
+        """Payloads as quantised normal data has them, scales of block maxima between 1.6 and 4.9 (log-uniform)."""
+        # the largest of 128 normals is near 2.7, so a standard deviation is 448 / 2.7 after scaling
+        normal = NormalDist(0.0, float(FP8_MAX) / 2.7)
+        payload = cast(np.array([normal.inv_cdf((i + 0.5) / TABLE) for i in range(TABLE)], dtype=np.float32))
+        scale = (np.geomspace(1.6, 4.9, TABLE) / 448.0).astype(np.float32)
+        return {"a_q": payload, "a_s": scale, "b_q": payload, "b_s": scale}
+
+    def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
+        """``exact``: the float64 product at crossing rows and columns, in nearly every tile row and column."""
+        m, n, k = self._dims(workload)
+        rows, columns = spread_picks(m, SAMPLED, rng), spread_picks(n, SAMPLED, rng)
+        depth, steps = np.arange(k), np.arange(k // BLOCK)
+        a_s = elements.at("a_s", steps, rows)
+        a = dequantise_rows(elements.at("a_q", rows, depth), a_s)
+        b_q = elements.at("b_q", columns, depth)
+        b_s = (
+            elements.at("b_s", steps, columns)
+            if self.columns
+            else elements.at("b_s", columns // BLOCK, steps).T
+        )
+        exact = a @ dequantise_rows(b_q, b_s).T
+        return Sample({"c": (rows, columns)}, {"exact": {"c": exact}})
 
     def flops(self, workload: Workload) -> int:
         """2 M N K."""

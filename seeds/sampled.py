@@ -1,0 +1,87 @@
+"""Big workloads: operands that are a function of their coordinates, so that a sample of the answer can be checked.
+
+A product of 8192 x 59136 x 8192 has no float64 oracle in reasonable time, and its operands do not travel between
+processes. So the device fills each operand by itself: element i is ``table[hash(stream, i)]`` with a table of 65536
+equally likely values. The parent, which alone holds the oracle, makes any elements it wants again from the same
+stream, without the rest, and checks rows and columns that the candidate cannot know.
+
+The hash is two rounds of xor-shift and multiplication on 32 bits (constants as in public-domain xxHash32's finaliser).
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from seeds.operator import Arrays, Workload
+
+TABLE = 1 << 16
+_WORD = 0xFFFFFFFF
+_FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
+
+
+def stream(seed: int, workload: str, operand: str) -> int:
+    """The 32-bit stream of one operand."""
+    return zlib.crc32(f"{seed}/{workload}/{operand}".encode())
+
+
+def places(index: Any, key: int) -> Any:
+    """Table places 0 .. 65535 of linear element indices: an int64 numpy array or torch tensor, and so is the result."""
+    h = (index * _FACTORS[0] + key) & _WORD
+    h = h ^ (h >> 15)
+    h = (h * _FACTORS[1]) & _WORD
+    h = h ^ (h >> 13)
+    h = (h * _FACTORS[2]) & _WORD
+    return h >> 16
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Any elements of the operands of one workload, made again on the host."""
+
+    seed: int
+    workload: str
+    shapes: Mapping[str, tuple[int, ...]]
+    tables: Mapping[str, np.ndarray]
+
+    def at(self, operand: str, *axes: np.ndarray) -> np.ndarray:
+        """The elements where these indices along each axis cross."""
+        index = np.zeros((), dtype=np.int64)
+        for size, along in zip(self.shapes[operand], np.ix_(*axes), strict=True):
+            index = index * size + along.astype(np.int64)
+        with np.errstate(over="ignore"):
+            found = places(index, stream(self.seed, self.workload, operand))
+        return self.tables[operand][found]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Where outputs are looked at (indices along each axis, by output), and what must be there, by reference."""
+
+    where: Mapping[str, Sequence[np.ndarray]]
+    references: Mapping[str, Arrays]
+
+
+@runtime_checkable
+class Sampled(Protocol):
+    """What an operator adds when its workloads are too big for ``make_inputs`` and ``oracle``."""
+
+    def tables(self) -> Mapping[str, np.ndarray]:
+        """Operand to the 65536 values it is drawn from, distributed like real data (rates depend on it)."""
+        ...
+
+    def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
+        """Rows and columns of the outputs chosen by ``rng``, with their exact values."""
+        ...
+
+
+def spread_picks(size: int, most: int, rng: np.random.Generator) -> np.ndarray:
+    """At most ``most`` sorted distinct indices below ``size``, one at random in each of as many equal parts."""
+    count = min(size, most)
+    edges = np.linspace(0, size, count + 1).astype(np.int64)
+    return np.array([rng.integers(low, max(high, low + 1)) for low, high in itertools.pairwise(edges)])

@@ -1,0 +1,257 @@
+"""The cascade of a measured target: dialect, compile ahead on this CPU, then gates and times on a station.
+
+What screens near the champion or above is confirmed at once: interleaved with it, and with the champion a second
+time as control. Only a paired interval that excludes "no faster" makes a new champion; the fitness of what is not
+confirmed never exceeds the champion's.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from fitness import dialect
+from fitness.evaluation import Evaluation, Stage, Verdict
+from fitness.score import geometric_mean
+from fitness.targets import Target
+from seeds.operator import Operator, SeedKernel, Suite, Workload
+from workers import gpu_recipe
+from workers.attempt import Failure, Found, Request, StageStep, one_line
+from workers.limits import Limits
+from workers.measured_stages import (
+    NEAR,
+    CompileAheadStage,
+    Confirmation,
+    GateStage,
+    Samples,
+    ScreenStage,
+    confirm,
+    host_seconds,
+    interval,
+    worst_gates,
+)
+from workers.processes import Spawn
+from workers.sandbox import temporary_folder
+from workers.session import Keeper, SessionDied
+from workers.station import Champion, Entry, Station, compile_config
+from workers.truth import Truth
+
+_SHARED_EDGES = (64, 128, 192)  # KiB
+_LOG_BYTES = 32 << 10
+_DUELS = 3
+"""Times a contender meets a champion that changed meanwhile."""
+
+
+class MeasuredCascade:
+    """Evaluates genomes of one operator on one measured target, one at a time.
+
+    Not safe for several threads; make one per worker. Several may share a station. ``close`` ends its children.
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        target: Target,
+        suite: Suite,
+        station: Station,
+        limits: Limits | None = None,
+        *,
+        scratch: Path | None = None,
+    ) -> None:
+        self._operator = operator
+        self._truth = Truth(operator)
+        self._samples = Samples(operator)
+        self._target = target
+        self._suite = suite
+        self._station = station
+        self._limits = limits or Limits()
+        self._compiler = None if target.gpu.interpreted else Keeper(compile_config(target.gpu))
+        self._scratch = scratch
+        self._worker = socket.gethostname()
+
+    def close(self) -> None:
+        """Kill the compiling child."""
+        if self._compiler is not None:
+            self._compiler.close()
+
+    def evaluate(
+        self,
+        genome_id: str,
+        source: str,
+        params: Mapping[str, Any],
+        *,
+        seed: int,
+        figures: str = "cycles",
+        workloads: str = "suite",
+        baseline: SeedKernel | None = None,
+        known_artefacts: Collection[str] = (),
+        best: float = 0.0,
+        on_stage: Callable[[Stage], None] | None = None,
+    ) -> Evaluation:
+        """Judge one genome; as ``workers.cascade.Cascade.evaluate``, less what only a model can give.
+
+        ``figures`` ``timeline`` measures the first workload alone. ``best`` is not used: the station knows the
+        champion. Raises ValueError for another ``workloads`` than ``suite`` and ``final``.
+        """
+        chosen = self._chosen(workloads)
+        if figures == "timeline":
+            chosen = chosen[:1]
+        began = time.monotonic()
+        found = Found()
+        stage, failure, confirmation = Stage.DIALECT, None, None
+        try:
+            with temporary_folder(self._scratch) as folder:
+                request = Request(
+                    operator=self._operator,
+                    truth=self._truth,
+                    target=self._target,
+                    limits=self._limits,
+                    source=source,
+                    params=params,
+                    seed=seed,
+                    timeline=False,
+                    measured=chosen,
+                    checked=() if baseline else self._suite.check,
+                    baseline=baseline,
+                    final=workloads == "final",
+                    spot=None,
+                    folder=folder,
+                    launcher=Spawn(),
+                    is_known=lambda artefact: "an earlier genome" if artefact in known_artefacts else None,
+                )
+                stage, failure = self._run(request, found, on_stage)
+                if failure is None and workloads == "suite" and figures != "timeline":
+                    confirmation = self._settle(genome_id, request, found)
+                    failure = confirmation if isinstance(confirmation, Failure) else None
+        except (OSError, SessionDied) as error:
+            reason = one_line(f"{type(error).__name__}: {error}")
+            failure = Failure(Verdict.INFRA_ERROR, reason)
+        settled = confirmation if isinstance(confirmation, Confirmation) else None
+        return self._evaluation(genome_id, stage, failure, found, settled, time.monotonic() - began)
+
+    def _chosen(self, scope: str) -> tuple[Workload, ...]:
+        if scope == "suite":
+            return self._suite.workloads
+        if scope == "final":
+            return self._suite.final or self._suite.workloads
+        raise ValueError(f"workloads is {scope!r}; it is 'suite' or 'final'")
+
+    def _run(
+        self, request: Request, found: Found, on_stage: Callable[[Stage], None] | None
+    ) -> tuple[Stage, Failure | None]:
+        steps: list[StageStep] = [_LaunchDialect()]
+        if self._compiler is not None:
+            steps.append(CompileAheadStage(self._compiler))
+        steps += [GateStage(self._station), ScreenStage(self._station, self._samples)]
+        stage = Stage.DIALECT
+        for step in steps:
+            stage = step.stage
+            if on_stage is not None:
+                on_stage(stage)
+            failure = step.run(request, found)
+            if failure is not None:
+                return failure.stage or stage, failure
+        return stage, None
+
+    def _settle(self, genome_id: str, request: Request, found: Found) -> Confirmation | Failure | None:
+        """Measure against the champion what may be faster, and crown what is."""
+        confirmation = None
+        for _ in range(_DUELS):
+            champion = self._station.champion()
+            fitness = geometric_mean(f.tflops for f in found.figures)
+            if champion is not None:
+                if champion.entry.id == genome_id or fitness < NEAR * champion.fitness:
+                    return confirmation
+                verdict = confirm(self._station, request, found, self._samples, champion)
+                if isinstance(verdict, Failure) or not verdict.accepted:
+                    return verdict
+                confirmation = verdict
+                fitness = geometric_mean(f.tflops for f in found.figures)
+            entry = Entry(genome_id, request.source, request.params)
+            crowned = Champion(entry, fitness, tuple(found.figures))
+            if self._station.crown(crowned, champion.entry.id if champion else None):
+                return confirmation
+        return confirmation
+
+    def _evaluation(
+        self,
+        genome: str,
+        stage: Stage,
+        failure: Failure | None,
+        found: Found,
+        confirmation: Confirmation | None,
+        wall: float,
+    ) -> Evaluation:
+        fitness = span = None
+        if failure is None:
+            fitness = geometric_mean(f.tflops for f in found.figures)
+            if confirmation is not None and not confirmation.accepted:
+                champion = self._station.champion()
+                fitness = min(fitness, champion.fitness if champion else fitness)
+            span = interval(found.figures, fitness)
+        if confirmation is not None and found.figures:
+            first = found.figures[0]
+            noted = {**first.diagnosis, "confirmation": confirmation.data()}
+            found.figures[0] = first.model_copy(update={"diagnosis": noted})
+        logs = [failure.log if failure else "", *found.logs[-1:]] if failure else []
+        return Evaluation(
+            genome=genome,
+            target=self._target.name,
+            suite=self._suite.name,
+            stage=failure.stage or stage if failure else stage,
+            verdict=failure.verdict if failure else Verdict.OK,
+            reason=failure.reason if failure else "",
+            fitness=fitness,
+            interval=span,
+            workloads=tuple(found.figures),
+            gates=worst_gates(found.gates),
+            descriptors=_descriptors(found) if failure is None else {},
+            artefact=found.artefact,
+            toolchain=self._toolchain(failure),
+            log="\n".join(text for text in logs if text)[-_LOG_BYTES:],
+            wall_seconds=wall,
+            worker=self._worker,
+        )
+
+    def _toolchain(self, failure: Failure | None) -> dict[str, str]:
+        versions = gpu_recipe.toolchain()
+        if failure is not None:
+            return versions
+        try:
+            hello = self._station.hello()
+        except (OSError, SessionDied):
+            return versions
+        return {**versions, **{k: str(hello[k]) for k in ("device", "cuda", "torch", "triton") if k in hello}}
+
+
+class _LaunchDialect:
+    """First wall: the syntax tree."""
+
+    stage = Stage.DIALECT
+
+    def run(self, request: Request, found: Found) -> Failure | None:
+        violations = dialect.check(request.source, entry="launch")
+        if not violations:
+            return None
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        log = "\n".join(str(violation) for violation in violations)
+        return Failure(Verdict.REJECTED, one_line(str(violations[0])) + more, log)
+
+
+def _descriptors(found: Found) -> dict[str, str]:
+    """Where a kernel belongs in an archive: its shared memory, and what a launch costs the host, binned."""
+    result = {}
+    if "shared" in found.claimed:
+        kibibytes, low = int(found.claimed["shared"]) / 1024, 0
+        for edge in _SHARED_EDGES:
+            if kibibytes <= edge:
+                break
+            low = edge
+        result["shared"] = f"{low}+KiB"
+    host = host_seconds(found.figures)
+    if host > 0:
+        result["host"] = "under 60us" if host < 60e-6 else "60us+"
+    return result

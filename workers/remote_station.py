@@ -1,0 +1,98 @@
+"""Measuring stations as Ray actors: one for each GPU, exclusive, serving every evaluator of a campaign."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from fitness.targets import Target, load_target
+from seeds.catalogue import load_operator
+from seeds.operator import Workload
+from workers.comparison import Comparison, compare
+from workers.frames import Frame
+from workers.sandbox import Outcome
+from workers.session import JobLimits, SessionDied
+from workers.station import Champion, Entry, LocalStation
+
+
+class StationActor:
+    """Runs in the Ray worker process that holds one GPU; one call at a time."""
+
+    def __init__(self, target: str) -> None:
+        self._target = load_target(target)
+        self._station = LocalStation(self._target.gpu)
+
+    def hello(self) -> Mapping[str, Any]:
+        return dict(self._station.hello())
+
+    def run(self, job: Frame, limits: JobLimits) -> Outcome:
+        return self._station.run(job, limits)
+
+    def champion(self) -> Champion | None:
+        return self._station.champion()
+
+    def crown(self, champion: Champion, beaten: str | None) -> bool:
+        return self._station.crown(champion, beaten)
+
+    def compare(
+        self, operator: str, workloads: Sequence[Workload], entries: Sequence[Entry], seed: int
+    ) -> bytes:
+        """See ``workers.comparison``; the answer as JSON."""
+        found = compare(self._station, load_operator(operator), self._target, workloads, entries, seed)
+        return found.to_json().encode()
+
+
+class RemoteStation:
+    """A station seen from an evaluator: implements ``workers.station.Station``."""
+
+    def __init__(self, handle: ActorHandle) -> None:
+        self._handle = handle
+        self._hello: Mapping[str, Any] | None = None
+
+    def hello(self) -> Mapping[str, Any]:
+        if self._hello is None:
+            self._hello = self._ask(self._handle.hello.remote())
+        return self._hello
+
+    def run(self, job: Frame, limits: JobLimits) -> Outcome:
+        return self._ask(self._handle.run.remote(job, limits))
+
+    def champion(self) -> Champion | None:
+        return self._ask(self._handle.champion.remote())
+
+    def crown(self, champion: Champion, beaten: str | None) -> bool:
+        return self._ask(self._handle.crown.remote(champion, beaten))
+
+    def _ask(self, reply: Any) -> Any:
+        try:
+            return ray.get(reply)
+        except ray.exceptions.RayTaskError as error:
+            raise SessionDied(f"the station failed: {_last_line(error)}") from error
+        except ray.exceptions.RayError as error:
+            raise SessionDied(f"the station is gone: {_last_line(error)}") from error
+
+
+def start_stations(target: Target, gpus: int) -> list[ActorHandle]:
+    """One actor for each of ``gpus`` GPUs, or a single one under the interpreter."""
+    interpreted = target.gpu.interpreted
+    actor: Any = ray.remote(num_cpus=0, num_gpus=0 if interpreted else 1, max_restarts=-1)(StationActor)
+    return [actor.remote(target.name) for _ in range(1 if interpreted else max(1, gpus))]
+
+
+def ask_comparison(
+    station: ActorHandle, operator: str, workloads: Sequence[Workload], entries: Sequence[Entry], seed: int
+) -> Comparison:
+    """Compare on a station. Raises SessionDied."""
+    try:
+        text: Any = ray.get(station.compare.remote(operator, list(workloads), list(entries), seed))
+    except ray.exceptions.RayError as error:
+        raise SessionDied(f"the station failed: {_last_line(error)}") from error
+    return Comparison.from_json(bytes(text).decode())
+
+
+def _last_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1][:200]

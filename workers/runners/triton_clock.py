@@ -1,0 +1,104 @@
+"""Clocks for candidates: device events with a flushed L2 on a GPU, the wall clock under the interpreter.
+
+On a GPU every timed call follows a write over more than twice the L2, and waits behind a spinning kernel so that host
+work is hidden; host time is measured apart. A pause after each burst keeps the board under its power limit, where
+kernels would be timed at clocks that depend on what ran before.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+SPIN_CYCLES = 1_000_000
+"""About half a millisecond: more than any launch here takes on the host."""
+
+PAUSE_SECONDS = 0.002
+PAUSE_FACTOR = 1.5
+"""The pause after a burst: 2 ms, and 1.5 times what its calls took."""
+
+
+class Clock(Protocol):
+    """Times calls; all times in seconds."""
+
+    def synchronise(self) -> None:
+        """Wait for the device. Raises RuntimeError when it has failed."""
+        ...
+
+    def burst(self, call: Callable[[], Any], count: int) -> tuple[list[float], Any]:
+        """One call that is thrown away, then ``count`` timed ones: their times, and the results of any one of them."""
+        ...
+
+    def overheads(self, call: Callable[[], Any], brief: bool) -> tuple[float, float]:
+        """Host time to issue one call, and wall time per call of calls issued back to back; ``brief``: of one call."""
+        ...
+
+
+class GpuClock:
+    """Device events on the current CUDA device. ``flush_bytes`` are written before each timed call."""
+
+    def __init__(self, flush_bytes: int) -> None:
+        self._flush = torch.empty(flush_bytes // 4, dtype=torch.int32)
+        self._event = torch.cuda.Event
+        self._sleep = torch.cuda._sleep
+
+    def synchronise(self) -> None:
+        torch.cuda.synchronize()
+
+    def burst(self, call: Callable[[], Any], count: int) -> tuple[list[float], Any]:
+        chosen = int.from_bytes(os.urandom(2)) % count
+        kept = None
+        call()
+        pairs = []
+        for number in range(count):
+            self._flush.zero_()
+            self._sleep(SPIN_CYCLES)
+            start, end = self._event(enable_timing=True), self._event(enable_timing=True)
+            start.record()
+            results = call()
+            end.record()
+            pairs.append((start, end))
+            if number == chosen:
+                kept = results
+            del results
+        torch.cuda.synchronize()
+        found = [start.elapsed_time(end) * 1e-3 for start, end in pairs]
+        time.sleep(PAUSE_SECONDS + PAUSE_FACTOR * sum(found))
+        return found, kept
+
+    def overheads(self, call: Callable[[], Any], brief: bool) -> tuple[float, float]:
+        count = 1 if brief else 2
+        torch.cuda.synchronize()
+        self._sleep(4 * SPIN_CYCLES)
+        begun = time.perf_counter()
+        for _ in range(count):
+            call()
+        host = (time.perf_counter() - begun) / count
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for _ in range(count):
+            call()
+        torch.cuda.synchronize()
+        return host, (time.perf_counter() - begun) / count
+
+
+class CpuClock:
+    """The wall clock of a machine without a device."""
+
+    def synchronise(self) -> None:
+        return
+
+    def burst(self, call: Callable[[], Any], count: int) -> tuple[list[float], Any]:
+        found, kept = [], None
+        for _ in range(count):
+            begun = time.perf_counter()
+            kept = call()
+            found.append(time.perf_counter() - begun)
+        return found, kept
+
+    def overheads(self, call: Callable[[], Any], brief: bool) -> tuple[float, float]:
+        return 0.0, 0.0

@@ -1,0 +1,249 @@
+"""Runs Triton and Gluon candidates on one device: checks their answers and times them. Exclusive; one per GPU.
+
+With an ``interpreted`` device the same runner works on the CPU through Triton's interpreter, for tests.
+
+Jobs (all with ``entries`` [{id, source, params}]):
+``check``: ``workloads`` [{id, inputs, outputs}], ``check`` [{workload, kinds}], arrays ``workload/kind/operand``.
+    One ``checked`` per (workload, kind) with the outputs of the first entry.
+``time``: ``workloads``, ``seed``, ``rounds``, ``calls``, ``pace`` {workload: seconds} (optional), arrays
+    ``table/operand`` (see ``seeds.sampled``) or ``workload/operand``, and ``where/workload/output/axis``.
+    One ``timed`` per workload: times of every entry in every round, host seconds, wall seconds, and what the
+    outputs of one timed call of each entry hold at the places asked for.
+Any job: one ``error`` {phase, type, message, spoiled, entry} ends it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+
+from seeds.sampled import places, stream
+from workers.frames import Frame
+from workers.runners.triton_clock import Clock, CpuClock, GpuClock
+from workers.runners.triton_common import (
+    Answer,
+    bits_of,
+    checked_results,
+    error_frame,
+    load_module,
+    to_numpy,
+    to_torch,
+    torch_dtype,
+)
+
+Tensors = dict[str, torch.Tensor]
+Call = Callable[[], Any]
+
+MODULES = 24
+"""Candidates whose modules are kept."""
+
+OPERAND_SETS = 2
+"""Seeds whose operands stay on the device."""
+
+PIECE = 1 << 26
+"""Elements made at a time."""
+
+CLEARLY_SLOWER = 1.5
+"""A candidate behind the pace by this factor on its first workloads is measured with single calls from there on."""
+
+LEAST_PACED = 2
+
+_SPOILING = (
+    "CUDA error",
+    "CUDA driver error",
+    "device-side assert",
+    "out of memory",
+    "illegal",
+    "launch failure",
+)
+
+
+class Runner:
+    """Serves ``check`` and ``time`` jobs. ``config``: ``product``, ``interpreted``, ``flush_bytes``.
+
+    Raises RuntimeError for another device than the target's.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._device = "cpu" if config["interpreted"] else "cuda"
+        torch.set_default_device(self._device)
+        self.hello = {"torch": torch.__version__, "triton": triton.__version__, **self._describe(config)}
+        self._clock: Clock = CpuClock() if config["interpreted"] else GpuClock(int(config["flush_bytes"]))
+        self._modules: OrderedDict[str, ModuleType] = OrderedDict()
+        self._operands: OrderedDict[int, dict[str, Tensors]] = OrderedDict()
+        self._sums: dict[tuple[int, str], list[int]] = {}
+
+    def _describe(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        if config["interpreted"]:
+            return {"device": config["product"]}
+        name = torch.cuda.get_device_name()
+        if config["product"] not in name:
+            raise RuntimeError(f"the target is an {config['product']}, this GPU is an {name}")
+        return {"device": name, "cuda": str(torch.version.cuda)}
+
+    def run(self, job: Frame, answer: Answer) -> None:
+        """Serve one job; failures of a candidate become an ``error`` frame."""
+        serve = {"check": self._check, "time": self._time}[job.kind]
+        state = {"phase": "import", "entry": job.data["entries"][0]["id"]}
+        try:
+            serve(job, answer, state)
+        except Exception as error:  # noqa: BLE001 - whatever a candidate raises is its answer
+            answer(error_frame(state["phase"], error, spoiled=self._spoiled(error), entry=state["entry"]))
+
+    def _spoiled(self, error: BaseException) -> bool:
+        """Whether the context may be unusable: after an error of the driver or memory running out, or if it says so."""
+        text = str(error)
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in text for word in _SPOILING):
+            return True
+        try:
+            self._clock.synchronise()
+        except RuntimeError:
+            return True
+        return False
+
+    # -- candidates and operands -----------------------------------------------------------------
+
+    def _call(self, entry: Mapping[str, Any], tensors: Tensors) -> Call:
+        key = entry["source"]
+        if key not in self._modules:
+            self._modules[key] = load_module(entry["source"])
+            while len(self._modules) > MODULES:
+                self._modules.popitem(last=False)
+        module, params = self._modules[key], entry["params"]
+        self._modules.move_to_end(key)
+        return lambda: module.launch(dict(tensors), dict(params))
+
+    def _operands_of(self, job: Frame, workload: Mapping[str, Any]) -> Tensors:
+        seed = int(job.data["seed"])
+        sets = self._operands.setdefault(seed, {})
+        self._operands.move_to_end(seed)
+        while len(self._operands) > OPERAND_SETS:
+            old, _ = self._operands.popitem(last=False)
+            self._sums = {key: value for key, value in self._sums.items() if key[0] != old}
+        name = workload["id"]
+        if name not in sets:
+            made = {}
+            for spec in workload["inputs"]:
+                table = job.arrays.get(f"table/{spec['name']}")
+                if table is None:
+                    made[spec["name"]] = to_torch(job.arrays[f"{name}/{spec['name']}"], self._device)
+                else:
+                    made[spec["name"]] = self._filled(spec, table, stream(seed, name, spec["name"]))
+            sets[name] = made
+            self._sums[seed, name] = _sums(made)
+        return sets[name]
+
+    def _filled(self, spec: Mapping[str, Any], table: np.ndarray, key: int) -> torch.Tensor:
+        values = to_torch(table, self._device)
+        tensor = torch.empty(spec["shape"], dtype=torch_dtype(spec["dtype"]))
+        flat = tensor.view(-1)
+        bits = bits_of(tensor)
+        for start in range(0, flat.numel(), PIECE):
+            index = torch.arange(start, min(start + PIECE, flat.numel()))
+            flat.view(bits)[start : start + PIECE] = values.view(bits)[places(index, key)]
+        return tensor
+
+    def _poison(self, workload: Mapping[str, Any]) -> None:
+        """Leave NaN where the allocator will put the next outputs."""
+        spoilt = [_nans(spec) for spec in workload["outputs"]]
+        del spoilt
+
+    # -- jobs ------------------------------------------------------------------------------------
+
+    def _check(self, job: Frame, answer: Answer, state: dict[str, str]) -> None:
+        workloads = {w["id"]: w for w in job.data["workloads"]}
+        for item in job.data["check"]:
+            workload = workloads[item["workload"]]
+            for kind in item["kinds"]:
+                prefix = f"{workload['id']}/{kind}/"
+                given = {s["name"]: job.arrays[prefix + s["name"]] for s in workload["inputs"]}
+                tensors = {name: to_torch(array, self._device) for name, array in given.items()}
+                call = self._call(job.data["entries"][0], tensors)
+                state["phase"] = "launch"
+                before = _sums(tensors)
+                self._poison(workload)
+                results = checked_results(call(), workload["outputs"])
+                self._clock.synchronise()
+                outputs = {name: to_numpy(tensor) for name, tensor in results.items()}
+                changed = _sums(tensors) != before
+                data = {"workload": workload["id"], "kind": kind, "inputs_changed": changed}
+                answer(Frame("checked", data, arrays=outputs))
+
+    def _time(self, job: Frame, answer: Answer, state: dict[str, str]) -> None:
+        entries, pace = job.data["entries"], job.data.get("pace") or {}
+        behind: list[float] = []
+        for workload in job.data["workloads"]:
+            tensors = self._operands_of(job, workload)
+            name = workload["id"]
+            calls = [self._call(entry, tensors) for entry in entries]
+            state["phase"] = "launch"
+            brief = len(behind) >= LEAST_PACED and statistics.geometric_mean(behind) > CLEARLY_SLOWER
+            timed = self._workload(job, workload, calls, state, brief)
+            if name in pace:
+                behind.append(statistics.median(timed.data["rounds"][0][0]) / float(pace[name]))
+            changed = _sums(tensors) != self._sums[int(job.data["seed"]), name]
+            if changed:
+                self._operands.clear()
+            answer(Frame("timed", {**timed.data, "inputs_changed": changed}, arrays=timed.arrays))
+
+    def _workload(
+        self, job: Frame, workload: Mapping[str, Any], calls: list[Call], state: dict[str, str], brief: bool
+    ) -> Frame:
+        """Interleaved rounds, order reversed each time, then the outputs of a call that was timed."""
+        rounds, count = (1, 1) if brief else (int(job.data["rounds"]), int(job.data["calls"]))
+        entries = job.data["entries"]
+        times: list[list[list[float]]] = [[] for _ in calls]
+        host, wall, arrays = [0.0] * len(calls), [0.0] * len(calls), {}
+        for number in range(rounds):
+            last = number == rounds - 1
+            order = range(len(calls)) if number % 2 == 0 else range(len(calls) - 1, -1, -1)
+            for place in order:
+                state["entry"] = entries[place]["id"]
+                if last:
+                    self._poison(workload)
+                found, results = self._clock.burst(calls[place], count)
+                times[place].append(found)
+                if last:
+                    outputs = checked_results(results, workload["outputs"])
+                    arrays.update(_sampled(job, workload, outputs, place))
+                    del results, outputs
+                    host[place], wall[place] = self._clock.overheads(calls[place], brief)
+        data = {
+            "workload": workload["id"],
+            "rounds": times,
+            "host_seconds": host,
+            "wall_seconds": wall,
+            "brief": brief,
+        }
+        return Frame("timed", data, arrays=arrays)
+
+
+def _sums(tensors: Tensors) -> list[int]:
+    """A checksum of each tensor's bits."""
+    return [int(t.view(-1).view(torch.uint8).sum(dtype=torch.int64)) for t in tensors.values()]
+
+
+def _nans(spec: Mapping[str, Any]) -> torch.Tensor:
+    """An output's memory, every byte 0xff: NaN in every float type."""
+    tensor = torch.empty(spec["shape"], dtype=torch_dtype(spec["dtype"]))
+    tensor.view(torch.uint8).fill_(0xFF)
+    return tensor
+
+
+def _sampled(job: Frame, workload: Mapping[str, Any], outputs: Tensors, place: int) -> dict[str, np.ndarray]:
+    """``place/output``: an output's values where the job asks, or all of them where it does not."""
+    found = {}
+    for name, output in outputs.items():
+        axis, tensor = 0, output.view(bits_of(output))
+        while (where := job.arrays.get(f"where/{workload['id']}/{name}/{axis}")) is not None:
+            tensor = tensor.index_select(axis, torch.from_numpy(where.copy()).to(tensor.device))
+            axis += 1
+        found[f"{place}/{name}"] = to_numpy(tensor.view(output.dtype))
+    return found

@@ -1,0 +1,133 @@
+"""A measuring station: one GPU (or the interpreter), exclusive, and the champion that contenders are measured against.
+
+Evaluators send it jobs; between them candidates do not run. Under Ray a station is an actor that holds one GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fitness.evaluation import WorkloadFigures
+from fitness.gpus import Gpu
+from workers import gpu_recipe
+from workers.frames import Frame
+from workers.sandbox import Outcome
+from workers.session import JobLimits, Keeper, SessionConfig, SessionDied
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A candidate as a station times it."""
+
+    id: str
+    source: str
+    params: Mapping[str, Any]
+
+    def data(self) -> dict[str, Any]:
+        """For a job frame."""
+        return {"id": self.id, "source": self.source, "params": dict(self.params)}
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The best confirmed so far, with the figures every later contender is paired with."""
+
+    entry: Entry
+    fitness: float
+    figures: tuple[WorkloadFigures, ...]
+
+
+class Station(Protocol):
+    """What an evaluator needs of the place where candidates are measured."""
+
+    def hello(self) -> Mapping[str, Any]:
+        """Device and versions. Raises SessionDied or OSError where there is no usable device."""
+        ...
+
+    def run(self, job: Frame, limits: JobLimits) -> Outcome:
+        """One job, alone on the device. Raises SessionDied or OSError."""
+        ...
+
+    def champion(self) -> Champion | None: ...
+
+    def crown(self, champion: Champion, beaten: str | None) -> bool:
+        """Make it the champion unless another than ``beaten`` (an id, or None for no champion) is by now."""
+        ...
+
+
+class LocalStation:
+    """A station in this process. Not safe for several threads."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._keeper = Keeper(device_config(gpu))
+        self._champion: Champion | None = None
+
+    def hello(self) -> Mapping[str, Any]:
+        return self._keeper.hello()
+
+    def run(self, job: Frame, limits: JobLimits) -> Outcome:
+        return self._keeper.run(job, limits)
+
+    def champion(self) -> Champion | None:
+        return self._champion
+
+    def crown(self, champion: Champion, beaten: str | None) -> bool:
+        holder = self._champion.entry.id if self._champion else None
+        if holder != beaten:
+            return False
+        self._champion = champion
+        return True
+
+    @property
+    def replaced(self) -> int:
+        """Children replaced so far."""
+        return self._keeper.replaced
+
+    def close(self) -> None:
+        """Kill the children."""
+        self._keeper.close()
+
+
+def device_config(gpu: Gpu) -> SessionConfig:
+    """How the child of a station is started. Raises OSError when the cache of compiled kernels cannot be made."""
+    runner_config = {
+        "product": gpu.product,
+        "interpreted": gpu.interpreted,
+        "flush_bytes": gpu.flush_bytes,
+    }
+    return SessionConfig(
+        runner="triton.device",
+        runner_config=runner_config,
+        environment=gpu_recipe.environment(gpu),
+        shared=(gpu_recipe.cache_folder(),),
+        readable=() if gpu.interpreted else gpu_recipe.DRIVER_FOLDERS,
+        devices=() if gpu.interpreted else gpu_recipe.device_files(),
+        spare=not gpu.interpreted,
+    )
+
+
+def compile_config(gpu: Gpu) -> SessionConfig:
+    """How a child that compiles ahead is started. Raises OSError when the cache cannot be made."""
+    return SessionConfig(
+        runner="triton.compile",
+        runner_config={"capability": gpu.capability, "smem_bytes": gpu.smem_bytes},
+        environment=gpu_recipe.environment(gpu),
+        shared=(gpu_recipe.cache_folder(),),
+    )
+
+
+def station_fault(gpu: Gpu) -> str | None:
+    """None, or one sentence on why candidates cannot run on this machine's device. Starts a child (seconds)."""
+    try:
+        station = LocalStation(gpu)
+    except OSError as error:
+        return f"{type(error).__name__}: {error}"
+    try:
+        station.hello()
+    except (SessionDied, OSError) as error:
+        return " ".join(str(error).split())[:200]
+    finally:
+        station.close()
+    return None
