@@ -10,6 +10,7 @@ from typing import Any
 
 from evolve.errors import UserError
 from evolve.home import JOURNAL, REPORT, campaigns, find_campaign, home_folder
+from evolve.promote.cli import add_commands
 
 INTERRUPTED = 130
 PACKAGED = Path(__file__).resolve().parent.parent / "experiments"
@@ -80,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     ui.add_argument("--port", type=int, default=5000)
     ui.add_argument("--host", default="127.0.0.1")
     ui.set_defaults(run=_ui)
+    add_commands(commands)
     return parser
 
 

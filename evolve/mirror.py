@@ -122,7 +122,7 @@ class Mirror:
         if closing:
             self._write_references()
             self._upload(self._parent, self._closing_files())
-            ended = int(max(e.at for e in self._journal.events()) * 1000)
+            ended = int(max(e.at for e in self._journal.events() if e.kind != "promoted") * 1000)
             status = "FINISHED" if state == "finished" else "KILLED"
             self._client.set_terminated(self._parent, status, ended)
         else:

@@ -123,7 +123,8 @@ class CampaignData:
 
 def load(journal: Journal) -> CampaignData:
     """Read everything; the journal may belong to a campaign that still runs."""
-    events = tuple(journal.events())
+    # a promotion comes after the campaign and is no part of its time
+    events = tuple(event for event in journal.events() if event.kind != "promoted")
     by_index = {c.index: c for c in journal.candidates()}
     rows = list(journal.evaluations())
     clock = CampaignClock(events, [at for *_, at in rows])

@@ -1,0 +1,1 @@
+"""From a campaign's winner to a library that programs import: verify again, compare, write, keep."""

@@ -1,0 +1,177 @@
+"""The commands ``tilewright promote`` and ``tilewright library``. Heavy imports stay inside them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from evolve.errors import UserError
+from evolve.home import find_campaign, home_folder
+
+Commands = Any
+"""What ``ArgumentParser.add_subparsers`` returns."""
+
+
+def add_commands(commands: Commands) -> None:
+    """Add both commands to the parser."""
+    promote = commands.add_parser(
+        "promote", help="verify a campaign's winner again and put it into a library"
+    )
+    promote.add_argument("campaign", nargs="?", help="its id or folder (default: the newest)")
+    promote.add_argument("--suite", help="verify on this suite instead of the campaign's")
+    promote.add_argument("--as", dest="name", metavar="NAME", help="family/recipe to have in the library")
+    promote.add_argument("--candidate", metavar="ID", help="a candidate's number or genome, not the winner")
+    promote.add_argument(
+        "--table", type=Path, help="a dispatch table (JSON): several candidates, one a shape"
+    )
+    promote.add_argument("--against", metavar="NAME", help="compare with this baseline or seed")
+    promote.add_argument("--dry-run", action="store_true", help="verify and compare, write nothing")
+    promote.add_argument(
+        "--force-reason", metavar="TEXT", help="promote in spite of a loss; TEXT is recorded"
+    )
+    promote.add_argument("--address", help="Ray cluster to use instead of this machine")
+    _shelf_options(promote)
+    promote.set_defaults(run=_promote)
+
+    library = commands.add_parser("library", help="look after promoted kernels")
+    actions = library.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="what is promoted")
+    listing.set_defaults(run=_list)
+    verify = actions.add_parser(
+        "verify", help="check files and toolchain, run generated tests and receipts again"
+    )
+    verify.add_argument("operator", nargs="?", help="family/recipe (default: all)")
+    verify.add_argument("--files", action="store_true", help="check files and toolchain only")
+    verify.add_argument("--address", help="Ray cluster to use instead of this machine")
+    verify.set_defaults(run=_verify)
+    rollback = actions.add_parser("rollback", help="make an earlier version current")
+    rollback.add_argument("operator", help="family/recipe")
+    rollback.add_argument("--to", metavar="VERSION", help="default: what the current version replaced")
+    rollback.add_argument("--reason", help="recorded in the history")
+    rollback.set_defaults(run=_rollback)
+    diff = actions.add_parser("diff", help="compare two versions")
+    diff.add_argument("operator", help="family/recipe")
+    diff.add_argument("old", nargs="?", metavar="A", help="default: what the current version replaced")
+    diff.add_argument("new", nargs="?", metavar="B", help="default: the current version")
+    diff.set_defaults(run=_diff)
+    collect = actions.add_parser("gc", help="remove versions that are no longer needed")
+    collect.add_argument(
+        "--keep", type=int, default=5, help="promoted versions to keep per operator (default: 5)"
+    )
+    collect.set_defaults(run=_gc)
+    for action in (listing, verify, rollback, diff, collect):
+        _shelf_options(action)
+
+
+def _shelf_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--library", type=Path, default=Path("library"), help="folder (default: ./library)")
+    parser.add_argument("--package", default="tilewright_library", help="name of the package in it")
+
+
+def _shelf(arguments: argparse.Namespace) -> Any:
+    from evolve.promote.shelf import Shelf
+
+    return Shelf(arguments.library, arguments.package)
+
+
+def _evaluator(address: str | None) -> Any:
+    """Makes a Ray pool for a resolved campaign, started."""
+
+    def make(resolved: Any) -> Any:
+        from evolve.launch import pool_settings
+        from workers.pool import PoolUnavailable, RayPool
+
+        workers = resolved.config.workers.model_copy(update={"address": address})
+        config = resolved.config.model_copy(update={"workers": workers})
+        pool = RayPool(pool_settings(type(resolved)(**{**vars(resolved), "config": config})))
+        try:
+            pool.start()
+        except PoolUnavailable as error:
+            raise UserError(f"workers: {error}.") from error
+        return pool
+
+    return make
+
+
+def _promote(arguments: argparse.Namespace) -> int:
+    from evolve.promote.command import Options, promote, record
+    from evolve.promote.registry import register
+
+    home = home_folder(arguments.home)
+    options = Options(
+        suite=arguments.suite,
+        name=arguments.name,
+        candidate=arguments.candidate,
+        table=arguments.table,
+        against=arguments.against,
+        dry_run=arguments.dry_run,
+        force_reason=arguments.force_reason,
+    )
+    shelf = _shelf(arguments)
+    folder = find_campaign(home, arguments.campaign)
+    outcome = promote(folder, shelf, options, _say, _evaluator(arguments.address))
+    if outcome.version is None:
+        _say(f"dry run: nothing was written; {outcome.operator} would be promoted")
+        return 0
+    _say(f"promoted {outcome.operator} version {outcome.version} to {shelf.place(outcome.operator)}")
+    fault = record(outcome.promotion, outcome.version)
+    if fault is not None:
+        _say(f"not noted in the campaign's journal: {fault}")
+    _say(register(outcome, shelf, home))
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from evolve.promote.keep import list_lines
+
+    shelf = _shelf(arguments)
+    lines = list(list_lines(shelf))
+    for line in lines or [f"nothing is promoted in {shelf.root}"]:
+        _say(line)
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from evolve.promote.keep import check
+
+    good = True
+    make = _evaluator(arguments.address)
+    for finding in check(
+        _shelf(arguments), arguments.operator, files_only=arguments.files, make=make, say=_say
+    ):
+        good = good and finding.good
+        _say(f"{'ok  ' if finding.good else 'no  '} {finding.sentence}")
+    return 0 if good else 2
+
+
+def _rollback(arguments: argparse.Namespace) -> int:
+    from evolve.promote.keep import rollback
+
+    left, now = rollback(_shelf(arguments), arguments.operator, arguments.to, arguments.reason)
+    _say(f"{arguments.operator}: {left} is no longer current; {now or 'nothing'} is")
+    return 0
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from evolve.promote.keep import diff_lines
+
+    for line in diff_lines(_shelf(arguments), arguments.operator, arguments.old, arguments.new):
+        _say(line)
+    return 0
+
+
+def _gc(arguments: argparse.Namespace) -> int:
+    from evolve.promote.keep import collect
+
+    if arguments.keep < 1:
+        raise UserError(f"--keep: {arguments.keep} must be at least 1.")
+    removed = collect(_shelf(arguments), arguments.keep)
+    for name in removed:
+        _say(f"removed {name}")
+    _say(f"{len(removed)} versions removed")
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line)  # noqa: T201

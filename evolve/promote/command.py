@@ -1,0 +1,218 @@
+"""``tilewright promote``: re-verify, compare with what serves now, and only then write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evolve.errors import JournalError, UserError
+from evolve.evaluator import Evaluator
+from evolve.genome import Genome
+from evolve.home import JOURNAL
+from evolve.journal import Journal
+from evolve.promote import contents
+from evolve.promote.choose import Nomination, nominate
+from evolve.promote.contents import Promotion, names_of
+from evolve.promote.judge import Judgement, judge
+from evolve.promote.runtime import store
+from evolve.promote.shelf import LibraryError, Shelf
+from evolve.promote.verify import Contender, Refusal, Verified, verify
+from evolve.resolve import Resolved
+from seeds.operator import Workload
+
+EVENT = "promoted"
+
+Say = Callable[[str], None]
+MakeEvaluator = Callable[[Resolved], Evaluator]
+Current = tuple[str, dict[str, Any], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says; see ``tilewright promote --help``. ``rounds`` None: as many as are due."""
+
+    suite: str | None = None
+    name: str | None = None
+    candidate: str | None = None
+    table: Path | None = None
+    against: str | None = None
+    dry_run: bool = False
+    force_reason: str | None = None
+    rounds: int | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``version`` is None for a dry run."""
+
+    operator: str
+    version: str | None
+    judgement: Judgement
+    promotion: Promotion
+
+
+def promote(folder: Path, shelf: Shelf, options: Options, say: Say, evaluator: MakeEvaluator) -> Outcome:
+    """Promote from the campaign in ``folder``. Raises UserError (a Refusal where the kernel is to blame)."""
+    if options.force_reason is not None and not options.force_reason.strip():
+        raise UserError("--force-reason: say why, in words.")
+    nomination = nominate(folder, suite=options.suite, candidate=options.candidate, table=options.table)
+    operator = options.name or nomination.resolved.operator.name
+    current = _current(shelf, operator)
+    names = names_of(nomination.candidates)
+    serving, incumbents = _incumbents(nomination, shelf, operator, current, options.against, names)
+    contenders = [Contender(names[c.genome.id], c.genome) for c in nomination.candidates]
+    found = _verified(nomination.resolved, contenders, incumbents, evaluator, say, options.rounds)
+    judgement = judge(nomination, found, names, serving)
+    for line in figure_lines(judgement, nomination.resolved.target.label):
+        say(line)
+    overruled = judgement.require(options.force_reason)
+    promotion = Promotion(
+        nomination, operator, judgement, found, names, options.force_reason if overruled else None, overruled
+    )
+    version = None if options.dry_run else _write(promotion, shelf, current)
+    return Outcome(operator, version, judgement, promotion)
+
+
+def figure_lines(judgement: Judgement, label: str) -> list[str]:
+    """The comparison as text: microseconds a call and the gain, per shape and in the geometric mean."""
+    lines = [
+        f"{shape.figures.workload}: {shape.seconds * 1e6:.2f} us against {shape.incumbent_seconds * 1e6:.2f} us of "
+        f"{shape.incumbent}, {shape.gain:.3f} x ({label})"
+        for shape in judgement.shapes
+    ]
+    low, high = judgement.interval
+    interval = "" if low == high else f", 95 % interval {low:.3f} to {high:.3f}"
+    lines.append(f"geometric mean: {judgement.gain:.3f} x{interval} ({label})")
+    return lines
+
+
+def record(promotion: Promotion, version: str) -> str | None:
+    """Note the promotion in the campaign's journal; why that could not be done, or None."""
+    try:
+        with Journal(promotion.nomination.folder / JOURNAL, write=True) as journal:
+            journal.add_event(
+                EVENT,
+                operator=promotion.operator,
+                version=version,
+                candidates=[c.index for c in promotion.nomination.candidates],
+                gain=promotion.judgement.gain,
+                figures=promotion.judgement.kind.value,
+                forced=promotion.forced,
+                overruled=promotion.overruled,
+            )
+    except JournalError as error:
+        return str(error)
+    return None
+
+
+def _verified(
+    resolved: Resolved,
+    contenders: list[Contender],
+    incumbents: list[Contender],
+    make: MakeEvaluator,
+    say: Say,
+    rounds: int | None,
+) -> dict[str, Verified]:
+    evaluator = make(resolved)
+    try:
+        return verify(resolved, contenders, incumbents, evaluator, say, rounds)
+    finally:
+        evaluator.close()
+
+
+# -- what serves now ---------------------------------------------------------------------------------
+
+
+def _current(shelf: Shelf, operator: str) -> Current | None:
+    """The current version with every file it needs, or None. Raises LibraryError for a damaged one."""
+    if shelf.index(operator)["current"] is None:
+        return None
+    return shelf.version(operator)
+
+
+def _incumbents(
+    nomination: Nomination,
+    shelf: Shelf,
+    operator: str,
+    current: Current | None,
+    against: str | None,
+    names: Mapping[str, str],
+) -> tuple[dict[str, str], list[Contender]]:
+    """(workload id to the name of what serves it now, those that are not nominated themselves)."""
+    resolved = nomination.resolved
+    table = None
+    if current is not None and against is None:
+        version, _, dispatch = current
+        place = shelf.place(operator) / "versions" / version
+        entry = dispatch["targets"].get(resolved.target.name)
+        if entry:
+            table = store.table(operator, resolved.target.name, dispatch["dimensions"], entry, place)
+    serving: dict[str, str] = {}
+    found: dict[str, Contender] = {}
+    for workload in (*resolved.suite.workloads, *resolved.suite.final):
+        contender = _serving(table, workload) or _baseline(resolved, against)
+        name = names.get(contender.genome.id, contender.name)
+        serving[workload.id] = name
+        if name == contender.name:
+            found[name] = contender
+    if all(serving[w] == names[nomination.genome_for(w)] for w in serving):
+        raise Refusal(f"promotion refused: {' and '.join(names.values())} already serves {operator}.")
+    return serving, list(found.values())
+
+
+def _serving(table: store.Table | None, workload: Workload) -> Contender | None:
+    if table is None:
+        return None
+    try:
+        kernel = table.choose(tuple(workload.dims[name] for name in table.dimensions)).kernel
+        return Contender(f"library's {kernel.name}", Genome(kernel.source(), dict(kernel.params)))
+    except store.UnsoundLibrary as error:
+        raise LibraryError(f"{error}.") from error
+    except store.NotServed:
+        return None
+
+
+def _baseline(resolved: Resolved, against: str | None) -> Contender:
+    """The named baseline or seed; by default the operator's first baseline, else the first seed."""
+    everyone = [Contender(kernel.name, genome, kernel.name) for kernel, genome in resolved.baselines]
+    everyone += [Contender(start.name, start.genome) for start in resolved.starts]
+    if against is None:
+        return everyone[0]
+    for contender in everyone:
+        if contender.name == against:
+            return contender
+    known = ", ".join(contender.name for contender in everyone)
+    raise UserError(f"--against: {against!r} is no baseline or seed of this campaign (allowed: {known}).")
+
+
+# -- writing -----------------------------------------------------------------------------------------
+
+
+def _write(promotion: Promotion, shelf: Shelf, current: Current | None) -> str:
+    operator = promotion.operator
+    before = None
+    if current is not None:
+        version, receipt, dispatch = current
+        kernels = {
+            k["file"]: k["sha256"] for e in dispatch["targets"].values() for k in e["kernels"].values()
+        }
+        files = {name: shelf.file(operator, version, name, sha256) for name, sha256 in kernels.items()}
+        before = (receipt, dispatch, files)
+    files, receipt = contents.build(promotion, before)
+    note: dict[str, Any] = {
+        "action": "promote",
+        "campaign": promotion.nomination.campaign,
+        "target": promotion.nomination.resolved.target.name,
+        "gain": promotion.judgement.gain,
+        "kind": promotion.judgement.kind.value,
+        "forced": promotion.forced,
+    }
+    with shelf.writing():
+        if shelf.index(operator)["current"] != (current[0] if current else None):
+            raise Refusal(
+                f"promotion refused: {operator} was changed by another promotion meanwhile; run it again to be "
+                "compared with what serves now."
+            )
+        return shelf.add(operator, files, receipt, note)

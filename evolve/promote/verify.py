@@ -1,0 +1,170 @@
+"""Re-verification: candidates from scratch in fresh workers, on inputs nobody has seen, beside the incumbent.
+
+A campaign's own figures count for nothing here. Every round asks the pool for the suite's final workloads with
+a new seed, which checks all kinds of inputs (outliers, spread magnitudes, zero blocks; tails where the suite has
+them) on all check shapes under the race detector, and measures every shape again. In each round the order of
+candidate and incumbent is reversed, so that drift of a measured target cancels.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from evolve.errors import UserError
+from evolve.evaluator import Evaluator, Job, Scope
+from evolve.genome import Genome
+from evolve.resolve import Resolved
+from fitness.evaluation import Evaluation, FigureKind, Verdict
+
+FACTOR = 10
+"""Sets of inputs, as a multiple of what the search checked a candidate on."""
+
+MEASURED_ROUNDS = 6
+"""Rounds of candidate and incumbent on a target whose figures vary."""
+
+WAIT_SECONDS = 0.5
+SAME_FIGURE = 1e-9
+
+
+class Refusal(UserError):
+    """The promotion is refused; ``forceable`` when a person may insist."""
+
+    def __init__(self, message: str, *, forceable: bool = False) -> None:
+        super().__init__(message)
+        self.forceable = forceable
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A genome under the name it has in the receipt. ``baseline`` names the operator's baseline kernel it is."""
+
+    name: str
+    genome: Genome
+    baseline: str | None = None
+
+
+@dataclass
+class Verified:
+    """Every evaluation of one contender; all have the verdict ``ok``."""
+
+    contender: Contender
+    seeds: list[int] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+    def seconds(self, workload: str) -> list[float]:
+        """Seconds per call in each round that measured ``workload``."""
+        return [f.seconds for e in self.evaluations for f in e.workloads if f.workload == workload]
+
+    @property
+    def input_sets(self) -> int:
+        """Checked pairs of a shape and a set of inputs."""
+        per_set = max(1, len({reading.gate for e in self.evaluations for reading in e.gates}))
+        return sum(len(e.gates) for e in self.evaluations) // per_set
+
+
+def rounds_needed(resolved: Resolved) -> int:
+    """Rounds after which the gates have seen ``FACTOR`` times the search's sets of inputs."""
+    kinds = len(resolved.operator.input_kinds)
+    a_round = kinds * len(resolved.suite.check) + 1
+    needed = math.ceil(FACTOR * kinds / a_round)
+    return max(needed, MEASURED_ROUNDS) if resolved.target.kind is FigureKind.MEASURED else needed
+
+
+def verify(
+    resolved: Resolved,
+    contenders: Sequence[Contender],
+    incumbents: Sequence[Contender],
+    evaluator: Evaluator,
+    say: Callable[[str], None],
+    rounds: int | None = None,
+) -> dict[str, Verified]:
+    """Evaluate everyone; by name. Raises Refusal for a contender that fails, UserError for failing workers."""
+    rng = np.random.default_rng(secrets.randbits(64))
+    jobs = _jobs(resolved, contenders, incumbents, rounds or rounds_needed(resolved), rng)
+    found = {c.name: Verified(c) for c in (*contenders, *incumbents)}
+    owner = {job.index: name for name, job in jobs}
+    for _, job in jobs:
+        evaluator.submit(job)
+    done = 0
+    while done < len(jobs):
+        for index, evaluation in evaluator.wait(WAIT_SECONDS):
+            done += 1
+            mine = found[owner[index]]
+            _require_ok(mine.contender, evaluation)
+            mine.evaluations.append(evaluation)
+            say(f"verified {done} of {len(jobs)}: {owner[index]}")
+    for name, job in jobs:
+        found[name].seeds.append(job.seed)
+    for verified in found.values():
+        _require_repeatable(resolved, verified)
+    return found
+
+
+def _jobs(
+    resolved: Resolved,
+    contenders: Sequence[Contender],
+    incumbents: Sequence[Contender],
+    rounds: int,
+    rng: np.random.Generator,
+) -> list[tuple[str, Job]]:
+    measured = resolved.target.kind is FigureKind.MEASURED
+    plan: list[tuple[Contender, Scope]] = []
+    for turn in range(rounds):
+        # an incumbent's figures on a modelled target cannot vary: one round is all there is to know
+        present = [*contenders, *(incumbents if measured or turn == 0 else ())]
+        plan += [(c, Scope.FINAL) for c in (present if turn % 2 == 0 else present[::-1])]
+    if resolved.suite.final:
+        plan += [(c, Scope.SUITE) for c in (*contenders, *incumbents)]
+    jobs = []
+    for index, (contender, scope) in enumerate(plan):
+        seed = int(rng.integers(2**31))
+        best = math.inf if contender.baseline else 0.0
+        job = Job(index, contender.genome, seed, best=best, scope=scope, baseline=contender.baseline)
+        jobs.append((contender.name, job))
+    return jobs
+
+
+def _require_ok(contender: Contender, evaluation: Evaluation) -> None:
+    if evaluation.verdict is Verdict.INFRA_ERROR:
+        raise UserError(f"workers keep failing: {evaluation.reason}; nothing was promoted.")
+    if evaluation.verdict is not Verdict.OK:
+        raise Refusal(
+            f"promotion refused: {contender.name} fails its re-verification: {evaluation.verdict.value} at "
+            f"{evaluation.stage.value}, {evaluation.reason}."
+        )
+
+
+def _require_repeatable(resolved: Resolved, verified: Verified) -> None:
+    """A modelled contender compiles to one artefact a scope, with the same figures each time."""
+    if resolved.target.kind is FigureKind.MEASURED:
+        return
+    first: dict[str, float] = {}
+    artefacts: dict[tuple[str, ...], str | None] = {}
+    for evaluation in verified.evaluations:
+        shapes = tuple(f.workload for f in evaluation.workloads)
+        if artefacts.setdefault(shapes, evaluation.artefact) != evaluation.artefact:
+            raise Refusal(f"promotion refused: {verified.contender.name} compiles differently each time.")
+        for figures in evaluation.workloads:
+            known = first.setdefault(figures.workload, figures.seconds)
+            if abs(figures.seconds - known) > SAME_FIGURE * known:
+                raise Refusal(
+                    f"promotion refused: {verified.contender.name} takes {known:.6g} s and {figures.seconds:.6g} s "
+                    f"on {figures.workload} (modelled), which should repeat exactly."
+                )
+
+
+def gates_read(verified: Verified) -> Mapping[str, tuple[float | None, int]]:
+    """Per gate: its worst value (dB for SNR, with None for +inf; mismatches for bit-exact ones) and its readings."""
+    worst: dict[str, tuple[float | None, int]] = {}
+    for evaluation in verified.evaluations:
+        for reading in evaluation.gates:
+            value, count = worst.get(reading.gate, (None, 0))
+            if reading.value is not None and (value is None or reading.value < value):
+                value = reading.value
+            worst[reading.gate] = (value, count + 1)
+    return worst

@@ -1,0 +1,476 @@
+"""Promotion: what is refused and why, what is written, and that nothing half-done is left."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evolve import cli
+from evolve.errors import UserError
+from evolve.evaluator import Job
+from evolve.genome import Genome, normalise
+from evolve.home import JOURNAL
+from evolve.journal import Journal
+from evolve.promote import shelf as shelf_module
+from evolve.promote.command import Options, Outcome, promote, record
+from evolve.promote.keep import check, collect, diff_lines, list_lines, rollback
+from evolve.promote.runtime import store
+from evolve.promote.shelf import LibraryError, Shelf
+from evolve.promote.verify import Refusal
+from fitness.evaluation import Evaluation, Verdict
+from tests.evolve.promote_campaign import (
+    CHILD,
+    OTHER,
+    SEED,
+    FormulaPool,
+    Seconds,
+    quick_child,
+    write_campaign,
+)
+
+OPERATOR = "small_gemm/good"
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Path:
+    return write_campaign(tmp_path / "home")
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "library")
+
+
+def run(
+    folder: Path,
+    shelf: Shelf,
+    options: Options | None = None,
+    seconds: Seconds = quick_child,
+    spoil: Callable[[Job, Evaluation], Evaluation] = lambda job, evaluation: evaluation,
+) -> Outcome:
+    return promote(
+        folder,
+        shelf,
+        options or Options(),
+        lambda line: None,
+        lambda resolved: FormulaPool(resolved, seconds, spoil),
+    )
+
+
+def one_sentence(text: str) -> bool:
+    return text.endswith(".") and "\n" not in text and "Traceback" not in text
+
+
+# -- what is written ---------------------------------------------------------------------------------
+
+
+def test_a_winner_is_verified_on_ten_times_the_inputs_and_written_whole(campaign: Path, shelf: Shelf) -> None:
+    pools: list[FormulaPool] = []
+
+    def make(resolved: object) -> FormulaPool:
+        pools.append(FormulaPool(resolved, quick_child))  # type: ignore[arg-type]
+        return pools[-1]
+
+    outcome = promote(campaign, shelf, Options(), lambda line: None, make)
+    jobs = pools[0].jobs
+    mine = [job for job in jobs if job.genome == CHILD]
+    assert len({job.seed for job in jobs}) == len(jobs) and pools[0].closed
+    # a round of the final check reads the one kind of inputs on one check shape and on a measured one
+    assert 2 * sum(job.scope == "final" for job in mine) >= 10
+    assert all(job.best == 0.0 for job in mine), "every round passes the harder check"
+    version, receipt, dispatch = shelf.version(OPERATOR)
+    assert version == outcome.version
+    entry = receipt["targets"]["tpu7x"]
+    assert entry["gain"]["value"] == pytest.approx(2.0)
+    assert (entry["gain"]["kind"], entry["gain"]["incumbents"]) == ("modelled", "whole")
+    assert [s["workload"] for s in entry["shapes"]] == ["256x256x512", "512x512x512"]
+    assert entry["candidates"][0]["genome"] == CHILD.id
+    assert len(entry["candidates"][0]["gate_seeds"]) == len(mine)
+    assert entry["forced"] is None and entry["overruled"] is None
+    kernel = dispatch["targets"]["tpu7x"]["kernels"][CHILD.id]
+    text = shelf.file(OPERATOR, version, kernel["file"], kernel["sha256"]).decode()
+    assert normalise(text) == normalise(CHILD.source)
+    assert "tiny-001" in text and "#0 seed: seed kernel tiled" in text and "\x1b" not in text
+    assert all(line.startswith("#") for line in text.split('"""')[0].splitlines())
+    assert dispatch["targets"]["tpu7x"]["toolchain"] == {
+        "jax": ["0.10.2", "0.11"],
+        "libtpu": ["0.0.51", "0.0.52"],
+    }
+
+
+def test_the_generated_package_imports_no_tilewright(campaign: Path, tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "library", "my_kernels")
+    run(campaign, shelf)
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'library')!r})\n"
+        "import my_kernels\n"
+        "print(my_kernels.operators(), my_kernels.served('small_gemm/good', 'interpret', (256, 256, 512)))\n"
+        "print(my_kernels.served('small_gemm/good', 'interpret', (99999, 256, 512)))\n"
+        "bad = {'evolve', 'fitness', 'workers', 'seeds', 'numpy', 'torch', 'jax'} & set(sys.modules)\n"
+        "assert not bad, bad\n"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "['small_gemm/good']" in done.stdout and f"kernel {CHILD.id}" in done.stdout
+    assert "more than 8 times away" in done.stdout
+
+
+def test_a_promotion_is_noted_in_the_journal_and_is_no_part_of_the_campaigns_time(
+    campaign: Path, shelf: Shelf
+) -> None:
+    from evolve.report.data import load
+
+    with Journal(campaign / JOURNAL) as journal:
+        before = load(journal).elapsed
+    outcome = run(campaign, shelf)
+    assert record(outcome.promotion, str(outcome.version)) is None
+    with Journal(campaign / JOURNAL) as journal:
+        event = journal.events()[-1]
+        assert load(journal).elapsed == before and load(journal).state == "finished"
+    assert event.kind == "promoted" and event.detail["version"] == outcome.version
+
+
+def test_the_next_winner_is_compared_with_the_incumbent(campaign: Path, shelf: Shelf) -> None:
+    run(campaign, shelf)
+    outcome = run(campaign, shelf, Options(candidate="2"))
+    assert outcome.judgement.gain == pytest.approx(50 / 40)
+    assert outcome.judgement.incumbents == f"library's {CHILD.id}"
+    with pytest.raises(Refusal, match="candidate 2 already serves"):
+        run(campaign, shelf, Options(candidate=OTHER.id[:8]))
+
+
+def test_a_table_gives_each_shape_its_kernel(campaign: Path, shelf: Shelf, tmp_path: Path) -> None:
+    def seconds(genome: Genome, workload: str) -> float:
+        fast = CHILD if workload == "256x256x512" else OTHER
+        return 50e-6 if genome == fast else 70e-6
+
+    table = tmp_path / "table.json"
+    entries = [
+        {"workload": {"id": "256x256x512"}, "genome": CHILD.id},
+        {"workload": {"id": "512x512x512"}, "genome": OTHER.id},
+    ]
+    table.write_text(json.dumps({"entries": entries}))
+    outcome = run(campaign, shelf, Options(table=table), seconds)
+    regions = shelf.version(OPERATOR)[2]["targets"]["tpu7x"]["regions"]
+    assert [r["kernel"] for r in regions] == [CHILD.id, OTHER.id]
+    assert outcome.judgement.gain == pytest.approx(70 / 50)
+    table.write_text('{"entries": [')
+    with pytest.raises(UserError, match=r"--table: .* is no dispatch table"):
+        run(campaign, shelf, Options(table=table))
+
+
+def test_regions_of_other_shapes_stay(campaign: Path, shelf: Shelf) -> None:
+    run(campaign, shelf)
+    version, receipt, dispatch = shelf.version(OPERATOR)
+    entry = dispatch["targets"]["tpu7x"]
+    entry["regions"].append({"workload": "tall", "dims": {"M": 4096, "N": 128, "K": 128}, "kernel": CHILD.id})
+    name = entry["kernels"][CHILD.id]
+    files = {
+        "dispatch.json": json.dumps(dispatch).encode(),
+        name["file"]: shelf.file(OPERATOR, version, name["file"], name["sha256"]),
+    }
+    with shelf.writing():
+        shelf.add(OPERATOR, files, {**receipt, "files": None}, {"action": "promote"})
+    run(campaign, shelf, Options(candidate="2"))
+    entry = shelf.version(OPERATOR)[2]["targets"]["tpu7x"]
+    assert {r["workload"]: r["kernel"] for r in entry["regions"]} == {
+        "256x256x512": OTHER.id,
+        "512x512x512": OTHER.id,
+        "tall": CHILD.id,
+    }
+    assert set(entry["kernels"]) == {CHILD.id, OTHER.id}
+
+
+# -- what is refused ---------------------------------------------------------------------------------
+
+
+def loses_six_percent(genome: Genome, workload: str) -> float:
+    """Twice as fast on one shape, 6 % slower on the other."""
+    if genome != CHILD:
+        return 100e-6
+    return 50e-6 if workload == "256x256x512" else 100e-6 / 0.94
+
+
+def test_a_win_on_average_that_loses_six_percent_on_one_shape_is_refused(
+    campaign: Path, shelf: Shelf
+) -> None:
+    with pytest.raises(Refusal) as refused:
+        run(campaign, shelf, seconds=loses_six_percent)
+    text = str(refused.value)
+    assert "512x512x512 loses 6.0 % against whole" in text and "modelled" in text and "5 %" in text
+    assert one_sentence(text) and refused.value.forceable
+    assert not shelf.root.exists(), "a refused promotion writes nothing"
+
+
+def test_a_forced_promotion_says_so_for_ever(campaign: Path, shelf: Shelf) -> None:
+    outcome = run(campaign, shelf, Options(force_reason="only used on small shapes"), loses_six_percent)
+    entry = shelf.version(OPERATOR)[1]["targets"]["tpu7x"]
+    assert entry["forced"] == "only used on small shapes" and "loses 6.0 %" in entry["overruled"]
+    assert shelf.index(OPERATOR)["history"][-1]["forced"] == "only used on small shapes"
+    assert "forced: only used on small shapes" in next(iter(list_lines(shelf)))
+    record(outcome.promotion, str(outcome.version))
+    with Journal(campaign / JOURNAL) as journal:
+        assert journal.events()[-1].detail["forced"] == "only used on small shapes"
+    with pytest.raises(UserError, match="--force-reason"):
+        run(campaign, shelf, Options(force_reason=" "))
+
+
+def test_no_gain_is_refused(campaign: Path, shelf: Shelf) -> None:
+    with pytest.raises(Refusal, match=r"1\.0000 x whole .* is no gain"):
+        run(campaign, shelf, seconds=lambda genome, workload: 1e-4)
+
+
+def test_a_kernel_that_fails_its_re_verification_is_refused_whatever_the_reason(
+    campaign: Path, shelf: Shelf
+) -> None:
+    def spoil(job: Job, evaluation: Evaluation) -> Evaluation:
+        if job.genome != CHILD or job.index < 3:
+            return evaluation
+        changes = {"verdict": Verdict.INCORRECT, "fitness": None, "reason": "gate exact on spread: 30.0 dB"}
+        return evaluation.model_copy(update=changes)
+
+    for reason in (None, "I insist"):
+        with pytest.raises(
+            Refusal, match=r"candidate 1 fails its re-verification: incorrect .*30.0 dB"
+        ) as refused:
+            run(campaign, shelf, Options(force_reason=reason), spoil=spoil)
+        assert not refused.value.forceable
+    assert not shelf.root.exists()
+
+
+def test_figures_that_do_not_repeat_are_refused(campaign: Path, shelf: Shelf) -> None:
+    def spoil(job: Job, evaluation: Evaluation) -> Evaluation:
+        figures = [
+            f.model_copy(update={"seconds": f.seconds * (1 + job.index)}) for f in evaluation.workloads
+        ]
+        return evaluation.model_copy(update={"workloads": tuple(figures)})
+
+    with pytest.raises(Refusal, match="should repeat exactly"):
+        run(campaign, shelf, spoil=spoil)
+
+
+def test_failing_workers_are_no_verdict(campaign: Path, shelf: Shelf) -> None:
+    def spoil(job: Job, evaluation: Evaluation) -> Evaluation:
+        changes = {"verdict": Verdict.INFRA_ERROR, "fitness": None, "reason": "libtpu is not installed"}
+        return evaluation.model_copy(update=changes)
+
+    with pytest.raises(UserError, match="workers keep failing: libtpu is not installed"):
+        run(campaign, shelf, spoil=spoil)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (Options(candidate="9"), "--candidate: '9' is unknown"),
+        (Options(suite="huge"), "suite: 'huge' is unknown"),
+        (Options(against="nobody"), "--against: 'nobody' is no baseline or seed"),
+        (Options(name="no-slash"), "--as: 'no-slash' must be family/recipe"),
+        (Options(name="../up"), "--as: '../up' must be"),
+    ],
+)
+def test_bad_options_are_one_sentence(campaign: Path, shelf: Shelf, options: Options, words: str) -> None:
+    with pytest.raises(UserError) as refused:
+        run(campaign, shelf, options)
+    assert words in str(refused.value) and one_sentence(str(refused.value))
+    assert not shelf.root.exists()
+
+
+def test_an_unfinished_campaign_is_refused(tmp_path: Path, shelf: Shelf) -> None:
+    folder = write_campaign(tmp_path / "other", finish=False)
+    with pytest.raises(UserError, match="has not finished"):
+        run(folder, shelf)
+
+
+def test_a_dry_run_writes_nothing(campaign: Path, shelf: Shelf) -> None:
+    outcome = run(campaign, shelf, Options(dry_run=True))
+    assert outcome.version is None and outcome.judgement.gain == pytest.approx(2.0)
+    assert not shelf.root.exists()
+
+
+# -- sabotage ----------------------------------------------------------------------------------------
+
+
+def damage(shelf: Shelf, how: str) -> str:
+    """Damage the current version; words that the report must have."""
+    version, _, dispatch = shelf.version(OPERATOR)
+    folder = shelf.place(OPERATOR) / "versions" / version
+    if how == "edited kernel":
+        path = folder / dispatch["targets"]["tpu7x"]["kernels"][CHILD.id]["file"]
+        path.write_text(path.read_text().replace("jnp.float32", "jnp.bfloat16"))
+        return "is not what was promoted"
+    if how == "missing receipt":
+        (folder / store.RECEIPT).unlink()
+        return "receipt.json cannot be read"
+    if how == "truncated dispatch":
+        path = folder / store.DISPATCH
+        path.write_bytes(path.read_bytes()[:200])
+        return "dispatch.json is not what was promoted"
+    if how == "truncated index":
+        path = shelf.place(OPERATOR) / store.INDEX
+        path.write_bytes(path.read_bytes()[:50])
+        return "index.json is cut short"
+    assert how == "edited receipt"
+    path = folder / store.RECEIPT
+    path.write_text(path.read_text().replace('"value": 2.0', '"value": 3.0'))
+    return "receipt.json is not what was promoted"
+
+
+SABOTAGE = ("edited kernel", "missing receipt", "truncated dispatch", "truncated index", "edited receipt")
+
+
+@pytest.mark.parametrize("how", SABOTAGE)
+def test_sabotage_is_reported_refused_and_never_served(
+    campaign: Path, shelf: Shelf, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(campaign, shelf)
+    words = damage(shelf, how)
+    assert cli.main(["library", "verify", "--files", "--library", str(shelf.library)]) == 2
+    bad = [line for line in capsys.readouterr().out.splitlines() if line.startswith("no")]
+    assert len(bad) == 1 and words in bad[0] and one_sentence(bad[0])
+    assert cli.main(["library", "list", "--library", str(shelf.library)]) == (
+        0 if how == "edited kernel" else 2
+    )
+    with pytest.raises(LibraryError, match=words):
+        run(campaign, shelf, Options(candidate="2"))
+
+    def serve() -> str:
+        folder = shelf.kernels
+        return store.load_table(OPERATOR, "interpret", folder).choose((256, 256, 512)).kernel.source()
+
+    with pytest.raises(store.UnsoundLibrary, match=words):
+        serve()
+
+
+def test_a_stale_toolchain_is_reported_and_not_served(
+    campaign: Path, shelf: Shelf, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(campaign, shelf)
+    installed = {"jax": "0.11.0", "libtpu": "0.0.51"}
+    monkeypatch.setattr(store, "_installed", installed.get)
+    assert cli.main(["library", "verify", "--files", "--library", str(shelf.library)]) == 2
+    (bad,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("no")]
+    assert "verified with jax 0.10.2 up to below 0.11, and 0.11.0 is installed" in bad
+    with pytest.raises(store.NotServed, match=r"jax 0\.10\.2 up to below 0\.11"):
+        store.load_table(OPERATOR, "tpu:TPU7x", shelf.kernels)
+    installed["jax"] = "0.10.9"
+    assert (
+        store.load_table(OPERATOR, "tpu:TPU7x", shelf.kernels).choose((512, 512, 512)).kernel.name == CHILD.id
+    )
+
+
+def test_a_changed_runtime_module_is_reported_and_restored(campaign: Path, shelf: Shelf) -> None:
+    run(campaign, shelf)
+    (shelf.root / "store.py").write_text("raise SystemExit\n")
+    findings = list(check(shelf, None, files_only=True, make=None, say=print))  # type: ignore[arg-type]
+    assert next(f.sentence for f in findings if not f.good).startswith("tilewright_library/store.py differs")
+    collect(shelf, 5)
+    assert not shelf.runtime_faults()
+
+
+def test_a_promotion_behind_the_back_of_another_is_refused(campaign: Path, shelf: Shelf) -> None:
+    def meanwhile(job: Job, evaluation: Evaluation) -> Evaluation:
+        if job.index == 0 and not shelf.root.exists():
+            run(campaign, shelf, Options(candidate="2"))
+        return evaluation
+
+    with pytest.raises(Refusal, match="changed by another promotion meanwhile"):
+        run(campaign, shelf, spoil=meanwhile)
+    assert shelf.version(OPERATOR)[1]["targets"]["tpu7x"]["candidates"][0]["genome"] == OTHER.id
+
+
+def _add_many(library: str, writer: int) -> None:
+    shelf = Shelf(Path(library))
+    for number in range(5):
+        files = {"dispatch.json": b"{}", "kernel.py": f"# {writer} {number}\n".encode()}
+        with shelf.writing():
+            shelf.add("a/b", files, {"writer": writer, "number": number}, {"action": "promote"})
+
+
+def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_add_many, args=(str(tmp_path), n)) for n in range(4)]
+    for process in writers:
+        process.start()
+    for process in writers:
+        process.join(60)
+    shelf = Shelf(tmp_path)
+    history = shelf.index("a/b")["history"]
+    assert len(history) == 20 and len(shelf.versions("a/b")) == 20
+    assert [entry["previous"] for entry in history[1:]] == [entry["version"] for entry in history[:-1]]
+    assert all(shelf.version("a/b", version) for version in shelf.versions("a/b"))
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_a_writer_killed_anywhere_leaves_the_old_state(
+    campaign: Path, shelf: Shelf, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(campaign, shelf)
+    before = shelf.version(OPERATOR)[0]
+    writes = 0
+    real = shelf_module._write
+
+    def dying(path: Path, data: bytes) -> None:
+        nonlocal writes
+        writes += 1
+        if writes > after:
+            raise KeyboardInterrupt
+        real(path, data)
+
+    monkeypatch.setattr(shelf_module, "_write", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run(campaign, shelf, Options(candidate="2"))
+    monkeypatch.undo()
+    assert shelf.version(OPERATOR)[0] == before
+    collect(shelf, 5)
+    assert shelf.versions(OPERATOR) == [before] and not list(shelf.root.rglob(".writing*"))
+
+
+# -- looking after it --------------------------------------------------------------------------------
+
+
+def test_rollback_diff_and_gc(campaign: Path, shelf: Shelf) -> None:
+    first = run(campaign, shelf).version
+    second = run(campaign, shelf, Options(candidate="2")).version
+    lines = "\n".join(diff_lines(shelf, OPERATOR, None, None))
+    assert f"{first} -> {second}" in lines and "50.00 us -> 40.00 us (tpu7x, modelled)" in lines
+    assert "-# block_n = 256" in lines and "+# block_n = 128" in lines
+    assert rollback(shelf, OPERATOR, None, "slower in production") == (second, first)
+    assert shelf.version(OPERATOR)[0] == first
+    assert shelf.index(OPERATOR)["history"][-1]["reason"] == "slower in production"
+    assert rollback(shelf, OPERATOR, None, None) == (first, None)
+    with pytest.raises(store.NotServed, match="rolled back"):
+        store.load_table(OPERATOR, "interpret", shelf.kernels)
+    with pytest.raises(LibraryError, match="nothing is promoted"):
+        rollback(shelf, OPERATOR, None, None)
+    third = run(campaign, shelf).version
+    assert sorted(collect(shelf, 1)) == sorted(f"{OPERATOR} {v}" for v in (first, second))
+    assert shelf.versions(OPERATOR) == [third]
+    assert len(shelf.index(OPERATOR)["history"]) == 5
+
+
+def test_unknown_versions_and_folders_are_one_sentence(
+    campaign: Path, shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(campaign, shelf)
+    (tmp_path / "file").write_text("")
+    library = ["--library", str(shelf.library)]
+    for arguments in (
+        ["library", "rollback", OPERATOR, "--to", "feed", *library],
+        ["library", "diff", OPERATOR, *library],
+        ["library", "diff", "no/such", *library],
+        ["library", "gc", "--keep", "0", *library],
+        ["library", "verify", "--library", str(tmp_path / "nowhere")],
+        ["library", "list", "--package", "not a name"],
+        ["library", "gc", "--library", str(tmp_path / "file")],
+        ["--home", str(tmp_path / "home"), "promote", "nobody"],
+    ):
+        assert cli.main(arguments) == 2, arguments
+        captured = capsys.readouterr()
+        assert one_sentence(captured.err.strip()), captured.err
+    assert SEED.id != CHILD.id

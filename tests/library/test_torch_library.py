@@ -1,0 +1,117 @@
+"""The library as a torch program sees it: numbers, gradients, torch.compile, fallbacks, and what it refuses to run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evolve.promote.shelf import Shelf
+from tests.library.shelves import SMALL, put
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+PRODUCT = "gemm_fp8_blockwise/gemm_nt"
+CHILD = Path(__file__).with_name("torch_children.py")
+
+
+def child(library: Path, *scenarios: str, interpret: bool = True) -> dict[str, Any]:
+    environment = {"PYTHONPATH": str(library), "PATH": "/usr/bin:/bin", "HOME": str(library.parent)}
+    if interpret:
+        environment["TRITON_INTERPRET"] = "1"
+    done = subprocess.run(
+        [sys.executable, str(CHILD), *scenarios], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    shelf = Shelf(tmp_path_factory.mktemp("blockwise"))
+    put(shelf, PRODUCT, "pointer", ((128, 256, 384), (256, 256, 256)), params=SMALL)
+    return shelf
+
+
+@pytest.fixture(scope="module")
+def answers(shelf: Shelf) -> dict[str, Any]:
+    return child(shelf.library, "numbers", "compiled", "fallbacks", "overhead")
+
+
+def test_forward_and_gradients_have_the_recipes_precision(answers: dict[str, Any]) -> None:
+    found = answers["numbers"]
+    assert all(value >= 26.0 for value in found["snr"]), found
+    assert found["inference"] >= 26.0 and found["same"] and found["only_x"]
+    assert found["shapes"] == [[2, 64, 256], [2, 64, 384], [256, 384]]
+
+
+def test_missing_operators_are_replaced_with_one_warning_each(answers: dict[str, Any]) -> None:
+    messages = answers["numbers"]["warnings"]
+    assert all("no kernel has been promoted; the reference product is used" in text for text in messages)
+    names = [text.split(":")[0].removeprefix("gemm_fp8_blockwise/") for text in messages]
+    assert sorted(names) == ["gemm_nt_rows", "quant_128x128_dual", "quant_dual"], (
+        "not gemm_nt, which is served"
+    )
+    assert not answers["numbers"]["later"]
+
+
+def test_compiles_into_one_graph_with_its_gradient(answers: dict[str, Any]) -> None:
+    found = answers["compiled"]
+    assert all(value > 60.0 for value in found["equal"]), found
+    assert found["odd"] > 60.0 and len(found["odd_warnings"]) == 1, (
+        "a fallback within a compiled graph warns, too"
+    )
+    assert set(found["opcheck"].values()) == {"SUCCESS"}, found["opcheck"]
+
+
+def test_shapes_off_the_recipe_are_multiplied_in_bf16(answers: dict[str, Any]) -> None:
+    found = answers["fallbacks"]
+    assert found["equal"] and found["empty"] == [0, 7]
+    assert not found["again"], "one warning"
+    assert len(found["refused"]) == 4 and all("gemm_fp8_blockwise takes" in text for text in found["refused"])
+
+
+def test_looking_a_kernel_up_costs_less_than_five_microseconds(answers: dict[str, Any]) -> None:
+    assert answers["overhead"]["seconds"] < 5e-6
+
+
+DAMAGES = {
+    "edited_kernel": "kernel.py is not what was promoted",
+    "truncated_dispatch": "dispatch.json is not what was promoted",
+    "missing_receipt": "receipt.json cannot be read",
+    "stale_toolchain": "verified with triton 3.0.0 up to below 3.1",
+}
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A package for each kind of damage, all asked for the same product on a CPU."""
+    library = tmp_path_factory.mktemp("damaged")
+    for how in DAMAGES:
+        shelf = Shelf(library, how)
+        toolchain = {"triton": ("3.0.0", "3.1")} if how == "stale_toolchain" else None
+        version = put(
+            shelf, PRODUCT, "pointer", ((256,) * 3,), params=SMALL, toolchain=toolchain, serves="cpu"
+        )
+        folder = shelf.place(PRODUCT) / "versions" / version
+        if how == "edited_kernel":
+            text = (folder / "kernel.py").read_text()
+            (folder / "kernel.py").write_text(
+                text.replace("acc += partial * scale[:, None]", "acc += partial")
+            )
+        elif how == "truncated_dispatch":
+            (folder / "dispatch.json").write_bytes((folder / "dispatch.json").read_bytes()[:99])
+        elif how == "missing_receipt":
+            (folder / "receipt.json").unlink()
+    return child(library, "damaged", interpret=False)["damaged"]
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_library_never_gives_a_wrong_answer(damaged: dict[str, Any], how: str) -> None:
+    assert damaged[how]["snr"] >= 26.0
+    messages = damaged[how]["warnings"]
+    assert sum(DAMAGES[how] in text for text in messages) == 1, messages

@@ -1,0 +1,148 @@
+"""Run in a child process by the tests of the torch library: one scenario a call, JSON on standard output.
+
+The child sees the library and torch only. Triton reads TRITON_INTERPRET when a kernel is defined.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+
+def snr(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    wanted = wanted.double()
+    error = (got.double() - wanted).square().sum().clamp_min(1e-300)
+    return float(10 * torch.log10(wanted.square().sum() / error))
+
+
+def warned(call: Any) -> tuple[Any, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = call()
+    return result, [str(w.message) for w in caught if "Fallback" in w.category.__name__]
+
+
+def step(function: Any, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+    y = function(x, w)
+    return y, *torch.autograd.grad(y, (x, w), dy)
+
+
+def numbers() -> dict[str, Any]:
+    """Forward and both gradients against the bf16 product, warnings, inference, and a leading batch dimension."""
+    from tilewright_library import gemm_fp8_blockwise
+
+    torch.manual_seed(0)
+    x, w, dy = (torch.randn(*s, dtype=torch.bfloat16) for s in ((2, 64, 384), (256, 384), (2, 64, 256)))
+    ours, messages = warned(lambda: step(gemm_fp8_blockwise, x, w, dy))
+    again, more = warned(lambda: step(gemm_fp8_blockwise, x, w, dy))
+    theirs = step(F.linear, x.float(), w.float(), dy.float())
+    with torch.no_grad():
+        inference, _ = warned(lambda: gemm_fp8_blockwise(x, w))
+    frozen = x.detach().requires_grad_()
+    (only,) = torch.autograd.grad(gemm_fp8_blockwise(frozen, w), (frozen,), dy)
+    return {
+        "snr": [snr(a, b) for a, b in zip(ours, theirs, strict=True)],
+        "same": all(bool((a == b).all()) for a, b in zip(ours, again, strict=True)),
+        "inference": snr(inference, theirs[0]),
+        "shapes": [list(t.shape) for t in ours],
+        "only_x": bool((only == ours[1]).all()),
+        "warnings": messages,
+        "later": more,
+    }
+
+
+def compiled() -> dict[str, Any]:
+    """torch.compile without a graph break, forward and backward, equal to eager."""
+    from tilewright_library import gemm_fp8_blockwise
+
+    torch.manual_seed(1)
+    x, w, dy = (torch.randn(*s, dtype=torch.bfloat16) for s in ((128, 256), (256, 256), (128, 256)))
+
+    def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.silu(gemm_fp8_blockwise(x, w)) * 2
+
+    fast = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    eager, traced = step(layer, x, w, dy), step(fast, x, w, dy)
+    odd, messages = warned(
+        lambda: torch.compile(layer, fullgraph=True, backend="aot_eager")(x[:, :192], w[:, :192])
+    )
+    namespace = torch.ops.tilewright_library
+    checks = torch.library.opcheck(
+        namespace.linear.default,
+        (x.requires_grad_(), w.requires_grad_()),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+        raise_exception=False,
+    )
+    return {
+        "equal": [snr(a, b) for a, b in zip(traced, eager, strict=True)],
+        "odd": snr(odd, layer(x[:, :192], w[:, :192])),
+        "odd_warnings": messages,
+        "opcheck": {name: str(result) for name, result in checks.items()},
+    }
+
+
+def fallbacks() -> dict[str, Any]:
+    """Operands the recipe cannot take, and what it refuses."""
+    from tilewright_library import gemm_fp8_blockwise
+
+    x, w = torch.randn(5, 100, dtype=torch.bfloat16), torch.randn(7, 100, dtype=torch.bfloat16)
+    odd, messages = warned(lambda: gemm_fp8_blockwise(x, w))
+    _, again = warned(lambda: gemm_fp8_blockwise(x[:3], w))
+    empty = gemm_fp8_blockwise(x[:0], w)
+    refused = []
+    for bad in ((x.float(), w), (x, w.float()), (x, w[:, :50]), (x, w[0])):
+        try:
+            gemm_fp8_blockwise(*bad)
+        except (TypeError, ValueError) as error:
+            refused.append(str(error))
+    return {
+        "equal": bool((odd == F.linear(x, w)).all()),
+        "empty": list(empty.shape),
+        "warnings": messages,
+        "again": again,
+        "refused": refused,
+    }
+
+
+def damaged() -> dict[str, Any]:
+    """For each package of the library: numbers and warnings of an inference call."""
+    found = {}
+    for folder in sorted(Path(os.environ["PYTHONPATH"]).iterdir()):
+        library = importlib.import_module(folder.name)
+        torch.manual_seed(0)
+        x, w = torch.randn(256, 256, dtype=torch.bfloat16), torch.randn(256, 256, dtype=torch.bfloat16)
+        with torch.no_grad():
+            y, messages = warned(lambda library=library, x=x, w=w: library.gemm_fp8_blockwise(x, w))
+        found[folder.name] = {"snr": snr(y, x.double() @ w.double().t()), "warnings": messages}
+    return found
+
+
+def overhead() -> dict[str, Any]:
+    """Seconds a call of the look-up alone, after the first call of its shape."""
+    from tilewright_library import torch_ops
+
+    x = torch.zeros(256, 256, dtype=torch.bfloat16)
+    key = ("gemm_nt", (256, 256, 256), x.device)
+    torch_ops._CHOSEN[key] = lambda inputs: ()
+    inputs, calls, best = {"x": x}, 20_000, float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        for _ in range(calls):
+            torch_ops.run("gemm_nt", (256, 256, 256), inputs)
+        best = min(best, (time.perf_counter() - began) / calls)
+    return {"seconds": best}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.stdout.write(json.dumps({name: globals()[name]() for name in sys.argv[1:]}) + "\n")
