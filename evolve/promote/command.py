@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evolve import dispatch
 from evolve.errors import JournalError, UserError
-from evolve.evaluator import Evaluator
 from evolve.genome import Genome
 from evolve.home import JOURNAL
 from evolve.journal import Journal
@@ -18,14 +18,14 @@ from evolve.promote.contents import Promotion, names_of
 from evolve.promote.judge import Judgement, judge
 from evolve.promote.runtime import store
 from evolve.promote.shelf import LibraryError, Shelf
-from evolve.promote.verify import Contender, Refusal, Verified, verify
+from evolve.promote.verify import ComparingEvaluator, Contender, Refusal, Verification, verify
 from evolve.resolve import Resolved
 from seeds.operator import Workload
 
 EVENT = "promoted"
 
 Say = Callable[[str], None]
-MakeEvaluator = Callable[[Resolved], Evaluator]
+MakeEvaluator = Callable[[Resolved], ComparingEvaluator]
 Current = tuple[str, dict[str, Any], dict[str, Any]]
 
 
@@ -57,22 +57,35 @@ def promote(folder: Path, shelf: Shelf, options: Options, say: Say, evaluator: M
     """Promote from the campaign in ``folder``. Raises UserError (a Refusal where the kernel is to blame)."""
     if options.force_reason is not None and not options.force_reason.strip():
         raise UserError("--force-reason: say why, in words.")
-    nomination = nominate(folder, suite=options.suite, candidate=options.candidate, table=options.table)
+    table = options.table or _own_table(folder, options)
+    nomination = nominate(folder, suite=options.suite, candidate=options.candidate, table=table)
     operator = options.name or nomination.resolved.operator.name
     current = _current(shelf, operator)
     names = names_of(nomination.candidates)
     serving, incumbents = _incumbents(nomination, shelf, operator, current, options.against, names)
     contenders = [Contender(names[c.genome.id], c.genome) for c in nomination.candidates]
-    found = _verified(nomination.resolved, contenders, incumbents, evaluator, say, options.rounds)
-    judgement = judge(nomination, found, names, serving)
+    verification = _verified(nomination.resolved, contenders, incumbents, evaluator, say, options.rounds)
+    judgement = judge(nomination, verification, names, serving)
     for line in figure_lines(judgement, nomination.resolved.target.label):
         say(line)
     overruled = judgement.require(options.force_reason)
     promotion = Promotion(
-        nomination, operator, judgement, found, names, options.force_reason if overruled else None, overruled
+        nomination,
+        operator,
+        judgement,
+        verification.found,
+        names,
+        options.force_reason if overruled else None,
+        overruled,
     )
     version = None if options.dry_run else _write(promotion, shelf, current)
     return Outcome(operator, version, judgement, promotion)
+
+
+def _own_table(folder: Path, options: Options) -> Path | None:
+    """The dispatch table a campaign on a measured target ended with, unless something else is asked for."""
+    path = folder / dispatch.FILE
+    return path if path.exists() and options.candidate is None and options.suite is None else None
 
 
 def figure_lines(judgement: Judgement, label: str) -> list[str]:
@@ -114,7 +127,7 @@ def _verified(
     make: MakeEvaluator,
     say: Say,
     rounds: int | None,
-) -> dict[str, Verified]:
+) -> Verification:
     evaluator = make(resolved)
     try:
         return verify(resolved, contenders, incumbents, evaluator, say, rounds)
@@ -144,11 +157,11 @@ def _incumbents(
     resolved = nomination.resolved
     table = None
     if current is not None and against is None:
-        version, _, dispatch = current
+        version, _, held = current
         place = shelf.place(operator) / "versions" / version
-        entry = dispatch["targets"].get(resolved.target.name)
+        entry = held["targets"].get(resolved.target.name)
         if entry:
-            table = store.table(operator, resolved.target.name, dispatch["dimensions"], entry, place)
+            table = store.table(operator, resolved.target.name, held["dimensions"], entry, place)
     serving: dict[str, str] = {}
     found: dict[str, Contender] = {}
     for workload in (*resolved.suite.workloads, *resolved.suite.final):
@@ -157,7 +170,7 @@ def _incumbents(
         serving[workload.id] = name
         if name == contender.name:
             found[name] = contender
-    if all(serving[w] == names[nomination.genome_for(w)] for w in serving):
+    if table is not None and all(serving[w] == names[nomination.genome_for(w)] for w in serving):
         raise Refusal(f"promotion refused: {' and '.join(names.values())} already serves {operator}.")
     return serving, list(found.values())
 
@@ -194,12 +207,10 @@ def _write(promotion: Promotion, shelf: Shelf, current: Current | None) -> str:
     operator = promotion.operator
     before = None
     if current is not None:
-        version, receipt, dispatch = current
-        kernels = {
-            k["file"]: k["sha256"] for e in dispatch["targets"].values() for k in e["kernels"].values()
-        }
+        version, receipt, held = current
+        kernels = {k["file"]: k["sha256"] for e in held["targets"].values() for k in e["kernels"].values()}
         files = {name: shelf.file(operator, version, name, sha256) for name, sha256 in kernels.items()}
-        before = (receipt, dispatch, files)
+        before = (receipt, held, files)
     files, receipt = contents.build(promotion, before)
     note: dict[str, Any] = {
         "action": "promote",

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from evolve.promote.choose import Nomination
-from evolve.promote.verify import Refusal, Verified
+from evolve.promote.verify import Refusal, Verification, Verified
 from fitness.evaluation import FigureKind, WorkloadFigures
+from fitness.paired import Ratio, paired_ratio, relative_error
 from fitness.score import geometric_mean
+from seeds.operator import Workload
+from workers.comparison import Comparison
 
 FLOOR = 0.95
 """Of the incumbent's rate: what every shape must keep."""
-
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,7 @@ class Shape:
     seconds: float
     interval: tuple[float, float]
     incumbent: str
+    incumbent_genome: str
     incumbent_seconds: float
     gain: float
     gain_interval: tuple[float, float]
@@ -52,12 +52,17 @@ class Judgement:
                 f"{self.kind.value}), and no shape may lose more than {100 * (1 - FLOOR):.0f} %; "
                 f"the geometric mean of all {len(self.shapes)} is {self.gain:.3f} x."
             )
-        if not self.interval[0] > 1.0:
+        if not self.interval[0] > 1.0 and not self.unopposed:
             return (
                 f"promotion refused: {self.gain:.4f} x {self.incumbents} (geometric mean of {len(self.shapes)} shapes, "
                 f"{self.kind.value}, 95 % interval {self.interval[0]:.4f} to {self.interval[1]:.4f}) is no gain."
             )
         return None
+
+    @property
+    def unopposed(self) -> bool:
+        """Whether it was compared with nothing but itself, there being no baseline and nothing promoted."""
+        return all(shape.incumbent_genome == shape.genome for shape in self.shapes)
 
     @property
     def incumbents(self) -> str:
@@ -72,56 +77,81 @@ class Judgement:
 
 
 def judge(
-    nomination: Nomination,
-    found: Mapping[str, Verified],
-    names: Mapping[str, str],
-    serving: Mapping[str, str],
+    nomination: Nomination, verification: Verification, names: Mapping[str, str], serving: Mapping[str, str]
 ) -> Judgement:
     """Compare. ``names``: genome id to contender's name; ``serving``: workload id to the incumbent's name."""
-    suite = nomination.resolved.suite
-    rng = np.random.default_rng(0)
-    shapes, ratios = [], []
-    for workload in dict.fromkeys((*suite.workloads, *suite.final)):
+    suite, target = nomination.resolved.suite, nomination.resolved.target
+    comparison = verification.comparison
+    shapes = []
+    # side by side on a device are the suite's own workloads only
+    for workload in dict.fromkeys((*suite.workloads, *(() if comparison else suite.final))):
         genome = nomination.genome_for(workload.id)
-        ours, theirs = found[names[genome]], found[serving[workload.id]]
-        mine, other = ours.seconds(workload.id), theirs.seconds(workload.id)
-        ratio = _paired(mine, other)
-        ratios.append(ratio)
-        shapes.append(
-            Shape(
-                figures=_figures(ours, workload.id),
-                dims=dict(workload.dims),
-                genome=genome,
-                seconds=float(np.median(mine)),
-                interval=_interval(rng, np.array(mine)),
-                incumbent=theirs.contender.name,
-                incumbent_seconds=float(np.median(other)),
-                gain=float(np.median(ratio)),
-                gain_interval=_interval(rng, ratio),
-            )
-        )
+        ours, theirs = verification.found[names[genome]], verification.found[serving[workload.id]]
+        if comparison is None:
+            shape = _modelled(workload, genome, ours, theirs)
+        else:
+            shape = _measured(workload, genome, ours, theirs, comparison)
+        shapes.append(shape)
     gain = geometric_mean(shape.gain for shape in shapes)
-    draws = [np.log(np.median(_resamples(rng, ratio), axis=1)) for ratio in ratios]
-    low, high = np.exp(np.quantile(np.mean(draws, axis=0), [0.025, 0.975]))
-    kind = nomination.resolved.target.kind
-    interval = (gain, gain) if kind is FigureKind.MODELLED else (float(low), float(high))
-    return Judgement(tuple(shapes), gain, interval, kind)
+    return Judgement(tuple(shapes), gain, _overall(shapes, comparison, gain), target.kind)
 
 
-def _paired(mine: list[float], other: list[float]) -> np.ndarray:
-    """Ratios round by round where both were measured in it, else all against the other's only figure."""
-    count = min(len(mine), len(other))
-    return np.array(other[:count]) / np.array(mine[:count])
+def _modelled(workload: Workload, genome: str, ours: Verified, theirs: Verified) -> Shape:
+    mine, other = ours.seconds(workload.id)[0], theirs.seconds(workload.id)[0]
+    return Shape(
+        figures=_figures(ours, workload.id),
+        dims=dict(workload.dims),
+        genome=genome,
+        seconds=mine,
+        interval=(mine, mine),
+        incumbent=theirs.contender.name,
+        incumbent_genome=theirs.contender.genome.id,
+        incumbent_seconds=other,
+        gain=other / mine,
+        gain_interval=(other / mine, other / mine),
+    )
 
 
-def _resamples(rng: np.random.Generator, values: np.ndarray) -> np.ndarray:
-    return values[rng.integers(len(values), size=(RESAMPLES, len(values)))]
+def _measured(
+    workload: Workload, genome: str, ours: Verified, theirs: Verified, comparison: Comparison
+) -> Shape:
+    """Medians over all calls; the gain is paired by round, Student's interval."""
+    other = theirs.contender.genome.id
+    rounds = comparison.rounds[workload.id]
+    seconds = comparison.seconds(workload.id, genome)
+    error = 1.96 * relative_error(rounds[genome]) * seconds
+    ratio = Ratio(1.0, 1.0, 1.0) if other == genome else comparison.ratio(other, genome, [workload.id])
+    figures = _figures(ours, workload.id)
+    scale = figures.seconds / seconds
+    return Shape(
+        figures=figures.model_copy(
+            update={
+                "seconds": seconds,
+                "tflops": figures.tflops * scale,
+                "roofline_fraction": figures.roofline_fraction * scale,
+            }
+        ),
+        dims=dict(workload.dims),
+        genome=genome,
+        seconds=seconds,
+        interval=(seconds - error, seconds + error),
+        incumbent=theirs.contender.name,
+        incumbent_genome=other,
+        incumbent_seconds=comparison.seconds(workload.id, other),
+        gain=ratio.value,
+        gain_interval=(ratio.low, ratio.high),
+    )
 
 
-def _interval(rng: np.random.Generator, values: np.ndarray) -> tuple[float, float]:
-    """95 % bootstrap interval of the median; degenerate for one value."""
-    low, high = np.quantile(np.median(_resamples(rng, values), axis=1), [0.025, 0.975])
-    return float(low), float(high)
+def _overall(shapes: Sequence[Shape], comparison: Comparison | None, gain: float) -> tuple[float, float]:
+    if comparison is None or all(shape.incumbent_genome == shape.genome for shape in shapes):
+        return gain, gain
+    rounds = {shape.figures.workload: comparison.rounds[shape.figures.workload] for shape in shapes}
+    ratio = paired_ratio(
+        {shape.figures.workload: rounds[shape.figures.workload][shape.incumbent_genome] for shape in shapes},
+        {shape.figures.workload: rounds[shape.figures.workload][shape.genome] for shape in shapes},
+    )
+    return ratio.low, ratio.high
 
 
 def _figures(verified: Verified, workload: str) -> WorkloadFigures:

@@ -146,7 +146,7 @@ def _run_again(
         ]
         evaluator = make(resolved)
         try:
-            found = verify(resolved, contenders, [], evaluator, say, rounds=1)
+            verification = verify(resolved, contenders, [], evaluator, say, rounds=1)
         finally:
             evaluator.close()
     except Refusal as error:
@@ -157,8 +157,10 @@ def _run_again(
         return
     names = {c["genome"]: f"candidate {c['index']}" for c in receipt["candidates"]}
     for shape in receipt["shapes"]:
-        again = found[names[shape["genome"]]].seconds(shape["workload"])
-        best = min(again) if again else float("nan")
+        if verification.comparison is not None:
+            best = verification.comparison.seconds(shape["workload"], shape["genome"])
+        else:
+            best = verification.found[names[shape["genome"]]].seconds(shape["workload"])[0]
         change = best / shape["seconds"] - 1
         good = abs(change) <= TOLERANCE[resolved.target.kind]
         yield Finding(

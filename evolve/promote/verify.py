@@ -2,8 +2,8 @@
 
 A campaign's own figures count for nothing here. Every round asks the pool for the suite's final workloads with
 a new seed, which checks all kinds of inputs (outliers, spread magnitudes, zero blocks; tails where the suite has
-them) on all check shapes under the race detector, and measures every shape again. In each round the order of
-candidate and incumbent is reversed, so that drift of a measured target cancels.
+them) on all check shapes, under the race detector where there is one, and times every shape again. On a measured
+target everyone is then timed side by side on the device, in rounds of reversed order, for the figures that count.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from evolve.errors import UserError
-from evolve.evaluator import Evaluator, Job, Scope
+from evolve.evaluator import Comparer, Evaluator, Job, Scope
 from evolve.genome import Genome
 from evolve.resolve import Resolved
-from fitness.evaluation import Evaluation, FigureKind, Verdict
+from fitness.evaluation import Evaluation, Verdict
+from workers.comparison import Comparison
 
 FACTOR = 10
 """Sets of inputs, as a multiple of what the search checked a candidate on."""
-
-MEASURED_ROUNDS = 6
-"""Rounds of candidate and incumbent on a target whose figures vary."""
 
 WAIT_SECONDS = 0.5
 SAME_FIGURE = 1e-9
@@ -71,19 +70,30 @@ def rounds_needed(resolved: Resolved) -> int:
     """Rounds after which the gates have seen ``FACTOR`` times the search's sets of inputs."""
     kinds = len(resolved.operator.input_kinds)
     a_round = kinds * len(resolved.suite.check) + 1
-    needed = math.ceil(FACTOR * kinds / a_round)
-    return max(needed, MEASURED_ROUNDS) if resolved.target.kind is FigureKind.MEASURED else needed
+    return math.ceil(FACTOR * kinds / a_round)
+
+
+class ComparingEvaluator(Evaluator, Comparer, Protocol):
+    """What re-verification asks; ``compare`` on measured targets only."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Evaluations by contender's name, and, on a measured target, everyone's times side by side."""
+
+    found: Mapping[str, Verified]
+    comparison: Comparison | None = None
 
 
 def verify(
     resolved: Resolved,
     contenders: Sequence[Contender],
     incumbents: Sequence[Contender],
-    evaluator: Evaluator,
+    evaluator: ComparingEvaluator,
     say: Callable[[str], None],
     rounds: int | None = None,
-) -> dict[str, Verified]:
-    """Evaluate everyone; by name. Raises Refusal for a contender that fails, UserError for failing workers."""
+) -> Verification:
+    """Evaluate everyone. Raises Refusal for a contender that fails, UserError for failing workers."""
     rng = np.random.default_rng(secrets.randbits(64))
     jobs = _jobs(resolved, contenders, incumbents, rounds or rounds_needed(resolved), rng)
     found = {c.name: Verified(c) for c in (*contenders, *incumbents)}
@@ -100,9 +110,25 @@ def verify(
             say(f"verified {done} of {len(jobs)}: {owner[index]}")
     for name, job in jobs:
         found[name].seeds.append(job.seed)
+    if not resolved.target.measured:
+        for verified in found.values():
+            _require_repeatable(verified)
+        return Verification(found)
+    say("comparing on the device")
+    return Verification(found, _compared(found, evaluator, int(rng.integers(2**31))))
+
+
+def _compared(found: Mapping[str, Verified], evaluator: Comparer, seed: int) -> Comparison:
+    genomes = {v.contender.genome.id: v.contender.genome for v in found.values()}
+    try:
+        comparison = evaluator.compare(list(genomes.values()), seed)
+    except ConnectionError as error:
+        raise UserError(f"the comparison on the device failed: {error}; nothing was promoted.") from error
     for verified in found.values():
-        _require_repeatable(resolved, verified)
-    return found
+        reason = comparison.failed.get(verified.contender.genome.id)
+        if reason is not None:
+            raise Refusal(f"promotion refused: {verified.contender.name} fails while it is timed: {reason}.")
+    return comparison
 
 
 def _jobs(
@@ -112,11 +138,10 @@ def _jobs(
     rounds: int,
     rng: np.random.Generator,
 ) -> list[tuple[str, Job]]:
-    measured = resolved.target.kind is FigureKind.MEASURED
     plan: list[tuple[Contender, Scope]] = []
     for turn in range(rounds):
-        # an incumbent's figures on a modelled target cannot vary: one round is all there is to know
-        present = [*contenders, *(incumbents if measured or turn == 0 else ())]
+        # the incumbent was verified when it was promoted: one round, for its figures
+        present = [*contenders, *(incumbents if turn == 0 else ())]
         plan += [(c, Scope.FINAL) for c in (present if turn % 2 == 0 else present[::-1])]
     if resolved.suite.final:
         plan += [(c, Scope.SUITE) for c in (*contenders, *incumbents)]
@@ -139,10 +164,8 @@ def _require_ok(contender: Contender, evaluation: Evaluation) -> None:
         )
 
 
-def _require_repeatable(resolved: Resolved, verified: Verified) -> None:
+def _require_repeatable(verified: Verified) -> None:
     """A modelled contender compiles to one artefact a scope, with the same figures each time."""
-    if resolved.target.kind is FigureKind.MEASURED:
-        return
     first: dict[str, float] = {}
     artefacts: dict[tuple[str, ...], str | None] = {}
     for evaluation in verified.evaluations:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from evolve.home import JOURNAL
 from evolve.journal import Journal
 from evolve.resolve import Resolved, resolve
 from fitness.evaluation import Evaluation, FigureKind, GateReading, Stage, Verdict, WorkloadFigures
+from workers.comparison import Comparison
 
 FAMILY = Path(__file__).parents[1] / "fixtures" / "small_gemm"
 TILED = (FAMILY / "kernels" / "tiled.py").read_text()
@@ -98,6 +99,9 @@ class FormulaPool:
 
     def activity(self) -> list[str]:
         return []
+
+    def compare(self, genomes: Sequence[Genome], seed: int) -> Comparison:
+        raise AssertionError("nothing to compare on a modelled target")
 
     def close(self) -> None:
         self.closed = True
