@@ -1,0 +1,60 @@
+"""Run in a child process by the tests of the JAX library, which sees the library and JAX only; prints JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def snr(got: object, wanted: object) -> float:
+    got, wanted = np.asarray(got, np.float64), np.asarray(wanted, np.float64)
+    return float(10 * np.log10((wanted**2).sum() / max(((got - wanted) ** 2).sum(), 1e-300)))
+
+
+def main() -> None:
+    import tilewright_library as library
+    from tilewright_library import jax_contract
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    a = jax.random.normal(keys[0], (256, 1024), jnp.bfloat16)
+    w = jax.random.normal(keys[1], (1024, 256), jnp.bfloat16)
+    dy = jax.random.normal(keys[2], (256, 256), jnp.bfloat16)
+    w_q, sw = library.quantise_weights(w, 512)
+    reference = jax_contract.product(a, w_q, sw)
+    product = np.asarray(a, np.float64) @ np.asarray(w, np.float64)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        here = jax.jit(library.gemm_fp8_fused)(a, w_q, sw)
+        library.gemm_fp8_fused(a[:128], w_q, sw)
+    interpreted = library.gemm_fp8_fused(a, w_q, sw, interpret=True)
+    y, pull = jax.vjp(lambda a, w: library.linear_fp8_fused(a, w, 512), a, w)
+    da, dw = pull(dy)
+    _, pull_fused = jax.vjp(lambda a: library.gemm_fp8_fused(a, w_q, sw), a)
+    refused = []
+    for operands in ((a.astype(jnp.float32), w_q, sw), (a, w_q, sw[:, :, :128]), (a[:, :512], w_q, sw)):
+        try:
+            library.gemm_fp8_fused(*operands)
+        except (TypeError, ValueError) as error:
+            refused.append(str(error))
+    found = {
+        "interpreted": snr(interpreted, reference),
+        "here": snr(here, reference),
+        "warnings": [str(c.message) for c in caught if "Fallback" in c.category.__name__],
+        "y": snr(y, product),
+        "da": snr(da, np.asarray(dy, np.float64) @ np.asarray(w, np.float64).T),
+        "dw": snr(dw, np.asarray(a, np.float64).T @ np.asarray(dy, np.float64)),
+        "fused_da": snr(pull_fused(dy)[0], np.asarray(dy, np.float64) @ np.asarray(w, np.float64).T),
+        "refused": refused,
+        "modules": [name for name in ("torch", "evolve", "seeds") if name in sys.modules],
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
