@@ -16,6 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,15 +45,19 @@ class Mlp(nn.Module):
         return x + self.product(F.silu(gate) * up, self.down)
 
 
-def train(product: Product, args: argparse.Namespace, seed: int) -> tuple[list[float], list[float]]:
-    """(loss of every step, seconds of every step). The master weights are float32."""
+PARTS = ("forward and backward", "whole step")
+Run = tuple[list[float], list[float], list[float]]
+
+
+def train(product: Product, args: argparse.Namespace, seed: int) -> Run:
+    """Per step: loss, seconds of forward and backward, seconds in all. The master weights are float32."""
     torch.manual_seed(seed)
     teacher = Mlp(args.width, args.hidden, F.linear)
     student = Mlp(args.width, args.hidden, product)
     masters = [p.detach().float() for p in student.parameters()]
     optimiser = torch.optim.AdamW(masters, lr=args.rate, betas=(0.9, 0.95), weight_decay=0.0)
     forward = torch.compile(student, fullgraph=True) if args.compile else student
-    losses, seconds = [], []
+    losses, passes, steps = [], [], []
     for step in range(args.steps):
         torch.manual_seed(1000 + step)
         x = torch.randn(args.tokens, args.width, dtype=torch.bfloat16)
@@ -62,6 +67,8 @@ def train(product: Product, args: argparse.Namespace, seed: int) -> tuple[list[f
         began = time.perf_counter()
         loss = F.mse_loss(forward(x).float(), wanted.float())
         loss.backward()
+        synchronise(args.device)
+        passes.append(time.perf_counter() - began)
         for master, weight in zip(masters, student.parameters(), strict=True):
             master.grad, weight.grad = weight.grad.float(), None
         optimiser.step()
@@ -70,8 +77,8 @@ def train(product: Product, args: argparse.Namespace, seed: int) -> tuple[list[f
                 weight.copy_(master)
         losses.append(loss.item())
         synchronise(args.device)
-        seconds.append(time.perf_counter() - began)
-    return losses, seconds
+        steps.append(time.perf_counter() - began)
+    return losses, passes, steps
 
 
 def synchronise(device: str) -> None:
@@ -84,15 +91,15 @@ def tail(losses: list[float]) -> float:
     return statistics.fmean(losses[-max(1, len(losses) // 5) :])
 
 
-def compare(args: argparse.Namespace) -> dict[str, object]:
+def compare(args: argparse.Namespace) -> dict[str, Any]:
     """Both runs from one start, and bf16 from a second one, whose difference is the noise of training."""
     from tilewright_library import FallbackWarning, gemm_fp8_blockwise
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", FallbackWarning)
-        fp8, fp8_seconds = train(gemm_fp8_blockwise, args, 0)
-    bf16, bf16_seconds = train(F.linear, args, 0)
-    other, _ = train(F.linear, args, 1)
+        fp8, *fp8_seconds = train(gemm_fp8_blockwise, args, 0)
+    bf16, *bf16_seconds = train(F.linear, args, 0)
+    other, *_ = train(F.linear, args, 1)
     late = slice(max(1, args.steps // 3), None)
     return {
         "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
@@ -101,11 +108,10 @@ def compare(args: argparse.Namespace) -> dict[str, object]:
         "last_loss": {"fp8": tail(fp8), "bf16": tail(bf16), "bf16 from another start": tail(other)},
         "relative_difference": tail(fp8) / tail(bf16) - 1,
         "noise": abs(tail(other) / tail(bf16) - 1),
-        "step_seconds": {
-            "fp8": statistics.median(fp8_seconds[late]),
-            "bf16": statistics.median(bf16_seconds[late]),
+        "seconds": {
+            part: {"fp8": statistics.median(ours[late]), "bf16": statistics.median(theirs[late])}
+            for part, ours, theirs in zip(PARTS, fp8_seconds, bf16_seconds, strict=True)
         },
-        "step_time_ratio": statistics.median(bf16_seconds[late]) / statistics.median(fp8_seconds[late]),
         "curves": {"fp8": fp8, "bf16": bf16},
         "fallbacks": [str(w.message) for w in caught if issubclass(w.category, FallbackWarning)],
     }
@@ -135,17 +141,15 @@ def main() -> None:
     if args.json:
         json.dump(found, sys.stdout)
         return
-    shape, last, step = found["shape"], found["last_loss"], found["step_seconds"]
-    print(f"{found['device']}, {shape}")
-    for name, value in last.items():
+    print(f"{found['device']}, {found['shape']}")
+    for name, value in found["last_loss"].items():
         print(f"loss at the end, {name}: {value:.5f}")
     print(
         f"FP8 against bf16: {found['relative_difference']:+.2%}; two bf16 starts differ by {found['noise']:.2%}"
     )
-    print(
-        f"step: fp8 {step['fp8'] * 1e3:.2f} ms, bf16 {step['bf16'] * 1e3:.2f} ms, measured on {found['device']}; "
-        f"fp8 is {found['step_time_ratio']:.2f} x as fast"
-    )
+    for part, seconds in found["seconds"].items():
+        fp8, bf16 = seconds["fp8"], seconds["bf16"]
+        print(f"{part}: fp8 {fp8 * 1e3:.2f} ms, bf16 {bf16 * 1e3:.2f} ms, {bf16 / fp8:.2f} x (measured)")
     for reason in found["fallbacks"]:
         print(f"fallback: {reason}")
 
