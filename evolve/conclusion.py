@@ -44,10 +44,10 @@ def contenders(history: History, most: int = COMPARED) -> list[Genome]:
 
 def conclude_measured(
     resolved: Resolved, history: History, comparer: Comparer, journal: Journal, folder: Path
-) -> Genome | None:
+) -> Genome:
     """Write ``comparison.json`` and ``dispatch.json`` into ``folder``; the table's default genome wins.
 
-    None when no genome passes on its last run. Raises UserError when the device is gone or the folder full.
+    Raises UserError when no genome passes this last run, the device is gone or the folder full.
     """
     genomes = {genome.id: genome for genome in contenders(history)}
     try:
@@ -55,7 +55,8 @@ def conclude_measured(
     except ConnectionError as error:
         raise UserError(f"the final comparison failed: {error}; resume to try again.") from error
     if not comparison.genomes:
-        return None
+        reason = next(iter(comparison.failed.values()), "no genome was compared")
+        raise UserError(f"the final comparison failed: {reason}; resume to try again.")
     suite = resolved.suite
     found = dispatch.table(resolved.operator, suite.workloads, suite.name, comparison, genomes)
     try:

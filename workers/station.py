@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from fitness.evaluation import WorkloadFigures
@@ -101,7 +102,8 @@ def device_config(gpu: Gpu) -> SessionConfig:
         runner="triton.device",
         runner_config=runner_config,
         environment=gpu_recipe.environment(gpu),
-        shared=(gpu_recipe.cache_folder(),),
+        # the driver names its threads by writing to the process's own folder there
+        shared=(gpu_recipe.cache_folder(), *(() if gpu.interpreted else (Path("/proc/self"),))),
         readable=() if gpu.interpreted else gpu_recipe.DRIVER_FOLDERS,
         devices=() if gpu.interpreted else gpu_recipe.device_files(),
         spare=not gpu.interpreted,

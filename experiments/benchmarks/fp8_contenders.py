@@ -6,6 +6,7 @@ Everything takes torch tensors on the current CUDA device. Peers that cannot be 
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+from evolve.dispatch import lookup
 
 KERNELS = Path(__file__).parents[2] / "seeds" / "gemm_fp8_blockwise" / "kernels"
 
@@ -32,6 +35,23 @@ def kernel(name: str, params: Params | None = None) -> Callable[[Operands], tupl
     module = _LOADED[name]
     full = {**module.DEFAULTS, **(params or {})}
     return lambda inputs: module.launch(inputs, full)
+
+
+def dispatched(
+    table: Mapping[str, Any], dims: Mapping[str, int]
+) -> Callable[[Operands], tuple[torch.Tensor, ...]]:
+    """What a campaign's dispatch table (``evolve.dispatch``) chooses for a shape."""
+    genome = table["genomes"][lookup(table, dims)]
+    source = genome["source"]
+    if source not in _LOADED:
+        path = Path(tempfile.mkdtemp()) / "kernel.py"
+        path.write_text(source, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(f"kernel_{len(_LOADED)}", path)
+        assert spec is not None and spec.loader is not None
+        _LOADED[source] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(_LOADED[source])
+    module = _LOADED[source]
+    return lambda inputs: module.launch(inputs, genome["params"])
 
 
 def scaled_product(x: Operands) -> torch.Tensor:

@@ -76,7 +76,10 @@ def run_pallas(module: object, params: dict, inputs: list) -> list[np.ndarray]:
     import jax.numpy as jnp
 
     function = module.build(params)  # type: ignore[attr-defined]
-    out = jax.jit(function)(*[jnp.asarray(v) for v in inputs])
+    # Some constructs ask which chip they are for, although the interpreter runs on the host.
+    device = jax.sharding.AbstractDevice(device_kind="TPU7x", num_cores=1, platform="tpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)):
+        out = jax.jit(function)(*[jnp.asarray(v) for v in inputs])
     leaves = out if isinstance(out, tuple | list) else (out,)
     return [np.asarray(leaf.astype(jnp.float32)).astype(np.float64) for leaf in leaves]
 

@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "corpus"
 CHECKER = Path(__file__).with_name("rewrite_check.py")
 JOBS_PER_PROCESS = 60
+FAST_COMPILES = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+"""Every kernel runs once, on small inputs: compiling it for the host is what takes the time."""
 
 
 @dataclass
@@ -138,7 +140,7 @@ def _run_process(
                 "inputs": case.inputs,
             }
         )
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1"}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1", "XLA_FLAGS": FAST_COMPILES}
     result = subprocess.run(
         [sys.executable, str(CHECKER)],
         input=json.dumps({"language": language, "jobs": jobs}),

@@ -9,12 +9,13 @@ Jobs (all with ``entries`` [{id, source, params}]):
     ``table/operand`` (see ``seeds.sampled``) or ``workload/operand``, and ``where/workload/output/axis``.
     One ``timed`` per workload: times of every entry in every round, host seconds, wall seconds, and what the
     outputs of one timed call of each entry hold at the places asked for.
-Any job: one ``error`` {phase, type, message, spoiled, entry} ends it.
+Any job: ``alive`` frames in between, as signs of life; one ``error`` {phase, type, message, spoiled, entry} ends it.
 """
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -50,6 +51,8 @@ OPERAND_SETS = 2
 PIECE = 1 << 26
 """Elements made at a time."""
 
+ALIVE_SECONDS = 1.0
+
 CLEARLY_SLOWER = 1.5
 """A candidate behind the pace by this factor on its first workloads is measured with single calls from there on."""
 
@@ -79,6 +82,7 @@ class Runner:
         self._modules: OrderedDict[str, ModuleType] = OrderedDict()
         self._operands: OrderedDict[int, dict[str, Tensors]] = OrderedDict()
         self._sums: dict[tuple[int, str], list[int]] = {}
+        self._said = time.monotonic()
 
     def _describe(self, config: Mapping[str, Any]) -> dict[str, Any]:
         if config["interpreted"]:
@@ -107,6 +111,13 @@ class Runner:
         except RuntimeError:
             return True
         return False
+
+    def _say_alive(self, answer: Answer) -> None:
+        """A sign of life, at most one a second."""
+        now = time.monotonic()
+        if now - self._said > ALIVE_SECONDS:
+            answer(Frame("alive"))
+            self._said = now
 
     # -- candidates and operands -----------------------------------------------------------------
 
@@ -185,7 +196,7 @@ class Runner:
             calls = [self._call(entry, tensors) for entry in entries]
             state["phase"] = "launch"
             brief = len(behind) >= LEAST_PACED and statistics.geometric_mean(behind) > CLEARLY_SLOWER
-            timed = self._workload(job, workload, calls, state, brief)
+            timed = self._workload(job, workload, calls, state, brief, answer)
             if name in pace:
                 behind.append(statistics.median(timed.data["rounds"][0][0]) / float(pace[name]))
             changed = _sums(tensors) != self._sums[int(job.data["seed"]), name]
@@ -194,7 +205,13 @@ class Runner:
             answer(Frame("timed", {**timed.data, "inputs_changed": changed}, arrays=timed.arrays))
 
     def _workload(
-        self, job: Frame, workload: Mapping[str, Any], calls: list[Call], state: dict[str, str], brief: bool
+        self,
+        job: Frame,
+        workload: Mapping[str, Any],
+        calls: list[Call],
+        state: dict[str, str],
+        brief: bool,
+        answer: Answer,
     ) -> Frame:
         """Interleaved rounds, order reversed each time, then the outputs of a call that was timed."""
         rounds, count = (1, 1) if brief else (int(job.data["rounds"]), int(job.data["calls"]))
@@ -210,6 +227,7 @@ class Runner:
                     self._poison(workload)
                 found, results = self._clock.burst(calls[place], count)
                 times[place].append(found)
+                self._say_alive(answer)
                 if last:
                     outputs = checked_results(results, workload["outputs"])
                     arrays.update(_sampled(job, workload, outputs, place))

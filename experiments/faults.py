@@ -1,0 +1,189 @@
+"""A campaign with a hanging kernel, one that writes to an illegal address and one that asks for 4 TB, and one without.
+
+    python -m experiments.faults --out DIR
+
+The three are seeds beside the good one. Reported: their verdicts, the longest time between two finished evaluations,
+and the two campaigns' best genomes side by side. Needs the target's device; every figure is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from evolve.archive import Archive
+from evolve.campaign import Budget, Campaign, Plan, Start
+from evolve.config import load_config
+from evolve.genome import Genome
+from evolve.home import JOURNAL
+from evolve.journal import Journal
+from evolve.launch import pool_settings
+from evolve.resolve import Resolved, resolve
+from evolve.searcher import build_searcher
+from fitness.evaluation import Verdict
+from workers.pool import RayPool
+
+CAMPAIGN = Path(__file__).parent / "h200_gemm_nt.yaml"
+
+_HEAD = """
+import torch
+import triton
+import triton.language as tl
+
+SPACE = {"blocks": (1,)}
+DEFAULTS = {"blocks": 1}
+CONSTRAINTS = {}
+"""
+
+_LAUNCH = """
+
+def launch(inputs, params):
+    out = torch.empty((inputs["a_q"].shape[0], inputs["b_q"].shape[0]), dtype=torch.bfloat16)
+    faulty_kernel[(params["blocks"],)](inputs["a_s"], out)
+    return (out,)
+"""
+
+HANGS = f'''"""Waits for a positive scale to become zero, for ever."""
+{_HEAD}
+
+@triton.jit
+def faulty_kernel(s_ptr, c_ptr):
+    going = tl.load(s_ptr, volatile=True)
+    while going > 0:
+        going = tl.load(s_ptr, volatile=True)
+    tl.store(c_ptr, going.to(tl.bfloat16))
+{_LAUNCH}'''
+
+ILLEGAL = f'''"""Writes 2 TB behind the output."""
+{_HEAD}
+
+@triton.jit
+def faulty_kernel(s_ptr, c_ptr):
+    tl.store(c_ptr + 1099511627776, tl.load(s_ptr).to(tl.bfloat16))
+{_LAUNCH}'''
+
+OUT_OF_MEMORY = f'''"""Asks for 4 TB of scratch."""
+{_HEAD}
+
+@triton.jit
+def faulty_kernel(s_ptr, c_ptr):
+    tl.store(c_ptr, tl.load(s_ptr).to(tl.bfloat16))
+
+
+def launch(inputs, params):
+    scratch = torch.empty((1099511627776,), dtype=torch.float32)
+    out = torch.empty((inputs["a_q"].shape[0], inputs["b_q"].shape[0]), dtype=torch.bfloat16)
+    faulty_kernel[(params["blocks"],)](scratch, out)
+    return (out,)
+'''
+
+FAULTS = {"hangs": HANGS, "illegal address": ILLEGAL, "out of memory": OUT_OF_MEMORY}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--evaluations", type=int, default=28)
+    parser.add_argument("--lag", type=int, default=20)
+    arguments = parser.parse_args()
+    overrides = {
+        "budget.evaluations": arguments.evaluations,
+        "search.lag": arguments.lag,
+        "seeds": ["gluon_ws"],
+    }
+    resolved = resolve(load_config(CAMPAIGN, overrides))
+    report: dict[str, Any] = {"target": resolved.target.name, "kind": "measured", "campaigns": {}}
+    best = {}
+    for name, faults in (("with faults", FAULTS), ("without", {})):
+        folder = arguments.out / name.replace(" ", "_")
+        report["campaigns"][name], best[name] = run(resolved, faults, folder)
+    report["side by side"] = compare(resolved, best)
+    (arguments.out / "faults.json").write_text(json.dumps(report, indent=1) + "\n")
+    sys.stdout.write(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+def run(resolved: Resolved, faults: dict[str, str], folder: Path) -> tuple[dict[str, Any], Genome]:
+    """One campaign; what its journal says about the faults and the pauses, and its best genome."""
+    folder.mkdir(parents=True)
+    config = resolved.config
+    bad = tuple(Start(name, Genome(source, {"blocks": 1})) for name, source in faults.items())
+    starts = (*resolved.starts, *bad)
+    pool = RayPool(pool_settings(resolved))
+    with Journal(folder / JOURNAL, write=True, create=True) as journal:
+        journal.add_event("started")
+        archive = Archive(config.search.islands, config.search.migration_interval)
+        evaluations = (config.budget.evaluations or 0) + len(bad)
+        plan = Plan(starts, Budget(evaluations), config.seed, config.search.lag, config.search.islands)
+        campaign = Campaign(
+            dataclasses.replace(plan, must_pass=False),
+            build_searcher(resolved, archive, journal, folder),
+            archive,
+            pool,
+            journal,
+        )
+        begun = time.time()
+        try:
+            pool.start()
+            campaign.run()
+        finally:
+            pool.close()
+        journal.add_event("finished")
+        rows = sorted((at, index, evaluation) for _, index, evaluation, at in journal.evaluations())
+    times = [at - begun for at, *_ in rows]
+    verdicts = [evaluation.verdict for *_, evaluation in rows]
+    found = campaign.history.best
+    assert found is not None
+    return {
+        "faults": {
+            starts[index].name: {
+                "verdict": evaluation.verdict.value,
+                "stage": evaluation.stage.value,
+                "reason": evaluation.reason,
+                "finished_at_seconds": at - begun,
+                "next_evaluation_after_seconds": min((t for t in times if t > at - begun), default=at - begun)
+                - (at - begun),
+            }
+            for at, index, evaluation in rows
+            if len(resolved.starts) <= index < len(starts)
+        },
+        "evaluations": len(rows),
+        "ok": verdicts.count(Verdict.OK),
+        "infra_errors": verdicts.count(Verdict.INFRA_ERROR),
+        "retried_jobs": pool.retried,
+        "finished_at_seconds": times,
+        "longest_pause_seconds": max(b - a for a, b in itertools.pairwise(times)),
+        "best_tflops": found[1].fitness,
+        "best_params": dict(found[0].genome.params),
+    }, found[0].genome
+
+
+def compare(resolved: Resolved, best: dict[str, Genome]) -> dict[str, Any]:
+    """The campaigns' best genomes on every workload."""
+    pool = RayPool(pool_settings(resolved))
+    try:
+        pool.start()
+        found = pool.compare(list({g.id: g for g in best.values()}.values()), seed=3)
+    finally:
+        pool.close()
+    first, second = (best[name].id for name in ("without", "with faults"))
+    ratio = found.ratio(second, first)
+    return {
+        "same_genome": first == second,
+        "time_with_over_without": ratio.value,
+        "interval": [ratio.low, ratio.high] if first != second else [1.0, 1.0],
+        "control_by_workload": found.control(),
+        "device": dict(found.device),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
