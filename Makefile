@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # An index or folder that pip is told about is passed on to uv, which does not read pip's settings.
 FIND_LINKS := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS))
-INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python $(FIND_LINKS) -c constraints.txt
+INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(FIND_LINKS) -c constraints.txt
 
 .PHONY: quickstart test setup lint ui report browser clean
 .DEFAULT_GOAL := quickstart

@@ -13,7 +13,7 @@ from fitness.structure import ModuleFacts
 from fitness.targets import Target
 from seeds.operator import Operator, SeedKernel, TensorSpec, Workload
 from workers.limits import Limits
-from workers.processes import Launcher
+from workers.processes import Launcher, Spawn
 from workers.truth import Truth
 
 
@@ -35,8 +35,8 @@ class Failure:
 class Request:
     """What is to be evaluated. ``measured`` are timed, ``checked`` pass the gates; ``folder`` is scratch space.
 
-    ``spot`` is set for a finalist: a measured shape among ``checked``, where one kind of inputs has to do; on the
-    others it is checked with all kinds.
+    ``thorough`` is set for a finalist: every kind of inputs on every checked shape. On ``spots``, large shapes among
+    ``checked``, one kind has to do.
     """
 
     operator: Operator
@@ -51,10 +51,11 @@ class Request:
     checked: tuple[Workload, ...]
     baseline: SeedKernel | None
     final: bool
-    spot: Workload | None
     folder: Path
-    launcher: Launcher
     is_known: Callable[[str], str | None]
+    spots: tuple[Workload, ...] = ()
+    thorough: bool = False
+    launcher: Launcher = field(default_factory=Spawn)
 
     @property
     def time_factor(self) -> float:

@@ -4,9 +4,9 @@ Order, cheapest wall first: the dialect on the syntax tree (milliseconds); one c
 runs it on the gates' inputs (about 2.5 s); one child that compiles and simulates what was traced, without the
 candidate's Python (1 s and up). The parent alone holds the oracle, reads the dumps, and says the verdict.
 
-A candidate that would be the best so far passes the gates once more on a measured shape, as does one whose
-kernel does other kinds of operations there than on the checked shapes. A finalist passes them on all kinds of
-inputs, and on a measured shape.
+Unless one of the checked shapes is measured, a candidate that would be the best so far passes the gates once more
+on a measured shape; so does one whose kernel does other kinds of operations there than on the checked shapes. A
+finalist passes them on all kinds of inputs, and on a measured shape that was not checked before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workers.attempt import Failure, Found, Request, StageStep
 from workers.limits import Limits
 from workers.processes import Template
 from workers.sandbox import environment, temporary_folder
-from workers.stages import CompileStage, DialectStage, MeasureStage, TraceStage, VerifyStage, differs_by_shape
+from workers.stages import CompileStage, DialectStage, MeasureStage, TraceStage, VerifyStage, to_verify
 from workers.truth import Truth
 
 _VMEM_EDGES = (8, 16, 32, 64)  # MiB
@@ -61,7 +61,9 @@ class Cascade:
         self._known = known_artefacts or (lambda artefact: None)
         self._scratch = scratch
         self._worker = socket.gethostname()
-        self._launcher = Template(_PRELOADED, environment(Path(tempfile.gettempdir()), recipe.trace_environment()))
+        self._launcher = Template(
+            _PRELOADED, environment(Path(tempfile.gettempdir()), recipe.trace_environment())
+        )
         self._launcher.warm()
 
     def evaluate(
@@ -96,7 +98,8 @@ class Cascade:
         stage = Stage.DIALECT
         try:
             with temporary_folder(self._scratch) as folder:
-                spot = self._spot(best) if workloads == "final" and baseline is None else None
+                thorough = workloads == "final" and baseline is None and best < math.inf
+                spots = self._spots() if thorough else ()
                 request = Request(
                     operator=self._operator,
                     truth=self._truth,
@@ -107,10 +110,11 @@ class Cascade:
                     seed=seed,
                     timeline=figures == "timeline",
                     measured=chosen,
-                    checked=() if baseline else (*self._suite.check, *([spot] if spot else [])),
+                    checked=() if baseline else (*self._suite.check, *spots),
                     baseline=baseline,
                     final=workloads == "final",
-                    spot=spot,
+                    spots=spots,
+                    thorough=thorough,
                     folder=folder,
                     launcher=self._launcher,
                     is_known=lambda artefact: self._earlier(artefact, known_artefacts),
@@ -127,9 +131,10 @@ class Cascade:
             return self._suite.final or self._suite.workloads
         raise ValueError(f"workloads is {scope!r}; it is 'suite' or 'final'")
 
-    def _spot(self, best: float) -> Workload | None:
-        """The shape of least work that decided the fitness of a finalist; None for what need not be verified."""
-        return min(self._suite.workloads, key=self._operator.flops) if best < math.inf else None
+    def _spots(self) -> tuple[Workload, ...]:
+        """The shape of least work among those that decided the fitness of a finalist and were never checked."""
+        unchecked = [w for w in self._suite.workloads if w not in self._suite.check]
+        return tuple(sorted(unchecked, key=self._operator.flops)[:1])
 
     def _earlier(self, artefact: str, known: Collection[str]) -> str | None:
         return "an earlier genome" if artefact in known else self._known(artefact)
@@ -144,8 +149,8 @@ class Cascade:
         if failure is not None or request.baseline is not None:
             return stage, failure
         fitness = geometric_mean(f.tflops for f in found.figures)
-        if request.spot is None and (fitness > best or differs_by_shape(request, found)):
-            checked, failure = _run([VerifyStage()], request, found, on_stage)
+        if not request.thorough and (shapes := to_verify(request, found, best=fitness > best)):
+            checked, failure = _run([VerifyStage(shapes)], request, found, on_stage)
             stage = checked if failure is not None else stage
         return stage, failure
 

@@ -98,7 +98,6 @@ def compare(
         checked=(),
         baseline=None,
         final=False,
-        spot=None,
         folder=Path("."),
         launcher=Spawn(),
         is_known=lambda artefact: None,

@@ -117,7 +117,6 @@ class MeasuredCascade:
                     checked=() if baseline else self._suite.check,
                     baseline=baseline,
                     final=workloads == "final",
-                    spot=None,
                     folder=folder,
                     launcher=Spawn(),
                     is_known=lambda artefact: "an earlier genome" if artefact in known_artefacts else None,

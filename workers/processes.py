@@ -119,7 +119,7 @@ class _Forked:
     def end(self) -> int:
         """Have the template kill its group and reap it. Raises TemplateLost."""
         os.close(self._handle)
-        return int(self._template.ask({"end": True})["code"])
+        return self._template.ask({"end": True})["code"]
 
 
 class Template:
@@ -142,7 +142,7 @@ class Template:
         self.warm()
         order = {"folder": str(folder), "environment": dict(environment), "limits": dict(limits)}
         passed = (streams.stdin, streams.stdout, streams.stderr, streams.result)
-        return _Forked(self, int(self.ask(order, passed)["pid"]))
+        return _Forked(self, self.ask(order, passed)["pid"])
 
     def warm(self) -> None:
         """Start the template process, if there is none, without waiting for its imports."""
@@ -163,7 +163,7 @@ class Template:
         self._channel = ours
         self._finalizer = weakref.finalize(self, _stop, ours, process)
 
-    def ask(self, order: Mapping[str, object], passed: Sequence[int] = ()) -> dict[str, object]:
+    def ask(self, order: Mapping[str, object], passed: Sequence[int] = ()) -> dict[str, int]:
         """One order and its answer. Raises TemplateLost."""
         channel = self._channel
         try:

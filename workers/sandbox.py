@@ -7,7 +7,6 @@ a wall clock; whatever happens, its whole process group is dead and its folder g
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import selectors

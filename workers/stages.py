@@ -138,8 +138,7 @@ class _Conversation:
         if (fault := gates.ill_formed(frame.arrays, operator.outputs(workload))) is not None:
             return Failure(Verdict.INCORRECT, fault, stage=where)
         references = self._request.truth.references(workload, self._request.seed, kind)
-        large = (*self._request.measured, self._request.spot)
-        label = kind if workload not in large else f"{kind} at {workload.id}"
+        label = kind if workload not in self._request.spots else f"{kind} at {workload.id}"
         readings = gates.read_gates(operator.gates, frame.arrays, references, label)
         self._found.gates.extend(readings)
         self._checked.add((workload.id, kind))
@@ -252,29 +251,46 @@ class MeasureStage:
 
 
 class VerifyStage:
-    """Passes the gates once more, on the measured workload with the least work and one kind of inputs.
+    """Passes the gates once more, on measured workloads and one kind of inputs.
 
     The checked shapes are small; this is what a kernel that behaves only there runs into.
     """
 
     stage = Stage.CHECK
 
+    def __init__(self, workloads: Sequence[Workload]) -> None:
+        self._workloads = tuple(workloads)
+
     def run(self, request: Request, found: Found) -> Failure | None:
         """Another trace child; it must trace to what was compiled."""
-        smallest = min(request.measured, key=request.operator.flops)
         again = dataclasses.replace(
-            request, measured=(smallest,), checked=(smallest,), is_known=lambda artefact: None
+            request,
+            measured=self._workloads,
+            checked=self._workloads,
+            spots=self._workloads,
+            is_known=lambda artefact: None,
         )
         failure = TraceStage().run(again, found)
-        if failure is None and found.claimed[smallest.id] != found.facts[smallest.id].fingerprint:
-            return Failure(Verdict.IMPLAUSIBLE, f"the kernel traces differently each time on {smallest.id}")
-        return failure
+        if failure is not None:
+            return failure
+        for name in (workload.id for workload in self._workloads):
+            if found.claimed[name] != found.facts[name].fingerprint:
+                return Failure(Verdict.IMPLAUSIBLE, f"the kernel traces differently each time on {name}")
+        return None
 
 
-def differs_by_shape(request: Request, found: Found) -> bool:
-    """Whether the kernel of some measured shape does kinds of operations that no checked one does, or the reverse."""
+def to_verify(request: Request, found: Found, *, best: bool) -> list[Workload]:
+    """Measured shapes on which the gates must be passed, too.
+
+    Those whose kernel does kinds of operations that no checked one does, or the reverse; and for a new ``best`` at
+    least the one of least work.
+    """
     checked = {found.facts[w.id].signature for w in request.checked if w.id in found.facts}
-    return any(found.facts[w.id].signature not in checked for w in request.measured)
+    unchecked = [w for w in request.measured if w not in request.checked]
+    wanted = [w for w in unchecked if found.facts[w.id].signature not in checked]
+    if best and not wanted and len(unchecked) == len(request.measured):
+        wanted = [min(unchecked, key=request.operator.flops)]
+    return wanted
 
 
 def _kinds(request: Request, position: int) -> Sequence[str]:
@@ -284,9 +300,9 @@ def _kinds(request: Request, position: int) -> Sequence[str]:
     on one shape; a finalist's run all of them on all shapes. A measured shape, large, gets one kind.
     """
     kinds = request.operator.input_kinds
-    if request.checked[position] in (*request.measured, request.spot):
+    if request.checked[position] in request.spots:
         return [kinds[request.seed % len(kinds)]]
-    if request.spot is not None:
+    if request.thorough:
         return kinds
     shapes = len(request.checked)
     return [kind for turn, kind in enumerate(kinds) if (turn + request.seed) % shapes == position]

@@ -204,7 +204,6 @@ ILLEGAL = [
     ({"order": "columns", "row_unroll": 1}, "rows outermost"),
     ({"placement": "ahead"}, "cannot cost"),
     ({"placement": "cached", "skew": 1}, "nothing to run ahead"),
-    ({"block_k": 4096, "block_m": 1024, "placement": "cached", "vmem_mib": 32}, "must fit vmem_mib"),
 ]
 
 
@@ -219,6 +218,19 @@ def test_straight_line_code_is_bounded():
     source, params = kernel("fused", block_m=1024, block_k=4096)
     space = Space.from_source(source, {"M": 4096, "N": 4096, "K": 4096, "group": 128})
     assert any("straight-line" in violation for violation in space.violations(params))
+
+
+def test_straight_line_products_are_bounded():
+    source, params = kernel("fused", block_m=1024, block_n=1024, block_k=4096, dequant="operands_bf16")
+    violations = Space.from_source(source, LARGE).violations(params)
+    assert any("straight-line" in violation for violation in violations), violations
+
+
+def test_blocks_must_fit_vmem():
+    source, params = kernel("fused", block_m=1024, placement="cached")
+    deep = Space.from_source(source, {"M": 4096, "N": 4096, "K": 28672, "group": 512})
+    assert any("must fit vmem_mib" in violation for violation in deep.violations(params))
+    assert Space.from_source(source, LARGE).violations(params) == []
 
 
 def test_bad_requests_name_what_is_allowed():

@@ -126,7 +126,6 @@ def test_what_escapes_the_dialect_still_has_no_say(operator, name, tmp_path):
         checked=suite.check,
         baseline=None,
         final=False,
-        spot=None,
         folder=tmp_path,
         is_known=lambda artefact: None,
     )

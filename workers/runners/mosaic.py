@@ -10,6 +10,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import sys
+import types
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +24,7 @@ from jaxlib.mosaic.python import tpu
 from workers.runners.scalar_flow import Unresolved, matmul_flops
 
 KERNEL_TARGET = "tpu_custom_call"
+_BODY_DIALECT = "jaxlib.mlir.dialects.stable_mosaic"
 _SCALAR_OPS = ("tpu.assume_multiple", "index.casts", "index.castu", "index.constant")
 _SOURCES_OF_DMA = ("tpu.enqueue_dma", "tpu.enqueue_indirect_dma")
 
@@ -86,6 +89,8 @@ def _parse(context: Any, serialized: bytes) -> Any:
 
 
 def _kernel_context() -> Any:
+    # For every operation the bindings look for a Python module of its dialect, on disk each time there is none.
+    sys.modules.setdefault(_BODY_DIALECT, types.ModuleType(_BODY_DIALECT))
     context = ir.Context()
     tpu.register_dialect(context)
     context.allow_unregistered_dialects = True

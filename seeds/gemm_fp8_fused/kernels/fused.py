@@ -18,6 +18,7 @@ scales      row scales cached as one column or spread over 128 lanes.
 order       outermost loop over sub-tiles: rows, columns, or groups (of scales along K).
 accumulate  value: the sum over block_k of one sub-tile stays in values. ref: in a VMEM buffer.
 row_unroll  row sub-tiles per iteration of a rolled loop; 0 writes all of them out in one block.
+vmem_mib    the compiler's VMEM limit; one value, since a limit that the blocks fit changes no cycle.
 """
 
 import functools
@@ -43,7 +44,7 @@ SPACE = {
     "row_unroll": (0, 1, 2),
     "a_buffers": (1, 2),
     "grid_order": ("mn", "nm"),
-    "vmem_mib": (32, 48, 62),
+    "vmem_mib": (62,),
 }
 DEFAULTS = {
     "block_m": 512,
@@ -84,6 +85,9 @@ CONSTRAINTS = {
     "placement != 'cached' or skew == 0": "a cache filled beforehand has nothing to run ahead of",
     "dequant != 'partial' or block_n * (block_k // group) * (row_unroll * sub_m if row_unroll else block_m)"
     " <= 4194304": "straight-line code of more than 4096 partial registers takes the compiler too long",
+    "dequant == 'partial' or block_n * block_k * (row_unroll * sub_m if row_unroll else block_m) <= 2147483648": (
+        "straight-line code of more than half of a 1024 x 1024 x 4096 product takes the compiler too long"
+    ),
     "2 * a_buffers * min(block_m, M) * min(block_k, K) + 2 * min(block_k, K) * min(block_n, N)"
     " + (8 if accumulate == 'ref' or block_k < K else 4) * min(block_m, M) * min(block_n, N)"
     " + (min(block_m, M) * (0 if placement == 'per_use' else K + 512 * (K // group)) if dequant == 'partial'"
