@@ -211,7 +211,8 @@ def _suites() -> dict[str, Suite]:
 
     The second workload of ``quickstart`` is one of the check shapes, so that what is timed there is what was checked.
 
-    ``small`` has one shape, for searches on a few CPU seconds an evaluation, and ends at 4096^3, too.
+    ``small`` has one shape to time and one to check, for searches on a few CPU seconds an evaluation; it ends at
+    4096^3, too.
 
     The check shapes make every block size of the seed kernels take several row blocks and column blocks (the
     first) and several K blocks (the second), so that a cache that is not refilled or a K block left out shows.
@@ -225,7 +226,7 @@ def _suites() -> dict[str, Suite]:
     )
     layers = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
     shapes = tuple(_workload(2048, n, k, f"llama3.1-8b/{layer}/") for layer, (n, k) in layers.items())
-    small = Suite("small", (_workload(1024, 2048, 4096),), check, quick.final)
+    small = Suite("small", (_workload(1024, 2048, 4096),), (_workload(512, 1024, 2048),), quick.final)
     return {"quickstart": quick, "small": small, "llm": Suite("llm", shapes, check)}
 
 
