@@ -20,6 +20,7 @@ from evolve.promote.runtime import store
 from evolve.promote.shelf import LibraryError, Shelf
 from evolve.promote.verify import ComparingEvaluator, Contender, Refusal, Verification, verify
 from evolve.resolve import Resolved
+from fitness.targets import Target
 from seeds.operator import Workload
 
 EVENT = "promoted"
@@ -66,7 +67,7 @@ def promote(folder: Path, shelf: Shelf, options: Options, say: Say, evaluator: M
     contenders = [Contender(names[c.genome.id], c.genome) for c in nomination.candidates]
     verification = _verified(nomination.resolved, contenders, incumbents, evaluator, say, options.rounds)
     judgement = judge(nomination, verification, names, serving)
-    for line in figure_lines(judgement, nomination.resolved.target.label):
+    for line in figure_lines(judgement, nomination.resolved.target):
         say(line)
     overruled = judgement.require(options.force_reason)
     promotion = Promotion(
@@ -88,16 +89,17 @@ def _own_table(folder: Path, options: Options) -> Path | None:
     return path if path.exists() and options.candidate is None and options.suite is None else None
 
 
-def figure_lines(judgement: Judgement, label: str) -> list[str]:
+def figure_lines(judgement: Judgement, target: Target) -> list[str]:
     """The comparison as text: microseconds a call and the gain, per shape and in the geometric mean."""
+    where = f"{target.name}, {target.kind.value}"
     lines = [
         f"{shape.figures.workload}: {shape.seconds * 1e6:.2f} us against {shape.incumbent_seconds * 1e6:.2f} us of "
-        f"{shape.incumbent}, {shape.gain:.3f} x ({label})"
+        f"{shape.incumbent}, {shape.gain:.3f} x ({where})"
         for shape in judgement.shapes
     ]
     low, high = judgement.interval
     interval = "" if low == high else f", 95 % interval {low:.3f} to {high:.3f}"
-    lines.append(f"geometric mean: {judgement.gain:.3f} x{interval} ({label})")
+    lines.append(f"geometric mean: {judgement.gain:.3f} x{interval} ({where})")
     return lines
 
 

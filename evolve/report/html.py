@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import time
 from importlib import resources
 from pathlib import Path
@@ -18,10 +17,12 @@ from evolve.report import tables
 from evolve.report.charts import Axis, convergence_svg
 from evolve.report.data import CampaignData, load
 from evolve.report.diffs import parameter_changes, source_diff
+from evolve.report.graph import PAGE, write_lineage
 from evolve.report.lineage import drawn_ancestors, gain_over_parents, lineage_svg
 from evolve.report.svg import clean, tag
 from evolve.report.timeline import read_timeline, timeline_svg
 from evolve.report.units import duration_text, gain_text, percent_text, rate_text, time_text
+from evolve.report.whole import write_whole
 from fitness.evaluation import Verdict
 
 DIFF_LINES = 600
@@ -29,18 +30,13 @@ DIFF_LINES = 600
 
 
 def write_report(journal: Journal, path: Path) -> Path:
-    """Write the report of a campaign, running or ended, to ``path`` and return it.
+    """Write the report of a campaign, running or ended, to ``path``, its lineage page beside it; return ``path``.
 
-    The file appears whole or not at all. Raises OSError when it cannot be written.
+    A file appears whole or not at all. Raises OSError when one cannot be written.
     """
-    text = render(load(journal))
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+    data = load(journal)
+    write_lineage(data, path.with_name(f"{path.stem}-{PAGE}"))
+    return write_whole(path, render(data))
 
 
 def render(data: CampaignData) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from evolve.config import parse_config
 from evolve.evaluator import Job, Scope
 from evolve.genome import Genome
@@ -14,7 +16,7 @@ from evolve.history import Candidate, Mutation, MutationKind
 from evolve.home import JOURNAL
 from evolve.journal import Journal
 from evolve.resolve import Resolved, resolve
-from fitness.evaluation import Evaluation, FigureKind, GateReading, Stage, Verdict, WorkloadFigures
+from fitness.evaluation import Evaluation, GateReading, Stage, Verdict, WorkloadFigures
 from workers.comparison import Comparison
 
 FAMILY = Path(__file__).parents[1] / "fixtures" / "small_gemm"
@@ -28,14 +30,14 @@ SHAPES = ("256x256x512", "512x512x512")
 Seconds = Callable[[Genome, str], float]
 
 
-def write_campaign(home: Path, *, finish: bool = True, winner: Genome = CHILD) -> Path:
+def write_campaign(home: Path, *, finish: bool = True, winner: Genome = CHILD, target: str = "tpu7x") -> Path:
     """A campaign of three candidates in ``home``; its folder."""
     folder = home / "campaigns" / "tiny-001"
     folder.mkdir(parents=True)
     config = {
         "name": "tiny",
         "operator": f"{FAMILY}/good",
-        "target": "tpu7x",
+        "target": target,
         "suite": "tiny",
         "seed": 3,
         "budget": {"evaluations": 3},
@@ -45,8 +47,8 @@ def write_campaign(home: Path, *, finish: bool = True, winner: Genome = CHILD) -
         facts = {
             "id": "tiny-001",
             "operator": "small_gemm/good",
-            "target": "tpu7x",
-            "target_kind": "modelled",
+            "target": target,
+            "target_kind": "measured" if target == "interpreter" else "modelled",
             "suite": "tiny",
             "seeds": ["tiled"],
         }
@@ -81,6 +83,7 @@ class FormulaPool:
     resolved: Resolved
     seconds: Seconds
     spoil: Callable[[Job, Evaluation], Evaluation] = lambda job, evaluation: evaluation
+    failed: dict[str, str] = field(default_factory=dict)
     jobs: list[Job] = field(default_factory=list)
     closed: bool = False
     _waiting: list[Job] = field(default_factory=list)
@@ -101,7 +104,20 @@ class FormulaPool:
         return []
 
     def compare(self, genomes: Sequence[Genome], seed: int) -> Comparison:
-        raise AssertionError("nothing to compare on a modelled target")
+        """Six rounds of three calls, each with the same made-up noise for everyone and a little of its own."""
+        assert self.resolved.target.measured, "nothing to compare on a modelled target"
+        rng = np.random.default_rng(7)
+        rounds: dict[str, dict[str, list[list[float]]]] = {}
+        for shape in self.resolved.suite.workloads:
+            drift = 1 + 0.1 * rng.random(6)
+            rounds[shape.id] = {
+                genome.id: [
+                    [self.seconds(genome, shape.id) * d * (1 + 0.01 * e) for e in rng.standard_normal(3)]
+                    for d in drift
+                ]
+                for genome in genomes
+            }
+        return Comparison(self.resolved.target.name, {}, rounds, {}, self.failed)
 
     def close(self) -> None:
         self.closed = True
@@ -115,14 +131,14 @@ class FormulaPool:
                 seconds=(seconds := self.seconds(job.genome, shape.id)),
                 tflops=operator.flops(shape) / seconds / 1e12,
                 roofline_fraction=0.5,
-                kind=FigureKind.MODELLED,
+                kind=self.resolved.target.kind,
             )
             for shape in shapes
         ]
         fitness = math.exp(sum(math.log(f.tflops) for f in figures) / len(figures))
         return Evaluation(
             genome=job.genome.id,
-            target="tpu7x",
+            target=self.resolved.target.name,
             suite=suite.name,
             stage=Stage.MEASURE,
             verdict=Verdict.OK,

@@ -23,6 +23,7 @@ from evolve.promote.keep import check, collect, diff_lines, list_lines, rollback
 from evolve.promote.runtime import store
 from evolve.promote.shelf import LibraryError, Shelf
 from evolve.promote.verify import Refusal
+from evolve.resolve import Resolved
 from fitness.evaluation import Evaluation, Verdict
 from tests.evolve.promote_campaign import (
     CHILD,
@@ -73,8 +74,8 @@ def one_sentence(text: str) -> bool:
 def test_a_winner_is_verified_on_ten_times_the_inputs_and_written_whole(campaign: Path, shelf: Shelf) -> None:
     pools: list[FormulaPool] = []
 
-    def make(resolved: object) -> FormulaPool:
-        pools.append(FormulaPool(resolved, quick_child))  # type: ignore[arg-type]
+    def make(resolved: Resolved) -> FormulaPool:
+        pools.append(FormulaPool(resolved, quick_child))
         return pools[-1]
 
     outcome = promote(campaign, shelf, Options(), lambda line: None, make)
@@ -291,6 +292,41 @@ def test_a_dry_run_writes_nothing(campaign: Path, shelf: Shelf) -> None:
     outcome = run(campaign, shelf, Options(dry_run=True))
     assert outcome.version is None and outcome.judgement.gain == pytest.approx(2.0)
     assert not shelf.root.exists()
+
+
+# -- measured targets --------------------------------------------------------------------------------
+
+
+def test_measured_gains_are_paired_and_have_intervals(tmp_path: Path, shelf: Shelf) -> None:
+    folder = write_campaign(tmp_path / "measured", target="interpreter")
+    (folder / "dispatch.json").write_text(
+        json.dumps({"entries": [{"workload": {"id": "256x256x512"}, "genome": OTHER.id}]})
+    )
+    outcome = run(folder, shelf)
+    (shape,) = outcome.judgement.shapes
+    assert shape.genome == OTHER.id, "the campaign's own dispatch table"
+    low, high = shape.gain_interval
+    assert low < 2.5 < high and high - low < 0.2, "drift of 10 % cancels in pairs"
+    assert outcome.judgement.interval[0] > 2.3
+    entry = shelf.version(OPERATOR)[2]["targets"]["interpreter"]
+    assert (entry["kind"], entry["serves"]) == ("measured", ["interpret"])
+    assert shelf.version(OPERATOR)[1]["targets"]["interpreter"]["shapes"][0]["kind"] == "measured"
+
+
+def test_a_measured_gain_within_the_noise_is_refused(tmp_path: Path, shelf: Shelf) -> None:
+    folder = write_campaign(tmp_path / "measured", target="interpreter")
+    with pytest.raises(Refusal, match=r"measured, 95 % interval 0\.99.* to 1\.0.*\) is no gain"):
+        run(folder, shelf, seconds=lambda genome, workload: 1e-4)
+
+
+def test_a_kernel_that_fails_while_it_is_timed_is_refused(tmp_path: Path, shelf: Shelf) -> None:
+    folder = write_campaign(tmp_path / "measured", target="interpreter")
+
+    def make(resolved: Resolved) -> FormulaPool:
+        return FormulaPool(resolved, quick_child, failed={CHILD.id: "timeout: 10 s of silence"})
+
+    with pytest.raises(Refusal, match="candidate 1 fails while it is timed: timeout"):
+        promote(folder, shelf, Options(), lambda line: None, make)
 
 
 # -- sabotage ----------------------------------------------------------------------------------------

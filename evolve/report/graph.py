@@ -1,0 +1,157 @@
+"""The lineage page: every candidate of a campaign as one interactive picture, in one file that opens offline.
+
+Across: the order of proposals. Up: fitness; what failed lies in a band below. The page draws on a canvas, so that
+10 000 candidates stay responsive; what a candidate changed and measured is shown when it is chosen.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from evolve.genome import Genome
+from evolve.history import Candidate
+from evolve.report.data import CampaignData
+from evolve.report.diffs import source_diff
+from evolve.report.svg import clean, tag
+from evolve.report.whole import write_whole
+
+PAGE = "lineage.html"
+
+DIFF_CHARACTERS = 6_000
+"""Of one source diff; the candidate's MLflow run has it whole."""
+
+DIFFS_CHARACTERS = 12_000_000
+"""Of all source diffs in one page, earliest candidates first; the others say where to look."""
+
+CUT = "\n... cut here; the candidate's MLflow run has the whole diff"
+LEFT_OUT = "left out to keep this page small; the candidate's MLflow run has the diff"
+
+
+def write_lineage(data: CampaignData, path: Path) -> Path:
+    """Write the page to ``path``, whole or not at all, and return it. Raises OSError."""
+    return write_whole(path, render_lineage(data))
+
+
+def render_lineage(data: CampaignData) -> str:
+    """The page as text. Its policy forbids any script but its own, and the network."""
+    script = _resource("graph.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    name = clean(data.facts.get("id", "campaign"))
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}"><title>{name} lineage</title>'
+        f"<style>{_resource('picture.css')}{_resource('graph.css')}</style>"
+    )
+    facts = (
+        f"{data.facts.get('operator', '?')} on {data.target} ({data.kind}), {len(data.points)} evaluations"
+    )
+    chooser = "".join(
+        tag("button", clean(label), type="button", data_colour=key, aria_pressed=str(not number).lower())
+        for number, (key, label) in enumerate(COLOURS.items())
+    )
+    reset = tag("button", "whole campaign", type="button", id="reset")
+    winner = tag("button", "winner's line", type="button", id="winner")
+    bar = tag(
+        "header",
+        tag("h1", name)
+        + tag("p", clean(facts), class_="quiet")
+        + tag("p", "colour by " + chooser + winner + reset, class_="switch")
+        + tag("p", "", id="legend"),
+    )
+    canvas = tag("canvas", "", id="graph", tabindex="0", aria_label="Candidates by proposal and fitness")
+    panel = tag("aside", tag("p", "Choose a candidate to see what it changed and measured."), id="panel")
+    payload = json.dumps(_payload(data), separators=(",", ":")).replace("<", "\\u003c")
+    block = f'<script type="application/json" id="data">{payload}</script>'
+    body = bar + tag("main", canvas + panel) + block + f"<script>{script}</script>"
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+
+
+COLOURS = {"mutation": "mutation", "verdict": "verdict", "gain": "gain over parent", "island": "island"}
+
+
+def _payload(data: CampaignData) -> dict[str, Any]:
+    """Columns by candidate in proposal order; texts and parameter values as numbers into lists of them."""
+    candidates = sorted(data.candidates.values(), key=lambda c: c.index)
+    place = {c.genome.id: n for n, c in enumerate(candidates)}
+    texts, names, values = _Numbers(), _Numbers(), _Numbers()
+    rows = []
+    workloads = _Numbers()
+    for candidate in candidates:
+        evaluation = data.evaluations.get(candidate.genome.id)
+        parents = [place[p] for p in candidate.parents if p in place]
+        figures = [[workloads.of(f.workload), f.seconds] for f in evaluation.workloads] if evaluation else []
+        rows.append(
+            [
+                candidate.index,
+                parents,
+                texts.of(candidate.mutation.kind.value),
+                texts.of(candidate.mutation.proposer),
+                candidate.mutation.detail[:400],
+                candidate.generation,
+                candidate.island,
+                texts.of(evaluation.verdict.value if evaluation else "pending"),
+                evaluation.fitness if evaluation else None,
+                texts.of(evaluation.reason[:400]) if evaluation and evaluation.reason else -1,
+                figures,
+                [[names.of(k), values.of(v)] for k, v in candidate.genome.params.items()],
+                candidate.genome.id,
+            ]
+        )
+    return {
+        "rows": rows,
+        "texts": texts.known(),
+        "names": names.known(),
+        "values": values.known(),
+        "workloads": workloads.known(),
+        "diffs": _diffs(candidates, data.candidates),
+        "winner": place.get(data.winner.genome.id, -1) if data.winner else -1,
+        "target": f"{data.target}, {data.kind}",
+    }
+
+
+class _Numbers:
+    """Numbers distinct values in the order they are met."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def of(self, value: object) -> int:
+        return self._numbers.setdefault(str(value), len(self._numbers))
+
+    def known(self) -> list[str]:
+        return list(self._numbers)
+
+
+def _diffs(candidates: Sequence[Candidate], by_genome: Mapping[str, Candidate]) -> dict[str, str]:
+    """Source diff against the first parent by place of the candidate, where the source changed."""
+    found: dict[str, str] = {}
+    size = 0
+    for place, candidate in enumerate(candidates):
+        parent = by_genome.get(candidate.parents[0]) if candidate.parents else None
+        if parent is None or parent.genome.source == candidate.genome.source:
+            continue
+        if size > DIFFS_CHARACTERS:
+            found[str(place)] = LEFT_OUT
+            continue
+        found[str(place)] = _diff(parent.genome, candidate.genome)
+        size += len(found[str(place)])
+    return found
+
+
+def _diff(parent: Genome, child: Genome) -> str:
+    text = source_diff(parent, child)
+    return text if len(text) <= DIFF_CHARACTERS else text[:DIFF_CHARACTERS] + CUT
+
+
+def _resource(name: str) -> str:
+    return resources.files("evolve.report").joinpath(name).read_text(encoding="utf-8")
