@@ -1,10 +1,10 @@
 """Points of one or several spaces as rows of numbers a model can learn from.
 
 Sources share one table of columns, by parameter name, so that what one kernel taught about ``block_m`` informs
-the next. ``smooth`` columns are for distances: a number appears by its rank and by its logarithm, both
-within [0, 1]; text and bools appear one-hot. ``split`` columns are for trees: ranks and one-hot kinds. Both
-also hold the quantities constraints speak of, such as ``block_m * stages``, since who writes a constraint
-names what matters.
+the next. ``smooth`` columns are for distances: a number appears by its rank and by its logarithm, both within
+[0, 1], and faintly one-hot; text and bools appear one-hot. ``split`` columns are for trees: ranks and one-hot
+kinds. Both also hold the quantities constraints speak of, such as ``block_m * stages``, since who writes a
+constraint names what matters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from evolve.space import Rows, Space
 _ABSENT = 0.5
 """Where a parameter that a source lacks stands on the scale of those that have it."""
 
-_MAX_TERMS = 16
+_OWN = 0.35
+"""How far apart two values of a number are for being two values, beside their rank and logarithm: hardware
+likes some numbers better than their neighbours."""
+
+_MAX_TERMS = 12
 """Derived quantities per space; more would crowd out the parameters themselves."""
 
 
@@ -81,11 +85,17 @@ class _Scale:
         if self._ordinal:
             self._values.sort()
         self.live = len(self._values) > 1
-        self.width = 2 if self._ordinal else len(self._values)
+        self._known: dict[int, np.ndarray] = {}
+        self.width = len(self._values) + (2 if self._ordinal else 0)
 
     def _places(self, space: Space) -> np.ndarray:
-        keys = [(isinstance(v, bool), v) for v in self._values]
-        return np.array([keys.index((isinstance(v, bool), v)) for v in space.parameters[self.name]])
+        """Where each of a space's own values stands among the values of all."""
+        known = self._known.get(id(space))
+        if known is None:
+            keys = {(isinstance(v, bool), v): place for place, v in enumerate(self._values)}
+            known = np.array([keys[(isinstance(v, bool), v)] for v in space.parameters[self.name]])
+            self._known[id(space)] = known
+        return known
 
     def _column(self, space: Space, rows: Rows) -> np.ndarray | None:
         if self.name not in space.parameters:
@@ -95,7 +105,9 @@ class _Scale:
     def smooth(self, space: Space, rows: Rows) -> np.ndarray:
         column = self._column(space, rows)
         if column is None:
-            return np.full((len(rows), self.width), _ABSENT if self._ordinal else 0.0)
+            absent = np.zeros((len(rows), self.width))
+            absent[:, : 2 * self._ordinal] = _ABSENT / math.sqrt(2.0)
+            return absent
         return self._table[column] / math.sqrt(2.0)
 
     def split(self, space: Space, rows: Rows) -> np.ndarray:
@@ -112,7 +124,8 @@ class _Scale:
         rank = np.arange(len(self._values)) / (len(self._values) - 1)
         values = np.array([float(v) for v in self._values])
         logs = np.sign(values) * np.log2(np.abs(values) + 1.0)
-        return np.stack([rank, (logs - logs.min()) / np.ptp(logs)], axis=1)
+        pair = np.stack([rank, (logs - logs.min()) / np.ptp(logs)], axis=1)
+        return np.hstack([pair, _OWN * np.eye(len(rank))])
 
 
 class _Term:

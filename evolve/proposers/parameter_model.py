@@ -10,118 +10,186 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtr
 
 from evolve.proposers.parameter_features import Encoder
-from evolve.proposers.parameter_gp import GaussianProcess
+from evolve.proposers.parameter_gp import GaussianProcess, Posterior
 from evolve.proposers.parameter_records import SourceRecords
 from evolve.proposers.parameter_trees import Forest
 from evolve.space import Rows
 
-FIRST_SWEEPS = 3
-LATER_SWEEPS = 1
+FIRST_ROUNDS = 6
+LATER_ROUNDS = 2
 
-TREES = 40
-FAILURE_TREES = 30
+TREES = 25
+FAILURE_TREES = 20
 
 FAILURE_PRIOR = 6.0
 """Weight of the trees' feasibility against one vote of the overall success rate."""
 
 LEAST_FEASIBLE = 0.02
 
-MOST_POINTS = 300
+MOST_POINTS = 240
 """Points the process learns from: beyond it, the best third of these and the latest others."""
 
-TREES_SHARE = 0.5
+MOST_TUNED = 120
+"""The same for its hyperparameters."""
+
+MOST_SPLIT = 1000
+"""The same for the trees."""
+
+KNEE = 2.0
+"""Loss beyond which a point counts as merely bad, as a multiple of the median loss."""
+
+LEAST_KNEE = 0.02
+
+TREES_SHARE = 0.4
 """Weight of the trees in the average."""
 
 Group = tuple[int, Rows]
 """Points of one source: its number in the model, and their index rows."""
 
 
-class Model:
-    """Knows the records of some sources. ``learn`` refits; ``condition`` only takes in new points."""
+@dataclass(frozen=True)
+class Warp:
+    """From log fitness to what is modelled. Losses far beyond the knee differ less than losses near the best: a
+    model should tell good points apart rather than bad ones."""
 
-    def __init__(self, sources: Sequence[SourceRecords]) -> None:
+    best: float
+    knee: float
+    width: float = 1.0
+
+    def __call__(self, targets: np.ndarray) -> np.ndarray:
+        loss = (self.best - targets) / self.knee
+        return -np.where(loss > 0, np.log1p(np.maximum(loss, 0.0)), loss) / self.width
+
+
+def fitted_warp(targets: np.ndarray, best: float) -> Warp:
+    """The warp whose knee is the typical loss."""
+    loss = best - targets[~np.isnan(targets)]
+    warp = Warp(best, max(KNEE * float(np.median(loss)), LEAST_KNEE))
+    return Warp(best, warp.knee, float(np.nanstd(warp(targets))) + 1e-9)
+
+
+class Model:
+    """Knows the records of some sources. ``learn`` refits it; ``add`` names the points it is asked about, and
+    ``observe`` takes in what became of a point until the next refit."""
+
+    def __init__(self, sources: Sequence[SourceRecords], earlier: Sequence[SourceRecords] = ()) -> None:
+        """``earlier`` are records of other campaigns: they teach, but are neither asked about nor beaten."""
         self.sources = tuple(sources)
-        self._encoder = Encoder([records.space for records in sources])
+        self._all = (*sources, *earlier)
+        self._encoder = Encoder([records.space for records in self._all])
         self._process = GaussianProcess(self._encoder.groups, self._encoder.derived)
         self._tuned = False
 
-    def learn(self, seed: int) -> None:
-        """Refit everything to the records as they are now."""
+    def learn(self, seed: int, spare: int) -> None:
+        """Refit to the records as they are now; ``spare`` observations may follow before the next refit."""
         targets = self._targets()
         ok = ~np.isnan(targets)
-        smooth, split = self._smooth(), self._split()
-        chosen = self._chosen(targets)
-        standard, _, _ = _standardised(targets[chosen])
-        self._process.tune(smooth[chosen], standard, LATER_SWEEPS if self._tuned else FIRST_SWEEPS)
-        self._tuned = True
-        imputed = np.where(ok, targets, targets[ok].min())
-        self._forest = Forest(split, imputed, TREES, seed, bootstrap=True)
+        self._warp = fitted_warp(targets, max(records.best for records in self.sources))
+        warped = self._warp(targets)
+        smooth, split = self._features()
+        self._learn_process(smooth, warped, spare)
+        kept = self._chosen(np.where(ok, warped, -np.inf), MOST_SPLIT)
+        self._forest = Forest(
+            split[kept], np.where(ok, warped, warped[ok].min())[kept], TREES, seed, bootstrap=True
+        )
         self._failures = None
         if not ok.all():
-            self._failures = Forest(split, ok.astype(float), FAILURE_TREES, seed + 1, bootstrap=False)
+            self._failures = Forest(
+                split[kept], ok[kept].astype(float), FAILURE_TREES, seed + 1, bootstrap=False
+            )
         self._success_rate = float(ok.mean())
+        self._best = 0.0
+        self._pool = _Pool()
 
-    def condition(self, pending: Sequence[Group]) -> None:
-        """Take in the latest records, and believe of pending points what is expected of them."""
-        targets = self._targets()
-        chosen = self._chosen(targets)
-        features = self._smooth()[chosen]
-        standard, self._centre, self._width = _standardised(targets[chosen])
-        self._best = float(targets[chosen].max())
-        self._process.condition(features, standard)
-        waiting = [self._encoder.smooth(source, rows) for source, rows in pending if len(rows)]
-        if waiting:
-            more = np.concatenate(waiting)
-            believed, _ = self._process.predict(more)
-            self._process.condition(np.vstack([features, more]), np.concatenate([standard, believed]))
+    def _learn_process(self, smooth: np.ndarray, warped: np.ndarray, spare: int) -> None:
+        tuned, chosen = self._chosen(warped, MOST_TUNED), self._chosen(warped, MOST_POINTS)
+        rounds = LATER_ROUNDS if self._tuned else FIRST_ROUNDS
+        self._process.tune(smooth[tuned], warped[tuned], rounds)
+        self._tuned = True
+        self._posterior: Posterior = self._process.posterior(smooth[chosen], warped[chosen], spare)
 
-    def expected_improvement(self, groups: Sequence[Group]) -> np.ndarray:
-        """Expected gain in log fitness over the best, times the probability of success, for all points."""
-        groups = [(source, rows) for source, rows in groups if len(rows)]
-        smooth = np.concatenate([self._encoder.smooth(source, rows) for source, rows in groups])
-        split = np.concatenate([self._encoder.split(source, rows) for source, rows in groups])
-        mean, spread = self._process.predict(smooth)
-        mean, spread = mean * self._width + self._centre, spread * self._width
-        other_mean, other_spread = self._forest.predict(split)
+    @property
+    def room(self) -> int:
+        """Successes it can still observe before the next refit."""
+        return self._posterior.room
+
+    def add(self, groups: Sequence[Group]) -> None:
+        """More points to be asked about."""
+        for source, rows in groups:
+            if not len(rows):
+                continue
+            split = self._encoder.split(source, rows)
+            self._posterior.add_pool(self._encoder.smooth(source, rows))
+            self._pool.add(*self._forest.predict(split), self._feasible(split))
+
+    def observe(self, source: int, row: Rows, target: float) -> None:
+        """What became of one point, as log fitness; a failure waits for the next refit."""
+        if math.isnan(target):
+            return
+        warped = float(self._warp(np.array([target]))[0])
+        self._posterior.observe(self._encoder.smooth(source, row[None])[0], warped)
+        self._best = max(self._best, warped)
+
+    def expected_improvement(self, pending: Sequence[Group]) -> np.ndarray:
+        """Expected gain over the best, times the probability of success, for all points added since ``learn``."""
+        waiting = [self._encoder.smooth(source, rows) for source, rows in pending]
+        mean, spread = self._posterior.predict(np.concatenate(waiting) if waiting else None)
+        other_mean, other_spread, feasible = self._pool.columns()
         mean = (1 - TREES_SHARE) * mean + TREES_SHARE * other_mean
         spread = np.sqrt((1 - TREES_SHARE) * spread**2 + TREES_SHARE * other_spread**2)
-        return improvement(mean, spread, self._best) * self._feasible(split)
+        return improvement(mean, spread, self._best) * feasible
 
-    def _feasible(self, split: np.ndarray) -> np.ndarray | float:
+    def _feasible(self, split: np.ndarray) -> np.ndarray:
         if self._failures is None:
-            return 1.0
+            return np.ones(len(split))
         votes, _ = self._failures.predict(split)
         blended = (FAILURE_PRIOR * votes + self._success_rate) / (FAILURE_PRIOR + 1.0)
         return np.clip(blended, LEAST_FEASIBLE, 1.0)
 
     def _targets(self) -> np.ndarray:
-        return np.concatenate([np.array(records.targets, dtype=float) for records in self.sources])
+        """Log fitness; of earlier campaigns, as if their best and this one's were equal."""
+        best = max(records.best for records in self.sources)
+        parts = [np.array(r.targets, dtype=float) + (best if r.earlier else 0.0) for r in self._all]
+        return np.concatenate(parts)
 
-    def _smooth(self) -> np.ndarray:
-        return np.concatenate(
-            [self._encoder.smooth(k, np.array(r.rows)) for k, r in enumerate(self.sources) if r.rows]
-        )
+    def _features(self) -> tuple[np.ndarray, np.ndarray]:
+        rows = [(k, np.array(records.rows)) for k, records in enumerate(self._all) if records.rows]
+        smooth = np.concatenate([self._encoder.smooth(k, r) for k, r in rows])
+        return smooth, np.concatenate([self._encoder.split(k, r) for k, r in rows])
 
-    def _split(self) -> np.ndarray:
-        return np.concatenate(
-            [self._encoder.split(k, np.array(r.rows)) for k, r in enumerate(self.sources) if r.rows]
-        )
-
-    def _chosen(self, targets: np.ndarray) -> np.ndarray:
-        """Positions of the successes the process learns from."""
+    def _chosen(self, targets: np.ndarray, most: int) -> np.ndarray:
+        """Positions of at most so many points with a target: the best third of these, and the latest."""
         good = np.flatnonzero(~np.isnan(targets))
-        if len(good) <= MOST_POINTS:
+        if len(good) <= most:
             return good
-        best = good[np.argsort(-targets[good], kind="stable")[: MOST_POINTS // 3]]
-        age = np.concatenate([[c.index for c in records.candidates] for records in self.sources])
+        best = good[np.argsort(-targets[good], kind="stable")[: most // 3]]
+        ages = [[c.index for c in r.candidates] or [-1] * len(r.rows) for r in self._all]
+        age = np.concatenate(ages)
         rest = np.setdiff1d(good, best)
-        latest = rest[np.argsort(-age[rest], kind="stable")[: MOST_POINTS - len(best)]]
+        latest = rest[np.argsort(-age[rest], kind="stable")[: most - len(best)]]
         return np.sort(np.concatenate([best, latest]))
+
+
+class _Pool:
+    """What the trees say of the points a model is asked about; they say it once for each."""
+
+    def __init__(self) -> None:
+        self._parts: list[np.ndarray] = []
+
+    def add(self, mean: np.ndarray, spread: np.ndarray, feasible: np.ndarray) -> None:
+        self._parts.append(np.stack([mean, spread, feasible]))
+
+    def columns(self) -> np.ndarray:
+        """[3, points]: mean, standard deviation, probability of success."""
+        if len(self._parts) > 1:
+            self._parts = [np.concatenate(self._parts, axis=1)]
+        return self._parts[0] if self._parts else np.zeros((3, 0))
 
 
 def improvement(mean: np.ndarray, spread: np.ndarray, best: float) -> np.ndarray:
@@ -130,8 +198,3 @@ def improvement(mean: np.ndarray, spread: np.ndarray, best: float) -> np.ndarray
     score = (mean - best) / spread
     density = np.exp(-0.5 * score * score) / math.sqrt(2.0 * math.pi)
     return spread * (score * ndtr(score) + density)
-
-
-def _standardised(targets: np.ndarray) -> tuple[np.ndarray, float, float]:
-    centre, width = float(targets.mean()), float(targets.std()) + 1e-9
-    return (targets - centre) / width, centre, width

@@ -23,6 +23,8 @@ class SourceRecords:
     rows: list[Rows] = field(default_factory=list)
     targets: list[float] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
+    earlier: bool = False
+    """Of another campaign: log fitness relative to the best there, and no candidates."""
 
     @property
     def best(self) -> float:

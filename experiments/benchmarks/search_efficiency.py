@@ -21,15 +21,16 @@ from pathlib import Path
 import numpy as np
 
 from evolve.archive import Archive
-from evolve.campaign import Budget, Campaign, Plan, Start
+from evolve.campaign import Budget, Campaign, Plan, Record, Searcher, Start
 from evolve.evaluator import Job
 from evolve.genome import Genome
 from evolve.history import Candidate, Proposer
 from evolve.proposers.parameter_crossover import ParameterCrossover
-from evolve.proposers.parameters import ParameterProposer, SpaceOf
+from evolve.proposers.parameters import ParameterProposer
 from evolve.proposers.portfolio import Portfolio
 from evolve.proposers.surrogate import SurrogateProposer
 from evolve.selection import contenders, race
+from evolve.transfer import Earlier, Led, leads_of, records_of
 from experiments.benchmarks.tables import SPACES, Table, TableEvaluator, read_tables
 from fitness.evaluation import Evaluation
 
@@ -40,11 +41,7 @@ WITHIN = 0.95
 ISLANDS = 2
 MIGRATION_INTERVAL = 20
 
-_PROPOSERS: dict[str, Callable[[Archive, SpaceOf], Proposer]] = {
-    "parameters": ParameterProposer,
-    "surrogate": SurrogateProposer,
-    "crossover": ParameterCrossover,
-}
+PROPOSERS = ("parameters", "surrogate", "crossover")
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class Setting:
     budget: int = 200
     lag: int = 1
     noise: float = 0.0
-    proposers: tuple[str, ...] = ("parameters", "surrogate", "crossover")
+    proposers: tuple[str, ...] = PROPOSERS
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Run:
     """Genome ids in order of proposal."""
 
 
-class _Nowhere:
+class Nowhere:
     """A record nobody keeps."""
 
     def add_candidate(self, candidate: Candidate) -> None: ...
@@ -84,17 +81,32 @@ class _Nowhere:
     def add_evaluation(self, index: int, evaluation: Evaluation) -> None: ...
 
 
-def run_search(table: Table, seed: int, setting: Setting) -> Run:
-    """One campaign from a random legal point."""
-    began = time.process_time()
+def table_campaign(
+    table: Table, seed: int, setting: Setting, earlier: Sequence[Earlier] = (), record: Record | None = None
+) -> Campaign:
+    """A campaign on a table from a random legal point, or from what ``earlier`` campaigns found."""
     archive = Archive(ISLANDS, MIGRATION_INTERVAL)
-    chosen: list[Proposer] = [_PROPOSERS[name](archive, table.space_of) for name in setting.proposers]
+    records = records_of(earlier, table.space_of)
+    builders: dict[str, Callable[[], Proposer]] = {
+        "parameters": lambda: ParameterProposer(archive, table.space_of),
+        "surrogate": lambda: SurrogateProposer(archive, table.space_of, records),
+        "crossover": lambda: ParameterCrossover(archive, table.space_of),
+    }
+    searcher: Searcher = Portfolio([builders[name]() for name in setting.proposers])
+    if earlier:
+        searcher = Led(leads_of(earlier, table.space_of), searcher)
     start = Start("random", table.random_genome(np.random.default_rng([seed, 1])))
     plan = Plan(
         [start], Budget(evaluations=setting.budget), seed, setting.lag, islands=ISLANDS, must_pass=False
     )
     evaluator = TableEvaluator(table, setting.lag, setting.noise)
-    campaign = Campaign(plan, Portfolio(chosen), archive, evaluator, _Nowhere())
+    return Campaign(plan, searcher, archive, evaluator, record or Nowhere())
+
+
+def run_search(table: Table, seed: int, setting: Setting) -> Run:
+    """One campaign from a random legal point."""
+    began = time.process_time()
+    campaign = table_campaign(table, seed, setting)
     campaign.run()
     proposed = campaign.history.candidates
     scores = np.zeros(setting.budget)
@@ -196,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=int, default=200)
     parser.add_argument("--lag", type=int, default=1, help="evaluations in flight")
     parser.add_argument("--noise", type=float, default=0.0, help="relative standard deviation of a reading")
-    parser.add_argument("--proposers", nargs="*", choices=sorted(_PROPOSERS), default=None)
+    parser.add_argument("--proposers", nargs="*", choices=PROPOSERS, default=None)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, help="write PATH.md, PATH.csv and PATH.png")
     told = parser.parse_args(arguments)

@@ -1,7 +1,8 @@
 """Recorded search spaces as evaluators: the campaign code runs on them as on a device, in no time.
 
 A table is ``NAME.csv.gz`` (all parameters, then ``time_ms``; empty where that point failed) beside ``NAME.json``
-(``parameters`` in order, ``constraints``, ``source``). A point's legality is its presence in the table.
+(``parameters`` in order, ``constraints``, ``source``; ``kernel`` where several tables share one). A point's
+legality is its presence in the table.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Table:
     codes: np.ndarray
     times: np.ndarray
     kernel: str
-    """A stand-in for kernel source: tables have parameters only."""
+    """A stand-in for kernel source: tables have parameters only. Shapes of one kernel share it."""
 
     @property
     def optimum(self) -> float:
@@ -77,7 +78,8 @@ def read_table(description: Path) -> Table:
     codes = space.codes(rows)
     order = np.argsort(codes)
     name = told.get("name", description.stem)
-    return Table(name, told.get("source", ""), space, codes[order], times[order], f'"""Table {name}."""\n')
+    kernel = f'"""{told.get("kernel", name)}"""\n'
+    return Table(name, told.get("source", ""), space, codes[order], times[order], kernel)
 
 
 def read_tables(folder: Path = SPACES) -> list[Table]:

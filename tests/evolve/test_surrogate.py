@@ -10,6 +10,7 @@ from evolve.genome import Genome
 from evolve.history import Candidate, History, Mutation, MutationKind
 from evolve.proposers.parameter_features import Encoder
 from evolve.proposers.parameter_gp import GaussianProcess
+from evolve.proposers.parameter_trees import Forest
 from evolve.proposers.surrogate import SurrogateProposer
 from evolve.space import Space
 from experiments.benchmarks.search_efficiency import Setting, run_search
@@ -130,10 +131,48 @@ def test_the_process_finds_what_matters_and_interpolates() -> None:
     targets = np.sin(5 * features[:, 0]) + 0.01 * rng.standard_normal(60)
     process = GaussianProcess(np.arange(4))
     process.tune(features, targets, 8)
-    assert np.argmax(process._log_scale) == 0
-    process.condition(features, targets)
+    assert np.argmax(process.log_scale) == 0
+    posterior = process.posterior(features, targets)
     fresh = rng.random((200, 4))
-    mean, spread = process.predict(fresh)
+    posterior.add_pool(fresh)
+    mean, spread = posterior.predict()
     truth_there = np.sin(5 * fresh[:, 0])
     assert np.sqrt(np.mean((mean - truth_there) ** 2)) < 0.1
     assert np.mean(np.abs(mean - truth_there) < 3 * spread + 0.05) > 0.95
+
+
+def test_observing_one_by_one_is_observing_at_once() -> None:
+    rng = np.random.default_rng(1)
+    features, targets, pool = rng.random((20, 3)), rng.standard_normal(20), rng.random((30, 3))
+    process = GaussianProcess(np.arange(3))
+    whole = process.posterior(features, targets)
+    whole.add_pool(pool)
+    grown = process.posterior(features[:15], targets[:15], spare=5)
+    grown.add_pool(pool[:10])
+    for point, target in zip(features[15:], targets[15:], strict=True):
+        grown.observe(point, float(target))
+    grown.add_pool(pool[10:])
+    # Mean and amplitude are those of the first 15 in one case, of all in the other.
+    ratio = grown.predict()[1] / whole.predict()[1]
+    assert np.allclose(ratio, ratio[0])
+    pending = process.posterior(features[:15], targets[:15])
+    pending.add_pool(pool)
+    assert np.allclose(pending.predict(features[15:])[1], grown.predict()[1], rtol=1e-6)
+
+
+def test_trees_learn_an_interaction_and_know_where_they_are_sure() -> None:
+    rng = np.random.default_rng(2)
+    features = rng.integers(0, 6, (150, 5)).astype(np.float32)
+    fresh = rng.integers(0, 6, (200, 5)).astype(np.float32)
+
+    def truth_of(x: np.ndarray) -> np.ndarray:
+        return np.where((x[:, 0] > 2) & (x[:, 3] > 2), 5.0, 0.0) + 0.1 * x[:, 1]
+
+    forest = Forest(features, truth_of(features), 25, 0, bootstrap=True)
+    mean, spread = forest.predict(fresh)
+    assert np.sqrt(np.mean((mean - truth_of(fresh)) ** 2)) < 0.5 * truth_of(fresh).std()
+    sure = spread < np.median(spread)
+    error = np.abs(mean - truth_of(fresh))
+    assert error[sure].mean() < 0.6 * error[~sure].mean()
+    alone = Forest(features, truth_of(features), 5, 0, bootstrap=False)
+    assert np.allclose(alone.predict(features)[0], truth_of(features))

@@ -1,0 +1,125 @@
+"""How many evaluations later shapes of a suite need when the search starts from what earlier shapes taught.
+
+    python -m experiments.benchmarks.search_transfer --seeds 10 --out experiments/results/search_transfer.md
+
+Shapes come in random order. Each is searched twice: cold, and from the campaigns of the shapes before it. Counted
+are evaluations, the random start included, until 98 % of the shape's optimum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from evolve.history import History
+from evolve.transfer import Earlier
+from experiments.benchmarks.search_efficiency import Setting, table_campaign
+from experiments.benchmarks.tables import SPACES, Table, read_tables
+
+REACHED = 0.98
+
+BUDGET = 40
+"""Evaluations of each campaign, or half its space."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Evaluations until ``REACHED`` on one shape, cold and with what ``earlier`` shapes taught."""
+
+    suite: str
+    shape: str
+    seed: int
+    earlier: int
+    cold: int
+    warm: int
+
+
+def suites(tables: Sequence[Table]) -> dict[str, list[Table]]:
+    """Tables that share a kernel, by its name."""
+    found: dict[str, list[Table]] = {}
+    for table in tables:
+        found.setdefault(table.kernel, []).append(table)
+    return {kernel.split('"')[3]: shapes for kernel, shapes in found.items() if len(shapes) > 1}
+
+
+def compare(suite: str, tables: Sequence[Table], seed: int) -> list[Pair]:
+    """All shapes of a suite in an order drawn from ``seed``."""
+    order = np.random.default_rng([seed, 3]).permutation(len(tables))
+    known: list[Earlier] = []
+    pairs = []
+    for earlier, place in enumerate(order):
+        table = tables[int(place)]
+        cold = _search(table, seed, [])
+        warm = _search(table, seed, known) if known else cold
+        if earlier:
+            pairs.append(Pair(suite, table.name, seed, earlier, _reached(table, cold), _reached(table, warm)))
+        known.append(_lesson(table, warm))
+    return pairs
+
+
+def _search(table: Table, seed: int, earlier: Sequence[Earlier]) -> History:
+    budget = max(2, min(BUDGET, len(table.times) // 2))
+    campaign = table_campaign(table, seed, Setting(budget=budget), earlier)
+    campaign.run()
+    return campaign.history
+
+
+def _lesson(table: Table, history: History) -> Earlier:
+    lesson = Earlier(table.name, table.kernel)
+    for candidate, evaluation in history.evaluated:
+        lesson.add(candidate.genome, evaluation)
+    return lesson
+
+
+def _reached(table: Table, history: History) -> int:
+    """Evaluations until the mark; one more than there were when it was not reached."""
+    scores = [table.fraction(candidate.genome) for candidate in history.candidates]
+    return next((n for n, score in enumerate(scores, 1) if score >= REACHED), len(scores) + 1)
+
+
+def describe(pairs: Sequence[Pair]) -> str:
+    """Means by suite in Markdown."""
+    lines = [
+        "| suite | shapes | pairs | cold, mean | warm, mean | ratio of means | cold, median | warm, median |",
+        "| --- |" + " --- |" * 7,
+    ]
+    for suite in dict.fromkeys(pair.suite for pair in pairs):
+        mine = [pair for pair in pairs if pair.suite == suite]
+        cold, warm = np.array([p.cold for p in mine]), np.array([p.warm for p in mine])
+        shapes = len({p.shape for p in mine})
+        lines.append(
+            f"| {suite} | {shapes} | {len(mine)} | {cold.mean():.1f} | {warm.mean():.1f} | "
+            f"{warm.mean() / cold.mean():.2f} | {np.median(cold):.0f} | {np.median(warm):.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description="Evaluations to 98 % of the optimum, cold and with transfer."
+    )
+    parser.add_argument("--spaces", type=Path, default=SPACES / "own")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--out", type=Path, help="write this Markdown file")
+    told = parser.parse_args(arguments)
+    pairs = [
+        pair
+        for suite, tables in suites(read_tables(told.spaces)).items()
+        for seed in range(told.seeds)
+        for pair in compare(suite, tables, seed)
+    ]
+    text = describe(pairs)
+    sys.stdout.write(text)
+    if told.out:
+        command = " ".join(["python -m experiments.benchmarks.search_transfer", *(arguments or sys.argv[1:])])
+        told.out.write_text(f"# Transfer between shapes\n\n`{command}`\n\n{text}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
