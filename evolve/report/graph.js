@@ -74,7 +74,11 @@ function draw() {
     pen.fillStyle = palette[colour][name.trimEnd()] || palette.dot;
     pen.globalAlpha = name.endsWith(" ") ? 0.18 : 0.9;
     pen.beginPath();
-    for (const n of members) { const x = sx(n), y = sy(n); pen.moveTo(x + size, y); pen.arc(x, y, size, 0, 6.2832); }
+    for (const n of members) {
+      const x = sx(n), y = sy(n);
+      if (size < 3) pen.rect(x - size, y - size, 2 * size, 2 * size);
+      else { pen.moveTo(x + size, y); pen.arc(x, y, size, 0, 6.2832); }
+    }
     pen.fill();
   }
   pen.globalAlpha = 1;
