@@ -25,7 +25,8 @@ def write_report(runs: Sequence[dict], options: argparse.Namespace, resolved: Re
                 file.write(json.dumps({"arm": run["arm"], "seed": run["seed"], **row}) + "\n")
     curves = {arm: best_so_far(runs, arm, options.evaluations) for arm in options.arms}
     curves = {arm: curve for arm, curve in curves.items() if len(curve)}
-    label = f"{options.operator} on {options.target} ({resolved.target.kind.value}), suite {options.suite}"
+    shapes = ", ".join(workload.id for workload in resolved.suite.workloads)
+    label = f"{options.operator} on {options.target} ({resolved.target.kind.value}), {shapes}"
     options.out.with_suffix(".md").write_text(page(runs, curves, options, label))
     options.out.with_suffix(".svg").write_text(picture(curves, label))
 
