@@ -257,14 +257,20 @@ class _Run:
                 references.request(f"seed:{start.name}", Scope.FINAL, start.genome)
             for kernel, genome in self.resolved.baselines:
                 references.request(kernel.name, Scope.FINAL, genome, kernel.name)
+            self._draw(references, finalists[0] if len(finalists) == 1 else None)
             if not references.drain(lambda: self._progress(campaign)):
                 return None
         winner = self._pick(finalists)
-        references.request(WINNER, Scope.TIMELINE, winner)
-        start = self.resolved.starts[0]
-        references.request(f"seed:{start.name}", Scope.TIMELINE, start.genome)
+        self._draw(references, winner)
         references.drain(lambda: self._progress(campaign))
         return winner
+
+    def _draw(self, references: References, winner: Genome | None) -> None:
+        """Request the schedules to draw: the first seed's and, once it is known, the winner's."""
+        start = self.resolved.starts[0]
+        if winner is not None:
+            references.request(WINNER, Scope.TIMELINE, winner)
+        references.request(f"seed:{start.name}", Scope.TIMELINE, start.genome)
 
     def _dispatch(self, campaign: Campaign, pool: Comparer) -> Genome | None:
         """Measure the best genomes side by side and write the dispatch table; its default genome wins."""

@@ -56,7 +56,7 @@ class References:
     ) -> None:
         """Evaluate ``genome`` under ``name`` unless the journal already has that figure.
 
-        ``verify`` checks it on a measured shape as well.
+        Among final workloads, ``verify`` has it pass the gates again, with all inputs and on a measured shape.
         """
         if name in self.journal.references(scope.value):
             return

@@ -85,7 +85,8 @@ class Cascade:
         ``figures``: ``cycles``, or ``timeline`` for a critical path and lanes to draw as well (first workload).
         ``workloads``: ``suite`` for those that decide fitness, ``final`` for the winner's check. A
         ``baseline`` answers to its own inputs and is held to no gate. ``seed`` makes the gates' inputs.
-        What has a fitness over ``best`` (TFLOP/s) passes the gates on a measured shape, too.
+        What has a fitness over ``best`` (TFLOP/s) passes the gates on a measured shape, too; an infinite ``best``
+        among ``final`` workloads only times what has passed them before.
         Raises ValueError for another ``figures`` or ``workloads``.
         """
         if figures not in ("cycles", "timeline"):
@@ -98,7 +99,8 @@ class Cascade:
         stage = Stage.DIALECT
         try:
             with temporary_folder(self._scratch) as folder:
-                thorough = workloads == "final" and baseline is None and best < math.inf
+                passed_before = baseline is not None or (workloads == "final" and best == math.inf)
+                thorough = workloads == "final" and not passed_before
                 spots = self._spots() if thorough else ()
                 request = Request(
                     operator=self._operator,
@@ -110,7 +112,7 @@ class Cascade:
                     seed=seed,
                     timeline=figures == "timeline",
                     measured=chosen,
-                    checked=() if baseline else (*self._suite.check, *spots),
+                    checked=() if passed_before else (*self._suite.check, *spots),
                     baseline=baseline,
                     final=workloads == "final",
                     spots=spots,
