@@ -49,6 +49,9 @@ class SearchConfig(_Section):
     descriptors: tuple[str, ...] = ()
     """Parameters whose value is part of a candidate's cell, beside the descriptors of the target."""
 
+    transfer: tuple[str, ...] = ()
+    """Finished campaigns (ids, or paths of their folders) whose points this search starts from."""
+
     finalists: int = Field(default=2, ge=1, le=16)
     """The fittest so many are run on the suite's final workloads; the best of them there wins."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from evolve.archive import Archive
+from evolve.campaign import Searcher
 from evolve.config import LlmConfig
 from evolve.errors import UserError
 from evolve.history import Proposer
@@ -19,33 +20,43 @@ from evolve.proposers.llm import LlmProposer
 from evolve.proposers.llm_client import ChatClient, Exchange, ExchangeStore, OpenAIEndpoint, TokenBudget
 from evolve.proposers.llm_prompt import Contract
 from evolve.proposers.parameter_crossover import ParameterCrossover
+from evolve.proposers.parameter_records import SourceRecords
 from evolve.proposers.parameters import ParameterProposer
 from evolve.proposers.portfolio import Portfolio
 from evolve.proposers.rewrites import Rewrites
 from evolve.proposers.surrogate import SurrogateProposer
 from evolve.resolve import Resolved
+from evolve.transfer import Led, leads_of, read_earlier, records_of
 from fitness import dialect
 
 KEY_VARIABLES = ("TILEWRIGHT_LLM_API_KEY", "OPENAI_API_KEY")
 
-_BUILDERS: dict[str, Callable[[Archive, Resolved], Proposer]] = {
-    "parameters": lambda archive, resolved: ParameterProposer(archive, resolved.space),
-    "surrogate": lambda archive, resolved: SurrogateProposer(archive, resolved.space),
-    "crossover": lambda archive, resolved: ParameterCrossover(archive, resolved.space),
-    "rewrite": lambda archive, resolved: Rewrites(archive, resolved.space, violations),
-    "source_crossover": lambda archive, resolved: SourceCrossover(archive, resolved.space, violations),
+_Builder = Callable[[Archive, Resolved, Sequence[SourceRecords]], Proposer]
+
+_BUILDERS: dict[str, _Builder] = {
+    "parameters": lambda archive, resolved, _: ParameterProposer(archive, resolved.space),
+    "surrogate": lambda archive, resolved, earlier: SurrogateProposer(archive, resolved.space, earlier),
+    "crossover": lambda archive, resolved, _: ParameterCrossover(archive, resolved.space),
+    "rewrite": lambda archive, resolved, _: Rewrites(archive, resolved.space, violations),
+    "source_crossover": lambda archive, resolved, _: SourceCrossover(archive, resolved.space, violations),
 }
 
 
-def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home: Path) -> Portfolio:
+def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home: Path) -> Searcher:
     """The proposers that the configuration names, over the campaign's archive. Raises UserError."""
-    proposers = [_BUILDERS[name](archive, resolved) for name in resolved.config.search.proposers]
+    search = resolved.config.search
+    earlier = read_earlier(home, search.transfer)
+    records = records_of(earlier, resolved.space)
+    if search.transfer and not records:
+        raise UserError("search.transfer: these campaigns have no point that a seed's space knows.")
+    proposers = [_BUILDERS[name](archive, resolved, records) for name in search.proposers]
     if resolved.config.llm is not None:
         client = _chat_client(resolved.config.llm, journal, home)
         proposers.append(LlmProposer(client, _contract(resolved), archive, resolved.space, violations))
     if not proposers:
         raise UserError("search.proposers: needs at least one proposer when no llm proposes.")
-    return Portfolio(proposers)
+    portfolio = Portfolio(proposers)
+    return Led(leads_of(earlier, resolved.space), portfolio) if earlier else portfolio
 
 
 def violations(source: str) -> list[str]:

@@ -245,11 +245,17 @@ class Space:
 
     def codes(self, rows: Rows) -> np.ndarray:
         """One number per row, equal for equal rows: int64, or Python ints for products beyond it."""
-        wide = self.size_bound >= 2**62
-        codes = np.zeros(len(rows), dtype=object if wide else np.int64)
+        if self.size_bound < 2**62:
+            return rows.astype(np.int64) @ self._strides
+        codes = np.zeros(len(rows), dtype=object)
         for column, size in enumerate(self._sizes):
-            codes = codes * int(size) + rows[:, column].astype(codes.dtype)
+            codes = codes * int(size) + rows[:, column].astype(object)
         return codes
+
+    @cached_property
+    def _strides(self) -> np.ndarray:
+        """What one place of each parameter adds to a code."""
+        return np.append(np.cumprod(self._sizes[:0:-1])[::-1], 1)[: len(self._sizes)].astype(np.int64)
 
     @cached_property
     def points(self) -> Rows | None:
@@ -336,17 +342,26 @@ class Space:
     def neighbour_rows(self, row: Rows, steps: int | None = 1) -> Rows:
         """Legal rows that differ in one parameter: by up to ``steps`` places where it is ordinal
         (``None``: any distance), by any value where it is not."""
-        found: list[Rows] = []
-        for column, size in enumerate(self._sizes):
-            places = np.arange(int(size), dtype=np.int16)
-            near = places != row[column]
-            if steps is not None and self.is_ordinal(self.names[column]):
-                near &= np.abs(places - row[column]) <= steps
-            rows = np.repeat(row[None], int(near.sum()), axis=0)
-            rows[:, column] = places[near]
-            found.append(rows)
-        rows = np.concatenate(found) if found else np.zeros((0, 0), dtype=np.int16)
+        columns, places = self._moves
+        here = row[columns]
+        near = places != here
+        if steps is not None:
+            near &= ~self._ordered[columns] | (np.abs(places - here) <= steps)
+        columns, places = columns[near], places[near]
+        rows = np.repeat(row[None], len(columns), axis=0)
+        rows[np.arange(len(columns)), columns] = places
         return rows[self.legal_rows(rows)]
+
+    @cached_property
+    def _moves(self) -> tuple[np.ndarray, np.ndarray]:
+        """Every column with every place of it: columns [moves], places [moves] int16."""
+        columns = np.repeat(np.arange(len(self._sizes)), self._sizes)
+        places = [np.arange(int(size), dtype=np.int16) for size in self._sizes]
+        return columns, np.concatenate([np.zeros(0, dtype=np.int16), *places])
+
+    @cached_property
+    def _ordered(self) -> np.ndarray:
+        return np.array([self.is_ordinal(name) for name in self.names], dtype=bool)
 
     def neighbours(self, params: Mapping[str, Value]) -> list[dict[str, Value]]:
         """Legal points one step away: the next value of an ordinal parameter, any of a categorical one."""

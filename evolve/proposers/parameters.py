@@ -41,6 +41,31 @@ class KnownSpaces:
         return self._spaces[source]
 
 
+class TriedPoints:
+    """Points a campaign has proposed, by source: a fold over its history."""
+
+    def __init__(self, spaces: KnownSpaces) -> None:
+        self._spaces = spaces
+        self._codes: dict[str, set[int]] = {}
+        self._folded = 0
+
+    def fold(self, history: History) -> None:
+        for candidate in history.candidates[self._folded :]:
+            source, params = candidate.genome.source, candidate.genome.params
+            space = self._spaces[source]
+            if space is not None and space.legal(params):
+                (code,) = space.codes(space.encode(params)[None])
+                self._codes.setdefault(source, set()).add(int(code))
+        self._folded = len(history.candidates)
+
+    def untried(self, source: str, rows: Rows) -> Rows:
+        """The rows that are new, in the same order. Another text of the same source may have them still."""
+        space, known = self._spaces[source], self._codes.get(source)
+        if space is None or not known or not len(rows):
+            return rows
+        return rows[[int(code) not in known for code in space.codes(rows)]]
+
+
 class ParameterProposer:
     """One or two steps from a fit elite of the island, sometimes anywhere in an elite's space."""
 
@@ -50,8 +75,10 @@ class ParameterProposer:
     def __init__(self, archive: Archive, space_of: SpaceOf) -> None:
         self._archive = archive
         self._spaces = KnownSpaces(space_of)
+        self._tried = TriedPoints(self._spaces)
 
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
+        self._tried.fold(history)
         for _ in range(_TRIES):
             base = self._base(history, island, rng)
             space = self._spaces[base.genome.source] if base else None
@@ -79,8 +106,8 @@ class ParameterProposer:
         near = space.neighbour_rows(row)
         if len(near) and rng.random() < LEAP_SHARE:
             near = space.neighbour_rows(near[int(rng.integers(len(near)))], steps=None)
-        for place in rng.permutation(len(near)):
-            proposal = self._offer(history, base, space, near[place])
+        for row in self._tried.untried(base.genome.source, near[rng.permutation(len(near))]):
+            proposal = self._offer(history, base, space, row)
             if proposal is not None:
                 return proposal
         return None
@@ -88,7 +115,7 @@ class ParameterProposer:
     def _restart(
         self, history: History, base: Candidate, space: Space, rng: np.random.Generator
     ) -> Proposal | None:
-        for row in space.sample_rows(rng, _RESTART_TRIES):
+        for row in self._tried.untried(base.genome.source, space.sample_rows(rng, _RESTART_TRIES)):
             proposal = self._offer(history, base, space, row)
             if proposal is not None:
                 return proposal
