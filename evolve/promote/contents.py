@@ -196,7 +196,7 @@ def _receipt(promotion: Promotion) -> dict[str, Any]:
         "campaign": {
             "id": nomination.campaign,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(nomination.started)),
-            "operator": resolved.operator.name,
+            "operator": resolved.config.operator,
             "suite": resolved.suite.name,
             "seed": resolved.config.seed,
         },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from evolve.promote.shelf import Shelf
 from tests.library.shelves import SMALL, put
+from tests.library.test_documents import python_blocks
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -19,8 +21,11 @@ PRODUCT = "gemm_fp8_blockwise/gemm_nt"
 CHILD = Path(__file__).with_name("torch_children.py")
 
 
-def child(library: Path, *scenarios: str, interpret: bool = True) -> dict[str, Any]:
+def child(
+    library: Path, *scenarios: str, interpret: bool = True, blocks: Sequence[str] = ()
+) -> dict[str, Any]:
     environment = {"PYTHONPATH": str(library), "PATH": "/usr/bin:/bin", "HOME": str(library.parent)}
+    environment["BLOCKS"] = json.dumps(list(blocks))
     if interpret:
         environment["TRITON_INTERPRET"] = "1"
     done = subprocess.run(
@@ -39,7 +44,9 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
 
 @pytest.fixture(scope="module")
 def answers(shelf: Shelf) -> dict[str, Any]:
-    return child(shelf.library, "numbers", "compiled", "fallbacks", "overhead")
+    return child(
+        shelf.library, "numbers", "compiled", "fallbacks", "overhead", "pages", blocks=python_blocks()
+    )
 
 
 def test_forward_and_gradients_have_the_recipes_precision(answers: dict[str, Any]) -> None:
@@ -66,6 +73,10 @@ def test_compiles_into_one_graph_with_its_gradient(answers: dict[str, Any]) -> N
         "a fallback within a compiled graph warns, too"
     )
     assert set(found["opcheck"].values()) == {"SUCCESS"}, found["opcheck"]
+
+
+def test_the_pages_examples_run(answers: dict[str, Any]) -> None:
+    assert answers["pages"] == {"ran": len(python_blocks())}
 
 
 def test_shapes_off_the_recipe_are_multiplied_in_bf16(answers: dict[str, Any]) -> None:

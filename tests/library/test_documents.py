@@ -1,0 +1,114 @@
+"""What the README and the library page tell people to type works: commands run, Python blocks execute."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evolve import cli
+from evolve.promote import cli as promote_cli
+from evolve.promote.shelf import Shelf
+from tests.evolve.promote_campaign import FormulaPool, quick_child, write_campaign
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/library.md")
+
+ELSEWHERE = {
+    "tilewright run quickstart": "test_end_to_end runs a campaign",
+    "tilewright resume": "test_end_to_end kills and resumes one",
+    "tilewright ui": "test_ui drives it in a browser",
+    "tilewright doctor": "starts the compiler; make quickstart is preceded by it",
+}
+"""Commands that other tests execute for real; here they only have to parse."""
+
+OPERATOR = "small_gemm/good"
+
+
+def commands(page: str) -> list[str]:
+    """Every line of a block of code that begins with ``tilewright``, comments left out."""
+    lines, fenced = [], False
+    for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
+        if line.startswith("```"):
+            fenced = not fenced
+        elif fenced or line.startswith("    "):
+            lines.append(line.strip())
+    return [" ".join(line.split("#")[0].split()) for line in lines if line.startswith("tilewright ")]
+
+
+def python_blocks() -> list[str]:
+    return [
+        block
+        for page in PAGES
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
+    ]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished campaign, workers that answer at once, and the folders the pages name moved into ``tmp_path``."""
+    write_campaign(tmp_path / ".tilewright").rename(tmp_path / ".tilewright" / "campaigns" / "quickstart-001")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TILEWRIGHT_HOME", raising=False)
+    monkeypatch.setattr(
+        promote_cli, "_evaluator", lambda address: lambda resolved: FormulaPool(resolved, quick_child)
+    )
+    monkeypatch.setattr("evolve.promote.registry.register", lambda *arguments: "MLflow: left out")
+    monkeypatch.setattr("evolve.promote.keep._run_test", lambda operator, folder: _passed())
+    return tmp_path
+
+
+def _passed() -> Any:
+    from evolve.promote.keep import Finding
+
+    return Finding(True, "the generated test is run by test_shipped.")
+
+
+def test_every_command_of_the_readme_does_what_it_says(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {}
+    for line in commands("README.md"):
+        if line in ELSEWHERE:
+            cli._parser().parse_args(shlex.split(line)[1:])
+            continue
+        assert cli.main(shlex.split(line)[1:]) == 0, line
+        said[line] = capsys.readouterr().out
+    assert "promoted small_gemm/good version" in said["tilewright promote"]
+    assert "2.000 x whole (modelled)" in said["tilewright library list"]
+    assert len(said) >= 5
+
+
+def test_every_command_of_the_library_page_works(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page speaks of the quickstart's operator and suite; a small family and its own stand in for them."""
+    replace = {
+        "gemm_fp8_fused/g512": OPERATOR,
+        "/models/kernels": str(home / "models"),
+        "llm": "tiny",
+        "bf16": "whole",
+    }
+    done = []
+    for line in commands("docs/library.md"):
+        words = [replace.get(word, word) for word in shlex.split(line)[1:]]
+        if "--candidate" in words:
+            words[words.index("--candidate") + 1] = "2"
+        if words[0] == "promote":
+            shutil.rmtree("library", ignore_errors=True)
+        elif not Path("library").exists():
+            assert cli.main(["promote"]) == cli.main(["promote", "--candidate", "2"]) == 0
+        assert cli.main(words) == 0, (line, capsys.readouterr())
+        done.append(line)
+    assert len(done) >= 9
+    assert Shelf(home / "models", "my_kernels").operators() == [OPERATOR]
+
+
+def test_the_pages_python_parses() -> None:
+    """``test_torch_library`` executes it."""
+    blocks = python_blocks()
+    assert len(blocks) >= 2
+    for block in blocks:
+        compile(block, "page", "exec")
