@@ -24,6 +24,7 @@ from evolve.evaluator import Comparer, Scope
 from evolve.genome import Genome
 from evolve.home import JOURNAL, REPORT, discard, new_campaign
 from evolve.journal import Journal
+from evolve.logbook import logbook
 from evolve.references import References
 from evolve.resolve import Resolved, resolve
 from evolve.searcher import build_searcher
@@ -71,7 +72,8 @@ def run(config: CampaignConfig, home: Path, display: Display) -> Outcome:
         with Journal(folder / JOURNAL, write=True, create=True) as journal:
             _write_meta(journal, folder.name, resolved)
             journal.add_event("started")
-            return _Run(resolved, journal, folder, home, display).go()
+            with logbook(folder):
+                return _Run(resolved, journal, folder, home, display).go()
     except InfrastructureFault:
         raise
     except UserError:
@@ -100,7 +102,8 @@ def resume(folder: Path, home: Path, display: Display, address: str | None = Non
                 f"campaign {folder.name} has finished; see it with 'tilewright report {folder.name}'."
             )
         journal.add_event("resumed")
-        return _Run(resolved, journal, folder, home, display).go()
+        with logbook(folder):
+            return _Run(resolved, journal, folder, home, display).go()
 
 
 def _require_toolchain(resolved: Resolved) -> None:

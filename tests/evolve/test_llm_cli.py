@@ -213,6 +213,8 @@ def test_every_kind_of_answer_and_a_replay_without_the_server(cli: Path) -> None
         "the model endpoint's answer is not a chat completion",
     ]
     assert SECRET.encode() not in journal_of(cli, "asked-001").read_bytes()
+    logbook = journal_of(cli, "asked-001").with_name("campaign.log").read_text()
+    assert "not used: the SEARCH text of block 1 is not in the module" in logbook
     replay_is_exact(cli)
 
 
