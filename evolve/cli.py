@@ -178,6 +178,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     from evolve.journal import Journal
+    from evolve.report.graph import PAGE
     from evolve.report.html import write_report
 
     folder = find_campaign(home_folder(arguments.home), arguments.campaign)
@@ -188,6 +189,7 @@ def _report(arguments: argparse.Namespace) -> int:
         except OSError as error:
             raise UserError(f"--output: cannot write {output}: {error.strerror}.") from error
     _say(f"report: {output}")
+    _say(f"lineage: {output.with_name(f'{output.stem}-{PAGE}')}")
     return 0
 
 

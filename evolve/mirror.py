@@ -29,6 +29,7 @@ from evolve.journal import Journal
 from evolve.mirror_traces import TraceWriter
 from evolve.report.charts import Axis, convergence_svg
 from evolve.report.data import load
+from evolve.report.graph import render_lineage
 from evolve.report.html import render
 from evolve.report.lineage import lineage_svg
 from evolve.report.tables import seed_and_winner
@@ -299,7 +300,7 @@ class Mirror:
 
     def _closing_files(self) -> dict[str, str]:
         data = load(self._journal)
-        files = {"report.html": render(data)}
+        files = {"report.html": render(data), "lineage.html": render_lineage(data)}
         if data.points:
             files["convergence.svg"] = convergence_svg(data, Axis.EVALUATIONS, standalone=True)
         if data.winner is not None:

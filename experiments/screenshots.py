@@ -24,6 +24,7 @@ from evolve.evaluator import Scope
 from evolve.home import JOURNAL
 from evolve.journal import Journal
 from evolve.report.data import CampaignData, load
+from evolve.report.graph import PAGE
 from evolve.report.html import write_report
 from evolve.run_content import CANDIDATE, UID, campaign_uid, experiment_name
 from evolve.tracking import ARTIFACTS, mirror_command, mirror_environment, store_uri
@@ -132,6 +133,10 @@ def report_pictures(report: Path, out: Path) -> None:
             section = page.locator("section", has=page.get_by_role("heading", name=heading))
             if section.count():
                 section.first.screenshot(path=str(out / f"{name}.png"))
+    with browser_page(1280, 720, scale=1.5) as browser:
+        browser.page.goto(report.with_name(f"{report.stem}-{PAGE}").as_uri())
+        browser.page.get_by_role("button", name="winner's line").click()
+        browser.shot(out / "lineage-page.png")
     with browser_page(390, 844, "dark", scale=2) as browser:
         browser.page.goto(report.as_uri())
         browser.shot(out / "report-phone.png")

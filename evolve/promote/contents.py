@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -25,8 +26,8 @@ from fitness.chips import Chip
 from fitness.targets import Target
 from seeds.operator import Operator, Workload
 
-REACH = 8.0
-"""A shape is served when no dimension differs from a verified one's by more than this factor."""
+REACH = 64.0
+"""A shape is served when no dimension differs from a measured one's by more than this factor."""
 
 RULE = (
     "the legal region nearest in the sum of |log2(size / verified size)| over the dimensions, within reach in each; "
@@ -35,6 +36,9 @@ RULE = (
 GOLDEN_LIMIT = 4 << 20
 RANGED = ("jax", "jaxlib", "libtpu", "triton")
 """Packages whose versions decide what a kernel compiles to."""
+
+COMMIT_VARIABLE = "TILEWRIGHT_COMMIT"
+"""Names the commit on machines that have the files and not the checkout."""
 
 KNOWN_FAMILIES = ("gemm_fp8_fused", "gemm_fp8_blockwise")
 
@@ -201,7 +205,7 @@ def _receipt(promotion: Promotion) -> dict[str, Any]:
             "seed": resolved.config.seed,
         },
         "promoted": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "tilewright": {"version": metadata.version("tilewright"), "commit": commit()},
+        "tilewright": {"version": _version(), "commit": commit()},
         "candidates": candidates,
         "incumbents": {
             name: {"genome": v.contender.genome.id, **_verification(v)}
@@ -258,8 +262,15 @@ def _shape(shape: Any, judgement: Judgement) -> dict[str, Any]:
     }
 
 
+def _version() -> str:
+    try:
+        return metadata.version("tilewright")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
 def commit() -> str:
-    """The checkout's commit, with ``+changes`` when it is not clean; ``unknown`` outside one."""
+    """The checkout's commit, with ``+changes`` when it is not clean; outside one, what $TILEWRIGHT_COMMIT says."""
     folder = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str | None:
@@ -277,7 +288,7 @@ def commit() -> str:
 
     head = git("rev-parse", "HEAD")
     if not head:
-        return "unknown"
+        return os.environ.get(COMMIT_VARIABLE, "unknown")
     return f"{head}+changes" if git("status", "--porcelain", "--untracked-files=no") else head
 
 

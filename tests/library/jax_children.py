@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,7 @@ def snr(got: object, wanted: object) -> float:
 
 def main() -> None:
     import tilewright_library as library
-    from tilewright_library import jax_contract
+    from tilewright_library import checks, jax_contract
 
     keys = jax.random.split(jax.random.key(0), 3)
     a = jax.random.normal(keys[0], (256, 1024), jnp.bfloat16)
@@ -42,7 +44,9 @@ def main() -> None:
             library.gemm_fp8_fused(*operands)
         except (TypeError, ValueError) as error:
             refused.append(str(error))
+    generated = checks.check(Path(os.environ["VERSION"]), "tpu7x", {"M": 256, "N": 512, "K": 4096}, "spread")
     found = {
+        "generated": generated,
         "interpreted": snr(interpreted, reference),
         "here": snr(here, reference),
         "warnings": [str(c.message) for c in caught if "Fallback" in c.category.__name__],

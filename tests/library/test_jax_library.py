@@ -1,4 +1,4 @@
-"""The library as a JAX program sees it: a Pallas kernel interpreted, gradients, and the fallback without a TPU."""
+"""The shipped library as a JAX program sees it: kernel interpreted, gradients, the fallback without a TPU."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from typing import Any
 
 import pytest
 
+from evolve.promote.keep import check
 from evolve.promote.shelf import Shelf
-from tests.library.shelves import put
 
 pytest.importorskip("jax")
+OPERATOR = "gemm_fp8_fused/g512"
+SHELF = Shelf(Path(__file__).parents[2] / "library")
 CHILD = Path(__file__).with_name("jax_children.py")
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    shelf = Shelf(tmp_path_factory.mktemp("fused"))
-    params = {"placement": "cached", "block_k": 512, "sub_m": 256, "sub_n": 256}
-    shapes = ((256, 256, 1024),)
-    put(shelf, "gemm_fp8_fused/g512", "fused", shapes, serves="tpu:TPU7x", target="tpu7x", params=params)
-    environment = {"PYTHONPATH": str(shelf.library), "PATH": "/usr/bin:/bin", "HOME": str(shelf.library)}
+    version, _, _ = SHELF.version(OPERATOR)
+    environment = {
+        "PYTHONPATH": str(SHELF.library),
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path_factory.mktemp("home")),
+        "VERSION": str(SHELF.place(OPERATOR) / "versions" / version),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     done = subprocess.run(
         [sys.executable, str(CHILD)],
         env={**environment, "JAX_PLATFORMS": "cpu"},
@@ -35,8 +40,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def test_every_file_is_what_was_promoted() -> None:
+    findings = list(check(SHELF, None, files_only=True, make=None, say=print))  # type: ignore[arg-type]
+    assert not [f.sentence for f in findings if not f.good and "were verified with" not in f.sentence]
+
+
 def test_the_promoted_kernel_computes_the_recipe(found: dict[str, Any]) -> None:
     assert found["interpreted"] >= 45.0
+    assert found["generated"] >= 45.0, "what the generated test checks"
 
 
 def test_gradients_pass_straight_through(found: dict[str, Any]) -> None:

@@ -35,17 +35,51 @@ def child(
     return json.loads(done.stdout.splitlines()[-1])
 
 
+DAMAGES = {
+    "edited_kernel": "kernel.py is not what was promoted",
+    "truncated_dispatch": "dispatch.json is not what was promoted",
+    "missing_receipt": "receipt.json cannot be read",
+    "stale_toolchain": "verified with triton 3.0.0 up to below 3.1",
+}
+
+
+def damage(library: Path, how: str) -> None:
+    """A package called ``how`` whose product kernel must not be used."""
+    shelf = Shelf(library, how)
+    toolchain, serves = (
+        ({"triton": ("3.0.0", "3.1")}, "cpu") if how == "stale_toolchain" else (None, "interpret")
+    )
+    version = put(shelf, PRODUCT, "pointer", ((256,) * 3,), params=SMALL, toolchain=toolchain, serves=serves)
+    folder = shelf.place(PRODUCT) / "versions" / version
+    if how == "edited_kernel":
+        text = (folder / "kernel.py").read_text()
+        (folder / "kernel.py").write_text(text.replace("acc += partial * scale[:, None]", "acc += partial"))
+    elif how == "truncated_dispatch":
+        (folder / "dispatch.json").write_bytes((folder / "dispatch.json").read_bytes()[:99])
+    elif how == "missing_receipt":
+        (folder / "receipt.json").unlink()
+
+
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
     shelf = Shelf(tmp_path_factory.mktemp("blockwise"))
     put(shelf, PRODUCT, "pointer", ((128, 256, 384), (256, 256, 256)), params=SMALL)
+    for how in DAMAGES:
+        damage(shelf.library, how)
     return shelf
 
 
 @pytest.fixture(scope="module")
 def answers(shelf: Shelf) -> dict[str, Any]:
     return child(
-        shelf.library, "numbers", "compiled", "fallbacks", "overhead", "pages", blocks=python_blocks()
+        shelf.library,
+        "numbers",
+        "compiled",
+        "fallbacks",
+        "overhead",
+        "pages",
+        "damaged",
+        blocks=python_blocks(),
     )
 
 
@@ -90,39 +124,8 @@ def test_looking_a_kernel_up_costs_less_than_five_microseconds(answers: dict[str
     assert answers["overhead"]["seconds"] < 5e-6
 
 
-DAMAGES = {
-    "edited_kernel": "kernel.py is not what was promoted",
-    "truncated_dispatch": "dispatch.json is not what was promoted",
-    "missing_receipt": "receipt.json cannot be read",
-    "stale_toolchain": "verified with triton 3.0.0 up to below 3.1",
-}
-
-
-@pytest.fixture(scope="module")
-def damaged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A package for each kind of damage, all asked for the same product on a CPU."""
-    library = tmp_path_factory.mktemp("damaged")
-    for how in DAMAGES:
-        shelf = Shelf(library, how)
-        toolchain = {"triton": ("3.0.0", "3.1")} if how == "stale_toolchain" else None
-        version = put(
-            shelf, PRODUCT, "pointer", ((256,) * 3,), params=SMALL, toolchain=toolchain, serves="cpu"
-        )
-        folder = shelf.place(PRODUCT) / "versions" / version
-        if how == "edited_kernel":
-            text = (folder / "kernel.py").read_text()
-            (folder / "kernel.py").write_text(
-                text.replace("acc += partial * scale[:, None]", "acc += partial")
-            )
-        elif how == "truncated_dispatch":
-            (folder / "dispatch.json").write_bytes((folder / "dispatch.json").read_bytes()[:99])
-        elif how == "missing_receipt":
-            (folder / "receipt.json").unlink()
-    return child(library, "damaged", interpret=False)["damaged"]
-
-
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_library_never_gives_a_wrong_answer(damaged: dict[str, Any], how: str) -> None:
-    assert damaged[how]["snr"] >= 26.0
-    messages = damaged[how]["warnings"]
+def test_a_damaged_library_never_gives_a_wrong_answer(answers: dict[str, Any], how: str) -> None:
+    assert answers["damaged"][how]["snr"] >= 26.0
+    messages = answers["damaged"][how]["warnings"]
     assert sum(DAMAGES[how] in text for text in messages) == 1, messages
