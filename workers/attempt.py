@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
 from fitness.structure import ModuleFacts
 from fitness.targets import Target
 from seeds.operator import Operator, SeedKernel, TensorSpec, Workload
+from workers.frames import dtype_named
 from workers.limits import Limits
 from workers.processes import Launcher, Spawn
 from workers.truth import Truth
@@ -65,6 +67,12 @@ class Request:
     def inputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
         """Operands of this kernel: the operator's, or those of the baseline's variant."""
         return self.operator.inputs(workload, self.baseline.inputs if self.baseline else None)
+
+    def compulsory_bytes(self, workload: Workload) -> int:
+        """Bytes that must move: the operator's, or fewer where a baseline's own operands are smaller."""
+        specs = (*self.inputs(workload), *self.operator.outputs(workload))
+        tensors = sum(math.prod(spec.shape) * dtype_named(spec.dtype).itemsize for spec in specs)
+        return min(self.operator.bytes(workload), tensors)
 
     def described(self, workload: Workload) -> dict[str, Any]:
         """A workload for a child: its id and its operands' and results' names, shapes and dtypes."""

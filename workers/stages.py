@@ -223,7 +223,7 @@ class MeasureStage:
         chip, operator = request.target.chip, request.operator
         run = static_tpu.read_dumps(found.dumps[workload.id], chip, timeline=request.timeline)
         time = static_tpu.seconds(run.cycles, run.executed.hbm_bytes, chip)
-        flops, size = operator.flops(workload), operator.bytes(workload)
+        flops, size = operator.flops(workload), request.compulsory_bytes(workload)
         if time <= 0:
             return Failure(Verdict.IMPLAUSIBLE, f"no time at all for {workload.id}")
         reason = static_tpu.implausible(

@@ -1,5 +1,6 @@
 """The cascade on real children: the honest kernel passes on every chip, each cheat gets another verdict."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,31 @@ def test_a_baseline_is_timed_without_gates(operator):
     baseline = operator.kernels["whole"]
     found = cascade(operator).evaluate("b", baseline.source, {}, seed=1, baseline=baseline)
     assert found.verdict is Verdict.OK and found.gates == ()
+
+
+def test_bytes_that_must_move_are_those_of_the_operands_a_kernel_has(tmp_path):
+    fused = load_operator("gemm_fp8_fused/g512")
+    shape = fused.suites["quickstart"].workloads[0]
+    empty = Request(
+        operator=fused,
+        truth=Truth(fused),
+        target=load_target("tpu7x"),
+        limits=LIMITS,
+        source="",
+        params={},
+        seed=1,
+        timeline=False,
+        measured=(shape,),
+        checked=(),
+        baseline=None,
+        final=False,
+        folder=tmp_path,
+        is_known=lambda artefact: None,
+    )
+    assert empty.compulsory_bytes(shape) == fused.bytes(shape)
+    prequantised = dataclasses.replace(empty, baseline=fused.kernels["prequant"])
+    m, k = shape.dims["M"], shape.dims["K"]
+    assert prequantised.compulsory_bytes(shape) < fused.bytes(shape) - 0.9 * m * k
 
 
 def test_a_missing_part_is_no_fault_of_the_genome(operator, monkeypatch):
