@@ -1,6 +1,7 @@
 """The cascade on real children: the honest kernel passes on every chip, each cheat gets another verdict."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,14 @@ def cascade(operator, target="tpu7x", limits=LIMITS, **options):
     return Cascade(operator, load_target(target), operator.suites["tiny"], limits, **options)
 
 
-def judged(operator, source, *, best=UNBEATEN, **options):
-    return cascade(operator).evaluate("g", source, twins.PARAMS, seed=7, best=best, **options)
+@functools.cache
+def usual():
+    """One cascade for most tests, as a worker has one for its whole life."""
+    return cascade(load_operator(f"{FAMILY}/good"))
+
+
+def judged(source, *, best=UNBEATEN, **options):
+    return usual().evaluate("g", source, twins.PARAMS, seed=7, best=best, **options)
 
 
 @pytest.mark.parametrize("target", ["tpu7x", "v6e", "v5e"])
@@ -49,20 +56,20 @@ def test_the_honest_kernel_has_a_fitness(operator, target):
     assert found.toolchain["libtpu"] != "missing"
 
 
-def test_the_model_is_deterministic_and_a_repetition_is_a_duplicate(operator):
-    first = judged(operator, twins.HONEST, figures="timeline")
+def test_the_model_is_deterministic_and_a_repetition_is_a_duplicate():
+    first = judged(twins.HONEST, figures="timeline")
     timeline = first.workloads[0].diagnosis["timeline"]
     assert set(timeline["lanes"]) == {"mxu", "valu", "load", "store", "spill", "dma"}
-    second = judged(operator, "# a comment\n" + twins.HONEST, best=0.0)
+    second = judged("# a comment\n" + twins.HONEST, best=0.0)
     assert (second.fitness, second.artefact) == (first.fitness, first.artefact)
     assert len(second.gates) == 2, "what beats the best is checked on a measured shape, too"
-    third = judged(operator, twins.HONEST, known_artefacts={first.artefact})
+    third = judged(twins.HONEST, known_artefacts={first.artefact})
     assert third.verdict is Verdict.DUPLICATE and first.artefact in third.reason
 
 
 @pytest.mark.parametrize("name", ["SCALED_TWIN", "FORI_TWIN"])
-def test_honest_twins_pass(operator, name):
-    found = judged(operator, getattr(twins, name))
+def test_honest_twins_pass(name):
+    found = judged(getattr(twins, name))
     assert found.verdict is Verdict.OK, found.reason + found.log
 
 
@@ -87,14 +94,14 @@ def test_honest_twins_pass(operator, name):
         ("HUGE_LIST", Verdict.RESOURCE_ERROR, "MemoryError"),
     ],
 )
-def test_a_cheat_or_a_fault_has_its_verdict(operator, name, verdict, reason):
-    found = judged(operator, getattr(twins, name))
+def test_a_cheat_or_a_fault_has_its_verdict(name, verdict, reason):
+    found = judged(getattr(twins, name))
     assert (found.verdict, found.fitness) == (verdict, None), found.reason + found.log
     assert reason in found.reason and "\n" not in found.reason
 
 
-def test_a_kernel_that_is_exact_only_where_it_is_checked_never_becomes_the_best(operator):
-    found = judged(operator, twins.CHEAP_WHEN_TIMED, best=0.0)
+def test_a_kernel_that_is_exact_only_where_it_is_checked_never_becomes_the_best():
+    found = judged(twins.CHEAP_WHEN_TIMED, best=0.0)
     assert (found.verdict, found.stage) == (Verdict.INCORRECT, Stage.CHECK), found.reason
     assert "at 256x256x512" in found.reason
 
@@ -105,8 +112,8 @@ def test_a_trace_that_never_ends_is_a_timeout(operator):
     assert found.verdict is Verdict.TIMEOUT and found.wall_seconds < 15
 
 
-def test_a_source_outside_the_dialect_never_runs(operator):
-    found = judged(operator, twins.escaped("exit"))
+def test_a_source_outside_the_dialect_never_runs():
+    found = judged(twins.escaped("exit"))
     assert (found.verdict, found.stage) == (Verdict.REJECTED, Stage.DIALECT)
     assert found.wall_seconds < 1
 
@@ -136,7 +143,7 @@ def test_what_escapes_the_dialect_still_has_no_say(operator, name, tmp_path):
 
 def test_a_baseline_is_timed_without_gates(operator):
     baseline = operator.kernels["whole"]
-    found = cascade(operator).evaluate("b", baseline.source, {}, seed=1, baseline=baseline)
+    found = usual().evaluate("b", baseline.source, {}, seed=1, baseline=baseline)
     assert found.verdict is Verdict.OK and found.gates == ()
 
 
@@ -165,9 +172,9 @@ def test_bytes_that_must_move_are_those_of_the_operands_a_kernel_has(tmp_path):
     assert prequantised.compulsory_bytes(shape) < fused.bytes(shape) - 0.9 * m * k
 
 
-def test_a_missing_part_is_no_fault_of_the_genome(operator, monkeypatch):
+def test_a_missing_part_is_no_fault_of_the_genome(monkeypatch):
     monkeypatch.setattr("workers.recipe.missing_parts", lambda: "libtpu is not installed")
-    found = judged(operator, twins.HONEST)
+    found = judged(twins.HONEST)
     assert (found.verdict, found.reason) == (Verdict.INFRA_ERROR, "libtpu is not installed")
 
 
@@ -183,6 +190,6 @@ def test_nothing_is_left_behind(operator, tmp_path):
 
 
 @pytest.mark.parametrize(("key", "value"), [("figures", "fast"), ("workloads", "all")])
-def test_other_options_are_refused(operator, key, value):
+def test_other_options_are_refused(key, value):
     with pytest.raises(ValueError, match=f"{key} is '{value}'"):
-        cascade(operator).evaluate("g", twins.HONEST, twins.PARAMS, seed=1, **{key: value})
+        usual().evaluate("g", twins.HONEST, twins.PARAMS, seed=1, **{key: value})
