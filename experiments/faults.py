@@ -3,7 +3,8 @@
     python -m experiments.faults --out DIR
 
 The three are seeds beside the good one. Reported: their verdicts, the longest time between two finished evaluations,
-and the two campaigns' best genomes side by side. Needs the target's device; every figure is measured.
+and the two campaigns' best genomes side by side. Both campaigns run on the same workers. Needs the target's device;
+every figure is measured.
 """
 
 from __future__ import annotations
@@ -91,33 +92,38 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--evaluations", type=int, default=28)
-    parser.add_argument("--lag", type=int, default=20)
+    parser.add_argument("--campaign", type=Path, default=CAMPAIGN)
+    parser.add_argument("--seeds", nargs="*", default=["gluon_ws"])
+    parser.add_argument("--evaluations", type=int, default=18)
     arguments = parser.parse_args()
-    overrides = {
-        "budget.evaluations": arguments.evaluations,
-        "search.lag": arguments.lag,
-        "seeds": ["gluon_ws"],
-    }
-    resolved = resolve(load_config(CAMPAIGN, overrides))
+    overrides = {"budget.evaluations": arguments.evaluations, "seeds": arguments.seeds}
+    resolved = resolve(load_config(arguments.campaign, overrides))
     report: dict[str, Any] = {"target": resolved.target.name, "kind": "measured", "campaigns": {}}
     best = {}
-    for name, faults in (("with faults", FAULTS), ("without", {})):
-        folder = arguments.out / name.replace(" ", "_")
-        report["campaigns"][name], best[name] = run(resolved, faults, folder)
-    report["side by side"] = compare(resolved, best)
+    pool = RayPool(pool_settings(resolved))
+    try:
+        pool.start()
+        for name, faults in (("with faults", FAULTS), ("without", {})):
+            folder = arguments.out / name.replace(" ", "_")
+            report["campaigns"][name], best[name] = run(resolved, pool, faults, folder)
+            sys.stdout.write(json.dumps(report["campaigns"][name]) + "\n")
+            sys.stdout.flush()
+        report["side by side"] = compare(pool, best)
+    finally:
+        pool.close()
     (arguments.out / "faults.json").write_text(json.dumps(report, indent=1) + "\n")
-    sys.stdout.write(json.dumps(report, indent=1) + "\n")
+    sys.stdout.write(json.dumps(report["side by side"]) + "\n")
     return 0
 
 
-def run(resolved: Resolved, faults: dict[str, str], folder: Path) -> tuple[dict[str, Any], Genome]:
+def run(
+    resolved: Resolved, pool: RayPool, faults: dict[str, str], folder: Path
+) -> tuple[dict[str, Any], Genome]:
     """One campaign; what its journal says about the faults and the pauses, and its best genome."""
     folder.mkdir(parents=True)
     config = resolved.config
     bad = tuple(Start(name, Genome(source, {"blocks": 1})) for name, source in faults.items())
     starts = (*resolved.starts, *bad)
-    pool = RayPool(pool_settings(resolved))
     with Journal(folder / JOURNAL, write=True, create=True) as journal:
         journal.add_event("started")
         archive = Archive(config.search.islands, config.search.migration_interval)
@@ -131,11 +137,7 @@ def run(resolved: Resolved, faults: dict[str, str], folder: Path) -> tuple[dict[
             journal,
         )
         begun = time.time()
-        try:
-            pool.start()
-            campaign.run()
-        finally:
-            pool.close()
+        campaign.run()
         journal.add_event("finished")
         rows = sorted((at, index, evaluation) for _, index, evaluation, at in journal.evaluations())
     times = [at - begun for at, *_ in rows]
@@ -166,14 +168,9 @@ def run(resolved: Resolved, faults: dict[str, str], folder: Path) -> tuple[dict[
     }, found[0].genome
 
 
-def compare(resolved: Resolved, best: dict[str, Genome]) -> dict[str, Any]:
+def compare(pool: RayPool, best: dict[str, Genome]) -> dict[str, Any]:
     """The campaigns' best genomes on every workload."""
-    pool = RayPool(pool_settings(resolved))
-    try:
-        pool.start()
-        found = pool.compare(list({g.id: g for g in best.values()}.values()), seed=3)
-    finally:
-        pool.close()
+    found = pool.compare(list({g.id: g for g in best.values()}.values()), seed=3)
     first, second = (best[name].id for name in ("without", "with faults"))
     ratio = found.ratio(second, first)
     return {

@@ -36,13 +36,13 @@ from workers.measured_stages import (
 from workers.processes import Spawn
 from workers.sandbox import temporary_folder
 from workers.session import Keeper, SessionDied
-from workers.station import Champion, Entry, Station, compile_config
+from workers.station import CLAIM_SECONDS, Champion, Entry, Station, compile_config
 from workers.truth import Truth
 
 _SHARED_EDGES = (64, 128, 192)  # KiB
 _LOG_BYTES = 32 << 10
-_DUELS = 3
-"""Times a contender meets a champion that changed meanwhile."""
+_WAIT_SECONDS = 0.25
+"""Between two tries to claim the champion."""
 
 
 class MeasuredCascade:
@@ -156,24 +156,33 @@ class MeasuredCascade:
         return stage, None
 
     def _settle(self, genome_id: str, request: Request, found: Found) -> Confirmation | Failure | None:
-        """Measure against the champion what may be faster, and crown what is."""
-        confirmation = None
-        for _ in range(_DUELS):
+        """Measure against the champion what may be faster, and crown what is. None when it met nobody."""
+        entry = Entry(genome_id, request.source, request.params)
+        for _ in range(int(CLAIM_SECONDS / _WAIT_SECONDS)):
             champion = self._station.champion()
             fitness = geometric_mean(f.tflops for f in found.figures)
-            if champion is not None:
-                if champion.entry.id == genome_id or fitness < NEAR * champion.fitness:
-                    return confirmation
-                verdict = confirm(self._station, request, found, self._samples, champion)
-                if isinstance(verdict, Failure) or not verdict.accepted:
-                    return verdict
-                confirmation = verdict
+            if champion is not None and (champion.entry.id == genome_id or fitness < NEAR * champion.fitness):
+                return None
+            if self._station.claim(genome_id):
+                return self._contend(entry, request, found)
+            time.sleep(_WAIT_SECONDS)
+        return None
+
+    def _contend(self, entry: Entry, request: Request, found: Found) -> Confirmation | Failure | None:
+        """With the claim in hand: nobody else is crowned meanwhile."""
+        verdict: Confirmation | Failure | None = None
+        crowned = None
+        try:
+            champion = self._station.champion()
+            fitness = geometric_mean(f.tflops for f in found.figures)
+            if champion is not None and fitness >= NEAR * champion.fitness:
+                verdict = confirm(self._station, request, found, self._samples, champion, fitness)
+            if champion is None or (isinstance(verdict, Confirmation) and verdict.accepted):
                 fitness = geometric_mean(f.tflops for f in found.figures)
-            entry = Entry(genome_id, request.source, request.params)
-            crowned = Champion(entry, fitness, tuple(found.figures))
-            if self._station.crown(crowned, champion.entry.id if champion else None):
-                return confirmation
-        return confirmation
+                crowned = Champion(entry, fitness, tuple(found.figures))
+        finally:
+            self._station.release(entry.id, crowned)
+        return verdict
 
     def _evaluation(
         self,
@@ -187,9 +196,9 @@ class MeasuredCascade:
         fitness = span = None
         if failure is None:
             fitness = geometric_mean(f.tflops for f in found.figures)
-            if confirmation is not None and not confirmation.accepted:
-                champion = self._station.champion()
-                fitness = min(fitness, champion.fitness if champion else fitness)
+            champion = self._station.champion()
+            if champion is not None and not (confirmation is not None and confirmation.accepted):
+                fitness = min(fitness, champion.fitness)
             span = interval(found.figures, fitness)
         if confirmation is not None and found.figures:
             first = found.figures[0]

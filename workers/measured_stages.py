@@ -37,13 +37,18 @@ SCREEN = (1, 5)
 CONFIRM = (4, 3)
 """The same against the champion."""
 
+CLEAR, CLEAR_CONFIRM = 1.1, (2, 1)
+"""Screened faster than the champion by this factor, a contender needs fewer calls to prove it."""
+
 NEAR = 0.995
 """A candidate that screens at this share of the champion's fitness or better is measured against it."""
 
 WALL_FACTOR, WALL_SLACK_SECONDS = 3.0, 2e-3
 """How far the wall clock may be above what device events and host time say."""
 
-_RESOURCES = re.compile(r"out of (resource|memory)|OutOfResources|OutOfMemory|MemoryError", re.I)
+_RESOURCES = re.compile(
+    r"out of (resource|memory)|allocate memory|OutOfResources|OutOfMemory|MemoryError", re.I
+)
 _MEMORY_FAULT = re.compile(
     r"illegal memory access|misaligned address|illegal address|illegal instruction", re.I
 )
@@ -236,9 +241,9 @@ class Confirmation:
 
 
 def confirm(
-    station: Station, request: Request, found: Found, samples: Samples, champion: Champion
+    station: Station, request: Request, found: Found, samples: Samples, champion: Champion, fitness: float
 ) -> Confirmation | Failure:
-    """The contender between two entries of the champion, in rounds of reversed order.
+    """The contender, of this fitness so far, between two entries of the champion, in rounds of reversed order.
 
     The figures become the champion's times multiplied by the paired ratio on each shape, so that figures taken at
     different moments of a campaign compare.
@@ -248,7 +253,8 @@ def confirm(
         _entry(request),
         Entry(f"{champion.entry.id}/again", *_content(champion.entry)),
     ]
-    timings = measure(station, request, found, samples, entries, CONFIRM, {}, judged=1)
+    effort = CLEAR_CONFIRM if fitness > CLEAR * champion.fitness else CONFIRM
+    timings = measure(station, request, found, samples, entries, effort, {}, judged=1)
     if isinstance(timings, Failure):
         return timings
     first, contender, again = ({t.workload.id: t.rounds[n] for t in timings} for n in range(3))

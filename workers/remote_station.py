@@ -34,8 +34,11 @@ class StationActor:
     def champion(self) -> Champion | None:
         return self._station.champion()
 
-    def crown(self, champion: Champion, beaten: str | None) -> bool:
-        return self._station.crown(champion, beaten)
+    def claim(self, contender: str) -> bool:
+        return self._station.claim(contender)
+
+    def release(self, contender: str, crowned: Champion | None) -> None:
+        self._station.release(contender, crowned)
 
     def compare(
         self, operator: str, workloads: Sequence[Workload], entries: Sequence[Entry], seed: int
@@ -63,8 +66,11 @@ class RemoteStation:
     def champion(self) -> Champion | None:
         return self._ask(self._handle.champion.remote())
 
-    def crown(self, champion: Champion, beaten: str | None) -> bool:
-        return self._ask(self._handle.crown.remote(champion, beaten))
+    def claim(self, contender: str) -> bool:
+        return self._ask(self._handle.claim.remote(contender))
+
+    def release(self, contender: str, crowned: Champion | None) -> None:
+        self._ask(self._handle.release.remote(contender, crowned))
 
     def _ask(self, reply: Any) -> Any:
         try:

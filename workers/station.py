@@ -5,6 +5,7 @@ Evaluators send it jobs; between them candidates do not run. Under Ray a station
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from workers import gpu_recipe
 from workers.frames import Frame
 from workers.sandbox import Outcome
 from workers.session import JobLimits, Keeper, SessionConfig, SessionDied
+
+CLAIM_SECONDS = 90.0
+"""After which a contender that did not come back has lost its claim."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,12 @@ class Station(Protocol):
 
     def champion(self) -> Champion | None: ...
 
-    def crown(self, champion: Champion, beaten: str | None) -> bool:
-        """Make it the champion unless another than ``beaten`` (an id, or None for no champion) is by now."""
+    def claim(self, contender: str) -> bool:
+        """Whether it may meet the champion now: one contender at a time, so that each meets the latest."""
+        ...
+
+    def release(self, contender: str, crowned: Champion | None) -> None:
+        """End a claim; ``crowned`` is the new champion, if there is one."""
         ...
 
 
@@ -64,6 +72,7 @@ class LocalStation:
     def __init__(self, gpu: Gpu) -> None:
         self._keeper = Keeper(device_config(gpu))
         self._champion: Champion | None = None
+        self._claim: tuple[str, float] | None = None
 
     def hello(self) -> Mapping[str, Any]:
         return self._keeper.hello()
@@ -74,12 +83,19 @@ class LocalStation:
     def champion(self) -> Champion | None:
         return self._champion
 
-    def crown(self, champion: Champion, beaten: str | None) -> bool:
-        holder = self._champion.entry.id if self._champion else None
-        if holder != beaten:
+    def claim(self, contender: str) -> bool:
+        now = time.monotonic()
+        if self._claim is not None and self._claim[0] != contender and now < self._claim[1]:
             return False
-        self._champion = champion
+        self._claim = (contender, now + CLAIM_SECONDS)
         return True
+
+    def release(self, contender: str, crowned: Champion | None) -> None:
+        if self._claim is None or self._claim[0] != contender:
+            return  # it took too long, and another has the claim
+        self._claim = None
+        if crowned is not None:
+            self._champion = crowned
 
     @property
     def replaced(self) -> int:

@@ -116,15 +116,16 @@ def host_seconds(call: Call, calls: int = 10) -> float:
     return taken
 
 
-def forward(bench: Bench, workload: Workload, seed: int, table: dict | None = None) -> dict[str, Any]:
+def forward(bench: Bench, workload: Workload, seed: int, dispatch: dict | None = None) -> dict[str, Any]:
     """The product on pre-quantised operands: ours, the vendor's, the per-tensor ceiling.
 
-    Ours is what the dispatch ``table`` of a campaign says, or without one the best of a few genomes.
+    Ours is what a campaign's ``dispatch`` table says, or without one the best of a few genomes.
     """
     m, n, k = (workload.dims[name] for name in "MNK")
     x = contenders.quantised_operands(m, n, k)
-    if table is not None:
-        ours, picked = contenders.dispatched(table, workload.dims), ("dispatch", lookup(table, workload.dims))
+    if dispatch is not None:
+        ours = contenders.dispatched(dispatch, workload.dims)
+        picked = ("dispatch", lookup(dispatch, workload.dims))
     else:
         picked = pick(bench, x, FORWARD, seed)
         ours = contenders.kernel(*picked)
@@ -351,9 +352,9 @@ def main() -> None:
     bench = Bench(args.rounds, args.calls, torch.empty(64 << 20, dtype=torch.int32))
     shapes = [primus84()[t - 1] for t in args.tests] if args.tests else list(primus_core())
     seed = time.time_ns() % 2**31
-    table = json.loads(args.dispatch.read_text()) if args.dispatch else None
+    chosen = json.loads(args.dispatch.read_text()) if args.dispatch else None
     runs = {
-        "forward": lambda w: forward(bench, w, seed, table),
+        "forward": lambda w: forward(bench, w, seed, chosen),
         "step": lambda w: step(bench, w, seed, args.torchao_triton),
         "sustained": lambda w: sustained(bench, w),
     }
