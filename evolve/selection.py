@@ -1,9 +1,10 @@
-"""Which contender is truly best when every measurement is noisy: re-measure until intervals part.
+"""Which contender is truly best when every measurement is noisy: re-measure until one is left.
 
 The fittest of many noisy readings is mostly the luckiest (the winner's curse). So contenders are all whose
-reading the noise could have made the best, they are measured again in rounds, and one is dropped when its
-interval falls below the leader's. The first reading chose the contenders and does not count towards the
-result.
+reading the noise could have made the best, and they are measured again in rounds. One is dropped when the
+interval of its distance from the leader excludes zero, and the lower half each time the rounds have doubled
+(sequential halving, Karnin, Koren and Somekh 2013): readings go where the decision is close. The first reading
+chose the contenders and does not count towards the result.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from dataclasses import dataclass, field
 
 from evolve.genome import Genome
 
-MOST_CONTENDERS = 12
-ROUNDS = 12
-LEAST_ROUNDS = 3
+MOST_CONTENDERS = 24
+ROUNDS = 48
+LEAST_ROUNDS = 4
 
 _NORMAL_95 = 1.96
 _STUDENT_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20)
@@ -72,20 +73,27 @@ def race(
             if fitness is not None and fitness > 0.0:
                 contender.readings.append(math.log(fitness))
                 still.append(contender)
-        field_of = _undecided(still) if number + 1 >= least_rounds else still
-        if len(field_of) <= 1 and number + 1 >= least_rounds:
+        done = number + 1
+        field_of = _undecided(still) if done >= least_rounds else still
+        if done >= least_rounds and (done // least_rounds).bit_count() == 1 and done % least_rounds == 0:
+            field_of = sorted(field_of, key=lambda contender: -contender.mean)[: -(-len(field_of) // 2)]
+        if len(field_of) <= 1 and done >= least_rounds:
             break
     return max(field_of, key=lambda contender: contender.mean).genome if field_of else None
 
 
 def _undecided(field_of: Sequence[Contender]) -> list[Contender]:
-    """Contenders whose 95 % interval reaches the leader's."""
+    """Contenders whose distance from the leader has a 95 % interval that reaches zero."""
     if not field_of:
         return []
     spread = _pooled_spread(field_of)
     leader = max(field_of, key=lambda contender: contender.mean)
-    floor = leader.mean - leader.half_width(spread)
-    return [c for c in field_of if c is leader or c.mean + c.half_width(spread) >= floor]
+    leaders = leader.half_width(spread)
+    return [
+        c
+        for c in field_of
+        if c is leader or leader.mean - c.mean <= math.hypot(leaders, c.half_width(spread))
+    ]
 
 
 def _pooled_spread(field_of: Sequence[Contender]) -> float:

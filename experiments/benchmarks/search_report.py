@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import hashlib
 import platform
 from collections.abc import Sequence
 from importlib import metadata
@@ -109,7 +110,7 @@ def _noise_lines(runs: Sequence[Run], setting: Setting) -> list[str]:
 def write_report(path: Path, runs: Sequence[Run], setting: Setting, command: str) -> None:
     """Write PATH.md, PATH.csv (one row per run) and PATH.png."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    libraries = ", ".join(f"{name} {metadata.version(name)}" for name in ("numpy", "scipy", "scikit-learn"))
+    libraries = ", ".join(f"{name} {metadata.version(name)}" for name in ("numpy", "scipy"))
     page = [
         "# Search efficiency on recorded spaces",
         "",
@@ -126,13 +127,18 @@ def write_report(path: Path, runs: Sequence[Run], setting: Setting, command: str
         writer = csv.writer(file)
         marks = [mark for mark in MARKS if mark <= len(runs[0].curve)]
         writer.writerow(
-            ["space", "seed", *(f"n{mark}" for mark in marks), "selected", "lucky", "cpu_seconds"]
+            ["space", "seed", *(f"n{mark}" for mark in marks), "selected", "lucky", "remeasured", "sequence"]
         )
         for run in runs:
             scores = [f"{run.curve[mark - 1]:.5f}" for mark in marks]
-            tail = [f"{run.selected:.5f}", f"{run.lucky:.5f}", f"{run.cpu_seconds:.2f}"]
+            tail = [f"{run.selected:.5f}", f"{run.lucky:.5f}", run.remeasured, digest(run)]
             writer.writerow([run.space, run.seed, *scores, *tail])
     _draw(path.with_suffix(".png"), runs)
+
+
+def digest(run: Run) -> str:
+    """12 hex digits over what the run proposed, in order: equal on every machine."""
+    return hashlib.sha256(" ".join(run.sequence).encode()).hexdigest()[:12]
 
 
 def _draw(path: Path, runs: Sequence[Run]) -> None:

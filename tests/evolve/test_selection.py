@@ -36,7 +36,7 @@ def test_remeasuring_beats_the_luckiest_reading() -> None:
         lucky_loss.append(1 - truth[lucky.id] / best)
         raced_loss.append(1 - truth[winner.id] / best)
     assert np.mean(raced_loss) < 0.01 < np.mean(lucky_loss)
-    assert spent / 40 - 60 < 12 * 12
+    assert spent / 40 - 60 < 200
 
 
 def test_a_clear_winner_ends_the_race_early() -> None:
@@ -51,7 +51,7 @@ def test_a_clear_winner_ends_the_race_early() -> None:
     winner = race([Genome("k", {"x": number}) for number in range(8)], measure)
     assert winner is not None
     assert winner.params["x"] == 3
-    assert calls == 24
+    assert calls == 32
 
 
 def test_failures_leave_the_race_and_without_survivors_there_is_no_winner() -> None:
