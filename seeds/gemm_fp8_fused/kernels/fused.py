@@ -82,6 +82,9 @@ CONSTRAINTS = {
     "placement != 'ahead' or dequant != 'partial'": (
         "libtpu's simulator cannot cost e4m3 dots mixed with the quantiser's stores (weight FIFO full)"
     ),
+    "a_buffers == 2 or (placement != 'cached' and row_unroll == 0)": (
+        "libtpu's simulator aborts on a loop in a body whose operand has a single buffer"
+    ),
     "placement != 'cached' or skew == 0": "a cache filled beforehand has nothing to run ahead of",
     "dequant != 'partial' or block_n * (block_k // group) * (row_unroll * sub_m if row_unroll else block_m)"
     " <= 4194304": "straight-line code of more than 4096 partial registers takes the compiler too long",
