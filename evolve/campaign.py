@@ -143,6 +143,10 @@ class Campaign:
     def elapsed_seconds(self) -> float:
         return self.elapsed_before + time.monotonic() - self._began
 
+    def begin(self) -> None:
+        """Replay what is recorded and submit the first proposals, before ``run`` waits for any of them."""
+        self._advance()
+
     def run(self) -> StopReason:
         self._began = time.monotonic()
         while True:

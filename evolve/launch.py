@@ -180,6 +180,7 @@ class _Run:
             with _ctrl_c(self, campaign):
                 self.display.note("starting workers")
                 _start(pool)
+                campaign.begin()  # seeds first, baselines beside them
                 for kernel, genome in self.resolved.baselines:
                     references.request(kernel.name, Scope.SUITE, genome, kernel.name)
                 reason = campaign.run()
