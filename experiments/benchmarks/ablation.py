@@ -199,6 +199,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--measured", action="store_true", help="evaluate everything anew, in the workers' pool"
     )
+    parser.add_argument("--journals", type=Path, help="folder to keep the campaigns' journals in")
     parser.add_argument("--out", type=Path, required=True, help="results without suffix: .jsonl, .md, .svg")
     options = parser.parse_args(argv)
     memo_path = options.memo or options.out.with_suffix(".memo.jsonl")
