@@ -4,7 +4,8 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const [INDEX, PARENTS, KIND, PROPOSER, DETAIL, GENERATION, ISLAND, VERDICT, FITNESS, REASON, FIGURES, PARAMS, GENOME] =
   [...Array(13).keys()];
 const rows = data.rows, count = rows.length;
-const canvas = document.getElementById("graph"), pen = canvas.getContext("2d");
+const canvas = document.getElementById("graph");
+let pen = null;
 const panel = document.getElementById("panel"), legend = document.getElementById("legend");
 const style = () => getComputedStyle(document.documentElement);
 const children = rows.map(() => []);
@@ -18,9 +19,10 @@ const low = Math.min(...fits, Infinity), high = Math.max(...fits, -Infinity);
 const islands = [...new Set(rows.map((row) => row[ISLAND]))].sort((a, b) => a - b);
 const failed = rows.map((row) => data.texts[row[VERDICT]]);
 const bands = [...new Set(failed.filter((v) => v !== "ok"))].sort();
-const EDGE = 46, BAND = 0.2;
+const EDGE = 92, BAND = bands.length ? 0.2 : 0.02, MANY = 2000;
+const base = document.createElement("canvas"), screen = canvas.getContext("2d");
 const view = { x: 0, y: 0, scale: 1, tall: 1 };
-let colour = "mutation", chosen = -1, hovered = -1, line = new Set(), after = new Set(), waiting = false, palette = {};
+let colour = "mutation", chosen = -1, hovered = -1, line = new Set(), after = new Set(), waiting = false, stale = true, palette = {};
 const xs = new Float64Array(count), ys = new Float64Array(count);
 rows.forEach((row, n) => {
   xs[n] = count > 1 ? n / (count - 1) : 0.5;
@@ -50,19 +52,27 @@ function group(n) {
 const sx = (n) => EDGE + (xs[n] * view.scale - view.x) * (canvas.clientWidth - 2 * EDGE);
 const sy = (n) => 20 + (ys[n] * view.tall - view.y) * (canvas.clientHeight - 50);
 
+// What hovering changes is drawn over a picture of the rest.
 function draw() {
   waiting = false;
   const ratio = window.devicePixelRatio || 1, w = canvas.clientWidth, h = canvas.clientHeight;
   if (canvas.width !== Math.round(w * ratio) || canvas.height !== Math.round(h * ratio)) {
-    canvas.width = Math.round(w * ratio); canvas.height = Math.round(h * ratio);
+    canvas.width = base.width = Math.round(w * ratio); canvas.height = base.height = Math.round(h * ratio);
+    stale = true;
   }
-  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  if (stale) { pen = base.getContext("2d"); pen.setTransform(ratio, 0, 0, ratio, 0, 0); paint(w, h); stale = false; }
+  pen = screen;
+  pen.setTransform(1, 0, 0, 1, 0, 0); pen.drawImage(base, 0, 0); pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  for (const n of [data.winner, chosen, hovered]) if (n >= 0) ring(n, radius());
+  if (hovered >= 0) tip(hovered, w);
+}
+const radius = () => Math.max(2, Math.min(6, 90 / Math.sqrt(count) * Math.sqrt(view.scale)));
+function paint(w, h) {
   pen.fillStyle = palette.ground; pen.fillRect(0, 0, w, h);
   axes(w, h);
   const focus = line.size > 0;
   edges(w, focus);
-  const size = Math.max(2, Math.min(6, 90 / Math.sqrt(count) * Math.sqrt(view.scale)));
-  const groups = new Map();
+  const size = radius(), groups = new Map();
   for (let n = 0; n < count; n++) {
     const x = sx(n);
     if (x < -9 || x > w + 9) continue;
@@ -82,8 +92,6 @@ function draw() {
     pen.fill();
   }
   pen.globalAlpha = 1;
-  for (const n of [data.winner, chosen, hovered]) if (n >= 0) ring(n, size);
-  if (hovered >= 0) tip(hovered, w);
 }
 function axes(w, h) {
   pen.font = "12px system-ui, sans-serif"; pen.fillStyle = palette.quiet; pen.strokeStyle = palette.rule; pen.lineWidth = 1;
@@ -91,7 +99,8 @@ function axes(w, h) {
   if (fits.length) for (let k = 0; k <= 4; k++) {
     const y = at((1 - BAND) * (1 - k / 4));
     pen.beginPath(); pen.moveTo(EDGE - 6, y); pen.lineTo(w, y); pen.stroke();
-    pen.textAlign = "right"; pen.fillText((low + (high - low) * k / 4).toPrecision(3), EDGE - 9, y + 4);
+    const value = low + (high - low) * k / 4;
+    pen.textAlign = "right"; pen.fillText(value >= 100 ? value.toFixed(0) : value.toPrecision(3), EDGE - 9, y + 4);
   }
   pen.textAlign = "left";
   bands.forEach((name, k) => pen.fillText(name.replace("_", " "), 6, at(1 - BAND + 0.05 + (BAND - 0.07) * (k + 0.5) / bands.length) + 4));
@@ -101,7 +110,7 @@ function axes(w, h) {
 function edges(w, focus) {
   pen.lineWidth = 1; pen.strokeStyle = palette.quiet; pen.globalAlpha = focus ? 0.05 : Math.min(0.35, 120 / count + 0.04);
   pen.beginPath();
-  for (let n = 0; n < count; n++) for (const p of rows[n][PARENTS]) segment(p, n, w);
+  for (let n = 0; n < count; n++) if (count < MANY || rows[n][FITNESS]) for (const p of rows[n][PARENTS]) segment(p, n, w);
   pen.stroke(); pen.globalAlpha = 1;
   if (!focus) return;
   for (const [members, ink, wide] of [[after, palette.dot, 1], [line, palette.winner, 2]]) {
@@ -127,7 +136,7 @@ function tip(n, w) {
   pen.beginPath(); pen.rect(x, y - 18, wide, 24); pen.fill(); pen.stroke();
   pen.fillStyle = palette.ink; pen.textAlign = "left"; pen.fillText(text, x + 7, y - 1);
 }
-function redraw() { if (!waiting) { waiting = true; requestAnimationFrame(draw); } }
+function redraw(again = true) { stale = stale || again !== false; if (!waiting) { waiting = true; requestAnimationFrame(draw); } }
 
 function reach(start, next) {
   const seen = new Set(), queue = [start];
@@ -219,10 +228,10 @@ canvas.addEventListener("pointermove", (e) => {
     return;
   }
   const n = nearest(e.offsetX, e.offsetY);
-  if (n !== hovered) { hovered = n; redraw(); }
+  if (n !== hovered) { hovered = n; redraw(false); }
 });
 canvas.addEventListener("pointerup", (e) => { if (drag && !drag.moved) choose(nearest(e.offsetX, e.offsetY)); drag = null; });
-canvas.addEventListener("pointerleave", () => { hovered = -1; redraw(); });
+canvas.addEventListener("pointerleave", () => { hovered = -1; redraw(false); });
 canvas.addEventListener("keydown", (e) => {
   if (e.key === "ArrowLeft" || e.key === "ArrowRight") choose(Math.max(0, Math.min(count - 1, chosen + (e.key === "ArrowLeft" ? -1 : 1))));
   else if (e.key === "Escape") choose(-1);
