@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from evolve import dispatch
 from evolve.evaluator import Scope
 from evolve.home import JOURNAL
 from evolve.journal import Journal
@@ -22,11 +24,19 @@ def main() -> int:
     parser.add_argument("--command", default="tilewright run", help="the command that was run")
     arguments = parser.parse_args()
     with Journal(arguments.campaign / JOURNAL) as journal:
-        arguments.out.write_text("\n".join(_lines(journal, arguments.command)) + "\n", encoding="utf-8")
+        lines = _lines(journal, arguments.command, _table(arguments.campaign / dispatch.FILE))
+        arguments.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0
 
 
-def _lines(journal: Journal, command: str) -> list[str]:
+def _table(path: Path) -> list[str]:
+    """The dispatch table of a campaign on a measured target, as a code block."""
+    if not path.is_file():
+        return []
+    return ["```", *dispatch.lines(json.loads(path.read_text(encoding="utf-8"))), "```", ""]
+
+
+def _lines(journal: Journal, command: str, table: list[str]) -> list[str]:
     facts, tools, events = journal.meta("campaign"), journal.meta("toolchain"), journal.events()
     began, ended = events[0].at, events[-1].at
     target = f"{facts['target']}, {facts['target_kind']}"
@@ -39,6 +49,7 @@ def _lines(journal: Journal, command: str) -> list[str]:
         "",
         f"## Final check ({target})",
         "",
+        *table,
     ]
     finals = journal.references(Scope.FINAL.value)
     shown = {name: e for name, e in finals.items() if not name.startswith("finalist:")}
