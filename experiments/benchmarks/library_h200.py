@@ -309,8 +309,8 @@ def main() -> None:
     )
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--recipes", nargs="+", choices=list(CAMPAIGNS), default=list(CAMPAIGNS))
-    parser.add_argument("--campaign-seconds", type=float, default=240.0)
-    parser.add_argument("--promote-seconds", type=float, default=240.0)
+    parser.add_argument("--campaign-seconds", type=float, default=200.0)
+    parser.add_argument("--promote-seconds", type=float, default=300.0)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     sys.path.insert(0, str(args.library.resolve()))
@@ -319,7 +319,7 @@ def main() -> None:
     for part in args.parts:
         say(f"== {part}")
         try:
-            found[part] = PARTS[part](args)
+            found[part] = {**(found.get(part) or {}), **PARTS[part](args)}
         except Exception as error:  # noqa: BLE001 - whatever fails is recorded, and the next part runs
             found[part] = {"failed": f"{type(error).__name__}: {error}"[:2000]}
         path.write_text(json.dumps(found, indent=1))
