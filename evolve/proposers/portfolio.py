@@ -45,7 +45,7 @@ STAGE_COST: Mapping[Stage, float] = {
 }
 """Cost of an evaluation by its last stage, in full evaluations."""
 
-PRIOR: Mapping[str, float] = {"parameters": 0.2, "crossover": 0.2}
+PRIOR: Mapping[str, float] = {"parameters": 0.1, "crossover": 0.1}
 """Credit expected of a proposer without evidence, relative to the average of all; 1 for others. Moves that
 learn nothing are presumed to be worth less than those of a model."""
 
