@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--campaign", type=Path, default=CAMPAIGN)
     parser.add_argument("--seeds", nargs="*", default=["gluon_ws"])
-    parser.add_argument("--evaluations", type=int, default=18)
+    parser.add_argument("--evaluations", type=int, default=12)
     arguments = parser.parse_args()
     overrides = {"budget.evaluations": arguments.evaluations, "seeds": arguments.seeds}
     resolved = resolve(load_config(arguments.campaign, overrides))

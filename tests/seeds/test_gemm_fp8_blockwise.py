@@ -16,6 +16,7 @@ from fitness.gates import failure, read_gates
 from seeds.gemm_fp8_blockwise.operator import operators, quantise_rows
 from seeds.gemm_fp8_blockwise.shapes import CORE, core, primus84
 from seeds.operator import Operator, Workload
+from seeds.sampled import Elements, Sampled
 
 OPERATORS = operators()
 CHILD = Path(__file__).with_name("fp8_blockwise_children.py")
@@ -199,3 +200,19 @@ def test_every_seed_kernel_passes_its_gates_on_the_gpu() -> None:
     for recipe, seed, _, kind, values in child("gpu", cases):
         for name, value in values.items():
             assert value >= (45.0 if name == "c" else 1.0), (recipe, seed, kind, name, value)
+
+
+@pytest.mark.parametrize("recipe", ["gemm_nt", "gemm_nt_rows"])
+def test_samples_of_big_products_agree_with_the_oracle(recipe: str) -> None:
+    operator = OPERATORS[recipe]
+    assert isinstance(operator, Sampled)
+    workload = Workload("w", {"M": 200, "N": 384, "K": 256})
+    shapes = {spec.name: spec.shape for spec in operator.inputs(workload)}
+    elements = Elements(5, workload.id, shapes, operator.tables())
+    whole = {name: elements.at(name, *map(np.arange, shape)) for name, shape in shapes.items()}
+    sample = operator.sample(workload, elements, np.random.default_rng(2))
+    (right,) = operator.oracle(workload, whole).values()
+    assert np.allclose(sample.references["exact"]["c"], right["c"][np.ix_(*sample.where["c"])], rtol=1e-12)
+    payload = whole["a_q"].astype(np.float32)
+    assert 150 < payload.std() < 175 and np.abs(payload).max() == 448, "as quantised normal data has it"
+    assert len(np.unique(sample.where["c"][0])) == 96
