@@ -1,6 +1,6 @@
 """What each kind of mutation is worth: equal budgets of evaluations, the same seeds, one kind at a time.
 
-    python -m experiments.benchmarks.ablation --dims M=512 N=2048 K=2048 --out experiments/results/ablation_tpu7x
+    python -m experiments.benchmarks.ablation --dims M=512 N=2048 K=4096 --out experiments/results/ablation_tpu7x
     python -m experiments.benchmarks.ablation --operator gemm_fp8_blockwise/gemm_nt --target h200 \\
         --suite primus-core --kernel pointer --measured --out experiments/results/ablation_h200
 
@@ -60,7 +60,8 @@ LIMITS = Limits(trace=ChildLimits(600.0, 8 * GIB), compile=ChildLimits(900.0, 12
 class Memo:
     """Implements ``Evaluator``: evaluates one job at a time and remembers every verdict in a JSONL file.
 
-    Duplicates depend on what a campaign has seen, so they are told from the remembered artefact and never kept.
+    Several processes may share the file. Duplicates depend on what a campaign has seen, so they are told from the
+    remembered artefact and never kept.
     """
 
     resolved: Resolved
@@ -71,11 +72,9 @@ class Memo:
     _queue: deque[Job] = field(default_factory=deque)
     _cascade: Cascade | None = None
 
+    _read: int = 0
+
     def __post_init__(self) -> None:
-        if self.path.exists():
-            for line in self.path.read_text().splitlines():
-                evaluation = Evaluation.model_validate_json(line)
-                self._known[evaluation.genome] = evaluation
         self._cascade = Cascade(self.resolved.operator, self.resolved.target, self.resolved.suite, LIMITS)
 
     @property
@@ -90,6 +89,7 @@ class Memo:
             return []
         job = self._queue.popleft()
         self.asked += 1
+        self._catch_up()
         evaluation = self._known.get(job.genome.id) or self._evaluate(job.genome)
         if evaluation.artefact in job.known_artefacts and evaluation.verdict is Verdict.OK:
             evaluation = _duplicate(evaluation)
@@ -100,13 +100,25 @@ class Memo:
 
     def close(self) -> None: ...
 
+    def _catch_up(self) -> None:
+        """Read what was added to the file, by whichever process, up to its last whole line."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._read += len(line)
+                evaluation = Evaluation.model_validate_json(line)
+                self._known[evaluation.genome] = evaluation
+
     def _evaluate(self, genome: Genome) -> Evaluation:
         assert self._cascade is not None
         found = self._cascade.evaluate(genome.id, genome.source, genome.params, seed=GATE_SEED, best=math.inf)
         self.evaluated += 1
         slim = found.model_copy(update={"log": found.log[-500:]})
         if found.verdict is not Verdict.INFRA_ERROR:
-            self._known[genome.id] = slim
             with self.path.open("a") as file:
                 file.write(slim.model_dump_json() + "\n")
         return slim
@@ -191,9 +203,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--dims", nargs="*", metavar="NAME=SIZE", help="one shape instead of the suite's")
     parser.add_argument("--kernel", default="naive", help="the seed kernel of every arm")
     parser.add_argument(
-        "--evaluations", type=int, default=24, help="budget of each campaign, the seed included"
+        "--evaluations", type=int, default=12, help="budget of each campaign, the seed included"
     )
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--arms", nargs="*", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--memo", type=Path, help="file of remembered verdicts (default: beside the results)")
     parser.add_argument(
@@ -204,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     memo_path = options.memo or options.out.with_suffix(".memo.jsonl")
     runs: list[dict] = []
-    for seed in range(options.seeds):
+    for seed in options.seeds:
         for arm in options.arms:
             began = time.monotonic()
             resolved = _resolved(options, arm, seed)

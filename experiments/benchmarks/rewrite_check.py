@@ -20,7 +20,8 @@ import ml_dtypes
 import numpy as np
 
 MINIMUM_DB = 40.0
-SECONDS_PER_JOB = 40
+CPU_SECONDS_PER_JOB = 40
+"""Processor time, so that a busy machine fails nobody; the whole process has a wall clock of its own."""
 
 
 class TookTooLong(Exception):
@@ -171,12 +172,12 @@ def main() -> None:
         interpret_pallas()
     else:
         repair_triton_bfloat16()
-    signal.signal(signal.SIGALRM, _alarm)
+    signal.signal(signal.SIGPROF, _alarm)
     references: dict = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, job in enumerate(task["jobs"]):
             began = time.monotonic()
-            signal.alarm(SECONDS_PER_JOB)
+            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS_PER_JOB)
             try:
                 ok, reason, worst = check(job, task["language"], folder, references, number)
             except TookTooLong:
@@ -185,7 +186,7 @@ def main() -> None:
                 text = (str(error).strip().splitlines() or [""])[0][:160]
                 ok, reason, worst = False, f"{type(error).__name__}: {text}", float("-inf")
             finally:
-                signal.alarm(0)
+                signal.setitimer(signal.ITIMER_PROF, 0)
             line = {
                 "id": job["id"],
                 "ok": ok,

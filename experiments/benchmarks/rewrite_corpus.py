@@ -33,6 +33,21 @@ JOBS_PER_PROCESS = 60
 FAST_COMPILES = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 """Every kernel runs once, on small inputs: compiling it for the host is what takes the time."""
 
+ABOUT = """\
+**Which rule comes next** is learned within a campaign (`evolve/proposers/rule_credit.py`): a rule earns by its children's
+gain over their own parents, per evaluation; credit fades by 5 % with every rewrite, and a fifth of all draws ignores it. Rules
+that only turn a knob of the launch are presumed to be worth less. With probability 1/4 another rewrite goes on top of
+the last, up to three. A rule is applied once at a site of a source, and a child that only differs in layout, comments or
+declarations from a known genome is never evaluated, one that compiles to a known artefact never measured.
+
+**What a rule cannot follow** (a source that does not parse, a `grid_spec`, a kernel made by a call, ...) yields no
+proposal and one line in `campaign.log` beside the journal, naming the construct.
+
+**On tpu7x (modelled)** the explicit transfers (`manual_copy`, `double_buffered_copy`, `emit_pipeline`) compile, pass the
+gates and are simulated; on the fused FP8 product alone they are slower than the grid's own pipeline
+([a recorded campaign](../experiments/results/rewrite_g512.md): 26.6 to 38.8 us against 19.6 us). A scalar input in VMEM does
+not compile there when it is indexed along lanes; `scalar_input_in_smem` makes it legal."""
+
 
 @dataclass
 class Trial:
@@ -180,6 +195,8 @@ def table(cases: Sequence[Case], trials: Sequence[Trial]) -> str:
         "*dialect*: the child parses and passes the dialect check. *agrees*: run in an interpreter on small inputs "
         "(no device), it agrees with its parent to 40 dB or better. Interpreters cannot run every construct a device "
         "can, so *agrees* is a lower bound.",
+        "",
+        *ABOUT.splitlines(),
         "",
     ]
     total, legal, right = len(trials), sum(not t.dialect for t in trials), sum(bool(t.ok) for t in trials)
