@@ -14,6 +14,7 @@ from evolve.proposers.parameter_trees import Forest
 from evolve.proposers.surrogate import SurrogateProposer
 from evolve.space import Space
 from experiments.benchmarks.search_efficiency import Setting, run_search
+from experiments.benchmarks.search_report import digest
 from experiments.benchmarks.tables import SPACES, Table, read_table
 from fitness.evaluation import Evaluation, Stage, Verdict
 
@@ -35,6 +36,14 @@ def test_one_seed_one_sequence_with_proposals_in_flight(table: Table) -> None:
     run = run_search(table, 1, SETTING)
     assert run.sequence == run_search(table, 1, SETTING).sequence
     assert len(set(run.sequence)) == 30
+
+
+@pytest.mark.parametrize(("seed", "lag", "expected"), [(0, 1, "fa5c28832c4c"), (1, 4, "82ebeee7abc5")])
+def test_the_sequence_is_that_of_every_other_machine(
+    table: Table, seed: int, lag: int, expected: str
+) -> None:
+    """Digests written down once: another processor, Python or numpy must propose the same points."""
+    assert digest(run_search(table, seed, Setting(budget=60, lag=lag))) == expected
 
 
 SPACE_A = Space({"block": (16, 32, 64, 128), "stages": (1, 2, 3, 4), "mode": ("x", "y", "z")},
