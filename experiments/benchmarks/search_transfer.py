@@ -12,9 +12,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import spearmanr
 
 from evolve.history import History
 from evolve.transfer import Earlier
@@ -99,6 +101,37 @@ def describe(pairs: Sequence[Pair]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """How far one shape stands for another: Spearman's rank correlation over the points both have, and what the
+    best of one loses on the other against its own best (mean over ordered pairs of shapes)."""
+
+    suite: str
+    shapes: int
+    correlation: float
+    loss: float
+
+
+def agreement(suite: str, tables: Sequence[Table]) -> Agreement:
+    """Over all ordered pairs of shapes that succeed on the same points."""
+    correlations, losses = [], []
+    for one, other in permutations(tables, 2):
+        places = np.searchsorted(other.codes, one.codes)
+        assert np.array_equal(other.codes[places], one.codes)  # shapes of a suite have the same points
+        first, second = one.times, other.times[places]
+        both = ~(np.isnan(first) | np.isnan(second))
+        correlations.append(spearmanr(first[both], second[both]).statistic)
+        best = int(np.nanargmin(np.where(both, first, np.nan)))
+        losses.append(1.0 - other.optimum / second[best])
+    return Agreement(suite, len(tables), float(np.mean(correlations)), float(np.mean(losses)))
+
+
+def describe_agreement(found: Sequence[Agreement]) -> str:
+    lines = ["| suite | shapes | rank correlation | loss of the other's best |", "| --- |" + " --- |" * 3]
+    lines += [f"| {a.suite} | {a.shapes} | {a.correlation:.3f} | {a.loss:.1%} |" for a in found]
+    return "\n".join(lines) + "\n"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Evaluations to 98 % of the optimum, cold and with transfer."
@@ -107,13 +140,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--out", type=Path, help="write this Markdown file")
     told = parser.parse_args(arguments)
+    known = suites(read_tables(told.spaces))
     pairs = [
         pair
-        for suite, tables in suites(read_tables(told.spaces)).items()
+        for suite, tables in known.items()
         for seed in range(told.seeds)
         for pair in compare(suite, tables, seed)
     ]
-    text = describe(pairs)
+    text = describe(pairs) + "\n" + describe_agreement([agreement(s, t) for s, t in known.items()])
     sys.stdout.write(text)
     if told.out:
         command = " ".join(["python -m experiments.benchmarks.search_transfer", *(arguments or sys.argv[1:])])

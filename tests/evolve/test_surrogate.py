@@ -129,6 +129,7 @@ def test_columns_are_shared_by_name_and_absent_ones_are_neutral() -> None:
     b = encoder.smooth(1, SPACE_B.encode({"block": 64, "fast": True})[None])
     assert a.shape == b.shape == (1, len(encoder.groups))
     assert np.array_equal(a[:, encoder.groups == 0], b[:, encoder.groups == 0])
+    assert SPACE_A.points is not None
     assert encoder.split(0, SPACE_A.points[:3]).dtype == np.float32
     # Only source a declares the product; b has it where it knows the names, here nowhere.
     assert encoder.split(0, SPACE_A.points[:1]).shape[1] == encoder.split(1, SPACE_B.points[:1]).shape[1]
