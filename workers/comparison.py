@@ -15,10 +15,10 @@ from fitness.targets import Target
 from seeds.operator import Operator, Workload
 from workers.attempt import Failure, Found, Request
 from workers.limits import Limits
-from workers.measured_stages import Samples, Timing, measure
 from workers.processes import Spawn
 from workers.sandbox import ChildLimits
 from workers.station import Entry, Station
+from workers.timing import Samples, Timing, measure
 from workers.truth import Truth
 
 CONTROL = "control"

@@ -26,7 +26,6 @@ from workers.measured_stages import (
     CompileAheadStage,
     Confirmation,
     GateStage,
-    Samples,
     ScreenStage,
     confirm,
     host_seconds,
@@ -37,6 +36,7 @@ from workers.processes import Spawn
 from workers.sandbox import temporary_folder
 from workers.session import Keeper, SessionDied
 from workers.station import CLAIM_SECONDS, Champion, Entry, Station, compile_config
+from workers.timing import Samples
 from workers.truth import Truth
 
 _SHARED_EDGES = (64, 128, 192)  # KiB

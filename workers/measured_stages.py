@@ -5,31 +5,21 @@ Children say what they saw; the verdicts are made here, in the parent, which alo
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
-import re
 import statistics
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from fitness import gates, paired, score
+from fitness import paired, score
 from fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
-from seeds.operator import Arrays, TensorSpec, Workload
-from seeds.sampled import Elements, Sample, Sampled
-from workers.attempt import Failure, Found, Request, one_line
+from workers.attempt import Failure, Found, Request
 from workers.frames import Frame
-from workers.sandbox import Ending, Outcome
 from workers.session import JobLimits, Keeper
 from workers.station import Champion, Entry, Station
-
-STALL_SECONDS = 10.0
-"""Silence of a device child after which its kernel is taken for hung."""
+from workers.timing import Samples, failed, job_limits, judge, measure
 
 SCREEN = (1, 5)
 """Rounds, and timed calls a round, of a first look."""
@@ -42,43 +32,6 @@ CLEAR, CLEAR_CONFIRM = 1.1, (2, 1)
 
 NEAR = 0.995
 """A candidate that screens at this share of the champion's fitness or better is measured against it."""
-
-WALL_FACTOR, WALL_SLACK_SECONDS = 3.0, 2e-3
-"""How far the wall clock may be above what device events and host time say."""
-
-_RESOURCES = re.compile(
-    r"out of (resource|memory)|allocate memory|OutOfResources|OutOfMemory|MemoryError", re.I
-)
-_MEMORY_FAULT = re.compile(
-    r"illegal memory access|misaligned address|illegal address|illegal instruction", re.I
-)
-
-
-class Samples:
-    """What must be found at sampled places, for the latest (workload, seed) pairs. Not safe for several threads."""
-
-    def __init__(self, request_operator: Any, most: int = 256) -> None:
-        self._operator = request_operator
-        self._tables = request_operator.tables() if isinstance(request_operator, Sampled) else {}
-        self._made: OrderedDict[tuple[str, int], Sample] = OrderedDict()
-        self._most = most
-
-    @property
-    def tables(self) -> Mapping[str, np.ndarray]:
-        """Empty when the operator's operands are made on the host."""
-        return self._tables
-
-    def of(self, workload: Workload, seed: int) -> Sample:
-        """Only for an operator with ``tables``."""
-        key = (workload.id, seed)
-        if key not in self._made:
-            shapes = {spec.name: tuple(spec.shape) for spec in self._operator.inputs(workload)}
-            elements = Elements(seed, workload.id, shapes, self._tables)
-            rng = np.random.default_rng([seed, sum(workload.id.encode())])
-            self._made[key] = self._operator.sample(workload, elements, rng)
-            while len(self._made) > self._most:
-                self._made.popitem(last=False)
-        return self._made[key]
 
 
 class CompileAheadStage:
@@ -103,7 +56,7 @@ class CompileAheadStage:
         wall = request.limits.compile.wall_seconds * request.time_factor
         outcome = self._compiler.run(job, JobLimits(wall, wall))
         found.logs.append(outcome.log)
-        if (failure := _failure(outcome, "compiling", Stage.COMPILE)) is not None:
+        if (failure := failed(outcome, "compiling", Stage.COMPILE)) is not None:
             return failure
         compiled = outcome.first("compiled")
         if compiled is None:
@@ -141,9 +94,9 @@ class GateStage:
             "workloads": [request.described(w) for w, _ in plan],
             "check": [{"workload": w.id, "kinds": list(kinds)} for w, kinds in plan],
         }
-        outcome = self._station.run(Frame("check", data, arrays), _limits(request))
+        outcome = self._station.run(Frame("check", data, arrays), job_limits(request))
         found.logs.append(outcome.log)
-        if (failure := _failure(outcome, "checking", self.stage)) is not None:
+        if (failure := failed(outcome, "checking", self.stage)) is not None:
             return failure
         answers = [frame for frame in outcome.frames if frame.kind == "checked"]
         if len(answers) != sum(len(kinds) for _, kinds in plan):
@@ -152,45 +105,12 @@ class GateStage:
         for frame in answers:
             workload, kind = shapes[frame.data["workload"]], str(frame.data["kind"])
             references = request.truth.references(workload, request.seed, kind)
-            wrong = _judge(request, found, frame.arrays, request.operator.outputs(workload), references, kind)
+            wrong = judge(request, found, frame.arrays, request.operator.outputs(workload), references, kind)
             if frame.data["inputs_changed"]:
                 wrong = Failure(Verdict.INCORRECT, f"the kernel changes its inputs ({kind})")
             if wrong is not None:
                 return wrong
         return None
-
-
-@dataclass
-class Timing:
-    """One workload as a station timed it: seconds by entry, round and call, and what was seen beside them."""
-
-    workload: Workload
-    rounds: list[list[list[float]]]
-    host_seconds: list[float]
-    wall_seconds: list[float]
-    brief: bool
-    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
-
-    def figures(self, request: Request, place: int = 0) -> WorkloadFigures:
-        """The figures of entry ``place``."""
-        operator, gpu, workload = request.operator, request.target.gpu, self.workload
-        seconds = paired.median_seconds(self.rounds[place])
-        flops, size = operator.flops(workload), operator.bytes(workload)
-        roofline = score.roofline_seconds(flops, size, gpu, score.operand_kind(request.inputs(workload)))
-        return WorkloadFigures(
-            workload=workload.id,
-            seconds=seconds,
-            tflops=score.tflops(flops, seconds),
-            roofline_fraction=roofline / seconds,
-            kind=request.target.kind,
-            diagnosis={
-                "host_seconds": self.host_seconds[place],
-                "wall_seconds": self.wall_seconds[place],
-                "calls": sum(map(len, self.rounds[place])),
-                "relative_error": paired.relative_error(self.rounds[place]),
-                "gbytes_per_second": size / seconds * 1e-9,
-            },
-        )
 
 
 class ScreenStage:
@@ -279,117 +199,6 @@ def confirm(
     return Confirmation(champion.entry.id, ratio, control)
 
 
-def measure(
-    station: Station,
-    request: Request,
-    found: Found,
-    samples: Samples,
-    entries: Sequence[Entry],
-    effort: tuple[int, int],
-    pace: Mapping[str, float],
-    judged: int | None = None,
-) -> list[Timing] | Failure:
-    """Time entries side by side; the outputs of one timed call of each pass the gates on a sample.
-
-    ``effort``: rounds, calls a round. ``judged``: the entry whose failures are the candidate's; those of the
-    others are infrastructure faults. None: every entry's.
-    """
-    workloads = sorted(request.measured, key=request.operator.flops)
-    arrays: dict[str, np.ndarray] = {f"table/{name}": table for name, table in samples.tables.items()}
-    for workload in workloads:
-        if samples.tables:
-            for name, axes in samples.of(workload, request.seed).where.items():
-                arrays.update({f"where/{workload.id}/{name}/{n}": axis for n, axis in enumerate(axes)})
-        else:
-            kind = request.operator.input_kinds[0]
-            made = request.truth.inputs(workload, request.seed, kind)
-            arrays.update({f"{workload.id}/{name}": array for name, array in made.items()})
-    data = {
-        "entries": [entry.data() for entry in entries],
-        "workloads": [request.described(w) for w in workloads],
-        "seed": request.seed,
-        "rounds": effort[0],
-        "calls": effort[1],
-        "pace": dict(pace),
-    }
-    outcome = station.run(Frame("time", data, arrays), _limits(request))
-    found.logs.append(outcome.log)
-    if (failure := _failure(outcome, "timing", Stage.MEASURE)) is not None:
-        if judged is not None and failure.entry not in (None, entries[judged].id):
-            return Failure(
-                Verdict.INFRA_ERROR, f"{failure.entry} failed beside the candidate: {failure.reason}"
-            )
-        return failure
-    timings = []
-    by_id = {w.id: w for w in workloads}
-    for frame in (f for f in outcome.frames if f.kind == "timed"):
-        timing = _timing(frame, by_id[frame.data["workload"]])
-        for place in range(len(entries)) if judged is None else (judged,):
-            if (failure := _objection(request, found, samples, timing, frame, place)) is not None:
-                return dataclasses.replace(failure, entry=entries[place].id)
-        timings.append(timing)
-    if len(timings) != len(workloads):
-        return Failure(Verdict.CRASHED, "the child ended before it had timed everything")
-    return timings
-
-
-def _timing(frame: Frame, workload: Workload) -> Timing:
-    data = frame.data
-    return Timing(
-        workload, data["rounds"], data["host_seconds"], data["wall_seconds"], data["brief"], frame.arrays
-    )
-
-
-def _objection(
-    request: Request, found: Found, samples: Samples, timing: Timing, frame: Frame, place: int
-) -> Failure | None:
-    """Why a timing does not count."""
-    workload = timing.workload
-    if frame.data["inputs_changed"]:
-        return Failure(Verdict.INCORRECT, f"the kernel changes its inputs ({workload.id})", stage=Stage.CHECK)
-    prefix = f"{place}/"
-    outputs = {n.removeprefix(prefix): a for n, a in timing.arrays.items() if n.startswith(prefix)}
-    specs: Sequence[TensorSpec] = request.operator.outputs(workload)
-    if samples.tables:
-        sample = samples.of(workload, request.seed)
-        specs = [TensorSpec(s.name, tuple(len(i) for i in sample.where[s.name]), s.dtype) for s in specs]
-        references = dict(sample.references)
-    else:
-        references = request.truth.references(workload, request.seed, request.operator.input_kinds[0])
-    label = f"timed calls at {workload.id}"
-    if (wrong := _judge(request, found, outputs, specs, references, label)) is not None:
-        return wrong
-    figures = timing.figures(request, place)
-    if not figures.roofline_fraction < 1.0:
-        reason = f"{workload.id}: {figures.seconds * 1e6:.1f} us is below what the device's peaks allow"
-        return Failure(Verdict.IMPLAUSIBLE, reason)
-    wall, known = timing.wall_seconds[place], max(figures.seconds, timing.host_seconds[place])
-    if not request.target.gpu.interpreted and not wall <= WALL_FACTOR * known + WALL_SLACK_SECONDS:
-        reason = (
-            f"{workload.id}: {wall * 1e6:.0f} us by the wall clock, {known * 1e6:.0f} us by device events"
-        )
-        return Failure(Verdict.IMPLAUSIBLE, reason)
-    return None
-
-
-def _judge(
-    request: Request,
-    found: Found,
-    outputs: Mapping[str, np.ndarray],
-    specs: Sequence[TensorSpec],
-    references: Mapping[str, Arrays],
-    label: str,
-) -> Failure | None:
-    operator = request.operator
-    if (fault := gates.ill_formed(outputs, specs)) is not None:
-        return Failure(Verdict.INCORRECT, fault, stage=Stage.CHECK)
-    readings = gates.read_gates(operator.gates, outputs, references, label)
-    found.gates.extend(readings)
-    if (wrong := gates.failure(readings, operator.gates)) is not None:
-        return Failure(Verdict.INCORRECT, wrong, stage=Stage.CHECK)
-    return None
-
-
 def interval(figures: Sequence[WorkloadFigures], fitness: float) -> tuple[float, float]:
     """95 % interval of a geometric mean from the errors of its parts."""
     errors = [float(f.diagnosis.get("relative_error", 0.05)) for f in figures]
@@ -424,11 +233,6 @@ def _content(entry: Entry) -> tuple[str, Mapping[str, Any]]:
     return entry.source, entry.params
 
 
-def _limits(request: Request) -> JobLimits:
-    wall = request.limits.trace.wall_seconds * request.time_factor
-    return JobLimits(wall, min(STALL_SECONDS, wall))
-
-
 def _kinds(request: Request, position: int) -> Sequence[str]:
     """Kinds of inputs are dealt out over the checked shapes, another way for every seed; a finalist gets all."""
     kinds = request.operator.input_kinds
@@ -436,32 +240,3 @@ def _kinds(request: Request, position: int) -> Sequence[str]:
         return kinds
     count = len(request.checked)
     return [kind for turn, kind in enumerate(kinds) if (turn + request.seed) % count == position]
-
-
-def _failure(outcome: Outcome, doing: str, stage: Stage) -> Failure | None:
-    """A verdict for a child that said ``error``, hung or died."""
-    error = outcome.first("error")
-    if error is not None:
-        return dataclasses.replace(_said(error, stage), entry=error.data.get("entry"))
-    if outcome.ending is Ending.DONE:
-        return None
-    reason = one_line(f"{doing}: {outcome.detail}")
-    verdict = Verdict.TIMEOUT if outcome.ending is Ending.TIMEOUT else Verdict.CRASHED
-    return Failure(verdict, reason, outcome.log, stage)
-
-
-def _said(frame: Frame, stage: Stage) -> Failure:
-    kind, message = str(frame.data["type"]), str(frame.data["message"])
-    phase, trace = str(frame.data["phase"]), str(frame.data.get("trace", ""))
-    reason = one_line(f"{kind}: {message}" if message else kind)
-    if _RESOURCES.search(f"{kind}: {message}"):
-        return Failure(Verdict.RESOURCE_ERROR, reason, trace, stage)
-    if phase in ("import", "compile") or kind in ("CompilationError", "CompileTimeAssertionFailure"):
-        return Failure(Verdict.COMPILE_ERROR, reason, trace, Stage.COMPILE)
-    if _MEMORY_FAULT.search(message):
-        return Failure(
-            Verdict.CRASHED, one_line(f"the device reports: {message.splitlines()[0]}"), trace, stage
-        )
-    if kind == "TypeError" and ("output" in message or "launch returns" in message):
-        return Failure(Verdict.INCORRECT, reason, trace, Stage.CHECK)
-    return Failure(Verdict.CRASHED, reason, trace, stage)
