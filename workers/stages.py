@@ -125,8 +125,10 @@ class _Conversation:
         found.claimed[name] = str(frame.data["fingerprint"])
         if set(found.modules) != set(self._workloads):
             return None
-        measured = {w.id: found.claimed[w.id] for w in self._request.measured}
-        return _duplicate(self._request, artefact_hash(measured))
+        artefact = artefact_hash({w.id: found.claimed[w.id] for w in self._request.measured})
+        failure = _duplicate(self._request, artefact)
+        found.artefact = artefact if failure else None
+        return failure
 
     def _check(self, frame: Frame) -> Failure | None:
         workload = self._workloads[frame.data["workload"]]

@@ -10,9 +10,6 @@ from evolve.proposers.parameters import KnownSpaces
 from evolve.space import Rows, Space
 from fitness.evaluation import Evaluation, Verdict
 
-_UNINFORMATIVE = (Verdict.INFRA_ERROR, Verdict.DUPLICATE)
-"""Verdicts that say nothing about a point: the fault of others, or known under another name."""
-
 
 @dataclass
 class SourceRecords:
@@ -38,6 +35,7 @@ class Records:
     def __init__(self, spaces: KnownSpaces) -> None:
         self._spaces = spaces
         self._by_source: dict[str, SourceRecords] = {}
+        self._of_artefact: dict[str, float] = {}
         self.order: list[tuple[SourceRecords, int]] = []
         """Every record as (source, position there) in order of integration."""
 
@@ -57,12 +55,27 @@ class Records:
 
     def _take(self, candidate: Candidate, evaluation: Evaluation) -> None:
         source = candidate.genome.source
-        space = self._spaces[source]
-        if space is None or evaluation.verdict in _UNINFORMATIVE or not space.legal(candidate.genome.params):
+        space, target = self._spaces[source], self._target(evaluation)
+        if space is None or target is None or not space.legal(candidate.genome.params):
             return
         records = self._by_source.setdefault(source, SourceRecords(source, space))
         records.rows.append(space.encode(candidate.genome.params))
-        fitness = evaluation.fitness
-        records.targets.append(math.log(fitness) if fitness is not None and fitness > 0 else math.nan)
+        records.targets.append(target)
         records.candidates.append(candidate)
         self.order.append((records, len(records.rows) - 1))
+
+    def _target(self, evaluation: Evaluation) -> float | None:
+        """Log fitness, NaN for a failure; None for what says nothing about the point.
+
+        A duplicate is as fit as what it repeats, which teaches a model the parameters that change nothing.
+        """
+        if evaluation.verdict is Verdict.INFRA_ERROR:
+            return None
+        if evaluation.verdict is Verdict.DUPLICATE:
+            return self._of_artefact.get(evaluation.artefact or "")
+        fitness = evaluation.fitness
+        if fitness is None or fitness <= 0:
+            return math.nan
+        if evaluation.artefact:
+            self._of_artefact[evaluation.artefact] = math.log(fitness)
+        return math.log(fitness)

@@ -10,7 +10,9 @@ from evolve.genome import Genome
 from evolve.history import Candidate, History, Mutation, MutationKind
 from evolve.proposers.parameter_features import Encoder
 from evolve.proposers.parameter_gp import GaussianProcess
+from evolve.proposers.parameter_records import Records
 from evolve.proposers.parameter_trees import Forest
+from evolve.proposers.parameters import KnownSpaces
 from evolve.proposers.surrogate import SurrogateProposer
 from evolve.space import Space
 from experiments.benchmarks.search_efficiency import Setting, run_search
@@ -121,6 +123,26 @@ def test_a_proposer_made_anew_goes_on_as_the_old_one() -> None:
         rng = lambda: np.random.default_rng([7, index])  # noqa: B023, E731
         resumed = SurrogateProposer(Archive(1, 10), space_of).propose(history, 0, rng())
         assert resumed == proposer.propose(history, 0, rng())
+
+
+def test_a_duplicate_is_as_fit_as_what_it_repeats() -> None:
+    history = History()
+    points = [{"block": 16, "stages": s, "mode": "x"} for s in (1, 2, 4)]
+    for index, params in enumerate(points):
+        candidate = Candidate(index, Genome("a", params), (), Mutation(MutationKind.SEED, "seed", ""), 0, 0)
+        evaluation = evaluate(candidate).model_copy(update={"artefact": "f" * 16})
+        if index:
+            changes = {"verdict": Verdict.DUPLICATE, "fitness": None, "reason": "known"}
+            evaluation = evaluation.model_copy(update=changes)
+        if index == 2:
+            evaluation = evaluation.model_copy(update={"artefact": None})
+        history.propose(candidate)
+        history.integrate(candidate, evaluation)
+    records = Records(KnownSpaces(space_of))
+    while records.next_new(history):
+        pass
+    first = records.sources[0].targets[0]
+    assert records.sources[0].targets == [first, first]  # the third names nothing it repeats
 
 
 def test_columns_are_shared_by_name_and_absent_ones_are_neutral() -> None:

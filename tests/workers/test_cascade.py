@@ -65,6 +65,7 @@ def test_the_model_is_deterministic_and_a_repetition_is_a_duplicate():
     assert len(second.gates) == 2, "what beats the best is checked on a measured shape, too"
     third = judged(twins.HONEST, known_artefacts={first.artefact})
     assert third.verdict is Verdict.DUPLICATE and first.artefact in third.reason
+    assert third.artefact == first.artefact
 
 
 @pytest.mark.parametrize("name", ["SCALED_TWIN", "FORI_TWIN"])
