@@ -14,10 +14,13 @@ import gzip
 import io
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from evolve.genome import Value
+from evolve.space import read_declarations
+from seeds.catalogue import load_operator
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 OWN = Path(__file__).resolve().parent.parent / "spaces" / "own"
@@ -61,15 +64,31 @@ def products() -> Iterator[tuple[str, str, list[Point]]]:
 
 
 def schedules() -> Iterator[tuple[str, str, list[Point]]]:
-    """The same of the tpu7x factorial sweep, where it has been recorded."""
-    path = RESULTS / "tpu7x_fused_factorial.jsonl"
-    by_shape: dict[str, list[Point]] = {}
-    for line in path.read_text().splitlines() if path.is_file() else ():
-        row = json.loads(line)
-        for shape, microseconds in row["modelled_us"].items():
-            by_shape.setdefault(shape, []).append((row["params"], microseconds and microseconds / 1e3))
-    for shape, points in by_shape.items():
-        yield "tpu7x-fused_g512", shape, points
+    """The same of the tpu7x: the schedules of ``gemm_fp8_fused/g512`` that were costed on the most shapes."""
+    kernel = load_operator("gemm_fp8_fused/g512").kernels["fused"]
+    defaults = read_declarations(kernel.source).defaults
+    lines = (RESULTS / "tpu7x_fused_schedules.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if (row["kernel"], row["recipe"]) == ("fused", "g512")]
+    by_shape: dict[str, dict[str, float]] = {}
+    for row in rows:
+        shape = f"{row['M']}x{row['N']}x{row['K']}"
+        by_shape.setdefault(shape, {})[json.dumps(row["changed"], sort_keys=True)] = row["modelled_us"] / 1e3
+    sets = Counter(frozenset(times) for times in by_shape.values())
+    common = max(sets, key=lambda schedules: (sets[schedules], len(schedules)))
+    names = dict.fromkeys(name for schedule in sorted(common) for name in json.loads(schedule))
+    for shape, times in by_shape.items():
+        if set(times) == common:
+            yield (
+                "tpu7x-fused_g512",
+                shape,
+                [
+                    (
+                        {name: json.loads(schedule).get(name, defaults[name]) for name in names},
+                        times[schedule],
+                    )
+                    for schedule in sorted(common)
+                ],
+            )
 
 
 def write(folder: Path, suite: str, shape: str, points: Sequence[Point]) -> None:

@@ -84,7 +84,7 @@ class Nowhere:
 def table_campaign(
     table: Table, seed: int, setting: Setting, earlier: Sequence[Earlier] = (), record: Record | None = None
 ) -> Campaign:
-    """A campaign on a table from a random legal point, or from what ``earlier`` campaigns found."""
+    """A campaign on a table from a random legal point, or from the best that ``earlier`` campaigns found."""
     archive = Archive(ISLANDS, MIGRATION_INTERVAL)
     records = records_of(earlier, table.space_of)
     builders: dict[str, Callable[[], Proposer]] = {
@@ -93,9 +93,10 @@ def table_campaign(
         "crossover": lambda: ParameterCrossover(archive, table.space_of),
     }
     searcher: Searcher = Portfolio([builders[name]() for name in setting.proposers])
-    if earlier:
-        searcher = Led(leads_of(earlier, table.space_of), searcher)
+    leads = leads_of(earlier, table.space_of)
     start = Start("random", table.random_genome(np.random.default_rng([seed, 1])))
+    if leads:
+        start, searcher = Start("lead", leads[0]), Led(leads[1:], searcher)
     plan = Plan(
         [start], Budget(evaluations=setting.budget), seed, setting.lag, islands=ISLANDS, must_pass=False
     )

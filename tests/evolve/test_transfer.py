@@ -49,7 +49,7 @@ def test_the_second_shape_starts_from_the_best_of_the_first(home: Path, shapes: 
     best = max(earlier[0].points, key=lambda point: -math.inf if math.isnan(point[1]) else point[1])[0]
     campaign = table_campaign(shapes[1], 5, SETTING, earlier)
     campaign.run()
-    assert campaign.history.candidates[1].genome == best
+    assert campaign.history.candidates[0].genome == best
     assert campaign.history.candidates[1].mutation.proposer == "transfer"
     assert shapes[1].fraction(best) > 0.95
     assert len(set(sequence(campaign.history))) == SETTING.budget
