@@ -132,6 +132,53 @@ def describe_agreement(found: Sequence[Agreement]) -> str:
     return "\n".join(lines) + "\n"
 
 
+SCREENED = 1
+PROMOTED = 0.25
+"""Every point is measured on this many workloads drawn at random, the best quarter of them on all."""
+
+
+@dataclass(frozen=True)
+class Screening:
+    """``cost`` is the share of all measurements made; ``loss`` and ``worst`` (95th percentile) are what the suite's
+    geometric mean loses against the point that is best on all workloads."""
+
+    suite: str
+    workloads: int
+    points: int
+    cost: float
+    loss: float
+    worst: float
+
+
+def screening(suite: str, tables: Sequence[Table], draws: int = 300) -> Screening:
+    """A suite as one problem: promote what is good on few workloads."""
+    codes = tables[0].codes
+    logs = np.log([table.times[np.searchsorted(table.codes, codes)] for table in tables])
+    logs = logs[:, ~np.isnan(logs).any(axis=0)]
+    workloads, points = logs.shape
+    promoted = -(-points // round(1 / PROMOTED))
+    whole, rng = logs.mean(axis=0), np.random.default_rng(0)
+    losses = []
+    for _ in range(draws):
+        few = rng.choice(workloads, SCREENED, replace=False)
+        kept = np.argsort(logs[few].mean(axis=0), kind="stable")[:promoted]
+        losses.append(1.0 - np.exp(whole.min() - whole[kept].min()))
+    cost = (points * SCREENED + promoted * (workloads - SCREENED)) / (points * workloads)
+    return Screening(suite, workloads, points, cost, float(np.mean(losses)), float(np.quantile(losses, 0.95)))
+
+
+def describe_screening(found: Sequence[Screening]) -> str:
+    lines = [
+        "| suite | workloads | points | share of measurements | mean loss | 95th percentile |",
+        "| --- |" + " --- |" * 5,
+    ]
+    lines += [
+        f"| {s.suite} | {s.workloads} | {s.points} | {s.cost:.0%} | {s.loss:.2%} | {s.worst:.2%} |"
+        for s in found
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Evaluations to 98 % of the optimum, cold and with transfer."
@@ -147,7 +194,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed in range(told.seeds)
         for pair in compare(suite, tables, seed)
     ]
-    text = describe(pairs) + "\n" + describe_agreement([agreement(s, t) for s, t in known.items()])
+    parts = (
+        describe(pairs),
+        describe_agreement([agreement(s, t) for s, t in known.items()]),
+        describe_screening([screening(s, t) for s, t in known.items()]),
+    )
+    text = "\n".join(parts)
     sys.stdout.write(text)
     if told.out:
         command = " ".join(["python -m experiments.benchmarks.search_transfer", *(arguments or sys.argv[1:])])
