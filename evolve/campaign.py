@@ -9,9 +9,10 @@ campaign replays it. In both, at most ``lag`` proposals are in flight.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -43,7 +44,8 @@ class StopReason(StrEnum):
 class Budget:
     """A campaign stops at the first limit reached. ``None`` sets no limit.
 
-    ``evaluations`` counts proposals, failures included; ``fitness`` is in TFLOP/s.
+    ``evaluations`` counts proposals, failures included; as many duplicates again are free, since they cost no
+    figure. ``fitness`` is in TFLOP/s.
     """
 
     evaluations: int | None = None
@@ -93,6 +95,24 @@ class Keeper(Protocol):
     def add(self, candidate: Candidate, evaluation: Evaluation) -> object: ...
 
 
+class Known(Collection[str]):
+    """The artefacts known now, whatever is added later: else a verdict would depend on when a worker was free."""
+
+    def __init__(self, numbered: Mapping[str, int]) -> None:
+        """``numbered`` maps artefacts to 0, 1, 2, ... in order of their arrival; it may grow."""
+        self._numbered = numbered
+        self._count = len(numbered)
+
+    def __contains__(self, artefact: object) -> bool:
+        return self._numbered.get(str(artefact), self._count) < self._count
+
+    def __iter__(self) -> Iterator[str]:
+        return itertools.islice(self._numbered, self._count)
+
+    def __len__(self) -> int:
+        return self._count
+
+
 GATE_EPOCH = 8
 """Candidates in a row whose gates see the same fresh inputs, so that a worker computes their oracle once."""
 
@@ -120,8 +140,9 @@ class Campaign:
     _known: dict[int, Candidate] = field(default_factory=dict)
     _arrived: dict[int, Evaluation] = field(default_factory=dict)
     _queue: list[int] = field(default_factory=list)
-    _artefacts: set[str] = field(default_factory=set)
+    _artefacts: dict[str, int] = field(default_factory=dict)
     _integrated: int = 0
+    _duplicates: int = 0
     _began: float = field(default_factory=time.monotonic)
     _closing: StopReason | None = None
     _interrupted: bool = False
@@ -146,6 +167,16 @@ class Campaign:
     def begin(self) -> None:
         """Replay what is recorded and submit the first proposals, before ``run`` waits for any of them."""
         self._advance()
+
+    @property
+    def charged(self) -> int:
+        """Finished evaluations that count against the budget."""
+        return self._integrated - self._free_duplicates
+
+    @property
+    def _free_duplicates(self) -> int:
+        budget = self.plan.budget.evaluations
+        return self._duplicates if budget is None else min(self._duplicates, budget)
 
     def run(self) -> StopReason:
         self._began = time.monotonic()
@@ -175,7 +206,7 @@ class Campaign:
                 return
 
     def _may_propose(self) -> bool:
-        if self._closing is None:
+        if self._closing in (None, StopReason.EVALUATIONS):  # what is in flight may turn out to be free
             self._closing = self._budget_spent()
         in_flight = len(self.history.candidates) - self._integrated
         dry = self._dry_at == self._integrated
@@ -186,7 +217,7 @@ class Campaign:
         if budget.fitness is not None and best and (best[1].fitness or 0.0) >= budget.fitness:
             return StopReason.TARGET
         proposed = len(self.history.candidates)
-        if budget.evaluations is not None and proposed >= budget.evaluations:
+        if budget.evaluations is not None and proposed - self._free_duplicates >= budget.evaluations:
             return StopReason.EVALUATIONS
         recorded = proposed in self._known
         if budget.wall_seconds is not None and not recorded and self.elapsed_seconds >= budget.wall_seconds:
@@ -226,7 +257,7 @@ class Campaign:
     def _job(self, candidate: Candidate) -> Job:
         epoch = candidate.index // GATE_EPOCH
         seed = int(np.random.default_rng([self.plan.seed, epoch, 1]).integers(2**31))
-        return Job(candidate.index, candidate.genome, seed, self._artefacts, self._bar(candidate))
+        return Job(candidate.index, candidate.genome, seed, Known(self._artefacts), self._bar(candidate))
 
     def _bar(self, candidate: Candidate) -> float:
         """The fitness above which a candidate is checked harder: none for the user's own seed sources."""
@@ -244,8 +275,9 @@ class Campaign:
         candidate, evaluation = self.history.candidates[index], self._arrived[index]
         self.history.integrate(candidate, evaluation)
         self._integrated += 1
+        self._duplicates += evaluation.verdict is Verdict.DUPLICATE
         if evaluation.artefact and evaluation.verdict is Verdict.OK:
-            self._artefacts.add(evaluation.artefact)
+            self._artefacts.setdefault(evaluation.artefact, len(self._artefacts))
         if evaluation.verdict is Verdict.INFRA_ERROR:
             self._faults += 1
             if self._faults >= INFRASTRUCTURE_LIMIT:

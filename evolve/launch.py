@@ -313,7 +313,7 @@ class _Run:
         best = campaign.history.best
         self.display.update(
             Snapshot(
-                evaluations=len(campaign.history.evaluated),
+                evaluations=campaign.charged,
                 evaluations_budget=campaign.plan.budget.evaluations,
                 elapsed_seconds=campaign.elapsed_seconds,
                 wall_budget_seconds=campaign.plan.budget.wall_seconds,

@@ -121,6 +121,29 @@ def test_which_worker_was_faster_changes_nothing(
     assert content(folder / "a") == content(folder / "b")
 
 
+class Deduplicating(ShuffledEvaluator):
+    """Finds what a campaign's earlier artefacts repeat, as a cascade does."""
+
+    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        job = self.running.pop(int(self.rng.integers(len(self.running))))
+        evaluation = judge(job.genome)
+        if evaluation.artefact in job.known_artefacts:
+            changes = {"verdict": Verdict.DUPLICATE, "fitness": None, "workloads": (), "reason": "known"}
+            evaluation = evaluation.model_copy(update=changes)
+        return [(job.index, evaluation)]
+
+
+def test_duplicates_are_free_up_to_the_budget_in_any_order_of_arrival(tmp_path: Path) -> None:
+    for arrival in range(4):
+        evaluator = Deduplicating(np.random.default_rng(arrival))
+        assert go(tmp_path / str(arrival), plan(), evaluator) is StopReason.EVALUATIONS
+        assert content(tmp_path / str(arrival)) == content(tmp_path / "0")
+    with Journal(tmp_path / "0") as journal:
+        verdicts = [evaluation.verdict for _, _, evaluation, _ in journal.evaluations()]
+    duplicates = verdicts.count(Verdict.DUPLICATE)
+    assert 0 < duplicates <= 30 and len(verdicts) - duplicates == 30
+
+
 def test_another_seed_changes_the_campaign(tmp_path: Path) -> None:
     for seed in (1, 2):
         go(tmp_path / str(seed), plan(seed=seed), ShuffledEvaluator(np.random.default_rng(0)))
