@@ -9,14 +9,12 @@ from evolve.proposers.rewrite.proposer import offers, rewrite
 from fitness.evaluation import Evaluation, Verdict
 from fitness.targets import load_target
 from seeds.catalogue import load_operator
-from seeds.operator import Suite, Workload
 from workers.cascade import Cascade
 from workers.limits import Limits
 from workers.sandbox import ChildLimits
 
 GIB = 1 << 30
 LIMITS = Limits(trace=ChildLimits(120.0, 8 * GIB), compile=ChildLimits(180.0, 12 * GIB))
-WORKLOAD = Workload("1024x2048x4096", {"M": 1024, "N": 2048, "K": 4096})
 STEPS = (
     "pallas_whole_reduction_block",
     "pallas_drop_accumulator_scratch",
@@ -28,8 +26,7 @@ STEPS = (
 @pytest.fixture(scope="module")
 def judge():
     operator = load_operator("gemm_fp8_fused/g512")
-    check = operator.suites["quickstart"].check
-    cascade = Cascade(operator, load_target("tpu7x"), Suite("one", (WORKLOAD,), check), LIMITS)
+    cascade = Cascade(operator, load_target("tpu7x"), operator.suites["small"], LIMITS)
 
     def run(source: str, params: dict, **options: object) -> Evaluation:
         return cascade.evaluate("g", source, params, seed=3, best=float("inf"), **options)
