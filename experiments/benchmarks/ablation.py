@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import math
 import sys
 import tempfile
@@ -195,6 +196,28 @@ def run_arm(resolved: Resolved, evaluator: Evaluator, folder: Path) -> list[dict
     ]
 
 
+def exhaust(options: argparse.Namespace) -> list[dict]:
+    """Every legal point of the seed kernel's space, the parameters of ``--bound`` fixed: what no search of
+    parameters alone can beat, with any seed and any budget."""
+    resolved = _resolved(options, "parameters", 0)
+    memo = Memo(resolved, options.memo or options.out.with_suffix(".memo.jsonl"))
+    source = resolved.starts[0].genome.source
+    space = resolved.space(source)
+    fixed = dict(item.split("=") for item in options.bound)
+    rows = []
+    for values in itertools.product(*space.parameters.values()):
+        params = dict(zip(space.parameters, values, strict=True))
+        if any(str(params[name]) != value for name, value in fixed.items()) or not space.legal(params):
+            continue
+        memo.submit(Job(len(rows), Genome(source, params), GATE_SEED))
+        (_, evaluation) = memo.wait(0)[0]
+        rows.append(
+            {"params": params, "verdict": evaluation.verdict.value, "fitness_tflops": evaluation.fitness}
+        )
+        sys.stderr.write(f"{params}: {evaluation.verdict.value}, {evaluation.fitness}\n")
+    return rows
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--operator", default="gemm_fp8_fused/g512")
@@ -213,7 +236,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--journals", type=Path, help="folder to keep the campaigns' journals in")
     parser.add_argument("--out", type=Path, required=True, help="results without suffix: .jsonl, .md, .svg")
+    parser.add_argument(
+        "--bound",
+        nargs="*",
+        metavar="NAME=VALUE",
+        help="evaluate the seed kernel's whole space first, these fixed",
+    )
     options = parser.parse_args(argv)
+    options.best_point = exhaust(options) if options.bound is not None else []
     memo_path = options.memo or options.out.with_suffix(".memo.jsonl")
     runs: list[dict] = []
     for seed in options.seeds:

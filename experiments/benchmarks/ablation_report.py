@@ -64,6 +64,7 @@ def page(runs: Sequence[dict], curves: dict[str, np.ndarray], options: argparse.
             for m in marks
         ]
         lines.append(f"| {arm} | {len(curve)} | " + " | ".join(cells) + " |")
+    lines += _bound(options)
     lines += ["", "Final best of every seed, in TFLOP/s:", ""]
     lines += [f"* {arm}: {', '.join(f'{v:.0f}' for v in curve[:, -1])}" for arm, curve in curves.items()]
     lines += ["", *_margin(curves), "", "## The fittest of every arm", ""]
@@ -91,6 +92,20 @@ def _margin(curves: dict[str, np.ndarray]) -> list[str]:
     return [
         f"Rewrites + parameters against parameters only: median {gap:.2f} x; the worst seed of the one reads "
         f"{least:.0f}, the best seed of the other {most:.0f}: the margin is {outside} the spread of the seeds."
+    ]
+
+
+def _bound(options: argparse.Namespace) -> list[str]:
+    points = [row for row in options.best_point if row["fitness_tflops"]]
+    if not points:
+        return []
+    best = max(points, key=lambda row: row["fitness_tflops"])
+    told = ", ".join(f"{name}={value}" for name, value in best["params"].items())
+    return [
+        "",
+        f"All {len(options.best_point)} points of the seed kernel's space ({' '.join(options.bound)} fixed) were "
+        f"evaluated, {len(points)} of them ok: the best reads {best['fitness_tflops']:.0f} TFLOP/s ({told}). No search "
+        "of parameters alone can read more, whatever its seed and budget.",
     ]
 
 
