@@ -112,7 +112,9 @@ def _run_test(operator: str, folder: Path) -> Finding:
         lines = done.stdout.splitlines()
         skipped = sum(line.startswith("skipped") for line in lines)
         rest = f", {skipped} need another device" if skipped else ""
-        return Finding(True, f"{operator}: the generated test passes here ({len(lines) - skipped} cases{rest}).")
+        return Finding(
+            True, f"{operator}: the generated test passes here ({len(lines) - skipped} cases{rest})."
+        )
     last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
     return Finding(False, f"{operator}: the generated test fails: {last}.")
 

@@ -167,7 +167,7 @@ def _json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UnsoundLibrary(f"{_place(path)} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnsoundLibrary(f"{_place(path)} is cut short or not JSON: {error}") from error
     if not isinstance(found, dict):
         raise UnsoundLibrary(f"{_place(path)} holds no JSON object")
