@@ -68,7 +68,7 @@ def check(source: str, *, entry: str = "build") -> list[Violation]:
         return [Violation(0, f"the source nests deeper than {MAX_DEPTH} levels")]
     if nodes > MAX_NODES:
         return [Violation(0, f"the source has {nodes} syntax nodes, at most {MAX_NODES} are allowed")]
-    checker = _Checker(tree)
+    checker = _Checker(tree, products=entry == "build")
     violations = [*checker.run(), *_entry(tree, entry)]
     return sorted(set(violations), key=lambda violation: (violation.line, violation.what))
 
@@ -109,8 +109,11 @@ def _entry(tree: ast.Module, entry: str) -> Iterator[Violation]:
 class _Checker:
     """Walks one module. ``_aliases`` maps a name to the dotted path it was imported as."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, *, products: bool) -> None:
         self._tree = tree
+        self._products = products
+        """Whether ``@`` may stand outside a jitted function, where torch would compute it."""
+        self._called: set[int] = set()
         self._aliases: dict[str, str] = {}
         self._found: list[Violation] = []
         self._bound: set[str] = set()
@@ -219,6 +222,11 @@ class _Checker:
             self._identifier(node, node.arg)
         elif isinstance(node, ast.keyword):
             self._keyword(node)
+        elif isinstance(node, ast.Call):
+            self._call(node)
+        elif isinstance(node, ast.BinOp | ast.AugAssign):
+            if isinstance(node.op, ast.MatMult) and not self._products:
+                self._say(node, "a matrix product outside a kernel")
         elif isinstance(node, ast.Name):
             self._name(node)
         elif isinstance(node, ast.Attribute):
@@ -244,6 +252,16 @@ class _Checker:
             # it ends up in the compiler's dumps, where it must not look like anything else
             self._say(node.value, "a name that is not a plain identifier in quotes")
 
+    def _call(self, node: ast.Call) -> None:
+        """Keywords must be readable here: refused ones could hide in a mapping or in a position."""
+        path = self._path(node.func)
+        if path not in names.MAY_UNPACK and any(keyword.arg is None for keyword in node.keywords):
+            self._say(node, "** in a call of anything but BlockSpec")
+        if path in names.KEYWORDS_ONLY:
+            self._called.add(id(node.func))
+            if node.args:
+                self._say(node, f"{path} with positional arguments")
+
     def _function(self, node: ast.FunctionDef) -> None:
         self._identifier(node, node.name)
         for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
@@ -267,6 +285,7 @@ class _Checker:
         elif node.id in self._aliases:
             if self._aliases[node.id] in names.MODULES:
                 self._say(node, f"the module {node.id} used as a value")
+            self._keywords_only(node, self._aliases[node.id])
         elif node.id not in self._bound and node.id not in names.BUILTINS:
             self._say(node, f"the name {node.id} is not defined here")
 
@@ -286,7 +305,12 @@ class _Checker:
             self._say(node, f"the module {path} used as a value")
         elif not self._allowed(path):
             self._say(node, f"the name {path}")
+        self._keywords_only(node, path)
         return True
+
+    def _keywords_only(self, node: ast.AST, path: str) -> None:
+        if path in names.KEYWORDS_ONLY and id(node) not in self._called:
+            self._say(node, f"{path} used as a value")
 
     def _path(self, node: ast.AST) -> str | None:
         """The dotted path that a name or attribute chain stands for, if it starts at an import."""
@@ -308,9 +332,7 @@ class _Checker:
             if module not in names.MODULES:
                 continue
             allowed = names.MODULES[module]
-            if ".*" in allowed:
-                return True
-            if rest[0] not in allowed:
+            if rest[0] not in allowed and ".*" not in allowed:
                 return False
             # members of a value, such as an enumeration's items or a dtype's size
             return all(part in names.VALUE_ATTRIBUTES or part.isupper() for part in rest[1:])

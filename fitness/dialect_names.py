@@ -73,6 +73,9 @@ MODULES: Mapping[str, frozenset[str]] = {
     "triton.tools": _names("tensor_descriptor"),
     "triton.tools.tensor_descriptor": _names("TensorDescriptor"),
     "triton.language": _names(".*"),
+    "triton.language.math": _names(
+        "abs ceil cos div_rn erf exp exp2 fdiv floor fma log log2 rsqrt sin sqrt sqrt_rn umulhi"
+    ),
     "triton.experimental": _names("gluon"),
     "triton.experimental.gluon": _names("jit language nvidia"),
     "triton.experimental.gluon.nvidia": _names("hopper blackwell"),
@@ -93,7 +96,7 @@ MODULES: Mapping[str, frozenset[str]] = {
 
 REFUSED = _names(
     "inline_asm_elementwise device_print device_assert static_print debug_barrier extra core semantic builtin "
-    "standard random map_elementwise call callback globaltimer smid"
+    "standard random map_elementwise call callback globaltimer smid target_info amd"
 )
 """Never, whatever the module: escapes to assembly, output, or the compiler's own machinery."""
 
@@ -121,8 +124,16 @@ CALLED_DECORATORS = _names(
 """Decorators that are calls. ``functools.partial`` only of a function that may itself be named."""
 
 REFUSED_KEYWORDS = _names(
-    "interpret debug metadata backend device donate_argnums donate_argnames input_output_aliases"
+    "interpret debug metadata backend device donate_argnums donate_argnames input_output_aliases flags cost_estimate "
+    "disable_bounds_checks disable_semaphore_checks skip_device_barrier internal_scratch_in_bytes "
+    "serialization_format warmup instrumentation_mode sanitize_overflow pre_hook"
 )
-"""Keyword arguments that switch a kernel to another way of running or name devices."""
+"""Keyword arguments that switch a kernel to another way of running or compiling, or name devices."""
+
+MAY_UNPACK = _names("jax.experimental.pallas.BlockSpec")
+"""Where ``**`` of a mapping may stand in a call: nothing here takes a refused keyword."""
+
+KEYWORDS_ONLY = _names("jax.experimental.pallas.tpu.CompilerParams")
+"""What may only be called, and with keywords, so that none of its options goes unseen."""
 
 DECLARATIONS = ("SPACE", "DEFAULTS", "CONSTRAINTS")
