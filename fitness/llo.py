@@ -23,10 +23,10 @@ _QUIET = ("vsync", "vnop", "vdelay", "vfence", "inlined_call", "spseudo", "shalt
 
 _OPCODE = re.compile(rb"\n  %\S+(?:, %\S+)* = (?:\([^)\n]*\) )?([a-z][\w.]*)")
 _DMA = re.compile(rb"\n  %\S+(?:, %\S+)* = (?:\([^)\n]*\) )?(dma\.[\w.]+)([^\n]*)")
-_GRANULES = re.compile(rb"size_in_granules=\*/(\d+)")
+_GRANULES = re.compile(rb"size_in_granules=\*/(\d{1,15})(?!\d)")
 _STORE_SPILL = re.compile(rb" = (?:\([^)\n]*\) )?vst\S* \[[^\]\n]*_spill\]")
 _LOAD_FILL = re.compile(rb" = (?:\([^)\n]*\) )?vld\S* \[[^\]\n]*_spill\]")
-_VMEM = re.compile(r"#allocation\d+ \[shape = [^\n]*?space=vmem, size = (0x[0-9a-f]+)")
+_VMEM = re.compile(r"#allocation\d+ \[shape = [^\n]*?space=vmem, size = (0x[0-9a-f]{1,12})\b")
 
 
 class ParseError(ValueError):
@@ -85,8 +85,8 @@ class Executed:
 def read_profile(text: str) -> OperationCycles:
     """One ``static_llo_profile.textproto``. Raises ParseError."""
     name = re.search(r'op_name: "([^"\n]*)"', text)
-    cycles = re.search(r"estimated_cycles: (\d{1,18})\b", text)
-    count = re.search(r"num_equivalent_hlos: (\d{1,9})\b", text)
+    cycles = re.search(r"estimated_cycles: ([0-9]{1,18})\b", text)
+    count = re.search(r"num_equivalent_hlos: ([0-9]{1,9})\b", text)
     if name is None or cycles is None:
         raise ParseError("a simulator profile without an operation's name or cycles")
     return OperationCycles(name[1], int(cycles[1]), int(count[1]) if count else 1)

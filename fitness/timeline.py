@@ -17,11 +17,16 @@ from fitness.chips import HBM_EFFICIENCY, Chip
 from fitness.llo import GRANULE_BYTES, ParseError, matmul_type, unit_of
 
 BINS = 200
+MAX_CYCLES = 1 << 26
+"""Occupancy is held for every cycle: 24 bytes each."""
+
 LANES = ("mxu", "valu", "load", "store", "spill", "dma")
-_INSTRUCTION = re.compile(r"  %[a-z]*(\d+)[^=]*? = (?:\([^)]*\) )?([a-z][\w.]*)(.*)")
-_CRITICAL = re.compile(r"Length to end: (\d+), %[a-z]*(\d+)[^=]*? = (?:\([^)]*\) )?([a-z][\w.]*)(.*)")
-_GRANULES = re.compile(r"size_in_granules=\*/(\d+)")
-_MXU = re.compile(r"mxu(\d)")
+_INSTRUCTION = re.compile(r"  %[a-z]*([0-9]{1,15})(?![0-9])[^=]*? = (?:\([^)]*\) )?([a-z][\w.]*)(.*)")
+_CRITICAL = re.compile(
+    r"Length to end: ([0-9]{1,15}), %[a-z]*([0-9]{1,15})(?![0-9])[^=]*? = (?:\([^)]*\) )?([a-z][\w.]*)(.*)"
+)
+_GRANULES = re.compile(r"size_in_granules=\*/([0-9]{1,15})(?![0-9])")
+_MXU = re.compile(r"mxu([0-9])")
 
 
 def read_timeline(bundles: Path, critical: Path, cycles: int, chip: Chip) -> dict[str, Any]:
@@ -35,6 +40,8 @@ def read_timeline(bundles: Path, critical: Path, cycles: int, chip: Chip) -> dic
     path = _critical_path(critical)
     if not path or cycles <= 0:
         raise ParseError("an empty critical path")
+    if cycles > MAX_CYCLES:
+        raise ParseError(f"a run of {cycles} cycles is too long to draw, at most {MAX_CYCLES} are")
     issue_of = {identity: cycles - length for length, identity, _ in path}
     work = _Work(cycles, chip)
     last = -1

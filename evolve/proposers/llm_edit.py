@@ -12,9 +12,12 @@ from dataclasses import dataclass
 
 MAX_REPLY_CHARS = 200_000
 
-_BLOCK = re.compile(r"^<{5,9} SEARCH\n(.*?)^={5,9}\n(.*?)^>{5,9} REPLACE[ \t]*$", re.DOTALL | re.MULTILINE)
+_SEARCH = re.compile(r"<{5,9} SEARCH\n")
+_DIVIDER = re.compile(r"={5,9}\n")
+_REPLACE = re.compile(r">{5,9} REPLACE[ \t]*\n?")
 _MARKER = re.compile(r"^(?:<{5,9} SEARCH|>{5,9} REPLACE)[ \t]*$", re.MULTILINE)
-_FENCE = re.compile(r"^```(?:python|py)?[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"```(?:python|py)?[ \t]*\n")
+_FENCE_END = re.compile(r"```[ \t]*\n?")
 _SUMMARY = re.compile(r"^SUMMARY:[ \t]*(.+)$", re.MULTILINE)
 
 
@@ -51,7 +54,7 @@ def read_reply(reply: str, parent: str) -> Edit:
 
 
 def _apply_blocks(reply: str, parent: str) -> str:
-    blocks = _BLOCK.findall(reply)
+    blocks = _blocks(reply)
     if len(_MARKER.findall(reply)) != 2 * len(blocks):
         raise EditError("a SEARCH/REPLACE block is not closed: each needs SEARCH, ======= and REPLACE lines")
     source = parent
@@ -66,8 +69,47 @@ def _apply_blocks(reply: str, parent: str) -> str:
     return source
 
 
+def _blocks(reply: str) -> list[tuple[str, str]]:
+    """(search, replace) of every whole block, in one pass over the lines."""
+    blocks: list[tuple[str, str]] = []
+    parts: list[list[str]] = []
+    for line in _lines(reply):
+        if not parts:
+            if _SEARCH.fullmatch(line):
+                parts = [[]]
+        elif len(parts) == 1 and _DIVIDER.fullmatch(line):
+            parts.append([])
+        elif len(parts) == 2 and _REPLACE.fullmatch(line):
+            blocks.append(("".join(parts[0]), "".join(parts[1])))
+            parts = []
+        else:
+            parts[-1].append(line)
+    return blocks
+
+
+def _fences(reply: str) -> list[str]:
+    """What stands between fences, in one pass over the lines."""
+    found: list[str] = []
+    inside: list[str] | None = None
+    for line in _lines(reply):
+        if inside is None:
+            inside = [] if _FENCE.fullmatch(line) else None
+        elif _FENCE_END.fullmatch(line):
+            found.append("".join(inside))
+            inside = None
+        else:
+            inside.append(line)
+    return found
+
+
+def _lines(text: str) -> list[str]:
+    """Lines with their ends; only a line feed ends a line."""
+    *whole, last = text.split("\n")
+    return [*(line + "\n" for line in whole), last]
+
+
 def _whole_module(reply: str) -> str:
-    fences = _FENCE.findall(reply)
+    fences = _fences(reply)
     if not fences:
         raise EditError("the reply has neither a SEARCH/REPLACE block nor a fenced Python module")
     return max(fences, key=len)
