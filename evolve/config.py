@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -134,6 +135,8 @@ def load_config(path: Path, overrides: dict[str, Any] | None = None) -> Campaign
         raise UserError(
             f"cannot read {path}: {getattr(error, 'strerror', None) or 'not a text file'}."
         ) from error
+    except (ValueError, OverflowError, RecursionError) as error:  # dates and numbers that are none
+        raise UserError(f"{path} holds a value that YAML cannot read.") from error
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
@@ -173,7 +176,8 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"key {key!r} is missing"
     message = first["msg"].removeprefix("Value error, ")
-    return f"{key}: {message[0].lower()}{message[1:]} (got {first.get('input')!r})"
+    # a mapping may hold itself a thousandfold by references
+    return f"{key}: {message[:1].lower()}{message[1:]} (got {reprlib.repr(first.get('input'))})"
 
 
 def _keys_at(location: tuple[int | str, ...]) -> list[str]:

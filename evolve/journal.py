@@ -13,6 +13,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -104,13 +105,33 @@ class Journal:
 
     # -- writing ---------------------------------------------------------------------------------
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction, all or nothing. Raises JournalError when the file cannot take it."""
+        try:
+            with self._db:
+                yield
+        except sqlite3.OperationalError as error:
+            raise JournalError(f"{self.path} cannot be written: {error}.") from error
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Raises JournalError for what no journal of this version holds."""
+        try:
+            yield
+        except sqlite3.OperationalError:
+            raise  # locked or out of reach for the moment
+        except (sqlite3.DatabaseError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            what = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise JournalError(f"{self.path} holds a damaged row: {what}.") from error
+
     def set_meta(self, key: str, value: Any) -> None:
-        with self._db:
+        with self._writing():
             self._db.execute("INSERT INTO meta VALUES (?, ?)", (key, json.dumps(value, sort_keys=True)))
 
     def add_candidate(self, candidate: Candidate) -> None:
         genome, mutation = candidate.genome, candidate.mutation
-        with self._db:
+        with self._writing():
             # Keyed by the exact text: declarations and comments are no part of a genome's identity
             # but are part of what a resumed campaign must see again.
             self._db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?)", (_text_id(genome), genome.source))
@@ -133,7 +154,7 @@ class Journal:
             )
 
     def add_evaluation(self, index: int, evaluation: Evaluation) -> None:
-        with self._db:
+        with self._writing():
             self._db.execute(
                 "INSERT INTO evaluations (idx, evaluation, at) VALUES (?, ?, ?)",
                 (index, evaluation.model_dump_json(), time.time()),
@@ -141,14 +162,14 @@ class Journal:
 
     def add_reference(self, name: str, scope: str, evaluation: Evaluation) -> None:
         """A baseline's or the winner's figures; ``scope`` is ``suite`` or ``final``."""
-        with self._db:
+        with self._writing():
             self._db.execute(
                 "INSERT INTO reference_points VALUES (?, ?, ?, ?)",
                 (name, scope, evaluation.model_dump_json(), time.time()),
             )
 
     def add_event(self, kind: str, **detail: Any) -> None:
-        with self._db:
+        with self._writing():
             self._db.execute(
                 "INSERT INTO events (kind, detail, at) VALUES (?, ?, ?)",
                 (kind, json.dumps(detail), time.time()),
@@ -156,7 +177,7 @@ class Journal:
 
     def add_exchange(self, key: str, text: str) -> None:
         """A question to a language model and its answer."""
-        with self._db:
+        with self._writing():
             self._db.execute("INSERT INTO exchanges VALUES (?, ?, ?)", (key, text, time.time()))
 
     # -- reading ---------------------------------------------------------------------------------
@@ -167,34 +188,37 @@ class Journal:
 
     def candidates(self, start: int = 0) -> Iterator[Candidate]:
         """Candidates from index ``start`` on, in proposal order."""
-        rows = self._db.execute(
-            "SELECT idx, text, params, parents, kind, proposer, detail, generation, island, seen "
-            "FROM candidates JOIN sources ON sources.id = candidates.source WHERE idx >= ? ORDER BY idx",
-            (start,),
-        )
-        for idx, text, params, parents, kind, proposer, detail, generation, island, seen in rows:
-            yield Candidate(
-                idx,
-                Genome(text, json.loads(params)),
-                tuple(json.loads(parents)),
-                Mutation(MutationKind(kind), proposer, detail),
-                generation,
-                island,
-                seen,
+        with self._reading():
+            rows = self._db.execute(
+                "SELECT idx, text, params, parents, kind, proposer, detail, generation, island, seen "
+                "FROM candidates JOIN sources ON sources.id = candidates.source WHERE idx >= ? ORDER BY idx",
+                (start,),
             )
+            for idx, text, params, parents, kind, proposer, detail, generation, island, seen in rows:
+                yield Candidate(
+                    idx,
+                    Genome(text, json.loads(params)),
+                    tuple(json.loads(parents)),
+                    Mutation(MutationKind(kind), proposer, detail),
+                    generation,
+                    island,
+                    seen,
+                )
 
     def evaluations(self, after_arrival: int = 0) -> Iterator[tuple[int, int, Evaluation, float]]:
         """(arrival, candidate index, evaluation, finished at) in order of arrival."""
-        rows = self._db.execute(
-            "SELECT arrival, idx, evaluation, at FROM evaluations WHERE arrival > ? ORDER BY arrival",
-            (after_arrival,),
-        )
-        for arrival, idx, text, at in rows:
-            yield arrival, idx, Evaluation.model_validate_json(text), at
+        with self._reading():
+            rows = self._db.execute(
+                "SELECT arrival, idx, evaluation, at FROM evaluations WHERE arrival > ? ORDER BY arrival",
+                (after_arrival,),
+            )
+            for arrival, idx, text, at in rows:
+                yield arrival, idx, Evaluation.model_validate_json(text), at
 
     def references(self, scope: str) -> dict[str, Evaluation]:
-        rows = self._db.execute("SELECT name, evaluation FROM reference_points WHERE scope = ?", (scope,))
-        return {name: Evaluation.model_validate_json(text) for name, text in rows}
+        with self._reading():
+            rows = self._db.execute("SELECT name, evaluation FROM reference_points WHERE scope = ?", (scope,))
+            return {name: Evaluation.model_validate_json(text) for name, text in rows}
 
     def exchange(self, key: str) -> str | None:
         row = self._db.execute("SELECT exchange FROM exchanges WHERE key = ?", (key,)).fetchone()
@@ -212,7 +236,8 @@ class Journal:
 
     def events(self) -> list[Event]:
         rows = self._db.execute("SELECT seq, kind, detail, at FROM events ORDER BY seq")
-        return [Event(seq, kind, json.loads(detail), at) for seq, kind, detail, at in rows]
+        with self._reading():
+            return [Event(seq, kind, json.loads(detail), at) for seq, kind, detail, at in rows]
 
     def content(self) -> dict[str, Any]:
         """What two runs of one campaign must agree on: candidates and evaluations less volatile fields."""

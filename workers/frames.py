@@ -165,4 +165,7 @@ def _array(piece: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     kind = dtype_named(dtype)
     if math.prod(shape) * kind.itemsize != len(piece):
         raise FrameError(f"an array of shape {shape} and dtype {dtype} does not have {len(piece)} bytes")
-    return np.frombuffer(piece, dtype=kind).reshape(shape)
+    try:
+        return np.frombuffer(piece, dtype=kind).reshape(shape)
+    except ValueError:
+        raise FrameError(f"an array of shape {shape} cannot be made") from None
