@@ -78,19 +78,14 @@ CONSTRAINTS = {
         "with groups outermost every sub-tile's sum is live at once and must be in VMEM, in straight-line code"
     ),
     "row_unroll == 0 or order == 'rows'": "a loop over rows has rows outermost",
-    "row_unroll == 0 or row_unroll * sub_m < block_m": "a row loop has at least two iterations, else it is none",
-    "dequant == 'partial' or (scaling == 'product' and scales == 'column' and accumulate == 'value')": (
-        "bf16 operands are scaled before the dot: no partial meets a scale, and one sum needs no buffer of its own"
-    ),
-    "skew == 0 or (dequant == 'partial' and placement == 'per_use')": (
-        "the compiler orders a block of bf16 dots by itself, and a cache filled beforehand has nothing to run ahead of"
-    ),
+    "row_unroll * sub_m <= block_m": "one iteration of the row loop lies inside the block",
     "placement != 'ahead' or dequant != 'partial'": (
         "libtpu's simulator cannot cost e4m3 dots mixed with the quantiser's stores (weight FIFO full)"
     ),
     "a_buffers == 2 or (placement != 'cached' and row_unroll == 0)": (
         "libtpu's simulator aborts on a loop in a body whose operand has a single buffer"
     ),
+    "placement != 'cached' or skew == 0": "a cache filled beforehand has nothing to run ahead of",
     "dequant != 'partial' or block_n * (block_k // group) * (row_unroll * sub_m if row_unroll else block_m)"
     " <= 4194304": "straight-line code of more than 4096 partial registers takes the compiler too long",
     "dequant == 'partial' or block_n * block_k * (row_unroll * sub_m if row_unroll else block_m) <= 2147483648": (
