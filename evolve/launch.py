@@ -48,7 +48,7 @@ _TOOLS = (
     "libtpu",
     "torch",
     "triton",
-    "scikit-learn",
+    "scipy",
 )
 
 
