@@ -40,7 +40,7 @@ def campaign(table: Table, seed: int, evaluations: int, lag: int = 1) -> Campaig
 
 
 def test_proposals_are_legal_new_and_say_what_they_change(table: Table) -> None:
-    run = campaign(table, 3, 300, lag=4)
+    run = campaign(table, 5, 300, lag=4)
     genomes = [candidate.genome for candidate in run.history.candidates]
     assert len({genome.id for genome in genomes}) == len(genomes) == 300
     assert all(table.space.legal(genome.params) for genome in genomes)

@@ -21,8 +21,14 @@ def template(tmp_path):
     made.close()
 
 
-def processes_of(template: Template) -> list[int]:
-    """Process ids of the template: those whose command line names its program and this parent."""
+@pytest.fixture
+def others():
+    """Templates of other tests in this process."""
+    return set(templates())
+
+
+def templates() -> list[int]:
+    """Ids of this process's templates: those whose command line names the program and this parent."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -52,16 +58,16 @@ def test_forked_children_start_in_milliseconds(template, tmp_path):
     assert time.monotonic() - began < 0.5
 
 
-def test_a_forked_child_that_hangs_is_killed_with_its_group(template, tmp_path):
+def test_a_forked_child_that_hangs_is_killed_with_its_group(others, template, tmp_path):
     job = Frame("pallas.trace", {"source": "while True: pass", "chip": {"kind": "TPU7x", "cores": 1}})
     outcome = run_child(job, ChildLimits(5.0, memory_bytes=8 << 30), tmp_path, launcher=template)
     assert outcome.ending is Ending.TIMEOUT
-    assert len(processes_of(template)) == 1
+    assert len(set(templates()) - others) == 1
 
 
-def test_a_lost_template_is_an_error_once(template, tmp_path):
+def test_a_lost_template_is_an_error_once(others, template, tmp_path):
     run_child(Frame("first"), LIMITS, tmp_path, launcher=template)
-    (process,) = processes_of(template)
+    (process,) = set(templates()) - others
     os.kill(process, signal.SIGKILL)
     with pytest.raises(TemplateLost):
         run_child(Frame("second"), LIMITS, tmp_path, launcher=template)
@@ -69,7 +75,7 @@ def test_a_lost_template_is_an_error_once(template, tmp_path):
     assert outcome.first("started") is not None
 
 
-def test_closing_leaves_no_process(template, tmp_path):
+def test_closing_leaves_no_process(others, template, tmp_path):
     run_child(Frame("first"), LIMITS, tmp_path, launcher=template)
     template.close()
-    assert processes_of(template) == []
+    assert set(templates()) <= others
