@@ -85,8 +85,8 @@ class Cascade:
         ``figures``: ``cycles``, or ``timeline`` for a critical path and lanes to draw as well (first workload).
         ``workloads``: ``suite`` for those that decide fitness, ``final`` for the winner's check. A
         ``baseline`` answers to its own inputs and is held to no gate. ``seed`` makes the gates' inputs.
-        What has a fitness over ``best`` (TFLOP/s) passes the gates on a measured shape, too; an infinite ``best``
-        among ``final`` workloads only times what has passed them before.
+        What has a fitness over ``best`` (TFLOP/s) passes the gates on a measured shape, too. A ``timeline``, and an
+        infinite ``best`` among ``final`` workloads, only time what has passed them before.
         Raises ValueError for another ``figures`` or ``workloads``.
         """
         if figures not in ("cycles", "timeline"):
@@ -99,7 +99,8 @@ class Cascade:
         stage = Stage.DIALECT
         try:
             with temporary_folder(self._scratch) as folder:
-                passed_before = baseline is not None or (workloads == "final" and best == math.inf)
+                timed_again = figures == "timeline" or (workloads == "final" and best == math.inf)
+                passed_before = baseline is not None or timed_again
                 thorough = workloads == "final" and not passed_before
                 spots = self._spots() if thorough else ()
                 request = Request(
@@ -148,7 +149,7 @@ class Cascade:
         if (absent := recipe.missing_parts()) is not None:
             steps = [DialectStage(), _Missing(absent)]
         stage, failure = _run(steps, request, found, on_stage)
-        if failure is not None or request.baseline is not None:
+        if failure is not None or not request.checked:
             return stage, failure
         fitness = geometric_mean(f.tflops for f in found.figures)
         if not request.thorough and (shapes := to_verify(request, found, best=fitness > best)):
