@@ -15,6 +15,8 @@ from evolve.genome import Genome
 from evolve.history import Candidate, Mutation, MutationKind
 from evolve.home import JOURNAL
 from evolve.journal import Journal
+from evolve.promote.command import Options, Outcome, promote
+from evolve.promote.shelf import Shelf
 from evolve.resolve import Resolved, resolve
 from fitness.evaluation import Evaluation, GateReading, Stage, Verdict, WorkloadFigures
 from workers.comparison import Comparison
@@ -25,6 +27,7 @@ SEED = Genome(TILED, {"block_m": 128, "block_n": 128, "block_k": 128})
 CHILD = Genome(TILED, {"block_m": 256, "block_n": 256, "block_k": 512})
 OTHER = Genome(TILED, {"block_m": 256, "block_n": 128, "block_k": 512})
 GENOMES = (SEED, CHILD, OTHER)
+OPERATOR = "small_gemm/good"
 SHAPES = ("256x256x512", "512x512x512")
 
 Seconds = Callable[[Genome, str], float]
@@ -151,3 +154,23 @@ class FormulaPool:
             artefact=f"{job.genome.id}-{job.scope}",
             toolchain={"jax": "0.10.2", "libtpu": "0.0.51"},
         )
+
+
+def run(
+    folder: Path,
+    shelf: Shelf,
+    options: Options | None = None,
+    seconds: Seconds = quick_child,
+    spoil: Callable[[Job, Evaluation], Evaluation] = lambda job, evaluation: evaluation,
+) -> Outcome:
+    return promote(
+        folder,
+        shelf,
+        options or Options(),
+        lambda line: None,
+        lambda resolved: FormulaPool(resolved, seconds, spoil),
+    )
+
+
+def one_sentence(text: str) -> bool:
+    return text.endswith(".") and "\n" not in text and "Traceback" not in text
