@@ -11,13 +11,17 @@ CALL = "        return pl.pallas_call("
 OPERANDS = ")(a, b)"
 
 
-def edited(*changes):
-    """The honest kernel with each (old, new) applied; old must occur once."""
-    source = HONEST
+def changed(source, *changes):
+    """``source`` with each (old, new) applied; old must occur once."""
     for old, new in changes:
         assert source.count(old) == 1, (old, source.count(old))
         source = source.replace(old, new)
     return source
+
+
+def edited(*changes):
+    """The honest kernel, changed."""
+    return changed(HONEST, *changes)
 
 
 def with_body(lines):
