@@ -68,6 +68,14 @@ class Suite:
         if not self.workloads or not self.check:
             raise ValueError(f"suite {self.name} needs at least one workload and one check workload")
 
+    def timed(self, scope: str) -> tuple[Workload, ...]:
+        """Workloads to time: those of ``suite``, or ``final`` ones where there are any. Raises ValueError."""
+        if scope == "suite":
+            return self.workloads
+        if scope == "final":
+            return self.final or self.workloads
+        raise ValueError(f"workloads is {scope!r}; it is 'suite' or 'final'")
+
 
 @dataclass(frozen=True)
 class SnrGate:

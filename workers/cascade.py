@@ -15,7 +15,7 @@ import math
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from workers.attempt import Failure, Found, Request, StageStep
 from workers.limits import Limits
 from workers.processes import Template
 from workers.sandbox import environment, temporary_folder
-from workers.stages import CompileStage, DialectStage, MeasureStage, TraceStage, VerifyStage, to_verify
+from workers.stages import CompileStage, MeasureStage, TraceStage, VerifyStage, to_verify
+from workers.steps import DialectStage, run_steps
 from workers.truth import Truth
 
 _VMEM_EDGES = (8, 16, 32, 64)  # MiB
@@ -91,7 +92,7 @@ class Cascade:
         """
         if figures not in ("cycles", "timeline"):
             raise ValueError(f"figures is {figures!r}; it is 'cycles' or 'timeline'")
-        chosen = self._workloads(workloads)
+        chosen = self._suite.timed(workloads)
         if figures == "timeline":
             chosen = chosen[:1]
         began = time.monotonic()
@@ -127,13 +128,6 @@ class Cascade:
             failure = Failure(Verdict.INFRA_ERROR, f"{type(error).__name__}: {error}")
         return self._evaluation(genome_id, stage, failure, found, time.monotonic() - began)
 
-    def _workloads(self, scope: str) -> tuple[Workload, ...]:
-        if scope == "suite":
-            return self._suite.workloads
-        if scope == "final":
-            return self._suite.final or self._suite.workloads
-        raise ValueError(f"workloads is {scope!r}; it is 'suite' or 'final'")
-
     def _spots(self) -> tuple[Workload, ...]:
         """The shape of least work among those that decided the fitness of a finalist and were never checked."""
         unchecked = [w for w in self._suite.workloads if w not in self._suite.check]
@@ -145,15 +139,15 @@ class Cascade:
     def _judge(
         self, request: Request, found: Found, on_stage: Callable[[Stage], None] | None, *, best: float
     ) -> tuple[Stage, Failure | None]:
-        steps: list[StageStep] = [DialectStage(), TraceStage(), CompileStage(), MeasureStage()]
+        steps: list[StageStep] = [DialectStage("build"), TraceStage(), CompileStage(), MeasureStage()]
         if (absent := recipe.missing_parts()) is not None:
-            steps = [DialectStage(), _Missing(absent)]
-        stage, failure = _run(steps, request, found, on_stage)
+            steps = [DialectStage("build"), _Missing(absent)]
+        stage, failure = run_steps(steps, request, found, on_stage)
         if failure is not None or not request.checked:
             return stage, failure
         fitness = geometric_mean(f.tflops for f in found.figures)
         if not request.thorough and (shapes := to_verify(request, found, best=fitness > best)):
-            checked, failure = _run([VerifyStage(shapes)], request, found, on_stage)
+            checked, failure = run_steps([VerifyStage(shapes)], request, found, on_stage)
             stage = checked if failure is not None else stage
         return stage, failure
 
@@ -193,20 +187,6 @@ class _Missing:
     def run(self, request: Request, found: Found) -> Failure | None:
         """Always an infrastructure fault: it says nothing about the genome."""
         return Failure(Verdict.INFRA_ERROR, self._reason)
-
-
-def _run(
-    steps: Iterable[StageStep], request: Request, found: Found, on_stage: Callable[[Stage], None] | None
-) -> tuple[Stage, Failure | None]:
-    stage = Stage.DIALECT
-    for step in steps:
-        stage = step.stage
-        if on_stage is not None:
-            on_stage(stage)
-        failure = step.run(request, found)
-        if failure is not None:
-            return failure.stage or stage, failure
-    return stage, None
 
 
 def _descriptors(found: Found) -> dict[str, str]:

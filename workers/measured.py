@@ -13,11 +13,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fitness import dialect
 from fitness.evaluation import Evaluation, Stage, Verdict
 from fitness.score import geometric_mean
 from fitness.targets import Target
-from seeds.operator import Operator, SeedKernel, Suite, Workload
+from seeds.operator import Operator, SeedKernel, Suite
 from workers import gpu_recipe
 from workers.attempt import Failure, Found, Request, StageStep, one_line
 from workers.limits import Limits
@@ -36,6 +35,7 @@ from workers.processes import Spawn
 from workers.sandbox import temporary_folder
 from workers.session import Keeper, SessionDied
 from workers.station import CLAIM_SECONDS, Champion, Entry, Station, compile_config
+from workers.steps import DialectStage, run_steps
 from workers.timing import Samples
 from workers.truth import Truth
 
@@ -96,7 +96,7 @@ class MeasuredCascade:
         ``figures`` ``timeline`` measures the first workload alone. ``best`` is not used: the station knows the
         champion. Raises ValueError for another ``workloads`` than ``suite`` and ``final``.
         """
-        chosen = self._chosen(workloads)
+        chosen = self._suite.timed(workloads)
         if figures == "timeline":
             chosen = chosen[:1]
         began = time.monotonic()
@@ -131,29 +131,14 @@ class MeasuredCascade:
         settled = confirmation if isinstance(confirmation, Confirmation) else None
         return self._evaluation(genome_id, stage, failure, found, settled, time.monotonic() - began)
 
-    def _chosen(self, scope: str) -> tuple[Workload, ...]:
-        if scope == "suite":
-            return self._suite.workloads
-        if scope == "final":
-            return self._suite.final or self._suite.workloads
-        raise ValueError(f"workloads is {scope!r}; it is 'suite' or 'final'")
-
     def _run(
         self, request: Request, found: Found, on_stage: Callable[[Stage], None] | None
     ) -> tuple[Stage, Failure | None]:
-        steps: list[StageStep] = [_LaunchDialect()]
+        steps: list[StageStep] = [DialectStage("launch")]
         if self._compiler is not None:
             steps.append(CompileAheadStage(self._compiler))
         steps += [GateStage(self._station), ScreenStage(self._station, self._samples)]
-        stage = Stage.DIALECT
-        for step in steps:
-            stage = step.stage
-            if on_stage is not None:
-                on_stage(stage)
-            failure = step.run(request, found)
-            if failure is not None:
-                return failure.stage or stage, failure
-        return stage, None
+        return run_steps(steps, request, found, on_stage)
 
     def _settle(self, genome_id: str, request: Request, found: Found) -> Confirmation | Failure | None:
         """Measure against the champion what may be faster, and crown what is. None when it met nobody."""
@@ -233,20 +218,6 @@ class MeasuredCascade:
         except (OSError, SessionDied):
             return versions
         return {**versions, **{k: str(hello[k]) for k in ("device", "cuda", "torch", "triton") if k in hello}}
-
-
-class _LaunchDialect:
-    """First wall: the syntax tree."""
-
-    stage = Stage.DIALECT
-
-    def run(self, request: Request, found: Found) -> Failure | None:
-        violations = dialect.check(request.source, entry="launch")
-        if not violations:
-            return None
-        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-        log = "\n".join(str(violation) for violation in violations)
-        return Failure(Verdict.REJECTED, one_line(str(violations[0])) + more, log)
 
 
 def _descriptors(found: Found) -> dict[str, str]:

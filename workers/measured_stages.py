@@ -19,6 +19,7 @@ from workers.attempt import Failure, Found, Request
 from workers.frames import Frame
 from workers.session import JobLimits, Keeper
 from workers.station import Champion, Entry, Station
+from workers.steps import dealt_kinds
 from workers.timing import Samples, failed, job_limits, judge, measure
 
 SCREEN = (1, 5)
@@ -234,9 +235,5 @@ def _content(entry: Entry) -> tuple[str, Mapping[str, Any]]:
 
 
 def _kinds(request: Request, position: int) -> Sequence[str]:
-    """Kinds of inputs are dealt out over the checked shapes, another way for every seed; a finalist gets all."""
-    kinds = request.operator.input_kinds
-    if request.final:
-        return kinds
-    count = len(request.checked)
-    return [kind for turn, kind in enumerate(kinds) if (turn + request.seed) % count == position]
+    """Input kinds for one checked shape: dealt while searching, all for a finalist."""
+    return request.operator.input_kinds if request.final else dealt_kinds(request, position)

@@ -1,4 +1,4 @@
-"""The stages of the modelled-TPU cascade, in the order they run: dialect, trace and check, compile, measure."""
+"""The stages of the modelled-TPU cascade, in the order they run: trace and check, compile, measure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from fitness import dialect, gates, score, static_tpu, structure
+from fitness import gates, score, static_tpu, structure
 from fitness.evaluation import Stage, Verdict, WorkloadFigures
 from fitness.llo import ParseError
 from seeds.operator import Arrays, Workload
@@ -14,26 +14,11 @@ from workers import recipe
 from workers.attempt import Failure, Found, Request, artefact_hash, one_line
 from workers.frames import Frame
 from workers.sandbox import ChildLimits, Ending, Outcome, run_child, temporary_folder
+from workers.steps import dealt_kinds
 
 _RESOURCES = re.compile(
     r"RESOURCE_EXHAUSTED|Ran out of memory|exceed(s|ed)? (vmem|smem|memory)|VmemOom|bad_alloc", re.I
 )
-_OUT_OF_BOUNDS = re.compile(r"IndexError|out[- ]of[- ]bounds", re.I)
-
-
-class DialectStage:
-    """First wall: the syntax tree."""
-
-    stage = Stage.DIALECT
-
-    def run(self, request: Request, found: Found) -> Failure | None:
-        """Rejects a source that is not of the dialect."""
-        violations = dialect.check(request.source, entry="build")
-        if not violations:
-            return None
-        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-        log = "\n".join(str(violation) for violation in violations)
-        return Failure(Verdict.REJECTED, one_line(str(violations[0])) + more, log)
 
 
 class TraceStage:
@@ -296,18 +281,13 @@ def to_verify(request: Request, found: Found, *, best: bool) -> list[Workload]:
 
 
 def _kinds(request: Request, position: int) -> Sequence[str]:
-    """Input kinds for one checked shape.
-
-    While searching, kinds are dealt out over the check shapes, another way for every seed, so that each kind runs
-    on one shape; a finalist's run all of them on all shapes. A measured shape, large, gets one kind.
-    """
+    """Input kinds for one checked shape: dealt while searching, all for a finalist, one on a spot, which is large."""
     kinds = request.operator.input_kinds
     if request.checked[position] in request.spots:
         return [kinds[request.seed % len(kinds)]]
     if request.thorough:
         return kinds
-    shapes = len(request.checked)
-    return [kind for turn, kind in enumerate(kinds) if (turn + request.seed) % shapes == position]
+    return dealt_kinds(request, position)
 
 
 def _compile_job(request: Request, found: Found) -> Frame:

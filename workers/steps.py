@@ -1,0 +1,52 @@
+"""What the cascades of modelled and of measured targets share: the first wall, the order of stages, dealt inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from fitness import dialect
+from fitness.evaluation import Stage, Verdict
+from workers.attempt import Failure, Found, Request, StageStep, one_line
+
+
+class DialectStage:
+    """First wall: the syntax tree."""
+
+    stage = Stage.DIALECT
+
+    def __init__(self, entry: str) -> None:
+        """``entry``: the function a source must define."""
+        self._entry = entry
+
+    def run(self, request: Request, found: Found) -> Failure | None:
+        """Rejects a source that is not of the dialect."""
+        violations = dialect.check(request.source, entry=self._entry)
+        if not violations:
+            return None
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        log = "\n".join(str(violation) for violation in violations)
+        return Failure(Verdict.REJECTED, one_line(str(violations[0])) + more, log)
+
+
+def run_steps(
+    steps: Iterable[StageStep], request: Request, found: Found, on_stage: Callable[[Stage], None] | None
+) -> tuple[Stage, Failure | None]:
+    """Run stages until one fails: the stage that decided, and why it failed."""
+    stage = Stage.DIALECT
+    for step in steps:
+        stage = step.stage
+        if on_stage is not None:
+            on_stage(stage)
+        failure = step.run(request, found)
+        if failure is not None:
+            return failure.stage or stage, failure
+    return stage, None
+
+
+def dealt_kinds(request: Request, position: int) -> Sequence[str]:
+    """Kinds of inputs for the checked shape at ``position``, while searching.
+
+    They are dealt out over the checked shapes, another way for every seed, so that each kind runs on one shape.
+    """
+    kinds, shapes = request.operator.input_kinds, len(request.checked)
+    return [kind for turn, kind in enumerate(kinds) if (turn + request.seed) % shapes == position]
