@@ -25,25 +25,14 @@ class ManualCopy:
     )
 
     def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        return [
-            Site(f"{v.name}/{r.name}", f"{v.name}: copy blocks of {r.name} by hand", (v, r))
-            for v in pallas_calls(kernel)
-            for r in v.inputs
-            if v.operands and copyable(v, r)
-        ]
+        return copy_sites(kernel, "by hand")
 
     def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, ref = site.payload
         edit = Edit(kernel)
         tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
         tile, done, copy = (kernel.fresh(f"{ref.name}_{w}") for w in ("tile", "done", "copy"))
-        dims = ", ".join(kernel.code(d) for d in ref.spec.shape)
-        dtype = f"{kernel.code(view.operands[ref.position])}.dtype"
-        edit.replace(ref.declared, f"{view.pallas}.BlockSpec(memory_space={view.pallas}.ANY)")
-        for node in walk(view.function):
-            named = isinstance(node, cst.Name) and node.value == ref.name
-            if named and not isinstance(kernel.parents[node], cst.Param):
-                edit.replace(node, tile)
+        dims, dtype = leave_in_hbm(edit, view, ref, tile)
         view.add_scratch(
             edit, [(tile, f"{tpu}.VMEM(({dims},), {dtype})"), (done, f"{tpu}.SemaphoreType.DMA")]
         )
@@ -67,6 +56,29 @@ def _bind_ids(edit: Edit, view: PallasCall) -> dict[int, str]:
     text = "\n".join(f"{n} = {view.pallas}.program_id({a})" for a, n in names.items())
     edit.before(first_statement(view.body), text)
     return names
+
+
+def copy_sites(kernel: KernelSource, how: str) -> list[Site]:
+    """One site for each input whose blocks a kernel can copy itself; its payload is (call, input)."""
+    return [
+        Site(f"{v.name}/{r.name}", f"{v.name}: copy blocks of {r.name} {how}", (v, r))
+        for v in pallas_calls(kernel)
+        for r in v.inputs
+        if v.operands and copyable(v, r)
+    ]
+
+
+def leave_in_hbm(edit: Edit, view: PallasCall, ref: Ref, tile: str) -> tuple[str, str]:
+    """Take an input out of the pipeline and read ``tile`` in its place: the block's dimensions and dtype, as code."""
+    kernel, spec = view.kernel, ref.spec
+    assert spec is not None and ref.declared is not None
+    dims = ", ".join(kernel.code(d) for d in spec.shape)
+    edit.replace(ref.declared, f"{view.pallas}.BlockSpec(memory_space={view.pallas}.ANY)")
+    for node in walk(view.function):
+        named = isinstance(node, cst.Name) and node.value == ref.name
+        if named and not isinstance(kernel.parents[node], cst.Param):
+            edit.replace(node, tile)
+    return dims, f"{kernel.code(view.operands[ref.position])}.dtype"
 
 
 def copyable(view: PallasCall, ref: Ref) -> bool:

@@ -12,7 +12,7 @@ from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKerne
 from evolve.proposers.rewrite.dataflow import resolve, substitute
 from evolve.proposers.rewrite.edit import Edit
 from evolve.proposers.rewrite.pallas.find import pallas_calls
-from evolve.proposers.rewrite.pallas.memory import copyable
+from evolve.proposers.rewrite.pallas.memory import copy_sites, leave_in_hbm
 from evolve.proposers.rewrite.pallas.view import PALLAS_TPU, PallasCall, Ref, first_statement, with_keyword
 
 
@@ -27,25 +27,14 @@ class DoubleBufferedCopy:
     )
 
     def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        return [
-            Site(f"{v.name}/{r.name}", f"{v.name}: copy blocks of {r.name} one step ahead by hand", (v, r))
-            for v in pallas_calls(kernel)
-            for r in v.inputs
-            if v.operands and copyable(v, r)
-        ]
+        return copy_sites(kernel, "one step ahead by hand")
 
     def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, ref = site.payload
         edit = Edit(kernel)
         tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
         tile, slots, done = (kernel.fresh(f"{ref.name}_{w}") for w in ("tile", "slots", "done"))
-        dims = ", ".join(kernel.code(d) for d in ref.spec.shape)
-        dtype = f"{kernel.code(view.operands[ref.position])}.dtype"
-        edit.replace(ref.declared, f"{view.pallas}.BlockSpec(memory_space={view.pallas}.ANY)")
-        for node in walk(view.function):
-            named = isinstance(node, cst.Name) and node.value == ref.name
-            if named and not isinstance(kernel.parents[node], cst.Param):
-                edit.replace(node, tile)
+        dims, dtype = leave_in_hbm(edit, view, ref, tile)
         scratch = [(slots, f"{tpu}.VMEM((2, {dims}), {dtype})"), (done, f"{tpu}.SemaphoreType.DMA((2,))")]
         view.add_scratch(edit, scratch)
         edit.before(first_statement(view.body), _ahead(view, ref, tpu, tile, slots, done))
