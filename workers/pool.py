@@ -24,6 +24,7 @@ from ray.exceptions import RayActorError, RayError
 from fitness.evaluation import Evaluation, Stage, Verdict
 from fitness.targets import load_target
 from seeds.catalogue import load_operator
+from workers.actor_health import PROBE_SECONDS, Health, Service
 from workers.cascade import Cascade
 from workers.comparison import Comparison
 from workers.limits import GIB, Limits
@@ -126,6 +127,9 @@ class EvaluatorActor:
             self._cascade = Cascade(self._operator, target, suite, limits)
         self._name = f"{ray.util.get_node_ip_address()}:{os.getpid()}"
 
+    def ping(self) -> None:
+        """Answers once the actor is constructed, hence able to evaluate."""
+
     def evaluate(self, request: bytes) -> bytes:
         """One job as JSON, in and out (see ``_request`` and ``Evaluation``)."""
         job = json.loads(request)
@@ -151,6 +155,7 @@ class EvaluatorActor:
 class _Worker:
     handle: ActorHandle
     number: int
+    health: Health
     item: WorkItem | None = None
     reply: Any = None
     began: float = 0.0
@@ -178,7 +183,8 @@ class RayPool:
             self._stations = start_stations(target, self.settings.gpus)
         for number in range(self.settings.count):
             station = self._stations[number % len(self._stations)] if self._stations else None
-            self._workers.append(_Worker(actor.remote(payload, station), number))
+            handle = actor.remote(payload, station)
+            self._workers.append(_Worker(handle, number, Health(handle.ping)))
 
     @property
     def slots(self) -> int:
@@ -192,14 +198,18 @@ class RayPool:
         """Finished jobs; an infrastructure fault is retried here and only its last failure comes back."""
         self._assign()
         busy = {w.reply: w for w in self._workers if w.reply is not None}
-        if not busy:
+        probes = [w.health.probe for w in self._workers if w.health.probe is not None]
+        if not busy and not probes:
+            if self._queue:  # every worker rests until its next probe
+                time.sleep(min(timeout_seconds, PROBE_SECONDS))
             return []
-        ready, rest = ray.wait(list(busy), num_returns=1, timeout=timeout_seconds)
+        ready, rest = ray.wait([*busy, *probes], num_returns=1, timeout=timeout_seconds)
         if ready and rest:
             ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
         finished = []
         for reply in ready:
-            finished += self._collect(busy[reply])
+            if reply in busy:
+                finished += self._collect(busy[reply])
         finished += self._reap_hung()
         self._assign()
         return finished
@@ -209,7 +219,7 @@ class RayPool:
         return [
             f"worker {w.number}: candidate {w.item.index}, {now - w.began:.0f} s"
             if w.item
-            else f"worker {w.number}: idle"
+            else f"worker {w.number}: {w.health.state}"
             for w in self._workers
         ]
 
@@ -232,8 +242,12 @@ class RayPool:
     # -- one worker ------------------------------------------------------------------------------
 
     def _assign(self) -> None:
-        for worker in self._workers:
-            if worker.item is None and self._queue:
+        """Hand the queue to idle workers in service; with every worker lost, their errors are the answer."""
+        now = time.monotonic()
+        states = [worker.health.look(now) for worker in self._workers]
+        lost = all(state is Service.LOST for state in states)
+        for worker, state in zip(self._workers, states, strict=True):
+            if worker.item is None and self._queue and (lost or state is Service.IDLE):
                 worker.item = self._queue.popleft()
                 worker.began = time.monotonic()
                 worker.reply = worker.handle.evaluate.remote(_request(worker.item))
@@ -243,10 +257,10 @@ class RayPool:
         assert item is not None
         try:
             evaluation = Evaluation.model_validate_json(ray.get(worker.reply))
-        except RayActorError as error:
-            evaluation = self._fault(item, f"worker {worker.number} died: {_first_line(error)}")
         except RayError as error:
-            evaluation = self._fault(item, f"worker {worker.number} failed: {_first_line(error)}")
+            how = "died" if isinstance(error, RayActorError) else "failed"
+            evaluation = self._fault(item, f"worker {worker.number} {how}: {_first_line(error)}")
+            worker.health.doubt(time.monotonic())
         worker.item = worker.reply = None
         return self._settle(item, evaluation)
 
@@ -266,6 +280,7 @@ class RayPool:
             if item is None or time.monotonic() - worker.began < self.settings.deadline_seconds(item.scope):
                 continue
             ray.kill(worker.handle, no_restart=False)
+            worker.health.doubt(time.monotonic())
             worker.item = worker.reply = None
             evaluation = self._fault(item, f"worker {worker.number} did not answer in time")
             finished += self._settle(item, evaluation)
