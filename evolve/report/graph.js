@@ -49,13 +49,15 @@ function group(n) {
   const gain = gains[n];
   return gain === null ? "no figure" : gain > 1.001 ? "faster than its parent" : gain < 0.999 ? "slower" : "equal within 0.1 %";
 }
-const sx = (n) => EDGE + (xs[n] * view.scale - view.x) * (canvas.clientWidth - 2 * EDGE);
-const sy = (n) => 20 + (ys[n] * view.tall - view.y) * (canvas.clientHeight - 50);
+// The canvas's size as of the last drawing: asking the page for it costs more than the arithmetic.
+let across = canvas.clientWidth, down = canvas.clientHeight;
+const sx = (n) => EDGE + (xs[n] * view.scale - view.x) * (across - 2 * EDGE);
+const sy = (n) => 20 + (ys[n] * view.tall - view.y) * (down - 50);
 
 // What hovering changes is drawn over a picture of the rest.
 function draw() {
   waiting = false;
-  const ratio = window.devicePixelRatio || 1, w = canvas.clientWidth, h = canvas.clientHeight;
+  const ratio = window.devicePixelRatio || 1, w = across = canvas.clientWidth, h = down = canvas.clientHeight;
   if (canvas.width !== Math.round(w * ratio) || canvas.height !== Math.round(h * ratio)) {
     canvas.width = base.width = Math.round(w * ratio); canvas.height = base.height = Math.round(h * ratio);
     stale = true;
