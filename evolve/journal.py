@@ -78,7 +78,7 @@ class Journal:
             if create:
                 _create(self._db)
             self._check_format()
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, ValueError, TypeError, RecursionError) as error:
             self.close()
             raise JournalError(f"{path} is not a readable journal: {error}.") from error
 
@@ -119,9 +119,9 @@ class Journal:
         """Raises JournalError for what no journal of this version holds."""
         try:
             yield
-        except sqlite3.OperationalError:
-            raise  # locked or out of reach for the moment
         except (sqlite3.DatabaseError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                raise  # locked or out of reach for the moment
             what = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise JournalError(f"{self.path} holds a damaged row: {what}.") from error
 
@@ -183,8 +183,9 @@ class Journal:
     # -- reading ---------------------------------------------------------------------------------
 
     def meta(self, key: str, default: Any = None) -> Any:
-        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return default if row is None else json.loads(row[0])
+        with self._reading():
+            row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+            return default if row is None else json.loads(row[0])
 
     def candidates(self, start: int = 0) -> Iterator[Candidate]:
         """Candidates from index ``start`` on, in proposal order."""
@@ -221,22 +222,25 @@ class Journal:
             return {name: Evaluation.model_validate_json(text) for name, text in rows}
 
     def exchange(self, key: str) -> str | None:
-        row = self._db.execute("SELECT exchange FROM exchanges WHERE key = ?", (key,)).fetchone()
-        return None if row is None else row[0]
+        with self._reading():
+            row = self._db.execute("SELECT exchange FROM exchanges WHERE key = ?", (key,)).fetchone()
+            return None if row is None else row[0]
 
     def exchanges(self) -> Iterator[tuple[str, str]]:
         """(key, exchange) in the order they were made."""
-        yield from self._db.execute("SELECT key, exchange FROM exchanges ORDER BY rowid")
+        with self._reading():
+            yield from self._db.execute("SELECT key, exchange FROM exchanges ORDER BY rowid")
 
     def exchange_rows(self, after: int = 0) -> Iterator[tuple[int, str, str, float]]:
         """(row, key, exchange, answered at) of exchanges after row ``after``, in the order they were made."""
-        yield from self._db.execute(
-            "SELECT rowid, key, exchange, at FROM exchanges WHERE rowid > ? ORDER BY rowid", (after,)
-        )
+        with self._reading():
+            yield from self._db.execute(
+                "SELECT rowid, key, exchange, at FROM exchanges WHERE rowid > ? ORDER BY rowid", (after,)
+            )
 
     def events(self) -> list[Event]:
-        rows = self._db.execute("SELECT seq, kind, detail, at FROM events ORDER BY seq")
         with self._reading():
+            rows = self._db.execute("SELECT seq, kind, detail, at FROM events ORDER BY seq")
             return [Event(seq, kind, json.loads(detail), at) for seq, kind, detail, at in rows]
 
     def content(self) -> dict[str, Any]:

@@ -152,3 +152,20 @@ def test_a_damaged_row_is_one_sentence(tmp_path: Path) -> None:
     db.close()
     with Journal(path) as journal, pytest.raises(JournalError, match="damaged row"):
         list(journal.evaluations())
+
+
+def test_a_damaged_page_is_one_sentence_wherever_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    with Journal(path, write=True, create=True) as journal:
+        journal.add_event("started")
+        journal.add_exchange("k", "answer" * 2000)
+    whole = path.read_bytes()
+    said = set()
+    for page in range(1, len(whole) // 4096):
+        path.write_bytes(whole[: page * 4096] + b"\x5a" * 4096 + whole[(page + 1) * 4096 :])
+        try:
+            with Journal(path) as journal:
+                journal.events(), list(journal.exchanges()), list(journal.exchange_rows()), journal.content()
+        except JournalError as error:
+            said.add("readable" in str(error) or "damaged row" in str(error))
+    assert said == {True}
