@@ -14,6 +14,7 @@ import itertools
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -23,6 +24,12 @@ from seeds.operator import Arrays, Workload
 TABLE = 1 << 16
 _WORD = 0xFFFFFFFF
 _FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
+
+
+def normal_table(deviation: float) -> np.ndarray:
+    """float32 [TABLE]: equally likely values of a centred normal distribution of this standard deviation."""
+    normal = NormalDist(0.0, deviation)
+    return np.array([normal.inv_cdf((i + 0.5) / TABLE) for i in range(TABLE)], dtype=np.float32)
 
 
 def stream(seed: int, workload: str, operand: str) -> int:

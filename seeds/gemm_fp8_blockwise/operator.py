@@ -1,11 +1,6 @@
 """Blockwise FP8 training: quantisers and the NT products of forward, dgrad and wgrad, on pre-quantised operands.
 
-The contract (that of published blockwise training recipes; block 128, e4m3, no power-of-two scales):
-    amax  = max(|x| over the block, 1e-4)          float32
-    scale = 448 / amax                             float32, correctly rounded
-    q     = RNE cast of clamp(x * scale, +-448)    to e4m3
-    s     = 1 / scale                              float32, correctly rounded: the dequantisation multiplier
-Blocks are 1 x 128 along the contracted dimension for activations and gradients, 128 x 128 for weights.
+How operands are quantised, and how scales are stored, is in ``contract.py``.
 
 Hopper's fp8 matrix instruction takes operands with the contracted dimension contiguous, so the quantisers also
 write *transposed* copies, and all three products are NT:
@@ -13,8 +8,7 @@ write *transposed* copies, and all three products are NT:
     dgrad    dx [M, K] = dy [M, N]   . w^T [K, N]^T    rows x blocks     ``gemm_nt``
     wgrad    dw [N, K] = dy^T [N, M] . x^T [K, M]^T    rows x rows       ``gemm_nt_rows``
 
-Scales of 1 x 128 blocks are stored [blocks along the contracted dimension, rows]: neighbouring rows of one
-block lie together, which is what a tile's loads want (and what vendor libraries take, as stride (1, M)).
+``step`` is all of it at once (``step.py``).
 """
 
 from __future__ import annotations
@@ -22,99 +16,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
 from types import MappingProxyType
 
-import ml_dtypes
 import numpy as np
 
+from seeds.gemm_fp8_blockwise.contract import (
+    BLOCK,
+    FP8_MAX,
+    INPUT_KINDS,
+    cast,
+    dequantise_blocks,
+    dequantise_rows,
+    draw,
+    generator,
+    quantise_blocks,
+    quantise_rows,
+)
 from seeds.gemm_fp8_blockwise.shapes import gemm_suites, matrix_suites, wgrad_suites
+from seeds.gemm_fp8_blockwise.step import TrainingStep, step_seed, step_suites
 from seeds.operator import Arrays, BitExactGate, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
-from seeds.sampled import TABLE, Elements, Sample, spread_picks
-
-BLOCK = 128
-"""Edge of a scale block, elements."""
-
-FP8_MAX = np.float32(448.0)
-"""Largest finite e4m3fn value."""
-
-AMAX_FLOOR = np.float32(1e-4)
-"""Smallest block maximum a scale is made from."""
+from seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
 
 SAMPLED = 96
 """Rows, and columns, of a big product that are checked."""
 
-INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks")
-
 _KERNELS = Path(__file__).parent / "kernels"
-
-
-def scales_of(amax: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Block maxima (float32) -> (scale, 1 / scale) in float32 as the contract rounds them."""
-    scale = FP8_MAX / np.maximum(amax.astype(np.float32), AMAX_FLOOR)
-    return scale, np.float32(1.0) / scale
-
-
-def cast(scaled: np.ndarray) -> np.ndarray:
-    """float32, already scaled -> e4m3 with saturation."""
-    return np.clip(scaled, -FP8_MAX, FP8_MAX).astype(ml_dtypes.float8_e4m3fn)
-
-
-def quantise_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """1 x 128 blocks of ``x`` [R, C] -> (q [R, C] e4m3, s [C/128, R] float32)."""
-    rows, cols = x.shape
-    blocks = x.astype(np.float32).reshape(rows, cols // BLOCK, BLOCK)
-    scale, inverse = scales_of(np.abs(blocks).max(axis=2))
-    return cast(blocks * scale[:, :, None]).reshape(rows, cols), np.ascontiguousarray(inverse.T)
-
-
-def quantise_blocks(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """128 x 128 blocks of ``x`` [R, C] -> (q [R, C] e4m3, s [R/128, C/128] float32)."""
-    rows, cols = x.shape
-    blocks = x.astype(np.float32).reshape(rows // BLOCK, BLOCK, cols // BLOCK, BLOCK)
-    scale, inverse = scales_of(np.abs(blocks).max(axis=(1, 3)))
-    return cast(blocks * scale[:, None, :, None]).reshape(rows, cols), inverse
-
-
-def dequantise_rows(q: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """(q [R, C], s [C/128, R]) -> float64 [R, C]."""
-    return q.astype(np.float64) * np.repeat(s.astype(np.float64).T, BLOCK, axis=1)
-
-
-def dequantise_blocks(q: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """(q [R, C], s [R/128, C/128]) -> float64 [R, C]."""
-    return q.astype(np.float64) * np.repeat(np.repeat(s.astype(np.float64), BLOCK, axis=0), BLOCK, axis=1)
-
-
-def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarray:
-    """A bf16-representable float32 matrix [rows, cols] distributed as ``kind``.
-
-    ``randn``: standard normal. ``outliers``: 1/64 of the rows and columns are 64 times larger. ``spread``: every
-    128 x 128 block has its own magnitude in 2^-12 .. 2^12, every row another 2^-2 .. 2^2, so that a wrong scale
-    index shows. ``zero_blocks``: half of the blocks are zero. Raises ValueError for another kind.
-    """
-    x = rng.standard_normal((rows, cols), dtype=np.float32)
-    grid = (-(-rows // BLOCK), -(-cols // BLOCK))
-
-    def blow_up(factors: np.ndarray) -> np.ndarray:
-        wide = np.repeat(np.repeat(factors.astype(np.float32), BLOCK, axis=0), BLOCK, axis=1)
-        return wide[:rows, :cols]
-
-    if kind == "outliers":
-        x[rng.choice(rows, max(1, rows // 64), replace=False)] *= np.float32(64)
-        x[:, rng.choice(cols, max(1, cols // 64), replace=False)] *= np.float32(64)
-    elif kind == "spread":
-        x *= blow_up(np.exp2(rng.integers(-12, 13, grid)))
-        x *= np.exp2(rng.integers(-2, 3, (rows, 1))).astype(np.float32)
-    elif kind == "zero_blocks":
-        x *= blow_up(rng.random(grid) < 0.5)
-    elif kind != "randn":
-        raise ValueError(f"gemm_fp8_blockwise has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
-    return x.astype(ml_dtypes.bfloat16)
-
-
-def _generator(seed: int, kind: str) -> np.random.Generator:
-    return np.random.default_rng([seed, INPUT_KINDS.index(kind) if kind in INPUT_KINDS else 0])
 
 
 @dataclass(frozen=True)
@@ -154,7 +80,7 @@ class BlockwiseGemm:
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands, quantised by the contract from matrices that ``draw`` distributes as ``kind``."""
         m, n, k = self._dims(workload)
-        rng = _generator(seed, kind)
+        rng = generator(seed, kind)
         a_q, a_s = quantise_rows(draw(rng, m, k, kind))
         b_q, b_s = (quantise_rows if self.columns else quantise_blocks)(draw(rng, n, k, kind))
         return {"a_q": a_q, "a_s": a_s, "b_q": b_q, "b_s": b_s}
@@ -168,8 +94,7 @@ class BlockwiseGemm:
     def tables(self) -> Mapping[str, np.ndarray]:
         """Payloads as quantised normal data has them, scales of block maxima between 1.6 and 4.9 (log-uniform)."""
         # the largest of 128 normals is near 2.7, so a standard deviation is 448 / 2.7 after scaling
-        normal = NormalDist(0.0, float(FP8_MAX) / 2.7)
-        payload = cast(np.array([normal.inv_cdf((i + 0.5) / TABLE) for i in range(TABLE)], dtype=np.float32))
+        payload = cast(normal_table(float(FP8_MAX) / 2.7))
         scale = (np.geomspace(1.6, 4.9, TABLE) / 448.0).astype(np.float32)
         return {"a_q": payload, "a_s": scale, "b_q": payload, "b_s": scale}
 
@@ -255,7 +180,7 @@ class Quantiser:
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """A fresh ``x``, distributed as ``kind`` (see ``draw``)."""
         m, k = self._dims(workload)
-        return {"x": draw(_generator(seed, kind), m, k, kind)}
+        return {"x": draw(generator(seed, kind), m, k, kind)}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
         """``bits``: what the contract gives, bit for bit."""
@@ -290,7 +215,7 @@ class Quantiser:
         return m, k
 
 
-def operators() -> dict[str, BlockwiseGemm | Quantiser]:
+def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep]:
     """The family's operators by recipe name."""
     family = "gemm_fp8_blockwise"
     products = {
@@ -298,13 +223,13 @@ def operators() -> dict[str, BlockwiseGemm | Quantiser]:
             f"{family}/gemm_nt",
             0,
             gemm_suites(),
-            _seeds("pointer", "tma", "gluon_ws", "gluon_skew"),
+            _seeds("pointer", "tma", "gluon_ws", "gluon_skew", "split_k"),
         ),
         "gemm_nt_rows": BlockwiseGemm(
             f"{family}/gemm_nt_rows",
             1,
             wgrad_suites(),
-            _seeds("gluon_ws", "gluon_skew", gluon_ws={"slots": 1}),
+            _seeds("gluon_ws", "gluon_skew", "pointer", gluon_ws={"slots": 1}),
         ),
     }
     quantisers = {
@@ -313,10 +238,25 @@ def operators() -> dict[str, BlockwiseGemm | Quantiser]:
             ("quant_1x128", "rows", ("quant_rows",)),
             ("quant_128x128", "blocks", ("quant_blocks",)),
             ("quant_dual", "rows_dual", ("quant_dual_plain", "quant_dual", "quant_dual_tma")),
-            ("quant_128x128_dual", "blocks_dual", ("quant_blocks_dual",)),
+            ("quant_128x128_dual", "blocks_dual", ("quant_blocks_dual_plain", "quant_blocks_dual")),
         )
     }
-    return {**products, **quantisers}
+    step = TrainingStep(f"{family}/step", step_suites(gemm_suites()), _step_seeds())
+    return {**products, **quantisers, "step": step}
+
+
+def _step_seeds() -> Mapping[str, SeedKernel]:
+    """Plain Triton throughout, and the family's fastest kernels."""
+    chosen = {
+        "plain": ("quant_dual_plain", "quant_blocks_dual_plain", "pointer", "pointer"),
+        "gluon": ("quant_dual", "quant_blocks_dual", "gluon_ws", "gluon_skew"),
+    }
+    seeds = {}
+    for name, (rows, blocks, product, wgrad) in chosen.items():
+        modules = {"activations": rows, "weights": blocks, "gradients": rows}
+        modules |= {"forward": product, "dgrad": product, "wgrad": wgrad}
+        seeds[name] = step_seed(name, _KERNELS, modules)
+    return MappingProxyType(seeds)
 
 
 def _seeds(*names: str, **overrides: Mapping[str, object]) -> Mapping[str, SeedKernel]:

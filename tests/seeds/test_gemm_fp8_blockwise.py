@@ -12,14 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evolve.space import read_declarations
 from fitness.gates import failure, read_gates
-from seeds.gemm_fp8_blockwise.operator import operators, quantise_rows
+from seeds.composition import Part, compose
+from seeds.gemm_fp8_blockwise.contract import quantise_rows
+from seeds.gemm_fp8_blockwise.operator import operators
 from seeds.gemm_fp8_blockwise.shapes import CORE, core, primus84
 from seeds.operator import Operator, Workload
 from seeds.sampled import Elements, Sampled
 
 OPERATORS = operators()
 CHILD = Path(__file__).with_name("fp8_blockwise_children.py")
+INTERPRETED_STEP_DB = 18.0
+"""The interpreter's fp8 cast loses the carry when it rounds up to a power of two (127 becomes 64, 3 % of the
+payloads), which leaves 20 to 23 dB. A swapped operand or scale reads below 5 dB on these inputs."""
 TAILS = {"M": 200, "N": 384, "K": 640}
 
 
@@ -94,6 +100,8 @@ def test_right_answers_pass_and_wrong_ones_fail(recipe: str, kind: str) -> None:
         ignored = {**inputs, "a_s": np.full_like(inputs["a_s"], np.median(inputs["a_s"]))}
         (twin,) = operator.oracle(workload, ignored).values()
         wrong["c"] = twin["c"].astype("bfloat16")
+    elif "dy" in inputs:
+        wrong["dx"] = (inputs["dy"].astype(np.float32) @ inputs["w"].astype(np.float32)).astype("bfloat16")
     else:
         flipped = right["q"].view(np.uint8).copy()
         flipped[-1, -1] ^= 1
@@ -120,7 +128,7 @@ def test_a_zero_block_has_a_finite_scale() -> None:
 
 
 def test_interpreted_seed_kernels_pass() -> None:
-    """Triton's interpreter truncates its fp8 casts (94 to 97 % of payloads equal); scales must be equal bits."""
+    """Triton's interpreter loses carries in its fp8 casts (94 to 97 % of payloads equal); scales must be equal bits."""
     pytest.importorskip("triton")
     small = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2, "group_m": 4}
     cases = [
@@ -135,11 +143,15 @@ def test_interpreted_seed_kernels_pass() -> None:
         ["quant_1x128", "quant_rows", {}, {"M": 200, "K": 384}, "spread"],
         ["quant_128x128", "quant_blocks", {}, {"M": 256, "K": 384}, "zero_blocks"],
         ["quant_dual", "quant_dual_plain", {}, {"M": 256, "K": 384}, "spread"],
+        ["quant_128x128_dual", "quant_blocks_dual_plain", {}, {"M": 256, "K": 384}, "spread"],
+        ["gemm_nt", "split_k", {"split": 4}, {"M": 40, "N": 128, "K": 768}, "spread"],
+        ["gemm_nt_rows", "pointer", {**small, "skew": True}, {"M": 72, "N": 128, "K": 384}, "spread"],
+        ["step", "plain", {}, {"M": 128, "N": 256, "K": 384}, "spread"],
     ]
     for recipe, _, _, _, values in child("interpret", cases, TRITON_INTERPRET="1"):
         for name, value in values.items():
             least = 45.0 if name == "c" else 1.0 if name.startswith("s") else 0.9
-            assert value >= least, (recipe, name, value)
+            assert value >= (INTERPRETED_STEP_DB if recipe == "step" else least), (recipe, name, value)
 
 
 def hopper_cases() -> list:
@@ -199,20 +211,42 @@ def test_every_seed_kernel_passes_its_gates_on_the_gpu() -> None:
                 cases += [[recipe, seed, {}, dict(workload.dims), kind] for kind in operator.input_kinds]
     for recipe, seed, _, kind, values in child("gpu", cases):
         for name, value in values.items():
-            assert value >= (45.0 if name == "c" else 1.0), (recipe, seed, kind, name, value)
+            least = 45.0 if recipe == "step" or name == "c" else 1.0
+            assert value >= least, (recipe, seed, kind, name, value)
 
 
-@pytest.mark.parametrize("recipe", ["gemm_nt", "gemm_nt_rows"])
+@pytest.mark.parametrize("recipe", ["gemm_nt", "gemm_nt_rows", "step"])
 def test_samples_of_big_products_agree_with_the_oracle(recipe: str) -> None:
     operator = OPERATORS[recipe]
     assert isinstance(operator, Sampled)
-    workload = Workload("w", {"M": 200, "N": 384, "K": 256})
+    workload = Workload("w", {"M": 256, "N": 384, "K": 1280})
     shapes = {spec.name: spec.shape for spec in operator.inputs(workload)}
     elements = Elements(5, workload.id, shapes, operator.tables())
     whole = {name: elements.at(name, *map(np.arange, shape)) for name, shape in shapes.items()}
     sample = operator.sample(workload, elements, np.random.default_rng(2))
     (right,) = operator.oracle(workload, whole).values()
-    assert np.allclose(sample.references["exact"]["c"], right["c"][np.ix_(*sample.where["c"])], rtol=1e-12)
-    payload = whole["a_q"].astype(np.float32)
-    assert 150 < payload.std() < 175 and np.abs(payload).max() == 448, "as quantised normal data has it"
-    assert len(np.unique(sample.where["c"][0])) == 96
+    assert sample.where.keys() == right.keys()
+    for name, (rows, columns) in sample.where.items():
+        assert np.allclose(sample.references["exact"][name], right[name][np.ix_(rows, columns)], rtol=1e-12)
+        assert len(np.unique(rows)) == 96 and len(np.unique(columns)) >= 36
+    if recipe != "step":
+        payload = whole["a_q"].astype(np.float32)
+        assert 150 < payload.std() < 175 and np.abs(payload).max() == 448, "as quantised normal data has it"
+
+
+def test_a_composed_module_keeps_each_part_apart() -> None:
+    """Two uses of one module have parameters and constraints of their own, in the whole's dimensions, one kernel."""
+    source = OPERATORS["gemm_nt"].kernels["pointer"].source
+    parts = [
+        Part("one", "pointer", source),
+        Part("two", "pointer", source, {"N": "K", "K": "N"}, {"group_m": 4}),
+    ]
+    text = compose("Both.", parts, "def launch(inputs, params):\n    return one_launch(inputs, params)")
+    declared = read_declarations(text)
+    assert declared.defaults["one_group_m"] == 8 and declared.defaults["two_group_m"] == 4
+    assert declared.constraints["N % 128 == 0"].startswith("two: a step of K")
+    assert text.count("def pointer_gemm_kernel") == 1 and 'params["two_skew"]' in text
+    with pytest.raises(ValueError, match="part three: module pointer has no parameter turbo"):
+        compose("Bad.", [Part("three", "pointer", source, {}, {"turbo": 1})], "")
+    with pytest.raises(ValueError, match="part four: module none declares no SPACE"):
+        compose("Bad.", [Part("four", "none", "import torch")], "")

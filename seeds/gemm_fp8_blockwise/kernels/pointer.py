@@ -1,7 +1,8 @@
 """Blockwise FP8 GEMM (NT) in plain Triton with pointer loads: the seed a user would write first.
 
-Scales: A one per row and 128-wide step of K ([K/128, M]), B one per 128 x 128 block ([N/128, K/128]). With
-``skew`` the partial of one step is promoted while the product of the next is under way.
+Scales: A one per row and 128-wide step of K ([K/128, M]), B one per 128 x 128 block ([N/128, K/128]) or, as A,
+one per row and step ([K/128, N]). With ``skew`` the partial of one step is promoted while the product of the
+next is under way.
 """
 
 import torch
@@ -39,6 +40,7 @@ def gemm_kernel(
     BN: tl.constexpr,
     GROUP: tl.constexpr,
     SKEW: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     num_m = tl.cdiv(M, BM)
     num_n = tl.cdiv(N, BN)
@@ -57,13 +59,17 @@ def gemm_kernel(
     a_at = a_ptr + safe.to(tl.int64)[:, None] * K + depth[None, :]
     b_at = b_ptr + col.to(tl.int64)[None, :] * K + depth[:, None]
     as_at = as_ptr + safe
-    bs_at = bs_ptr + (pn * BN // 128) * steps
+    bs_at = bs_ptr + (col if COLUMNS else (pn * BN // 128) * steps)
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     before = tl.zeros((BM, BN), dtype=tl.float32)
     before_scale = tl.zeros((BM,), dtype=tl.float32)
     for k in range(steps):
-        scale = tl.load(as_at + k * M) * tl.load(bs_at + k)
+        scale = tl.load(as_at + k * M)
         partial = tl.dot(tl.load(a_at + k * 128), tl.load(b_at + k * 128))
+        if COLUMNS:
+            partial *= tl.load(bs_at + k * N)[None, :]
+        else:
+            scale *= tl.load(bs_at + k)
         if SKEW:
             acc += before * before_scale[:, None]
             before = partial
@@ -95,6 +101,7 @@ def launch(inputs, params):
         params["block_n"],
         params["group_m"],
         params["skew"],
+        inputs["b_s"].shape[0] == k // 128 and inputs["b_s"].shape[1] == n,
         num_warps=params["num_warps"],
         num_stages=params["num_stages"],
     )

@@ -1,0 +1,96 @@
+"""The contract of blockwise FP8 training: how bf16 becomes e4m3 and scales, in numpy, and test matrices for it.
+
+Published recipes; block 128, e4m3, no power-of-two scales:
+    amax  = max(|x| over the block, 1e-4)          float32
+    scale = 448 / amax                             float32, correctly rounded
+    q     = RNE cast of clamp(x * scale, +-448)    to e4m3
+    s     = 1 / scale                              float32, correctly rounded: the dequantisation multiplier
+Blocks are 1 x 128 along the contracted dimension for activations and gradients, 128 x 128 for weights. Scales of
+1 x 128 blocks are stored [blocks along the contracted dimension, rows]: neighbouring rows of one block lie together,
+which is what a tile's loads want (and what vendor libraries take, as stride (1, M)).
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+BLOCK = 128
+"""Edge of a scale block, elements."""
+
+FP8_MAX = np.float32(448.0)
+"""Largest finite e4m3fn value."""
+
+AMAX_FLOOR = np.float32(1e-4)
+"""Smallest block maximum a scale is made from."""
+
+INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks")
+
+
+def scales_of(amax: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Block maxima (float32) -> (scale, 1 / scale) in float32 as the contract rounds them."""
+    scale = FP8_MAX / np.maximum(amax.astype(np.float32), AMAX_FLOOR)
+    return scale, np.float32(1.0) / scale
+
+
+def cast(scaled: np.ndarray) -> np.ndarray:
+    """float32, already scaled -> e4m3 with saturation."""
+    return np.clip(scaled, -FP8_MAX, FP8_MAX).astype(ml_dtypes.float8_e4m3fn)
+
+
+def quantise_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """1 x 128 blocks of ``x`` [R, C] -> (q [R, C] e4m3, s [C/128, R] float32)."""
+    rows, cols = x.shape
+    blocks = x.astype(np.float32).reshape(rows, cols // BLOCK, BLOCK)
+    scale, inverse = scales_of(np.abs(blocks).max(axis=2))
+    return cast(blocks * scale[:, :, None]).reshape(rows, cols), np.ascontiguousarray(inverse.T)
+
+
+def quantise_blocks(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """128 x 128 blocks of ``x`` [R, C] -> (q [R, C] e4m3, s [R/128, C/128] float32)."""
+    rows, cols = x.shape
+    blocks = x.astype(np.float32).reshape(rows // BLOCK, BLOCK, cols // BLOCK, BLOCK)
+    scale, inverse = scales_of(np.abs(blocks).max(axis=(1, 3)))
+    return cast(blocks * scale[:, None, :, None]).reshape(rows, cols), inverse
+
+
+def dequantise_rows(q: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """(q [R, C], s [C/128, R]) -> float64 [R, C]."""
+    return q.astype(np.float64) * np.repeat(s.astype(np.float64).T, BLOCK, axis=1)
+
+
+def dequantise_blocks(q: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """(q [R, C], s [R/128, C/128]) -> float64 [R, C]."""
+    return q.astype(np.float64) * np.repeat(np.repeat(s.astype(np.float64), BLOCK, axis=0), BLOCK, axis=1)
+
+
+def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarray:
+    """A bf16-representable float32 matrix [rows, cols] distributed as ``kind``.
+
+    ``randn``: standard normal. ``outliers``: 1/64 of the rows and columns are 64 times larger. ``spread``: every
+    128 x 128 block has its own magnitude in 2^-12 .. 2^12, every row another 2^-2 .. 2^2, so that a wrong scale
+    index shows. ``zero_blocks``: half of the blocks are zero. Raises ValueError for another kind.
+    """
+    x = rng.standard_normal((rows, cols), dtype=np.float32)
+    grid = (-(-rows // BLOCK), -(-cols // BLOCK))
+
+    def blow_up(factors: np.ndarray) -> np.ndarray:
+        wide = np.repeat(np.repeat(factors.astype(np.float32), BLOCK, axis=0), BLOCK, axis=1)
+        return wide[:rows, :cols]
+
+    if kind == "outliers":
+        x[rng.choice(rows, max(1, rows // 64), replace=False)] *= np.float32(64)
+        x[:, rng.choice(cols, max(1, cols // 64), replace=False)] *= np.float32(64)
+    elif kind == "spread":
+        x *= blow_up(np.exp2(rng.integers(-12, 13, grid)))
+        x *= np.exp2(rng.integers(-2, 3, (rows, 1))).astype(np.float32)
+    elif kind == "zero_blocks":
+        x *= blow_up(rng.random(grid) < 0.5)
+    elif kind != "randn":
+        raise ValueError(f"gemm_fp8_blockwise has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
+    return x.astype(ml_dtypes.bfloat16)
+
+
+def generator(seed: int, kind: str) -> np.random.Generator:
+    """The random numbers of one seed and kind of inputs."""
+    return np.random.default_rng([seed, INPUT_KINDS.index(kind) if kind in INPUT_KINDS else 0])
