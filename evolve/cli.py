@@ -71,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser("report", help="write a campaign's report as one HTML file")
     report.add_argument("campaign", nargs="?", help="its id (default: the newest)")
+    report.add_argument(
+        "--against", metavar="CAMPAIGN", help="compare it with this campaign instead (id or folder)"
+    )
     report.add_argument("--output", type=Path, help="file to write (default: beside the journal)")
     report.set_defaults(run=_report)
 
@@ -182,6 +185,8 @@ def _report(arguments: argparse.Namespace) -> int:
     from evolve.report.html import write_report
 
     folder = find_campaign(home_folder(arguments.home), arguments.campaign)
+    if arguments.against is not None:
+        return _compare(folder, arguments)
     output = arguments.output or folder / REPORT
     with Journal(folder / JOURNAL) as journal:
         try:
@@ -190,6 +195,25 @@ def _report(arguments: argparse.Namespace) -> int:
             raise UserError(f"--output: cannot write {output}: {error.strerror}.") from error
     _say(f"report: {output}")
     _say(f"lineage: {output.with_name(f'{output.stem}-{PAGE}')}")
+    return 0
+
+
+def _compare(folder: Path, arguments: argparse.Namespace) -> int:
+    from evolve.journal import Journal
+    from evolve.report.compare import pair_of, write_comparison
+    from evolve.report.data import load
+
+    other = find_campaign(home_folder(arguments.home), arguments.against)
+    if other.resolve() == folder.resolve():
+        raise UserError(f"--against: {arguments.against} is the campaign itself; name another one.")
+    output = arguments.output or folder / f"report-against-{other.name}.html"
+    with Journal(folder / JOURNAL) as this, Journal(other / JOURNAL) as that:
+        pair = pair_of(load(this), load(that))
+    try:
+        write_comparison(pair, output)
+    except OSError as error:
+        raise UserError(f"--output: cannot write {output}: {error.strerror}.") from error
+    _say(f"comparison: {output}")
     return 0
 
 

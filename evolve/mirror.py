@@ -27,13 +27,8 @@ from evolve.evaluator import Scope
 from evolve.history import Candidate
 from evolve.journal import Journal
 from evolve.mirror_traces import TraceWriter
-from evolve.report.charts import Axis, convergence_svg
 from evolve.report.data import load
-from evolve.report.graph import render_lineage
-from evolve.report.html import render
-from evolve.report.lineage import lineage_svg
-from evolve.report.tables import seed_and_winner
-from evolve.report.timeline import read_timeline, timeline_svg
+from evolve.report.files import campaign_files
 from evolve.run_content import CANDIDATE, NOTE, UID, RunContent
 from fitness.evaluation import Evaluation
 
@@ -122,7 +117,7 @@ class Mirror:
         )
         if closing:
             self._write_references()
-            self._upload(self._parent, self._closing_files())
+            self._upload(self._parent, campaign_files(load(self._journal)))
             ended = int(max(e.at for e in self._journal.events() if e.kind != "promoted") * 1000)
             status = "FINISHED" if state == "finished" else "KILLED"
             self._client.set_terminated(self._parent, status, ended)
@@ -297,27 +292,6 @@ class Mirror:
             values.update(run_content.reference_metrics(references, scope.value, kind))
         at = int(self._started * 1000)
         self._log(self._parent, {}, [Metric(k, v, at, 0) for k, v in values.items()])
-
-    def _closing_files(self) -> dict[str, str]:
-        data = load(self._journal)
-        files = {"report.html": render(data), "lineage.html": render_lineage(data)}
-        if data.points:
-            files["convergence.svg"] = convergence_svg(data, Axis.EVALUATIONS, standalone=True)
-        if data.winner is not None:
-            files["winner.py"] = data.winner.genome.source
-            files["winner.params.json"] = json.dumps(dict(data.winner.genome.params), indent=2) + "\n"
-            files["lineage.svg"] = lineage_svg(data, data.winner, standalone=True)
-        pair = seed_and_winner(data, needs="timeline")
-        if pair is not None:
-            read = (
-                read_timeline(f"seed {pair[1][0]}", pair[1][1].diagnosis),
-                read_timeline("winner", pair[2].diagnosis),
-            )
-            lanes = [timeline for timeline in read if timeline is not None]
-            label = f"Busy share of each unit, {pair[0]} on {data.target}, {data.kind}"
-            if lanes:
-                files["timeline.svg"] = timeline_svg(lanes, label, standalone=True)
-        return files
 
     def _log(self, run_id: str, params: Mapping[str, str], metrics: list[Metric]) -> None:
         """One request while it fits MLflow's limits, more beyond."""

@@ -194,7 +194,10 @@ def campaign_note(
                 f"| {_plain(name)} | {_plain(w.workload)} | {time_text(w.seconds)} | {rate_text(w.tflops)} "
                 f"| {w.roofline_fraction:.1%} |"
             )
-    lines += ["", "Artifacts: `report.html` (open it here), `winner.py`, `lineage.svg`, `timeline.svg`."]
+    lines += [
+        "",
+        "Artifacts: `report.html` and `lineage.html` (open them here), their pictures as `.svg`, `winner.py`.",
+    ]
     return "\n".join(lines)[:TAG_LENGTH]
 
 

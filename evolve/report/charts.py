@@ -17,10 +17,17 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 150, 34, 62
 RUG = 10
 LABEL_GAP = 15
 
+Interval = tuple[float, float]
+"""TFLOP/s."""
+
 
 class Axis(StrEnum):
     EVALUATIONS = "evaluations"
     TIME = "time"
+
+    def of(self, point: Point) -> float:
+        """Where a point lies: evaluations finished, or seconds of campaign time."""
+        return point.elapsed if self is Axis.TIME else float(point.arrival)
 
 
 @dataclass(frozen=True)
@@ -41,44 +48,57 @@ class Frame:
 
 @dataclass(frozen=True)
 class Line:
-    """A horizontal reference: a seed's or baseline's fitness in TFLOP/s."""
+    """A horizontal reference: a seed's or baseline's fitness in TFLOP/s, and the interval it lies in."""
 
     name: str
     role: str
     fitness: float
+    interval: Interval | None = None
 
 
 def convergence_svg(data: CampaignData, axis: Axis = Axis.EVALUATIONS, *, standalone: bool = False) -> str:
-    """Dots: every evaluation that passed. Step line: best so far. Red ticks: failures. Dashes: references."""
+    """Dots: every evaluation that passed. Step line: best so far. Red ticks: failures. Dashes: references.
+
+    Where figures have an interval, a band around the line shows it.
+    """
     passed = [p for p in data.points if p.evaluation.verdict is Verdict.OK]
     label = f"Fitness on suite {data.facts.get('suite')} against {axis.value}"
     if not passed:
         note = svg.text(WIDTH / 2, 40, "No candidate has passed yet.", class_="middle quiet")
         return svg.drawing(WIDTH, 80, label, note, standalone=standalone)
-    lines = _references(data)
-    values = [p.evaluation.fitness or 0.0 for p in passed] + [line.fitness for line in lines]
-    margin = (max(values) - min(values)) * 0.06 or max(values) * 0.05
-    frame = Frame(_span(data, axis), max(0.0, min(values) - margin), max(values) + margin)
-    parts = [_axes(data, frame, axis), _rug(data, frame, axis), _dots(passed, frame, axis)]
-    parts += [_reference(line, frame) for line in lines]
-    parts += [_best(passed, frame, axis), _labels(data, passed, lines, frame)]
+    lines = references(data)
+    frame = frame_of([p.evaluation.fitness or 0.0 for p in passed], lines, span(data, axis))
+    parts = [axes(data, frame, axis), _rug(data, frame, axis), _bands(passed, lines, frame, axis)]
+    parts += [_dots(passed, frame, axis), *(_reference(line, frame) for line in lines)]
+    parts += [_best(passed, frame, axis), _labels(passed, lines, frame)]
     return svg.drawing(WIDTH, HEIGHT, label, *parts, standalone=standalone)
 
 
-def _position(point: Point, axis: Axis) -> float:
-    return point.elapsed if axis is Axis.TIME else float(point.arrival)
+def frame_of(fitnesses: Sequence[float], lines: Sequence[Line], high_x: float) -> Frame:
+    """A frame that all figures and their intervals fit into."""
+    values = [*fitnesses, *(line.fitness for line in lines)]
+    values += [end for line in lines for end in line.interval or ()]
+    margin = (max(values) - min(values)) * 0.06 or max(values) * 0.05
+    return Frame(high_x, max(0.0, min(values) - margin), max(values) + margin)
 
 
-def _span(data: CampaignData, axis: Axis) -> float:
-    return max(1.0, *(_position(p, axis) for p in data.points)) * 1.01
+def span(data: CampaignData, axis: Axis) -> float:
+    """How far a campaign reaches along an axis, and a little more."""
+    return max(1.0, *(axis.of(p) for p in data.points)) * 1.01
 
 
-def _references(data: CampaignData) -> list[Line]:
+def references(data: CampaignData) -> list[Line]:
+    """Seeds and baselines on the suite, fittest first."""
     rows = [row for row in data.ranking(Scope.SUITE) if row.role != "winner"]
-    return [Line(row.name, row.role, row.evaluation.fitness) for row in rows if row.evaluation.fitness]
+    return [
+        Line(row.name, row.role, row.evaluation.fitness, row.evaluation.interval)
+        for row in rows
+        if row.evaluation.fitness
+    ]
 
 
-def _axes(data: CampaignData, frame: Frame, axis: Axis) -> str:
+def axes(data: CampaignData, frame: Frame, axis: Axis) -> str:
+    """Rules, their values, and what both axes mean."""
     parts = []
     for value in ticks(frame.low_y, frame.high_y):
         y = frame.y(value)
@@ -102,7 +122,7 @@ def _rug(data: CampaignData, frame: Frame, axis: Axis) -> str:
     """One tick under the chart for every evaluation that failed."""
     top = HEIGHT - BOTTOM + 3
     failed = [p for p in data.points if p.evaluation.verdict is not Verdict.OK]
-    path = "".join(f"M{frame.x(_position(p, axis)):.1f} {top}v{RUG}" for p in failed)
+    path = "".join(f"M{frame.x(axis.of(p)):.1f} {top}v{RUG}" for p in failed)
     if not path:
         return ""
     note = svg.text(WIDTH - RIGHT + 8, top + RUG, f"{len(failed)} failed", class_="quiet")
@@ -110,9 +130,7 @@ def _rug(data: CampaignData, frame: Frame, axis: Axis) -> str:
 
 
 def _dots(passed: Sequence[Point], frame: Frame, axis: Axis) -> str:
-    path = "".join(
-        f"M{frame.x(_position(p, axis)):.1f} {frame.y(p.evaluation.fitness or 0.0):.1f}h0" for p in passed
-    )
+    path = "".join(f"M{frame.x(axis.of(p)):.1f} {frame.y(p.evaluation.fitness or 0.0):.1f}h0" for p in passed)
     return svg.tag("path", d=path, class_="dots")
 
 
@@ -121,29 +139,64 @@ def _reference(line: Line, frame: Frame) -> str:
     return svg.tag("path", d=f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", class_=f"reference {line.role}")
 
 
-def _best(passed: Sequence[Point], frame: Frame, axis: Axis) -> str:
-    path, marks, best = "", [], 0.0
+def records(passed: Sequence[Point]) -> list[Point]:
+    """Each evaluation that was fitter than all before it."""
+    found: list[Point] = []
     for point in passed:
-        fitness = point.evaluation.fitness or 0.0
-        if fitness <= best:
-            continue
-        x, y = frame.x(_position(point, axis)), frame.y(fitness)
+        if not found or (point.evaluation.fitness or 0.0) > (found[-1].evaluation.fitness or 0.0):
+            found.append(point)
+    return found
+
+
+def best_path(steps: Sequence[Point], frame: Frame, axis: Axis) -> str:
+    """The line of the best so far, to the right edge, as data of a path."""
+    path = ""
+    for point in steps:
+        x, y = frame.x(axis.of(point)), frame.y(point.evaluation.fitness or 0.0)
         path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
-        tip = svg.title(
-            f"candidate {point.candidate.index}: {rate_text(fitness)}, {point.candidate.mutation.detail}"
-        )
-        marks.append(svg.tag("circle", tip, cx=x, cy=y, r=4.5, class_="step"))
-        best = fitness
-    path += f"H{WIDTH - RIGHT}"
-    return svg.tag("path", d=path, class_="best") + "".join(marks)
+    return path + f"H{WIDTH - RIGHT}"
 
 
-def _labels(data: CampaignData, passed: Sequence[Point], lines: Sequence[Line], frame: Frame) -> str:
-    """Names at the right edge, pushed apart so that none covers another."""
+def _best(passed: Sequence[Point], frame: Frame, axis: Axis) -> str:
+    steps, marks = records(passed), []
+    for point in steps:
+        fitness = point.evaluation.fitness or 0.0
+        tip = f"candidate {point.candidate.index}: {rate_text(fitness)}, {point.candidate.mutation.detail}"
+        x, y = frame.x(axis.of(point)), frame.y(fitness)
+        marks.append(svg.tag("circle", svg.title(tip), cx=x, cy=y, r=4.5, class_="step"))
+    return svg.tag("path", d=best_path(steps, frame, axis), class_="best") + "".join(marks)
+
+
+def _bands(passed: Sequence[Point], lines: Sequence[Line], frame: Frame, axis: Axis) -> str:
+    """The interval of the best so far and of each reference; nothing where figures repeat exactly."""
+    steps = records(passed)
+    ends = [*(frame.x(axis.of(p)) for p in steps[1:]), float(WIDTH - RIGHT)]
+    parts = [
+        _band(frame.x(axis.of(point)), end, point.evaluation.interval, frame, "")
+        for point, end in zip(steps, ends, strict=True)
+    ]
+    parts += [_band(LEFT, WIDTH - RIGHT, line.interval, frame, line.role) for line in lines]
+    return "".join(parts)
+
+
+def _band(begin: float, end: float, interval: Interval | None, frame: Frame, role: str) -> str:
+    if interval is None or interval[0] == interval[1]:
+        return ""
+    low, high = (min(max(value, frame.low_y), frame.high_y) for value in interval)
+    top, height = frame.y(high), frame.y(low) - frame.y(high)
+    return svg.tag("rect", x=begin, y=top, width=end - begin, height=height, class_=f"band {role}".strip())
+
+
+def _labels(passed: Sequence[Point], lines: Sequence[Line], frame: Frame) -> str:
     best = max(p.evaluation.fitness or 0.0 for p in passed)
     wanted = [(frame.y(best), f"best {best:.4g}", "winner strong")]
     wanted += [(frame.y(line.fitness), f"{line.name} {line.fitness:.4g}", line.role) for line in lines]
-    wanted.sort()
+    return edge_labels(wanted)
+
+
+def edge_labels(wanted: list[tuple[float, str, str]]) -> str:
+    """(y in pixels, name, class): names at the right edge, pushed apart so that none covers another."""
+    wanted = sorted(wanted)
     placed: list[float] = []
     for y, _, _ in wanted:
         placed.append(max(y, placed[-1] + LABEL_GAP) if placed else y)
@@ -155,4 +208,22 @@ def _labels(data: CampaignData, passed: Sequence[Point], lines: Sequence[Line], 
     return "".join(
         svg.text(WIDTH - RIGHT + 8, y + 4, name[:24], class_=role)
         for y, (_, name, role) in zip(placed, wanted, strict=True)
+    )
+
+
+def axis_buttons() -> str:
+    """The switch between charts that carry ``data-axis``."""
+    return svg.tag(
+        "div",
+        "".join(
+            svg.tag(
+                "button",
+                f"by {axis.value}",
+                type="button",
+                data_show=axis.value,
+                aria_pressed=str(not n).lower(),
+            )
+            for n, axis in enumerate(Axis)
+        ),
+        class_="switch",
     )

@@ -6,11 +6,7 @@ Across: the order of proposals. Up: fitness; what failed lies in a band below. T
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,7 @@ from evolve.genome import Genome
 from evolve.history import Candidate
 from evolve.report.data import CampaignData
 from evolve.report.diffs import source_diff
+from evolve.report.page import render_page
 from evolve.report.svg import clean, tag
 from evolve.report.whole import write_whole
 
@@ -40,18 +37,7 @@ def write_lineage(data: CampaignData, path: Path) -> Path:
 
 def render_lineage(data: CampaignData) -> str:
     """The page as text. Its policy forbids any script but its own, and the network."""
-    script = _resource("graph.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    name = clean(data.facts.get("id", "campaign"))
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}"><title>{name} lineage</title>'
-        f"<style>{_resource('picture.css')}{_resource('graph.css')}</style>"
-    )
+    name = str(data.facts.get("id", "campaign"))
     facts = (
         f"{data.facts.get('operator', '?')} on {data.target} ({data.kind}), {len(data.points)} evaluations"
     )
@@ -63,17 +49,20 @@ def render_lineage(data: CampaignData) -> str:
     winner = tag("button", "winner's line", type="button", id="winner")
     bar = tag(
         "header",
-        tag("h1", name)
+        tag("h1", clean(name))
         + tag("p", clean(facts), class_="quiet")
         + tag("p", "colour by " + chooser + winner + reset, class_="switch")
         + tag("p", "", id="legend"),
     )
     canvas = tag("canvas", "", id="graph", tabindex="0", aria_label="Candidates by proposal and fitness")
     panel = tag("aside", tag("p", "Choose a candidate to see what it changed and measured."), id="panel")
-    payload = json.dumps(_payload(data), separators=(",", ":")).replace("<", "\\u003c")
-    block = f'<script type="application/json" id="data">{payload}</script>'
-    body = bar + tag("main", canvas + panel) + block + f"<script>{script}</script>"
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+    return render_page(
+        f"{name} lineage",
+        bar + tag("main", canvas + panel),
+        script="graph.js",
+        styles=("picture.css", "graph.css"),
+        data=_payload(data),
+    )
 
 
 COLOURS = {"mutation": "mutation", "verdict": "verdict", "gain": "gain over parent", "island": "island"}
@@ -151,7 +140,3 @@ def _diffs(candidates: Sequence[Candidate], by_genome: Mapping[str, Candidate]) 
 def _diff(parent: Genome, child: Genome) -> str:
     text = source_diff(parent, child)
     return text if len(text) <= DIFF_CHARACTERS else text[:DIFF_CHARACTERS] + CUT
-
-
-def _resource(name: str) -> str:
-    return resources.files("evolve.report").joinpath(name).read_text(encoding="utf-8")

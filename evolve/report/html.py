@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import time
-from importlib import resources
 from pathlib import Path
 
 import yaml
 
 from evolve.evaluator import Scope
-from evolve.history import Candidate
 from evolve.journal import Journal
 from evolve.report import tables
-from evolve.report.charts import Axis, convergence_svg
+from evolve.report.archive_map import archive_map, archive_svg
+from evolve.report.charts import Axis, axis_buttons, convergence_svg
+from evolve.report.credit import by_proposer, by_rule, credit_svg
 from evolve.report.data import CampaignData, load
-from evolve.report.diffs import parameter_changes, source_diff
 from evolve.report.graph import PAGE, write_lineage
-from evolve.report.lineage import drawn_ancestors, gain_over_parents, lineage_svg
+from evolve.report.heat import heat_svg, ratios
+from evolve.report.lineage import drawn_ancestors, lineage_svg
+from evolve.report.page import chart, note, render_page, section
+from evolve.report.roofline import roofline, roofline_svg
+from evolve.report.steps import code, step
 from evolve.report.svg import clean, tag
-from evolve.report.timeline import read_timeline, timeline_svg
-from evolve.report.units import duration_text, gain_text, percent_text, rate_text, time_text
+from evolve.report.timeline import seed_and_winner_timelines, timeline_svg
+from evolve.report.units import duration_text, percent_text, rate_text, time_text
 from evolve.report.whole import write_whole
 from fitness.evaluation import Verdict
-
-DIFF_LINES = 600
-"""Longer diffs are cut in the page; the candidate's MLflow run has them whole."""
 
 
 def write_report(journal: Journal, path: Path) -> Path:
@@ -41,30 +39,23 @@ def write_report(journal: Journal, path: Path) -> Path:
 
 def render(data: CampaignData) -> str:
     """The page as text. Nothing in it asks the network for anything, and its policy forbids it."""
-    script = _resource("report.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
     sections = [
         _header(data),
-        _section("Convergence", _convergence(data)),
-        _section("Figures", _figures(data)),
-        _section("What became of the candidates", tables.verdicts_section(data) if data.points else ""),
-        _section("Lineage of the winner", _lineage(data)),
-        _section("Where the time goes", _timelines(data) + tables.diagnosis_section(data)),
-        _section("The winner", _winner(data)),
-        _section("How it was run", _provenance(data)),
+        section("Convergence", _convergence(data)),
+        section("Figures", _figures(data)),
+        section("Winner against each kernel", _heat(data)),
+        section("Roofline", _roofline(data)),
+        section("What became of the candidates", tables.verdicts_section(data) if data.points else ""),
+        section("Which mutations earned it", _credit(data)),
+        section("Archive", _archive(data)),
+        section("Lineage of the winner", _lineage(data)),
+        section("Where the time goes", _timelines(data) + tables.diagnosis_section(data)),
+        section("The winner", _winner(data)),
+        section("How it was run", _provenance(data)),
     ]
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f"<title>{clean(data.facts.get('id', 'campaign'))} · tilewright</title>"
-        f"<style>{_resource('picture.css')}{_resource('report.css')}</style>"
-    )
-    body = tag("main", "".join(sections)) + f"<script>{script}</script>"
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+    title = f"{data.facts.get('id', 'campaign')} · tilewright"
+    body = tag("main", "".join(sections))
+    return render_page(title, body, script="report.js", styles=("picture.css", "report.css"))
 
 
 def _header(data: CampaignData) -> str:
@@ -116,20 +107,63 @@ def _card(figure: str, meaning: str) -> str:
 def _convergence(data: CampaignData) -> str:
     if not data.points:
         return tag("p", "Nothing has been evaluated yet.")
-    buttons = "".join(
-        tag(
-            "button", f"by {axis.value}", type="button", data_show=axis.value, aria_pressed=str(not n).lower()
-        )
-        for n, axis in enumerate(Axis)
-    )
     charts = "".join(
-        tag("div", convergence_svg(data, axis), class_="scroll chart", data_axis=axis.value) for axis in Axis
+        chart(convergence_svg(data, axis), f"Convergence by {axis.value}", data_axis=axis.value)
+        for axis in Axis
     )
-    note = (
+    certainty = (
+        "bands are 95 % intervals"
+        if any(p.evaluation.interval and len(set(p.evaluation.interval)) > 1 for p in data.points)
+        else "figures repeat exactly, so that there is no interval to draw"
+    )
+    told = (
         "Grey dots are candidates that passed every gate, the line is the best so far, "
-        "ticks below are candidates that failed; hover a step for its mutation."
+        f"ticks below are candidates that failed; {certainty}. Hover a step for its mutation."
     )
-    return tag("div", buttons, class_="switch") + charts + tag("p", note, class_="quiet small")
+    return axis_buttons() + charts + note(told)
+
+
+def _heat(data: CampaignData) -> str:
+    found = ratios(data)
+    return chart(heat_svg(data, found), "Winner against each kernel by shape") if found else ""
+
+
+def _roofline(data: CampaignData) -> str:
+    found = roofline(data)
+    if found is None:
+        return ""
+    left = " A kernel that moves more than it must lies further left." if found.moved else ""
+    told = f"Rates are {data.kind}, roofs the public peaks of one {data.target} device.{left}"
+    return chart(roofline_svg(data, found), "Roofline") + note(told + " Hover a mark for its shape.")
+
+
+def _credit(data: CampaignData) -> str:
+    pictures = [
+        (what, rows) for what, rows in (("proposer", by_proposer(data)), ("rule", by_rule(data))) if rows
+    ]
+    if not pictures:
+        return ""
+    told = (
+        "A record is a candidate fitter than all before it; its share of the gain is that of logarithms, so that "
+        "shares add up to the whole step from the best seed to the best candidate."
+    )
+    drawn = [chart(credit_svg(data, rows, what), f"Credit by {what}") for what, rows in pictures]
+    return "".join(drawn) + note(told)
+
+
+def _archive(data: CampaignData) -> str:
+    """The map, and below it every candidate on it that the winner's lineage does not show."""
+    found = archive_map(data)
+    if not found.cells:
+        return ""
+    ancestors = drawn_ancestors(data, data.winner) if data.winner else []
+    told = {candidate.index for candidate in ancestors}
+    others = [step(data, e.candidate) for e in found.elites if e.candidate.index not in told]
+    hidden = f" {found.hidden} more cells are not drawn." if found.hidden else ""
+    text = f"The fittest candidate of each cell on each island; a square opens its candidate.{hidden}"
+    folded = tag("summary", f"{len(others)} candidates beside the winner's lineage") + "".join(others)
+    rest = tag("details", folded) if others else ""
+    return chart(archive_svg(data, found), "Archive: islands and cells") + note(text) + rest
 
 
 def _figures(data: CampaignData) -> str:
@@ -140,11 +174,11 @@ def _figures(data: CampaignData) -> str:
     if suite:
         parts += [tag("h3", f"Suite {clean(data.facts.get('suite'))}, which decided fitness"), suite]
     if parts:
-        note = (
+        told = (
             f"Times are {data.kind} for one call on {data.target}. A floor is the least time the named "
             "unit needs for this operator, whatever the schedule."
         )
-        parts.append(tag("p", clean(note), class_="quiet small"))
+        parts.append(note(told))
     return "".join(parts)
 
 
@@ -155,82 +189,18 @@ def _lineage(data: CampaignData) -> str:
         tag("span", tag("i", " ", class_=kind) + kind)
         for kind in ("seed", "parameter", "rewrite", "crossover", "llm")
     )
-    steps = "".join(_step(data, c) for c in drawn_ancestors(data, data.winner))
+    steps = "".join(step(data, c) for c in drawn_ancestors(data, data.winner))
     toggle = tag("button", "open all steps", type="button", id="open-all")
-    picture = tag("div", lineage_svg(data, data.winner), class_="scroll chart")
+    picture = chart(lineage_svg(data, data.winner), "Lineage of the winner")
     return tag("p", legend, class_="legend small") + picture + tag("div", toggle, class_="switch") + steps
 
 
-def _step(data: CampaignData, candidate: Candidate) -> str:
-    evaluation = data.evaluations.get(candidate.genome.id)
-    gain = gain_over_parents(data, candidate)
-    figure = rate_text(evaluation.fitness) if evaluation and evaluation.fitness else ""
-    change = "" if gain is None else tag("b", clean(gain_text(gain)), class_=_direction(gain))
-    line = (
-        tag("span", f"#{candidate.index}", class_="quiet")
-        + f" {clean(candidate.mutation.detail)} "
-        + tag("span", f"{clean(figure)} {change}", class_="right")
-    )
-    facts = (
-        f"{candidate.mutation.kind.value} by {candidate.mutation.proposer}, generation {candidate.generation}, "
-        f"island {candidate.island}, genome {candidate.genome.id}"
-    )
-    parts = [tag("summary", line), tag("p", clean(facts), class_="quiet small")]
-    known = [data.candidates[p] for p in candidate.parents if p in data.candidates]
-    parts += [_changes(parent, candidate) for parent in known]
-    if not known:
-        parts.append(_code(candidate.genome.source))
-    return tag("details", "".join(parts), class_="step")
-
-
-def _direction(gain: float) -> str | None:
-    if abs(gain - 1) < 5e-4:
-        return "quiet"
-    return "up" if gain > 1 else "down"
-
-
-def _changes(parent: Candidate, child: Candidate) -> str:
-    """Parameter changes as a table, the source diff coloured below."""
-    parts = [tag("h4", f"from #{parent.index}")]
-    changes = parameter_changes(parent.genome, child.genome)
-    if changes:
-        rows = "".join(
-            tag(
-                "tr",
-                tag("th", clean(n), scope="row")
-                + tag("td", tag("del", clean(a)) + " → " + tag("ins", clean(b))),
-            )
-            for n, a, b in changes
-        )
-        parts.append(tag("div", tag("table", rows, class_="changes"), class_="scroll"))
-    diff = source_diff(parent.genome, child.genome).splitlines()
-    if diff:
-        shown = "".join(_diff_line(line) for line in diff[:DIFF_LINES])
-        cut = f"\n… {len(diff) - DIFF_LINES} more lines" if len(diff) > DIFF_LINES else ""
-        parts.append(tag("pre", shown + cut, class_="diff"))
-    if not changes and not diff:
-        parts.append(tag("p", "same parameters and source", class_="quiet small"))
-    return "".join(parts)
-
-
-def _diff_line(line: str) -> str:
-    kind = {"+": "add", "-": "cut", "@": "hunk"}.get(line[:1])
-    return tag("span", clean(line) + "\n", class_=kind)
-
-
 def _timelines(data: CampaignData) -> str:
-    pair = tables.seed_and_winner(data, needs="timeline")
-    if pair is None:
+    found = seed_and_winner_timelines(data)
+    if found is None:
         return ""
-    workload, (name, seed), winner = pair
-    read = (read_timeline(f"seed {name}", seed.diagnosis), read_timeline("winner", winner.diagnosis))
-    timelines = [t for t in read if t is not None]
-    if not timelines:
-        return ""
-    caption = f"Busy share of each unit over the run of {workload}, {data.target}, {data.kind}; one time axis for both."
-    return tag("div", timeline_svg(timelines, caption), class_="scroll chart") + tag(
-        "p", clean(caption), class_="quiet small"
-    )
+    timelines, caption = found
+    return chart(timeline_svg(timelines, caption), caption) + note(caption)
 
 
 def _winner(data: CampaignData) -> str:
@@ -243,7 +213,7 @@ def _winner(data: CampaignData) -> str:
     )
     facts = tag("p", f"candidate {data.winner.index}, genome {clean(genome.id)}", class_="quiet small")
     table = tag("div", tag("table", tag("caption", "Parameters") + rows, class_="narrow"), class_="scroll")
-    source = tag("details", tag("summary", "Source") + _code(genome.source))
+    source = tag("details", tag("summary", "Source") + code(genome.source))
     return facts + table + source
 
 
@@ -259,17 +229,5 @@ def _provenance(data: CampaignData) -> str:
         )
     if data.config:
         text = yaml.safe_dump(dict(data.config), sort_keys=False, allow_unicode=True)
-        parts.append(tag("details", tag("summary", "Configuration") + _code(text)))
+        parts.append(tag("details", tag("summary", "Configuration") + code(text)))
     return "".join(parts)
-
-
-def _section(name: str, content: str) -> str:
-    return tag("section", tag("h2", clean(name)) + content) if content else ""
-
-
-def _code(text: str) -> str:
-    return tag("pre", tag("code", clean(text)))
-
-
-def _resource(name: str) -> str:
-    return resources.files("evolve.report").joinpath(name).read_text(encoding="utf-8")

@@ -15,3 +15,15 @@ if (all) all.addEventListener("click", () => {
   steps.forEach((step) => { step.open = open; });
   all.textContent = open ? "close all steps" : "open all steps";
 });
+// A link to a candidate opens it, and everything it lies in.
+function reveal() {
+  const goal = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!goal) return;
+  for (let part = goal; part; part = part.parentElement) if (part.tagName === "DETAILS") part.open = true;
+  goal.scrollIntoView({ block: "start" });
+  const first = goal.querySelector("summary");
+  if (first) first.focus({ preventScroll: true });
+}
+addEventListener("hashchange", reveal);
+document.querySelectorAll("a[href^='#']").forEach((link) => link.addEventListener("click", () => setTimeout(reveal)));
+reveal();

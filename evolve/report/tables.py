@@ -44,9 +44,9 @@ def _summary_table(data: CampaignData, scope: Scope, rows: Sequence[Named]) -> s
             body.append(_failed_row(row, 2))
             continue
         body.append(_row(row, rate_text(fitness), _ratio(fitness, base.evaluation.fitness if base else None)))
-    head = _head("kernel", f"fitness ({clean(data.kind)})", _ratio_head(base))
+    head = head_row("kernel", f"fitness ({clean(data.kind)})", _ratio_head(base))
     caption = f"Geometric mean over the {scope.value} workloads, {data.target}, {data.kind}"
-    return _table(caption, head, body)
+    return table(caption, head, body)
 
 
 def _workload_table(data: CampaignData, workload: str, rows: Sequence[Named]) -> str:
@@ -61,9 +61,9 @@ def _workload_table(data: CampaignData, workload: str, rows: Sequence[Named]) ->
     body += [_failed_row(row, 4) for row, f in figures if f is None]
     for name, seconds in data.floors(workload).items():
         label = tag("th", f"floor: {clean(_words(name))}", scope="row")
-        body.append(tag("tr", label + _cells(time_text(seconds), "", "", ""), class_="floor"))
-    head = _head("kernel", "time", "rate", "of roofline", _ratio_head(base))
-    return _table(f"{workload} on {data.target}, {data.kind}", head, body)
+        body.append(tag("tr", label + number_cells(time_text(seconds), "", "", ""), class_="floor"))
+    head = head_row("kernel", "time", "rate", "of roofline", _ratio_head(base))
+    return table(f"{workload} on {data.target}, {data.kind}", head, body)
 
 
 def verdicts_section(data: CampaignData) -> str:
@@ -96,8 +96,8 @@ def verdicts_section(data: CampaignData) -> str:
             tag("td", tag("span", bar, class_="track") + "<br>".join(told), class_="wide"),
         ]
         body.append(tag("tr", "".join(cells)))
-    head = _head("verdict", "candidates", "share and most frequent reasons", text_from=2)
-    return _table(f"{len(data.points)} evaluations by verdict", head, body)
+    head = head_row("verdict", "candidates", "share and most frequent reasons", text_from=2)
+    return table(f"{len(data.points)} evaluations by verdict", head, body)
 
 
 def diagnosis_section(data: CampaignData) -> str:
@@ -113,9 +113,9 @@ def diagnosis_section(data: CampaignData) -> str:
     body = []
     for key in keys:
         cells = [_diagnosis_text(key, values.get(key)) for _, values in columns]
-        body.append(tag("tr", tag("th", clean(_words(key)), scope="row") + _cells(*cells)))
-    head = _head("figure", *(clean(name) for name, _ in columns))
-    return _table(f"Diagnosis of {workload} on {data.target}, {data.kind}", head, body)
+        body.append(tag("tr", tag("th", clean(_words(key)), scope="row") + number_cells(*cells)))
+    head = head_row("figure", *(clean(name) for name, _ in columns))
+    return table(f"Diagnosis of {workload} on {data.target}, {data.kind}", head, body)
 
 
 def seed_and_winner(
@@ -175,12 +175,13 @@ def _ratio(value: float, base: float | None) -> str:
     return f"×{value / base:.2f}" if base else ""
 
 
-def _table(caption: str, head: str, body: Sequence[str]) -> str:
+def table(caption: str, head: str, body: Sequence[str]) -> str:
+    """A table that scrolls where the window is too narrow; ``head`` and ``body`` are rows as markup."""
     inside = tag("caption", clean(caption)) + tag("thead", head) + tag("tbody", "".join(body))
     return tag("div", tag("table", inside), class_="scroll")
 
 
-def _head(*names: str, text_from: int | None = None) -> str:
+def head_row(*names: str, text_from: int | None = None) -> str:
     """Header cells; ``names`` are markup. Numbers align right, except from column ``text_from`` on."""
     cells = []
     for n, name in enumerate(names):
@@ -190,7 +191,7 @@ def _head(*names: str, text_from: int | None = None) -> str:
 
 
 def _row(row: Named, *cells: str) -> str:
-    return tag("tr", _name(row) + _cells(*cells), class_=row.role)
+    return tag("tr", _name(row) + number_cells(*cells), class_=row.role)
 
 
 def _failed_row(row: Named, span: int) -> str:
@@ -203,7 +204,8 @@ def _name(row: Named) -> str:
     return tag("th", clean(row.name) + role, scope="row")
 
 
-def _cells(*texts: str) -> str:
+def number_cells(*texts: str) -> str:
+    """Cells of figures, aligned right."""
     return "".join(f'<td class="n">{clean(text)}</td>' for text in texts)
 
 

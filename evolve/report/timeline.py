@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from evolve.report import svg
+from evolve.report.data import CampaignData
+from evolve.report.tables import seed_and_winner
 from evolve.report.units import number_text, ticks
 
 WIDTH = 860
@@ -55,6 +57,18 @@ def read_timeline(name: str, diagnosis: Mapping[str, Any]) -> Timeline | None:
     return Timeline(
         name, str(raw.get("unit", "cycles")), tuple(ends), {k: tuple(v) for k, v in lanes.items()}
     )
+
+
+def seed_and_winner_timelines(data: CampaignData) -> tuple[list[Timeline], str] | None:
+    """The timelines of one seed and of the winner on one workload, and what they show; None without any."""
+    pair = seed_and_winner(data, needs="timeline")
+    if pair is None:
+        return None
+    workload, (name, seed), winner = pair
+    read = (read_timeline(f"seed {name}", seed.diagnosis), read_timeline("winner", winner.diagnosis))
+    caption = f"Busy share of each unit over the run of {workload}, {data.target}, {data.kind}; one time axis for both."
+    timelines = [timeline for timeline in read if timeline is not None]
+    return (timelines, caption) if timelines else None
 
 
 def timeline_svg(timelines: Sequence[Timeline], label: str, *, standalone: bool = False) -> str:

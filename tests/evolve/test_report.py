@@ -70,7 +70,8 @@ def test_page_is_well_formed_and_asks_nothing_of_the_network(data: CampaignData)
     page = render(data)
     checker = check(page)
     for tag, attributes in checker.tags:
-        assert not {"src", "href", "onerror", "onload", "onclick"} & set(attributes), (tag, attributes)
+        assert not {"src", "onerror", "onload", "onclick"} & set(attributes), (tag, attributes)
+        assert (attributes.get("href") or "#").startswith("#"), (tag, attributes)
         assert tag not in ("link", "iframe", "object", "embed", "base", "img")
     assert sum(tag == "script" for tag, _ in checker.tags) == 1
 

@@ -1,0 +1,159 @@
+"""Which mutations earned the gain: outcomes by proposer and by rewrite rule, and the records each set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from evolve.history import MutationKind
+from evolve.proposers.rule_credit import rules_of
+from evolve.report import svg
+from evolve.report.data import CampaignData, Point
+from evolve.report.grid import LETTER, shorten
+from evolve.report.lineage import gain_over_parents
+from fitness.evaluation import Verdict
+
+WIDTH, ROW, BAR, TOP = 860, 26, 16, 60
+LABEL, FIGURES = 240, 270
+MOST_RULES = 25
+EVEN = 0.001
+"""A child within this share of its fittest parent is as fast as it."""
+
+
+@dataclass
+class Credit:
+    """What became of the candidates of one name. ``share`` of the campaign's whole gain, in logarithms."""
+
+    name: str
+    faster: int = 0
+    equal: int = 0
+    slower: int = 0
+    failed: int = 0
+    records: int = 0
+    share: float = 0.0
+
+    @property
+    def tried(self) -> int:
+        return self.faster + self.equal + self.slower + self.failed
+
+
+def credits_of(data: CampaignData, names: Callable[[Point], Sequence[str]]) -> list[Credit]:
+    """One account for each name that ``names`` gives a candidate, most records first.
+
+    A record is a candidate fitter than all before it and than every seed; its share is the logarithm of that step
+    over the logarithm of the whole gain, split evenly between its names.
+    """
+    found: dict[str, Credit] = {}
+    steps = _records(data)
+    whole = sum(steps.values()) or 1.0
+    for point in data.points:
+        mine = [found.setdefault(name, Credit(name)) for name in dict.fromkeys(names(point))]
+        for account in mine:
+            _count(account, data, point)
+            if point.candidate.index in steps:
+                account.records += 1
+                account.share += steps[point.candidate.index] / whole / len(mine)
+    return sorted(found.values(), key=lambda c: (-c.share, -c.faster, -c.tried, c.name))
+
+
+def by_proposer(data: CampaignData) -> list[Credit]:
+    """Seeds are left out: nobody proposed them."""
+
+    def names(point: Point) -> list[str]:
+        mutation = point.candidate.mutation
+        return [] if mutation.kind is MutationKind.SEED else [mutation.proposer]
+
+    return credits_of(data, names)
+
+
+def by_rule(data: CampaignData) -> list[Credit]:
+    """Rewrite rules; a candidate of several rules counts for each of them."""
+
+    def names(point: Point) -> list[str]:
+        mutation = point.candidate.mutation
+        return rules_of(mutation.detail) if mutation.kind is MutationKind.REWRITE else []
+
+    return credits_of(data, names)
+
+
+def credit_svg(data: CampaignData, rows: Sequence[Credit], what: str, *, standalone: bool = False) -> str:
+    """One bar a name, as long as it has candidates, split by outcome. ``what`` is ``proposer`` or ``rule``."""
+    shown = rows[:MOST_RULES]
+    unit = f"candidates by {what} and outcome; records and share of the gain ({data.target}, {data.kind})"
+    parts = [svg.text(0, 14, unit, class_="quiet"), *_legend()]
+    longest = max((row.tried for row in shown), default=1)
+    scale = (WIDTH - LABEL - FIGURES) / longest
+    for n, row in enumerate(shown):
+        parts += _bar(row, TOP + n * ROW, scale)
+    if len(rows) > len(shown):
+        more = f"and {len(rows) - len(shown)} more"
+        parts.append(svg.text(LABEL - 8, TOP + len(shown) * ROW + 12, more, class_="quiet end"))
+    height = TOP + (len(shown) + (len(rows) > len(shown))) * ROW + 4
+    return svg.drawing(WIDTH, height, f"Mutation credit by {what}", *parts, standalone=standalone)
+
+
+def _bar(row: Credit, y: float, scale: float) -> Iterable[str]:
+    yield svg.text(LABEL - 8, y + 13, shorten(row.name, int((LABEL - 8) / LETTER)), class_="end")
+    x = float(LABEL)
+    for name, count in _outcomes(row):
+        if count:
+            tip = svg.title(f"{row.name}: {count} {name} of {row.tried}")
+            yield svg.tag("rect", tip, x=x, y=y, width=count * scale, height=BAR, class_=_class(name))
+            x += count * scale
+    records = f"{row.records} record{'s' * (row.records != 1)}, {row.share * 100:.0f} % of the gain"
+    yield svg.text(
+        x + 8, y + 13, f"{row.tried} tried; {records}", class_="quiet" if not row.records else None
+    )
+
+
+def _legend() -> Iterable[str]:
+    x = 0.0
+    for name, _ in _outcomes(Credit("")):
+        yield svg.tag("rect", x=x, y=26, width=14, height=12, class_=_class(name))
+        yield svg.text(x + 20, 36, name, class_="quiet")
+        x += 34 + LETTER * len(name)
+
+
+def _outcomes(row: Credit) -> list[tuple[str, int]]:
+    return [
+        ("faster than its parent", row.faster),
+        ("equal within 0.1 %", row.equal),
+        ("slower", row.slower),
+        ("failed", row.failed),
+    ]
+
+
+def _class(outcome: str) -> str:
+    return "outcome " + outcome.split()[0]
+
+
+def _count(account: Credit, data: CampaignData, point: Point) -> None:
+    if point.evaluation.verdict is not Verdict.OK:
+        account.failed += 1
+        return
+    gain = gain_over_parents(data, point.candidate) or 1.0
+    if abs(gain - 1) <= EVEN:
+        account.equal += 1
+    elif gain > 1:
+        account.faster += 1
+    else:
+        account.slower += 1
+
+
+def _records(data: CampaignData) -> dict[int, float]:
+    """Logarithm of each step of the best so far, by candidate; seeds raise the best and take no credit."""
+    seeds = [
+        p.evaluation.fitness
+        for p in data.points
+        if p.candidate.mutation.kind is MutationKind.SEED and p.evaluation.fitness
+    ]
+    best = max(seeds, default=0.0)
+    steps = {}
+    for point in data.points:
+        fitness = point.evaluation.fitness or 0.0
+        if point.candidate.mutation.kind is not MutationKind.SEED and fitness > best:
+            if best:
+                steps[point.candidate.index] = math.log(fitness / best)
+            best = fitness
+    return steps
