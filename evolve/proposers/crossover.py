@@ -1,8 +1,9 @@
-"""Crossover of sources: a child is one parent with a function or a loop of the other.
+"""Crossover of sources: a child is one parent with rewrites, a function or a loop of the other.
 
-Only exchanges that can work are offered: the functions are called alike (same name, same parameters), what the
-graft reads exists where it lands or comes along from the donor's module, and the result parses. Whether the
-child computes the right thing is for the gates to say.
+Rewrites are repeated (see ``transplant``); functions and loops are exchanged as text. Of the latter only those are
+offered that can work: the functions are called alike (same name, same parameters), what the graft reads exists
+where it lands or comes along from the donor's module, and the result parses. Whether the child computes the right
+thing is for the gates to say.
 """
 
 from __future__ import annotations
@@ -30,11 +31,18 @@ from evolve.proposers.rewrite.dataflow import (
     target_names,
 )
 from evolve.proposers.rewrite.edit import Edit
+from evolve.proposers.transplant import transplant
 from evolve.space import Space, SpaceError
 
 log = logging.getLogger(__name__)
 
 TRIES = 8
+
+GRAFT = 0.25
+"""Share of children made by exchanging text although rewrites could be repeated. In the recorded campaign most
+such exchanges did not compile (experiments/results/rewrite_g512.md); they remain the only way between kernels
+that no rule connects."""
+
 ENTRIES = ("build", "launch")
 """Exchanging these would exchange the kernels."""
 
@@ -233,26 +241,33 @@ class SourceCrossover:
             parent, mate = one.candidate.genome, other.candidate.genome
             if parent.source_id == mate.source_id:
                 continue
-            made = cross(parent.source, mate.source, rng)
-            if made is None:
-                continue
-            genome = self._genome(made[0], parent.params, mate.params, rng)
-            if genome is not None and genome.id not in history:
-                mutation = Mutation(self.kind, self.name, f"{made[1]} from {mate.id}")
-                return Proposal(genome, (parent.id, mate.id), mutation)
+            made = self._child(history, parent, mate, rng)
+            genome = self._genome(made[0], made[1]) if made is not None else None
+            if made is not None and genome is not None and genome.id not in history:
+                return Proposal(genome, (parent.id, mate.id), Mutation(self.kind, self.name, made[2]))
         return None
 
-    def _genome(
-        self, source: str, mine: Mapping[str, Value], theirs: Mapping[str, Value], rng: np.random.Generator
-    ) -> Genome | None:
-        """The child with each parameter from either parent."""
+    def _child(
+        self, history: History, parent: Genome, mate: Genome, rng: np.random.Generator
+    ) -> tuple[str, Mapping[str, Value], str] | None:
+        """(source, parameters, description): by repeating rewrites where the mate's line has some to offer."""
+        if rng.random() >= GRAFT:
+            made = transplant(history, parent, mate, rng)
+            if made is not None:
+                return made
+        grafted = cross(parent.source, mate.source, rng)
+        if grafted is None:
+            return None
+        params = {**mate.params, **parent.params}
+        for name in sorted(set(parent.params) & set(mate.params)):
+            if rng.random() < 0.5:
+                params[name] = mate.params[name]
+        return grafted[0], params, f"{grafted[1]} from {mate.id}"
+
+    def _genome(self, source: str, params: Mapping[str, Value]) -> Genome | None:
         if reasons := self.violations(source):
             log.info("a crossover left the dialect: %s", reasons[0])
             return None
-        params = {**theirs, **mine}
-        for name in sorted(set(mine) & set(theirs)):
-            if rng.random() < 0.5:
-                params[name] = theirs[name]
         try:
             return Genome(source, inherit(self.space_of(source), params))
         except SpaceError as error:

@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evolve.genome import normalise
+from evolve.genome import Genome, normalise
+from evolve.history import Candidate, History, Mutation, MutationKind
 from evolve.proposers.crossover import cross, exchanges
 from evolve.proposers.rewrite.base import KernelSource
 from evolve.proposers.rewrite.proposer import offers, rewrite
+from evolve.proposers.rule_credit import describe
+from evolve.proposers.transplant import steps_of, transplant
 from experiments.benchmarks.rewrite_corpus import Trial, load_cases, run_checks
 from fitness.dialect import check
 
@@ -82,3 +85,58 @@ def test_unrelated_and_broken_parents_give_nothing() -> None:
     made = cross(PARENT.source, triton, np.random.default_rng(0))
     if made is not None:
         ast.parse(made[0])
+
+
+def lineage(*rules: str) -> tuple[History, list[Genome]]:
+    """A history with the seed kernel and one child of it for each rule."""
+    history = History()
+    seed = Genome(PARENT.source, dict(PARENT.params))
+    history.propose(Candidate(0, seed, (), Mutation(MutationKind.SEED, "seed", "given"), 0, 0))
+    genomes = [seed]
+    for index, name in enumerate(rules, 1):
+        rule, site = next(p for p in offers(PARENT.source) if p[0].name == name)
+        made = rewrite(PARENT.source, PARENT.params, rule, site, np.random.default_rng(0))
+        assert made is not None
+        genome = Genome(made.source, dict(made.params))
+        detail = describe([(rule.name, site.description)])
+        mutation = Mutation(MutationKind.REWRITE, "rewrite", detail)
+        history.propose(Candidate(index, genome, (seed.id,), mutation, 1, 0))
+        genomes.append(genome)
+    return history, genomes
+
+
+def test_a_child_repeats_what_only_the_other_line_went_through() -> None:
+    history, (seed, cached, narrow) = lineage("pallas_cache_across_axis", "pallas_absmax_dtype")
+    made = transplant(history, narrow, cached, np.random.default_rng(0))
+    assert made is not None
+    source, params, detail = made
+    assert "cache" in source and detail.startswith("pallas_cache_across_axis: ")
+    assert detail.endswith(f" as in {cached.id}") and set(params) >= set(narrow.params)
+    trial = Trial(PARENT.name, "transplant", detail, source, dict(params))
+    run_checks([PARENT], [trial])
+    assert trial.ok and check(source) == []
+    assert transplant(history, cached, seed, np.random.default_rng(0)) is None, (
+        "the seed went through nothing"
+    )
+
+    child = Genome(source, params)
+    mutation = Mutation(MutationKind.CROSSOVER, "source_crossover", detail)
+    history.propose(Candidate(3, child, (narrow.id, cached.id), mutation, 2, 0))
+    assert [step.rule for step in steps_of(history, child)] == [
+        "pallas_absmax_dtype", "pallas_cache_across_axis"
+    ]  # fmt: skip
+    assert transplant(history, child, cached, np.random.default_rng(0)) is None, (
+        "it has been through all of it"
+    )
+
+
+def test_parameters_that_come_with_a_rewrite_get_the_other_parents_values() -> None:
+    history, (_, cached, widened) = lineage("pallas_cache_across_axis", "pallas_chunk_columns")
+    added = sorted(set(widened.params) - set(PARENT.params))
+    values = KernelSource(widened.source).space[added[0]]
+    tuned = Genome(widened.source, {**widened.params, added[0]: values[-1]})
+    history.propose(
+        Candidate(3, tuned, (widened.id,), Mutation(MutationKind.PARAMETER, "p", "x: 1 -> 2"), 2, 0)
+    )
+    made = transplant(history, cached, tuned, np.random.default_rng(0))
+    assert made is not None and made[1][added[0]] == values[-1]

@@ -268,8 +268,9 @@ class Inference:
         raise Unsupported(f"a call whose shape cannot be inferred: {path}")
 
     def _module(self, node: ast.expr) -> bool:
-        head = ast.unparse(node).split(".")[0]
-        return head in self.kernel.aliases
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        return isinstance(node, ast.Name) and node.id in self.kernel.aliases
 
     def _reduced(self, node: ast.Call, base: Shaped, rest: list[ast.expr]) -> Shaped:
         options = {k.arg: k.value for k in node.keywords}

@@ -1,0 +1,92 @@
+"""Crossover by repeating: a child is one parent with rewrites that only the other's line went through.
+
+Text that works in one kernel often does not fit another, even a relative. A rewrite rule adapts what it does to the
+kernel it finds, so two discoveries made on different islands combine in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from evolve.genome import Genome, Value
+from evolve.history import History, MutationKind
+from evolve.proposers.rewrite.proposer import RewriteProposal, offers, rewrite
+from evolve.proposers.rule_credit import describe
+
+ANOTHER = 0.5
+"""Probability of each further rewrite of the other line, once one is in: most discoveries work alone."""
+
+_ORIGIN = " as in "
+_THEN = "; then "
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rewrite of a lineage: the rule's name, and what it said of its site."""
+
+    rule: str
+    description: str
+
+
+def steps_of(history: History, genome: Genome) -> list[Step]:
+    """The rewrites between the seed of ``genome``'s line (first parents) and its source, oldest first."""
+    found: list[Step] = []
+    candidate = history.candidate(genome.id)
+    while True:
+        if candidate.mutation.kind in (MutationKind.REWRITE, MutationKind.CROSSOVER):
+            found[:0] = _read(candidate.mutation.detail)
+        if not candidate.parents:
+            return found
+        candidate = history.candidate(candidate.parents[0])
+
+
+def _read(detail: str) -> list[Step]:
+    """The steps a mutation's line tells of; none for a crossover of text or parameters."""
+    body = detail.rpartition(_ORIGIN)[0] or detail
+    parts = [part.partition(": ") for part in body.split(_THEN)]
+    return [Step(rule, text) for rule, colon, text in parts if colon and rule.isidentifier()]
+
+
+def transplant(
+    history: History, parent: Genome, mate: Genome, rng: np.random.Generator
+) -> tuple[str, Mapping[str, Value], str] | None:
+    """(source, parameters, description) of ``parent`` with rewrites of ``mate``'s line that its own lacks.
+
+    Parameters that come with a rewrite get the mate's values. None when the mate's line has nothing to offer that
+    applies.
+    """
+    mine = set(steps_of(history, parent))
+    missing = [step for step in dict.fromkeys(steps_of(history, mate)) if step not in mine]
+    source, params, done = parent.source, dict(parent.params), []
+    for step in _chosen(missing, rng):
+        made = _repeat(source, params, step, rng)
+        if made is None:
+            continue
+        theirs = {n: mate.params.get(n, v) for n, v in made.params.items() if n not in parent.params}
+        source, params = made.source, {**made.params, **theirs}
+        done.append((made.rule, made.description))
+    return (source, params, describe(done) + _ORIGIN + mate.id) if done else None
+
+
+def _chosen(missing: list[Step], rng: np.random.Generator) -> list[Step]:
+    """One step at random and some of the others, in the order their line took them."""
+    if not missing:
+        return []
+    sure = int(rng.integers(len(missing)))
+    return [step for n, step in enumerate(missing) if n == sure or rng.random() < ANOTHER]
+
+
+def _repeat(
+    source: str, params: Mapping[str, Value], step: Step, rng: np.random.Generator
+) -> RewriteProposal | None:
+    """The step's rule at the site it names, or at another where there is no such site."""
+    pairs = [(rule, site) for rule, site in offers(source) if rule.name == step.rule]
+    named = [pair for pair in pairs if pair[1].description == step.description]
+    for rule, site in named or pairs:
+        made = rewrite(source, params, rule, site, rng)
+        if made is not None:
+            return made
+    return None
