@@ -69,13 +69,13 @@ REPLY_MARKS = (
 )
 
 BUNDLES = (
-    b"0x0: bundle slots:\n  %9 = dma.hbm_to_vmem [x] /*size_in_granules=*/8192\n"
-    b"0x1: bundle slots:\n  %14 = vst [vmem:$0xa_spill] %v1\n"
-    b"  %16 = vmatmul.mubr.f8e4m3fn.gmra.mrb[0].mxu0 %v14_v1\n"
+    b"0x0: bundle slots:\n  %0 = dma.hbm_to_vmem [x] /*size_in_granules=*/8192\n"
+    b"0x1: bundle slots:\n  %1 = vst [vmem:$0xa_spill] %v1\n"
+    b"  %2 = vmatmul.mubr.f8e4m3fn.gmra.mrb[0].mxu0 %v14_v1\n"
 )
 CRITICAL = (
-    b"Length to end: 1000, %9 = dma.hbm_to_vmem [x] /*size_in_granules=*/8192\n"
-    b"Length to end: 60, %16 = vadd %v1\n"
+    b"Length to end: 1000, %0 = dma.hbm_to_vmem [x] /*size_in_granules=*/8192\n"
+    b"Length to end: 60, %2 = vadd %v1\n"
 )
 ALLOCATION = b"#allocation2 [shape = 'f32[8,128]', space=vmem, size = 0x12000, scoped]\n"
 PROFILE = b'op_name: "a"\nestimated_cycles: 1000\nnum_equivalent_hlos: 1\n'

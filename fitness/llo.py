@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 GRANULE_BYTES = 32
@@ -44,10 +44,13 @@ class OperationCycles:
 
 @dataclass
 class Executed:
-    """What a run of bundles did. ``opcodes`` counts instructions, ``dma_bytes`` is by direction, ``bundles`` issued."""
+    """What a run of bundles did. ``opcodes`` counts instructions, ``dma_bytes`` and ``dmas`` (their number) are by
+    direction, ``bundles`` issued.
+    """
 
     opcodes: Counter[str] = field(default_factory=Counter)
     dma_bytes: Counter[str] = field(default_factory=Counter)
+    dmas: Counter[str] = field(default_factory=Counter)
     spills: int = 0
     fills: int = 0
     bundles: int = 0
@@ -56,6 +59,7 @@ class Executed:
         return Executed(
             self.opcodes + other.opcodes,
             self.dma_bytes + other.dma_bytes,
+            self.dmas + other.dmas,
             self.spills + other.spills,
             self.fills + other.fills,
             self.bundles + other.bundles,
@@ -64,7 +68,12 @@ class Executed:
     @property
     def hbm_bytes(self) -> int:
         """Bytes of every DMA with HBM at one end, a ``dma.general`` taken for one of them."""
-        return sum(size for kind, size in self.dma_bytes.items() if "hbm" in kind or kind == "dma.general")
+        return sum(size for kind, size in self.dma_bytes.items() if _touches_hbm(kind))
+
+    @property
+    def hbm_dmas(self) -> int:
+        """How many DMAs those were."""
+        return sum(number for kind, number in self.dmas.items() if _touches_hbm(kind))
 
     def units(self) -> Counter[str]:
         """Instructions by functional unit."""
@@ -82,6 +91,10 @@ class Executed:
         return counts
 
 
+def _touches_hbm(direction: str) -> bool:
+    return "hbm" in direction or direction == "dma.general"
+
+
 def read_profile(text: str) -> OperationCycles:
     """One ``static_llo_profile.textproto``. Raises ParseError."""
     name = re.search(r'op_name: "([^"\n]*)"', text)
@@ -92,20 +105,32 @@ def read_profile(text: str) -> OperationCycles:
     return OperationCycles(name[1], int(cycles[1]), int(count[1]) if count else 1)
 
 
-def scan_bundles(text: bytes) -> Executed:
-    """Counts over one ``_bundles.txt``. Raises ParseError for text without bundles or a DMA of unknown size."""
+def opcodes_of(bundles: bytes) -> list[bytes]:
+    """The opcode of every executed instruction of one ``_bundles.txt``, in order."""
+    return _OPCODE.findall(bundles)
+
+
+def scan_bundles(text: bytes, opcodes: Sequence[bytes] | None = None) -> Executed:
+    """Counts over one ``_bundles.txt``; ``opcodes`` is what ``opcodes_of`` finds in it, where known.
+
+    Raises ParseError for text without bundles or a DMA of unknown size.
+    """
     bundles = text.count(b": bundle slots:")
     if not bundles:
         raise ParseError("an unrolled bundle dump without bundles")
     result = Executed(bundles=bundles)
-    result.opcodes.update(code.decode("ascii", "replace") for code in _OPCODE.findall(text))
+    counts = Counter(opcodes_of(text) if opcodes is None else opcodes)
+    for code, number in counts.items():
+        result.opcodes[code.decode("ascii", "replace")] += number
     for direction, operands in _DMA.findall(text):
         if b"wait" in direction or b"done" in direction:
             continue
         granules = _GRANULES.search(operands)
         if granules is None:
             raise ParseError("a DMA whose size is not known before the run")
-        result.dma_bytes[direction.decode("ascii", "replace")] += GRANULE_BYTES * int(granules[1])
+        kind = direction.decode("ascii", "replace")
+        result.dma_bytes[kind] += GRANULE_BYTES * int(granules[1])
+        result.dmas[kind] += 1
     result.spills = len(_STORE_SPILL.findall(text))
     result.fills = len(_LOAD_FILL.findall(text))
     return result

@@ -9,14 +9,31 @@ latency plus bytes at 1.7 to 2 times the public bandwidth, and streams add up), 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fitness.chips import HBM_EFFICIENCY, Chip
-from fitness.llo import Executed, OperationCycles, ParseError, read_profile, scan_bundles, vmem_bytes
+from fitness.llo import (
+    Executed,
+    OperationCycles,
+    ParseError,
+    opcodes_of,
+    read_profile,
+    scan_bundles,
+    vmem_bytes,
+)
 from fitness.timeline import read_timeline
+
+LATENCY_LIMIT = 0.5
+"""Part of the cycles that fixed DMA latencies may come to before a time is flagged."""
+
+SMALL_BLOCKS = (
+    "small blocks: most of the time is the fixed latency of DMAs, which the model overstates "
+    "(by 40 % on v5e where it was checked)"
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +43,8 @@ class StaticRun:
     operations: tuple[OperationCycles, ...]
     executed: Executed
     vmem: int
-    timeline: dict[str, Any] | None
+    schedule: dict[str, Any] | None
+    """What ``fitness.timeline`` makes of the longest operation; None where its dumps do not say."""
 
     @property
     def cycles(self) -> int:
@@ -35,34 +53,38 @@ class StaticRun:
 
 
 def read_dumps(folder: Path, chip: Chip, *, timeline: bool = False) -> StaticRun:
-    """Read ``prof`` and ``llo`` under ``folder``. Raises ParseError when a part is missing or unreadable."""
+    """Read ``prof`` and ``llo`` under ``folder``; with ``timeline`` the lanes to draw as well.
+
+    Raises ParseError when a part is missing or unreadable.
+    """
     profiles = sorted((folder / "prof").glob("*_static_llo_profile.textproto"))
     bundles = sorted((folder / "prof").glob("*_bundles.txt"))
     if not profiles or not bundles:
         raise ParseError("the simulator wrote no profile")
     operations = tuple(read_profile(_text(path)) for path in profiles)
     counts = {op.name: op.count for op in operations}
-    executed = Executed()
+    executed, schedule = Executed(), None
+    longest = max(operations, key=lambda op: op.cycles)
     for path in bundles:
-        run = scan_bundles(path.read_bytes())
-        for _ in range(counts.get(path.name.removesuffix("_bundles.txt"), 1)):
+        text = path.read_bytes()
+        opcodes = opcodes_of(text)
+        run = scan_bundles(text, opcodes)
+        name = path.name.removesuffix("_bundles.txt")
+        for _ in range(counts.get(name, 1)):
             executed = executed + run
+        critical = path.with_name(f"{name}_critical_path.txt")
+        if name == longest.name and critical.is_file():
+            # a diagnosis that does not read is no reason to refuse a kernel
+            with contextlib.suppress(ParseError):
+                schedule = read_timeline(
+                    text, critical.read_bytes(), longest.cycles, chip, drawn=timeline, opcodes=opcodes
+                )
     vmem = vmem_bytes(_text(path) for path in (folder / "llo").glob("*original.txt"))
-    largest = max(operations, key=lambda op: op.cycles)
-    drawn = _timeline(folder / "prof", largest, chip) if timeline else None
-    return StaticRun(operations, executed, vmem, drawn)
+    return StaticRun(operations, executed, vmem, schedule)
 
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
-
-
-def _timeline(prof: Path, operation: OperationCycles, chip: Chip) -> dict[str, Any] | None:
-    bundles = prof / f"{operation.name}_bundles.txt"
-    critical = prof / f"{operation.name}_critical_path.txt"
-    if not (bundles.is_file() and critical.is_file()):
-        return None
-    return read_timeline(bundles, critical, operation.cycles, chip)
 
 
 def mxu_flops(executed: Executed, chip: Chip) -> int:
@@ -82,8 +104,10 @@ def diagnosis(run: StaticRun, chip: Chip) -> dict[str, Any]:
     ``cycles``; ``mxu_busy``, ``valu_busy``, ``load_busy``, ``store_busy``, ``xlu_busy``; ``spill_stores`` and
     ``spill_loads`` (executed vector instructions); ``vmem_bytes``; ``dma_bytes``; ``core_seconds`` and
     ``hbm_seconds`` (the two terms); ``bound``: the unit with the largest lower bound, or ``hbm``;
-    ``unexplained``: the part of the cycles that the busiest unit does not account for (waiting).
-    With a timeline also ``overlap``, ``critical_path`` and ``timeline`` (see ``fitness.timeline``).
+    ``unexplained``: the part of the cycles that the busiest unit does not account for (waiting);
+    ``dma_latency``: the fixed latencies of all DMAs over the cycles, more than 1 where they run side by side;
+    ``caution``: what makes the time itself doubtful, if anything does; and ``overlap``, ``critical_path`` and, for a
+    run that is drawn, ``timeline`` (see ``fitness.timeline``).
     """
     cycles = max(1, run.cycles)
     lower = lower_bounds(run.executed, chip)
@@ -105,9 +129,11 @@ def diagnosis(run: StaticRun, chip: Chip) -> dict[str, Any]:
         "bound": "hbm" if hbm_seconds > run.cycles / chip.clock else busiest,
         "unexplained": round(1 - min(1.0, lower[busiest] / cycles), 4),
     }
-    if run.timeline is not None:
-        result |= run.timeline
-    return result
+    latency = chip.dma_latency * run.executed.hbm_dmas / cycles
+    result["dma_latency"] = round(latency, 4)
+    if latency > LATENCY_LIMIT:
+        result["caution"] = SMALL_BLOCKS
+    return result | (run.schedule or {})
 
 
 def lower_bounds(executed: Executed, chip: Chip) -> dict[str, float]:

@@ -1,176 +1,242 @@
-"""When each unit was busy: a kernel's simulated run as binned fractions, for diagnosis and for drawing.
+"""When each unit was busy, and which one the kernel waited for: a simulated run as diagnosis and as lanes to draw.
 
 The critical-path dump gives the issue cycle of the instructions on the critical path ("Length to end"); bundles
-issue in order and at most one a cycle, which places the rest between them.
+issue in order and at most one a cycle, which places the rest between them. Instructions are numbered from 0 in
+the order in which they issue.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fitness.chips import HBM_EFFICIENCY, Chip
-from fitness.llo import GRANULE_BYTES, ParseError, matmul_type, unit_of
+from fitness.llo import GRANULE_BYTES, ParseError, matmul_type, opcodes_of, unit_of
 
 BINS = 200
-MAX_CYCLES = 1 << 26
-"""Occupancy is held for every cycle: 24 bytes each."""
+MAX_CYCLES = 1 << 24
+"""Occupancy is held for every cycle: some 40 bytes each."""
 
 LANES = ("mxu", "valu", "load", "store", "spill", "dma")
-_INSTRUCTION = re.compile(r"  %[a-z]*([0-9]{1,15})(?![0-9])[^=]*? = (?:\([^)]*\) )?([a-z][\w.]*)(.*)")
-_CRITICAL = re.compile(
-    r"Length to end: ([0-9]{1,15}), %[a-z]*([0-9]{1,15})(?![0-9])[^=]*? = (?:\([^)]*\) )?([a-z][\w.]*)(.*)"
+WAITS = ("mxu", "valu", "eup", "xlu", "load", "store", "spill", "dma", "scalar")
+"""What a critical path may wait for; an instruction of any other unit counts as ``scalar``."""
+
+_LANE_OF_UNIT = {
+    "matmul": "mxu", "matpush": "mxu", "vpop": "mxu", "valu": "valu", "eup": "eup", "xlu": "xlu",
+    "vload": "load", "vstore": "store", "dma": "dma", "dma_wait": "dma",
+}  # fmt: skip
+
+_BUNDLE = re.compile(rb": bundle slots:\n  %[a-z]*([0-9]{1,15})(?![0-9])")
+_LAST = re.compile(rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])")
+_SPILL = re.compile(
+    rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?v(?:st|ld)\S* \[[^\]\n]*_spill\]"
 )
-_GRANULES = re.compile(r"size_in_granules=\*/([0-9]{1,15})(?![0-9])")
-_MXU = re.compile(r"mxu([0-9])")
+_MATMUL = re.compile(rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?(vmatmul[^\n]{0,160})")
+_DMA = re.compile(rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?(dma\.[\w.]+)([^\n]*)")
+_CRITICAL = re.compile(
+    rb"(?:^|\n)Length to end: ([0-9]{1,15}), %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?"
+    rb"([a-z][\w.]*)([^\n]{0,160})"
+)
+_GRANULES = re.compile(rb"size_in_granules=\*/([0-9]{1,15})(?![0-9])")
+_MXU = re.compile(rb"mxu([0-9])")
 
 
-def read_timeline(bundles: Path, critical: Path, cycles: int, chip: Chip) -> dict[str, Any]:
-    """``overlap``, ``critical_path`` and ``timeline`` of one operation.
+def read_timeline(
+    bundles: bytes,
+    critical: bytes,
+    cycles: int,
+    chip: Chip,
+    *,
+    drawn: bool,
+    opcodes: Sequence[bytes] | None = None,
+) -> dict[str, Any]:
+    """``overlap``, ``critical_path`` and, if ``drawn``, ``timeline`` of one operation.
+
+    ``bundles`` and ``critical`` are the two dumps; ``opcodes`` what ``opcodes_of`` finds in the first, where known.
 
     ``overlap``: {"mxu_with_valu": part of the matrix units' busy cycles in which a vector operation issues,
-    "valu_with_mxu": the reverse}. ``critical_path``: cycles by the unit that was waited for.
-    ``timeline``: {"unit": "cycles", "bins": end of each bin, "lanes": {name: busy fraction per bin}} with lanes
-    ``mxu``, ``valu``, ``load``, ``store``, ``spill``, ``dma``. Raises ParseError.
+    "valu_with_mxu": the reverse}. ``critical_path``: cycles by what was waited for, most first (see WAITS).
+    ``timeline``: {"unit": "cycles", "bins": end of each bin, "lanes": {name: busy fraction per bin}, "waits":
+    {name: part of the bin's cycles on the critical path}}, lanes as in LANES. Raises ParseError.
     """
-    path = _critical_path(critical)
-    if not path or cycles <= 0:
+    if cycles <= 0 or cycles > MAX_CYCLES:
+        raise ParseError(f"a run of {cycles} cycles cannot be drawn; 1 to {MAX_CYCLES} can")
+    path = _read_critical(critical, cycles)
+    run = _Run.read(bundles, opcodes_of(bundles) if opcodes is None else opcodes, path, cycles)
+    held = run.held(chip)
+    vector = run.count("valu")
+    result: dict[str, Any] = {"overlap": _overlap(held, vector), "critical_path": path.by_wait()}
+    if drawn:
+        lanes = {"mxu": held / chip.mxus, "valu": vector / chip.slots["valu"], "dma": run.transfers(chip)}
+        for lane, slots in (
+            ("load", chip.slots["vload"]),
+            ("store", chip.slots["vstore"]),
+            ("spill", chip.slots["vload"] + chip.slots["vstore"]),
+        ):
+            lanes[lane] = run.count(lane) / slots
+        edges = np.linspace(0, cycles, BINS + 1).astype(int)
+        result["timeline"] = {
+            "unit": "cycles",
+            "bins": [int(edge) for edge in edges[1:]],
+            "lanes": {lane: _binned(lanes[lane], edges) for lane in LANES},
+            "waits": path.binned(edges),
+        }
+    return result
+
+
+@dataclass(frozen=True)
+class _Path:
+    """The critical path: instruction numbers, issue cycles, indices into WAITS, and cycles until the next one."""
+
+    numbers: np.ndarray
+    issued: np.ndarray
+    waits: np.ndarray
+    spans: np.ndarray
+
+    def by_wait(self) -> dict[str, int]:
+        spent = np.bincount(self.waits, weights=self.spans, minlength=len(WAITS))
+        named = [(name, int(value)) for name, value in zip(WAITS, spent, strict=True) if value > 0]
+        return dict(sorted(named, key=lambda item: -item[1]))
+
+    def binned(self, edges: np.ndarray) -> dict[str, list[float]]:
+        ends = self.issued + self.spans
+        result = {}
+        for place, name in enumerate(WAITS):
+            chosen = self.waits == place
+            if not chosen.any():
+                continue
+            # cycles of this kind before each edge: whole spans that have ended, and the part of one that has not
+            before = np.concatenate([[0], np.cumsum(self.spans[chosen])])
+            started = np.searchsorted(self.issued[chosen], edges, side="left")
+            over = ends[chosen][np.maximum(started - 1, 0)] - edges
+            total = before[started] - np.where(started > 0, np.maximum(over, 0), 0)
+            result[name] = _fractions(np.diff(total), edges)
+        return result
+
+
+def _read_critical(text: bytes, cycles: int) -> _Path:
+    rows = _CRITICAL.findall(text)
+    if not rows:
         raise ParseError("an empty critical path")
-    if cycles > MAX_CYCLES:
-        raise ParseError(f"a run of {cycles} cycles is too long to draw, at most {MAX_CYCLES} are")
-    issue_of = {identity: cycles - length for length, identity, _ in path}
-    work = _Work(cycles, chip)
-    last = -1
-    bundle: list[tuple[int, str, str]] = []
-    with bundles.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if line.startswith("0x"):
-                if bundle:
-                    last = work.issue(bundle, last, issue_of)
-                bundle = []
-            elif match := _INSTRUCTION.match(line):
-                bundle.append((int(match[1]), match[2], match[3]))
-    if bundle:
-        work.issue(bundle, last, issue_of)
+    lengths = np.array([int(row[0]) for row in rows], np.int64)
+    numbers = np.array([int(row[1]) for row in rows], np.int64)
+    if np.any(np.diff(lengths) > 0) or lengths[0] > cycles:
+        raise ParseError("a critical path that goes back in time")
+    known: dict[tuple[bytes, bool], int] = {}
+    waits = np.empty(len(rows), np.int64)
+    for place, (_, _, opcode, operands) in enumerate(rows):
+        key = (opcode, b"_spill]" in operands.split(b"/*")[0])
+        if key not in known:
+            known[key] = _lane(*key)
+        waits[place] = known[key]
+    return _Path(numbers, cycles - lengths, waits, lengths - np.append(lengths[1:], 0))
+
+
+def _lane(opcode: bytes, spilled: bool = False) -> int:
+    """The index into WAITS of what an instruction occupies."""
+    unit = unit_of(opcode.decode("ascii", "replace"))
+    if spilled and unit in ("vload", "vstore"):
+        return WAITS.index("spill")
+    return WAITS.index(_LANE_OF_UNIT.get(unit, "scalar"))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Every executed instruction, by number: its index into WAITS and its issue cycle; ``total`` cycles in all."""
+
+    text: bytes
+    total: int
+    lanes: np.ndarray
+    issued: np.ndarray
+
+    @classmethod
+    def read(cls, text: bytes, opcodes: Sequence[bytes], path: _Path, cycles: int) -> _Run:
+        firsts = np.array([int(number) for number in _BUNDLE.findall(text)], np.int64)
+        last = _LAST.findall(text[text.rfind(b": bundle slots:") :])
+        if not len(firsts) or np.any(np.diff(firsts) <= 0) or not last or int(last[-1]) != len(opcodes) - 1:
+            raise ParseError("a bundle dump whose instructions are not numbered in order")
+        lane_of = {code: _lane(code) for code in set(opcodes)}
+        lanes = np.fromiter((lane_of[code] for code in opcodes), np.int8, len(opcodes))
+        spilled = np.array([int(number) for number in _SPILL.findall(text)], np.int64)
+        lanes[spilled[spilled < len(lanes)]] = WAITS.index("spill")
+        issued = _issue_cycles(firsts, path, cycles)[_bundle_of(firsts, np.arange(len(lanes)))]
+        return cls(text, cycles, lanes, issued)
+
+    def count(self, lane: str) -> np.ndarray:
+        """Instructions of a lane by cycle."""
+        return np.bincount(self.issued[self.lanes == WAITS.index(lane)], minlength=self.total)
+
+    def held(self, chip: Chip) -> np.ndarray:
+        """Matrix units in use by cycle: each holds on to a pass for its time, in order."""
+        total = self.total
+        found = _MATMUL.findall(self.text)
+        issued = self.at(np.array([int(number) for number, _ in found], np.int64))
+        named = [_MXU.search(text) for _, text in found]
+        units = np.array([int(m[1]) if m else n for n, m in enumerate(named)], np.int64) % chip.mxus
+        usual = chip.mxu_cycles["bf16"]
+        kinds = [matmul_type(text.split(b" ", 1)[0].decode("ascii", "replace")) for _, text in found]
+        holds = np.array([chip.mxu_cycles.get(kind, usual) for kind in kinds], np.int64)
+        marks = np.zeros(total + 1, np.int64)
+        for unit in range(chip.mxus):
+            chosen = units == unit
+            before = np.cumsum(holds[chosen]) - holds[chosen]
+            begins = np.maximum.accumulate(issued[chosen] - before) + before
+            np.add.at(marks, np.minimum(begins, total), 1)
+            np.add.at(marks, np.minimum(begins + holds[chosen], total), -1)
+        return np.cumsum(marks[:-1])
+
+    def transfers(self, chip: Chip) -> np.ndarray:
+        """1 while bytes move between HBM and the core at the usable bandwidth, one DMA after the other."""
+        total = self.total
+        rate = HBM_EFFICIENCY * chip.hbm / chip.clock
+        busy = np.zeros(total, np.int64)
+        free = 0.0
+        for number, opcode, operands in _DMA.findall(self.text):
+            size = _GRANULES.search(operands)
+            if size is None or not (b"hbm" in opcode or opcode == b"dma.general"):
+                continue
+            begin = max(float(self.at(np.array([int(number)]))[0]), free)
+            free = begin + GRANULE_BYTES * int(size[1]) / rate
+            busy[min(int(begin), total) : min(int(free) + 1, total)] = 1
+        return busy
+
+    def at(self, numbers: np.ndarray) -> np.ndarray:
+        """Issue cycles of instructions by number."""
+        return self.issued[np.minimum(numbers, len(self.issued) - 1)]
+
+
+def _bundle_of(firsts: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    return np.maximum(np.searchsorted(firsts, numbers, side="right") - 1, 0)
+
+
+def _issue_cycles(firsts: np.ndarray, path: _Path, cycles: int) -> np.ndarray:
+    """The cycle of every bundle: that of its first instruction on the path, else the next after the last one."""
+    earliest = np.full(len(firsts), cycles, np.int64)
+    np.minimum.at(earliest, _bundle_of(firsts, path.numbers), path.issued)
+    earliest[earliest == cycles] = 0
+    place = np.arange(len(firsts))
+    return np.minimum(np.maximum.accumulate(earliest - place) + place, cycles - 1)
+
+
+def _overlap(held: np.ndarray, vector: np.ndarray) -> dict[str, float]:
+    matrix, vectors = held > 0, vector > 0
+    both = int(np.sum(matrix & vectors))
     return {
-        "overlap": work.overlap(),
-        "critical_path": _by_unit(path),
-        "timeline": {"unit": "cycles", "bins": work.bin_ends(), "lanes": work.lanes()},
+        "mxu_with_valu": round(both / max(1, int(matrix.sum())), 4),
+        "valu_with_mxu": round(both / max(1, int(vectors.sum())), 4),
     }
 
 
-def _critical_path(path: Path) -> list[tuple[int, int, str]]:
-    rows = []
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if match := _CRITICAL.match(line):
-                rows.append((int(match[1]), int(match[2]), _unit(match[3], match[4])))
-    return rows
+def _binned(busy: np.ndarray, edges: np.ndarray) -> list[float]:
+    sums = np.concatenate([[0.0], np.cumsum(busy, dtype=np.float64)])
+    return _fractions(np.diff(sums[edges]), edges)
 
 
-def _unit(opcode: str, operands: str) -> str:
-    unit = unit_of(opcode)
-    if unit in ("vload", "vstore") and "_spill]" in operands.split("/*")[0]:
-        return "spill"
-    return unit
-
-
-def _by_unit(path: list[tuple[int, int, str]]) -> dict[str, int]:
-    spent: Counter[str] = Counter()
-    ends = [length for length, _, _ in path[1:]] + [0]
-    for (length, _, unit), end in zip(path, ends, strict=True):
-        spent[unit] += max(0, length - end)
-    return dict(spent.most_common(8))
-
-
-class _Work:
-    """Per-cycle occupancy of the lanes while bundles are issued in order."""
-
-    def __init__(self, cycles: int, chip: Chip) -> None:
-        self._cycles = cycles
-        self._chip = chip
-        self._held = np.zeros(cycles + 1, np.int32)  # +1/-1 marks: matrix units in use, by prefix sum
-        self._free = [0] * chip.mxus
-        self._count = {lane: np.zeros(cycles, np.float32) for lane in LANES if lane != "mxu"}
-        self._dma_free = 0.0
-
-    def issue(self, bundle: list[tuple[int, str, str]], last: int, issue_of: dict[int, int]) -> int:
-        """Place one bundle; returns its cycle."""
-        known = [issue_of[identity] for identity, _, _ in bundle if identity in issue_of]
-        now = min(self._cycles - 1, max(last + 1, min(known) if known else 0))
-        for _, opcode, operands in bundle:
-            unit = _unit(opcode, operands)
-            if opcode.startswith("vmatmul"):
-                self._multiply(opcode, operands, now)
-            elif unit == "valu":
-                self._count["valu"][now] += 1
-            elif unit in ("vload", "vstore"):
-                self._count[unit[1:]][now] += 1
-            elif unit == "spill":
-                self._count["spill"][now] += 1
-            elif (
-                unit == "dma"
-                and ("hbm" in opcode or opcode == "dma.general")
-                and (size := _GRANULES.search(operands))
-            ):
-                self._move(GRANULE_BYTES * int(size[1]), now)
-        return now
-
-    def _multiply(self, opcode: str, operands: str, now: int) -> None:
-        found = _MXU.search(opcode + operands[:160])
-        unit = int(found[1]) % self._chip.mxus if found else int(np.argmin(self._free))
-        start = max(now, self._free[unit])
-        hold = self._chip.mxu_cycles.get(matmul_type(opcode), self._chip.mxu_cycles["bf16"])
-        self._free[unit] = start + hold
-        self._held[min(start, self._cycles)] += 1
-        self._held[min(start + hold, self._cycles)] -= 1
-
-    def _move(self, size: int, now: int) -> None:
-        """Spread a DMA over the time it needs at the usable bandwidth, after those before it."""
-        rate = HBM_EFFICIENCY * self._chip.hbm / self._chip.clock
-        start = max(float(now), self._dma_free)
-        self._dma_free = start + size / rate
-        begin, end = min(int(start), self._cycles), min(int(self._dma_free) + 1, self._cycles)
-        self._count["dma"][begin:end] = 1.0
-
-    def overlap(self) -> dict[str, float]:
-        """How much of either unit's busy time the other shares."""
-        mxu = np.cumsum(self._held[:-1]) > 0
-        valu = self._count["valu"] > 0
-        both = float(np.sum(mxu & valu))
-        return {
-            "mxu_with_valu": round(both / max(1, int(mxu.sum())), 4),
-            "valu_with_mxu": round(both / max(1, int(valu.sum())), 4),
-        }
-
-    def bin_ends(self) -> list[int]:
-        """Cycle at which each bin ends."""
-        return [int(edge) for edge in self._edges()[1:]]
-
-    def _edges(self) -> np.ndarray:
-        return np.linspace(0, self._cycles, BINS + 1).astype(int)
-
-    def lanes(self) -> dict[str, list[float]]:
-        """Busy fraction of each lane per bin, 0 to 1."""
-        slots = self._chip.slots
-        full = {
-            "valu": slots["valu"],
-            "load": slots["vload"],
-            "store": slots["vstore"],
-            "spill": slots["vload"] + slots["vstore"],
-            "dma": 1,
-        }
-        edges = self._edges()
-        width = np.maximum(1, np.diff(edges))
-        busy = {"mxu": np.cumsum(self._held[:-1]) / self._chip.mxus}
-        busy |= {lane: counts / full[lane] for lane, counts in self._count.items()}
-        result = {}
-        for lane in LANES:
-            sums = np.concatenate([[0.0], np.cumsum(busy[lane], dtype=np.float64)])
-            fractions = (sums[edges[1:]] - sums[edges[:-1]]) / width
-            result[lane] = [round(float(min(1.0, value)), 3) for value in fractions]
-        return result
+def _fractions(amounts: np.ndarray, edges: np.ndarray) -> list[float]:
+    """Amounts per bin over the bins' widths, 0 to 1."""
+    shares = amounts / np.maximum(1, np.diff(edges))
+    return [round(float(min(1.0, share)), 3) for share in shares]

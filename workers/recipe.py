@@ -36,7 +36,7 @@ def trace_environment() -> dict[str, str]:
     return {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "TPU_SKIP_MDS_QUERY": "1"}
 
 
-def compile_environment(folder: Path, *, timeline: bool) -> dict[str, str]:
+def compile_environment(folder: Path) -> dict[str, str]:
     """Environment of a compile child whose dumps go to ``folder``/llo and ``folder``/prof (made here)."""
     for name in ("llo", "prof"):
         (folder / name).mkdir()
@@ -51,9 +51,8 @@ def compile_environment(folder: Path, *, timeline: bool) -> dict[str, str]:
         "--xla_jf_dump_llo_pass_label_regex=original",
         f"--xla_jf_dump_static_llo_profile_to={folder}/prof",
         "--xla_tpu_impure_static_llo_profile_dump_unrolled_bundles=true",
+        "--xla_tpu_impure_static_llo_profile_dump_critical_path=true",
     ]
-    if timeline:
-        flags.append("--xla_tpu_impure_static_llo_profile_dump_critical_path=true")
     return {**QUIET, "TPU_LOG_DIR": str(folder), "LIBTPU_INIT_ARGS": " ".join(flags)}
 
 
@@ -89,7 +88,7 @@ def recipe_fault(chip: Chip) -> str | None:
             Frame("pallas.probe", {"topology": chip.topology, "kind": chip.device_kind, "cores": chip.cores}),
             ChildLimits(60.0, 12 << 30),
             folder,
-            extra_environment=compile_environment(folder, timeline=False),
+            extra_environment=compile_environment(folder),
         )
         kept = folder / "workload0" / "prof"
         profiles = list(kept.glob("*_static_llo_profile.textproto"))

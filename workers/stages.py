@@ -143,7 +143,7 @@ class CompileStage:
         """Judges the modules' structure before they are compiled, then keeps the dumps' folders."""
         folder = request.folder / "compile"
         folder.mkdir()
-        environment = recipe.compile_environment(folder, timeline=request.timeline)
+        environment = recipe.compile_environment(folder)
         refused: list[Failure] = []
 
         def hear(frame: Frame) -> bool:

@@ -19,19 +19,19 @@ CHIP = CHIPS["tpu7x"]
 PROFILE = 'hlo_op_estimate {\n  hlo_op_name: "k.1"\n  estimated_cycles: 34252\n  num_equivalent_hlos: 2\n}\n'
 BUNDLES = b"""0x0: bundle slots:
   %s0_s0 = inlined_call_operand.hbm [shape: bf16[1024,2048], index: 0] /* dma.fake size_in_granules=*/9 */
-  %4 = sst [smem:[#allocation247_spill]] %s0_s0
+  %1 = sst [smem:[#allocation247_spill]] %s0_s0
 
 0x1: bundle slots:
-  %9 = dma.hbm_to_vmem [thread:$0]  /*hbm=*/%s8_s1, /*size_in_granules=*/8192, /*vmem=*/%s7_s0
-  %10 = dma.done.wait [#allocation4], 8192
+  %2 = dma.hbm_to_vmem [thread:$0]  /*hbm=*/%s8_s1, /*size_in_granules=*/8192, /*vmem=*/%s7_s0
+  %3 = dma.done.wait [#allocation4], 8192
 0x2: bundle slots:
-  %11 = vst [vmem:[#allocation42_spill] sm:$0xff] /*vst_source=*/%v8_v14
-  %v12_v1 = vld [vmem:[#allocation42_spill] sm:$0xff]
-  %v13_v1 = vld [vmem:[%s3_s1] sm:$0xff]
-  %v14_v1, %v15_v2 = vmul.f32 %v12_v1, %v13_v1
-  %16 = vmatmul.mubr.f8e4m3fn.gmra.mrb[0].mxu0 %v14_v1
-  %17 = vmatmul.mubr.bf16.gmra.mrb[0].mxu1 %v14_v1
-  %18 = dma.vmem_to_hbm [thread:$0]  /*vmem=*/%s1_s1, /*size_in_granules=*/16, /*hbm=*/%s0_s1
+  %4 = vst [vmem:[#allocation42_spill] sm:$0xff] /*vst_source=*/%v8_v14
+  %v5_v1 = vld [vmem:[#allocation42_spill] sm:$0xff]
+  %v6_v1 = vld [vmem:[%s3_s1] sm:$0xff]
+  %v7_v1, %v7_v2 = vmul.f32 %v5_v1, %v6_v1
+  %8 = vmatmul.mubr.f8e4m3fn.gmra.mrb[0].mxu0 %v14_v1
+  %9 = vmatmul.mubr.bf16.gmra.mrb[0].mxu1 %v14_v1
+  %10 = dma.vmem_to_hbm [thread:$0]  /*vmem=*/%s1_s1, /*size_in_granules=*/16, /*hbm=*/%s0_s1
 """
 
 
@@ -145,24 +145,51 @@ def test_an_unknown_target_is_named():
     assert load_target("tpu7x").label == "tpu7x (modelled)"
 
 
-def test_the_timeline_places_work_in_bins(tmp_path):
-    bundles, critical = tmp_path / "b.txt", tmp_path / "c.txt"
-    bundles.write_bytes(BUNDLES)
-    critical.write_text(
-        "Length to end: 1000, %9 = dma.hbm_to_vmem [x] /*size_in_granules=*/8192\n"
-        "Length to end: 600, %16 = vmatmul.mubr.f8e4m3fn.gmra.mrb[0].mxu0 %v14_v1\n"
-    )
-    found = read_timeline(bundles, critical, 1000, CHIP)
-    timeline, lanes = found["timeline"], found["timeline"]["lanes"]
-    assert found["critical_path"] == {"matmul": 600, "dma": 400}
+CRITICAL = b"""Length to end: 1000, %2 = dma.hbm_to_vmem [x] /*size_in_granules=*/8192
+Length to end: 600, %8 = vmatmul.mubr.f8e4m3fn.gmra.mrb[0].mxu0 %v14_v1
+Length to end: 100, %11 = vst [vmem:[#allocation42_spill] sm:$0xff] /*vst_source=*/%v8_v14
+"""
+
+
+def test_the_timeline_places_work_in_bins():
+    last = b"0x3: bundle slots:\n  %11 = vst [vmem:[#allocation42_spill] sm:$0xff] /*vst_source=*/%v8_v14\n"
+    found = read_timeline(BUNDLES + last, CRITICAL, 1000, CHIP, drawn=True)
+    timeline, lanes, waits = found["timeline"], found["timeline"]["lanes"], found["timeline"]["waits"]
+    assert found["critical_path"] == {"mxu": 500, "dma": 400, "spill": 100}
     assert timeline["unit"] == "cycles" and timeline["bins"][-1] == 1000
     assert len(lanes["mxu"]) == len(timeline["bins"]) == 200
     assert sum(lanes["mxu"]) * 5 == pytest.approx(8, rel=0.01)
     assert lanes["mxu"][80] > 0 and lanes["dma"][10] == 1.0
-    empty = tmp_path / "empty.txt"
-    empty.write_text("")
+    assert lanes["spill"][180] == pytest.approx(1 / 5 / 5) and sum(lanes["valu"]) * 5 == pytest.approx(0.25)
+    assert {name: sum(values) * 5 for name, values in waits.items()} == pytest.approx(found["critical_path"])
+    assert waits["dma"][79] == waits["mxu"][80] == waits["spill"][199] == 1.0
+    assert found["overlap"] == {"mxu_with_valu": 0.125, "valu_with_mxu": 1.0}
+    assert "timeline" not in read_timeline(BUNDLES, CRITICAL, 1000, CHIP, drawn=False)
+
+
+@pytest.mark.parametrize(
+    ("bundles", "critical", "cycles"),
+    [
+        (BUNDLES, b"", 1000),
+        (BUNDLES, CRITICAL, 500),
+        (BUNDLES, CRITICAL, 1 << 40),
+        (BUNDLES, CRITICAL[60:] + CRITICAL, 1000),
+        (BUNDLES + BUNDLES, CRITICAL, 1000),
+        (b"", CRITICAL, 1000),
+    ],
+)
+def test_a_schedule_that_does_not_read_is_a_parse_error(bundles, critical, cycles):
     with pytest.raises(ParseError):
-        read_timeline(bundles, empty, 1000, CHIP)
+        read_timeline(bundles, critical, cycles, CHIP, drawn=True)
+
+
+def test_times_made_of_dma_latency_are_flagged():
+    run = static_tpu.StaticRun((OperationCycles("k", 1000, 1),), scan_bundles(BUNDLES), 0, None)
+    found = static_tpu.diagnosis(run, CHIP)
+    assert found["dma_latency"] == pytest.approx(2 * CHIP.dma_latency / 1000)
+    assert found["caution"].startswith("small blocks")
+    longer = static_tpu.StaticRun((OperationCycles("k", 10000, 1),), scan_bundles(BUNDLES), 0, None)
+    assert "caution" not in static_tpu.diagnosis(longer, CHIP)
 
 
 KERNEL = {

@@ -26,9 +26,8 @@ def test_a_missing_package_is_named_with_its_cure(monkeypatch):
 def test_another_libtpu_is_recognised(monkeypatch, flag, why):
     real = recipe.compile_environment
 
-    def changed(folder, *, timeline):
-        found = real(folder, timeline=timeline)
-        return {**found, "LIBTPU_INIT_ARGS": flag}
+    def changed(folder):
+        return {**real(folder), "LIBTPU_INIT_ARGS": flag}
 
     monkeypatch.setattr(recipe, "compile_environment", changed)
     found = recipe.recipe_fault(CHIP)
