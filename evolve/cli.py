@@ -69,6 +69,10 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("campaign", nargs="?")
     status.set_defaults(run=_status)
 
+    watch = commands.add_parser("watch", help="look on while a campaign runs elsewhere")
+    watch.add_argument("campaign", nargs="?", help="its id (default: the newest)")
+    watch.set_defaults(run=_watch)
+
     report = commands.add_parser("report", help="write a campaign's report as one HTML file")
     report.add_argument("campaign", nargs="?", help="its id (default: the newest)")
     report.add_argument(
@@ -176,6 +180,21 @@ def _status(arguments: argparse.Namespace) -> int:
         return 0
     for line in status_lines(find_campaign(home, arguments.campaign) / JOURNAL):
         _say(line)
+    return 0
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from evolve.display import make_display
+    from evolve.summary import closing_lines
+    from evolve.watch import watch
+
+    folder = find_campaign(home_folder(arguments.home), arguments.campaign)
+    ended = watch(folder, make_display())
+    if ended == "finished":
+        for line in closing_lines(folder / JOURNAL):
+            _say(line)
+    elif ended is not None:
+        _say(f"stopped; go on with: tilewright resume {folder.name}")
     return 0
 
 

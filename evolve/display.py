@@ -55,7 +55,7 @@ class Display(Protocol):
     def update(self, snapshot: Snapshot) -> None: ...
 
     def note(self, text: str) -> None:
-        """One line about what is going on, such as ``starting workers``."""
+        """One line about what is going on, such as ``starting workers``; empty takes it back."""
         ...
 
     def stop(self) -> None:
@@ -98,7 +98,8 @@ class PlainDisplay:
             self._say(f"{progress_text(snapshot)}: {verdicts_text(snapshot.verdicts)}{lag_text(snapshot)}")
 
     def note(self, text: str) -> None:
-        self._say(text)
+        if text:
+            self._say(text)
 
     def stop(self) -> None:
         if self._last is not None:

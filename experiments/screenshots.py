@@ -17,22 +17,31 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from evolve.display import Snapshot
-from evolve.evaluator import Scope
 from evolve.home import JOURNAL
 from evolve.journal import Journal
+from evolve.report.compare import pair_of, write_comparison
 from evolve.report.data import CampaignData, load
 from evolve.report.graph import PAGE
 from evolve.report.html import write_report
 from evolve.run_content import CANDIDATE, UID, campaign_uid, experiment_name
 from evolve.tracking import ARTIFACTS, mirror_command, mirror_environment, store_uri
 from evolve.ui import SERVER_SETTINGS, free_port, server_command
+from evolve.watch import JournalView
 from experiments.browser import Watched, browser_page, missing_browser
 
 SETTLE_SECONDS = 4.0
 """MLflow's pages load their parts after the page itself and never fall silent."""
+
+SECTIONS = {
+    "lineage": "Lineage of the winner",
+    "timeline": "Where the time goes",
+    "shapes": "Winner against each kernel",
+    "roofline": "Roofline",
+    "credit": "Which mutations earned it",
+    "archive": "Archive",
+}
+"""Parts of the report that get a picture of their own, by file name."""
 
 # MLflow's own settings of its page: open on runs, without the panels of a first visit.
 PLAIN_PAGE = {
@@ -129,8 +138,8 @@ def report_pictures(report: Path, out: Path) -> None:
         page = browser.page
         page.goto(report.as_uri())
         browser.shot(out / "report.png")
-        for name, heading in (("lineage", "Lineage of the winner"), ("timeline", "Where the time goes")):
-            section = page.locator("section", has=page.get_by_role("heading", name=heading))
+        for name, heading in SECTIONS.items():
+            section = page.locator("section", has=page.get_by_role("heading", name=heading, exact=True))
             if section.count():
                 section.first.screenshot(path=str(out / f"{name}.png"))
     with browser_page(1280, 720, scale=1.5) as browser:
@@ -140,6 +149,14 @@ def report_pictures(report: Path, out: Path) -> None:
     with browser_page(390, 844, "dark", scale=2) as browser:
         browser.page.goto(report.as_uri())
         browser.shot(out / "report-phone.png")
+
+
+def comparison_picture(this: CampaignData, other: CampaignData, page: Path, path: Path) -> None:
+    """The head of the comparison of two campaigns."""
+    write_comparison(pair_of(this, other), page)
+    with browser_page(1100, 900, scale=1.5) as browser:
+        browser.page.goto(page.as_uri())
+        browser.shot(path)
 
 
 def mlflow_pictures(home: Path, uri: str, data: CampaignData, out: Path) -> None:
@@ -159,44 +176,26 @@ def mlflow_pictures(home: Path, uri: str, data: CampaignData, out: Path) -> None
             browser.shot(out / "mlflow-diff.png")
 
 
-def display_picture(data: CampaignData, path: Path) -> None:
+def display_picture(journal: Journal, path: Path) -> None:
     """The live display as it stood when the last evaluation came in."""
     from rich.console import Console
 
     from evolve.display import LiveDisplay
 
+    view = JournalView(journal)
+    view.refresh()
     console = Console(record=True, width=112, force_terminal=True, file=io.StringIO())
-    display = LiveDisplay(console)
-    console.print(display.frozen(data.facts, _last_snapshot(data)))
-    drawing = console.export_svg(title=f"tilewright run {data.facts.get('name', '')}")
+    console.print(LiveDisplay(console).frozen(view.facts, view.snapshot()))
+    drawing = console.export_svg(title=f"tilewright watch {view.facts.get('id', '')}")
     with browser_page(1400, 900) as browser:
         browser.page.set_content(f"<body style='margin:0'>{drawing}</body>")
         browser.page.locator("svg").first.screenshot(path=str(path), omit_background=True)
 
 
-def _last_snapshot(data: CampaignData) -> Snapshot:
-    budget: dict[str, Any] = data.facts.get("budget") or {}
-    verdicts: dict[str, int] = {}
-    for point in data.points:
-        verdicts[point.evaluation.verdict.value] = verdicts.get(point.evaluation.verdict.value, 0) + 1
-    passed = [p.evaluation for p in data.points if p.evaluation.fitness]
-    seeds = [data.evaluations[c.genome.id] for _, c in data.seeds() if c.genome.id in data.evaluations]
-    return Snapshot(
-        evaluations=len(data.points),
-        evaluations_budget=budget.get("evaluations"),
-        elapsed_seconds=data.points[-1].elapsed if data.points else 0.0,
-        wall_budget_seconds=budget.get("wall_seconds"),
-        verdicts=verdicts,
-        best=max(passed, key=lambda e: e.fitness or 0.0, default=None),
-        seed=seeds[0] if seeds else None,
-        references=data.references[Scope.SUITE.value],
-        mirror_lag=0,
-    )
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.screenshots", description=__doc__)
     parser.add_argument("campaign", type=Path, metavar="CAMPAIGN_DIR")
+    parser.add_argument("--against", type=Path, metavar="CAMPAIGN_DIR", help="also picture a comparison")
     parser.add_argument("--out", type=Path, default=Path("docs/img"))
     arguments = parser.parse_args(argv)
     reason = missing_browser()
@@ -209,8 +208,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     with Journal(folder / JOURNAL) as journal:
         data = load(journal)
         report = write_report(journal, folder / "report.html")
+        display_picture(journal, out / "display.png")
     report_pictures(report, out)
-    display_picture(data, out / "display.png")
+    if arguments.against is not None:
+        with Journal(arguments.against / JOURNAL) as journal:
+            comparison_picture(data, load(journal), folder / "comparison.html", out / "comparison.png")
     command = mirror_command([folder / JOURNAL], home, uri)
     (home / ARTIFACTS).mkdir(exist_ok=True)
     subprocess.run(command, env=mirror_environment(os.environ), check=True, stderr=subprocess.DEVNULL)
