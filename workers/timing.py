@@ -32,6 +32,9 @@ WALL_FACTOR, WALL_SLACK_SECONDS = 3.0, 2e-3
 _RESOURCES = re.compile(
     r"out of (resource|memory)|allocate memory|OutOfResources|OutOfMemory|MemoryError", re.I
 )
+_FOUND_OUT = {"ForeignWork": Verdict.IMPLAUSIBLE, "OutsideWrite": Verdict.INCORRECT}
+"""Verdicts by what ``workers.runners.triton_guard`` raises."""
+
 _MEMORY_FAULT = re.compile(
     r"illegal memory access|misaligned address|illegal address|illegal instruction", re.I
 )
@@ -233,6 +236,8 @@ def _said(frame: Frame, stage: Stage) -> Failure:
     kind, message = str(frame.data["type"]), str(frame.data["message"])
     phase, trace = str(frame.data["phase"]), str(frame.data.get("trace", ""))
     reason = one_line(f"{kind}: {message}" if message else kind)
+    if kind in _FOUND_OUT:
+        return Failure(_FOUND_OUT[kind], one_line(message), trace, Stage.CHECK)
     if _RESOURCES.search(f"{kind}: {message}"):
         return Failure(Verdict.RESOURCE_ERROR, reason, trace, stage)
     if phase in ("import", "compile") or kind in ("CompilationError", "CompileTimeAssertionFailure"):

@@ -75,7 +75,7 @@ def test_an_honest_kernel_is_measured_and_the_next_meets_it(operator, station, h
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("tl.load(as_at + k * M) * ", "", "gate "),
+        ("as_at = as_ptr + safe\n", "as_at = as_ptr + safe * 0\n", "gate "),
         ("range(steps)", "range(steps - 1)", "gate "),
         ("torch.empty((m, n), dtype=torch.bfloat16)", "torch.empty((m, n), dtype=torch.float32)", "output c"),
         ("tl.store(c_at", "tl.store(as_ptr, 1.0)\n    tl.store(c_at", "changes its inputs"),

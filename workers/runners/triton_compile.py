@@ -24,6 +24,7 @@ from triton.runtime.jit import JITFunction
 
 from workers.frames import Frame
 from workers.runners.triton_common import Answer, checked_results, error_frame, load_module, torch_dtype
+from workers.runners.triton_guard import LaunchGuard
 
 
 class AheadDriver:
@@ -105,7 +106,9 @@ class Runner:
                     spec["name"]: torch.empty(spec["shape"], dtype=torch_dtype(spec["dtype"]))
                     for spec in workload["inputs"]
                 }
-                checked_results(module.launch(tensors, dict(job.data["params"])), workload["outputs"])
+                with LaunchGuard():
+                    made = module.launch(tensors, dict(job.data["params"]))
+                checked_results(made, workload["outputs"])
                 launches[workload["id"]] = self._recorder.launches
             self._refuse_oversize()
             answer(Frame("compiled", {"launches": launches, "kernels": self._recorder.kernels}))

@@ -14,6 +14,7 @@ Any job: ``alive`` frames in between, as signs of life; one ``error`` {phase, ty
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections import OrderedDict
@@ -38,6 +39,8 @@ from workers.runners.triton_common import (
     to_torch,
     torch_dtype,
 )
+from workers.runners.triton_guard import Canaries, LaunchGuard, OutsideWrite, leave_interpreter_unguarded
+from workers.runners.triton_interpreter import repair as repair_interpreter
 
 Tensors = dict[str, torch.Tensor]
 Call = Callable[[], Any]
@@ -82,12 +85,15 @@ class Runner:
         self._modules: OrderedDict[str, ModuleType] = OrderedDict()
         self._operands: OrderedDict[int, dict[str, Tensors]] = OrderedDict()
         self._sums: dict[tuple[int, str], list[int]] = {}
+        self._salt = int.from_bytes(os.urandom(4))
         self._said = time.monotonic()
 
     def _describe(self, config: Mapping[str, Any]) -> dict[str, Any]:
         if config["interpreted"]:
             # the CPU's allocator gives no memory a second time on demand: fresh memory is filled with NaN instead
             torch.use_deterministic_algorithms(True)
+            leave_interpreter_unguarded()
+            repair_interpreter()
             return {"device": config["product"]}
         name = torch.cuda.get_device_name()
         if config["product"] not in name:
@@ -104,9 +110,10 @@ class Runner:
             answer(error_frame(state["phase"], error, spoiled=self._spoiled(error), entry=state["entry"]))
 
     def _spoiled(self, error: BaseException) -> bool:
-        """Whether the context may be unusable: after an error of the driver or memory running out, or if it says so."""
+        """Whether the context or other tensors may be damaged: an error says so, or the device does."""
         text = str(error)
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in text for word in _SPOILING):
+        spoiling = torch.OutOfMemoryError | MemoryError | OutsideWrite
+        if isinstance(error, spoiling) or any(word in text for word in _SPOILING):
             return True
         try:
             self._clock.synchronise()
@@ -150,7 +157,7 @@ class Runner:
                 else:
                     made[spec["name"]] = self._filled(spec, table, stream(seed, name, spec["name"]))
             sets[name] = made
-            self._sums[seed, name] = _sums(made)
+            self._sums[seed, name] = _sums(made, self._salt)
         return sets[name]
 
     def _filled(self, spec: Mapping[str, Any], table: np.ndarray, key: int) -> torch.Tensor:
@@ -177,17 +184,28 @@ class Runner:
             for kind in item["kinds"]:
                 prefix = f"{workload['id']}/{kind}/"
                 given = {s["name"]: job.arrays[prefix + s["name"]] for s in workload["inputs"]}
-                tensors = {name: to_torch(array, self._device) for name, array in given.items()}
+                canaries = Canaries()
+                tensors = {
+                    name: canaries.copy(to_torch(array, self._device)) for name, array in given.items()
+                }
                 call = self._call(job.data["entries"][0], tensors)
                 state["phase"] = "launch"
-                before = _sums(tensors)
-                self._poison(workload)
-                results = checked_results(call(), workload["outputs"])
-                self._clock.synchronise()
+                before = _sums(tensors, self._salt)
+                results = self._guarded(call, workload, canaries)
                 outputs = {name: to_numpy(tensor) for name, tensor in results.items()}
-                changed = _sums(tensors) != before
+                changed = _sums(tensors, self._salt) != before
                 data = {"workload": workload["id"], "kind": kind, "inputs_changed": changed}
                 answer(Frame("checked", data, arrays=outputs))
+
+    def _guarded(self, call: Call, workload: Mapping[str, Any], canaries: Canaries) -> Tensors:
+        """The results of one call that computes in kernels only, and writes only to what it makes."""
+        self._poison(workload)
+        with LaunchGuard(canaries):
+            made = call()
+        results = checked_results(made, workload["outputs"])
+        self._clock.synchronise()
+        canaries.inspect()
+        return results
 
     def _time(self, job: Frame, answer: Answer, state: dict[str, str]) -> None:
         entries, pace = job.data["entries"], job.data.get("pace") or {}
@@ -201,7 +219,7 @@ class Runner:
             timed = self._workload(job, workload, calls, state, brief, answer)
             if name in pace:
                 behind.append(statistics.median(timed.data["rounds"][0][0]) / float(pace[name]))
-            changed = _sums(tensors) != self._sums[int(job.data["seed"]), name]
+            changed = _sums(tensors, self._salt) != self._sums[int(job.data["seed"]), name]
             if changed:
                 self._operands.clear()
             answer(Frame("timed", {**timed.data, "inputs_changed": changed}, arrays=timed.arrays))
@@ -220,6 +238,10 @@ class Runner:
         entries = job.data["entries"]
         times: list[list[list[float]]] = [[] for _ in calls]
         host, wall, arrays = [0.0] * len(calls), [0.0] * len(calls), {}
+        for place, call in enumerate(calls):
+            state["entry"] = entries[place]["id"]
+            self._guarded(call, workload, Canaries())
+            self._say_alive(answer)
         for number in range(rounds):
             last = number == rounds - 1
             order = range(len(calls)) if number % 2 == 0 else range(len(calls) - 1, -1, -1)
@@ -245,9 +267,19 @@ class Runner:
         return Frame("timed", data, arrays=arrays)
 
 
-def _sums(tensors: Tensors) -> list[int]:
-    """A checksum of each tensor's bits."""
-    return [int(t.view(-1).view(torch.uint8).sum(dtype=torch.int64)) for t in tensors.values()]
+def _sums(tensors: Tensors, salt: int) -> list[int]:
+    """A checksum of each tensor's bits that depends on their places, in a way only ``salt`` tells."""
+    return [_sum(tensor.view(-1).view(torch.uint8), salt) for tensor in tensors.values()]
+
+
+def _sum(octets: torch.Tensor, salt: int) -> int:
+    words = octets.view(torch.int64) if octets.numel() % 8 == 0 else octets
+    total = 0
+    for start in range(0, words.numel(), PIECE):
+        piece = words[start : start + PIECE]
+        weights = torch.arange(start, start + piece.numel(), device=piece.device) + salt
+        total += int((piece.to(torch.int64) * weights * weights).sum())
+    return total
 
 
 def _nans(spec: Mapping[str, Any]) -> torch.Tensor:

@@ -1,0 +1,111 @@
+"""What ``launch`` may do beside its kernels: make tensors and look at them in another shape.
+
+Torch computes what it is asked to, vendor libraries included; that would be no kernel of the candidate's. Under
+``LaunchGuard`` any other operation raises, and every tensor that ``launch`` makes lies between canaries, so that a
+kernel that writes beside it is found out. What ``launch`` does depends on shapes and parameters alone (the dialect
+leaves it nothing else, and the guard no look at a value), so one guarded call for each shape speaks for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+POISON = 0xFF
+"""Every byte of fresh memory: NaN in every float type."""
+
+CANARY = 0xA5
+CANARY_BYTES = 1 << 14
+"""On either side of a tensor; a multiple of every alignment a kernel may rely on."""
+
+_FRESH = frozenset(("empty", "empty_like", "empty_strided", "new_empty"))
+_ZEROS = frozenset(("zeros", "zeros_like", "new_zeros"))
+_RESET = frozenset(("zero_", "fill_"))
+_VIEWS = frozenset(
+    ("view", "_unsafe_view", "_reshape_alias", "alias", "detach", "slice", "select", "transpose", "t", "permute",
+     "expand", "unsqueeze", "squeeze", "split", "split_with_sizes", "unbind")
+)  # fmt: skip
+
+
+class ForeignWork(RuntimeError):
+    """``launch`` computes something with torch."""
+
+
+class OutsideWrite(RuntimeError):
+    """A kernel wrote beside a tensor it was given."""
+
+
+class Canaries:
+    """Bytes around tensors that nobody has a reason to write to."""
+
+    def __init__(self) -> None:
+        self._rings: list[torch.Tensor] = []
+
+    def around(self, like: torch.Tensor, device: torch.device | str, fill: int = POISON) -> torch.Tensor:
+        """Contiguous memory of this shape and dtype between two canaries, every byte ``fill``."""
+        size = like.numel() * like.element_size()
+        memory = torch.empty(size + 2 * CANARY_BYTES, dtype=torch.uint8, device=device)
+        middle = memory[CANARY_BYTES : CANARY_BYTES + size]
+        middle.fill_(fill)
+        for ring in (memory[:CANARY_BYTES], memory[CANARY_BYTES + size :]):
+            ring.fill_(CANARY)
+            self._rings.append(ring)
+        return middle.view(like.dtype).view(like.shape)
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same values between canaries."""
+        made = self.around(tensor, tensor.device)
+        made.view(torch.uint8).copy_(tensor.view(torch.uint8))
+        return made
+
+    def inspect(self) -> None:
+        """After the device is done. Raises OutsideWrite."""
+        if not all(bool((ring == CANARY).all()) for ring in self._rings):
+            raise OutsideWrite("a kernel writes outside the tensors it was given")
+
+
+class LaunchGuard(TorchDispatchMode):
+    """While open, torch makes tensors (between ``canaries``, if given) and views and does nothing else.
+
+    Raises ForeignWork out of ``launch``.
+    """
+
+    def __init__(self, canaries: Canaries | None = None) -> None:
+        super().__init__()
+        self._canaries = canaries
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        name = func.overloadpacket.__name__
+        if name in _FRESH or name in _ZEROS:
+            return self._made(func, args, options, 0 if name in _ZEROS else POISON)
+        if name not in _VIEWS and name not in _RESET:
+            raise ForeignWork(f"work outside the kernel: torch computes {name}")
+        return func(*args, **options)
+
+    def _made(self, func: Any, args: Sequence[Any], options: dict[str, Any], fill: int) -> torch.Tensor:
+        if self._canaries is None:
+            return func(*args, **options)
+        like = func(*args, **{**options, "device": "meta"})
+        source = args[0].device if isinstance(args[0], torch.Tensor) else torch.get_default_device()
+        if not like.is_contiguous():
+            raise ForeignWork("work outside the kernel: torch makes a tensor that is not contiguous")
+        return self._canaries.around(like, options.get("device") or source, fill)
+
+
+def leave_interpreter_unguarded() -> None:
+    """What Triton's interpreter itself does with torch is no work of the candidate's. Call once in a process."""
+    import triton.runtime.interpreter as interpreter
+
+    run = interpreter.GridExecutor.__call__
+
+    def outside(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return run(executor, *args, **kwargs)
+
+    interpreter.GridExecutor.__call__ = outside
