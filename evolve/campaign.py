@@ -9,10 +9,9 @@ campaign replays it. In both, at most ``lag`` proposals are in flight.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -23,6 +22,7 @@ from evolve.evaluator import Evaluator, Job
 from evolve.genome import Genome
 from evolve.history import Candidate, History, Mutation, MutationKind, Proposal
 from fitness.evaluation import Evaluation, Verdict
+from workers.artefacts import Artefacts
 
 
 class Order(StrEnum):
@@ -95,24 +95,6 @@ class Keeper(Protocol):
     def add(self, candidate: Candidate, evaluation: Evaluation) -> object: ...
 
 
-class Known(Collection[str]):
-    """The artefacts known now, whatever is added later: else a verdict would depend on when a worker was free."""
-
-    def __init__(self, numbered: Mapping[str, int]) -> None:
-        """``numbered`` maps artefacts to 0, 1, 2, ... in order of their arrival; it may grow."""
-        self._numbered = numbered
-        self._count = len(numbered)
-
-    def __contains__(self, artefact: object) -> bool:
-        return self._numbered.get(str(artefact), self._count) < self._count
-
-    def __iter__(self) -> Iterator[str]:
-        return itertools.islice(self._numbered, self._count)
-
-    def __len__(self) -> int:
-        return self._count
-
-
 GATE_EPOCH = 8
 """Candidates in a row whose gates see the same fresh inputs, so that a worker computes their oracle once."""
 
@@ -140,7 +122,7 @@ class Campaign:
     _known: dict[int, Candidate] = field(default_factory=dict)
     _arrived: dict[int, Evaluation] = field(default_factory=dict)
     _queue: list[int] = field(default_factory=list)
-    _artefacts: dict[str, int] = field(default_factory=dict)
+    _artefacts: Artefacts = field(default_factory=Artefacts)
     _integrated: int = 0
     _duplicates: int = 0
     _began: float = field(default_factory=time.monotonic)
@@ -257,7 +239,7 @@ class Campaign:
     def _job(self, candidate: Candidate) -> Job:
         epoch = candidate.index // GATE_EPOCH
         seed = int(np.random.default_rng([self.plan.seed, epoch, 1]).integers(2**31))
-        return Job(candidate.index, candidate.genome, seed, Known(self._artefacts), self._bar(candidate))
+        return Job(candidate.index, candidate.genome, seed, self._artefacts.known(), self._bar(candidate))
 
     def _bar(self, candidate: Candidate) -> float:
         """The fitness above which a candidate is checked harder: none for the user's own seed sources."""
@@ -277,7 +259,7 @@ class Campaign:
         self._integrated += 1
         self._duplicates += evaluation.verdict is Verdict.DUPLICATE
         if evaluation.artefact and evaluation.verdict is Verdict.OK:
-            self._artefacts.setdefault(evaluation.artefact, len(self._artefacts))
+            self._artefacts.add(evaluation.artefact)
         if evaluation.verdict is Verdict.INFRA_ERROR:
             self._faults += 1
             if self._faults >= INFRASTRUCTURE_LIMIT:

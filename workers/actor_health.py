@@ -50,6 +50,8 @@ class Health:
             self.probe = self.call.remote()
         if self.probe is not None and ray.wait([self.probe], timeout=0)[0]:
             self._read(now)
+        elif now - self._since > RECOVERY_SECONDS:
+            self.state = Service.LOST  # it may have no node to be on
         return self.state
 
     def _read(self, now: float) -> None:

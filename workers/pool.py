@@ -25,6 +25,7 @@ from fitness.evaluation import Evaluation, Stage, Verdict
 from fitness.targets import load_target
 from seeds.catalogue import load_operator
 from workers.actor_health import PROBE_SECONDS, Health, Service
+from workers.artefacts import Heard, Told, news_of
 from workers.cascade import Cascade
 from workers.comparison import Comparison
 from workers.limits import GIB, Limits
@@ -45,6 +46,9 @@ RETRIES = 2
 
 CONNECT_SECONDS = 5.0
 """How long the head of a cluster may take to accept a connection."""
+
+LAGGING = b"lagging"
+"""The answer of a worker that was never told what the request takes for granted."""
 
 DEADLINE_SLACK_SECONDS = 30.0
 """Over the sum of the stages' own limits, after which the actor itself is taken for hung."""
@@ -125,14 +129,18 @@ class EvaluatorActor:
             self._cascade = MeasuredCascade(self._operator, target, suite, RemoteStation(station), limits)
         else:
             self._cascade = Cascade(self._operator, target, suite, limits)
+        self._heard = Heard()
         self._name = f"{ray.util.get_node_ip_address()}:{os.getpid()}"
 
     def ping(self) -> None:
         """Answers once the actor is constructed, hence able to evaluate."""
 
     def evaluate(self, request: bytes) -> bytes:
-        """One job as JSON, in and out (see ``_request`` and ``Evaluation``)."""
+        """One job as JSON, in and out (see ``request_for`` and ``Evaluation``); or ``LAGGING``."""
         job = json.loads(request)
+        known = self._heard.hear(job["known_artefacts"])
+        if known is None:
+            return LAGGING
         timeline = job["scope"] == TIMELINE
         baseline = self._operator.kernels[job["baseline"]] if job["baseline"] else None
         evaluation = self._cascade.evaluate(
@@ -143,7 +151,7 @@ class EvaluatorActor:
             figures="timeline" if timeline else "cycles",
             workloads="suite" if timeline else job["scope"],
             baseline=baseline,
-            known_artefacts=frozenset(job["known_artefacts"]),
+            known_artefacts=known,
             best=job["best"],
         )
         named = {name: str(job["params"][name]) for name in self._descriptors if name in job["params"]}
@@ -156,6 +164,7 @@ class _Worker:
     handle: ActorHandle
     number: int
     health: Health
+    told: Told = field(default_factory=Told)
     item: WorkItem | None = None
     reply: Any = None
     began: float = 0.0
@@ -176,7 +185,10 @@ class RayPool:
         """Connect to Ray (start it when no address is given) and create the actors."""
         start_ray(self.settings)
         # One actor a core by custom count: the children do the work, the actor itself only waits.
-        actor: Any = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0)(EvaluatorActor)
+        placed = target_resource(self.settings.target)
+        actor: Any = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0, resources=placed)(
+            EvaluatorActor
+        )
         payload = json.dumps(asdict(self.settings)).encode()
         target = load_target(self.settings.target)
         if target.measured:
@@ -184,7 +196,10 @@ class RayPool:
         for number in range(self.settings.count):
             station = self._stations[number % len(self._stations)] if self._stations else None
             handle = actor.remote(payload, station)
-            self._workers.append(_Worker(handle, number, Health(handle.ping)))
+            worker = _Worker(handle, number, Health(handle.ping))
+            if self.settings.address:  # its place on the cluster may not be there yet
+                worker.health.doubt(time.monotonic())
+            self._workers.append(worker)
 
     @property
     def slots(self) -> int:
@@ -250,13 +265,18 @@ class RayPool:
             if worker.item is None and self._queue and (lost or state is Service.IDLE):
                 worker.item = self._queue.popleft()
                 worker.began = time.monotonic()
-                worker.reply = worker.handle.evaluate.remote(_request(worker.item))
+                worker.reply = worker.handle.evaluate.remote(request_for(worker.item, worker.told))
 
     def _collect(self, worker: _Worker) -> list[tuple[int, Evaluation]]:
         item = worker.item
         assert item is not None
         try:
-            evaluation = Evaluation.model_validate_json(ray.get(worker.reply))
+            reply: Any = ray.get(worker.reply)
+            if reply == LAGGING:
+                worker.told, worker.item, worker.reply = Told(), None, None
+                self._queue.appendleft(item)
+                return []
+            evaluation = Evaluation.model_validate_json(reply)
         except RayError as error:
             how = "died" if isinstance(error, RayActorError) else "failed"
             evaluation = self._fault(item, f"worker {worker.number} {how}: {_first_line(error)}")
@@ -295,6 +315,15 @@ class RayPool:
             verdict=Verdict.INFRA_ERROR,
             reason=reason,
         )
+
+
+def target_resource(target: str) -> dict[str, float]:
+    """What a worker asks of a node: one ``target:NAME``, where any node of the cluster offers it.
+
+    So ``ray start --resources='{"target:tpu7x": 8}'`` keeps workers of other targets off a node, and says how many fit.
+    """
+    name = f"target:{target}"
+    return {name: 1.0} if name in ray.cluster_resources() else {}
 
 
 def start_ray(settings: PoolSettings) -> None:
@@ -343,7 +372,8 @@ def _require_listener(address: str) -> None:
         ) from error
 
 
-def _request(item: WorkItem) -> bytes:
+def request_for(item: WorkItem, told: Told) -> bytes:
+    """A job for a worker that was told so much; ``told`` is brought up to date."""
     return json.dumps(
         {
             "genome": item.genome.id,
@@ -352,7 +382,7 @@ def _request(item: WorkItem) -> bytes:
             "seed": item.seed,
             "scope": str(item.scope),
             "baseline": item.baseline,
-            "known_artefacts": sorted(item.known_artefacts),
+            "known_artefacts": news_of(item.known_artefacts, told),
             "best": item.best,
         }
     ).encode()

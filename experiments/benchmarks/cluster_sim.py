@@ -33,7 +33,8 @@ from evolve.proposers.parameters import ParameterProposer
 from evolve.proposers.portfolio import Portfolio
 from evolve.space import Space
 from fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
-from workers.pool import RETRIES, _request
+from workers.artefacts import Told
+from workers.pool import RETRIES, request_for
 
 MEDIAN_SECONDS, SPREAD = 30.0, 0.4
 DEADLINE_SECONDS = 390.0
@@ -63,14 +64,14 @@ class Cluster:
     retried: int = 0
     request_bytes: int = 0
     finished: int = 0
-    _free: int = 0
+    _free: list[Told] = field(default_factory=list)
     _queue: deque[Job] = field(default_factory=deque)
-    _events: list[tuple[float, int, str, Job | None, float]] = field(default_factory=list)
+    _events: list[tuple[float, int, str, Job | None, float, Told]] = field(default_factory=list)
     _attempts: dict[int, int] = field(default_factory=dict)
     _sequence: int = 0
 
     def __post_init__(self) -> None:
-        self._free = self.workers
+        self._free = [Told() for _ in range(self.workers)]
 
     @property
     def slots(self) -> int:
@@ -83,12 +84,12 @@ class Cluster:
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
         done: list[tuple[int, Evaluation]] = []
         while self._events and not done:
-            self.now, _, kind, job, useful = heapq.heappop(self._events)
+            self.now, _, kind, job, useful, told = heapq.heappop(self._events)
             self.busy_seconds += useful
             if kind == "up" or job is None:
-                self._free += 1
+                self._free.append(told)
             else:
-                done += self._ended(kind, job)
+                done += self._ended(kind, job, told)
             self._assign()
         self.finished += len(done)
         return done
@@ -100,27 +101,26 @@ class Cluster:
 
     def _assign(self) -> None:
         while self._free and self._queue:
-            self._free -= 1
-            job = self._queue.popleft()
-            self.request_bytes += len(_request(job))
+            told, job = self._free.pop(), self._queue.popleft()
+            self.request_bytes += len(request_for(job, told))
             luck = self.rng.random()
             seconds = float(self.rng.lognormal(math.log(MEDIAN_SECONDS), SPREAD))
             if luck < HANG_SHARE:
-                self._later(DEADLINE_SECONDS, "hung", job)
+                self._later(DEADLINE_SECONDS, "hung", job, told)
             elif luck < HANG_SHARE + LOSS_SHARE:
-                self._later(seconds * float(self.rng.random()), "lost", job)
+                self._later(seconds * float(self.rng.random()), "lost", job, told)
             else:
-                self._later(seconds, "done", job, seconds)
+                self._later(seconds, "done", job, told, seconds)
 
-    def _later(self, seconds: float, kind: str, job: Job | None, useful: float = 0.0) -> None:
+    def _later(self, seconds: float, kind: str, job: Job | None, told: Told, useful: float = 0.0) -> None:
         self._sequence += 1
-        heapq.heappush(self._events, (self.now + seconds, self._sequence, kind, job, useful))
+        heapq.heappush(self._events, (self.now + seconds, self._sequence, kind, job, useful, told))
 
-    def _ended(self, kind: str, job: Job) -> list[tuple[int, Evaluation]]:
+    def _ended(self, kind: str, job: Job, told: Told) -> list[tuple[int, Evaluation]]:
         if kind == "done":
-            self._free += 1
+            self._free.append(told)
             return [(job.index, judge(job.genome))]
-        self._later(RESTART_SECONDS, "up", None)
+        self._later(RESTART_SECONDS, "up", None, Told())
         if self._attempts.get(job.index, 0) < RETRIES:
             self._attempts[job.index] = self._attempts.get(job.index, 0) + 1
             self.retried += 1
