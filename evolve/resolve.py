@@ -41,6 +41,8 @@ class Resolved:
 
     def floors(self) -> dict[str, dict[str, float]]:
         """Seconds no schedule can beat, by workload and unit (see ``fitness.score.floors``)."""
+        if self.target.compile_only:
+            return {}
         shapes = (*self.suite.workloads, *self.suite.final)
         return {shape.id: floors(self.operator, shape, self.target.hardware) for shape in shapes}
 

@@ -33,6 +33,8 @@ class Stage(StrEnum):
 class FigureKind(StrEnum):
     MEASURED = "measured"
     MODELLED = "modelled"
+    COMPILED = "compiled"
+    """Nothing was timed: the candidate compiles for the target and its answers are right."""
 
 
 class WorkloadFigures(BaseModel):
@@ -64,7 +66,7 @@ class GateReading(BaseModel):
 
 
 class Evaluation(BaseModel):
-    """The cascade's answer. ``fitness`` (geometric-mean TFLOP/s) exists only for verdict ``ok``.
+    """The cascade's answer. ``fitness`` (see ``unit``) exists only for verdict ``ok``.
 
     ``interval`` is a 95 % interval of the fitness, degenerate for deterministic targets.
     ``descriptors`` place the candidate in the archive. ``artefact`` is the hash of what was
@@ -84,6 +86,7 @@ class Evaluation(BaseModel):
     workloads: tuple[WorkloadFigures, ...] = ()
     gates: tuple[GateReading, ...] = ()
     descriptors: dict[str, str] = {}
+    compiled: dict[str, dict[str, Any]] = {}
     artefact: str | None = None
     toolchain: dict[str, str] = {}
     log: str = ""

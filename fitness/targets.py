@@ -1,10 +1,11 @@
-"""Targets: where a fitness comes from, and whether a device measured it or a model did."""
+"""Targets: where a fitness comes from: a device measured it, a model did, or candidates are only compiled."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fitness.architectures import ARCHITECTURES, Architecture
 from fitness.chips import CHIPS, Chip
 from fitness.evaluation import FigureKind
 from fitness.gpus import GPUS, Gpu
@@ -16,11 +17,11 @@ class UnknownTarget(LookupError):
 
 @dataclass(frozen=True)
 class Target:
-    """``name`` in YAML and journals, ``kind`` of its figures, and the hardware they speak of."""
+    """``name`` in YAML and journals, ``kind`` of its figures, and the part they speak of."""
 
     name: str
     kind: FigureKind
-    hardware: Chip | Gpu
+    part: Chip | Gpu | Architecture
 
     @property
     def measured(self) -> bool:
@@ -28,28 +29,45 @@ class Target:
         return self.kind is FigureKind.MEASURED
 
     @property
+    def compile_only(self) -> bool:
+        """Whether candidates are compiled and checked, and nothing is timed."""
+        return self.kind is FigureKind.COMPILED
+
+    @property
+    def hardware(self) -> Chip | Gpu:
+        """What a target with times speaks of."""
+        assert not isinstance(self.part, Architecture)
+        return self.part
+
+    @property
     def chip(self) -> Chip:
         """The TPU core of a modelled target."""
-        assert isinstance(self.hardware, Chip)
-        return self.hardware
+        assert isinstance(self.part, Chip)
+        return self.part
 
     @property
     def gpu(self) -> Gpu:
         """The device of a measured target."""
-        assert isinstance(self.hardware, Gpu)
-        return self.hardware
+        assert isinstance(self.part, Gpu)
+        return self.part
+
+    @property
+    def architecture(self) -> Architecture:
+        """What a target that only compiles compiles for."""
+        assert isinstance(self.part, Architecture)
+        return self.part
 
     @property
     def entry(self) -> str:
         """The function of a kernel module that the target's runner calls."""
-        return "launch" if self.measured else "build"
+        return "build" if self.kind is FigureKind.MODELLED else "launch"
 
     @property
     def constants(self) -> Mapping[str, int]:
         """Numbers that a kernel's constraints may name."""
-        if self.measured:
-            return {"smem_bytes": self.gpu.smem_bytes, "multiprocessors": self.gpu.multiprocessors}
-        return {"vmem_bytes": self.chip.vmem_bytes}
+        if isinstance(self.part, Chip):
+            return {"vmem_bytes": self.part.vmem_bytes}
+        return {"smem_bytes": self.part.smem_bytes, "multiprocessors": self.part.multiprocessors}
 
     @property
     def label(self) -> str:
@@ -61,7 +79,8 @@ def targets() -> Mapping[str, Target]:
     """Every known target by name."""
     modelled = {name: Target(name, FigureKind.MODELLED, chip) for name, chip in CHIPS.items()}
     measured = {name: Target(name, FigureKind.MEASURED, gpu) for name, gpu in GPUS.items()}
-    return {**modelled, **measured}
+    compiled = {name: Target(name, FigureKind.COMPILED, part) for name, part in ARCHITECTURES.items()}
+    return {**modelled, **measured, **compiled}
 
 
 def load_target(name: str) -> Target:

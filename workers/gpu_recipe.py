@@ -9,6 +9,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
+from fitness.architectures import Architecture
 from fitness.gpus import Gpu
 
 CACHE_VARIABLE = "TILEWRIGHT_CACHE"
@@ -56,7 +57,7 @@ def gpu_count() -> int:
     return sum(path.name.removeprefix("nvidia").isdigit() for path in device_files())
 
 
-def missing_parts(gpu: Gpu, *, remote: bool = False) -> str | None:
+def missing_parts(gpu: Gpu | Architecture, *, remote: bool = False) -> str | None:
     """One sentence on what this machine lacks, without starting anything; None when all is there.
 
     ``remote``: candidates run on another machine, which must have the parts.
@@ -69,7 +70,7 @@ def missing_parts(gpu: Gpu, *, remote: bool = False) -> str | None:
                 f"{name} is not installed, and target {gpu.name} needs it: "
                 "install tilewright with its 'triton' extra (pip install 'tilewright[triton]')"
             )
-    if not gpu.interpreted and gpu_count() == 0:
+    if isinstance(gpu, Gpu) and not gpu.interpreted and gpu_count() == 0:
         return "this machine has no NVIDIA GPU (no /dev/nvidia0)"
     return None
 
@@ -85,15 +86,19 @@ def cache_folder() -> Path:
 
 
 def environment(gpu: Gpu) -> dict[str, str]:
-    """Environment of a child that compiles or runs Triton kernels. Raises OSError for a cache that cannot be made."""
+    """Environment of a child that runs Triton kernels. Raises OSError for a cache that cannot be made."""
+    interpreted = {"TRITON_INTERPRET": "1"} if gpu.interpreted else {}
+    return {**compile_environment(), **interpreted}
+
+
+def compile_environment() -> dict[str, str]:
+    """Environment of a child that compiles Triton kernels. Raises OSError for a cache that cannot be made."""
     found = {
         "TRITON_CACHE_DIR": str(cache_folder()),
         # line numbers would make equal kernels differ
         "TRITON_DISABLE_LINE_INFO": "1",
         "OMP_NUM_THREADS": "1",
     }
-    if gpu.interpreted:
-        found["TRITON_INTERPRET"] = "1"
     for name in ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "CC"):
         if name in os.environ:
             found[name] = os.environ[name]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 RUNNERS = {
     "triton.compile": "workers.runners.triton_compile",
+    "triton.describe": "workers.runners.triton_describe",
     "triton.device": "workers.runners.triton_device",
 }
 """Runner name to the module with a ``Runner(config)`` that has ``hello`` (JSON-able) and ``run(job, answer)``."""

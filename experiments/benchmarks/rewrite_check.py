@@ -110,40 +110,6 @@ def run_triton(module: object, params: dict, specs: list, inputs: list) -> list[
     return [leaf.to(torch.float64).numpy() for leaf in leaves]
 
 
-def repair_triton_bfloat16() -> None:
-    """The interpreter computes on the raw bits of bfloat16; convert to float32 and back instead."""
-    import triton.language as tl
-    import triton.runtime.interpreter as interpreter
-
-    builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
-    convert = interpreter._convert_float
-
-    def wide(value: object) -> np.ndarray:
-        return convert(value.data, value.dtype.scalar, tl.float32, None).view(np.float32)  # type: ignore[attr-defined]
-
-    def is_bfloat16(value: object) -> bool:
-        return getattr(value, "dtype", None) is not None and value.dtype.scalar == tl.bfloat16  # type: ignore[attr-defined]
-
-    old_dot, old_binary = builder.create_dot, builder.binary_op
-
-    def create_dot(self, a, b, d, *rest):  # type: ignore[no-untyped-def]
-        if is_bfloat16(a) or is_bfloat16(b):
-            left = wide(a) if is_bfloat16(a) else a.data
-            right = wide(b) if is_bfloat16(b) else b.data
-            return handle(np.matmul(left, right, dtype=d.data.dtype) + d.data, d.dtype.scalar)
-        return old_dot(self, a, b, d, *rest)
-
-    def binary_op(self, lhs, rhs, op):  # type: ignore[no-untyped-def]
-        if is_bfloat16(lhs) and is_bfloat16(rhs):
-            out = op(wide(lhs), wide(rhs))
-            if out.dtype == np.float32:
-                return handle(convert(out, tl.float32, tl.bfloat16, None).view(np.uint16), lhs.dtype.scalar)
-            return handle(out, tl.int1 if out.dtype == np.bool_ else lhs.dtype.scalar)
-        return old_binary(self, lhs, rhs, op)
-
-    builder.create_dot, builder.binary_op = create_dot, binary_op
-
-
 def check(job: dict, language: str, folder: str, references: dict, number: int) -> tuple[bool, str, float]:
     specs = job["inputs"]
     rng = np.random.default_rng(7)
@@ -171,7 +137,9 @@ def main() -> None:
     if task["language"] == "pallas":
         interpret_pallas()
     else:
-        repair_triton_bfloat16()
+        from workers.runners.triton_interpreter import repair
+
+        repair()
     signal.signal(signal.SIGPROF, _alarm)
     references: dict = {}
     with tempfile.TemporaryDirectory() as folder:
