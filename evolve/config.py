@@ -48,7 +48,8 @@ class SearchConfig(_Section):
     lag: int = Field(default=4, ge=1, le=4096)
     order: Order = Order.INDEX
     descriptors: tuple[str, ...] = ()
-    """Parameters whose value is part of a candidate's cell, beside the descriptors of the target."""
+    """What is part of a candidate's cell beside the descriptors of the target: names of parameters and, on modelled
+    targets, ``overlap``, ``spills``, ``stall`` and ``bound`` (see ``fitness.descriptors``)."""
 
     transfer: tuple[str, ...] = ()
     """Finished campaigns (ids, or paths of their folders) whose points this search starts from."""

@@ -10,6 +10,7 @@ from evolve.config import CampaignConfig
 from evolve.errors import UserError
 from evolve.genome import Genome, Value
 from evolve.space import Space, SpaceError
+from fitness.descriptors import FIGURES
 from fitness.score import floors
 from fitness.targets import Target, UnknownTarget, load_target
 from seeds.catalogue import UnknownOperator, load_operator
@@ -69,10 +70,28 @@ def resolve(config: CampaignConfig) -> Resolved:
     if not chosen:
         raise UserError(f"seeds: {config.operator} has no seed kernel; add one to its kernels.")
     shell = Resolved(config, operator, target, suite, (), ())
+    _check_descriptors(shell)
     starts = tuple(Start(name, _genome(shell, operator.kernels[name])) for name in chosen)
     wanted = tuple(baselines) if config.baselines is None else config.baselines
     measured = tuple((operator.kernels[name], _genome(shell, operator.kernels[name])) for name in wanted)
     return Resolved(config, operator, target, suite, starts, measured)
+
+
+def _check_descriptors(resolved: Resolved) -> None:
+    """A misspelt descriptor would leave every candidate in one cell."""
+    kernels = resolved.operator.kernels.values()
+    parameters = {name for kernel in kernels for name in _parameters(resolved, kernel)}
+    figures = () if resolved.target.measured else FIGURES
+    for name in resolved.config.search.descriptors:
+        if name not in parameters and name not in figures:
+            raise _unknown("search.descriptors", name, [*figures, *sorted(parameters)])
+
+
+def _parameters(resolved: Resolved, kernel: SeedKernel) -> Iterable[str]:
+    try:
+        return resolved.space(kernel.source).defaults
+    except SpaceError:
+        return ()  # told where the kernel is used
 
 
 def _genome(resolved: Resolved, kernel: SeedKernel) -> Genome:

@@ -21,6 +21,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
+from fitness.descriptors import describe
 from fitness.evaluation import Evaluation, Stage, Verdict
 from fitness.targets import load_target
 from seeds.catalogue import load_operator
@@ -155,7 +156,11 @@ class EvaluatorActor:
             best=job["best"],
         )
         named = {name: str(job["params"][name]) for name in self._descriptors if name in job["params"]}
-        changes = {"worker": self._name, "descriptors": {**evaluation.descriptors, **named}}
+        scheduled = describe(evaluation.workloads, self._descriptors)
+        changes = {
+            "worker": self._name,
+            "descriptors": {**evaluation.descriptors, **scheduled, **named},
+        }
         return evaluation.model_copy(update=changes).model_dump_json().encode()
 
 

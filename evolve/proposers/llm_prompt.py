@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from evolve.history import Candidate, History
 from evolve.proposers.llm_client import Messages
 from fitness.evaluation import Evaluation, Verdict
+from fitness.hints import hints
 
 RELATIVES = 3
 FAILURES = 4
@@ -103,6 +104,7 @@ def _figures(evaluation: Evaluation) -> str:
             f"- {w.workload}: {w.seconds * 1e6:.1f} us {w.kind.value}, {w.tflops:.0f} TFLOP/s, "
             f"{100 * w.roofline_fraction:.0f} % of the roofline; {json.dumps(shown, sort_keys=True)}"
         )
+        lines += [f"  {sentence}" for sentence in hints(w.diagnosis)]
     return "\n".join(lines) or f"- {evaluation.verdict.value}: {evaluation.reason}"
 
 

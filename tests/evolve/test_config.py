@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from evolve.config import load_config, parse_config
 from evolve.errors import UserError
+from evolve.resolve import Resolved, resolve
 
 GOOD: dict[str, Any] = {
     "name": "q",
@@ -99,3 +100,14 @@ def test_any_mapping_is_accepted_or_refused_in_one_sentence(data: Any) -> None:
     except UserError as error:
         message = str(error)
     assert "\n" not in message
+
+
+def test_a_descriptor_that_nothing_has_is_named() -> None:
+    def resolved(*names: str) -> Resolved:
+        return resolve(parse_config({**GOOD, "search": {"descriptors": list(names)}}))
+
+    assert "overlap" in resolved("placement", "overlap", "stall").config.search.descriptors
+    with pytest.raises(
+        UserError, match=r"search.descriptors: 'overlaps' is unknown \(allowed: overlap, .*placement"
+    ):
+        resolved("overlaps")

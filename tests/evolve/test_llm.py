@@ -67,7 +67,7 @@ def judge(genome: Genome) -> Evaluation:
         tflops=speed,
         roofline_fraction=0.1,
         kind=FigureKind.MODELLED,
-        diagnosis={"spills": 77},
+        diagnosis={"spills": 77, "critical_path": {"spill": 60, "mxu": 40}},
     )
     return Evaluation(**common, stage=Stage.MEASURE, verdict=Verdict.OK, fitness=speed, workloads=(figures,))
 
@@ -138,6 +138,7 @@ def test_good_edits_climb_and_replay_without_the_server(tmp_path: Path) -> None:
     assert server.keys == ["Bearer secret-key"] * 3
     asked = server.requests[1]["messages"][1]["content"]
     assert "spills" in asked and "op/r" in asked and "speed = 11" in asked
+    assert "60% are register spills" in asked
     replayed = campaign(tmp_path / "j", None, 4)
     assert lineage(replayed) == lineage(first)
     assert b"secret-key" not in (tmp_path / "j").read_bytes()

@@ -26,7 +26,7 @@ def pool_settings(**changes: object) -> PoolSettings:
         "operator": f"{FAMILY}/good",
         "target": "tpu7x",
         "suite": "tiny",
-        "descriptors": ("block_m",),
+        "descriptors": ("block_m", "stall"),
         "check_seconds": 60.0,
         "measure_seconds": 60.0,
         "memory_gib": 8.0,
@@ -85,6 +85,8 @@ def test_verdicts_scopes_and_descriptors_come_back(pool: RayPool) -> None:
         0: Verdict.OK, 1: Verdict.INCORRECT, -1: Verdict.OK, -2: Verdict.OK, -3: Verdict.OK
     }  # fmt: skip
     assert done[0].descriptors["block_m"] == "128" and "vmem" in done[0].descriptors
+    path = done[0].workloads[0].diagnosis["critical_path"]
+    assert path[done[0].descriptors["stall"]] == max(path.values())
     assert done[-2].workloads[0].workload == "512x512x512"
     assert done[-3].workloads[0].diagnosis["timeline"]["lanes"]
     assert all(e.wall_seconds > 0 and e.worker for e in done.values())
