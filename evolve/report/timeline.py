@@ -1,10 +1,10 @@
-"""Unit timelines: how busy each unit of the chip was while a kernel ran."""
+"""Unit timelines: how busy each unit of the chip was while a kernel ran, and what its critical path waited for."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from evolve.report import svg
@@ -17,23 +17,33 @@ LEFT, RIGHT, TOP = 70, 64, 40
 LANE, GAP = 30, 8
 LABELS = {"mxu": "MXU", "valu": "VALU", "dma": "DMA", "spill": "spills"}
 KNOWN = ("mxu", "valu", "load", "store", "spill", "dma")
+WAITS = {"eup": "EUP", "xlu": "XLU", "scalar": "scalar code"}
+"""Names of what only the critical path knows; the rest are LABELS."""
+
+NAMED_WAITS = 4
+"""How many of the things waited for are named under the strip, most first."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """``ends`` are the ends of the bins in ``unit``; ``lanes`` the busy fraction of each unit in each bin."""
+    """``ends`` are the ends of the bins in ``unit``; ``lanes`` the busy fraction of each unit in each bin.
+
+    ``waits``: the part of each bin that the critical path spends on a unit; empty where it is not known.
+    """
 
     name: str
     unit: str
     ends: tuple[float, ...]
     lanes: Mapping[str, tuple[float, ...]]
+    waits: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 def read_timeline(name: str, diagnosis: Mapping[str, Any]) -> Timeline | None:
     """The timeline of a diagnosis, or None when it has none or a malformed one.
 
     ``diagnosis["timeline"]`` is ``{"bins": [...], "lanes": {"MXU": [...]}, "unit": "cycles"}``; as many
-    bins as values are the ends (or, when the first is 0, the beginnings) of the bins, one more the edges.
+    bins as values are the ends (or, when the first is 0, the beginnings) of the bins, one more the edges. ``waits``
+    may be there too, like ``lanes``.
     """
     raw = diagnosis.get("timeline")
     if not isinstance(raw, Mapping) or not isinstance(raw.get("lanes"), Mapping):
@@ -54,8 +64,14 @@ def read_timeline(name: str, diagnosis: Mapping[str, Any]) -> Timeline | None:
         return None
     if any(b <= a for a, b in itertools.pairwise(ends)) or ends[0] <= 0:
         return None
+    waited = raw.get("waits")
+    waits = {str(k): _numbers(v) for k, v in waited.items()} if isinstance(waited, Mapping) else {}
     return Timeline(
-        name, str(raw.get("unit", "cycles")), tuple(ends), {k: tuple(v) for k, v in lanes.items()}
+        name,
+        str(raw.get("unit", "cycles")),
+        tuple(ends),
+        {k: tuple(v) for k, v in lanes.items()},
+        {k: tuple(v) for k, v in waits.items() if len(v) == count},
     )
 
 
@@ -66,7 +82,10 @@ def seed_and_winner_timelines(data: CampaignData) -> tuple[list[Timeline], str] 
         return None
     workload, (name, seed), winner = pair
     read = (read_timeline(f"seed {name}", seed.diagnosis), read_timeline("winner", winner.diagnosis))
-    caption = f"Busy share of each unit over the run of {workload}, {data.target}, {data.kind}; one time axis for both."
+    caption = (
+        f"Busy share of each unit over the run of {workload} and what its critical path waits for, "
+        f"{data.target}, {data.kind}; one time axis for both."
+    )
     timelines = [timeline for timeline in read if timeline is not None]
     return (timelines, caption) if timelines else None
 
@@ -81,6 +100,9 @@ def timeline_svg(timelines: Sequence[Timeline], label: str, *, standalone: bool 
         for name, values in timeline.lanes.items():
             parts.append(_lane(timeline, name, values, y, longest))
             y += LANE + GAP
+        if timeline.waits:
+            parts.append(_waits(timeline, y, longest))
+            y += LANE + 22
         y += 14
     parts.append(_axis(longest, timelines[0].unit, y))
     return svg.drawing(WIDTH, y + 34, label, *parts, standalone=standalone)
@@ -111,6 +133,42 @@ def _lane(timeline: Timeline, name: str, values: Sequence[float], y: float, long
         + svg.text(LEFT - 8, y + LANE / 2 + 5, LABELS.get(name, name), class_="end")
         + svg.text(LEFT + width + 6, y + LANE / 2 + 5, f"{mean:.0%}", class_="quiet")
     )
+
+
+def _waits(timeline: Timeline, y: float, longest: float) -> str:
+    """One strip, each bin divided among what the critical path waits for, and the most waited-for in words."""
+    scale = (WIDTH - LEFT - RIGHT) / longest
+    widths = [end - begin for begin, end in itertools.pairwise((0.0, *timeline.ends))]
+    shares = {
+        name: sum(v * w for v, w in zip(values, widths, strict=True)) / timeline.ends[-1]
+        for name, values in timeline.waits.items()
+    }
+    ranked = sorted(shares, key=lambda name: -shares[name])
+    floor = [0.0] * len(timeline.ends)
+    parts = [
+        svg.tag("rect", x=LEFT, y=y, width=timeline.ends[-1] * scale, height=LANE, class_="lane"),
+        svg.text(LEFT - 8, y + LANE / 2 + 5, "waits for", class_="end"),
+    ]
+    for name in ranked:
+        path, begin = "", 0.0
+        for place, (value, end) in enumerate(zip(timeline.waits[name], timeline.ends, strict=True)):
+            share = min(1.0 - floor[place], max(0.0, value))
+            if share > 0:
+                top, left, right = y + LANE * (1 - floor[place] - share), begin * scale, end * scale
+                path += (
+                    f"M{LEFT + left:.1f} {top:.1f}h{right - left:.1f}v{LANE * share:.1f}h{left - right:.1f}Z"
+                )
+            floor[place] += share
+            begin = end
+        tip = svg.title(f"{_wait(name)}: {shares[name]:.0%} of the critical path")
+        parts.append(svg.tag("path", tip, d=path, class_=f"area {name if name in KNOWN else 'other'}"))
+    words = ", ".join(f"{_wait(name)} {shares[name]:.0%}" for name in ranked[:NAMED_WAITS])
+    parts.append(svg.text(LEFT, y + LANE + 16, f"critical path: {words}", class_="quiet"))
+    return "".join(parts)
+
+
+def _wait(name: str) -> str:
+    return LABELS.get(name) or WAITS.get(name, name)
 
 
 def _axis(longest: float, unit: str, y: float) -> str:
