@@ -204,7 +204,7 @@ def best_text(snapshot: Snapshot) -> str:
     best = snapshot.best
     if best is None or best.fitness is None:
         return "none yet"
-    text = f"{best.fitness:.1f} TFLOP/s ({_where(best)})"
+    text = f"{best.fitness:.1f} {best.unit} ({_where(best)})"
     against = [(n, e) for n, e in _others(snapshot) if e.fitness]
     compared = ", ".join(f"{gain_text(best.fitness / (e.fitness or 1.0))} against {n}" for n, e in against)
     return f"{text}, {compared}" if compared else text
@@ -264,7 +264,7 @@ def _figures(snapshot: Snapshot) -> RenderableType:
     first = rows[0][1]
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(f"on {_where(first)}")
-    table.add_column("TFLOP/s (geometric mean)", justify="right")
+    table.add_column(f"{first.unit} (geometric mean)", justify="right")
     for figures in first.workloads[:3]:
         table.add_column(figures.workload, justify="right")
     table.add_column("best against it", justify="right")

@@ -69,6 +69,9 @@ def _folder(home: Path) -> Finding:
 
 def _target(target: Target) -> Finding:
     part = f"target {target.name}"
+    if target.compile_only:
+        fault = gpu_recipe.missing_parts(target.architecture)
+        return Finding(part, fault is None, fault or "compiles a kernel and reads its code", needed=False)
     if not target.measured:
         fault = recipe_fault(target.chip)
         return Finding(part, fault is None, fault or f"compiles and times a kernel ({target.kind.value})")

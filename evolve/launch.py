@@ -28,8 +28,10 @@ from evolve.logbook import logbook
 from evolve.references import References
 from evolve.resolve import Resolved, resolve
 from evolve.searcher import build_searcher
+from evolve.system import system
 from evolve.tracking import MirrorProcess, start_mirror
 from fitness.evaluation import Evaluation, Verdict
+from fitness.score import bytes_rank
 from workers import gpu_recipe
 from workers.pool import PoolSettings, PoolUnavailable, RayPool
 from workers.recipe import missing_parts
@@ -110,6 +112,10 @@ def _require_toolchain(resolved: Resolved) -> None:
     target = resolved.target
     if target.measured:
         absent = gpu_recipe.missing_parts(target.gpu, remote=resolved.config.workers.address is not None)
+    elif target.compile_only:
+        absent = gpu_recipe.missing_parts(
+            target.architecture, remote=resolved.config.workers.address is not None
+        )
     else:
         absent = missing_parts()
     if absent:
@@ -134,6 +140,7 @@ def _write_meta(journal: Journal, campaign: str, resolved: Resolved) -> None:
             "operator": resolved.operator.name,
             "target": config.target,
             "target_kind": resolved.target.kind.value,
+            "unit": unit_of(resolved),
             "suite": config.suite,
             "seed": config.seed,
             "budget": config.budget.model_dump(),
@@ -142,6 +149,7 @@ def _write_meta(journal: Journal, campaign: str, resolved: Resolved) -> None:
         },
     )
     journal.set_meta("toolchain", _toolchain())
+    journal.set_meta("system", system())
     journal.set_meta("config", config.model_dump(mode="json"))
 
 
@@ -224,8 +232,7 @@ class _Run:
             )
         if reason is StopReason.INTERRUPTED:
             return self._give_up(name)
-        measured = self.resolved.target.measured
-        winner = self._dispatch(campaign, pool) if measured else self._finals(campaign, references)
+        winner = self._winner(campaign, pool, references)
         if self._interrupted:
             return self._give_up(name)
         self._finish(reason, winner)
@@ -245,6 +252,14 @@ class _Run:
         if not any(event.kind == "finished" for event in self.journal.events()):
             self.journal.add_event("finished", reason=reason.value, winner=winner.id if winner else None)
         write_report(self.journal, self.folder / REPORT)
+
+    def _winner(self, campaign: Campaign, pool: Comparer, references: References) -> Genome | None:
+        """The winner; None where nothing passed, and on a target that only compiles, which ranks nothing."""
+        if self.resolved.target.compile_only:
+            return None
+        if self.resolved.target.measured:
+            return self._dispatch(campaign, pool)
+        return self._finals(campaign, references)
 
     def _finals(self, campaign: Campaign, references: References) -> Genome | None:
         """Run finalists, seeds and baselines on the final workloads; the fittest finalist there wins."""
@@ -382,6 +397,13 @@ def pool_settings(resolved: Resolved) -> PoolSettings:
         address=config.workers.address,
         gpus=_gpus(resolved),
     )
+
+
+def unit_of(resolved: Resolved) -> str:
+    """Of a campaign's fitness."""
+    if resolved.target.compile_only:
+        return "passes"
+    return "GB/s" if resolved.target.measured and bytes_rank(resolved.operator) else "TFLOP/s"
 
 
 def _gpus(resolved: Resolved) -> int:

@@ -30,7 +30,7 @@ from evolve.mirror_traces import TraceWriter
 from evolve.report.data import load
 from evolve.report.files import campaign_files
 from evolve.run_content import CANDIDATE, NOTE, UID, RunContent
-from fitness.evaluation import Evaluation
+from fitness.evaluation import UNIT_SLUGS, Evaluation
 
 METRICS_A_BATCH, OTHERS_A_BATCH = 1000, 90
 PAGE = 1000
@@ -213,7 +213,8 @@ class Mirror:
 
     def _campaign_content(self) -> RunContent:
         meta = self._journal.meta
-        return run_content.campaign_run(self._facts, meta("toolchain", {}), meta("config", {}), self._uid)
+        told = [meta(key, {}) for key in ("toolchain", "system", "config")]
+        return run_content.campaign_run(self._facts, *told, self._uid)
 
     def _dataset(self) -> Dataset:
         """The suite as MLflow's data set: its workloads and their dimensions where the operator is at hand."""
@@ -267,7 +268,9 @@ class Mirror:
             best = self._best = evaluation
         values: dict[str, float] = {"campaign/evaluations_failed": self._counts.total() - self._counts["ok"]}
         if best is not None and best.fitness is not None:
-            values[f"campaign/best_fitness_tflops_{self._facts.get('target_kind')}"] = best.fitness
+            values[f"campaign/best_fitness_{UNIT_SLUGS[best.unit]}_{self._facts.get('target_kind')}"] = (
+                best.fitness
+            )
         self._curve += [Metric(k, v, int(at * 1000), arrival) for k, v in values.items()]
 
     def _flush(self) -> None:

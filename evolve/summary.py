@@ -66,13 +66,17 @@ def figures(evaluation: Evaluation) -> str:
     """Time and rate of each workload, for example ``4096^3 81.2 us, 1692 TFLOP/s (tpu7x, modelled)``."""
     if evaluation.verdict is not Verdict.OK:
         return f"{evaluation.verdict.value}: {evaluation.reason}"
-    parts = [f"{w.workload} {w.seconds * 1e6:.1f} us, {w.tflops:.0f} TFLOP/s" for w in evaluation.workloads]
+    parts = [f"{w.workload} {w.seconds * 1e6:.1f} us, {w.rate:.0f} {w.unit}" for w in evaluation.workloads]
+    if not parts:
+        return f"compiles ({evaluation.target}): " + ", ".join(
+            f"{name} {value}" for name, value in sorted(evaluation.descriptors.items())
+        )
     kind = evaluation.workloads[0].kind.value
     return "; ".join(parts) + f" ({evaluation.target}, {kind})"
 
 
 def _unit(facts: dict) -> str:
-    return f"TFLOP/s ({facts.get('target_kind', '?')})"
+    return f"{facts.get('unit', 'TFLOP/s')} ({facts.get('target_kind', '?')})"
 
 
 def _budget(facts: dict) -> str:

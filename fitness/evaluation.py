@@ -37,9 +37,14 @@ class FigureKind(StrEnum):
     """Nothing was timed: the candidate compiles for the target and its answers are right."""
 
 
-class WorkloadFigures(BaseModel):
-    """Figures of one workload on one target. ``seconds`` per call; rates in 1e12 per second.
+UNIT_SLUGS = {"TFLOP/s": "tflops", "GB/s": "gbytes", "passes": "passes"}
+"""Units of a fitness as parts of names."""
 
+
+class WorkloadFigures(BaseModel):
+    """Figures of one workload on one target. ``seconds`` per call; ``tflops`` in 1e12 operations per second.
+
+    ``gbytes``, 1e9 compulsory bytes per second, is there for operators that memory bounds: they are ranked by it.
     ``diagnosis`` holds whatever explains the time (cycles, spills, unit busy fractions ...),
     keyed by names documented by the time model that produced them.
     """
@@ -49,9 +54,20 @@ class WorkloadFigures(BaseModel):
     workload: str
     seconds: float = Field(gt=0)
     tflops: float = Field(ge=0)
+    gbytes: float | None = Field(default=None, ge=0)
     roofline_fraction: float = Field(ge=0)
     kind: FigureKind
     diagnosis: dict[str, Any] = {}
+
+    @property
+    def rate(self) -> float:
+        """What the workload is ranked by, in ``unit``."""
+        return self.tflops if self.gbytes is None else self.gbytes
+
+    @property
+    def unit(self) -> str:
+        """Of ``rate``."""
+        return "TFLOP/s" if self.gbytes is None else "GB/s"
 
 
 class GateReading(BaseModel):
@@ -92,6 +108,11 @@ class Evaluation(BaseModel):
     log: str = ""
     wall_seconds: float = 0.0
     worker: str = ""
+
+    @property
+    def unit(self) -> str:
+        """Of ``fitness``: the geometric mean of the workloads' rates, or 1 for what only compiles."""
+        return self.workloads[0].unit if self.workloads else "passes"
 
     @model_validator(mode="after")
     def _fitness_only_when_ok(self) -> Evaluation:

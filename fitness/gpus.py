@@ -3,6 +3,7 @@
 ``h200``: NVIDIA H200 SXM. Dense peaks and memory bandwidth from the vendor's datasheet (half of its "with sparsity"
 figures); shared memory per block, L2 and multiprocessors from the CUDA programming guide's table for compute
 capability 9.0 and the device's own properties. The peaks are upper bounds: a time below what they allow is refused.
+``copy`` was measured (``experiments/results/h200_fp8_quantise.json``, 8192 x 29568 bf16).
 ``interpreter``: Triton's interpreter on this machine's CPU. Its times say nothing about a kernel; it exists so that the
 whole measuring path runs in tests, and its peaks are bounds no CPU reaches.
 """
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """``product`` is the name its driver gives; ``hbm`` in bytes/s, ``peaks`` in FLOP/s, ``capability`` 90 for 9.0.
+    """``product`` is the name its driver gives; ``hbm`` and ``copy`` (what a device copy reaches) in bytes/s,
+    ``peaks`` in FLOP/s, ``capability`` 90 for 9.0.
 
     ``smem_bytes`` is what one program may use; ``flush_bytes`` is written between timed calls, over 2 x L2.
     """
@@ -27,6 +29,7 @@ class Gpu:
     smem_bytes: int
     flush_bytes: int
     hbm: float
+    copy: float
     peaks: Mapping[str, float]
     interpreted: bool = False
 
@@ -44,6 +47,7 @@ GPUS: Mapping[str, Gpu] = {
         smem_bytes=232448,
         flush_bytes=256 << 20,
         hbm=4.8e12,
+        copy=4.18e12,
         peaks={"bf16": 989.5e12, "f8": 1979e12, "s8": 1979e12},
     ),
     "interpreter": Gpu(
@@ -54,6 +58,7 @@ GPUS: Mapping[str, Gpu] = {
         smem_bytes=232448,
         flush_bytes=0,
         hbm=1e12,
+        copy=1e12,
         peaks={"bf16": 1e14},
         interpreted=True,
     ),

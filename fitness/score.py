@@ -27,6 +27,16 @@ def tflops(flops: int, seconds: float) -> float:
     return flops / seconds / 1e12
 
 
+def gbytes(size: int, seconds: float) -> float:
+    """1e9 bytes per second."""
+    return size / seconds / 1e9
+
+
+def bytes_rank(operator: Operator) -> bool:
+    """Whether candidates are ranked by GB/s of compulsory traffic: the operator says ``memory_bound = True``."""
+    return bool(getattr(operator, "memory_bound", False))
+
+
 def operand_kind(specs: Sequence[TensorSpec]) -> str:
     """The matrix-unit rate these operands deserve: ``f8`` if any is fp8, ``s8`` if any is int8, else ``bf16``."""
     names = {spec.dtype for spec in specs}

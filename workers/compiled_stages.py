@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-
 from typing import Any
 
 from fitness.architectures import Architecture

@@ -145,7 +145,7 @@ class MeasuredCascade:
         entry = Entry(genome_id, request.source, request.params)
         for _ in range(int(CLAIM_SECONDS / _WAIT_SECONDS)):
             champion = self._station.champion()
-            fitness = geometric_mean(f.tflops for f in found.figures)
+            fitness = geometric_mean(f.rate for f in found.figures)
             if champion is not None and (champion.entry.id == genome_id or fitness < NEAR * champion.fitness):
                 return None
             if self._station.claim(genome_id):
@@ -159,11 +159,11 @@ class MeasuredCascade:
         crowned = None
         try:
             champion = self._station.champion()
-            fitness = geometric_mean(f.tflops for f in found.figures)
+            fitness = geometric_mean(f.rate for f in found.figures)
             if champion is not None and fitness >= NEAR * champion.fitness:
                 verdict = confirm(self._station, request, found, self._samples, champion, fitness)
             if champion is None or (isinstance(verdict, Confirmation) and verdict.accepted):
-                fitness = geometric_mean(f.tflops for f in found.figures)
+                fitness = geometric_mean(f.rate for f in found.figures)
                 crowned = Champion(entry, fitness, tuple(found.figures))
         finally:
             self._station.release(entry.id, crowned)
@@ -180,7 +180,7 @@ class MeasuredCascade:
     ) -> Evaluation:
         fitness = span = None
         if failure is None:
-            fitness = geometric_mean(f.tflops for f in found.figures)
+            fitness = geometric_mean(f.rate for f in found.figures)
             champion = self._station.champion()
             if champion is not None and not (confirmation is not None and confirmation.accepted):
                 fitness = min(fitness, champion.fitness)

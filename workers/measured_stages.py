@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fitness import paired, score
+from fitness import paired
 from fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
 from workers.attempt import Failure, Found, Request
 from workers.frames import Frame
@@ -187,14 +187,14 @@ def confirm(
         figures, name = timing.figures(request, 1), timing.workload.id
         factor = paired.paired_ratio({name: contender[name]}, {name: held[name]}).value
         seconds = known[name].seconds * factor
-        rate = score.tflops(request.operator.flops(timing.workload), seconds)
+        faster = figures.seconds / seconds
         raw = {**figures.diagnosis, "raw_seconds": figures.seconds, "paired": factor}
-        share = figures.roofline_fraction * figures.seconds / seconds
-        rescaled.append(
-            figures.model_copy(
-                update={"seconds": seconds, "tflops": rate, "roofline_fraction": share, "diagnosis": raw}
-            )
-        )
+        rates = {
+            "tflops": figures.tflops * faster,
+            "gbytes": None if figures.gbytes is None else figures.gbytes * faster,
+            "roofline_fraction": figures.roofline_fraction * faster,
+        }
+        rescaled.append(figures.model_copy(update={"seconds": seconds, "diagnosis": raw, **rates}))
     order = {w.id: n for n, w in enumerate(request.measured)}
     found.figures = sorted(rescaled, key=lambda f: order[f.workload])
     return Confirmation(champion.entry.id, ratio, control)

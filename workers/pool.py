@@ -29,6 +29,7 @@ from workers.actor_health import PROBE_SECONDS, Health, Service
 from workers.artefacts import Heard, Told, news_of
 from workers.cascade import Cascade
 from workers.comparison import Comparison
+from workers.compiled import CompiledCascade
 from workers.limits import GIB, Limits
 from workers.measured import MeasuredCascade
 from workers.remote_station import RemoteStation, ask_comparison, start_stations
@@ -125,9 +126,11 @@ class EvaluatorActor:
         )
         suite = self._operator.suites[settings["suite"]]
         target = load_target(settings["target"])
-        self._cascade: Cascade | MeasuredCascade
+        self._cascade: Cascade | CompiledCascade | MeasuredCascade
         if station is not None:
             self._cascade = MeasuredCascade(self._operator, target, suite, RemoteStation(station), limits)
+        elif target.compile_only:
+            self._cascade = CompiledCascade(self._operator, target, suite, limits)
         else:
             self._cascade = Cascade(self._operator, target, suite, limits)
         self._heard = Heard()

@@ -90,6 +90,7 @@ class Timing:
             workload=workload.id,
             seconds=seconds,
             tflops=score.tflops(flops, seconds),
+            gbytes=score.gbytes(size, seconds) if score.bytes_rank(operator) else None,
             roofline_fraction=roofline / seconds,
             kind=request.target.kind,
             diagnosis={
@@ -97,7 +98,8 @@ class Timing:
                 "wall_seconds": self.wall_seconds[place],
                 "calls": sum(map(len, self.rounds[place])),
                 "relative_error": paired.relative_error(self.rounds[place]),
-                "gbytes_per_second": size / seconds * 1e-9,
+                "gbytes_per_second": score.gbytes(size, seconds),
+                "copy_fraction": size / seconds / gpu.copy,
             },
         )
 

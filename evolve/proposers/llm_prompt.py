@@ -101,7 +101,7 @@ def _figures(evaluation: Evaluation) -> str:
     for w in evaluation.workloads:
         shown = {k: v for k, v in sorted(w.diagnosis.items()) if k not in _HIDDEN}
         lines.append(
-            f"- {w.workload}: {w.seconds * 1e6:.1f} us {w.kind.value}, {w.tflops:.0f} TFLOP/s, "
+            f"- {w.workload}: {w.seconds * 1e6:.1f} us {w.kind.value}, {w.rate:.0f} {w.unit}, "
             f"{100 * w.roofline_fraction:.0f} % of the roofline; {json.dumps(shown, sort_keys=True)}"
         )
         lines += [f"  {sentence}" for sentence in hints(w.diagnosis)]
@@ -112,7 +112,7 @@ def _relatives(history: History, parent: Candidate) -> str:
     others = [(c, e) for c, e in history.successes() if c.genome.id != parent.genome.id]
     best = sorted(others, key=lambda ce: (-(ce[1].fitness or 0.0), ce[0].index))[:RELATIVES]
     lines = [
-        f"- {e.fitness:.0f} TFLOP/s: {_story(c)}; parameters {json.dumps(dict(c.genome.params))}"
+        f"- {e.fitness:.0f} {e.unit}: {_story(c)}; parameters {json.dumps(dict(c.genome.params))}"
         for c, e in best
     ]
     return "The best others so far:\n" + "\n".join(lines) if lines else ""

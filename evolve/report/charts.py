@@ -110,7 +110,8 @@ def axes(data: CampaignData, frame: Frame, axis: Axis) -> str:
         if axis is Axis.EVALUATIONS and value != int(value):
             continue
         parts.append(svg.text(x, HEIGHT - BOTTOM + RUG + 20, shown, class_="quiet middle"))
-    unit = f"TFLOP/s, geometric mean over suite {data.facts.get('suite')} ({data.target}, {data.kind})"
+    rate = data.facts.get("unit", "TFLOP/s")
+    unit = f"{rate}, geometric mean over suite {data.facts.get('suite')} ({data.target}, {data.kind})"
     name = "campaign time" if axis is Axis.TIME else "evaluations finished"
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(svg.text(LEFT - 40, 16, unit, class_="quiet"))

@@ -88,7 +88,10 @@ def _headline(data: CampaignData) -> str:
         figures = winner.evaluation.workloads[0]
         cards = [
             _card(time_text(figures.seconds), f"winner at {figures.workload}, {data.target}, {data.kind}"),
-            _card(percent_text(figures.roofline_fraction), f"of the roofline, {rate_text(figures.tflops)}"),
+            _card(
+                percent_text(figures.roofline_fraction),
+                f"of the roofline, {rate_text(figures.rate, figures.unit)}",
+            ),
         ]
         for row in rows:
             other = next((w for w in row.evaluation.workloads if w.workload == figures.workload), None)
@@ -218,15 +221,15 @@ def _winner(data: CampaignData) -> str:
 
 
 def _provenance(data: CampaignData) -> str:
-    rows = "".join(
-        tag("tr", tag("th", clean(k), scope="row") + tag("td", clean(v), class_="n"))
-        for k, v in data.toolchain.items()
-    )
     parts = []
-    if rows:
-        parts.append(
-            tag("div", tag("table", tag("caption", "Toolchain") + rows, class_="narrow"), class_="scroll")
+    for name, values in (("Toolchain", data.toolchain), ("System", data.system)):
+        rows = "".join(
+            tag("tr", tag("th", clean(k), scope="row") + tag("td", clean(v), class_="n"))
+            for k, v in values.items()
         )
+        if rows:
+            table = tag("table", tag("caption", name) + rows, class_="narrow")
+            parts.append(tag("div", table, class_="scroll"))
     if data.config:
         text = yaml.safe_dump(dict(data.config), sort_keys=False, allow_unicode=True)
         parts.append(tag("details", tag("summary", "Configuration") + code(text)))

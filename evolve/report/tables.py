@@ -53,11 +53,11 @@ def _workload_table(data: CampaignData, workload: str, rows: Sequence[Named]) ->
     figures = [(row, _figures(row.evaluation, workload)) for row in rows]
     known = sorted(((r, f) for r, f in figures if f is not None), key=lambda rf: rf[1].seconds)
     base = _reference([row for row, _ in known])
-    base_rate = next((f.tflops for row, f in known if row is base), None)
+    base_rate = next((f.rate for row, f in known if row is base), None)
     body = []
     for row, f in known:
-        cells = (time_text(f.seconds), rate_text(f.tflops), percent_text(f.roofline_fraction))
-        body.append(_row(row, *cells, _ratio(f.tflops, base_rate)))
+        cells = (time_text(f.seconds), rate_text(f.rate, f.unit), percent_text(f.roofline_fraction))
+        body.append(_row(row, *cells, _ratio(f.rate, base_rate)))
     body += [_failed_row(row, 4) for row, f in figures if f is None]
     for name, seconds in data.floors(workload).items():
         label = tag("th", f"floor: {clean(_words(name))}", scope="row")

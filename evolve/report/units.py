@@ -24,8 +24,8 @@ def duration_text(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def rate_text(tflops: float) -> str:
-    return f"{_digits(tflops)} TFLOP/s"
+def rate_text(rate: float, unit: str = "TFLOP/s") -> str:
+    return f"{_digits(rate)} {unit}"
 
 
 def percent_text(fraction: float) -> str:
