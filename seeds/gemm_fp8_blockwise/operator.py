@@ -143,6 +143,7 @@ class Quantiser:
     suites: Mapping[str, Suite]
     kernels: Mapping[str, SeedKernel]
     input_kinds: tuple[str, ...] = INPUT_KINDS
+    memory_bound: bool = True
 
     @property
     def gates(self) -> tuple[Gate, ...]:
