@@ -176,7 +176,7 @@ class Space:
         """(expression, reason) pairs."""
         return tuple((rule.constraint.expression, rule.constraint.reason) for rule in self._rules)
 
-    @property
+    @cached_property
     def size_bound(self) -> int:
         """Points of the unconstrained product: an upper bound on the legal ones."""
         return math.prod(len(values) for values in self._values)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import Protocol
 
@@ -96,16 +95,28 @@ def records_of(earlier: Sequence[Earlier], space_of: SpaceOf) -> list[SourceReco
 
 
 def leads_of(earlier: Sequence[Earlier], space_of: SpaceOf, count: int = LEADS) -> list[Genome]:
-    """The best legal points of each campaign in turn, distinct."""
-    ranked: dict[str, list[tuple[Genome, float]]] = {}
+    """The legal points that did best over all campaigns, distinct.
+
+    What is good on one workload may be best for another, but what is good on most is the safer bet. A point
+    stands at its mean log fitness relative to the best of each campaign; where it was not tried, at the median
+    of that campaign, and where it failed, at the worst.
+    """
+    spaces, genomes = KnownSpaces(space_of), dict[str, Genome]()
+    campaigns: dict[str, dict[str, float]] = {}
     for part in earlier:
-        ranked.setdefault(part.campaign, []).extend(part.successes())
-    spaces, lists = KnownSpaces(space_of), []
-    for points in ranked.values():
-        points.sort(key=lambda point: -point[1])
-        lists.append([genome for genome, _ in points if _legal(spaces, genome)])
-    turns = (genome for turn in zip_longest(*lists) for genome in turn if genome is not None)
-    return list({genome.id: genome for genome in turns}.values())[:count]
+        for genome, target in part.points:
+            if _legal(spaces, genome):
+                genomes.setdefault(genome.id, genome)
+            campaigns.setdefault(part.campaign, {})[genome.id] = target
+    standing = dict.fromkeys(genomes, 0.0)
+    for targets in campaigns.values():
+        known = np.array([target for target in targets.values() if not math.isnan(target)])
+        for genome_id in genomes:
+            target = targets.get(genome_id, float(np.median(known)))
+            standing[genome_id] += float((known.min() if math.isnan(target) else target) - known.max())
+    worked = {g.id for part in earlier for g, _ in part.successes()}
+    ranked = sorted((i for i in genomes if i in worked), key=lambda i: -standing[i])
+    return [genomes[genome_id] for genome_id in ranked[:count]]
 
 
 class _Searcher(Protocol):

@@ -38,7 +38,7 @@ MOST_POINTS = 240
 MOST_TUNED = 120
 """The same for its hyperparameters."""
 
-MOST_SPLIT = 1000
+MOST_SPLIT = 300
 """The same for the trees."""
 
 KNEE = 2.0
@@ -128,22 +128,24 @@ class Model:
             self._posterior.add_pool(self._encoder.smooth(source, rows))
             self._pool.add(*self._forest.predict(split), self._feasible(split))
 
-    def observe(self, source: int, row: Rows, target: float) -> None:
-        """What became of one point, as log fitness; a failure waits for the next refit."""
-        if math.isnan(target):
-            return
-        warped = float(self._warp(np.array([target]))[0])
-        self._posterior.observe(self._encoder.smooth(source, row[None])[0], warped)
-        self._best = max(self._best, warped)
+    def observe(self, places: Sequence[int], targets: Sequence[float]) -> None:
+        """What became of some points of the pool, as log fitness; failures wait for the next refit."""
+        told = [(p, t) for p, t in zip(places, targets, strict=True) if not math.isnan(t)][: self.room]
+        if told:
+            warped = self._warp(np.array([target for _, target in told]))
+            self._posterior.observe(np.array([place for place, _ in told]), warped)
+            self._best = max(self._best, float(warped.max()))
 
-    def expected_improvement(self, pending: Sequence[Group]) -> np.ndarray:
-        """Expected gain over the best, times the probability of success, for all points added since ``learn``."""
-        waiting = [self._encoder.smooth(source, rows) for source, rows in pending]
-        mean, spread = self._posterior.predict(np.concatenate(waiting) if waiting else None)
+    def expected_improvement(self, pending: Sequence[int] = (), doubt: float = 1.0) -> np.ndarray:
+        """Expected gain over the best, times the probability of success, for the pool; ``pending`` are places.
+
+        ``doubt`` scales the standard deviation: less of it asks for what is known to be good.
+        """
+        mean, spread = self._posterior.predict(np.array(pending, dtype=int))
         other_mean, other_spread, feasible = self._pool.columns()
         mean = (1 - TREES_SHARE) * mean + TREES_SHARE * other_mean
         spread = np.sqrt((1 - TREES_SHARE) * spread**2 + TREES_SHARE * other_spread**2)
-        return improvement(mean, spread, self._best) * feasible
+        return improvement(mean, doubt * spread, self._best) * feasible
 
     def _feasible(self, split: np.ndarray) -> np.ndarray:
         if self._failures is None:

@@ -29,7 +29,7 @@ PARENTS = 10
 
 
 def pool_of(sources: Sequence[SourceRecords], rng: np.random.Generator) -> list[tuple[int, Rows]]:
-    """Distinct legal rows for each source that are worth asking a model about."""
+    """Legal rows for each source that are worth asking a model about."""
     ranks = np.argsort(np.argsort([-records.best for records in sources], kind="stable"))
     shares = 1.0 / (1.0 + ranks)
     shares /= shares.sum()
@@ -44,7 +44,7 @@ def pool_of(sources: Sequence[SourceRecords], rng: np.random.Generator) -> list[
             rows.append(space.sample_rows(rng, max(1, int(ANYWHERE * shares[k]))))
             rows += [near_rows(space, np.array(mine), int(NEAR * shares[k]), rng)] if mine else []
             rows += [space.neighbour_rows(records.rows[i], steps=None) for o, i in best[:TOP] if o == k]
-        pool.append((k, distinct(space, np.concatenate(rows))))
+        pool.append((k, np.concatenate(rows)))
     return pool
 
 

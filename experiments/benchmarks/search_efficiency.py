@@ -9,13 +9,14 @@ Per space the median over seeds, then the mean over spaces, with a bootstrap int
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -182,23 +183,48 @@ _TABLES: dict[Path, dict[str, Table]] = {}
 """Tables this process has read; filled by the first task of a worker."""
 
 
-def run_all(folder: Path, names: Sequence[str], seeds: int, setting: Setting, jobs: int) -> list[Run]:
-    """Every space under every seed, ``jobs`` at a time; the order of the answer is fixed."""
-    tasks = [(folder, name, seed, setting) for name in names for seed in range(seeds)]
+class Kept:
+    """Runs in a file of JSON lines, so that a long benchmark can go on where it was interrupted."""
+
+    def __init__(self, path: Path | None, setting: Setting) -> None:
+        self._path, self._setting = path, asdict(setting)
+        self.runs: dict[tuple[str, int], Run] = {}
+        lines = path.read_text().splitlines() if path and path.is_file() else []
+        for told in map(json.loads, lines):
+            if told.pop("setting") == json.loads(json.dumps(self._setting)):
+                run = Run(**{**told, "curve": np.array(told["curve"]), "sequence": tuple(told["sequence"])})
+                self.runs[run.space, run.seed] = run
+
+    def add(self, run: Run) -> None:
+        self.runs[run.space, run.seed] = run
+        if self._path:
+            with self._path.open("a") as file:
+                told = {**asdict(run), "curve": run.curve.tolist(), "setting": self._setting}
+                file.write(json.dumps(told) + "\n")
+
+
+def run_all(
+    folder: Path, names: Sequence[str], seeds: int, setting: Setting, jobs: int, keep: Path | None = None
+) -> list[Run]:
+    """Every space under every seed, ``jobs`` at a time; the order of the answer is fixed. Runs that the file
+    ``keep`` holds are taken from there, others added to it."""
+    kept = Kept(keep, setting)
+    wanted = [(name, seed) for name in names for seed in range(seeds)]
+    tasks = [(folder, name, seed, setting) for name, seed in wanted if (name, seed) not in kept.runs]
     if jobs <= 1:
-        return _counted(map(_task, tasks), len(tasks))
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        return _counted(pool.imap(_task, tasks), len(tasks))
+        _count(map(_task, tasks), len(tasks), kept)
+    else:
+        with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+            _count(pool.imap(_task, tasks), len(tasks), kept)
+    return [kept.runs[place] for place in wanted]
 
 
-def _counted(runs: Iterable[Run], expected: int) -> list[Run]:
-    """All of them, with a line on stderr for each."""
-    done: list[Run] = []
-    for run in runs:
-        done.append(run)
+def _count(runs: Iterable[Run], expected: int, kept: Kept) -> None:
+    """Keep all of them, with a line on stderr for each."""
+    for number, run in enumerate(runs, 1):
+        kept.add(run)
         scores = " ".join(f"{run.curve[m - 1]:.3f}" for m in MARKS if m <= len(run.curve))
-        sys.stderr.write(f"{len(done)}/{expected} {run.space} seed {run.seed}: {scores}\n")
-    return done
+        sys.stderr.write(f"{number}/{expected} {run.space} seed {run.seed}: {scores}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -211,12 +237,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--noise", type=float, default=0.0, help="relative standard deviation of a reading")
     parser.add_argument("--proposers", nargs="*", choices=PROPOSERS, default=None)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--keep", type=Path, help="file of finished runs, which are not run again")
     parser.add_argument("--out", type=Path, help="write PATH.md, PATH.csv and PATH.png")
     told = parser.parse_args(arguments)
     names = told.only or [table.name for table in read_tables(told.spaces)]
     proposers = tuple(told.proposers or Setting.proposers)
     setting = Setting(told.budget, told.lag, told.noise, proposers)
-    runs = run_all(told.spaces.resolve(), names, told.seeds, setting, told.jobs)
+    runs = run_all(told.spaces.resolve(), names, told.seeds, setting, told.jobs, told.keep)
 
     from experiments.benchmarks.search_report import describe, write_report
 

@@ -28,7 +28,7 @@ from workers.cascade import Cascade
 
 OUT = Path(__file__).resolve().parent.parent / "results" / "tpu7x_fused_factorial.jsonl"
 
-SHAPES = ((1024, 2048, 4096), (1024, 4096, 2048))
+SHAPES = ((1024, 2048, 2048), (512, 4096, 2048), (512, 2048, 4096), (1024, 1024, 2048))
 
 LEVELS: dict[str, tuple[Value, ...]] = {
     "block_m": (256, 512, 1024),
@@ -36,6 +36,8 @@ LEVELS: dict[str, tuple[Value, ...]] = {
     "block_k": (1024, 2048),
     "sub_m": (128, 256),
     "placement": ("per_use", "cached", "ahead"),
+    "dequant": ("partial", "operands_bf16"),
+    "scaling": ("product", "chained"),
 }
 
 
