@@ -160,3 +160,17 @@ class Operator(Protocol):
     def bytes(self, workload: Workload) -> int:
         """Compulsory bytes: every operand read once, every result written once."""
         ...
+
+
+@runtime_checkable
+class KnownOperands(Protocol):
+    """What an operator adds when the time of its kernels depends on the values of small integer operands.
+
+    A kernel over ragged groups runs as long as the group sizes say. The time model needs them before the run, and the
+    operator, never a candidate, says what they are: the distribution a workload stands for. The gates are passed on
+    whatever ``make_inputs`` draws.
+    """
+
+    def known(self, workload: Workload) -> Arrays:
+        """Values of int32 operands, one-dimensional, that the workload is timed with, by name."""
+        ...

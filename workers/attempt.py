@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
 from fitness.structure import ModuleFacts
 from fitness.targets import Target
-from seeds.operator import Operator, SeedKernel, TensorSpec, Workload
+from seeds.operator import KnownOperands, Operator, SeedKernel, TensorSpec, Workload
 from workers.frames import dtype_named
 from workers.limits import Limits
 from workers.processes import Launcher, Spawn
@@ -73,6 +73,14 @@ class Request:
         specs = (*self.inputs(workload), *self.operator.outputs(workload))
         tensors = sum(math.prod(spec.shape) * dtype_named(spec.dtype).itemsize for spec in specs)
         return min(self.operator.bytes(workload), tensors)
+
+    def known(self, workload: Workload) -> dict[str, list[int]]:
+        """Values of operands that are part of the timed workload, by the operand's number in call order."""
+        if not isinstance(self.operator, KnownOperands):
+            return {}
+        values = self.operator.known(workload)
+        names = [spec.name for spec in self.inputs(workload)]
+        return {str(names.index(name)): [int(n) for n in array] for name, array in values.items()}
 
     def described(self, workload: Workload) -> dict[str, Any]:
         """A workload for a child: its id and its operands' and results' names, shapes and dtypes."""

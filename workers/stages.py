@@ -293,7 +293,11 @@ def _kinds(request: Request, position: int) -> Sequence[str]:
 def _compile_job(request: Request, found: Found) -> Frame:
     order = [*request.measured, *(w for w in request.checked if w not in request.measured)]
     workloads = [
-        {**request.described(workload), "calling_convention": found.conventions[workload.id]}
+        {
+            **request.described(workload),
+            "calling_convention": found.conventions[workload.id],
+            "known": request.known(workload),
+        }
         for workload in order
     ]
     data = {

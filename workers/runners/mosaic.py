@@ -2,7 +2,8 @@
 
 Read from the IR that will be compiled, never from what the candidate says. Conditions and loop bounds that
 depend on data are found by taint: a scalar is known only if it follows from grid indices and constants through
-``arith`` operations; whatever is loaded, reduced or extracted is data.
+``arith`` operations; whatever is loaded, reduced or extracted is data, but for loads from tables of known values
+(``workers.runners.known``).
 """
 
 from __future__ import annotations
@@ -10,33 +11,28 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import sys
-import types
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from jax._src.interpreters import mlir
 from jaxlib.mlir import ir, passmanager
-from jaxlib.mlir.dialects import stablehlo
-from jaxlib.mosaic.python import tpu
 
+from workers.runners import mosaic_ir as read
+from workers.runners.known import Bound, Tables
+from workers.runners.mosaic_ir import ModuleError
 from workers.runners.scalar_flow import Unresolved, matmul_flops
 
-KERNEL_TARGET = "tpu_custom_call"
-_BODY_DIALECT = "jaxlib.mlir.dialects.stable_mosaic"
+__all__ = ["ModuleError", "fingerprint", "module_facts"]
+
 _SCALAR_OPS = ("tpu.assume_multiple", "index.casts", "index.castu", "index.constant")
 _SOURCES_OF_DMA = ("tpu.enqueue_dma", "tpu.enqueue_indirect_dma")
-
-
-class ModuleError(ValueError):
-    """Bytes that are no exported module, or a kernel body that cannot be read. One line."""
 
 
 def fingerprint(serialized: bytes) -> str:
     """Hash of what will be compiled, source locations and names of the source left out: 16 hex digits."""
     with mlir.make_ir_context() as context:
-        module = _parse(context, serialized)
+        module = read.parse(serialized)
         digest = hashlib.sha256()
         bodies = []
         for call in _kernel_calls(module):
@@ -47,92 +43,58 @@ def fingerprint(serialized: bytes) -> str:
         digest.update(str(module.operation.get_asm(enable_debug_info=False)).encode())
     for config_text, body in bodies:
         digest.update(config_text.encode())
-        with _kernel_context():
+        with read.kernel_context():
             digest.update(str(ir.Module.parse(body).operation.get_asm(enable_debug_info=False)).encode())
     return digest.hexdigest()[:16]
 
 
-def module_facts(serialized: bytes) -> dict[str, Any]:
-    """What ``fitness.structure`` judges: see its ``ModuleFacts`` for the keys. Raises ModuleError."""
-    with mlir.make_ir_context() as context:
-        module = _parse(context, serialized)
-        passmanager.PassManager.parse("builtin.module(inline,symbol-dce)").run(module.operation)
-        main = next((op for op in module.body.operations if _function_name(op) == "main"), None)
-        if main is None:
-            raise ModuleError("the module has no main function")
-        block = main.regions[0].blocks[0]
-        operations = Counter(_name(op) for op in _walk(main))
-        calls = list(_kernel_calls(module))
+def module_facts(serialized: bytes, bound: Bound | None = None) -> dict[str, Any]:
+    """What ``fitness.structure`` judges: see its ``ModuleFacts`` for the keys. Raises ModuleError.
+
+    ``bound`` is the same module with known operands bound, where there are any.
+    """
+    with mlir.make_ir_context():
+        unused = _unused_operands(_inlined(serialized))
+        module = _inlined(bound.folded if bound else serialized)
+        main = read.main_function(module)
+        calls = list(_kernel_calls(main))
         facts = {
-            "operations": dict(operations),
-            "functions": len(module.body.operations),
-            "foreign_calls": sorted({_target(op) for op in _walk(main) if _is_foreign(op)}),
-            "constant_bytes": sum(_constant_bytes(op) for op in _walk(main)),
-            "unused_operands": [
-                number
-                for number, argument in enumerate(block.arguments)
-                if not _reaches_kernel(argument, set())
-            ],
-            "outputs_not_from_kernels": _foreign_outputs(block),
+            "operations": dict(Counter(read.name_of(op) for op in read.walk(main))),
+            "foreign_calls": sorted({read.target(op) for op in read.walk(main) if _is_foreign(op)}),
+            "constant_bytes": sum(_constant_bytes(op) for op in read.walk(main)),
+            "unused_operands": unused,
+            "outputs_not_from_kernels": _foreign_outputs(main.regions[0].blocks[0]),
         }
         bodies = [json.loads(ir.StringAttr(c.attributes["backend_config"]).value) for c in calls]
-    facts["kernels"] = [_kernel_facts(config) for config in bodies]
+    tables = bound.tables if bound and bound.tables else [{}] * len(bodies)
+    facts["kernels"] = [_kernel_facts(body, known) for body, known in zip(bodies, tables, strict=True)]
     facts["fingerprint"] = fingerprint(serialized)
     return facts
 
 
-def _parse(context: Any, serialized: bytes) -> Any:
-    try:
-        return stablehlo.deserialize_portable_artifact(context, serialized)
-    except Exception as error:
-        raise ModuleError(f"not an exported module: {str(error)[:200]}") from error
+def _inlined(serialized: bytes) -> Any:
+    """The module in these bytes, calls inlined."""
+    module = read.parse(serialized)
+    passmanager.PassManager.parse("builtin.module(inline,symbol-dce)").run(module.operation)
+    return module
 
 
-def _kernel_context() -> Any:
-    # For every operation the bindings look for a Python module of its dialect, on disk each time there is none.
-    sys.modules.setdefault(_BODY_DIALECT, types.ModuleType(_BODY_DIALECT))
-    context = ir.Context()
-    tpu.register_dialect(context)
-    context.allow_unregistered_dialects = True
-    return context
-
-
-def _name(op: Any) -> str:
-    return str(op.operation.name).removeprefix("stable_mosaic.")
-
-
-def _walk(op: Any) -> Iterator[Any]:
-    for region in op.operation.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield inner
-                yield from _walk(inner)
-
-
-def _function_name(op: Any) -> str:
-    attributes = op.operation.attributes
-    return ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else ""
-
-
-def _target(op: Any) -> str:
-    return str(ir.StringAttr(op.operation.attributes["call_target_name"]).value)
+def _unused_operands(module: Any) -> list[int]:
+    arguments = read.main_function(module).regions[0].blocks[0].arguments
+    return [number for number, value in enumerate(arguments) if not _reaches_kernel(value, set())]
 
 
 def _is_foreign(op: Any) -> bool:
-    return _name(op) == "stablehlo.custom_call" and _target(op) != KERNEL_TARGET
-
-
-def _is_kernel(op: Any) -> bool:
-    return _name(op) == "stablehlo.custom_call" and _target(op) == KERNEL_TARGET
+    return read.name_of(op) == "stablehlo.custom_call" and read.target(op) != read.KERNEL_TARGET
 
 
 def _kernel_calls(module: Any) -> Iterator[Any]:
-    return (op for op in _walk(module) if _is_kernel(op))
+    return (op for op in read.walk(module) if read.is_kernel(op))
 
 
 def _constant_bytes(op: Any) -> int:
     """Bytes of a dense constant that is not one repeated value."""
-    if _name(op) not in ("stablehlo.constant", "arith.constant"):
+    if read.name_of(op) not in ("stablehlo.constant", "arith.constant"):
         return 0
     value = op.operation.attributes["value"]
     try:
@@ -145,7 +107,7 @@ def _constant_bytes(op: Any) -> int:
 def _reaches_kernel(value: Any, seen: set[Any]) -> bool:
     for use in value.uses:
         owner = use.owner
-        if _is_kernel(owner):
+        if read.is_kernel(owner):
             return True
         for result in owner.operation.results:
             if result not in seen:
@@ -165,68 +127,75 @@ def _only_from_kernels(value: Any) -> bool:
     if isinstance(value.owner, ir.Block):
         return False
     owner = value.owner
-    if _is_kernel(owner):
+    if read.is_kernel(owner):
         return True
     operands = list(owner.operation.operands)
     return bool(operands) and all(_only_from_kernels(operand) for operand in operands)
 
 
-def _kernel_facts(config: dict[str, Any]) -> dict[str, Any]:
-    custom = config["custom_call_config"]
-    with _kernel_context():
-        try:
-            module = ir.Module.parse(base64.b64decode(custom["body"]))
-        except Exception as error:
-            raise ModuleError(f"a kernel's body cannot be read: {str(error)[:200]}") from error
-        functions = [op for op in module.body.operations if "iteration_bounds" in op.operation.attributes]
-        others = [op for op in module.body.operations if op not in functions]
-        if not functions:
-            functions, others = others[:1], others[1:]
-        main = functions[0]
-        bounds: Any = main.operation.attributes["iteration_bounds"] if _has_bounds(main) else ()
+def _kernel_facts(config: dict[str, Any], tables: Tables) -> dict[str, Any]:
+    with read.kernel_context():
+        kernel = read.Kernel.of(read.parse_body(base64.b64decode(config["custom_call_config"]["body"])))
+        main = kernel.function
         taint = _Taint()
-        taint.function(main)
+        taint.function(main, _arguments(kernel, main, tables))
         return {
-            "grid": [int(n) for n in bounds],
-            "signature": sorted({_signature(op) for op in _walk(main)}),
+            "grid": list(kernel.grid),
+            "signature": sorted({_signature(op) for op in read.walk(main)}),
             "data_branches": taint.data_branches,
             "data_loops": taint.data_loops,
             "while_loops": taint.while_loops,
-            "manual_dmas": sum(_name(op) in _SOURCES_OF_DMA for op in _walk(main)),
-            "loads_in_index_maps": sum("load" in _name(op) for other in others for op in _walk(other)),
-            "constant_bytes": sum(_constant_bytes(op) for op in _walk(main)),
-            "matmul_flops": _matmul_flops(main, [int(n) for n in bounds]),
+            "manual_dmas": sum(read.name_of(op) in _SOURCES_OF_DMA for op in read.walk(main)),
+            "loads_in_index_maps": sum(
+                _unknown_loads(other, _arguments(kernel, other, tables)) for other in kernel.index_maps
+            ),
+            "constant_bytes": sum(_constant_bytes(op) for op in read.walk(main)),
+            "matmul_flops": _matmul_flops(kernel, tables),
         }
 
 
-def _matmul_flops(main: Any, grid: list[int]) -> int | None:
+def _arguments(kernel: read.Kernel, function: Any, tables: Tables) -> set[Any]:
+    """Arguments of a function of the kernel that are tables of known values."""
+    return {kernel.argument(function, number) for number in tables}
+
+
+def _unknown_loads(index_map: Any, tables: set[Any]) -> int:
+    """Loads in the computation of a block's position whose value is not known before the run."""
+    if not tables:
+        return sum("load" in read.name_of(op) for op in read.walk(index_map))
+    taint = _Taint()
+    taint.function(index_map, tables)
+    return taint.unknown_loads
+
+
+def _matmul_flops(kernel: read.Kernel, tables: Tables) -> int | None:
+    known = {kernel.argument(kernel.function, number): values for number, values in tables.items()}
     try:
-        return matmul_flops(main, grid)
+        return matmul_flops(kernel.function, kernel.grid, known)
     except Unresolved:
         return None
-
-
-def _has_bounds(op: Any) -> bool:
-    return "iteration_bounds" in op.operation.attributes
 
 
 def _signature(op: Any) -> str:
     """Operation and element type: what kind of work it is, whatever its size."""
     values = list(op.operation.results) or list(op.operation.operands)
     if not values:
-        return _name(op)
+        return read.name_of(op)
     text = str(values[0].type).split(",")[0].rstrip(">")
-    return f"{_name(op)}:{text.split('x')[-1].split('<')[-1]}"
+    return f"{read.name_of(op)}:{text.split('x')[-1].split('<')[-1]}"
 
 
 class _Taint:
     """Finds branches and loops whose course is not known from grid indices and constants."""
 
     def __init__(self) -> None:
-        self.data_branches = self.data_loops = self.while_loops = 0
+        self.data_branches = self.data_loops = self.while_loops = self.unknown_loads = 0
         self._known: set[Any] = set()
+        self._tables: set[Any] = set()
 
-    def function(self, op: Any) -> None:
+    def function(self, op: Any, tables: set[Any]) -> None:
+        """Follow a function whose arguments in ``tables`` hold known values."""
+        self._tables = tables
         block = op.operation.regions[0].blocks[0]
         for argument in block.arguments:
             if str(argument.type) in ("i32", "index", "i64"):
@@ -238,7 +207,7 @@ class _Taint:
             self._operation(op)
 
     def _operation(self, op: Any) -> None:
-        name = _name(op)
+        name = read.name_of(op)
         if name == "scf.if":
             self._branch(op)
         elif name == "scf.for":
@@ -252,12 +221,17 @@ class _Taint:
             "scf.index_switch",
         ):
             self.while_loops += 1
-            for inner in _walk(op):
+            for inner in read.walk(op):
                 self._operation(inner)
         else:
+            operands = list(op.operation.operands)
             scalar = name.startswith("arith.") or name in _SCALAR_OPS
-            if scalar and all(operand in self._known for operand in op.operation.operands):
+            if name == "memref.load" and operands[0] in self._tables:
+                scalar, operands = True, operands[1:]
+            if scalar and all(operand in self._known for operand in operands):
                 self._known.update(op.operation.results)
+            elif "load" in name:
+                self.unknown_loads += 1
             for region in op.operation.regions:
                 for block in region.blocks:
                     self._block(block)

@@ -1,6 +1,7 @@
 """Compile child: trusted code only. Turns exported modules into libtpu's dumps for the parent to read.
 
-Job data: ``topology`` (such as ``tpu7x:1x1x1``), ``workloads`` [{id, inputs, outputs, calling_convention}],
+Job data: ``topology`` (such as ``tpu7x:1x1x1``), ``workloads`` [{id, inputs, outputs, calling_convention, known}],
+where ``known`` are values of operands by number (see ``workers.runners.known``),
 ``facts_only`` ids that are described but not compiled; blobs: module by workload id. The dump flags are in
 LIBTPU_INIT_ARGS and name folders ``llo`` and ``prof`` of the working directory.
 Answers: one ``facts`` per workload (see ``workers.runners.mosaic``), then one ``compiled`` per workload with
@@ -22,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from workers.frames import Frame, dtype_named
 from workers.runners.failures import describe
+from workers.runners.known import bind
 from workers.runners.mosaic import ModuleError, module_facts
 
 Answer = Callable[[Frame], None]
@@ -30,9 +32,14 @@ Answer = Callable[[Frame], None]
 def run(job: Frame, answer: Answer) -> None:
     """Serve one compile job; failures of the compiler become an ``error`` frame."""
     phase = "read"
+    modules: dict[str, bytes] = {}
     try:
         for workload in job.data["workloads"]:
-            facts = module_facts(job.blobs[workload["id"]])
+            module = job.blobs[workload["id"]]
+            known = {int(number): values for number, values in workload.get("known", {}).items()}
+            bound = bind(module, known)
+            modules[workload["id"]] = bound.costed
+            facts = module_facts(module, bound)
             answer(Frame("facts", {"workload": workload["id"], **facts}))
         phase = "topology"
         description = topologies.get_topology_desc(platform="tpu", topology_name=job.data["topology"])
@@ -40,7 +47,7 @@ def run(job: Frame, answer: Answer) -> None:
         for number, workload in enumerate(job.data["workloads"]):
             if workload["id"] in job.data["facts_only"]:
                 continue
-            compiled = _compile(workload, job.blobs[workload["id"]], description.devices[0])
+            compiled = _compile(workload, modules[workload["id"]], description.devices[0])
             memory = compiled.memory_analysis()
             folder = _keep_dumps(number)
             data = {

@@ -88,10 +88,14 @@ class _Run:
     steps: int = 0
 
 
-def matmul_flops(function: Any, grid: Sequence[int]) -> int:
-    """``2 M N K`` summed over every ``tpu.matmul`` the kernel reaches on its whole grid. Raises Unresolved."""
+def matmul_flops(function: Any, grid: Sequence[int], tables: Mapping[Any, Sequence[int]]) -> int:
+    """``2 M N K`` summed over every ``tpu.matmul`` the kernel reaches on its whole grid. Raises Unresolved.
+
+    ``tables`` are arguments in scalar memory whose values are known.
+    """
     block = function.operation.regions[0].blocks[0]
     numbers = _Numbers()
+    numbers.tables.update(tables)
     arguments = [numbers[argument] for argument in block.arguments][: len(grid)]
     program = _translate(block, numbers)
     if not _interesting(program):
@@ -108,7 +112,11 @@ def matmul_flops(function: Any, grid: Sequence[int]) -> int:
 
 
 class _Numbers(dict[Any, int]):
-    """Numbers for SSA values, in the order they are met."""
+    """Numbers for SSA values, in the order they are met, and the tables that loads may read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[Any, Sequence[int]] = {}
 
     def __missing__(self, value: Any) -> int:
         self[value] = len(self)
@@ -218,6 +226,11 @@ def _node(op: Any, numbers: _Numbers) -> _Node | None:
         return _control(operation, name, results, numbers)
     if len(results) != 1 or str(operation.results[0].type) not in ("i1", "i32", "i64", "index"):
         return None
+    if name == "memref.load":
+        values = numbers.tables.get(operation.operands[0])
+        return _Node(
+            "scalar", results, tuple(numbers[v] for v in list(operation.operands)[1:]), _lookup(values)
+        )
     operands = tuple(numbers[value] for value in operation.operands)
     if name == "arith.constant":
         return _Node("constant", results, value=_integer(operation.attributes["value"]))
@@ -229,6 +242,19 @@ def _node(op: Any, numbers: _Numbers) -> _Node | None:
     if name == "arith.select":
         return _Node("scalar", results, operands, lambda c, a, b: a if c else b)
     return _Node("scalar", results, operands, _BINARY.get(name))
+
+
+def _lookup(values: Sequence[int] | None) -> Callable[..., int] | None:
+    """A load from a table; undefined outside it."""
+    if values is None:
+        return None
+
+    def load(index: int) -> int:
+        if not 0 <= index < len(values):
+            raise ValueError("a load outside its table")
+        return values[index]
+
+    return load
 
 
 def _integer(attribute: Any) -> int:

@@ -1,0 +1,364 @@
+"""Grouped matrix products of an MoE layer in three phases, with operands quantised inside the kernel (TPU).
+
+Rows 0 .. M-1 are dealt to G groups in order, ``sizes[g]`` rows to group g (any of them may be 0; their sum is M).
+With r(g) the rows of group g, the phases and their operands in call order are
+
+    fwd    out  [M,N] = lhs[r(g)] . rhs[g]       lhs  [M,K] bf16, rhs [G,K,N] e4m3, scales, sizes [G] int32
+    dlhs   dlhs [M,K] = grad[r(g)] . rhs[g]^T    grad [M,N] bf16, rhs [G,K,N] e4m3, scales, sizes
+    tgmm   drhs [G,K,N] = lhs[r(g)]^T . grad[r(g)]   lhs [M,K] bf16, grad [M,N] bf16, sizes
+
+Sums are in float32 or better, results are rounded once to bfloat16; drhs of an empty group is zero. In ``fwd`` and
+``dlhs``, C is the contracted dimension (K, then N) and F the other one. ``rhs`` comes quantised for the phase, with
+``scales`` [G, C/g, 1, F] float32, constant over blocks of g along C and 128 along F. The row operand is quantised in
+the kernel, 1 x g along C:
+
+    s[m, t] = max(absmax(x[m, t*g : (t+1)*g]), 1e-12) / 448           float32 (rounded to bf16 in ``bf16-scales``)
+    q[m, c] = RNE cast of x[m, c] / s[m, c // g] to e4m3              computed in float32
+
+``tgmm`` quantises both operands g x 1 along M, in blocks that start at multiples of g whatever groups their rows
+belong to. ``recipes.py`` has the table of recipes: width g, what is quantised, how scales are kept. The tolerances are
+those of ``gemm_fp8_fused`` (its docstring): either order of the float32 divisions, operands rounded to bf16 after
+scaling; not bf16 before the cast, and no coarser scales. Gates compare ``out``, ``dlhs`` and ``drhs`` themselves:
+``exact`` (45 dB) with float64 products of the dequantised operands, ``field`` (25 dB) with those of the unquantised.
+
+Inputs draw new group sizes for every seed, ragged ones by kind (``make_inputs``), on any shape. Kernels are *timed*
+with the sizes that ``known`` says: equal groups, or a fixed ragged distribution where the workload says ``ragged``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from seeds.gmm_fp8.recipes import RECIPES, Recipe
+from seeds.gmm_fp8.workloads import suites
+from seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
+
+FP8_MAX = 448.0
+ABSMAX_FLOOR = 1e-12
+FREE_BLOCK = 128
+"""Elements of the free dimension that share one scale of ``rhs``."""
+
+GATES: tuple[Gate, ...] = (SnrGate("field", "field", 25.0), SnrGate("exact", "exact", 45.0))
+INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks")
+
+_KERNELS = Path(__file__).parent / "kernels"
+_SHARED = "visits.py"
+_NAMES = {"fwd": ("lhs", "out"), "dlhs": ("grad", "dlhs"), "tgmm": ("lhs", "drhs")}
+
+
+def quantise(x: np.ndarray, group: int, *, bf16_scales: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Along the last axis: ``x`` [..., C] -> (q [..., C] e4m3, scales [..., C/group] float32)."""
+    blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, group)
+    absmax = np.maximum(np.abs(blocks).max(axis=-1), np.float32(ABSMAX_FLOOR))
+    scale = absmax / np.float32(FP8_MAX)
+    if bf16_scales:
+        scale = scale.astype(ml_dtypes.bfloat16).astype(np.float32)
+    codes = (blocks / scale[..., None]).astype(ml_dtypes.float8_e4m3fn)
+    return codes.reshape(x.shape), scale
+
+
+def dequantise(codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """The inverse in float64."""
+    blocks = codes.astype(np.float64).reshape(*scale.shape, -1) * scale.astype(np.float64)[..., None]
+    return blocks.reshape(codes.shape)
+
+
+def draw_sizes(rng: np.random.Generator, rows: int, groups: int, kind: str) -> np.ndarray:
+    """Sizes of ``groups`` groups of ``rows`` rows in all, int32.
+
+    ``randn``: cut anywhere, some groups empty. ``outliers``: one group has nearly all rows, others a handful or none.
+    ``spread``: many borders inside one tile, then two large groups. ``zero_blocks``: one group has all rows.
+    """
+    sizes = np.zeros(groups, dtype=np.int32)
+    if groups == 1 or kind == "zero_blocks":
+        sizes[rng.integers(groups)] = rows
+        return sizes
+    if kind == "outliers":
+        sizes[:] = rng.integers(0, 1 + min(9, rows // groups), groups)
+        sizes[rng.integers(groups)] = 0
+        heavy = rng.integers(groups)
+        sizes[heavy] = 0
+        sizes[heavy] = rows - sizes.sum()
+        return sizes
+    if kind == "spread":
+        sizes[:-2] = rng.integers(1, 1 + max(1, min(40, rows // (2 * groups))), max(0, groups - 2))
+        left = rows - int(sizes.sum())
+        sizes[-2] = left // 2 - rng.integers(1, max(2, left // 8))
+        sizes[-1] = rows - sizes.sum()
+        return sizes
+    cuts = np.sort(rng.integers(0, rows + 1, groups - 1))
+    return np.diff(np.concatenate([[0], cuts, [rows]])).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class GroupedProduct:
+    """One recipe of one phase; see the module's docstring for the contract."""
+
+    name: str
+    recipe: Recipe
+    gates: tuple[Gate, ...] = GATES
+    input_kinds: tuple[str, ...] = INPUT_KINDS
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        """The width of a scale group (0: none, or the whole contracted dimension)."""
+        return {"group": self.recipe.group or 0}
+
+    @property
+    def suites(self) -> Mapping[str, Suite]:
+        """The suites of ``workloads.py``, with C and F of this phase."""
+        return suites(self.recipe.phase)
+
+    @cached_property
+    def kernels(self) -> Mapping[str, SeedKernel]:
+        """The named tiling of the phase, the same with operands quantised once, and the bf16 product of the phase."""
+        name = "rows" if self.recipe.rows else "tgmm"
+        bf16 = RECIPES[f"{self.recipe.phase}-bf16"]
+        wide = {"block_m": 256, "block_n": 2048, "block_k": 2048, "sub_n": 256}
+        wide |= (
+            {"order": "visits", "bodies": "split"} if self.recipe.rows else {"sub_k": 512, "sums": "direct"}
+        )
+        once = dict(wide)
+        own = kernel_source(name, self.recipe)
+        if not self.recipe.rows and (self.recipe.group or 0) > wide["block_m"]:
+            once |= {"block_m": self.recipe.group, "narrow": 256}
+        if self.recipe.quantise_x and not self.recipe.rows:
+            once["placement"] = "cached"
+        started = {"block_k": 2048} if self.recipe.full else {}
+        if self.recipe.phase == "dlhs":
+            started = {"block_n": 128, "sub_n": 128, **started}
+        return {
+            "naive": SeedKernel("naive", own, started),
+            "once": SeedKernel("once", own, once),
+            "bf16": SeedKernel(
+                "bf16",
+                kernel_source(name, bf16),
+                wide,
+                baseline=True,
+                inputs="bf16",
+            ),
+        }
+
+    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
+        """Operands in call order. ``variant`` ``bf16``: the same without quantisation, ``rhs`` in bfloat16.
+
+        Raises ValueError for a variant or a shape the operator does not have.
+        """
+        if variant not in (None, "bf16"):
+            raise ValueError(f"{self.name} has no inputs variant {variant!r}; it has 'bf16'")
+        m, n, k, groups = self._dims(workload)
+        sizes = TensorSpec("sizes", (groups,), "int32")
+        lhs, grad = TensorSpec("lhs", (m, k), "bfloat16"), TensorSpec("grad", (m, n), "bfloat16")
+        if not self.recipe.rows:
+            return (lhs, grad, sizes)
+        rows = lhs if self.recipe.phase == "fwd" else grad
+        if variant == "bf16" or not self.recipe.quantised:
+            return (rows, TensorSpec("rhs", (groups, k, n), "bfloat16"), sizes)
+        contracted, free = self._contracted(workload)
+        scales = TensorSpec("scales", (groups, contracted // self._width(workload), 1, free), "float32")
+        return (rows, TensorSpec("rhs", (groups, k, n), "float8_e4m3fn"), scales, sizes)
+
+    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        """``out`` [M, N], ``dlhs`` [M, K] or ``drhs`` [G, K, N] in bfloat16."""
+        m, n, k, groups = self._dims(workload)
+        shape = {"fwd": (m, n), "dlhs": (m, k), "tgmm": (groups, k, n)}[self.recipe.phase]
+        return (TensorSpec(_NAMES[self.recipe.phase][1], shape, "bfloat16"),)
+
+    def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
+        """Fresh operands; ``kind`` distributes values and group sizes (``draw_sizes``) alike.
+
+        ``randn``: standard normal. ``outliers``: 1/64 of rows and columns are 16 to 64 times larger. ``spread``: every
+        scale block has its own magnitude in 2^-12 .. 2^12. ``zero_blocks``: three in eight scale blocks are zero.
+        Raises ValueError for another kind.
+        """
+        if kind not in INPUT_KINDS:
+            raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
+        m, n, k, groups = self._dims(workload)
+        rng = np.random.default_rng([seed, INPUT_KINDS.index(kind)])
+        made: Arrays = {}
+        for spec in self.inputs(workload):
+            if spec.name in ("lhs", "grad"):
+                axis = 1 if self.recipe.rows else 0
+                made[spec.name] = self._values(rng, spec.shape, kind, axis, workload).astype(
+                    ml_dtypes.bfloat16
+                )
+        if self.recipe.rows:
+            axis = 1 if self.recipe.phase == "fwd" else 2
+            rhs = self._values(rng, (groups, k, n), kind, axis, workload)
+            made |= self._quantised_matrices(rhs, axis, workload)
+        return {**made, "sizes": draw_sizes(rng, m, groups, kind)}
+
+    def known(self, workload: Workload) -> Arrays:
+        """The group sizes a workload is timed with: equal ones, or a fixed ragged draw for ``ragged`` ones."""
+        m, _, _, groups = self._dims(workload)
+        if workload.dims.get("ragged", 0):
+            return {"sizes": draw_sizes(np.random.default_rng(workload.dims["ragged"]), m, groups, "randn")}
+        sizes = np.full(groups, m // groups, dtype=np.int32)
+        sizes[: m % groups] += 1
+        return {"sizes": sizes}
+
+    def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
+        """Float64 references: ``exact`` over the dequantised operands, ``field`` over the unquantised ones."""
+        sizes, name = inputs["sizes"], _NAMES[self.recipe.phase][1]
+        operands = [name for name in ("lhs", "grad") if name in inputs]
+        raw = {name: inputs[name].astype(np.float64) for name in operands}
+        rounded = {name: self._rounded(name, inputs[name], workload) for name in operands}
+        if not self.recipe.rows:
+            return {
+                "exact": {name: _over_columns(rounded["lhs"], rounded["grad"], sizes)},
+                "field": {name: _over_columns(raw["lhs"], raw["grad"], sizes)},
+            }
+        matrices = self._matrices(inputs)
+        (rows,) = operands
+        return {
+            "exact": {name: _over_rows(rounded[rows], matrices, sizes)},
+            "field": {name: _over_rows(raw[rows], matrices, sizes)},
+        }
+
+    def flops(self, workload: Workload) -> int:
+        """2 M N K in every phase: each row meets one matrix; quantisation is overhead, not work."""
+        m, n, k, _ = self._dims(workload)
+        return 2 * m * n * k
+
+    def bytes(self, workload: Workload) -> int:
+        """Operands once, matrices of empty groups left out, one scale of ``rhs`` a block; the result once."""
+        m, n, k, groups = self._dims(workload)
+        if not self.recipe.rows:
+            return 2 * m * (n + k) + 2 * groups * n * k
+        filled = int(np.count_nonzero(self.known(workload)["sizes"]))
+        contracted, free = self._contracted(workload)
+        per_group = (1 if self.recipe.quantised else 2) * n * k
+        if self.recipe.quantised:
+            per_group += 4 * (contracted // self._width(workload)) * (free // FREE_BLOCK)
+        return 2 * m * (n + k) + filled * per_group
+
+    def _dims(self, workload: Workload) -> tuple[int, int, int, int]:
+        m, n, k, groups = (workload.dims[name] for name in ("M", "N", "K", "G"))
+        width = self.recipe.group or FREE_BLOCK
+        divided = (n, k) if self.recipe.rows else (m, FREE_BLOCK * n, FREE_BLOCK * k)
+        wide = self._contracted(workload)[0] if self.recipe.rows else m
+        if wide % width or any(size % FREE_BLOCK for size in divided):
+            raise ValueError(
+                f"workload {workload.id}: {self.name} needs N and K multiples of {FREE_BLOCK} and the contracted "
+                f"dimension a multiple of {width}"
+            )
+        return m, n, k, groups
+
+    def _contracted(self, workload: Workload) -> tuple[int, int]:
+        """(contracted, free) dimension of ``fwd`` and ``dlhs``."""
+        n, k = workload.dims["N"], workload.dims["K"]
+        return (k, n) if self.recipe.phase == "fwd" else (n, k)
+
+    def _width(self, workload: Workload) -> int:
+        """Elements of the contracted dimension that share a scale."""
+        return self.recipe.group or self._contracted(workload)[0]
+
+    def _block(self, workload: Workload, axis_size: int) -> int:
+        return (self.recipe.group if not self.recipe.rows else self._width(workload)) or min(
+            FREE_BLOCK, axis_size
+        )
+
+    def _values(
+        self, rng: np.random.Generator, shape: tuple[int, ...], kind: str, axis: int, workload: Workload
+    ) -> np.ndarray:
+        """Values of an operand, float32; scale blocks lie along ``axis``."""
+        x = rng.standard_normal(shape, dtype=np.float32)
+        if kind == "outliers":
+            for along in (x.ndim - 2, x.ndim - 1):
+                chosen = rng.choice(shape[along], max(1, shape[along] // 64), replace=False)
+                np.moveaxis(x, along, 0)[chosen] *= np.float32(64.0)
+        elif kind in ("spread", "zero_blocks"):
+            blocks = np.moveaxis(x, axis, -1)
+            width = self._block(workload, shape[axis])
+            count = (*blocks.shape[:-1], shape[axis] // width)
+            drawn = (
+                np.exp2(rng.integers(-12, 13, count))
+                if kind == "spread"
+                else np.less(rng.random(count), 0.625)
+            )
+            blocks *= np.repeat(drawn.astype(np.float32), width, axis=-1)
+        return x
+
+    def _quantised_matrices(self, rhs: np.ndarray, axis: int, workload: Workload) -> Arrays:
+        """``rhs`` [G,K,N] float32 as the kernel gets it, contracted along ``axis``."""
+        if not self.recipe.quantised:
+            return {"rhs": rhs.astype(ml_dtypes.bfloat16)}
+        width = self._width(workload)
+        contracted_last = np.moveaxis(rhs, axis, -1)  # [G, F, C]
+        groups, free, contracted = contracted_last.shape
+        blocks = contracted_last.reshape(groups, free // FREE_BLOCK, FREE_BLOCK, contracted // width, width)
+        absmax = np.maximum(np.abs(blocks).max(axis=(2, 4)), np.float32(ABSMAX_FLOOR))
+        scale = absmax / np.float32(FP8_MAX)  # [G, F/128, C/g]
+        if self.recipe.bf16_scales:
+            scale = scale.astype(ml_dtypes.bfloat16).astype(np.float32)
+        codes = (blocks / scale[:, :, None, :, None]).astype(ml_dtypes.float8_e4m3fn)
+        codes = np.ascontiguousarray(np.moveaxis(codes.reshape(contracted_last.shape), -1, axis))
+        spread = np.repeat(np.moveaxis(scale, 1, 2), FREE_BLOCK, axis=2)[:, :, None, :]
+        return {"rhs": codes, "scales": np.ascontiguousarray(spread)}
+
+    def _matrices(self, inputs: Arrays) -> np.ndarray:
+        """Dequantised matrices as they are multiplied: float64 [G, C, F]."""
+        rhs = inputs["rhs"].astype(np.float64)
+        wide = rhs if self.recipe.phase == "fwd" else rhs.swapaxes(1, 2)
+        if not self.recipe.quantised:
+            return wide
+        scales = inputs["scales"].astype(np.float64)
+        blocks = wide.reshape(scales.shape[0], scales.shape[1], -1, wide.shape[2]) * scales
+        return blocks.reshape(wide.shape)
+
+    def _rounded(self, name: str, x: np.ndarray, workload: Workload) -> np.ndarray:
+        """An operand as its codes and scales say, float64."""
+        quantised = self.recipe.quantise_x if self.recipe.rows or name == "lhs" else self.recipe.quantise_y
+        if not quantised:
+            return x.astype(np.float64)
+        scaled = {"bf16_scales": self.recipe.bf16_scales}
+        if self.recipe.rows:
+            return dequantise(*quantise(x, self._width(workload), **scaled))
+        return dequantise(*quantise(np.ascontiguousarray(x.T), self.recipe.group or FREE_BLOCK, **scaled)).T
+
+
+def _over_rows(rows: np.ndarray, matrices: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """[M, C] and [G, C, F] -> [M, F]: each group of rows times its matrix."""
+    ends = np.cumsum(sizes)
+    parts = [rows[end - size : end] @ matrix for end, size, matrix in zip(ends, sizes, matrices, strict=True)]
+    return np.concatenate(parts, axis=0)
+
+
+def _over_columns(lhs: np.ndarray, grad: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """[M, K] and [M, N] -> [G, K, N]: the product over the rows of each group."""
+    ends = np.cumsum(sizes)
+    return np.stack(
+        [lhs[end - size : end].T @ grad[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    )
+
+
+def kernel_source(name: str, recipe: Recipe) -> str:
+    """A kernel's module for one recipe: shared functions put in, the recipe's constants and constraints' numbers set.
+
+    The numbers are written out because a baseline keeps its own where another recipe is evolved.
+    """
+    text = (_KERNELS / f"{name}.py").read_text(encoding="utf-8")
+    shared = (_KERNELS / _SHARED).read_text(encoding="utf-8")
+    head, rest = text.split("SPACE = ", 1)
+    space, rest = rest.split("CONSTRAINTS = ", 1)
+    constraints, body = rest.split("\n}\n", 1)
+    for key, number in recipe.numbers().items():
+        constraints = constraints.replace(key, str(number))
+    for key, value in recipe.source_constants().items():
+        body, count = re.subn(rf"^{key} = .*$", f"{key} = {value}", body, flags=re.MULTILINE)
+        assert count == 1, f"{name}.py has no {key}"
+    head = "\n".join(line for line in head.splitlines() if not line.startswith("from seeds."))
+    functions = shared[shared.index("def ") :]
+    return f"{head}\n\n{functions}\n\nSPACE = {space}CONSTRAINTS = {constraints}\n}}\n{body}"
+
+
+def operators() -> dict[str, GroupedProduct]:
+    """The family's operators by recipe name."""
+    return {name: GroupedProduct(f"gmm_fp8/{name}", recipe) for name, recipe in RECIPES.items()}

@@ -1,0 +1,125 @@
+"""Reading an exported module and the Mosaic kernels in it: parsing, walking, and what a kernel's body consists of."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+from jaxlib.mosaic.python import tpu
+
+KERNEL_TARGET = "tpu_custom_call"
+_BODY_DIALECT = "jaxlib.mlir.dialects.stable_mosaic"
+
+
+class ModuleError(ValueError):
+    """Bytes that are no exported module, or a kernel body that cannot be read. One line."""
+
+
+def parse(serialized: bytes) -> Any:
+    """The module in these bytes, in the current context. Raises ModuleError."""
+    try:
+        return stablehlo.deserialize_portable_artifact(ir.Context.current, serialized)
+    except Exception as error:
+        raise ModuleError(f"not an exported module: {str(error)[:200]}") from error
+
+
+def kernel_context() -> Any:
+    """A context in which kernel bodies parse."""
+    # For every operation the bindings look for a Python module of its dialect, on disk each time there is none.
+    sys.modules.setdefault(_BODY_DIALECT, types.ModuleType(_BODY_DIALECT))
+    context = ir.Context()
+    tpu.register_dialect(context)
+    context.allow_unregistered_dialects = True
+    return context
+
+
+def parse_body(body: bytes) -> Any:
+    """A kernel's body, in the current context. Raises ModuleError."""
+    try:
+        return ir.Module.parse(body)
+    except Exception as error:
+        raise ModuleError(f"a kernel's body cannot be read: {str(error)[:200]}") from error
+
+
+def main_function(module: Any) -> Any:
+    """The function that is called. Raises ModuleError."""
+    main = next((op for op in module.body.operations if function_name(op) == "main"), None)
+    if main is None:
+        raise ModuleError("the module has no main function")
+    return main
+
+
+def name_of(op: Any) -> str:
+    """An operation's name, the versioning prefix of kernel bodies left out."""
+    return str(op.operation.name).removeprefix("stable_mosaic.")
+
+
+def walk(op: Any) -> Iterator[Any]:
+    """Operations inside ``op``, outermost first."""
+    for region in op.operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner
+                yield from walk(inner)
+
+
+def function_name(op: Any) -> str:
+    """A function's symbol; empty for other operations."""
+    attributes = op.operation.attributes
+    return ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else ""
+
+
+def target(op: Any) -> str:
+    """What a custom call calls."""
+    return str(ir.StringAttr(op.operation.attributes["call_target_name"]).value)
+
+
+def is_kernel(op: Any) -> bool:
+    """Whether an operation runs a Mosaic kernel."""
+    return name_of(op) == "stablehlo.custom_call" and target(op) == KERNEL_TARGET
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel's body: its function, the functions that say where its blocks are, and its grid.
+
+    Arguments of all of them start with the grid indices, then the ``prefetched`` operands in scalar memory.
+    ``module`` is held because the rest dies with it.
+    """
+
+    module: Any
+    function: Any
+    index_maps: tuple[Any, ...]
+    grid: tuple[int, ...]
+    prefetched: int
+
+    @classmethod
+    def of(cls, module: Any) -> Kernel:
+        """The kernel of a parsed body."""
+        functions = [op for op in module.body.operations if "iteration_bounds" in op.operation.attributes]
+        others = [op for op in module.body.operations if op not in functions]
+        if not functions:
+            functions, others = others[:1], others[1:]
+        attributes = functions[0].operation.attributes
+        bounds: Any = attributes.get("iteration_bounds", ())
+        prefetch = attributes.get("scalar_prefetch")
+        number = 0 if prefetch is None else int(ir.IntegerAttr(prefetch).value)
+        return cls(module, functions[0], tuple(others), tuple(int(n) for n in bounds), number)
+
+    def argument(self, function: Any, number: int) -> Any:
+        """Scalar-prefetch operand ``number`` as ``function`` sees it."""
+        return function.operation.regions[0].blocks[0].arguments[len(self.grid) + number]
+
+    def only_loaded(self, number: int) -> bool:
+        """Whether nothing but loads uses a scalar-prefetch operand, so that it keeps the values it came with."""
+        uses = [
+            use
+            for function in (self.function, *self.index_maps)
+            for use in self.argument(function, number).uses
+        ]
+        return all(name_of(use.owner) == "memref.load" and use.operand_number == 0 for use in uses)
