@@ -85,7 +85,8 @@ class Evaluation(BaseModel):
     """The cascade's answer. ``fitness`` (see ``unit``) exists only for verdict ``ok``.
 
     ``interval`` is a 95 % interval of the fitness, degenerate for deterministic targets.
-    ``descriptors`` place the candidate in the archive. ``artefact`` is the hash of what was
+    ``estimates`` are seconds by workload of a kernel that could not be costed (``fitness.fallback``): nothing ranks by
+    them. ``descriptors`` place the candidate in the archive. ``artefact`` is the hash of what was
     compiled: equal artefacts are duplicates. ``reason`` is one line for any verdict but ``ok``.
     """
 
@@ -101,6 +102,7 @@ class Evaluation(BaseModel):
     interval: tuple[float, float] | None = None
     workloads: tuple[WorkloadFigures, ...] = ()
     gates: tuple[GateReading, ...] = ()
+    estimates: dict[str, float] = {}
     descriptors: dict[str, str] = {}
     compiled: dict[str, dict[str, Any]] = {}
     artefact: str | None = None

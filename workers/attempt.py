@@ -106,6 +106,7 @@ class Found:
     dumps: dict[str, Path] = field(default_factory=dict)
     gates: list[GateReading] = field(default_factory=list)
     figures: list[WorkloadFigures] = field(default_factory=list)
+    estimates: dict[str, float] = field(default_factory=dict)
     artefact: str | None = None
     logs: list[str] = field(default_factory=list)
 

@@ -167,6 +167,7 @@ class Cascade:
             interval=(fitness, fitness) if fitness is not None else None,
             workloads=tuple(found.figures),
             gates=tuple(found.gates),
+            estimates=found.estimates,
             descriptors=_descriptors(found) if failure is None else {},
             artefact=found.artefact,
             toolchain=recipe.toolchain(),

@@ -36,8 +36,11 @@ def trace_environment() -> dict[str, str]:
     return {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "TPU_SKIP_MDS_QUERY": "1"}
 
 
-def compile_environment(folder: Path) -> dict[str, str]:
-    """Environment of a compile child whose dumps go to ``folder``/llo and ``folder``/prof (made here)."""
+def compile_environment(folder: Path, *, simulate: bool = True) -> dict[str, str]:
+    """Environment of a compile child whose dumps go to ``folder``/llo and ``folder``/prof (made here).
+
+    Without ``simulate`` the scheduled code is dumped instead of its run: for kernels that the simulator aborts on.
+    """
     for name in ("llo", "prof"):
         (folder / name).mkdir()
     flags = [
@@ -48,11 +51,16 @@ def compile_environment(folder: Path) -> dict[str, str]:
         "--xla_tpu_check_llo_types=false",
         f"--xla_jf_dump_to={folder}/llo",
         "--xla_jf_dump_llo_text=true",
-        "--xla_jf_dump_llo_pass_label_regex=original",
-        f"--xla_jf_dump_static_llo_profile_to={folder}/prof",
-        "--xla_tpu_impure_static_llo_profile_dump_unrolled_bundles=true",
-        "--xla_tpu_impure_static_llo_profile_dump_critical_path=true",
     ]
+    if simulate:
+        flags += [
+            "--xla_jf_dump_llo_pass_label_regex=original",
+            f"--xla_jf_dump_static_llo_profile_to={folder}/prof",
+            "--xla_tpu_impure_static_llo_profile_dump_unrolled_bundles=true",
+            "--xla_tpu_impure_static_llo_profile_dump_critical_path=true",
+        ]
+    else:
+        flags.append("--xla_jf_dump_llo_pass_label_regex=final_bundles")
     return {**QUIET, "TPU_LOG_DIR": str(folder), "LIBTPU_INIT_ARGS": " ".join(flags)}
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from fitness import gates, score, static_tpu, structure
+from fitness import fallback, gates, score, static_tpu, structure
 from fitness.evaluation import Stage, Verdict, WorkloadFigures
 from fitness.llo import ParseError
 from seeds.operator import Arrays, Workload
@@ -168,7 +168,10 @@ class CompileStage:
         found.logs.append(outcome.log)
         if refused:
             return refused[0]
-        return _compiler_failure(outcome, limits)
+        failure = _compiler_failure(outcome, limits)
+        if failure is not None and failure.verdict is Verdict.COMPILE_ERROR and "SIGABRT" in outcome.detail:
+            return _estimated(request, found, failure)
+        return failure
 
     def _judge(self, request: Request, found: Found, frame: Frame) -> Failure | None:
         facts = structure.ModuleFacts.from_data(frame.data)
@@ -186,6 +189,41 @@ class CompileStage:
             found.artefact = artefact_hash(fingerprints)
             return _duplicate(request, found.artefact)
         return None
+
+
+def _estimated(request: Request, found: Found, failure: Failure) -> Failure:
+    """The failure of a kernel that the simulator aborts on, with what its scheduled code alone says of its time."""
+    folder = request.folder / "estimate"
+    folder.mkdir()
+    outcome = run_child(
+        _compile_job(request, found),
+        _scaled(request.limits.compile, request.time_factor),
+        folder,
+        extra_environment=recipe.compile_environment(folder, simulate=False),
+        launcher=request.launcher,
+    )
+    chip = request.target.chip
+    dumps = {f.data["workload"]: folder / f.data["folder"] for f in outcome.frames if f.kind == "compiled"}
+    for workload in request.measured:
+        if workload.id not in dumps:
+            return failure
+        codes = [path for path in dumps[workload.id].glob("llo/*final_bundles.txt") if _is_kernel(path.name)]
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in codes]
+        flops = found.facts[workload.id].matmul_flops or 0
+        try:
+            cycles = fallback.estimate_cycles(texts, flops, chip)
+        except ParseError:
+            return failure
+        seconds = fallback.estimate_seconds(cycles, request.compulsory_bytes(workload), chip)
+        found.estimates[workload.id] = seconds
+    times = ", ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in found.estimates.items())
+    reason = f"{one_line(failure.reason, 150)}; estimated from its code, for the record only: {times}"
+    return dataclasses.replace(failure, reason=one_line(reason))
+
+
+def _is_kernel(dump: str) -> bool:
+    """Whether a dump is an operation's own code, not the program around it or an analysis of either."""
+    return not any(mark in dump for mark in ("-TLP-", "-<", "schedule-analysis"))
 
 
 class MeasureStage:

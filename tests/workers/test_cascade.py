@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from evolve.archive import Archive
+from evolve.genome import Genome
+from evolve.history import Candidate, Mutation, MutationKind
 from fitness.evaluation import FigureKind, Stage, Verdict
 from fitness.targets import load_target
 from seeds.catalogue import load_operator
 from tests.workers import twins
+from workers import recipe
 from workers.attempt import Found, Request
 from workers.cascade import Cascade
 from workers.limits import Limits
@@ -21,6 +25,9 @@ GIB = 1 << 30
 FAMILY = Path(__file__).parent.parent / "fixtures" / "small_gemm"
 LIMITS = Limits(trace=ChildLimits(60.0, 8 * GIB), compile=ChildLimits(90.0, 12 * GIB))
 UNBEATEN = float("inf")
+CANDIDATE = Candidate(
+    0, Genome(twins.HONEST, twins.PARAMS), (), Mutation(MutationKind.SEED, "seed", "x"), 0, 0
+)
 
 
 @pytest.fixture(scope="module")
@@ -196,3 +203,24 @@ def test_nothing_is_left_behind(operator, tmp_path):
 def test_other_options_are_refused(key, value):
     with pytest.raises(ValueError, match=f"{key} is '{value}'"):
         usual().evaluate("g", twins.HONEST, twins.PARAMS, seed=1, **{key: value})
+
+
+def test_what_the_simulator_aborts_on_is_estimated_and_has_no_fitness(operator, monkeypatch):
+    real = recipe.compile_environment
+
+    def with_type_check(folder, *, simulate=True):
+        """The simulator aborts on conversions to fp8 when it checks types."""
+        found = real(folder, simulate=simulate)
+        flags = found["LIBTPU_INIT_ARGS"].replace("--xla_tpu_check_llo_types=false", "")
+        return {**found, "LIBTPU_INIT_ARGS": flags}
+
+    honest = judged(twins.ROUNDED, baseline=operator.kernels["whole"])
+    monkeypatch.setattr(recipe, "compile_environment", with_type_check)
+    found = judged(twins.ROUNDED, baseline=operator.kernels["whole"])
+    assert found.verdict is Verdict.COMPILE_ERROR and found.stage is Stage.COMPILE
+    assert found.fitness is None and found.workloads == ()
+    assert "libtpu aborted" in found.reason and "for the record only" in found.reason
+    (figures,) = honest.workloads
+    assert found.estimates[figures.workload] == pytest.approx(figures.seconds, rel=0.6)
+    assert honest.estimates == {}
+    assert not Archive(1, 10).add(CANDIDATE, found).kept

@@ -94,6 +94,12 @@ FORI_TWIN = edited(
     )
 )
 
+ROUNDED = edited(
+    (DOT, DOT.replace("a_ref[...]", "a_ref[...].astype(jnp.float32).astype(jnp.float8_e4m3fn)")
+        .replace("b_ref[...]", "b_ref[...].astype(jnp.float32).astype(jnp.float8_e4m3fn)")),
+)  # fmt: skip
+"""Wrong, but the simulator aborts on it when it checks types."""
+
 ESCAPES = {
     "exit": "import os\nos._exit(0)",
     "flood": "import sys\nwhile True:\n    sys.stdout.write('x' * 65536)",
