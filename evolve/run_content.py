@@ -23,11 +23,11 @@ from evolve.history import Candidate
 from evolve.report.diffs import full_diff
 from evolve.report.tables import flatten
 from evolve.report.units import rate_text, time_text
-from fitness.evaluation import Evaluation, Verdict
+from fitness.evaluation import UNIT_SLUGS, Evaluation, Verdict
 
 KEY_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6000, 5000
 UID, CANDIDATE = "tilewright.uid", "tilewright.candidate"
-NOTE = "mlflow.note.content"
+NOTE, COMMIT = "mlflow.note.content", "mlflow.source.git.commit"
 _UNSAFE = re.compile(r"[^\w\-. :/]")
 
 
@@ -104,7 +104,11 @@ def candidate_run(
 
 
 def campaign_run(
-    facts: Mapping[str, Any], toolchain: Mapping[str, str], config: Mapping[str, Any], uid: str
+    facts: Mapping[str, Any],
+    toolchain: Mapping[str, str],
+    system: Mapping[str, str],
+    config: Mapping[str, Any],
+    uid: str,
 ) -> RunContent:
     """The parent run of a campaign as it is when the campaign starts."""
     tags = {
@@ -115,6 +119,8 @@ def campaign_run(
         "target_kind": str(facts.get("target_kind")),
         "suite": str(facts.get("suite")),
         **{f"toolchain.{name}": version for name, version in toolchain.items()},
+        **{f"system.{name}": value for name, value in system.items() if name != "commit"},
+        COMMIT: system.get("commit", "").removesuffix("+changes"),
     }
     budget = facts.get("budget")
     params = {k: facts.get(k) for k in ("name", "operator", "target", "suite", "seed")}
@@ -133,7 +139,7 @@ def evaluation_metrics(evaluation: Evaluation, kind: str) -> dict[str, float]:
     """Finite numbers of an evaluation by metric name."""
     metrics: dict[str, float] = {"evaluation_wall_seconds": evaluation.wall_seconds}
     if evaluation.fitness is not None:
-        metrics[f"fitness_tflops_{kind}"] = evaluation.fitness
+        metrics[f"fitness_{UNIT_SLUGS[evaluation.unit]}_{kind}"] = evaluation.fitness
     for figures in evaluation.workloads:
         workload = figures.workload.replace("/", ".")
         own = {
@@ -156,7 +162,7 @@ def reference_metrics(references: Mapping[str, Evaluation], scope: str, kind: st
         if evaluation.fitness is None or name.startswith("finalist:"):
             continue
         plain = name.replace(":", ".").replace("/", ".")
-        metrics[f"reference_fitness_tflops_{kind}/{scope}.{plain}"] = evaluation.fitness
+        metrics[f"reference_fitness_{UNIT_SLUGS[evaluation.unit]}_{kind}/{scope}.{plain}"] = evaluation.fitness
         for figures in evaluation.workloads:
             workload = figures.workload.replace("/", ".")
             metrics[f"reference_seconds_{kind}/{scope}.{workload}.{plain}"] = figures.seconds
@@ -174,6 +180,7 @@ def campaign_note(
     verdicts = ", ".join(f"{n} {v}" for v, n in sorted(counts.items(), key=lambda vn: -vn[1])) or "none yet"
     unit = f"{facts.get('target')}, {facts.get('target_kind')}"
     lines = [
+        *_headline(finals, unit),
         f"**{_plain(facts.get('id'))}**: `{facts.get('operator')}` on `{facts.get('target')}`, "
         f"suite `{facts.get('suite')}`, seed {facts.get('seed')}. State: {state}.",
         "",
@@ -191,7 +198,7 @@ def campaign_note(
     for name, evaluation in sorted(rows, key=lambda row: -(row[1].fitness or 0.0)):
         for w in evaluation.workloads:
             lines.append(
-                f"| {_plain(name)} | {_plain(w.workload)} | {time_text(w.seconds)} | {rate_text(w.tflops)} "
+                f"| {_plain(name)} | {_plain(w.workload)} | {time_text(w.seconds)} | {rate_text(w.rate, w.unit)} "
                 f"| {w.roofline_fraction:.1%} |"
             )
     lines += [
@@ -201,13 +208,28 @@ def campaign_note(
     return "\n".join(lines)[:TAG_LENGTH]
 
 
+def _headline(finals: Mapping[str, Evaluation], unit: str) -> list[str]:
+    """The result in one line, first: the UI folds a description after a few."""
+    winner = finals.get("winner")
+    if winner is None or winner.fitness is None:
+        return []
+    others = [
+        f"×{winner.fitness / e.fitness:.2f} of {_plain(name)}"
+        for name, e in finals.items()
+        if e.fitness and name != "winner" and not name.startswith("finalist:")
+    ]
+    first = winner.workloads[0]
+    speed = f" Speed, geometric mean: {', '.join(others)}." if others else ""
+    return [f"Winner: **{time_text(first.seconds)}** at {_plain(first.workload)} ({unit}).{speed}", ""]
+
+
 def _candidate_note(
     facts: Mapping[str, Any], candidate: Candidate, evaluation: Evaluation, parents: Sequence[Candidate]
 ) -> str:
     mutation = candidate.mutation
     origin = " and ".join(f"candidate {p.index}" for p in parents) or "the seeds"
     lines = [
-        f"`{_plain(mutation.detail)}`: {mutation.kind.value} by {_plain(mutation.proposer)}, from {origin}."
+        f"{_plain(mutation.detail)}: {mutation.kind.value} by {_plain(mutation.proposer)}, from {origin}."
     ]
     if evaluation.verdict is not Verdict.OK:
         reason = _plain(evaluation.reason[:1000])
@@ -217,7 +239,7 @@ def _candidate_note(
         lines += ["", f"| workload ({unit}) | time | rate | of roofline |", "|---|--:|--:|--:|"]
         for w in evaluation.workloads[:20]:
             lines.append(
-                f"| {_plain(w.workload)} | {time_text(w.seconds)} | {rate_text(w.tflops)} "
+                f"| {_plain(w.workload)} | {time_text(w.seconds)} | {rate_text(w.rate, w.unit)} "
                 f"| {w.roofline_fraction:.1%} |"
             )
     return "\n".join(lines)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +19,7 @@ from evolve.promote.judge import Judgement
 from evolve.promote.runtime import checks, store
 from evolve.promote.verify import Verified, gates_read
 from evolve.space import read_declarations
+from evolve.system import commit
 from fitness.chips import Chip
 from fitness.targets import Target
 from seeds.operator import Operator, Workload
@@ -36,9 +34,6 @@ RULE = (
 GOLDEN_LIMIT = 4 << 20
 RANGED = ("jax", "jaxlib", "libtpu", "triton")
 """Packages whose versions decide what a kernel compiles to."""
-
-COMMIT_VARIABLE = "TILEWRIGHT_COMMIT"
-"""Names the commit on machines that have the files and not the checkout."""
 
 KNOWN_FAMILIES = ("gemm_fp8_fused", "gemm_fp8_blockwise")
 
@@ -267,29 +262,6 @@ def _version() -> str:
         return metadata.version("tilewright")
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-def commit() -> str:
-    """The checkout's commit, with ``+changes`` when it is not clean; outside one, what $TILEWRIGHT_COMMIT says."""
-    folder = Path(__file__).resolve().parent
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(folder), *arguments],
-                capture_output=True,
-                text=True,
-                timeout=20,
-                check=False,
-            )
-        except OSError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    head = git("rev-parse", "HEAD")
-    if not head:
-        return os.environ.get(COMMIT_VARIABLE, "unknown")
-    return f"{head}+changes" if git("status", "--porcelain", "--untracked-files=no") else head
 
 
 # -- the generated test ------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ class CampaignData:
 
     facts: Mapping[str, Any]
     toolchain: Mapping[str, str]
+    system: Mapping[str, str]
     config: Mapping[str, Any]
     events: tuple[Event, ...]
     points: tuple[Point, ...]
@@ -133,6 +134,7 @@ def load(journal: Journal) -> CampaignData:
     return CampaignData(
         facts=journal.meta("campaign", {}),
         toolchain=journal.meta("toolchain", {}),
+        system=journal.meta("system", {}),
         config=journal.meta("config", {}),
         events=events,
         points=points,

@@ -106,7 +106,7 @@ function axes(w, h) {
   }
   pen.textAlign = "left";
   bands.forEach((name, k) => pen.fillText(name.replace("_", " "), 6, at(1 - BAND + 0.05 + (BAND - 0.07) * (k + 0.5) / bands.length) + 4));
-  pen.fillText("TFLOP/s, geometric mean (" + data.target + ")", 6, 13);
+  pen.fillText("TFLOP/s, geometric mean (" + data.target + ")", EDGE, 13);
   pen.textAlign = "right"; pen.fillText("candidates in the order they were proposed \u2192", w - 8, h - 8);
 }
 function edges(w, focus) {

@@ -22,6 +22,13 @@ SUITE_WORKLOADS = {"1024x2048x2048": 2 * 1024 * 2048**2, "2048x2048x2048": 2 * 2
 FINAL_WORKLOADS = {"4096x4096x4096": 2 * 4096**3}
 CLOCK_HZ, PEAK_TFLOPS = 2.2e9, 2307.0
 TOOLCHAIN = {"tilewright": "0.1.0", "python": "3.11.7", "jax": "0.10.2", "libtpu": "0.0.51", "ray": "2.60.0"}
+SYSTEM = {
+    "os": "Linux 6.1",
+    "architecture": "x86_64",
+    "cores": "2",
+    "memory_gib": "8",
+    "commit": "0123abcd+changes",
+}
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>&\"'\x00\x1b[31m"
 
 SOURCE = '''"""Fused-quantise FP8 GEMM."""
@@ -197,6 +204,7 @@ class SampleCampaign:
         }
         self.journal.set_meta("campaign", facts)
         self.journal.set_meta("toolchain", TOOLCHAIN)
+        self.journal.set_meta("system", SYSTEM)
         self.journal.set_meta("config", {"name": "quickstart", "operator": OPERATOR, "seed": 7})
         self.journal.add_event("started")
         bf16 = Genome("def build(params):\n    return None\n", {**DEFAULTS, "placement": "ahead"})

@@ -54,6 +54,7 @@ def big_campaign(count: int) -> CampaignData:
     return CampaignData(
         facts={"id": "big-001", "operator": "made/up", "target": "tpu7x", "target_kind": "modelled"},
         toolchain={},
+        system={},
         config={},
         events=(),
         points=(),

@@ -271,4 +271,8 @@ def test_report_in_a_sandboxed_frame(journal_path: Path, tmp_path: Path) -> None
         frame = browser.page.frame_locator("iframe")
         frame.get_by_role("button", name="by time").click()
         assert frame.locator("[data-axis=time]").is_visible()
+        square = frame.locator("svg a").first
+        goal = frame.locator(square.get_attribute("href") or "")
+        square.click()
+        goal.locator("p").first.wait_for(state="visible")
         assert browser.errors == []

@@ -109,6 +109,15 @@ def test_a_whole_campaign(journal_path: Path, uri: str, tmp_path: Path) -> None:
     parent, children = check_whole(uri, journal_path)
     assert parent.info.status == "FINISHED" and parent.data.tags["tilewright.state"] == "finished"
     assert parent.data.tags["toolchain.libtpu"] == "0.0.51" and parent.data.tags["target_kind"] == "modelled"
+    assert (
+        parent.data.tags["system.cores"] == "2" and parent.data.tags["mlflow.source.git.commit"] == "0123abcd"
+    )
+    note = parent.data.tags["mlflow.note.content"]
+    assert (
+        note.startswith("Winner: **") and "at 4096x4096x4096 (tpu7x, modelled)" in note and "of bf16" in note
+    )
+    files = {f.path for f in MlflowClient(uri).list_artifacts(parent.info.run_id)}
+    assert {"report.html", "lineage.html", "archive.svg", "shapes.svg", "roofline.svg"} <= files
     assert parent.inputs.dataset_inputs[0].dataset.name == "quickstart"
     assert "4096x4096x4096" in parent.data.tags["mlflow.note.content"]
     assert "reference_seconds_modelled/final.4096x4096x4096.winner" in parent.data.metrics
