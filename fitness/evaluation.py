@@ -71,7 +71,7 @@ class WorkloadFigures(BaseModel):
 
 
 class GateReading(BaseModel):
-    """One gate on one input kind. ``value`` is in the gate's unit (dB for SNR, mismatches for bits)."""
+    """One gate on one input kind. ``value``: dB for SNR, mismatches for bits, share of equal elements for agreement."""
 
     model_config = ConfigDict(frozen=True)
 

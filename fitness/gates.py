@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fitness.evaluation import GateReading
-from seeds.operator import Arrays, BitExactGate, Gate, SnrGate, TensorSpec
+from seeds.operator import AgreementGate, Arrays, Gate, SnrGate, TensorSpec
 
 
 def snr_db(output: np.ndarray, reference: np.ndarray) -> float:
@@ -61,11 +61,13 @@ def _read(gate: Gate, outputs: Mapping[str, np.ndarray], reference: Arrays, kind
         passed = value >= gate.min_db
         shown = value if np.isfinite(value) else None
         return GateReading(gate=gate.name, inputs=kind, value=shown, passed=passed)
-    assert isinstance(gate, BitExactGate)
+    if any(outputs[name].dtype != reference[name].dtype for name in gate.outputs):
+        return GateReading(gate=gate.name, inputs=kind, value=None, passed=False)
+    if isinstance(gate, AgreementGate):
+        shares = [1 - mismatches(outputs[n], reference[n]) / max(reference[n].size, 1) for n in gate.outputs]
+        return GateReading(gate=gate.name, inputs=kind, value=min(shares), passed=min(shares) >= gate.least)
     wrong = 0
     for name in gate.outputs:
-        if outputs[name].dtype != reference[name].dtype:
-            return GateReading(gate=gate.name, inputs=kind, value=None, passed=False)
         wrong += mismatches(outputs[name], reference[name])
     return GateReading(gate=gate.name, inputs=kind, value=float(wrong), passed=wrong == 0)
 
@@ -80,6 +82,9 @@ def failure(readings: Sequence[GateReading], gates: Sequence[Gate]) -> str | Non
         if isinstance(gate, SnrGate):
             value = "not a number" if reading.value is None else f"{reading.value:.1f} dB"
             return f"gate {gate.name} on {reading.inputs}: {value}, at least {gate.min_db:g} dB needed"
+        if isinstance(gate, AgreementGate) and reading.value is not None:
+            share = f"{reading.value:.2%} of the elements agree, at least {gate.least:.2%} must"
+            return f"gate {gate.name} on {reading.inputs}: {share}"
         value = "another dtype" if reading.value is None else f"{reading.value:.0f} elements differ"
         return f"gate {gate.name} on {reading.inputs}: {value}"
     return None

@@ -98,7 +98,20 @@ class BitExactGate:
     outputs: tuple[str, ...]
 
 
-Gate = SnrGate | BitExactGate
+@dataclass(frozen=True)
+class AgreementGate:
+    """At least the share ``least`` of the elements of every named output have the reference's bits.
+
+    For results that are rounded from sums: another order of addition may turn a rounding, which is rare.
+    """
+
+    name: str
+    reference: str
+    outputs: tuple[str, ...]
+    least: float
+
+
+Gate = SnrGate | BitExactGate | AgreementGate
 
 
 @dataclass(frozen=True)

@@ -49,15 +49,19 @@ class CompiledCascade:
         *,
         scratch: Path | None = None,
         checked: bool = True,
+        compiler: Keeper | None = None,
     ) -> None:
-        """``checked``: whether answers pass the gates; without, only the code is looked at."""
+        """``checked``: whether answers pass the gates; without, only the code is looked at.
+
+        ``compiler``: the child of ``describe_config`` to use, for cascades that share one.
+        """
         self._operator = operator
         self._truth = Truth(operator)
         self._target = target
         self._suite = suite
         self._limits = limits or Limits()
         self._scratch = scratch
-        self._compiler = Keeper(describe_config(target.architecture))
+        self._compiler = compiler or Keeper(describe_config(target.architecture))
         self._station = LocalStation(GPUS["interpreter"]) if checked else None
         self._worker = socket.gethostname()
 

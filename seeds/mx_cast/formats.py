@@ -121,8 +121,8 @@ def swizzled(scales: np.ndarray) -> np.ndarray:
     """Scales [R, C] -> padded with zeros to whole tiles of 128 x 4, in the order matrix units read them (flat)."""
     rows, columns = scales.shape
     result = np.zeros(swizzled_size(rows, columns), np.uint8)
-    row, column = np.indices(scales.shape)
-    result[swizzled_place(row, column, columns)] = scales
+    places = np.indices(scales.shape)
+    result[swizzled_place(places[0], places[1], columns)] = scales
     return result
 
 

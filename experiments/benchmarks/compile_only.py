@@ -1,0 +1,178 @@
+"""Every Triton family compiled for every compile-only target, and what the code says: a table, on a CPU.
+
+    python -m experiments.benchmarks.compile_only --out experiments/results/compile_only.md
+
+Each kernel is compiled at its seed's parameters, for the first checked shape of its operator, in the confined child of
+the compile-only cascade. The second part repeats published findings about AMD's matrix cores from the code alone.
+Nothing here is a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from evolve.space import read_declarations
+from fitness.evaluation import Evaluation, Verdict
+from fitness.targets import load_target
+from seeds.catalogue import families, load_operator
+from seeds.operator import Operator, SeedKernel, Suite
+from workers import gpu_recipe
+from workers.compiled import CompiledCascade
+from workers.compiled_stages import describe_config
+from workers.limits import GIB, Limits
+from workers.sandbox import ChildLimits
+from workers.session import Keeper
+
+TARGETS = ("gfx950", "gfx942", "sm_100", "sm_90")
+FINDINGS_FAMILY = Path(__file__).parent.parent / "isa_findings"
+
+WIDE = {"block_k": 256, "num_warps": 4, "epilogue": "turned"}
+FINDINGS: Sequence[tuple[str, str, str, Mapping[str, Any]]] = (
+    ("wgrad epilogue as it lies", "wgrad", "gfx950", {}),
+    ("wgrad epilogue turned", "wgrad", "gfx950", {"epilogue": "turned"}),
+    ("wgrad epilogue as it lies", "wgrad", "gfx942", {}),
+    ("wgrad epilogue turned", "wgrad", "gfx942", {"epilogue": "turned"}),
+    ("32 x 32 matrix instruction", "wgrad", "gfx950", WIDE),
+    ("matrix_instr_nonkdim=16", "wgrad", "gfx950", {**WIDE, "nonkdim": 16}),
+    ("forward 256 x 128, 8 warps", "forward", "gfx950", {"block_m": 256, "num_warps": 8}),
+    (
+        "the same, matrix_instr_nonkdim=16",
+        "forward",
+        "gfx950",
+        {"block_m": 256, "num_warps": 8, "nonkdim": 16},
+    ),
+    ("wgrad num_stages=3", "wgrad", "gfx950", {"num_stages": 3}),
+    ("wgrad num_stages=3, 256 wide, 8 warps", "wgrad", "gfx950", {**WIDE, "num_warps": 8, "num_stages": 3}),
+    ("wgrad num_stages=3, 256 wide", "wgrad", "gfx942", {**WIDE, "num_stages": 3}),
+)
+"""What was published, the recipe, target and parameters (beside the seed's) to see it with."""
+
+LIMITS = Limits(compile=ChildLimits(90.0, 8 * GIB))
+
+
+@dataclass(frozen=True)
+class Line:
+    """One kernel on one target."""
+
+    label: str
+    target: str
+    evaluation: Evaluation
+
+
+def judged(
+    compiler: Keeper, operator: Operator, kernel: SeedKernel, target: str, changes: Mapping[str, Any]
+) -> Evaluation:
+    """The compile-only verdict of a seed with some parameters changed."""
+    (shape, *_) = next(iter(operator.suites.values())).check
+    params = {**read_declarations(kernel.source).defaults, **kernel.overrides, **changes}
+    suite = Suite("shape", (shape,), (shape,))
+    cascade = CompiledCascade(operator, load_target(target), suite, LIMITS, checked=False, compiler=compiler)
+    return cascade.evaluate(kernel.name, kernel.source, params, seed=1)
+
+
+def seeds_of_families(names: Sequence[str]) -> Iterable[tuple[str, Operator, SeedKernel]]:
+    """Every Triton or Gluon seed of these families, with a label."""
+    for family in names:
+        for operator in _recipes(family):
+            for kernel in operator.kernels.values():
+                if "triton" in kernel.source:
+                    yield f"{operator.name} {kernel.name}", operator, kernel
+
+
+def _recipes(family: str) -> list[Operator]:
+    import importlib
+
+    return list(importlib.import_module(f"seeds.{family}.operator").operators().values())
+
+
+def row(line: Line) -> str:
+    """A line of the table; of several kernels, those with a matrix product first."""
+    found = line.evaluation
+    if found.verdict is not Verdict.OK:
+        reason = found.reason[:110].replace("|", "\\|")
+        return f"| {line.label} | {line.target} | {found.verdict.value} | {reason} | | | | | |"
+    cells = []
+    for kernel in sorted(found.compiled.values(), key=lambda k: not k["matrix"]):
+        accumulators = f" ({kernel['accumulators']} AGPR)" if kernel["accumulators"] else ""
+        spills = f"{kernel['spilled']}" + (
+            f", {kernel['stack_bytes']} B stack" if kernel["stack_bytes"] else ""
+        )
+        cells.append(
+            f"| {line.label} | {line.target} | ok | {kernel['registers']}{accumulators} | {spills} "
+            f"| {kernel['shared'] / 1024:g} | {100 * kernel['occupancy']:g} % ({kernel['limit']}) "
+            f"| {_counted(kernel['matrix'])} | {_counted(kernel['stores'])} |"
+        )
+    return "\n".join(cells)
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} × `{name}`" for name, n in counts.items()) or "none"
+
+
+HEAD = (
+    "| kernel | target | verdict | registers per lane | spilled | shared, KiB | warps resident, at most (limit) "
+    "| matrix instructions | global stores |\n|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def document(seeds: Sequence[Line], findings: Sequence[Line], command: str) -> str:
+    """The whole page."""
+    versions = ", ".join(f"{name} {version}" for name, version in gpu_recipe.toolchain().items())
+    date = datetime.now(UTC).strftime("%Y-%m-%d")
+    passed = sum(line.evaluation.verdict is Verdict.OK for line in seeds)
+    parts = [
+        "# What compilers make of the families without a device",
+        f"`{command}` on {date}; {versions}. Static counts from the compiled code (*compiled*: no times; an "
+        "instruction in a loop counts once). Parameters are the seeds' own. "
+        f"{passed} of {len(seeds)} pairs of kernel and target compile.",
+        "## Published findings, from the code alone\n\n" + "\n".join([HEAD, *map(row, findings)]),
+        "## Families × targets\n\n" + "\n".join([HEAD, *map(row, seeds)]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--families", nargs="*", default=families())
+    parser.add_argument("--targets", nargs="*", default=list(TARGETS), choices=TARGETS)
+    args = parser.parse_args()
+    compilers = {name: Keeper(describe_config(load_target(name).architecture)) for name in TARGETS}
+    try:
+        findings, lines = survey(compilers, args.families, args.targets)
+    finally:
+        for compiler in compilers.values():
+            compiler.close()
+    command = " ".join(["python -m experiments.benchmarks.compile_only", *sys.argv[1:]])
+    args.out.write_text(document(lines, findings, command), encoding="utf-8")
+
+
+def survey(
+    compilers: Mapping[str, Keeper], names: Sequence[str], targets: Sequence[str]
+) -> tuple[list[Line], list[Line]]:
+    """The findings, and every seed of these families on every target, shown as they come."""
+    findings, lines = [], []
+    for label, recipe, target, changes in FINDINGS:
+        operator = load_operator(f"{FINDINGS_FAMILY}/{recipe}")
+        found = judged(compilers[target], operator, operator.kernels[recipe], target, changes)
+        findings.append(Line(label, target, found))
+        sys.stdout.write(row(findings[-1]) + "\n")
+    for label, operator, kernel in seeds_of_families(names):
+        for target in targets:
+            found = judged(compilers[target], operator, kernel, target, {})
+            lines.append(Line(label, target, found))
+            sys.stdout.write(row(lines[-1]) + "\n")
+            sys.stdout.flush()
+    return findings, lines
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Workloads of the published implementations of this operator, by their rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from seeds.operator import Suite, Workload
+
+ALIGNED = 128
+"""Rows of every group are a multiple of this."""
+
+MOTIF = (
+    (1, 7168, 2048),
+    (128, 7168, 2048),
+    (256, 7168, 2048),
+    (4096, 7168, 2048),
+    (128, 4096, 7168),
+    (256, 4096, 7168),
+)
+MOTIF_GROUPED = (
+    (4, 8192, 7168, 2048),
+    (8, 4096, 7168, 2048),
+    (4, 8192, 4096, 7168),
+    (8, 4096, 4096, 7168),
+    (48, 1280, 1280, 4096),
+)
+"""(groups, expected rows of a group, N, K)."""
+
+DEEPGEMM_M = (1, 128, 4096)
+DEEPGEMM_NK = (
+    (2112, 7168),
+    (576, 7168),
+    (24576, 1536),
+    (32768, 512),
+    (7168, 16384),
+    (4096, 7168),
+    (7168, 2048),
+)
+DEEPGEMM_GROUPS = ((4, 8192), (8, 4096))
+DEEPGEMM_GROUPED_NK = ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048))
+
+
+def rows_of_groups(groups: int, expected: int, seed: int = 0) -> int:
+    """Rows in all when each group has ``expected`` x U(0.7, 1.3) of them, aligned: the published rule, one draw."""
+    rng = np.random.default_rng([seed, groups, expected])
+    rows = (expected * rng.uniform(0.7, 1.3, groups)).astype(np.int64)
+    return int((-(-rows // ALIGNED) * ALIGNED).sum())
+
+
+def normal_suites() -> Mapping[str, Suite]:
+    """``motif-normal``, ``deepgemm-normal`` (N a multiple of 128, as B's scales need), ``tiny``."""
+    check = (_gemm(72, 384, 640, "check/"), _gemm(33, 128, 256, "check/"))
+    deepgemm = [(m, n, k) for m in DEEPGEMM_M for n, k in DEEPGEMM_NK if n % ALIGNED == 0]
+    lists = {
+        "motif-normal": [_gemm(*shape) for shape in MOTIF],
+        "deepgemm-normal": [_gemm(*shape) for shape in deepgemm],
+        "tiny": [_gemm(64, 128, 128)],
+    }
+    return MappingProxyType({name: Suite(name, tuple(shapes), check) for name, shapes in lists.items()})
+
+
+def grouped_suites() -> dict[int, Mapping[str, Suite]]:
+    """By count of groups: ``motif-grouped``, ``deepgemm-grouped`` where published, ``tiny``."""
+    found: dict[int, dict[str, list[Workload]]] = {}
+    for groups, expected, n, k in MOTIF_GROUPED:
+        found.setdefault(groups, {}).setdefault("motif-grouped", []).append(_grouped(groups, expected, n, k))
+    for groups, expected in DEEPGEMM_GROUPS:
+        shapes = [_grouped(groups, expected, n, k) for n, k in DEEPGEMM_GROUPED_NK]
+        found[groups]["deepgemm-grouped"] = shapes
+    check = (_gemm(384, 256, 384, "check/"),)
+    return {
+        groups: MappingProxyType(
+            {
+                name: Suite(name, tuple(shapes), check)
+                for name, shapes in {**lists, "tiny": [_gemm(256, 128, 128)]}.items()
+            }
+        )
+        for groups, lists in found.items()
+    }
+
+
+def _gemm(m: int, n: int, k: int, prefix: str = "") -> Workload:
+    return Workload(f"{prefix}{m}x{n}x{k}", {"M": m, "N": n, "K": k})
+
+
+def _grouped(groups: int, expected: int, n: int, k: int) -> Workload:
+    m = rows_of_groups(groups, expected)
+    return Workload(f"{groups}g/{m}x{n}x{k}", {"M": m, "N": n, "K": k})

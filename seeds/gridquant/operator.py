@@ -1,0 +1,261 @@
+"""2D block quantisation (256 x 256 or 128 x 128) of bf16 matrices, and the FP8 product under such scales.
+
+``quant_<edge>``: x [M, K] -> q [M, K] e4m3 and s [ceil(M/edge), ceil(K/edge)] float32, with
+    s = 448 / max(amax over the block, 1e-4)   float32, correctly rounded: the scale that *multiplies*
+    q = RNE cast of clamp(x * s, +-448)
+``gemm_<edge>``: c [M, N] = sum over blocks k of a_q . b_q^T / (a_s b_s), bf16, float32 accumulation. A kernel that
+multiplies the whole accumulator by each step's scales, as a published draft does, is right for equal scales only.
+Ragged edges are allowed but for K, a multiple of 128.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from seeds.gemm_fp8_blockwise.contract import AMAX_FLOOR, FP8_MAX, INPUT_KINDS, cast, draw, generator
+from seeds.operator import Arrays, BitExactGate, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
+from seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
+
+STEP = 128
+"""K is a multiple of this."""
+
+SAMPLED, SAMPLED_BLOCKS = 96, 2
+"""Rows and columns of a big product that are checked; blocks along each axis of a big matrix."""
+
+_KERNELS = Path(__file__).parent / "kernels"
+
+
+def widened(s: np.ndarray, edge: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Block scales -> one value per element of ``shape``."""
+    wide = np.repeat(np.repeat(s, edge, axis=0), edge, axis=1)
+    return wide[: shape[0], : shape[1]]
+
+
+def quantise_grid(x: np.ndarray, edge: int) -> tuple[np.ndarray, np.ndarray]:
+    """``x`` [R, C] -> (q [R, C] e4m3, s [ceil(R/edge), ceil(C/edge)] float32)."""
+    rows, cols = x.shape
+    tall, wide = -(-rows // edge), -(-cols // edge)
+    padded = np.zeros((tall * edge, wide * edge), np.float32)
+    padded[:rows, :cols] = x.astype(np.float32)
+    amax = np.abs(padded.reshape(tall, edge, wide, edge)).max(axis=(1, 3))
+    s = FP8_MAX / np.maximum(amax, AMAX_FLOOR)
+    return cast(padded[:rows, :cols] * widened(s, edge, x.shape)), s
+
+
+def dequantise_grid(q: np.ndarray, s: np.ndarray, edge: int) -> np.ndarray:
+    """float64 values of a quantised matrix."""
+    return q.astype(np.float64) / widened(s.astype(np.float64), edge, q.shape)
+
+
+@dataclass(frozen=True)
+class GridQuant:
+    """The quantiser with blocks of ``edge`` x ``edge``."""
+
+    name: str
+    edge: int
+    suites: Mapping[str, Suite]
+    kernels: Mapping[str, SeedKernel]
+    gates: tuple[Gate, ...] = (BitExactGate("bits", "bits", ("q", "s")),)
+    input_kinds: tuple[str, ...] = INPUT_KINDS
+    memory_bound: bool = True
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        """The block's edge."""
+        return {"block": self.edge}
+
+    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
+        """``x`` [M, K] bf16. Raises ValueError for a variant."""
+        if variant is not None:
+            raise ValueError(f"{self.name} has no inputs variant {variant!r}")
+        return (TensorSpec("x", self._dims(workload), "bfloat16"),)
+
+    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        """``q`` and ``s``."""
+        m, k = self._dims(workload)
+        grid = (-(-m // self.edge), -(-k // self.edge))
+        return (TensorSpec("q", (m, k), "float8_e4m3fn"), TensorSpec("s", grid, "float32"))
+
+    def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
+        """A fresh ``x``."""
+        return {"x": draw(generator(seed, kind), *self._dims(workload), kind)}
+
+    def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
+        """``bits``: what the contract gives."""
+        q, s = quantise_grid(inputs["x"], self.edge)
+        return {"bits": {"q": q, "s": s}}
+
+    def tables(self) -> Mapping[str, np.ndarray]:
+        """Normal values."""
+        return {"x": normal_table(1.0).astype("bfloat16")}
+
+    def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
+        """``bits`` where a few whole blocks of rows and of columns cross."""
+        m, k = self._dims(workload)
+        picked = [spread_picks(-(-size // self.edge), SAMPLED_BLOCKS, rng) for size in (m, k)]
+        axes = []
+        for blocks, size in zip(picked, (m, k), strict=True):
+            index = (blocks[:, None] * self.edge + np.arange(self.edge)[None, :]).reshape(-1)
+            axes.append(index[index < size])
+        q, s = quantise_grid(elements.at("x", *axes), self.edge)
+        return Sample({"q": tuple(axes), "s": tuple(picked)}, {"bits": {"q": q, "s": s}})
+
+    def flops(self, workload: Workload) -> int:
+        """One multiplication per element."""
+        m, k = self._dims(workload)
+        return m * k
+
+    def bytes(self, workload: Workload) -> int:
+        """``x`` read once, payload and scales written once: 3 bytes an element (5 when the second pass misses L2)."""
+        m, k = self._dims(workload)
+        return 3 * m * k + 4 * -(-m // self.edge) * -(-k // self.edge)
+
+    def _dims(self, workload: Workload) -> tuple[int, int]:
+        return workload.dims["M"], workload.dims["K"]
+
+
+@dataclass(frozen=True)
+class GridGemm:
+    """The product under scales of ``edge`` x ``edge`` blocks of both operands."""
+
+    name: str
+    edge: int
+    suites: Mapping[str, Suite]
+    kernels: Mapping[str, SeedKernel]
+    gates: tuple[Gate, ...] = (SnrGate("field", "exact", 25.0), SnrGate("exact", "exact", 45.0))
+    input_kinds: tuple[str, ...] = INPUT_KINDS
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        """The block's edge."""
+        return {"block": self.edge}
+
+    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
+        """``a_q``, ``a_s``, ``b_q``, ``b_s``. Raises ValueError for a variant or shape the operator lacks."""
+        if variant is not None:
+            raise ValueError(f"{self.name} has no inputs variant {variant!r}")
+        m, n, k = self._dims(workload)
+        found = []
+        for name, rows in (("a", m), ("b", n)):
+            grid = (-(-rows // self.edge), -(-k // self.edge))
+            found += [
+                TensorSpec(f"{name}_q", (rows, k), "float8_e4m3fn"),
+                TensorSpec(f"{name}_s", grid, "float32"),
+            ]
+        return tuple(found)
+
+    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        """The product ``c`` [M, N] in bf16."""
+        m, n, _ = self._dims(workload)
+        return (TensorSpec("c", (m, n), "bfloat16"),)
+
+    def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
+        """Fresh operands, quantised by the contract."""
+        m, n, k = self._dims(workload)
+        rng = generator(seed, kind)
+        a_q, a_s = quantise_grid(draw(rng, m, k, kind), self.edge)
+        b_q, b_s = quantise_grid(draw(rng, n, k, kind), self.edge)
+        return {"a_q": a_q, "a_s": a_s, "b_q": b_q, "b_s": b_s}
+
+    def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
+        """``exact``: the float64 product of the dequantised operands."""
+        a = dequantise_grid(inputs["a_q"], inputs["a_s"], self.edge)
+        b = dequantise_grid(inputs["b_q"], inputs["b_s"], self.edge)
+        return {"exact": {"c": a @ b.T}}
+
+    def tables(self) -> Mapping[str, np.ndarray]:
+        """Payloads as quantised normal data has them, scales of block maxima between 3 and 6 (log-uniform)."""
+        payload = cast(normal_table(float(FP8_MAX) / 4.3))
+        scale = (float(FP8_MAX) / np.geomspace(3.0, 6.0, TABLE)).astype(np.float32)
+        return {"a_q": payload, "a_s": scale, "b_q": payload, "b_s": scale}
+
+    def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
+        """``exact`` at crossing rows and columns, in nearly every tile row and column."""
+        m, n, k = self._dims(workload)
+        rows, columns = spread_picks(m, SAMPLED, rng), spread_picks(n, SAMPLED, rng)
+        depth = np.arange(k)
+        parts = []
+        for name, picked in (("a", rows), ("b", columns)):
+            scale = elements.at(f"{name}_s", picked // self.edge, depth // self.edge).astype(np.float64)
+            parts.append(elements.at(f"{name}_q", picked, depth).astype(np.float64) / scale)
+        return Sample({"c": (rows, columns)}, {"exact": {"c": parts[0] @ parts[1].T}})
+
+    def flops(self, workload: Workload) -> int:
+        """2 M N K."""
+        m, n, k = self._dims(workload)
+        return 2 * m * n * k
+
+    def bytes(self, workload: Workload) -> int:
+        """Operands and scales once, result once."""
+        m, n, k = self._dims(workload)
+        wide = -(-k // self.edge)
+        scales = (-(-m // self.edge) + -(-n // self.edge)) * wide
+        return m * k + n * k + 4 * scales + 2 * m * n
+
+    def _dims(self, workload: Workload) -> tuple[int, int, int]:
+        m, n, k = (workload.dims[name] for name in "MNK")
+        if k % STEP:
+            raise ValueError(f"workload {workload.id}: {self.name} needs K to be a multiple of {STEP}")
+        return m, n, k
+
+
+MATRICES = (
+    *((n, n) for n in (2048, 4096, 8192, 16384, 32768)),
+    (6656, 16384),
+    (16384, 13312),
+)
+"""Published shapes of the quantiser."""
+
+FEW_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+SQUARES = (2048, 4096, 8192)
+
+
+def _matrix_suites() -> Mapping[str, Suite]:
+    def matrices(*shapes: tuple[int, int]) -> tuple[Workload, ...]:
+        return tuple(Workload(f"{m}x{k}", {"M": m, "K": k}) for m, k in shapes)
+
+    check = tuple(Workload(f"check/{m}x{k}", {"M": m, "K": k}) for m, k in ((300, 272), (256, 512)))
+    lists = {"published": matrices(*MATRICES), "tiny": matrices((256, 256))}
+    return MappingProxyType({name: Suite(name, shapes, check) for name, shapes in lists.items()})
+
+
+def _gemm_suites() -> Mapping[str, Suite]:
+    def gemm(m: int, n: int, k: int, prefix: str = "") -> Workload:
+        return Workload(f"{prefix}{m}x{n}x{k}", {"M": m, "N": n, "K": k})
+
+    check = (gemm(72, 320, 640, "check/"), gemm(264, 128, 256, "check/"))
+    lists = {
+        "few-rows": tuple(gemm(m, 8192, 8192) for m in FEW_ROWS),
+        "squares": tuple(gemm(n, n, n) for n in SQUARES),
+        "tiny": (gemm(16, 128, 256),),
+    }
+    return MappingProxyType({name: Suite(name, shapes, check) for name, shapes in lists.items()})
+
+
+def operators() -> dict[str, GridQuant | GridGemm]:
+    """The family's operators by recipe name."""
+    found: dict[str, GridQuant | GridGemm] = {}
+    for edge in (256, 128):
+        quant = _seeds(edge, "two_pass", "whole", whole={"num_warps": 16})
+        found[f"quant_{edge}"] = GridQuant(f"gridquant/quant_{edge}", edge, _matrix_suites(), quant)
+        gemm = _seeds(edge, "persistent", "splitk")
+        found[f"gemm_{edge}"] = GridGemm(f"gridquant/gemm_{edge}", edge, _gemm_suites(), gemm)
+    return found
+
+
+def _seeds(edge: int, *names: str, **overrides: Mapping[str, object]) -> Mapping[str, SeedKernel]:
+    return MappingProxyType(
+        {
+            name: SeedKernel(
+                name,
+                (_KERNELS / f"{name}.py").read_text(encoding="utf-8"),
+                {"edge": edge, **overrides.get(name, {})},
+            )
+            for name in names
+        }
+    )
