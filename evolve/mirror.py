@@ -213,8 +213,8 @@ class Mirror:
 
     def _campaign_content(self) -> RunContent:
         meta = self._journal.meta
-        told = [meta(key, {}) for key in ("toolchain", "system", "config")]
-        return run_content.campaign_run(self._facts, *told, self._uid)
+        toolchain, system = meta("toolchain", {}), meta("system", {})
+        return run_content.campaign_run(self._facts, toolchain, system, meta("config", {}), self._uid)
 
     def _dataset(self) -> Dataset:
         """The suite as MLflow's data set: its workloads and their dimensions where the operator is at hand."""
