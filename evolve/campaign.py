@@ -101,6 +101,9 @@ GATE_EPOCH = 8
 INFRASTRUCTURE_LIMIT = 5
 """Infrastructure faults in a row after which going on only burns budget."""
 
+LOG_CHARACTERS = 2000
+"""Of each log what stays in memory, for a question to a language model; the journal has it whole."""
+
 WAIT_SECONDS = 0.25
 """How long the loop blocks before it looks at the clock and the display again."""
 
@@ -135,8 +138,7 @@ class Campaign:
         """Take what a journal holds: candidates by index, evaluations in order of arrival."""
         self._known = {c.index: c for c in candidates}
         for index, evaluation in evaluations:
-            self._arrived[index] = evaluation
-            self._queue.append(index)
+            self._arrive(index, evaluation)
 
     def stop(self) -> None:
         """Ask the loop to end soon; what is in flight is left to be evaluated by a resume."""
@@ -173,8 +175,11 @@ class Campaign:
                 return self._closing or StopReason.EXHAUSTED
             for index, evaluation in self.evaluator.wait(WAIT_SECONDS):
                 self.record.add_evaluation(index, evaluation)
-                self._arrived[index] = evaluation
-                self._queue.append(index)
+                self._arrive(index, evaluation)
+
+    def _arrive(self, index: int, evaluation: Evaluation) -> None:
+        self._arrived[index] = evaluation.model_copy(update={"log": evaluation.log[-LOG_CHARACTERS:]})
+        self._queue.append(index)
 
     # -- the deterministic core: proposals are made as early as allowed, before anything is integrated ----
 
