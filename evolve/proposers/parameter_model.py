@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import erfcx
 
 from evolve.proposers.parameter_features import Encoder
 from evolve.proposers.parameter_gp import GaussianProcess, Posterior
@@ -48,6 +48,9 @@ LEAST_KNEE = 0.02
 
 TREES_SHARE = 0.4
 """Weight of the trees in the average."""
+
+_FAR = 20.0
+"""Deviations from the best beyond which expected improvement is its asymptote."""
 
 Group = tuple[int, Rows]
 """Points of one source: its number in the model, and their index rows."""
@@ -136,16 +139,17 @@ class Model:
             self._posterior.observe(np.array([place for place, _ in told]), warped)
             self._best = max(self._best, float(warped.max()))
 
-    def expected_improvement(self, pending: Sequence[int] = (), doubt: float = 1.0) -> np.ndarray:
-        """Expected gain over the best, times the probability of success, for the pool; ``pending`` are places.
+    def promise(self, pending: Sequence[int] = (), doubt: float = 1.0) -> np.ndarray:
+        """Log of the expected gain over the best times the probability of success, for each point of the pool.
 
-        ``doubt`` scales the standard deviation: less of it asks for what is known to be good.
+        ``pending`` are places of points in flight. ``doubt`` scales the standard deviation: less of it asks for
+        what is known to be good.
         """
         mean, spread = self._posterior.predict(np.array(pending, dtype=int))
         other_mean, other_spread, feasible = self._pool.columns()
         mean = (1 - TREES_SHARE) * mean + TREES_SHARE * other_mean
         spread = np.sqrt((1 - TREES_SHARE) * spread**2 + TREES_SHARE * other_spread**2)
-        return improvement(mean, doubt * spread, self._best) * feasible
+        return log_improvement(mean, doubt * spread, self._best) + np.log(feasible)
 
     def _feasible(self, split: np.ndarray) -> np.ndarray:
         if self._failures is None:
@@ -194,9 +198,15 @@ class _Pool:
         return self._parts[0] if self._parts else np.zeros((3, 0))
 
 
-def improvement(mean: np.ndarray, spread: np.ndarray, best: float) -> np.ndarray:
-    """Expected improvement of a normal belief over ``best`` (Jones, Schonlau and Welch 1998)."""
+def log_improvement(mean: np.ndarray, spread: np.ndarray, best: float) -> np.ndarray:
+    """Logarithm of the expected improvement of a normal belief over ``best`` (Jones, Schonlau and Welch 1998).
+
+    Through Mills' ratio, so that points many deviations below the best still rank by promise: their improvement is
+    far below what the difference of two rounded numbers can tell from zero.
+    """
     spread = np.maximum(spread, 1e-6)
     score = (mean - best) / spread
-    density = np.exp(-0.5 * score * score) / math.sqrt(2.0 * math.pi)
-    return spread * (score * ndtr(score) + density)
+    mills = math.sqrt(math.pi / 2.0) * erfcx(-np.clip(score, -_FAR, _FAR) / math.sqrt(2.0))
+    tail = np.where(score > -_FAR, 1.0 + score * mills, 1.0 / (score * score + 3.0))
+    near = -0.5 * score * score - 0.5 * math.log(2.0 * math.pi) + np.log(tail)
+    return np.log(spread) + np.where(score < _FAR, near, np.log(np.maximum(score, 1.0)))

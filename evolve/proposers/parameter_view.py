@@ -119,8 +119,8 @@ class View:
         if self._order is not None and not waiting:
             return self._order
         doubt = 1.0 if self._number % EXPLOIT_EVERY else EXPLOIT_DOUBT
-        scores = self.model.expected_improvement(waiting, doubt) * self._away_from(waiting)
-        order = np.argsort(-np.round(scores / max(scores.max(), 1e-300), _DIGITS), kind="stable")
+        scores = self.model.promise(waiting, doubt) + np.log(self._away_from(waiting))
+        order = np.argsort(-np.round(scores, _DIGITS), kind="stable")
         if not waiting:
             self._order = order
         return order

@@ -91,6 +91,17 @@ def schedules() -> Iterator[tuple[str, str, list[Point]]]:
             )
 
 
+def factorial() -> Iterator[tuple[str, str, list[Point]]]:
+    """The same of the tpu7x: a factorial design over the main parameters of ``gemm_fp8_fused/g512``."""
+    rows = [json.loads(line) for line in (RESULTS / "tpu7x_fused_factorial.jsonl").read_text().splitlines()]
+    for shape in rows[0]["modelled_us"]:
+        times = [row["modelled_us"][shape] for row in rows]
+        points = [
+            (row["params"], None if us is None else us / 1e3) for row, us in zip(rows, times, strict=True)
+        ]
+        yield "tpu7x-factorial_g512", shape, points
+
+
 def write(folder: Path, suite: str, shape: str, points: Sequence[Point]) -> None:
     """One table: SUITE-SHAPE.json and SUITE-SHAPE.csv.gz."""
     names = list(points[0][0])
@@ -134,7 +145,7 @@ def _params(variant: str) -> dict[str, Value]:
 
 
 def main() -> None:
-    for part in (quantisers, products, schedules):
+    for part in (quantisers, products, schedules, factorial):
         for suite, shape, points in part():
             write(OWN, suite, shape, points)
             sys.stdout.write(f"{suite} {shape}: {len(points)} points\n")

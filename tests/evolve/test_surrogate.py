@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
 from evolve.archive import Archive
 from evolve.genome import Genome
 from evolve.history import Candidate, History, Mutation, MutationKind
 from evolve.proposers.parameter_features import Encoder
 from evolve.proposers.parameter_gp import GaussianProcess
+from evolve.proposers.parameter_model import log_improvement
 from evolve.proposers.parameter_posterior import Posterior, correlation
 from evolve.proposers.parameter_records import Records
 from evolve.proposers.parameter_trees import Forest
@@ -224,6 +226,17 @@ def test_a_trend_is_learnt_from_few_points_and_goes_on_beyond_them() -> None:
     posterior.add_pool(fresh)
     error = posterior.predict()[0] - fresh @ slopes
     assert np.sqrt(np.mean(error**2)) < 0.15 * (fresh @ slopes).std()
+
+
+def test_promise_tells_points_apart_however_far_they_are_below_the_best() -> None:
+    means = np.concatenate([np.linspace(-400.0, -1.0, 500), np.linspace(-1.0, 60.0, 200)[1:]])
+    for spread in (1.0, 0.05):
+        scores = log_improvement(means * spread, np.full(len(means), spread), 0.0)
+        assert np.isfinite(scores).all()
+        assert (np.diff(scores) > 0.0).all()
+    near = np.linspace(-4.0, 4.0, 9)
+    density = np.exp(-0.5 * near**2) / np.sqrt(2.0 * np.pi)
+    assert np.allclose(np.exp(log_improvement(near, np.ones(9), 0.0)), density + near * ndtr(near))
 
 
 def test_trees_learn_an_interaction_and_know_where_they_are_sure() -> None:
