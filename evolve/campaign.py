@@ -133,6 +133,8 @@ class Campaign:
     _interrupted: bool = False
     _faults: int = 0
     _dry_at: int = -1
+    _gate_seed: tuple[int, int] = (-1, 0)
+    """The latest epoch and the seed of its inputs."""
 
     def restore(self, candidates: Sequence[Candidate], evaluations: Sequence[tuple[int, Evaluation]]) -> None:
         """Take what a journal holds: candidates by index, evaluations in order of arrival."""
@@ -243,7 +245,9 @@ class Campaign:
 
     def _job(self, candidate: Candidate) -> Job:
         epoch = candidate.index // GATE_EPOCH
-        seed = int(np.random.default_rng([self.plan.seed, epoch, 1]).integers(2**31))
+        if epoch != self._gate_seed[0]:
+            self._gate_seed = epoch, int(np.random.default_rng([self.plan.seed, epoch, 1]).integers(2**31))
+        _, seed = self._gate_seed
         return Job(candidate.index, candidate.genome, seed, self._artefacts.known(), self._bar(candidate))
 
     def _bar(self, candidate: Candidate) -> float:
