@@ -61,7 +61,7 @@ class CompiledCascade:
         self._suite = suite
         self._limits = limits or Limits()
         self._scratch = scratch
-        self._compiler = compiler or Keeper(describe_config(target.architecture))
+        self._compiler = compiler or Keeper(describe_config())
         self._station = LocalStation(GPUS["interpreter"]) if checked else None
         self._worker = socket.gethostname()
 

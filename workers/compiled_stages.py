@@ -39,6 +39,10 @@ class CrossCompileStage:
         job = Frame(
             "compile",
             {
+                "target": {
+                    name: getattr(request.target.architecture, name)
+                    for name in ("backend", "arch", "lanes", "smem_bytes")
+                },
                 "source": request.source,
                 "params": dict(request.params),
                 "workloads": [request.described(w) for w in shapes.values()],
@@ -78,16 +82,11 @@ def _read(frame: Frame, architecture: Architecture) -> KernelIsa:
     )
 
 
-def describe_config(architecture: Architecture) -> SessionConfig:
-    """How the compiling child is started. Raises OSError when the cache of compiled kernels cannot be made."""
+def describe_config() -> SessionConfig:
+    """How the compiling child is started; it serves every target. Raises OSError when its cache cannot be made."""
     return SessionConfig(
         runner="triton.describe",
-        runner_config={
-            "backend": architecture.backend,
-            "arch": architecture.arch,
-            "lanes": architecture.lanes,
-            "smem_bytes": architecture.smem_bytes,
-        },
+        runner_config={},
         environment=gpu_recipe.compile_environment(),
         shared=(gpu_recipe.cache_folder(),),
     )

@@ -351,6 +351,7 @@ def start_ray(settings: PoolSettings) -> None:
         common["address"] = settings.address
     else:
         common.update(
+            address="local",  # also beside a cluster that somebody runs on this machine
             num_cpus=settings.count,
             num_gpus=settings.gpus,
             object_store_memory=100 * 2**20,

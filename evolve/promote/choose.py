@@ -53,6 +53,10 @@ def nominate(
     if suite is not None:
         config = config.model_copy(update={"suite": suite})
     resolved = resolve(config)
+    if resolved.target.compile_only:
+        raise UserError(
+            f"campaign {folder.name} only compiled for {resolved.target.name}; what has no time cannot be promoted."
+        )
     if table is not None:
         chosen, assigned = _from_table(table, known, resolved)
     else:

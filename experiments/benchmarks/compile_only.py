@@ -53,7 +53,7 @@ FINDINGS: Sequence[tuple[str, str, str, Mapping[str, Any]]] = (
 )
 """What was published, the recipe, target and parameters (beside the seed's) to see it with."""
 
-LIMITS = Limits(compile=ChildLimits(90.0, 8 * GIB))
+LIMITS = Limits(compile=ChildLimits(60.0, 8 * GIB))
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,14 @@ def judged(
 
 
 def seeds_of_families(names: Sequence[str]) -> Iterable[tuple[str, Operator, SeedKernel]]:
-    """Every Triton or Gluon seed of these families, with a label."""
+    """Every Triton or Gluon seed of these families, with a label; of equal ones the first."""
+    seen = set()
     for family in names:
         for operator in _recipes(family):
             for kernel in operator.kernels.values():
-                if "triton" in kernel.source:
+                key = (kernel.source, repr(sorted(kernel.overrides.items())))
+                if "triton" in kernel.source and key not in seen:
+                    seen.add(key)
                     yield f"{operator.name} {kernel.name}", operator, kernel
 
 
@@ -145,29 +148,26 @@ def main() -> None:
     parser.add_argument("--families", nargs="*", default=families())
     parser.add_argument("--targets", nargs="*", default=list(TARGETS), choices=TARGETS)
     args = parser.parse_args()
-    compilers = {name: Keeper(describe_config(load_target(name).architecture)) for name in TARGETS}
+    compiler = Keeper(describe_config())
     try:
-        findings, lines = survey(compilers, args.families, args.targets)
+        findings, lines = survey(compiler, args.families, args.targets)
     finally:
-        for compiler in compilers.values():
-            compiler.close()
+        compiler.close()
     command = " ".join(["python -m experiments.benchmarks.compile_only", *sys.argv[1:]])
     args.out.write_text(document(lines, findings, command), encoding="utf-8")
 
 
-def survey(
-    compilers: Mapping[str, Keeper], names: Sequence[str], targets: Sequence[str]
-) -> tuple[list[Line], list[Line]]:
+def survey(compiler: Keeper, names: Sequence[str], targets: Sequence[str]) -> tuple[list[Line], list[Line]]:
     """The findings, and every seed of these families on every target, shown as they come."""
     findings, lines = [], []
     for label, recipe, target, changes in FINDINGS:
         operator = load_operator(f"{FINDINGS_FAMILY}/{recipe}")
-        found = judged(compilers[target], operator, operator.kernels[recipe], target, changes)
+        found = judged(compiler, operator, operator.kernels[recipe], target, changes)
         findings.append(Line(label, target, found))
         sys.stdout.write(row(findings[-1]) + "\n")
     for label, operator, kernel in seeds_of_families(names):
         for target in targets:
-            found = judged(compilers[target], operator, kernel, target, {})
+            found = judged(compiler, operator, kernel, target, {})
             lines.append(Line(label, target, found))
             sys.stdout.write(row(lines[-1]) + "\n")
             sys.stdout.flush()

@@ -1,8 +1,9 @@
 """Compiles Triton and Gluon candidates for an architecture this machine lacks, and hands over the code it came to.
 
 As ``triton_compile``, for AMD and NVIDIA targets alike: ``launch`` runs on tensors without memory, every kernel it
-starts is compiled and not run. Job ``compile``: as there, with one more answer before ``compiled``: a ``code`` frame
-per kernel {key, name, shared, warps, usage} with the assembler's text as bytes ``text``.
+starts is compiled and not run. Job ``compile``: as there, with ``target`` {backend, arch, lanes, smem_bytes}, and with
+one more answer before ``compiled``: a ``code`` frame per kernel {key, name, shared, warps, usage} with the assembler's
+text as bytes ``text``. One child serves all targets.
 """
 
 from __future__ import annotations
@@ -35,18 +36,21 @@ TOOL_SECONDS = 60.0
 
 
 class CrossDriver(triton_compile.AheadDriver):
-    """The same driver without a device, for any target."""
+    """The same driver without a device, for the target of the job at hand."""
 
-    def __init__(self, target: GPUTarget) -> None:
+    def __init__(self) -> None:
+        self.aim(GPUTarget("cuda", 90, 32))
+
+    def aim(self, target: GPUTarget) -> None:
         self._target = target
 
 
 class CodeRecorder(triton_compile.Recorder):
     """Keeps the code of every kernel that a launch compiles."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._foreign = FOREIGN[backend]
+        self.foreign: frozenset[str] = frozenset()
         self.code: dict[str, Any] = {}
 
     def install(self) -> None:
@@ -54,7 +58,7 @@ class CodeRecorder(triton_compile.Recorder):
         record = JITFunction.run
 
         def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-            kept = {name: value for name, value in options.items() if name not in self._foreign}
+            kept = {name: value for name, value in options.items() if name not in self.foreign}
             return record(kernel, *args, grid=grid, warmup=warmup, **kept)
 
         JITFunction.run = run
@@ -77,20 +81,23 @@ class CodeRecorder(triton_compile.Recorder):
 
 
 class Runner(triton_compile.Runner):
-    """Serves ``compile`` jobs. ``config``: ``backend``, ``arch``, ``lanes``, ``smem_bytes``."""
+    """Serves ``compile`` jobs."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self._smem_bytes = int(config["smem_bytes"])
-        target = GPUTarget(config["backend"], config["arch"], int(config["lanes"]))
-        runtime_driver.set_active(CrossDriver(target))
+        self._driver = CrossDriver()
+        runtime_driver.set_active(self._driver)
         torch.set_default_device("meta")
-        self._codes = CodeRecorder(config["backend"])
+        self._codes = CodeRecorder()
         self._recorder = self._codes
         self._recorder.install()
         self.hello = {"torch": torch.__version__, "triton": triton.__version__}
 
     def run(self, job: Frame, answer: Answer) -> None:
         """Serve one job; the code goes first, so that ``compiled`` or ``error`` ends it."""
+        target = job.data["target"]
+        self._driver.aim(GPUTarget(target["backend"], target["arch"], int(target["lanes"])))
+        self._codes.foreign = FOREIGN[target["backend"]]
+        self._smem_bytes = int(target["smem_bytes"])
         answers: list[Frame] = []
         super().run(job, answers.append)
         for key, compiled in self._codes.code.items():

@@ -1,0 +1,137 @@
+"""Seeds of mx_cast, gridquant and gemm_mxfp8_out in Triton's interpreter: right ones pass, wrong twins are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from seeds.gemm_mxfp8_out.operator import operators as mxfp8_out
+from seeds.gridquant.operator import operators as gridquant
+from seeds.mx_cast.operator import operators as mx_cast
+from seeds.operator import Workload
+from tests.seeds.triton_station import interpreter, objection
+from workers.station import LocalStation
+
+pytest.importorskip("triton")
+
+CASTS, GRIDS, FUSED = mx_cast(), gridquant(), mxfp8_out()
+MATRIX = Workload("w", {"M": 136, "K": 144})
+PRODUCT = Workload("w", {"M": 40, "N": 136, "K": 384})
+ONE = Workload("w", {"M": 40, "N": 128, "K": 256})
+MANY = Workload("w", {"M": 384, "N": 128, "K": 256})
+RAGGED = {"rows": Workload("w", {"M": 37, "K": 96}), "columns": Workload("w", {"M": 96, "K": 96})}
+
+
+def shape_of(recipe: str) -> Workload:
+    return RAGGED["columns" if CASTS[recipe].constants["by_columns"] else "rows"]
+
+
+@pytest.fixture(scope="module")
+def station() -> Iterator[LocalStation]:
+    made = interpreter()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("recipe", CASTS)
+def test_casts_are_bit_exact_on_edges(recipe: str, station: LocalStation) -> None:
+    assert objection(station, CASTS[recipe], shape_of(recipe), "edges") is None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "old", "new"),
+    [
+        ("mxfp8_both", ",\n            mask=held_t,\n", ",\n"),  # scales past the last block of rows
+        ("mxfp8_even", "(top + 0x80000) >> 23", "top >> 23"),
+        ("mxfp8_rceil", "(part != 0)", "(part > 0x400000)"),
+        ("mxfp8_floor", "tl.where(top >= 0x7F800000, 255, e)", "e"),
+        ("mxfp8_swizzled", "(row % 128 // 32) * 4", "(row % 128 // 32)"),
+        ("mxfp4", "(scaled >= 0.75)", "(scaled > 0.75)"),
+        ("nvfp4", "tl.div_rn(tl.div_rn(amax, 6.0), tensor_scale)", "tl.div_rn(amax, 6.0)"),
+    ],
+)
+def test_wrong_casts_are_refused(recipe: str, old: str, new: str, station: LocalStation) -> None:
+    operator = CASTS[recipe]
+    (seed,) = operator.kernels.values()
+    assert old in seed.source
+    twin = seed.source.replace(old, new)
+    assert objection(station, operator, shape_of(recipe), "edges", source=twin) is not None
+
+
+@pytest.mark.parametrize("kernel", ["two_pass", "whole"])
+def test_quantisers_are_bit_exact(kernel: str, station: LocalStation) -> None:
+    operator = GRIDS["quant_128"]
+    assert objection(station, operator, MATRIX, "spread", kernel=kernel, params={"sub_m": 64}) is None
+    seed = operator.kernels[kernel].source
+    twin = seed.replace("pm * wide + pk, scale)", "pm * wide + pk, 1.0 / scale)")
+    assert twin != seed
+    assert objection(station, operator, MATRIX, "spread", kernel=kernel, source=twin) is not None
+
+
+@pytest.mark.parametrize("scaling", ["step", "boundary", "ratio"])
+def test_every_way_of_scaling_is_right(scaling: str, station: LocalStation) -> None:
+    assert objection(station, GRIDS["gemm_256"], PRODUCT, "spread", params={"scaling": scaling}) is None
+
+
+def test_split_k_is_right(station: LocalStation) -> None:
+    params = {"block_m": 64, "block_n": 128, "split": 2}
+    assert objection(station, GRIDS["gemm_256"], PRODUCT, "spread", kernel="splitk", params=params) is None
+
+
+def test_rescaling_the_whole_accumulator_each_step_is_refused(station: LocalStation) -> None:
+    """The published draft: right only when all scales are equal."""
+    operator = GRIDS["gemm_256"]
+    source = operator.kernels["persistent"].source
+    right = "acc += tl.dot(a, tl.trans(b)) * tl.div_rn(1.0, scale)"
+    draft = "acc = tl.dot(a, tl.trans(b), acc)\n                    acc = acc * tl.div_rn(1.0, scale)"
+    assert right in source
+    twin = source.replace(right, draft)
+    found = objection(station, operator, PRODUCT, "randn", source=twin, params={"scaling": "step"})
+    assert found is not None and "gate" in found
+
+
+@pytest.mark.parametrize(
+    ("recipe", "workload", "kind"),
+    [("normal", ONE, "edges"), ("normal", ONE, "spread"), ("grouped4", MANY, "randn")],
+)
+def test_the_fused_seed_keeps_its_rule(
+    recipe: str, workload: Workload, kind: str, station: LocalStation
+) -> None:
+    assert objection(station, FUSED[recipe], workload, kind, kernel="fused") is None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kind", "old", "new"),
+    [
+        (
+            "normal",
+            "edges",
+            "e = tl.where(bits >> 23 == 0, (part > 0x400000).to(tl.int32), (bits >> 23) + (part != 0).to(tl.int32))",
+            "e = tl.ceil(tl.log2(tl.maximum(top.to(tl.float32, bitcast=True), 1e-30) / 448.0)).to(tl.int32) + 127",
+        ),
+        (
+            "normal",
+            "randn",
+            "blocks = tl.reshape(acc, ",
+            "blocks = tl.reshape(acc.to(tl.bfloat16).to(tl.float32), ",
+        ),
+        ("grouped4", "randn", "b_at += group * N * K", "b_at += 0"),
+    ],
+)
+def test_wrong_epilogues_are_refused(
+    recipe: str, kind: str, old: str, new: str, station: LocalStation
+) -> None:
+    operator = FUSED[recipe]
+    source = operator.kernels["fused"].source
+    assert old in source
+    workload = MANY if operator.groups else ONE
+    found = objection(station, operator, workload, kind, kernel="fused", source=source.replace(old, new))
+    assert found is not None and "gate accumulator" in found
+
+
+def test_the_baseline_is_what_the_gate_refuses(station: LocalStation) -> None:
+    operator = FUSED["normal"]
+    assert operator.kernels["unfused"].baseline
+    found = objection(station, operator, ONE, "randn", kernel="unfused")
+    assert found is not None and "of the elements agree" in found

@@ -1,0 +1,87 @@
+"""docs/bring_your_own.md, followed to the letter: its files are written, its commands run, its advice taken."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evolve.journal import Journal
+from fitness.evaluation import Verdict
+from fitness.gates import failure, read_gates
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "bring_your_own.md").read_text(encoding="utf-8")
+FILES = re.findall(r"^```\w+ (\S+)\n(.*?)^```$", PAGE, re.M | re.S)
+COMMANDS = [
+    line for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S) for line in block.splitlines()
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("own")
+    for name, text in FILES:
+        path = made / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return made
+
+
+def operator_of(folder: Path):
+    spec = importlib.util.spec_from_file_location(
+        "rms_quant_of_the_page", folder / "rms_quant" / "operator.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.operators()["row"]
+
+
+def test_the_page_builds_an_operator_and_evolves_it(folder: Path) -> None:
+    assert [name for name, _ in FILES] == ["rms_quant/operator.py", "rms_quant/kernels/rows.py", "rms.yaml"]
+    assert len(COMMANDS) == 2
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "TILEWRIGHT", "RAY"))}
+    for command in COMMANDS:
+        program, *arguments = command.split()
+        assert program == "tilewright"
+        done = subprocess.run(
+            [sys.executable, "-m", "evolve.cli", *arguments],
+            cwd=folder,
+            env={**clean, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "GB/s (interpreter, measured)" in done.stdout or "GB/s (measured)" in done.stdout
+    with Journal(folder / ".tilewright" / "campaigns" / "rms-001" / "journal.sqlite") as journal:
+        evaluations = [evaluation for _, _, evaluation, _ in journal.evaluations()]
+    assert len(evaluations) == 5
+    assert evaluations[0].verdict is Verdict.OK, evaluations[0].reason
+    assert evaluations[0].unit == "GB/s"
+    assert {reading.gate for reading in evaluations[0].gates} == {"scales", "payload"}
+
+
+def test_wrong_twins_fail_and_the_right_answer_passes(folder: Path) -> None:
+    operator = operator_of(folder)
+    workload = operator.suites["tiny"].check[0]
+    for kind in operator.input_kinds:
+        inputs = operator.make_inputs(workload, 3, kind)
+        references = operator.oracle(workload, inputs)
+
+        def verdict(changed, kind=kind, references=references):
+            found = operator.oracle(workload, changed)
+            outputs = {"q": found["rounded"]["q"], "s": found["exact"]["s"].astype(np.float32)}
+            return failure(read_gates(operator.gates, outputs, references, kind), operator.gates)
+
+        assert verdict(inputs) is None
+        assert verdict({**inputs, "w": np.ones_like(inputs["w"])}) is not None, "weights left out"
+        assert verdict({**inputs, "x": np.roll(inputs["x"], 1, axis=0)}) is not None, "the neighbouring row"

@@ -1,0 +1,152 @@
+"""Targets that only compile: what the code says, verdicts for what does not fit, a compiler that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evolve.space import read_declarations
+from fitness.architectures import ARCHITECTURES
+from fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
+from fitness.isa import UnreadableCode, read_isa, store_width
+from fitness.targets import load_target
+from seeds.catalogue import load_operator
+from workers import gpu_recipe
+from workers.compiled import CompiledCascade
+from workers.compiled_stages import describe_config
+from workers.limits import GIB, Limits
+from workers.sandbox import ChildLimits
+from workers.session import Keeper
+
+pytest.importorskip("triton")
+
+FINDINGS = Path(__file__).parent.parent.parent / "experiments" / "isa_findings"
+PATIENT = Limits(trace=ChildLimits(60.0), compile=ChildLimits(150.0, 8 * GIB))
+OPERATOR = load_operator(f"{FINDINGS}/wgrad")
+SOURCE = OPERATOR.kernels["wgrad"].source
+POINT = read_declarations(SOURCE).defaults
+
+
+def cascade_for(target: str, compiler: Keeper) -> CompiledCascade:
+    return CompiledCascade(
+        OPERATOR, load_target(target), OPERATOR.suites["isa"], PATIENT, checked=False, compiler=compiler
+    )
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keeper]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(gpu_recipe.CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        keeper = Keeper(describe_config())
+        yield keeper
+        keeper.close()
+
+
+def judged(compiler: Keeper, source: str = SOURCE, **changes: object) -> Evaluation:
+    return cascade_for("gfx950", compiler).evaluate("one", source, {**POINT, **changes}, seed=1)
+
+
+def kernel_of(found: Evaluation) -> dict:
+    assert found.verdict is Verdict.OK, found.reason + found.log
+    (kernel,) = found.compiled.values()
+    return kernel
+
+
+def test_turning_the_tile_widens_the_stores_of_the_weight_gradient(compiler: Keeper) -> None:
+    direct = judged(compiler)
+    turned = judged(compiler, epilogue="turned")
+    assert kernel_of(direct)["stores"] == {"buffer_store_short": 64}
+    assert kernel_of(turned)["stores"] == {"buffer_store_dwordx4": 8}
+    assert (direct.descriptors["stores"], turned.descriptors["stores"]) == ("2B", "16B")
+    assert direct.fitness == turned.fitness == 1.0 and not direct.workloads, "nothing is ranked as time"
+    assert direct.unit == "passes" and direct.artefact != turned.artefact
+
+
+def test_the_matrix_instruction_and_its_accumulators_follow_the_option(compiler: Keeper) -> None:
+    wide = {"block_k": 256, "epilogue": "turned"}
+    large, small = (kernel_of(judged(compiler, **wide, nonkdim=n)) for n in (0, 16))
+    assert large["matrix"].keys() == {"v_mfma_f32_32x32x64_f8f6f4"}
+    assert small["matrix"].keys() == {"v_mfma_f32_16x16x128_f8f6f4"}
+    assert large["accumulators"] > small["accumulators"] > 0, "AGPRs are used, and fewer of them"
+    assert large["registers"] > 256 and large["resident"] == 4 and large["limit"] == "registers"
+
+
+def test_what_does_not_fit_or_compile_has_a_verdict(compiler: Keeper) -> None:
+    found = judged(compiler, block_k=256, num_stages=6)
+    assert found.verdict is Verdict.RESOURCE_ERROR and "shared memory" in found.reason, found.reason
+    found = judged(compiler, SOURCE.replace("tl.zeros((BK, BN)", "tl.zeros((BK, M)"))
+    assert found.verdict is Verdict.COMPILE_ERROR, found.reason
+    assert found.stage is Stage.COMPILE and found.fitness is None
+    found = judged(compiler, "import os\n" + SOURCE)
+    assert found.verdict is Verdict.REJECTED
+
+
+def test_a_compiler_that_dies_is_a_verdict_and_the_next_kernel_compiles(compiler: Keeper) -> None:
+    endless = SOURCE.replace(
+        "    n = dy.shape[1]\n", "    n = dy.shape[1]\n    for i in range(10**12):\n        n = n + 0\n"
+    )
+    pid = compiler.hello() and compiler._session()._process.pid
+    killer = threading.Timer(1.0, os.kill, (pid, signal.SIGSEGV))
+    killer.start()
+    began = time.monotonic()
+    found = judged(compiler, endless)
+    assert found.verdict is Verdict.COMPILE_ERROR and "SIGSEGV" in found.reason, found.reason
+    assert time.monotonic() - began < PATIENT.compile.wall_seconds, "it is not waited for"
+    assert kernel_of(judged(compiler))["stores"] == {"buffer_store_short": 64}
+
+
+def test_blackwell_from_the_disassembler(compiler: Keeper) -> None:
+    point = {**POINT, "block_n": 64, "nonkdim": 16, "epilogue": "turned"}
+    kernel = kernel_of(cascade_for("sm_100", compiler).evaluate("one", SOURCE, point, seed=1))
+    assert kernel["matrix"].keys() == {"UTCQMMA"}, "the option of the other vendor is left out"
+    assert 0 < kernel["registers"] <= 255 and kernel["store_bytes"] == 16
+
+
+def test_targets_that_only_compile_say_so() -> None:
+    for name in ("gfx950", "gfx942", "sm_100", "sm_90"):
+        target = load_target(name)
+        assert target.kind is FigureKind.COMPILED and target.compile_only and not target.measured
+        assert target.entry == "launch" and target.label == f"{name} (compiled)"
+        assert target.constants["smem_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "warps", "registers", "shared", "resident", "limit"),
+    [
+        ("gfx950", 4, 128, 0, 16, "registers"),
+        ("gfx950", 4, 280, 0, 4, "registers"),
+        ("gfx942", 4, 64, 40 << 10, 4, "shared"),
+        ("sm_90", 4, 128, 0, 16, "registers"),
+        ("sm_90", 8, 32, 100 << 10, 16, "shared"),
+        ("sm_100", 4, 16, 0, 64, "warps"),
+    ],
+)
+def test_the_bound_on_resident_warps(
+    target: str, warps: int, registers: int, shared: int, resident: int, limit: str
+) -> None:
+    assert ARCHITECTURES[target].resident_warps(warps, registers, shared) == (resident, limit)
+
+
+def test_reading_code() -> None:
+    widths = (
+        "buffer_store_short",
+        "global_store_dwordx2",
+        "buffer_store_dword",
+        "global_store_byte",
+        "STG.E.128",
+    )
+    assert [store_width(name) for name in widths] == [2, 8, 4, 1, 16]
+    assert (store_width("STG.E.U16"), store_width("STL.64"), store_width("UTMASTG.2D")) == (2, 8, 0)
+    lines = ("@!P0 STG.E.64 desc[UR4][R2.64], R4", "STL [R1], R2", "QGMMA.64x64x32.F32 R24")
+    sass = "".join(f"  /*00{n}0*/  {line} ;\n" for n, line in enumerate(lines))
+    found = read_isa(sass, "REG:40 STACK:16 SHARED:0", ARCHITECTURES["sm_90"], "k", 4, 0)
+    assert (found.instructions, found.spilled, found.stack_bytes, found.store_bytes) == (3, 1, 16, 8.0)
+    assert found.matrix == {"QGMMA.64x64x32.F32": 1}
+    with pytest.raises(UnreadableCode):
+        read_isa("nothing", "", ARCHITECTURES["gfx950"], "k", 4, 0)
