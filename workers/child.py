@@ -25,20 +25,11 @@ def main(arguments: list[str]) -> int:
     sys.path.insert(0, str(root))
     from workers import confine
 
-    confine.die_with_parent(parent)
-    limits = json.loads(limits_text)
-    isolation = {"network": confine.drop_network()}
-    packages = tuple(root / name for name in ("workers", "fitness", "seeds"))
-    isolation["files"] = confine.restrict_files(Path.cwd(), packages)
-    confine.limit_resources(**limits)
+    isolation = confine.confine_child(root, parent, json.loads(limits_text))
 
-    from workers.frames import Frame, FrameReader, encode
+    from workers.frames import Frame, FrameReader, sender
 
-    def answer(frame: Frame) -> None:
-        view = memoryview(encode(frame))
-        while view:
-            view = view[os.write(result, view) :]
-
+    answer = sender(result)
     reader = FrameReader(1 << 40)
     frames: list[Frame] = []
     while not frames and (piece := os.read(0, 1 << 20)):

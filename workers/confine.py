@@ -13,6 +13,7 @@ import resource
 import signal
 import struct
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
@@ -49,6 +50,33 @@ def limit_resources(*, memory_bytes: int, cpu_seconds: int, file_bytes: int, ope
         if ceiling != resource.RLIM_INFINITY:
             value = min(value, ceiling)
         resource.setrlimit(kind, (value, value))
+
+
+def confine_child(
+    root: Path,
+    parent: int,
+    limits: Mapping[str, int],
+    *,
+    readable: Sequence[str] = (),
+    shared: Sequence[str] = (),
+    devices: Sequence[str] = (),
+) -> dict[str, bool]:
+    """Take every step on this process, in the order in which each is still permitted; which of them were taken.
+
+    ``root`` is the folder of tilewright's packages, ``limits`` the arguments of ``limit_resources``; the rest is as in
+    ``restrict_files``, whose writable folder is the working directory.
+    """
+    die_with_parent(parent)
+    network = drop_network()
+    packages = tuple(root / name for name in ("workers", "fitness", "seeds"))
+    files = restrict_files(
+        Path.cwd(),
+        (*packages, *map(Path, readable)),
+        shared=tuple(map(Path, shared)),
+        devices=tuple(map(Path, devices)),
+    )
+    limit_resources(**limits)
+    return {"network": network, "files": files}
 
 
 def drop_network() -> bool:

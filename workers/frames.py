@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +86,17 @@ def encode(frame: Frame) -> bytes:
     header = json.dumps({"kind": frame.kind, "data": dict(frame.data), "blobs": entries}).encode()
     payload = b"".join(parts)
     return PREFIX.pack(MAGIC, len(header), len(payload)) + header + payload
+
+
+def sender(stream: int) -> Callable[[Frame], None]:
+    """A function that writes whole frames to a file descriptor."""
+
+    def send(frame: Frame) -> None:
+        view = memoryview(encode(frame))
+        while view:
+            view = view[os.write(stream, view) :]
+
+    return send
 
 
 class FrameReader:

@@ -25,25 +25,13 @@ def main(arguments: list[str]) -> int:
     sys.path.insert(0, str(root))
     from workers import confine
 
-    confine.die_with_parent(parent)
     settings = json.loads(config)
-    isolation = {"network": confine.drop_network()}
-    packages = tuple(root / name for name in ("workers", "fitness", "seeds"))
-    isolation["files"] = confine.restrict_files(
-        Path.cwd(),
-        (*packages, *map(Path, settings["readable"])),
-        shared=tuple(map(Path, settings["shared"])),
-        devices=tuple(map(Path, settings["devices"])),
-    )
-    confine.limit_resources(**settings["limits"])
+    reach = {name: settings[name] for name in ("readable", "shared", "devices")}
+    isolation = confine.confine_child(root, parent, settings["limits"], **reach)
 
-    from workers.frames import Frame, FrameReader, encode
+    from workers.frames import Frame, FrameReader, sender
 
-    def answer(frame: Frame) -> None:
-        view = memoryview(encode(frame))
-        while view:
-            view = view[os.write(result, view) :]
-
+    answer = sender(result)
     runner = importlib.import_module(RUNNERS[settings["runner"]]).Runner(settings["runner_config"])
     answer(Frame("ready", {"isolation": isolation, **runner.hello}))
     reader = FrameReader(1 << 40)
