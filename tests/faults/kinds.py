@@ -29,7 +29,6 @@ from evolve import tracking
 from evolve.campaign import StopReason
 from evolve.errors import JournalError
 from evolve.evaluator import Job
-from evolve.journal import Journal
 from fitness.evaluation import Evaluation, Stage, Verdict
 from tests.faults.campaigns import Table, clear, content, driven, finish, forked, go
 from tests.faults.cluster import Cluster, pool_of
@@ -197,23 +196,32 @@ def two_resumes(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
     path = folder / "j.sqlite"
     with pytest.raises(KeyboardInterrupt):
         go(path, Table(np.random.default_rng(seed), die_after=9))
+    running, over = folder / "running", folder / "over"
+
+    def meet(job: Job) -> None:
+        """In the first, with the journal open: until the second has come and gone."""
+        running.touch()
+        _wait_for(over)
+
     first = os.fork()
     if first == 0:
         code = 1
         try:
-            code = 0 if go(path, Table(np.random.default_rng(seed), pause=0.02)) is not None else 1
+            code = 0 if go(path, Table(np.random.default_rng(seed), fault=meet)) is not None else 1
         finally:
             os._exit(code)
-    told, deadline = "", time.monotonic() + 30
-    while not told and time.monotonic() < deadline:
-        time.sleep(0.01)
-        try:
-            Journal(path, write=True).close()
-        except JournalError as error:
-            told = str(error)
+    _wait_for(running)
+    with pytest.raises(JournalError, match="already run by another process"):
+        finish(path)
+    over.touch()
     assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == 0
-    assert "already run by another process" in told
     return path
+
+
+def _wait_for(path: Path, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 def stale_lock(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
