@@ -108,7 +108,7 @@ def main() -> int:
         f"# A Ray node lost in the midst of an evaluation, {time.strftime('%Y-%m-%d')}",
         "",
         f"Written by `python -m experiments.cluster_loss` with ray {ray.__version__}: three Ray nodes on one machine "
-        "of two cores, the small GEMM of `tests/fixtures`, tpu7x (modelled). Times are of that machine under other load.",
+        "of two cores, the small GEMM of `tests/fixtures`, tpu7x (modelled). Times are under other load.",
         "",
     ]
     lines = run()
