@@ -22,6 +22,11 @@ _MATMUL = re.compile(r"= (?:\([^)\n]*\) )?(vmatmul[\w.]*)")
 _BOUNDS = re.compile(r"^iteration_bounds: \(([0-9, ]{1,200})\)", re.MULTILINE)
 
 
+def is_kernel(dump: str) -> bool:
+    """Whether a dump of this name is an operation's own code, not the program around it or an analysis of either."""
+    return not any(mark in dump for mark in ("-TLP-", "-<", "schedule-analysis"))
+
+
 def estimate_cycles(texts: Iterable[str], flops: int, chip: Chip) -> int:
     """Cycles of the kernels whose ``final_bundles`` these are, which compute ``flops`` of matrix products.
 

@@ -139,6 +139,10 @@ class CompileStage:
 
     stage = Stage.COMPILE
 
+    def __init__(self, *, compiles: bool = True) -> None:
+        """Without ``compiles`` the modules' structure is judged and nothing else: a device compiles them."""
+        self._compiles = compiles
+
     def run(self, request: Request, found: Found) -> Failure | None:
         """Judges the modules' structure before they are compiled, then keeps the dumps' folders."""
         folder = request.folder / "compile"
@@ -158,7 +162,7 @@ class CompileStage:
 
         limits = _scaled(request.limits.compile, request.time_factor)
         outcome = run_child(
-            _compile_job(request, found),
+            _compile_job(request, found, compiles=self._compiles),
             limits,
             folder,
             extra_environment=environment,
@@ -207,7 +211,11 @@ def _estimated(request: Request, found: Found, failure: Failure) -> Failure:
     for workload in request.measured:
         if workload.id not in dumps:
             return failure
-        codes = [path for path in dumps[workload.id].glob("llo/*final_bundles.txt") if _is_kernel(path.name)]
+        codes = [
+            path
+            for path in dumps[workload.id].glob("llo/*final_bundles.txt")
+            if fallback.is_kernel(path.name)
+        ]
         texts = [path.read_text(encoding="utf-8", errors="replace") for path in codes]
         flops = found.facts[workload.id].matmul_flops or 0
         try:
@@ -219,11 +227,6 @@ def _estimated(request: Request, found: Found, failure: Failure) -> Failure:
     times = ", ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in found.estimates.items())
     reason = f"{one_line(failure.reason, 150)}; estimated from its code, for the record only: {times}"
     return dataclasses.replace(failure, reason=one_line(reason))
-
-
-def _is_kernel(dump: str) -> bool:
-    """Whether a dump is an operation's own code, not the program around it or an analysis of either."""
-    return not any(mark in dump for mark in ("-TLP-", "-<", "schedule-analysis"))
 
 
 class MeasureStage:
@@ -328,7 +331,7 @@ def _kinds(request: Request, position: int) -> Sequence[str]:
     return dealt_kinds(request, position)
 
 
-def _compile_job(request: Request, found: Found) -> Frame:
+def _compile_job(request: Request, found: Found, *, compiles: bool = True) -> Frame:
     order = [*request.measured, *(w for w in request.checked if w not in request.measured)]
     workloads = [
         {
@@ -341,7 +344,7 @@ def _compile_job(request: Request, found: Found) -> Frame:
     data = {
         "topology": request.target.chip.topology,
         "workloads": workloads,
-        "facts_only": [w.id for w in order if w not in request.measured],
+        "facts_only": [w.id for w in order if not compiles or w not in request.measured],
     }
     return Frame("pallas.compile", data, blobs={w.id: found.modules[w.id] for w in order})
 

@@ -41,6 +41,8 @@ def run(job: Frame, answer: Answer) -> None:
             modules[workload["id"]] = bound.costed
             facts = module_facts(module, bound)
             answer(Frame("facts", {"workload": workload["id"], **facts}))
+        if all(workload["id"] in job.data["facts_only"] for workload in job.data["workloads"]):
+            return
         phase = "topology"
         description = topologies.get_topology_desc(platform="tpu", topology_name=job.data["topology"])
         phase = "compile"
