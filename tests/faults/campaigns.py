@@ -61,7 +61,22 @@ def go(path: Path, evaluator: Any, stop_after: int | None = None) -> StopReason:
 
 def finish(path: Path, seed: int = 0) -> None:
     """Resume to the end, without faults."""
+    if not begun(path):
+        clear(path)
     assert go(path, Table(np.random.default_rng(seed))) is StopReason.EVALUATIONS
+
+
+def begun(path: Path) -> bool:
+    """Whether there is a journal; not if its creation was cut off. Raises JournalError for one that is damaged."""
+    if not path.exists():
+        return False
+    try:
+        content(path)
+    except JournalError as error:
+        if "no such table: meta" in str(error) or "format None" in str(error):
+            return False
+        raise
+    return True
 
 
 def content(path: Path) -> dict[str, Any]:
@@ -91,13 +106,7 @@ def forked(work: Callable[[], object], seconds: float | None = None) -> int:
 
 def driven(path: Path, seed: int, seconds: float) -> bool:
     """One driver's life on a journal; whether it was cut short by SIGKILL."""
-    with contextlib.suppress(JournalError):
-        content(path)
-        return _drive(path, seed, seconds)
-    clear(path)
-    return _drive(path, seed, seconds)
-
-
-def _drive(path: Path, seed: int, seconds: float) -> bool:
+    if not begun(path):
+        clear(path)
     evaluator = Table(np.random.default_rng(seed), pause=0.001)
     return forked(lambda: go(path, evaluator), seconds) == -signal.SIGKILL
