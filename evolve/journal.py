@@ -120,7 +120,8 @@ class Journal:
         try:
             yield
         except (sqlite3.DatabaseError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)  # Python's own errors have none
+            if isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:
                 raise  # locked or out of reach for the moment
             what = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise JournalError(f"{self.path} holds a damaged row: {what}.") from error

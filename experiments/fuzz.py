@@ -21,6 +21,7 @@ import signal
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,7 +161,8 @@ def _hang(number: int, frame: FrameType | None) -> None:
 def corpus(name: str) -> list[bytes]:
     """What earlier runs kept for the tests."""
     path = CORPUS / f"{name.replace(' ', '_')}.json"
-    return [base64.b64decode(text) for text in json.loads(path.read_text())] if path.is_file() else []
+    texts = json.loads(path.read_text()) if path.is_file() else []
+    return [zlib.decompress(base64.b64decode(text)) for text in texts]
 
 
 def keep(name: str, found: Fuzzed) -> None:
@@ -170,7 +172,8 @@ def keep(name: str, found: Fuzzed) -> None:
     )
     together = {*corpus(name), *new[:KEPT], *found.failures.values()}
     CORPUS.mkdir(parents=True, exist_ok=True)
-    texts = [base64.b64encode(data).decode() for data in sorted(together, key=lambda d: (len(d), d))]
+    ordered = sorted(together, key=lambda data: (len(data), data))
+    texts = [base64.b64encode(zlib.compress(data, 9)).decode() for data in ordered]
     (CORPUS / f"{name.replace(' ', '_')}.json").write_text(json.dumps(texts, indent=0) + "\n")
 
 
