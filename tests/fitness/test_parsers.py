@@ -11,7 +11,7 @@ from experiments.fuzz_targets import FRAME, PARENT, Parser, parsers
 from workers.frames import FrameError, FrameReader
 
 PARSERS = parsers()
-INPUTS = 40
+INPUTS = 20
 
 
 @pytest.mark.parametrize("name", sorted(PARSERS))
