@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 
 COMMIT_VARIABLE = "TILEWRIGHT_COMMIT"
@@ -23,8 +24,12 @@ def system() -> dict[str, str]:
     }
 
 
+@cache
 def commit() -> str:
-    """The checkout's commit, with ``+changes`` when it is not clean; outside one, what $TILEWRIGHT_COMMIT says."""
+    """The checkout's commit, with ``+changes`` when it is not clean; outside one, what $TILEWRIGHT_COMMIT says.
+
+    Asked once a process.
+    """
     head = _git("rev-parse", "HEAD")
     if not head:
         return os.environ.get(COMMIT_VARIABLE, "unknown")

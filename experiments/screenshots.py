@@ -33,6 +33,8 @@ from experiments.browser import Watched, browser_page, missing_browser
 SETTLE_SECONDS = 4.0
 """MLflow's pages load their parts after the page itself and never fall silent."""
 
+SLOWEST_SECONDS = 120.0
+
 SECTIONS = {
     "lineage": "Lineage of the winner",
     "timeline": "Where the time goes",
@@ -121,6 +123,11 @@ class MlflowPages:
         self._browser.page.get_by_text(name, exact=True).first.click()
         time.sleep(SETTLE_SECONDS / 2)
 
+    def await_text(self, text: str) -> None:
+        """Wait until the page shows ``text``, and a moment more."""
+        self._browser.page.get_by_text(text).first.wait_for(timeout=SLOWEST_SECONDS * 1e3)
+        time.sleep(SETTLE_SECONDS / 2)
+
     def _open(self, path: str) -> None:
         self._browser.page.goto("about:blank")
         self._browser.page.goto(self._base + path, wait_until="load")
@@ -165,7 +172,11 @@ def mlflow_pictures(home: Path, uri: str, data: CampaignData, out: Path) -> None
         browser_page(1440, 900, scale=1.5, storage=PLAIN_PAGE) as browser,
     ):
         pages = MlflowPages(browser, base, uri, data)
+        pages.run(pages.campaign)
+        pages.await_text("Verdicts")
+        browser.shot(out / "mlflow-overview.png")
         pages.candidates_table(candidate_columns(data))
+        pages.await_text("0000 ")
         browser.shot(out / "mlflow-candidates.png")
         pages.run(pages.campaign, "model-metrics")
         browser.shot(out / "mlflow-campaign.png")

@@ -7,6 +7,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 
 from evolve.genome import Genome, normalise
 
@@ -46,6 +47,7 @@ def written(genome: Genome, lines: Sequence[str]) -> bytes:
     return text.encode("utf-8")
 
 
+@lru_cache(maxsize=64)
 def _formatted(source: str) -> str:
     """By ruff where it is installed (the ``dev`` extra), else as it is."""
     if importlib.util.find_spec("ruff") is None:

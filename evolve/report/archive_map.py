@@ -60,7 +60,7 @@ def archive_svg(data: CampaignData, found: ArchiveMap, *, standalone: bool = Fal
             return None
         candidate = elite.candidate
         origin = "" if candidate.island == island else f", migrated from island {candidate.island}"
-        reached = rate_text(elite.fitness, elite.evaluation.unit)
+        reached = rate_text(elite.fitness, data.unit)
         tip = f"candidate {candidate.index}: {reached}, {candidate.mutation.detail}{origin}"
         text = f"{elite.fitness:.4g}  #{candidate.index}"
         return Square(text, tip, "winner", strength(elite.fitness), f"#{anchor(candidate)}")
@@ -70,12 +70,11 @@ def archive_svg(data: CampaignData, found: ArchiveMap, *, standalone: bool = Fal
         for cell, row in found.cells
     ]
     columns = [f"island {n}" for n in range(len(found.cells[0][1]))] if found.cells else []
-    rate = data.facts.get("unit", "TFLOP/s")
-    unit = f"{rate}, geometric mean over suite {data.facts.get('suite')} ({data.target}, {data.kind})"
+    unit = f"{data.unit}, geometric mean over suite {data.facts.get('suite')} ({data.target}, {data.kind})"
     shades = [
-        Square(f"{low:.4g} {rate}", "", strength=0.0),
+        Square(f"{low:.4g} {data.unit}", "", strength=0.0),
         Square("", "", strength=0.5),
-        Square(f"{high:.4g} {rate}", "", strength=1.0),
+        Square(f"{high:.4g} {data.unit}", "", strength=1.0),
     ]
     return grid_svg("Archive: islands and cells", unit, columns, rows, shades, standalone=standalone)
 

@@ -70,7 +70,7 @@ def convergence_svg(data: CampaignData, axis: Axis = Axis.EVALUATIONS, *, standa
     frame = frame_of([p.evaluation.fitness or 0.0 for p in passed], lines, span(data, axis))
     parts = [axes(data, frame, axis), _rug(data, frame, axis), _bands(passed, lines, frame, axis)]
     parts += [_dots(passed, frame, axis), *(_reference(line, frame) for line in lines)]
-    parts += [_best(passed, frame, axis), _labels(passed, lines, frame)]
+    parts += [_best(data, passed, frame, axis), _labels(passed, lines, frame)]
     return svg.drawing(WIDTH, HEIGHT, label, *parts, standalone=standalone)
 
 
@@ -110,7 +110,7 @@ def axes(data: CampaignData, frame: Frame, axis: Axis) -> str:
         if axis is Axis.EVALUATIONS and value != int(value):
             continue
         parts.append(svg.text(x, HEIGHT - BOTTOM + RUG + 20, shown, class_="quiet middle"))
-    rate = data.facts.get("unit", "TFLOP/s")
+    rate = data.unit
     unit = f"{rate}, geometric mean over suite {data.facts.get('suite')} ({data.target}, {data.kind})"
     name = "campaign time" if axis is Axis.TIME else "evaluations finished"
     middle = (LEFT + WIDTH - RIGHT) / 2
@@ -158,11 +158,12 @@ def best_path(steps: Sequence[Point], frame: Frame, axis: Axis) -> str:
     return path + f"H{WIDTH - RIGHT}"
 
 
-def _best(passed: Sequence[Point], frame: Frame, axis: Axis) -> str:
+def _best(data: CampaignData, passed: Sequence[Point], frame: Frame, axis: Axis) -> str:
     steps, marks = records(passed), []
     for point in steps:
         fitness = point.evaluation.fitness or 0.0
-        tip = f"candidate {point.candidate.index}: {rate_text(fitness)}, {point.candidate.mutation.detail}"
+        reached = rate_text(fitness, data.unit)
+        tip = f"candidate {point.candidate.index}: {reached}, {point.candidate.mutation.detail}"
         x, y = frame.x(axis.of(point)), frame.y(fitness)
         marks.append(svg.tag("circle", svg.title(tip), cx=x, cy=y, r=4.5, class_="step"))
     return svg.tag("path", d=best_path(steps, frame, axis), class_="best") + "".join(marks)

@@ -185,8 +185,8 @@ def _winners(pair: Pair) -> str:
             continue
         if len(body) > 1 and pair.same_suite and mine.fitness and theirs.fitness:
             cells = (
-                rate_text(mine.fitness),
-                rate_text(theirs.fitness),
+                rate_text(mine.fitness, mine.unit),
+                rate_text(theirs.fitness, theirs.unit),
                 gain_text(mine.fitness / theirs.fitness),
             )
             body.append(

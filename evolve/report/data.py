@@ -61,6 +61,11 @@ class CampaignData:
         return str(self.facts.get("target", "unknown"))
 
     @property
+    def unit(self) -> str:
+        """Of a fitness: ``TFLOP/s``, or what the campaign ranks by."""
+        return str(self.facts.get("unit", "TFLOP/s"))
+
+    @property
     def state(self) -> str:
         """``finished``, ``interrupted`` or ``unfinished`` (running, or killed)."""
         kinds = [e.kind for e in self.events if e.kind in ("started", "resumed", "interrupted", "finished")]

@@ -106,7 +106,7 @@ function axes(w, h) {
   }
   pen.textAlign = "left";
   bands.forEach((name, k) => pen.fillText(name.replace("_", " "), 6, at(1 - BAND + 0.05 + (BAND - 0.07) * (k + 0.5) / bands.length) + 4));
-  pen.fillText("TFLOP/s, geometric mean (" + data.target + ")", EDGE, 13);
+  pen.fillText(data.unit + ", geometric mean (" + data.target + ")", EDGE, 13);
   pen.textAlign = "right"; pen.fillText("candidates in the order they were proposed \u2192", w - 8, h - 8);
 }
 function edges(w, focus) {
@@ -131,7 +131,7 @@ function ring(n, size) {
   pen.beginPath(); pen.arc(sx(n), sy(n), size + 4, 0, 6.2832); pen.stroke();
 }
 function tip(n, w) {
-  const row = rows[n], text = "#" + row[INDEX] + "  " + row[DETAIL].slice(0, 80) + (row[FITNESS] ? "  " + row[FITNESS].toFixed(1) + " TFLOP/s" : "  " + failed[n]);
+  const row = rows[n], text = "#" + row[INDEX] + "  " + row[DETAIL].slice(0, 80) + (row[FITNESS] ? "  " + row[FITNESS].toFixed(1) + " " + data.unit : "  " + failed[n]);
   pen.font = "13px system-ui, sans-serif";
   const wide = pen.measureText(text).width + 14, x = Math.max(2, Math.min(sx(n) + 10, w - wide - 2)), y = Math.max(24, sy(n) - 14);
   pen.fillStyle = palette.ground; pen.strokeStyle = palette.rule; pen.lineWidth = 1;
@@ -174,7 +174,7 @@ function describe(n) {
   panel.append(element("p", data.texts[row[KIND]] + " by " + data.texts[row[PROPOSER]] + ", generation " + row[GENERATION] +
     ", island " + row[ISLAND] + ", genome " + row[GENOME], "quiet"));
   panel.append(element("p", failed[n] + (row[REASON] >= 0 ? ": " + data.texts[row[REASON]] : "")));
-  if (row[FITNESS]) panel.append(element("p", row[FITNESS].toFixed(2) + " TFLOP/s (" + data.target + ")" + (gain === null ? "" : ", " + gain.toFixed(3) + " x its best parent")));
+  if (row[FITNESS]) panel.append(element("p", row[FITNESS].toFixed(2) + " " + data.unit + " (" + data.target + ")" + (gain === null ? "" : ", " + gain.toFixed(3) + " x its best parent")));
   if (row[FIGURES].length) panel.append(element("h3", "microseconds a call"), table(row[FIGURES].map(([w, s]) => [data.workloads[w], (s * 1e6).toFixed(2)])));
   const parent = row[PARENTS].length ? row[PARENTS][0] : -1;
   const mine = new Map(row[PARAMS]), theirs = new Map(parent >= 0 ? rows[parent][PARAMS] : []);

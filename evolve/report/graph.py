@@ -105,6 +105,7 @@ def _payload(data: CampaignData) -> dict[str, Any]:
         "diffs": _diffs(candidates, data.candidates),
         "winner": place.get(data.winner.genome.id, -1) if data.winner else -1,
         "target": f"{data.target}, {data.kind}",
+        "unit": data.unit,
     }
 
 

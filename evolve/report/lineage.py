@@ -59,7 +59,7 @@ def lineage_svg(data: CampaignData, winner: Candidate, *, standalone: bool = Fal
     heading = svg.text(
         WIDTH - 8,
         16,
-        f"{data.facts.get('unit', 'TFLOP/s')} and gain over parent ({data.target}, {data.kind})",
+        f"{data.unit} and gain over parent ({data.target}, {data.kind})",
         class_="quiet end",
     )
     return svg.drawing(WIDTH, height, "Lineage of the winner", heading, *edges, *nodes, standalone=standalone)
@@ -110,7 +110,7 @@ def _node(
 ) -> str:
     x, y = at
     evaluation = data.evaluations.get(candidate.genome.id)
-    fitness = rate_text(evaluation.fitness) if evaluation and evaluation.fitness else "no figure"
+    fitness = rate_text(evaluation.fitness, data.unit) if evaluation and evaluation.fitness else "no figure"
     gain = gain_over_parents(data, candidate)
     shown = f"{fitness}   {gain_text(gain)}" if gain is not None else fitness
     detail = _shorten(f"#{candidate.index}  {candidate.mutation.detail}", int((WIDTH - text_x - 190) / 6.7))

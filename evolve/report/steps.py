@@ -23,7 +23,7 @@ def step(data: CampaignData, candidate: Candidate) -> str:
     """A candidate, folded: one line, and inside it the diff against each parent."""
     evaluation = data.evaluations.get(candidate.genome.id)
     gain = gain_over_parents(data, candidate)
-    figure = rate_text(evaluation.fitness) if evaluation and evaluation.fitness else ""
+    figure = rate_text(evaluation.fitness, data.unit) if evaluation and evaluation.fitness else ""
     change = "" if gain is None else tag("b", clean(gain_text(gain)), class_=_direction(gain))
     line = (
         tag("span", f"#{candidate.index}", class_="quiet")

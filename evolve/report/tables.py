@@ -43,7 +43,11 @@ def _summary_table(data: CampaignData, scope: Scope, rows: Sequence[Named]) -> s
         if fitness is None:
             body.append(_failed_row(row, 2))
             continue
-        body.append(_row(row, rate_text(fitness), _ratio(fitness, base.evaluation.fitness if base else None)))
+        body.append(
+            _row(
+                row, rate_text(fitness, data.unit), _ratio(fitness, base.evaluation.fitness if base else None)
+            )
+        )
     head = head_row("kernel", f"fitness ({clean(data.kind)})", _ratio_head(base))
     caption = f"Geometric mean over the {scope.value} workloads, {data.target}, {data.kind}"
     return table(caption, head, body)

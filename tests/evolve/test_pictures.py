@@ -96,6 +96,13 @@ def test_every_picture_is_a_whole_file_with_unit_target_and_kind(data: CampaignD
     }  # fmt: skip
 
 
+def test_pictures_speak_in_the_campaigns_unit(data: CampaignData) -> None:
+    found = replace(data, facts={**data.facts, "unit": "GB/s"})
+    drawn = pictures(found)
+    for name in ("convergence.svg", "archive.svg", "lineage.svg"):
+        assert "GB/s" in drawn[name] and "TFLOP/s" not in drawn[name], name
+
+
 def test_pictures_of_nothing_are_left_out(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.sqlite", write=True, create=True) as journal:
         assert pictures(load(journal)) == {}

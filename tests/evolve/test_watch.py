@@ -136,7 +136,14 @@ def test_ctrl_c_on_a_terminal_ends_it_whole(folder: Path) -> None:
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "evolve.cli", "--home", str(folder.parent.parent), "watch"]
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "110", "LINES": "40"}
-    process = subprocess.Popen(command, stdout=follower, stderr=subprocess.PIPE, env=env)
+    process = subprocess.Popen(
+        command,
+        stdout=follower,
+        stderr=subprocess.PIPE,
+        env=env,
+        # a shell starts what it puts into the background deaf to Ctrl-C, and children inherit that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     os.close(follower)
     seen = b""
     while b"8 of 60" not in seen:
