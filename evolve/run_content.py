@@ -162,7 +162,9 @@ def reference_metrics(references: Mapping[str, Evaluation], scope: str, kind: st
         if evaluation.fitness is None or name.startswith("finalist:"):
             continue
         plain = name.replace(":", ".").replace("/", ".")
-        metrics[f"reference_fitness_{UNIT_SLUGS[evaluation.unit]}_{kind}/{scope}.{plain}"] = evaluation.fitness
+        metrics[f"reference_fitness_{UNIT_SLUGS[evaluation.unit]}_{kind}/{scope}.{plain}"] = (
+            evaluation.fitness
+        )
         for figures in evaluation.workloads:
             workload = figures.workload.replace("/", ".")
             metrics[f"reference_seconds_{kind}/{scope}.{workload}.{plain}"] = figures.seconds
