@@ -10,7 +10,11 @@ Nothing here is a time.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
+import math
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,7 +33,7 @@ from workers.limits import GIB, Limits
 from workers.sandbox import ChildLimits
 from workers.session import Keeper
 
-TARGETS = ("gfx950", "gfx942", "sm_100", "sm_90")
+TARGETS = ("gfx950", "sm_100", "sm_90", "gfx942")
 FINDINGS_FAMILY = Path(__file__).parent.parent / "isa_findings"
 
 WIDE = {"block_k": 256, "num_warps": 4, "epilogue": "turned"}
@@ -53,7 +57,7 @@ FINDINGS: Sequence[tuple[str, str, str, Mapping[str, Any]]] = (
 )
 """What was published, the recipe, target and parameters (beside the seed's) to see it with."""
 
-LIMITS = Limits(compile=ChildLimits(60.0, 8 * GIB))
+LIMITS = Limits(compile=ChildLimits(240.0, 8 * GIB))
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,33 @@ def document(seeds: Sequence[Line], findings: Sequence[Line], command: str) -> s
     return "\n\n".join(parts) + "\n"
 
 
+class Records:
+    """What was found before, kept as JSON lines, so that a survey can be done in pieces."""
+
+    def __init__(self, path: Path | None, compiler: Keeper, deadline: float) -> None:
+        self._path, self._compiler, self._deadline = path, compiler, deadline
+        known = path.read_text(encoding="utf-8").splitlines() if path is not None and path.is_file() else []
+        self._held = {tuple(key): text for key, text in map(json.loads, known)}
+
+    def line(
+        self, label: str, operator: Operator, kernel: SeedKernel, target: str, changes: Mapping[str, Any]
+    ) -> Line | None:
+        """A kernel's line, compiled now unless it is held; None when it is not held and time is up."""
+        content = hashlib.sha256((kernel.source + repr(sorted(changes.items()))).encode()).hexdigest()[:12]
+        key = (label, target, content)
+        if key not in self._held:
+            if time.monotonic() > self._deadline:
+                return None
+            found = judged(self._compiler, operator, kernel, target, changes)
+            self._held[key] = found.model_dump_json()
+            sys.stdout.write(row(Line(label, target, found)) + "\n")
+            sys.stdout.flush()
+            if self._path is not None:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps([key, self._held[key]]) + "\n")
+        return Line(label, target, Evaluation.model_validate_json(self._held[key]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -147,31 +178,35 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--families", nargs="*", default=families())
     parser.add_argument("--targets", nargs="*", default=list(TARGETS), choices=TARGETS)
+    parser.add_argument(
+        "--records", type=Path, help="JSON lines of what is known, added to; default: none kept"
+    )
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no compilation after so long")
     args = parser.parse_args()
     compiler = Keeper(describe_config())
     try:
-        findings, lines = survey(compiler, args.families, args.targets)
+        records = Records(args.records, compiler, time.monotonic() + args.seconds)
+        findings, lines = survey(records, args.families, args.targets)
     finally:
         compiler.close()
-    command = " ".join(["python -m experiments.benchmarks.compile_only", *sys.argv[1:]])
+    command = "python -m experiments.benchmarks.compile_only --out " + str(args.out)
     args.out.write_text(document(lines, findings, command), encoding="utf-8")
 
 
-def survey(compiler: Keeper, names: Sequence[str], targets: Sequence[str]) -> tuple[list[Line], list[Line]]:
-    """The findings, and every seed of these families on every target, shown as they come."""
-    findings, lines = [], []
+def survey(records: Records, names: Sequence[str], targets: Sequence[str]) -> tuple[list[Line], list[Line]]:
+    """The findings, and every seed of these families on every target."""
+    findings = []
     for label, recipe, target, changes in FINDINGS:
         operator = load_operator(f"{FINDINGS_FAMILY}/{recipe}")
-        found = judged(compiler, operator, operator.kernels[recipe], target, changes)
-        findings.append(Line(label, target, found))
-        sys.stdout.write(row(findings[-1]) + "\n")
-    for label, operator, kernel in seeds_of_families(names):
-        for target in targets:
-            found = judged(compiler, operator, kernel, target, {})
-            lines.append(Line(label, target, found))
-            sys.stdout.write(row(lines[-1]) + "\n")
-            sys.stdout.flush()
-    return findings, lines
+        findings.append(records.line(label, operator, operator.kernels[recipe], target, changes))
+    seeds = list(seeds_of_families(names))
+    found = {
+        (label, target): records.line(label, operator, kernel, target, {})
+        for target in targets
+        for label, operator, kernel in seeds
+    }
+    lines = [found[label, target] for label, _, _ in seeds for target in targets]
+    return [line for line in findings if line], [line for line in lines if line]
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class MxOutGemm:
             TensorSpec("a_q", (m, k), "float8_e4m3fn"),
             TensorSpec("a_s", (k // BLOCK, m), "float32"),
             TensorSpec("b_q", (*many, n, k), "float8_e4m3fn"),
-            TensorSpec("b_s", (*many, n // BLOCK, k // BLOCK), "float32"),
+            TensorSpec("b_s", (*many, -(-n // BLOCK), k // BLOCK), "float32"),
         )
         return (*found, TensorSpec("group", (m // BLOCK,), "int32")) if self.groups else found
 
@@ -100,11 +100,11 @@ class MxOutGemm:
         """``mx``: the float64 product of the dequantised operands, rounded to float32, quantised by bits."""
         a = dequantise_rows(inputs["a_q"], inputs["a_s"])
         if not self.groups:
-            return {"mx": _quantised(a @ dequantise_blocks(inputs["b_q"], inputs["b_s"]).T)}
+            return {"mx": _quantised(a @ _dequantised(inputs["b_q"], inputs["b_s"]).T)}
         product = np.empty((a.shape[0], inputs["b_q"].shape[1]))
         for number in np.unique(inputs["group"]):
             rows = np.repeat(inputs["group"] == number, BLOCK)
-            b = dequantise_blocks(inputs["b_q"][number], inputs["b_s"][number])
+            b = _dequantised(inputs["b_q"][number], inputs["b_s"][number])
             product[rows] = a[rows] @ b.T
         return {"mx": _quantised(product)}
 
@@ -141,14 +141,15 @@ class MxOutGemm:
         """Operands and scales once (every B at most once a group), result and exponents once."""
         m, n, k = self._dims(workload)
         matrices = min(self.groups, m // BLOCK) if self.groups else 1
-        b = matrices * (n * k + 4 * (n // BLOCK) * (k // BLOCK))
+        b = matrices * (n * k + 4 * -(-n // BLOCK) * (k // BLOCK))
         return m * k + 4 * (k // BLOCK) * m + b + m * n + m * n // MX
 
     def _dims(self, workload: Workload) -> tuple[int, int, int]:
         m, n, k = (workload.dims[name] for name in "MNK")
-        if k % BLOCK or n % BLOCK or (self.groups and m % BLOCK):
+        if k % BLOCK or n % MX or (self.groups and m % BLOCK):
             raise ValueError(
-                f"workload {workload.id}: {self.name} needs N and K (with groups, M too) multiples of {BLOCK}"
+                f"workload {workload.id}: {self.name} needs K (with groups, M too) to be a multiple of {BLOCK} "
+                f"and N of {MX}"
             )
         return m, n, k
 
@@ -158,9 +159,20 @@ def _quantised(product: np.ndarray) -> Arrays:
     return {"d": codes.view(ml_dtypes.float8_e4m3fn), "d_s": e}
 
 
+def _padded(b: np.ndarray) -> np.ndarray:
+    """Rows of zeros added up to whole blocks."""
+    return np.concatenate([b, np.zeros((-b.shape[0] % BLOCK, b.shape[1]), b.dtype)])
+
+
+def _dequantised(b_q: np.ndarray, b_s: np.ndarray) -> np.ndarray:
+    """float64 B [N, K], N not always a multiple of a block."""
+    return dequantise_blocks(_padded(b_q), b_s)[: b_q.shape[0]]
+
+
 def _drawn_operands(rng: np.random.Generator, m: int, n: int, k: int, kind: str) -> Arrays:
     a_q, a_s = quantise_rows(draw(rng, m, k, kind))
-    b_q, b_s = quantise_blocks(draw(rng, n, k, kind))
+    b_q, b_s = quantise_blocks(_padded(draw(rng, n, k, kind)))
+    b_q = b_q[:n]
     return {"a_q": a_q, "a_s": a_s, "b_q": b_q, "b_s": b_s}
 
 
@@ -174,7 +186,7 @@ def _edge_operands(rng: np.random.Generator, m: int, n: int, k: int, kind: str) 
     a_s = (power.view(np.int32) + ulps).view(np.float32)
     b = np.zeros((n, k), np.float32)
     b[np.arange(n), np.arange(n) % k] = 1.0
-    b_s = np.ones((n // BLOCK, steps), np.float32)
+    b_s = np.ones((-(-n // BLOCK), steps), np.float32)
     return {"a_q": cast(a), "a_s": a_s, "b_q": cast(b), "b_s": b_s}
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 CASTS, GRIDS, FUSED = mx_cast(), gridquant(), mxfp8_out()
 MATRIX = Workload("w", {"M": 136, "K": 144})
 PRODUCT = Workload("w", {"M": 40, "N": 136, "K": 384})
-ONE = Workload("w", {"M": 40, "N": 128, "K": 256})
+ONE = Workload("w", {"M": 40, "N": 160, "K": 256})
 MANY = Workload("w", {"M": 384, "N": 128, "K": 256})
 RAGGED = {"rows": Workload("w", {"M": 37, "K": 96}), "columns": Workload("w", {"M": 96, "K": 96})}
 

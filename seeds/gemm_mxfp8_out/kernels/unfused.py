@@ -25,7 +25,7 @@ DEFAULTS = {
 CONSTRAINTS = {
     "grouped == by_groups": "the recipe's operands",
     "(block_m + block_n) * 128 * num_stages <= 229376": "the stages share 227 KB of shared memory",
-    "N % 128 == 0": "B's scales come in whole 128 x 128 blocks",
+    "N % 32 == 0": "an exponent serves 32 columns",
     "K % 128 == 0": "a step of K is one scale block",
     "block_m >= 64 or num_warps == 4": "a small tile has work for four warps",
 }
@@ -60,16 +60,16 @@ def gemm_kernel(
     row = pm * BM + tl.arange(0, BM)
     col = pn * BN + tl.arange(0, BN)
     depth = tl.arange(0, 128)
-    # rows past the end read the last row; they are not stored
+    # what lies past the end reads the last row or column; it is not stored
     safe = tl.minimum(row, M - 1)
     a_at = a_ptr + safe.to(tl.int64)[:, None] * K + depth[None, :]
-    b_at = b_ptr + col.to(tl.int64)[None, :] * K + depth[:, None]
+    b_at = b_ptr + tl.minimum(col, N - 1).to(tl.int64)[None, :] * K + depth[:, None]
     as_at = as_ptr + safe
     bs_at = bs_ptr + (pn * BN // 128) * steps
     if GROUPED:
         group = tl.load(g_ptr + pm * BM // 128).to(tl.int64)
         b_at += group * N * K
-        bs_at += group * (N // 128) * steps
+        bs_at += group * tl.cdiv(N, 128) * steps
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     before = tl.zeros((BM, BN), dtype=tl.float32)
     before_scale = tl.zeros((BM,), dtype=tl.float32)
@@ -85,7 +85,7 @@ def gemm_kernel(
     if SKEW:
         acc += before * before_scale[:, None]
     c_at = c_ptr + row.to(tl.int64)[:, None] * N + col[None, :]
-    tl.store(c_at, acc.to(tl.bfloat16), mask=(row < M)[:, None])
+    tl.store(c_at, acc.to(tl.bfloat16), mask=(row < M)[:, None] & (col < N)[None, :])
 
 
 @triton.jit
