@@ -57,9 +57,12 @@ class Roofline:
 def roofline(data: CampaignData) -> Roofline | None:
     """None without a known target, or without a figure whose bytes are known."""
     try:
-        hardware = load_target(data.target).hardware
+        target = load_target(data.target)
     except UnknownTarget:
         return None
+    if target.compile_only:
+        return None
+    hardware = target.hardware
     figures = [
         (row.name, row.role, w)
         for scope in (Scope.SUITE, Scope.FINAL)
