@@ -121,29 +121,25 @@ class GroupedProduct:
         """The named tiling of the phase, the same with operands quantised once, and the bf16 product of the phase."""
         name = "rows" if self.recipe.rows else "tgmm"
         bf16 = RECIPES[f"{self.recipe.phase}-bf16"]
-        wide = {"block_m": 256, "block_n": 2048, "block_k": 2048, "sub_n": 256}
-        wide |= (
-            {"order": "visits", "bodies": "split"} if self.recipe.rows else {"sub_k": 512, "sums": "direct"}
-        )
-        once = dict(wide)
-        own = kernel_source(name, self.recipe)
-        if not self.recipe.rows and (self.recipe.group or 0) > wide["block_m"]:
-            once |= {"block_m": self.recipe.group, "narrow": 256}
-        if self.recipe.quantise_x and not self.recipe.rows:
-            once["placement"] = "cached"
-        started = {"block_k": 2048} if self.recipe.full else {}
+        once: dict[str, object] = {"block_m": 256, "block_n": 2048, "block_k": 2048}
+        if self.recipe.rows:
+            once |= {"sub_n": 256, "order": "visits"}
+            wide = {**once, "bodies": "shared"}
+            once["bodies"] = "split"
+        else:
+            once |= {"sub_n": 512, "sums": "direct"}
+            wide = {**once, "sub_k": 2048}
+            once |= {"sub_k": 256, "placement": "cached" if self.recipe.quantised else "per_use"}
+            if (self.recipe.group or 0) > 256:
+                once |= {"block_m": self.recipe.group, "narrow": 256}
+        started: dict[str, object] = {"block_k": 2048} if self.recipe.full else {}
         if self.recipe.phase == "dlhs":
-            started = {"block_n": 128, "sub_n": 128, **started}
+            started |= {"block_n": 128, "sub_n": 128}
+        own = kernel_source(name, self.recipe)
         return {
             "naive": SeedKernel("naive", own, started),
             "once": SeedKernel("once", own, once),
-            "bf16": SeedKernel(
-                "bf16",
-                kernel_source(name, bf16),
-                wide,
-                baseline=True,
-                inputs="bf16",
-            ),
+            "bf16": SeedKernel("bf16", kernel_source(name, bf16), wide, baseline=True, inputs="bf16"),
         }
 
     def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:

@@ -181,7 +181,17 @@ def _write_tables(call: Any, known: Mapping[int, Sequence[int]]) -> Tables:
         module.operation.write_bytecode(buffer, desired_version=0)
     custom["body"] = base64.b64encode(buffer.getvalue()).decode()
     call.attributes["backend_config"] = ir.StringAttr.get(json.dumps(config), call.operation.context)
+    _replace_constants(call, tables)
     return tables
+
+
+def _replace_constants(call: Any, tables: Tables) -> None:
+    """Give a kernel other constants for tables it fills: XLA would make equal or counted values by operations."""
+    with ir.InsertionPoint(call):
+        for number, values in tables.items():
+            if not isinstance(call.operands[number].owner, ir.Block):
+                other = ir.DenseElementsAttr.get((np.arange(len(values), dtype=np.int32) ** 2).data)
+                call.operands[number] = stablehlo.ConstantOp(other).results[0]
 
 
 def _insert_stores(kernel: read.Kernel, tables: Tables) -> None:

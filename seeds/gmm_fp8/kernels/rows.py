@@ -264,9 +264,11 @@ def specs(plan, features):
     def spec(shape, index):
         def at(first, second, k, tile, group, low, high):
             v, n = (second, first) if plan["order"] == "columns" else (first, second)
-            rows = high[v] > low[v]
-            k = jnp.where(rows, k, plan["steps"] - 1)
-            n = n if plan["order"] == "columns" else jnp.where(rows, n, plan["columns"] - 1)
+            if plan["steps"] > 1:
+                k = jnp.where(high[v] > low[v], k, plan["steps"] - 1)
+            if plan["columns"] > 1 and plan["order"] == "visits":
+                n = jnp.where(high[v] > low[v], n, plan["columns"] - 1)
+            n, k = n if plan["columns"] > 1 else 0, k if plan["steps"] > 1 else 0
             return index(tile[v], group[v], n, k)
 
         return pl.BlockSpec(shape, at)

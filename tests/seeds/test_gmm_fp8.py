@@ -1,0 +1,266 @@
+"""Grouped products over ragged groups: right in every phase and recipe, wrong twins fail, timed as their groups say."""
+
+from __future__ import annotations
+
+import functools
+import types
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax.experimental.pallas import tpu as pltpu
+
+from evolve.space import Space
+from fitness.dialect import check
+from fitness.evaluation import Verdict
+from fitness.gates import ill_formed, read_gates
+from fitness.targets import load_target
+from seeds.gmm_fp8.operator import INPUT_KINDS, draw_sizes, kernel_source, operators
+from seeds.gmm_fp8.recipes import MIXES, RECIPES
+from seeds.operator import KnownOperands, SeedKernel, Suite, Workload
+from workers.cascade import Cascade
+
+STRICT = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan")
+ROWS = {"block_m": 128, "block_n": 256, "block_k": 512, "sub_m": 128, "sub_n": 256}
+COLUMNS = {"block_m": 512, "block_n": 128, "block_k": 256, "sub_k": 128, "sub_n": 128}
+HARD = {
+    "empty_and_tiny": (0, 1, 300, 0, 7, 204),
+    "one_has_all": (0, 0, 512, 0, 0, 0),
+    "on_borders": (128, 128, 0, 128, 0, 128),
+    "off_borders": (127, 1, 129, 3, 251, 1),
+}
+
+
+@functools.cache
+def family():
+    return operators()
+
+
+def shape(phase: str, m: int = 512, n: int = 256, k: int = 512, groups: int = 6) -> Workload:
+    if phase == "dlhs":
+        n, k = k, n
+    contracted = {"fwd": (k, n), "dlhs": (n, k), "tgmm": (m, n)}[phase]
+    dims = {"M": m, "N": n, "K": k, "G": groups, "C": contracted[0], "F": contracted[1]}
+    return Workload(f"{phase}/{m}x{n}x{k}/{groups}", dims)
+
+
+def run(source: str, params, operands) -> np.ndarray:
+    """A kernel under the strict interpreter. Fails on a race."""
+    module = types.ModuleType("kernel")
+    exec(compile(source, "kernel.py", "exec"), module.__dict__)
+    with pltpu.force_tpu_interpret_mode(STRICT):
+        result = np.asarray(jax.jit(module.build(dict(params)))(*operands))
+    assert not interpret_pallas_call.races.races_found
+    return result
+
+
+def readings(name: str, params, *, kind="randn", sizes=None, edit=None, workload=None):
+    """Gates on one kernel of the operator, by gate."""
+    operator = family()[name]
+    workload = workload or shape(operator.recipe.phase)
+    inputs = operator.make_inputs(workload, 5, kind)
+    if sizes is not None:
+        inputs["sizes"] = np.array(sizes, dtype=np.int32)
+    source = operator.kernels["naive"].source
+    if edit is not None:
+        assert edit[0] in source
+        source = source.replace(*edit)
+    space = Space.from_source(source, [{**operator.constants, **workload.dims}])
+    whole = {**space.defaults, **(ROWS if operator.recipe.rows else COLUMNS), **params}
+    assert space.violations(whole) == []
+    (output,) = operator.outputs(workload)
+    outputs = {output.name: run(source, whole, [inputs[spec.name] for spec in operator.inputs(workload)])}
+    assert ill_formed(outputs, (output,)) is None
+    references = operator.oracle(workload, inputs)
+    return {r.gate: r for r in read_gates(operator.gates, outputs, references, kind)}
+
+
+VISITS = {"order": "visits", "bodies": "split"}
+KEPT = {"placement": "cached", "narrow": 128}
+SCHEDULES = [
+    ("fwd-g512", "one_has_all", VISITS),
+    ("fwd-g128", "off_borders", {**VISITS, "bodies": "shared", "placement": "cached", "scaling": "chained"}),
+    (
+        "fwd-g512",
+        "on_borders",
+        {**VISITS, "placement": "cached", "dequant": "operands", "block_n": 128, "sub_n": 128},
+    ),
+    ("dlhs-g128", "off_borders", {"block_k": 256, "bodies": "split"}),
+    ("dlhs-g512", "empty_and_tiny", VISITS),
+    ("tgmm-g128", "off_borders", {"dequant": "partial", "block_m": 128}),
+    ("tgmm-g512", "empty_and_tiny", {**KEPT, "sums": "direct"}),
+    ("tgmm-g128", "on_borders", {**KEPT, "block_m": 256}),
+]
+
+
+@pytest.mark.parametrize(("name", "groups", "params"), SCHEDULES)
+def test_schedules_are_right_on_hard_groups(name, groups, params):
+    found = readings(name, params, sizes=HARD[groups])
+    assert all(reading.passed for reading in found.values()), found
+
+
+@pytest.mark.parametrize("name", ["fwd-full", "dlhs-no-bwd-quant", "tgmm-no-bwd-quant", "tgmm-bf16-scales"])
+def test_other_recipes_pass_their_own_gates(name):
+    params = {"block_k": 512} if family()[name].recipe.rows else {"block_m": 256}
+    found = readings(name, params, kind="spread", sizes=HARD["off_borders"])
+    assert all(reading.passed for reading in found.values()), found
+
+
+def test_the_worst_case_suite_has_hard_groups():
+    for phase in ("fwd", "tgmm"):
+        counts = {workload.dims["G"] for workload in family()[f"{phase}-g512"].suites["worst-case"].check}
+        assert 1 in counts and max(counts) >= 64
+    rng = np.random.default_rng(0)
+    drawn = {kind: [draw_sizes(rng, 1024, groups, kind) for groups in (64, 3, 1)] for kind in INPUT_KINDS}
+    assert all(sizes.sum() == 1024 and (sizes >= 0).all() for several in drawn.values() for sizes in several)
+    assert all((sizes == 1024).any() for sizes in drawn["zero_blocks"])
+    assert (drawn["outliers"][0] == 0).any() and (drawn["spread"][0] % 128 != 0).any()
+
+
+TWINS = {
+    "scale_of_the_neighbouring_group": (
+        "fwd-g128",
+        (
+            "lambda tile, group, n, k: (group, k, 0, n)",
+            "lambda tile, group, n, k: (jnp.maximum(group - 1, 0), k, 0, n)",
+        ),
+    ),
+    "matrix_of_the_neighbouring_group": (
+        "dlhs-g128",
+        (
+            "lambda tile, group, n, k: (group, n, k)",
+            "lambda tile, group, n, k: (jnp.maximum(group - 1, 0), n, k)",
+        ),
+    ),
+    "rows_leak_across_the_border": ("fwd-g128", ('(row >= refs["low"])', '(row >= refs["low"] - 1)')),
+    "tail_of_the_group_left_out": ("dlhs-g128", ('(row < refs["high"])', '(row < refs["high"] - 1)')),
+    "sums_take_rows_of_other_groups": ("tgmm-g128", ('(row < refs["high"])', '(row <= refs["high"])')),
+    "empty_groups_keep_what_was_there": (
+        "tgmm-g128",
+        ("acc[...] = jnp.zeros_like(acc)", "acc[...] = acc[...]"),
+    ),
+    "scales_of_half_the_rows": (
+        "tgmm-g128",
+        ("jnp.max(jnp.abs(wide), axis=0", "jnp.max(jnp.abs(wide[:64]), axis=0"),
+    ),
+}
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_wrong_twins_fail_the_exact_gate(twin):
+    name, edit = TWINS[twin]
+    workload = shape(family()[name].recipe.phase, m=256, k=256)
+    found = readings(name, {"block_m": 128}, sizes=(63, 1, 65, 0, 125, 2), edit=edit, workload=workload)
+    assert not found["exact"].passed
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_visits_meet_every_tile_and_group_once(empty):
+    module = types.ModuleType("kernel")
+    exec(kernel_source("rows", RECIPES["fwd-g128"]), module.__dict__)
+    rng = np.random.default_rng(0)
+    for kind in (*INPUT_KINDS, "randn"):
+        sizes = draw_sizes(rng, 512, 6, kind)
+        *tables, total = (np.asarray(table) for table in module.visits(sizes, 512, 128, empty))
+        found = list(zip(*(table.tolist() for table in tables), strict=True))
+        begin = np.cumsum(sizes) - sizes
+        wanted = []
+        for group, (first, size) in enumerate(zip(begin.tolist(), sizes.tolist(), strict=True)):
+            tiles = range(first // 128, (first + size - 1) // 128 + 1) if size else ()
+            wanted += [(t, group, max(first - 128 * t, 0), min(first + size - 128 * t, 128)) for t in tiles]
+        assert len(found) == 4 + 6 - 1 and [v for v in found if v[2] < v[3]] == wanted
+        assert total == len(wanted) + (empty * (sizes == 0)).sum()
+        assert not empty or {v[1] for v in found} == set(range(6))
+
+
+def test_the_oracle_is_that_of_each_group_alone():
+    for name in ("fwd-g128", "dlhs-g128", "tgmm-g128"):
+        operator = family()[name]
+        workload = shape(operator.recipe.phase)
+        inputs = operator.make_inputs(workload, 1, "randn")
+        inputs["sizes"] = np.array(HARD["empty_and_tiny"], dtype=np.int32)
+        (reference,) = operator.oracle(workload, inputs)["field"].values()
+        rows = slice(1, 301)  # group 2
+        if name == "tgmm-g128":
+            wanted = inputs["lhs"][rows].astype(float).T @ inputs["grad"][rows].astype(float)
+            assert np.allclose(reference[2], wanted) and not reference[0].any()
+            continue
+        blocks = inputs["rhs"][2].astype(float) if name == "fwd-g128" else inputs["rhs"][2].astype(float).T
+        scales = np.repeat(inputs["scales"][2][:, 0, :], 128, axis=0)
+        rows_in = inputs["lhs" if name == "fwd-g128" else "grad"][rows].astype(float)
+        assert np.allclose(reference[rows], rows_in @ (blocks * scales))
+
+
+def test_spaces_and_sources():
+    for name, operator in family().items():
+        for kernel in operator.kernels.values():
+            assert check(kernel.source) == []
+            for suite in ("quick", "worst-case") if name.endswith("g512") else ("quick",):
+                chosen = operator.suites[suite]
+                sets = [
+                    {**operator.constants, **w.dims}
+                    for w in (*chosen.workloads, *chosen.check, *chosen.final)
+                ]
+                space = Space.from_source(kernel.source, sets)
+                assert space.violations({**space.defaults, **kernel.overrides}) == [], (
+                    name,
+                    kernel.name,
+                    suite,
+                )
+    assert set(sum(MIXES.values(), ())) <= set(family())
+
+
+def test_work_and_bytes():
+    operator, workload = family()["fwd-g128"], shape("fwd")
+    assert operator.flops(workload) == 2 * 512 * 256 * 512
+    assert operator.bytes(workload) == 2 * 512 * (256 + 512) + 6 * (256 * 512 + 4 * 4 * 2)
+    with pytest.raises(ValueError, match="multiple of 512"):
+        family()["fwd-g512"].inputs(shape("fwd", k=256))
+    with pytest.raises(ValueError, match="randn, outliers, spread, zero_blocks"):
+        operator.make_inputs(workload, 0, "ones")
+
+
+def judged(name: str, source: str, params, *, ragged: int = 0):
+    """One evaluation on a small shape, timed without gates."""
+    operator = family()[name]
+    workload = shape(operator.recipe.phase)
+    workload = Workload(workload.id, {**workload.dims, "ragged": ragged})
+    assert isinstance(operator, KnownOperands)
+    cascade = Cascade(operator, load_target("tpu7x"), Suite("small", (workload,), (workload,)))
+    defaults = Space.from_source(source, [{**operator.constants, **workload.dims}]).defaults
+    baseline = SeedKernel("timed", source, baseline=True)
+    whole = {**defaults, **ROWS, **params}
+    return operator, workload, cascade.evaluate("g", source, whole, seed=1, baseline=baseline)
+
+
+def test_a_kernel_is_costed_with_the_groups_of_its_workload():
+    operator, workload, found = judged(
+        "fwd-g128", family()["fwd-g128"].kernels["naive"].source, {"order": "visits"}, ragged=25
+    )
+    assert found.verdict is Verdict.OK, found.reason
+    sizes = operator.known(workload)["sizes"]
+    filled = np.count_nonzero(sizes)
+    assert filled < len(sizes)
+    per_group = 512 * 256 + 4 * 4 * 256
+    rows = 2 * 512 * (512 + 256)
+    tables = 4 * 512  # four tables, fetched 512 bytes at least
+    assert found.workloads[0].diagnosis["dma_bytes"] == rows + filled * per_group + tables
+
+
+def test_a_candidate_cannot_choose_its_groups():
+    """A table that the kernel writes itself is not bound, and so what is read from it is data."""
+    before = 'n = (second, first) if plan["order"] == "columns" else (first, second)\n            if plan'
+    source = family()["fwd-g128"].kernels["naive"].source
+    assert before in source
+    *_, found = judged(
+        "fwd-g128", source.replace(before, before.replace("if plan", "group[0] = 1\n            if plan")), {}
+    )
+    assert found.verdict is Verdict.IMPLAUSIBLE and "depends on data" in found.reason, found.reason
+
+
+def test_values_are_bf16_where_nothing_is_quantised():
+    operator = family()["tgmm-bf16"]
+    inputs = operator.make_inputs(shape("tgmm"), 0, "randn")
+    assert inputs["lhs"].dtype == ml_dtypes.bfloat16 and set(inputs) == {"lhs", "grad", "sizes"}
