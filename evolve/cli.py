@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="start a campaign from a YAML file or a packaged name")
     run.add_argument("campaign", help="a YAML file, or one of: " + ", ".join(_packaged()))
     run.add_argument("--address", help="Ray cluster to use instead of this machine, for example auto")
+    run.add_argument("--target", help="target to use instead of the file's")
     run.add_argument("--seed", type=int, help="seed of every random choice")
     run.add_argument("--evaluations", type=int, help="budget of evaluations")
     run.add_argument("--llm-model", help="let this language model propose as well")
@@ -86,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(run=_report)
 
     doctor = commands.add_parser("doctor", help="check what this machine can do")
+    doctor.add_argument("--target", help="check this target alone; exit code 2 when it cannot be used")
     doctor.set_defaults(run=_doctor)
 
     ui = commands.add_parser("ui", help="open the MLflow UI on the campaigns")
@@ -119,6 +121,7 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
             raise UserError(f"--set: {item!r} must be KEY=VALUE.")
         overrides[key] = yaml.safe_load(text)
     for key, value in (
+        ("target", arguments.target),
         ("seed", arguments.seed),
         ("budget.evaluations", arguments.evaluations),
         ("workers.address", arguments.address),
@@ -241,10 +244,15 @@ def _compare(folder: Path, arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from evolve.doctor import examine
+    from evolve.doctor import examine, examine_target
 
     healthy = True
-    for finding in examine(home_folder(arguments.home)):
+    findings = (
+        examine(home_folder(arguments.home))
+        if arguments.target is None
+        else [examine_target(arguments.target)]
+    )
+    for finding in findings:
         healthy = healthy and (finding.good or not finding.needed)
         _say(f"{'ok  ' if finding.good else 'no  '} {finding.part}: {finding.sentence}")
     return 0 if healthy else 2

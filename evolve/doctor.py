@@ -6,12 +6,14 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from fitness.targets import Target, targets
-from workers import gpu_recipe
+from evolve.errors import UserError
+from fitness.chips import CHIPS, Chip
+from fitness.targets import MEASURED_TPUS, TPU, Target, UnknownTarget, load_target, targets
+from workers import gpu_recipe, tpu_recipe
 from workers.recipe import recipe_fault
 from workers.station import station_fault
 
@@ -37,7 +39,22 @@ def examine(home: Path) -> Iterator[Finding]:
     yield _memory()
     yield _folder(home)
     for target in targets().values():
-        yield _target(target)
+        if target.name not in MEASURED_TPUS:
+            yield _target(target)
+    yield _tpu()
+
+
+def examine_target(name: str) -> Finding:
+    """One target alone, needed. Raises UserError for a name that is none."""
+    if name == TPU:
+        finding = _tpu()
+    else:
+        try:
+            target = load_target(name)
+        except UnknownTarget as error:
+            raise UserError(f"{error}.") from error
+        finding = _tpu(target.chip) if name in MEASURED_TPUS else _target(target)
+    return replace(finding, needed=True)
 
 
 def _package(name: str) -> Finding:
@@ -65,6 +82,17 @@ def _folder(home: Path) -> Finding:
         return Finding("home", False, f"{home} cannot be written; choose another with --home")
     free = shutil.disk_usage(existing).free / 2**30
     return Finding("home", free >= MINIMUM_DISK_GIB, f"{home}, {free:.0f} GiB free")
+
+
+def _tpu(wanted: Chip | None = None) -> Finding:
+    """One finding for the measured TPU targets: a machine has one of these chips at most."""
+    fault = tpu_recipe.missing_parts(wanted)
+    if fault is None:
+        chip = CHIPS[tpu_recipe.chip_here() or ""]
+        fault = station_fault(chip)
+    return Finding(
+        f"target {TPU}", fault is None, fault or "runs and times a kernel (measured)", needed=False
+    )
 
 
 def _target(target: Target) -> Finding:

@@ -30,9 +30,10 @@ from evolve.resolve import Resolved, resolve
 from evolve.searcher import build_searcher
 from evolve.system import system
 from evolve.tracking import MirrorProcess, start_mirror
+from fitness.chips import Chip
 from fitness.evaluation import Evaluation, Verdict
 from fitness.score import bytes_rank
-from workers import gpu_recipe
+from workers import gpu_recipe, tpu_recipe
 from workers.pool import PoolSettings, PoolUnavailable, RayPool
 from workers.recipe import missing_parts
 
@@ -110,12 +111,15 @@ def resume(folder: Path, home: Path, display: Display, address: str | None = Non
 
 def _require_toolchain(resolved: Resolved) -> None:
     target = resolved.target
+    remote = resolved.config.workers.address is not None
     if target.measured:
-        absent = gpu_recipe.missing_parts(target.gpu, remote=resolved.config.workers.address is not None)
-    elif target.compile_only:
-        absent = gpu_recipe.missing_parts(
-            target.architecture, remote=resolved.config.workers.address is not None
+        absent = (
+            tpu_recipe.missing_parts(target.part, remote=remote)
+            if isinstance(target.part, Chip)
+            else gpu_recipe.missing_parts(target.gpu, remote=remote)
         )
+    elif target.compile_only:
+        absent = gpu_recipe.missing_parts(target.architecture, remote=remote)
     else:
         absent = missing_parts()
     if absent:
@@ -408,7 +412,8 @@ def unit_of(resolved: Resolved) -> str:
 
 def _gpus(resolved: Resolved) -> int:
     """GPUs to measure on: those of this machine; of a cluster, one."""
-    if not resolved.target.measured or resolved.target.gpu.interpreted:
+    target = resolved.target
+    if not target.measured or target.interpreted or isinstance(target.part, Chip):
         return 0
     return 1 if resolved.config.workers.address is not None else gpu_recipe.gpu_count()
 

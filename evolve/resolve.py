@@ -12,9 +12,10 @@ from evolve.genome import Genome, Value
 from evolve.space import Space, SpaceError
 from fitness.descriptors import FIGURES
 from fitness.score import floors
-from fitness.targets import Target, UnknownTarget, load_target
+from fitness.targets import MEASURED_TPUS, TPU, Target, UnknownTarget, load_target
 from seeds.catalogue import UnknownOperator, load_operator
 from seeds.operator import Operator, SeedKernel, Suite
+from workers import tpu_recipe
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ def resolve(config: CampaignConfig) -> Resolved:
     """Look up everything the configuration names. Raises UserError."""
     try:
         operator = load_operator(config.operator)
+        config = config.model_copy(update={"target": _named(config.target)})
         target = load_target(config.target)
     except (UnknownOperator, UnknownTarget) as error:
         raise UserError(f"{error}.") from error
@@ -75,6 +77,16 @@ def resolve(config: CampaignConfig) -> Resolved:
     wanted = tuple(baselines) if config.baselines is None else config.baselines
     measured = tuple((operator.kernels[name], _genome(shell, operator.kernels[name])) for name in wanted)
     return Resolved(config, operator, target, suite, starts, measured)
+
+
+def _named(target: str) -> str:
+    """``tpu`` as the target of this machine's TPU, so that a campaign's record says which; any other as it is."""
+    if target != TPU:
+        return target
+    if (absent := tpu_recipe.missing_parts(None)) is not None:
+        raise UserError(f"target: {TPU} cannot be used here: {absent}.")
+    chip = tpu_recipe.chip_here()
+    return next(name for name, part in MEASURED_TPUS.items() if part == chip)
 
 
 def _check_descriptors(resolved: Resolved) -> None:

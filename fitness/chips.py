@@ -44,6 +44,13 @@ class Chip:
     mxu_rows: Mapping[str, int]
     dma_latency: int
     slots: Mapping[str, int]
+    interpreted: bool = False
+    """Whether this machine's CPU stands in for the chip, in tests of the measuring path."""
+
+    @property
+    def copy(self) -> float:
+        """Bytes/s that a kernel can move between HBM and the core."""
+        return HBM_EFFICIENCY * self.hbm
 
     def peak(self, kind: str) -> float:
         """FLOP/s for operands of ``kind`` (``bf16``, ``f8``); the bf16 peak for any other."""

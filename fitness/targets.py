@@ -10,6 +10,12 @@ from fitness.chips import CHIPS, Chip
 from fitness.evaluation import FigureKind
 from fitness.gpus import GPUS, Gpu
 
+TPU = "tpu"
+"""The measured target of whatever TPU this machine has; ``workers.tpu_recipe`` finds out which of MEASURED_TPUS."""
+
+MEASURED_TPUS: Mapping[str, str] = {"tpu-v5e": "v5e", "tpu-v6e": "v6e", "tpu-7x": "tpu7x"}
+"""Measured targets by name, with the chip they run on."""
+
 
 class UnknownTarget(LookupError):
     """No such target. The message is one sentence that lists what there is."""
@@ -58,9 +64,14 @@ class Target:
         return self.part
 
     @property
+    def interpreted(self) -> bool:
+        """Whether a CPU stands in for the device, so that times mean nothing."""
+        return not isinstance(self.part, Architecture) and self.part.interpreted
+
+    @property
     def entry(self) -> str:
         """The function of a kernel module that the target's runner calls."""
-        return "build" if self.kind is FigureKind.MODELLED else "launch"
+        return "build" if isinstance(self.part, Chip) else "launch"
 
     @property
     def constants(self) -> Mapping[str, int]:
@@ -80,7 +91,8 @@ def targets() -> Mapping[str, Target]:
     modelled = {name: Target(name, FigureKind.MODELLED, chip) for name, chip in CHIPS.items()}
     measured = {name: Target(name, FigureKind.MEASURED, gpu) for name, gpu in GPUS.items()}
     compiled = {name: Target(name, FigureKind.COMPILED, part) for name, part in ARCHITECTURES.items()}
-    return {**modelled, **measured, **compiled}
+    tpus = {name: Target(name, FigureKind.MEASURED, CHIPS[chip]) for name, chip in MEASURED_TPUS.items()}
+    return {**modelled, **measured, **tpus, **compiled}
 
 
 def load_target(name: str) -> Target:

@@ -62,10 +62,7 @@ class Cascade:
         self._known = known_artefacts or (lambda artefact: None)
         self._scratch = scratch
         self._worker = socket.gethostname()
-        self._launcher = Template(
-            _PRELOADED, environment(Path(tempfile.gettempdir()), recipe.trace_environment())
-        )
-        self._launcher.warm()
+        self._launcher = pallas_template()
 
     def evaluate(
         self,
@@ -175,6 +172,13 @@ class Cascade:
             wall_seconds=wall,
             worker=self._worker,
         )
+
+
+def pallas_template() -> Template:
+    """A process that forks trace and compile children; it starts warming up at once."""
+    made = Template(_PRELOADED, environment(Path(tempfile.gettempdir()), recipe.trace_environment()))
+    made.warm()
+    return made
 
 
 class _Missing:

@@ -1,5 +1,8 @@
 """The cascade of a measured target: dialect, compile ahead on this CPU, then gates and times on a station.
 
+On a TPU target candidates are traced, interpreted on the gates' inputs and judged by their structure here, as on
+modelled ones, before a station compiles them.
+
 What screens near the champion or above is confirmed at once: interleaved with it, and with the champion a second
 time as control. Only a paired interval that excludes "no faster" makes a new champion; the fitness of what is not
 confirmed never exceeds the champion's.
@@ -13,12 +16,14 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from fitness.chips import Chip
 from fitness.evaluation import Evaluation, Stage, Verdict
 from fitness.score import geometric_mean
 from fitness.targets import Target
 from seeds.operator import Operator, SeedKernel, Suite
-from workers import gpu_recipe
+from workers import gpu_recipe, recipe
 from workers.attempt import Failure, Found, Request, StageStep, one_line
+from workers.cascade import pallas_template
 from workers.limits import Limits
 from workers.measured_stages import (
     NEAR,
@@ -31,9 +36,10 @@ from workers.measured_stages import (
     interval,
     worst_gates,
 )
-from workers.processes import Spawn
+from workers.processes import Launcher, Spawn
 from workers.sandbox import temporary_folder
 from workers.session import Keeper, SessionDied
+from workers.stages import CompileStage, TraceStage
 from workers.station import CLAIM_SECONDS, Champion, Entry, Station, compile_config
 from workers.steps import DialectStage, run_steps
 from workers.timing import Samples
@@ -68,7 +74,10 @@ class MeasuredCascade:
         self._suite = suite
         self._station = station
         self._limits = limits or Limits()
-        self._compiler = None if target.gpu.interpreted else Keeper(compile_config(target.gpu))
+        self._pallas = isinstance(target.part, Chip)
+        ahead = not (self._pallas or target.interpreted)
+        self._compiler = Keeper(compile_config(target.gpu)) if ahead else None
+        self._launcher: Launcher = pallas_template() if self._pallas else Spawn()
         self._scratch = scratch
         self._worker = socket.gethostname()
 
@@ -118,7 +127,7 @@ class MeasuredCascade:
                     baseline=baseline,
                     final=workloads == "final",
                     folder=folder,
-                    launcher=Spawn(),
+                    launcher=self._launcher,
                     is_known=lambda artefact: "an earlier genome" if artefact in known_artefacts else None,
                 )
                 stage, failure = self._run(request, found, on_stage)
@@ -134,7 +143,9 @@ class MeasuredCascade:
     def _run(
         self, request: Request, found: Found, on_stage: Callable[[Stage], None] | None
     ) -> tuple[Stage, Failure | None]:
-        steps: list[StageStep] = [DialectStage("launch")]
+        steps: list[StageStep] = [DialectStage(request.target.entry)]
+        if self._pallas:
+            steps += [TraceStage(), CompileStage(compiles=False)]
         if self._compiler is not None:
             steps.append(CompileAheadStage(self._compiler))
         steps += [GateStage(self._station), ScreenStage(self._station, self._samples)]
@@ -210,7 +221,7 @@ class MeasuredCascade:
         )
 
     def _toolchain(self, failure: Failure | None) -> dict[str, str]:
-        versions = gpu_recipe.toolchain()
+        versions = recipe.toolchain() if self._pallas else gpu_recipe.toolchain()
         if failure is not None:
             return versions
         try:

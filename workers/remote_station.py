@@ -1,4 +1,4 @@
-"""Measuring stations as Ray actors: one for each GPU, exclusive, serving every evaluator of a campaign."""
+"""Measuring stations as Ray actors: one for each GPU or TPU, exclusive, serving every evaluator of a campaign."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
+from fitness.chips import Chip
 from fitness.targets import Target, load_target
 from seeds.catalogue import load_operator
 from seeds.operator import Workload
+from workers import tpu_recipe
 from workers.comparison import Comparison, compare
 from workers.frames import Frame
 from workers.sandbox import Outcome
@@ -23,7 +25,7 @@ class StationActor:
 
     def __init__(self, target: str) -> None:
         self._target = load_target(target)
-        self._station = LocalStation(self._target.gpu)
+        self._station = LocalStation(self._target.hardware)
 
     def hello(self) -> Mapping[str, Any]:
         return dict(self._station.hello())
@@ -82,10 +84,18 @@ class RemoteStation:
 
 
 def start_stations(target: Target, gpus: int) -> list[ActorHandle]:
-    """One actor for each of ``gpus`` GPUs, or a single one under the interpreter."""
-    interpreted = target.gpu.interpreted
-    actor: Any = ray.remote(num_cpus=0, num_gpus=0 if interpreted else 1, max_restarts=-1)(StationActor)
-    return [actor.remote(target.name) for _ in range(1 if interpreted else max(1, gpus))]
+    """One actor for each of ``gpus`` GPUs or for each TPU of the cluster, or a single one under the interpreter."""
+    wanted: dict[str, Any]
+    if target.interpreted:
+        wanted, count = {"num_gpus": 0}, 1
+    elif isinstance(target.part, Chip):
+        count = max(1, int(ray.cluster_resources().get(tpu_recipe.RESOURCE, 1)))
+        wanted = {"resources": {tpu_recipe.RESOURCE: 1}}
+    else:
+        wanted, count = {"num_gpus": 1}, max(1, gpus)
+    remote: Any = ray.remote
+    actor = remote(num_cpus=0, max_restarts=-1, **wanted)(StationActor)
+    return [actor.remote(target.name) for _ in range(count)]
 
 
 def ask_comparison(

@@ -16,6 +16,7 @@ RUNNERS = {
     "triton.compile": "workers.runners.triton_compile",
     "triton.describe": "workers.runners.triton_describe",
     "triton.device": "workers.runners.triton_device",
+    "tpu.device": "workers.runners.tpu_device",
 }
 """Runner name to the module with a ``Runner(config)`` that has ``hello`` (JSON-able) and ``run(job, answer)``."""
 

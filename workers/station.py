@@ -1,6 +1,6 @@
-"""A measuring station: one GPU (or the interpreter), exclusive, and the champion that contenders are measured against.
+"""A measuring station: one GPU or TPU (or an interpreter), exclusive, and the champion contenders are measured against.
 
-Evaluators send it jobs; between them candidates do not run. Under Ray a station is an actor that holds one GPU.
+Evaluators send it jobs; between them candidates do not run. Under Ray a station is an actor that holds the device.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from fitness.chips import Chip
 from fitness.evaluation import WorkloadFigures
 from fitness.gpus import Gpu
-from workers import gpu_recipe
+from workers import gpu_recipe, tpu_recipe
 from workers.frames import Frame
 from workers.sandbox import Outcome
 from workers.session import JobLimits, Keeper, SessionConfig, SessionDied
@@ -69,8 +70,10 @@ class Station(Protocol):
 class LocalStation:
     """A station in this process. Not safe for several threads."""
 
-    def __init__(self, gpu: Gpu) -> None:
-        self._keeper = Keeper(device_config(gpu))
+    def __init__(self, device: Gpu | Chip) -> None:
+        self._keeper = Keeper(
+            tpu_recipe.device_config(device) if isinstance(device, Chip) else device_config(device)
+        )
         self._champion: Champion | None = None
         self._claim: tuple[str, float] | None = None
 
@@ -136,10 +139,10 @@ def compile_config(gpu: Gpu) -> SessionConfig:
     )
 
 
-def station_fault(gpu: Gpu) -> str | None:
+def station_fault(device: Gpu | Chip) -> str | None:
     """None, or one sentence on why candidates cannot run on this machine's device. Starts a child (seconds)."""
     try:
-        station = LocalStation(gpu)
+        station = LocalStation(device)
     except OSError as error:
         return f"{type(error).__name__}: {error}"
     try:

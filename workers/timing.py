@@ -82,10 +82,10 @@ class Timing:
 
     def figures(self, request: Request, place: int = 0) -> WorkloadFigures:
         """The figures of entry ``place``."""
-        operator, gpu, workload = request.operator, request.target.gpu, self.workload
+        operator, device, workload = request.operator, request.target.hardware, self.workload
         seconds = paired.median_seconds(self.rounds[place])
         flops, size = operator.flops(workload), operator.bytes(workload)
-        roofline = score.roofline_seconds(flops, size, gpu, score.operand_kind(request.inputs(workload)))
+        roofline = score.roofline_seconds(flops, size, device, score.operand_kind(request.inputs(workload)))
         return WorkloadFigures(
             workload=workload.id,
             seconds=seconds,
@@ -99,7 +99,7 @@ class Timing:
                 "calls": sum(map(len, self.rounds[place])),
                 "relative_error": paired.relative_error(self.rounds[place]),
                 "gbytes_per_second": score.gbytes(size, seconds),
-                "copy_fraction": size / seconds / gpu.copy,
+                "copy_fraction": size / seconds / device.copy,
             },
         )
 
@@ -189,7 +189,7 @@ def _objection(
         reason = f"{workload.id}: {figures.seconds * 1e6:.1f} us is below what the device's peaks allow"
         return Failure(Verdict.IMPLAUSIBLE, reason)
     wall, known = timing.wall_seconds[place], max(figures.seconds, timing.host_seconds[place])
-    if not request.target.gpu.interpreted and not wall <= WALL_FACTOR * known + WALL_SLACK_SECONDS:
+    if not request.target.interpreted and not wall <= WALL_FACTOR * known + WALL_SLACK_SECONDS:
         reason = (
             f"{workload.id}: {wall * 1e6:.0f} us by the wall clock, {known * 1e6:.0f} us by device events"
         )

@@ -11,6 +11,7 @@ Answers, in order: one ``traced`` per workload (blob ``module``: portable Stable
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -38,17 +39,14 @@ class NestedKernel(ValueError):
 
 def run(job: Frame, answer: Answer) -> None:
     """Serve one trace job; failures of the candidate become an ``error`` frame."""
-    chip = job.data["chip"]
-    device = AbstractDevice(device_kind=chip["kind"], num_cores=chip["cores"], platform="tpu")
-    mesh = AbstractMesh((1,), ("x",), abstract_device=device)
     phase = "import"
     try:
-        with jax.sharding.use_abstract_mesh(mesh):
-            build = _entry(job.data["source"])
+        with mesh_of(job.data["chip"]):
+            build = load_build(job.data["source"])
             phase = "trace"
             jaxprs = {}
             for workload in job.data["workloads"]:
-                jaxprs[workload["id"]] = _trace(build, job.data["params"], workload)
+                jaxprs[workload["id"]] = trace(build, job.data["params"], workload)
             phase = "lower"
             for workload in job.data["workloads"]:
                 answer(_exported(workload, jaxprs[workload["id"]]))
@@ -62,13 +60,21 @@ def run(job: Frame, answer: Answer) -> None:
         answer(Frame("error", {"phase": phase, **describe(error)}))
 
 
-def _entry(source: str) -> Callable[..., Any]:
+def mesh_of(chip: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """While it is entered, code is traced for a chip (its ``kind`` and ``cores``) that need not be there."""
+    device = AbstractDevice(device_kind=chip["kind"], num_cores=chip["cores"], platform="tpu")
+    return jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device))
+
+
+def load_build(source: str) -> Callable[..., Any]:
+    """A candidate's ``build``: runs its module."""
     module = types.ModuleType("candidate")
     exec(compile(source, CANDIDATE_FILE, "exec"), module.__dict__)
     return module.build
 
 
-def _trace(build: Callable[..., Any], params: Mapping[str, Any], workload: Mapping[str, Any]) -> ClosedJaxpr:
+def trace(build: Callable[..., Any], params: Mapping[str, Any], workload: Mapping[str, Any]) -> ClosedJaxpr:
+    """The candidate's function for one workload. Raises TypeError for other outputs, NestedKernel for hidden loops."""
     specs = _specs(workload["inputs"])
     traced = jax.jit(build(dict(params))).trace(*specs)
     wanted = [(tuple(s["shape"]), dtype_named(s["dtype"])) for s in workload["outputs"]]
@@ -134,7 +140,7 @@ def _check(
     settings = pltpu.InterpretParams(
         detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan"
     )
-    compiled = jax.jit(lambda *operands: _interpret(jaxpr, operands, settings))
+    compiled = jax.jit(lambda *operands: interpret(jaxpr, operands, settings))
     for kind in kinds:
         prefix = f"{workload['id']}/{kind}/"
         operands = [arrays[prefix + tensor["name"]] for tensor in workload["inputs"]]
@@ -149,7 +155,7 @@ def _check(
         answer(Frame("checked", data, arrays=outputs))
 
 
-def _interpret(closed: ClosedJaxpr, operands: Sequence[Any], settings: Any) -> list[Any]:
+def interpret(closed: ClosedJaxpr, operands: Sequence[Any], settings: Any) -> list[Any]:
     """Evaluate a jaxpr with every Pallas call under the interpreter, whatever the candidate asked for."""
     environment: dict[Any, Any] = {}
 
@@ -162,7 +168,7 @@ def _interpret(closed: ClosedJaxpr, operands: Sequence[Any], settings: Any) -> l
         values = [read(atom) for atom in equation.invars]
         primitive, params = equation.primitive, dict(equation.params)
         if primitive.name == "jit":
-            results = _interpret(params["jaxpr"], values, settings)
+            results = interpret(params["jaxpr"], values, settings)
         else:
             if primitive.name == "pallas_call":
                 params["interpret"] = settings
