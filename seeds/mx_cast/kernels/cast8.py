@@ -92,34 +92,36 @@ def cast_kernel(
     col = pk * BK + tl.arange(0, BK)
     inside = (row < M)[:, None] & (col < K)[None, :]
     at = row.to(tl.int64)[:, None] * K + col[None, :]
-    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    size = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    tile = tl.load(x_ptr + at, mask=inside, other=0.0)
     if ROWS:
-        e = exponent(tl.max(tl.reshape(size, (BM, BK // 32, 32)), axis=2), MODE)
-        q = payload(tl.reshape(x, (BM, BK // 32, 32)), tl.reshape(e, (BM, BK // 32, 1)))
+        x = tl.reshape(tile.to(tl.float32), (BM, BK // 32, 32))
+        e = exponent(tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=2), MODE)
+        q = payload(x, tl.reshape(e, (BM, BK // 32, 1)))
         tl.store(q_ptr + at, tl.reshape(q, (BM, BK)), mask=inside)
         block = pk * (BK // 32) + tl.arange(0, BK // 32)
         blocks = K // 32
         if SWIZZLED:
             wide = tl.cdiv(blocks, 4)
-            tile = (row // 128).to(tl.int64)[:, None] * wide + (block // 4)[None, :]
-            place = tile * 512 + ((row % 32) * 16 + (row % 128 // 32) * 4)[:, None] + (block % 4)[None, :]
+            group = (row // 128).to(tl.int64)[:, None] * wide + (block // 4)[None, :]
+            place = group * 512 + ((row % 32) * 16 + (row % 128 // 32) * 4)[:, None] + (block % 4)[None, :]
             held = (row < tl.cdiv(M, 128) * 128)[:, None] & (block < wide * 4)[None, :]
             tl.store(s_ptr + place, e.to(tl.uint8), mask=held)
         else:
             held = (row < M)[:, None] & (block < blocks)[None, :]
             tl.store(s_ptr + row.to(tl.int64)[:, None] * blocks + block[None, :], e.to(tl.uint8), mask=held)
     if COLUMNS:
-        e_t = exponent(tl.max(tl.reshape(size, (BM // 32, 32, BK)), axis=1), MODE)
-        turned = payload(tl.reshape(x, (BM // 32, 32, BK)), tl.reshape(e_t, (BM // 32, 1, BK)))
+        # turned while it is bf16, so that blocks lie along a thread's own elements again
+        y = tl.reshape(tl.trans(tile).to(tl.float32), (BK, BM // 32, 32))
+        e_t = exponent(tl.max(y.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=2), MODE)
+        turned = payload(y, tl.reshape(e_t, (BK, BM // 32, 1)))
         turned_at = col.to(tl.int64)[:, None] * M + row[None, :]
         inside_t = (col < K)[:, None] & (row < M)[None, :]
-        tl.store(qt_ptr + turned_at, tl.trans(tl.reshape(turned, (BM, BK))), mask=inside_t)
-        group = pm * (BM // 32) + tl.arange(0, BM // 32)
-        held_t = (col < K)[:, None] & (group < M // 32)[None, :]
+        tl.store(qt_ptr + turned_at, tl.reshape(turned, (BK, BM)), mask=inside_t)
+        block_t = pm * (BM // 32) + tl.arange(0, BM // 32)
+        held_t = (col < K)[:, None] & (block_t < M // 32)[None, :]
         tl.store(
-            st_ptr + col.to(tl.int64)[:, None] * (M // 32) + group[None, :],
-            tl.trans(e_t).to(tl.uint8),
+            st_ptr + col.to(tl.int64)[:, None] * (M // 32) + block_t[None, :],
+            e_t.to(tl.uint8),
             mask=held_t,
         )
 
