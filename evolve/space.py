@@ -207,13 +207,17 @@ class Space:
 
     def legal(self, params: Mapping[str, Value]) -> bool:
         """Whether ``violations`` is empty, without wording them."""
+        return self.legal_row(params) is not None
+
+    def legal_row(self, params: Mapping[str, Value]) -> Rows | None:
+        """Value indices of a legal point; ``None`` for any other."""
         if len(params) != len(self.names):
-            return False
+            return None
         try:
             row = self.encode(params)
         except KeyError:
-            return False
-        return all(rule.allows(row) for rule in self._rules) and self._is_member(row)
+            return None
+        return row if all(rule.allows(row) for rule in self._rules) and self._is_member(row) else None
 
     def legal_rows(self, rows: Rows) -> np.ndarray:
         """bool [points]: which rows are legal."""

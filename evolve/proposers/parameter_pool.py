@@ -15,6 +15,10 @@ ANYWHERE = 700
 NEAR = 300
 """Points a few parameters away from one of the best, or between two of them; likewise shared."""
 
+LOCAL_RECORDS = 2
+"""While a source whose defaults are declared has fewer records than this times its live parameters, its random points
+stay out: so few say nothing of the far side of the space, and a person's defaults are better than most of it."""
+
 WHOLE = 1500
 """Legal points up to which all of them compete."""
 
@@ -38,14 +42,21 @@ def pool_of(sources: Sequence[SourceRecords], rng: np.random.Generator) -> list[
     for k, records in enumerate(sources):
         space, rows = records.space, [np.zeros((0, len(records.space.names)), dtype=np.int16)]
         mine = [records.rows[i] for owner, i in best if owner == k]
-        if space.points is not None and len(space.points) <= WHOLE * shares[k]:
+        local = bool(mine) and _stays_near(records)
+        if not local and space.points is not None and len(space.points) <= WHOLE * shares[k]:
             rows.append(space.points)
         else:
-            rows.append(space.sample_rows(rng, max(1, int(ANYWHERE * shares[k]))))
+            anywhere = 0 if local else max(1, int(ANYWHERE * shares[k]))
+            rows.append(space.sample_rows(rng, anywhere))
             rows += [near_rows(space, np.array(mine), int(NEAR * shares[k]), rng)] if mine else []
             rows += [space.neighbour_rows(records.rows[i], steps=None) for o, i in best[:TOP] if o == k]
         pool.append((k, np.concatenate(rows)))
     return pool
+
+
+def _stays_near(records: SourceRecords) -> bool:
+    live = sum(len(values) > 1 for values in records.space.parameters.values())
+    return bool(records.space.defaults) and len(records.rows) < LOCAL_RECORDS * live
 
 
 def ranked(sources: Sequence[SourceRecords]) -> list[tuple[float, int, int]]:

@@ -56,10 +56,11 @@ class Records:
     def _take(self, candidate: Candidate, evaluation: Evaluation) -> None:
         source = candidate.genome.source
         space, target = self._spaces[source], self._target(evaluation)
-        if space is None or target is None or not space.legal(candidate.genome.params):
+        row = None if space is None or target is None else space.legal_row(candidate.genome.params)
+        if space is None or target is None or row is None:
             return
         records = self._by_source.setdefault(source, SourceRecords(source, space))
-        records.rows.append(space.encode(candidate.genome.params))
+        records.rows.append(row)
         records.targets.append(target)
         records.candidates.append(candidate)
         self.order.append((records, len(records.rows) - 1))

@@ -53,8 +53,8 @@ class TriedPoints:
         for candidate in history.candidates[self._folded :]:
             source, params = candidate.genome.source, candidate.genome.params
             space = self._spaces[source]
-            if space is not None and space.legal(params):
-                (code,) = space.codes(space.encode(params)[None])
+            if space is not None and (row := space.legal_row(params)) is not None:
+                (code,) = space.codes(row[None])
                 self._codes.setdefault(source, set()).add(int(code))
         self._folded = len(history.candidates)
 

@@ -96,9 +96,9 @@ class SurrogateProposer:
         genome = candidate.genome
         self._pending[candidate.index] = candidate
         space = self._spaces[genome.source]
-        if space is None or not space.legal(genome.params):
+        row = None if space is None else space.legal_row(genome.params)
+        if space is None or row is None:
             return
-        row = space.encode(genome.params)
         (code,) = codes_of(space, row[None])
         self._proposed.setdefault(genome.source, set()).add(code)
         if self._view is not None:
@@ -181,8 +181,9 @@ class SurrogateProposer:
         if _patience(len(self._records.order)) > 1:
             return waiting
         for k, records in enumerate(view.model.sources):
-            genomes = [c.genome for c in self._pending.values() if c.genome.source == records.source]
-            waiting += [(k, records.space.encode(g.params)) for g in genomes if records.space.legal(g.params)]
+            mine = [c.genome.params for c in self._pending.values() if c.genome.source == records.source]
+            rows = [records.space.legal_row(params) for params in mine]
+            waiting += [(k, row) for row in rows if row is not None]
         return waiting
 
     def _offer(self, history: History, parent: Candidate, space: Space, row: Rows) -> Proposal | None:

@@ -83,4 +83,4 @@ def test_the_loop_outpaces_a_cluster(table: Table) -> None:
     campaign(table, 0, 50)
     began = time.process_time()
     campaign(table, 1, 1000)
-    assert 1000 / (time.process_time() - began) > 400
+    assert 1000 / (time.process_time() - began) > 200

@@ -7,20 +7,23 @@ import pytest
 from scipy.special import ndtr
 
 from evolve.archive import Archive
+from evolve.campaign import Budget, Campaign, Plan, Start
 from evolve.genome import Genome
 from evolve.history import Candidate, History, Mutation, MutationKind
+from evolve.proposers import surrogate
 from evolve.proposers.parameter_features import Encoder
 from evolve.proposers.parameter_gp import GaussianProcess
 from evolve.proposers.parameter_model import log_improvement
+from evolve.proposers.parameter_pool import pool_of
 from evolve.proposers.parameter_posterior import Posterior, correlation
-from evolve.proposers.parameter_records import Records
+from evolve.proposers.parameter_records import Records, SourceRecords
 from evolve.proposers.parameter_trees import Forest
 from evolve.proposers.parameters import KnownSpaces
 from evolve.proposers.surrogate import SurrogateProposer
 from evolve.space import Space
-from experiments.benchmarks.search_efficiency import Setting, run_search
+from experiments.benchmarks.search_efficiency import Nowhere, Setting, run_search
 from experiments.benchmarks.search_report import digest
-from experiments.benchmarks.tables import SPACES, Table, read_table
+from experiments.benchmarks.tables import SPACES, Table, TableEvaluator, read_table
 from fitness.evaluation import Evaluation, Stage, Verdict
 
 SETTING = Setting(budget=30, lag=3)
@@ -126,6 +129,22 @@ def test_a_proposer_made_anew_goes_on_as_the_old_one() -> None:
         assert resumed == proposer.propose(history, 0, rng())
 
 
+@pytest.mark.parametrize("lag", [1, 4])
+def test_so_it_does_when_it_looks_rarely(table: Table, monkeypatch: pytest.MonkeyPatch, lag: int) -> None:
+    """A long campaign proposes in the order of its latest look, which must not depend on when it was asked."""
+    monkeypatch.setattr(surrogate, "LOOK_SHARE", 10)
+    archive = Archive(1, 10)
+    proposer = SurrogateProposer(archive, table.space_of)
+    start = Start("a", table.random_genome(np.random.default_rng(2)))
+    plan = Plan([start], Budget(evaluations=61), 2, lag, must_pass=False)
+    campaign = Campaign(plan, proposer, archive, TableEvaluator(table, lag), Nowhere())
+    campaign.run()
+    assert len({candidate.genome.id for candidate in campaign.history.candidates}) == 61
+    rng = lambda: np.random.default_rng(5)  # noqa: E731
+    resumed = SurrogateProposer(Archive(1, 10), table.space_of).propose(campaign.history, 0, rng())
+    assert resumed == proposer.propose(campaign.history, 0, rng())
+
+
 def test_a_duplicate_is_as_fit_as_what_it_repeats() -> None:
     history = History()
     points = [{"block": 16, "stages": s, "mode": "x"} for s in (1, 2, 4)]
@@ -144,6 +163,19 @@ def test_a_duplicate_is_as_fit_as_what_it_repeats() -> None:
         pass
     first = records.sources[0].targets[0]
     assert records.sources[0].targets == [first, first]  # the third names nothing it repeats
+
+
+def test_declared_defaults_keep_the_first_pools_near_them() -> None:
+    names = [f"p{number}" for number in range(12)]
+    space = Space(dict.fromkeys(names, (0, 1, 2, 3)), defaults=dict.fromkeys(names, 0))
+    row = space.encode(space.defaults)
+
+    def changes(count: int) -> float:
+        records = SourceRecords("a", space, [row] * count, [0.0] * count)
+        ((_, rows),) = pool_of([records], np.random.default_rng(0))
+        return float((rows != row).sum(axis=1).mean())
+
+    assert changes(5) < 2.5 < 5.0 < changes(40)
 
 
 def test_columns_are_shared_by_name_and_absent_ones_are_neutral() -> None:
