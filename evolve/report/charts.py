@@ -149,13 +149,13 @@ def records(passed: Sequence[Point]) -> list[Point]:
     return found
 
 
-def best_path(steps: Sequence[Point], frame: Frame, axis: Axis) -> str:
-    """The line of the best so far, to the right edge, as data of a path."""
+def best_path(steps: Sequence[Point], frame: Frame, axis: Axis, end: float = WIDTH - RIGHT) -> str:
+    """The line of the best so far, to ``end`` in pixels (default: the right edge), as data of a path."""
     path = ""
     for point in steps:
         x, y = frame.x(axis.of(point)), frame.y(point.evaluation.fitness or 0.0)
         path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
-    return path + f"H{WIDTH - RIGHT}"
+    return path + f"H{end:g}"
 
 
 def _best(data: CampaignData, passed: Sequence[Point], frame: Frame, axis: Axis) -> str:

@@ -29,6 +29,7 @@ from evolve.report.charts import (
 )
 from evolve.report.credit import by_proposer, credit_svg
 from evolve.report.data import CampaignData, Point
+from evolve.report.grid import LETTER, shorten
 from evolve.report.page import chart, note, render_page, section
 from evolve.report.steps import changes
 from evolve.report.svg import clean, tag
@@ -36,6 +37,9 @@ from evolve.report.tables import flatten, head_row, number_cells, table
 from evolve.report.units import duration_text, gain_text, number_text, rate_text, time_text
 from evolve.report.whole import write_whole
 from fitness.evaluation import Evaluation, Verdict
+
+MOST_LETTERS = 20
+"""Of a campaign's name beside its line."""
 
 
 @dataclass(frozen=True)
@@ -133,18 +137,29 @@ def overlay_svg(pair: Pair, axis: Axis = Axis.EVALUATIONS, *, standalone: bool =
         y = frame.y(line.fitness)
         parts.append(svg.tag("path", d=f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", class_=f"reference {line.role}"))
         labels.append((y, f"{line.name} {line.fitness:.4g}", line.role))
-    for which, points, name in zip(("first", "second"), passed, pair.names, strict=True):
-        steps = records(points)
+    for which, points, data in zip(("first", "second"), passed, pair.both, strict=True):
+        steps, end = records(points), frame.x(max(axis.of(p) for p in data.points))
         best = steps[-1].evaluation.fitness or 0.0
         path = "".join(
             f"M{frame.x(axis.of(p)):.1f} {frame.y(p.evaluation.fitness or 0):.1f}h0" for p in points
         )
         parts.append(svg.tag("path", d=path, class_=f"dots {which}"))
-        parts.append(
-            svg.tag("path", svg.title(name), d=best_path(steps, frame, axis), class_=f"best {which}")
-        )
-        labels.append((frame.y(best), f"{best:.4g} {name}", f"strong {which}"))
+        parts.append(svg.tag("path", d=best_path(steps, frame, axis, round(end, 1)), class_=f"best {which}"))
+        labels.append((frame.y(best), f"best {best:.4g}", f"strong {which}"))
+    parts.append(_key(pair))
     return svg.drawing(WIDTH, HEIGHT, label, *parts, edge_labels(labels), standalone=standalone)
+
+
+def _key(pair: Pair) -> str:
+    """Which line is whose, at the upper right."""
+    names = [shorten(name, MOST_LETTERS) for name in pair.names]
+    other = WIDTH - len(names[1]) * LETTER
+    this = other - 42 - len(names[0]) * LETTER
+    return "".join(
+        svg.tag("path", d=f"M{x - 26:.1f} 12h20", class_=f"best {which}")
+        + svg.text(x, 16, name, class_=f"strong {which}")
+        for which, x, name in zip(("first", "second"), (this, other), names, strict=True)
+    )
 
 
 def _lines(pair: Pair) -> list[Line]:

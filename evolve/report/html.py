@@ -164,7 +164,7 @@ def _archive(data: CampaignData) -> str:
     others = [step(data, e.candidate) for e in found.elites if e.candidate.index not in told]
     hidden = f" {found.hidden} more cells are not drawn." if found.hidden else ""
     text = f"The fittest candidate of each cell on each island; a square opens its candidate.{hidden}"
-    folded = tag("summary", f"{len(others)} candidates beside the winner's lineage") + "".join(others)
+    folded = tag("summary", f"{len(others)} beside the winner's lineage") + "".join(others)
     rest = tag("details", folded) if others else ""
     return chart(archive_svg(data, found), "Archive: islands and cells") + note(text) + rest
 
