@@ -75,12 +75,19 @@ SCHEDULES = {
     "row_loop_by_2": {**BLOCKS, "row_unroll": 2, "skew": 1},
     "sums_in_vmem": {**BLOCKS, "accumulate": "ref", "order": "groups", "block_k": 1024},
     "sums_in_vmem_columns": {**BLOCKS, "accumulate": "ref", "order": "columns", "block_n": 512},
-    "columns_outermost": {**BLOCKS, "order": "columns", "skew": 2, "grid_order": "nm", "a_buffers": 1},
+    "columns_outermost": {**BLOCKS, "order": "columns", "skew": 2, "grid_order": "nm"},
     "bf16_operands": {**BLOCKS, "dequant": "operands_bf16"},
     "bf16_operands_f32_scaled": {**BLOCKS, "dequant": "operands_f32", "placement": "cached"},
     "ahead": {**BLOCKS, "dequant": "operands_bf16", "placement": "ahead", "skew": 1},
     "ahead_columns": {**BLOCKS, "dequant": "operands_f32", "placement": "ahead", "order": "columns"},
     "ahead_row_loop": {**BLOCKS, "dequant": "operands_bf16", "placement": "ahead", "row_unroll": 1},
+    "row_maxima": {**BLOCKS, **WINNER, "row_scale": "absmax"},
+    "row_maxima_bf16_operands": {
+        **BLOCKS,
+        "dequant": "operands_bf16",
+        "placement": "ahead",
+        "row_scale": "absmax",
+    },
 }
 
 
@@ -214,6 +221,14 @@ def test_illegal_schedules_are_refused_with_a_reason(change, reason):
     assert any(reason in violation for violation in space.violations(params)), space.violations(params)
 
 
+def test_blocks_shrink_to_a_divisor_of_the_extent():
+    source, params = kernel("fused", **{**BLOCKS, "block_n": 512, "block_k": 1024})
+    workload = Workload("256x768x1536", {"M": 256, "N": 768, "K": 1536})
+    assert Space.from_source(source, {**workload.dims, "group": 512}).violations(params) == []
+    found = readings("g512", "spread", source, params, workload)
+    assert found["exact"].passed, found
+
+
 def test_straight_line_code_is_bounded():
     source, params = kernel("fused", block_m=1024, block_k=4096)
     space = Space.from_source(source, {"M": 4096, "N": 4096, "K": 4096, "group": 128})
@@ -224,6 +239,7 @@ def test_straight_line_products_are_bounded():
     source, params = kernel("fused", block_m=1024, block_n=1024, block_k=4096, dequant="operands_bf16")
     violations = Space.from_source(source, LARGE).violations(params)
     assert any("straight-line" in violation for violation in violations), violations
+    assert Space.from_source(source, {**LARGE, "group": 128}).violations(params) == []
 
 
 def test_blocks_must_fit_vmem():

@@ -6,12 +6,15 @@ The grid walks row blocks, column blocks and K blocks, K fastest. One grid step 
 tile of A with a block_k x block_n tile of W in sub-tiles of sub_m x sub_n. The defaults are the naive schedule:
 quantise on every use, one dot per scale group over the whole block.
 
+block_n, block_k  at most: the largest divisor of N in whole sub_n, of K in whole scale groups.
 placement   where A is quantised. per_use: in every grid step. cached: once per row block, before its first dots,
             kept in VMEM for all column blocks. ahead: as cached, but within the straight-line code of the first
             column block's dots.
 skew        how many tiles the quantiser runs ahead of the dot that needs the tile (per_use and ahead).
 dequant     partial: e4m3 dots over one scale group, the f32 partial is scaled. operands_f32, operands_bf16: both
             operands are scaled to bf16 (multiplied in f32 or bf16) and one bf16 dot spans block_k.
+row_scale   what a row carries. scale: absmax / 448, found in f32. absmax: the maximum itself, found in bf16, where it
+            is exact and two rows share a register (its floor is then the bf16 next to 1e-12); columns carry the 1/448.
 scaling     how a partial meets its two scales. product: partial * (row * column), which needs the product of the
             scales as one more tile; chained: (partial * row) * column, which needs none.
 scales      row scales cached as one column or spread over 128 lanes.
@@ -37,12 +40,12 @@ SPACE = {
     "placement": ("per_use", "cached", "ahead"),
     "skew": (0, 1, 2),
     "dequant": ("partial", "operands_f32", "operands_bf16"),
+    "row_scale": ("scale", "absmax"),
     "scaling": ("product", "chained"),
     "scales": ("column", "lanes"),
     "order": ("rows", "columns", "groups"),
     "accumulate": ("value", "ref"),
     "row_unroll": (0, 1, 2),
-    "a_buffers": (1, 2),
     "grid_order": ("mn", "nm"),
     "vmem_mib": (62,),
 }
@@ -55,19 +58,18 @@ DEFAULTS = {
     "placement": "per_use",
     "skew": 0,
     "dequant": "partial",
+    "row_scale": "scale",
     "scaling": "product",
     "scales": "column",
     "order": "rows",
     "accumulate": "value",
     "row_unroll": 0,
-    "a_buffers": 2,
     "grid_order": "mn",
     "vmem_mib": 62,
 }
 CONSTRAINTS = {
     "M % min(block_m, M) == 0": "block_m must divide M",
-    "N % min(block_n, N) == 0": "block_n must divide N",
-    "K % min(block_k, K) == 0": "block_k must divide K",
+    "N % min(sub_n, N) == 0": "sub_n must divide N",
     "block_k % group == 0": "block_k must hold whole scale groups",
     "sub_m <= block_m": "a row sub-tile lies inside its block",
     "sub_n <= block_n": "a column sub-tile lies inside its block",
@@ -82,16 +84,15 @@ CONSTRAINTS = {
     "placement != 'ahead' or dequant != 'partial'": (
         "libtpu's simulator cannot cost e4m3 dots mixed with the quantiser's stores (weight FIFO full)"
     ),
-    "a_buffers == 2 or (placement != 'cached' and row_unroll == 0)": (
-        "libtpu's simulator aborts on a loop in a body whose operand has a single buffer"
-    ),
     "placement != 'cached' or skew == 0": "a cache filled beforehand has nothing to run ahead of",
     "dequant != 'partial' or block_n * (block_k // group) * (row_unroll * sub_m if row_unroll else block_m)"
     " <= 4194304": "straight-line code of more than 4096 partial registers takes the compiler too long",
-    "dequant == 'partial' or block_n * block_k * (row_unroll * sub_m if row_unroll else block_m) <= 2147483648": (
-        "straight-line code of more than half of a 1024 x 1024 x 4096 product takes the compiler too long"
+    "dequant == 'partial' or group < 512 or block_n * block_k * (row_unroll * sub_m if row_unroll else block_m)"
+    " <= 2147483648": (
+        "straight-line code of more than half of a 1024 x 1024 x 4096 product takes the compiler long, and bf16 dots"
+        " cannot win with groups of 512"
     ),
-    "2 * a_buffers * min(block_m, M) * min(block_k, K) + 2 * min(block_k, K) * min(block_n, N)"
+    "4 * min(block_m, M) * min(block_k, K) + 2 * min(block_k, K) * min(block_n, N)"
     " + (8 if accumulate == 'ref' or block_k < K else 4) * min(block_m, M) * min(block_n, N)"
     " + (min(block_m, M) * (0 if placement == 'per_use' else K + 512 * (K // group)) if dequant == 'partial'"
     " else 2 * min(block_m, M) * (min(block_k, K) if placement == 'per_use' else K)"
@@ -106,11 +107,20 @@ LANES = 128
 FILL_ROWS = 128
 
 
-def quantise(x):
-    """x [m,g] bf16 -> e4m3 codes [m,g] and f32 row scales [m,1]."""
+def quantise(x, plan):
+    """x [m,g] bf16 -> e4m3 codes [m,g] and what row_scale says rows carry, [m,1] f32 or bf16."""
     wide = x.astype(jnp.float32)
+    if plan["row_scale"] == "absmax":
+        absmax = jnp.maximum(jnp.max(jnp.abs(x), axis=1, keepdims=True), jnp.bfloat16(ABSMAX_FLOOR))
+        return (wide * (F8_MAX / absmax.astype(jnp.float32))).astype(jnp.float8_e4m3fn), absmax
     absmax = jnp.maximum(jnp.max(jnp.abs(wide), axis=1, keepdims=True), ABSMAX_FLOOR)
     return (wide * (F8_MAX / absmax)).astype(jnp.float8_e4m3fn), absmax * (1.0 / F8_MAX)
+
+
+def column_scales(refs, plan, t, cols):
+    """f32 [1, columns] that go with group t: the weight scales, and the 1/448 that rows do not carry."""
+    scale = refs["sw"][t, :, cols]
+    return scale * (1.0 / F8_MAX) if plan["row_scale"] == "absmax" else scale
 
 
 def to_lanes(scale, plan):
@@ -124,9 +134,9 @@ def over_columns(scale, plan):
 
 
 def scaled(codes, scale, plan):
-    """e4m3 codes times a broadcastable f32 scale, as bf16."""
+    """e4m3 codes times a broadcastable scale, as bf16."""
     if plan["dequant"] == "operands_f32":
-        return (codes.astype(jnp.float32) * scale).astype(jnp.bfloat16)
+        return (codes.astype(jnp.float32) * scale.astype(jnp.float32)).astype(jnp.bfloat16)
     return codes.astype(jnp.bfloat16) * scale.astype(jnp.bfloat16)
 
 
@@ -142,9 +152,9 @@ def quantise_tile(refs, plan, start, rows, groups):
     """
     made = []
     for t in groups:
-        codes, scale = quantise(refs["a"][pl.ds(start, rows), at_group(t, plan)])
+        codes, scale = quantise(refs["a"][pl.ds(start, rows), at_group(t, plan)], plan)
         if plan["dequant"] == "partial":
-            made.append((codes, to_lanes(scale, plan)))
+            made.append((codes, to_lanes(scale.astype(jnp.float32), plan)))
         else:
             made.append(scaled(codes, scale, plan))
         if plan["placement"] != "per_use":
@@ -198,7 +208,7 @@ def partial_product(refs, plan, operand, t, col):
     codes, scale = operand
     cols = pl.ds(col, plan["sub_n"])
     product = jnp.dot(codes, refs["w"][at_group(t, plan), cols], preferred_element_type=jnp.float32)
-    by_row, by_column = over_columns(scale, plan), refs["sw"][t, :, cols]
+    by_row, by_column = over_columns(scale, plan), column_scales(refs, plan, t, cols)
     if plan["scaling"] == "product":
         return product * (by_row * by_column)
     return (product * by_row) * by_column
@@ -247,7 +257,7 @@ def operand_step(refs, plan, starts, operand):
         if col not in weights:
             cols = pl.ds(col, plan["sub_n"])
             parts = [
-                scaled(refs["w"][at_group(t, plan), cols], refs["sw"][t, :, cols], plan)
+                scaled(refs["w"][at_group(t, plan), cols], column_scales(refs, plan, t, cols), plan)
                 for t in range(plan["groups"])
             ]
             weights[col] = jnp.concatenate(parts, axis=0)
@@ -337,15 +347,21 @@ def make_body(plan):
     return body
 
 
+def whole_part(most, extent, unit):
+    """The largest divisor of extent that is a multiple of unit and not above most."""
+    return max(size for size in range(unit, min(most, extent) + 1, unit) if extent % size == 0)
+
+
 def resolve(params, m, n, depth, groups):
     """Parameters clamped to the operands' shapes, with the counts that follow from them."""
     plan = dict(params)
-    plan["block_m"], plan["block_n"] = min(params["block_m"], m), min(params["block_n"], n)
-    plan["block_k"] = min(params["block_k"], depth)
+    plan["group"] = depth // groups
+    plan["block_m"] = min(params["block_m"], m)
     plan["sub_m"], plan["sub_n"] = min(params["sub_m"], m), min(params["sub_n"], n)
+    plan["block_n"] = whole_part(params["block_n"], n, plan["sub_n"])
+    plan["block_k"] = whole_part(params["block_k"], depth, plan["group"])
     if plan["row_unroll"] * plan["sub_m"] > plan["block_m"]:
         plan["row_unroll"] = 1
-    plan["group"] = depth // groups
     plan["groups"] = plan["block_k"] // plan["group"]
     plan["steps"] = depth // plan["block_k"]
     return plan
@@ -377,9 +393,8 @@ def block_specs(plan):
             return (j if swap else i, k)
         return (i, jnp.where(j == 0, k, last))
 
-    buffers = {"pipeline_mode": pl.Buffered(1)} if plan["a_buffers"] == 1 else {}
     inputs = [
-        pl.BlockSpec((bm, bk), a_index, **buffers),
+        pl.BlockSpec((bm, bk), a_index),
         pl.BlockSpec((bk, bn), lambda i, j, k: (k, i if swap else j)),
         pl.BlockSpec((plan["groups"], 1, bn), lambda i, j, k: (k, 0, i if swap else j)),
     ]
