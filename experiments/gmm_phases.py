@@ -26,7 +26,7 @@ PARTIAL = {"dequant": "partial", "placement": "per_use", "narrow": 0, "sub_k": 5
 TILINGS: tuple[tuple[str, str, tuple[dict, ...]], ...] = (
     ("fwd-g512", "bf16", ({"bodies": "shared"},)),
     ("dlhs-g512", "bf16", ({"bodies": "split"},)),
-    ("tgmm-g512", "bf16", (WIDE,)),
+    ("tgmm-g512", "bf16", (WIDE, {"sub_k": 256}, {"sub_n": 256, "sub_k": 512})),
     ("fwd-g512", "once", ({}, {"sub_m": 128}, {"dequant": "operands"}, {"block_k": 1024}, {"block_n": 256})),
     ("dlhs-g512", "once", ({}, {"scaling": "chained"}, {"bodies": "shared"})),
     ("tgmm-g512", "once", ({"sub_k": 256, "sub_n": 512}, PARTIAL)),
