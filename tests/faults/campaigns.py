@@ -71,7 +71,8 @@ def begun(path: Path) -> bool:
     if not path.exists():
         return False
     try:
-        content(path)
+        with Journal(path, write=True) as journal:  # which mends what a kill has left half done
+            journal.content()
     except JournalError as error:
         if "no such table: meta" in str(error) or "format None" in str(error):
             return False
