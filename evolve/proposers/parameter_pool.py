@@ -16,8 +16,9 @@ NEAR = 300
 """Points a few parameters away from one of the best, or between two of them; likewise shared."""
 
 LOCAL_RECORDS = 2
-"""While a source whose defaults are declared has fewer records than this times its live parameters, its random points
-stay out: so few say nothing of the far side of the space, and a person's defaults are better than most of it."""
+"""While a source whose defaults are declared has fewer records than this times its live parameters, only the
+single-parameter changes of its best points compete: so few say nothing of the far side of the space, and a person's
+defaults are better than most of it."""
 
 WHOLE = 1500
 """Legal points up to which all of them compete."""
@@ -46,9 +47,9 @@ def pool_of(sources: Sequence[SourceRecords], rng: np.random.Generator) -> list[
         if not local and space.points is not None and len(space.points) <= WHOLE * shares[k]:
             rows.append(space.points)
         else:
-            anywhere = 0 if local else max(1, int(ANYWHERE * shares[k]))
+            anywhere, near = (0, 0) if local else (max(1, int(ANYWHERE * shares[k])), int(NEAR * shares[k]))
             rows.append(space.sample_rows(rng, anywhere))
-            rows += [near_rows(space, np.array(mine), int(NEAR * shares[k]), rng)] if mine else []
+            rows += [near_rows(space, np.array(mine), near, rng)] if mine else []
             rows += [space.neighbour_rows(records.rows[i], steps=None) for o, i in best[:TOP] if o == k]
         pool.append((k, np.concatenate(rows)))
     return pool
