@@ -141,10 +141,11 @@ def _together(rows: list[dict], suite: str) -> list[str]:
         flops = sum(w["tflops"] * w["seconds"] for row in best for w in row["workloads"])
         total = sum(_seconds(row) for row in best)
         roof = sum(w["roofline_fraction"] * w["seconds"] for row in best for w in row["workloads"]) / total
-        reference = reference or total
+        reference = total if mix == "bf16" else reference
+        against = f"{reference / total:.2f} x bf16" if reference else "no bf16 time of all phases"
         phases = ", ".join(f"{row['key'][0]} {_seconds(row) * 1e6:.1f}" for row in best)
         lines.append(
-            f"* {suite}, {mix}: {flops / total:.0f} TFLOP/s, {reference / total:.2f} x bf16, "
+            f"* {suite}, {mix}: {flops / total:.0f} TFLOP/s, {against}, "
             f"{100 * roof:.0f} % of the roofline (us of both projections: {phases})"
         )
     return lines
