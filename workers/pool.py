@@ -359,13 +359,13 @@ def start_ray(settings: PoolSettings) -> None:
         )
     try:
         ray.init(**common)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+    except Exception as error:  # Ray raises a bare Exception when its node does not start in time
         where = (
             f"the Ray cluster at {settings.address} cannot be joined"
             if settings.address
             else "Ray cannot start"
         )
-        raise PoolUnavailable(f"{where}: {_first_line(error)}") from error
+        raise PoolUnavailable(f"{where}: {_first_line(error).rstrip('.')}") from error
 
 
 def _require_listener(address: str) -> None:
