@@ -128,8 +128,8 @@ HEAD = (
 )
 
 
-def document(seeds: Sequence[Line], findings: Sequence[Line], command: str) -> str:
-    """The whole page."""
+def document(seeds: Sequence[Line], findings: Sequence[Line], command: str, missing: int) -> str:
+    """The whole page; ``missing`` pairs were not reached in the time given."""
     versions = ", ".join(f"{name} {version}" for name, version in gpu_recipe.toolchain().items())
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     passed = sum(line.evaluation.verdict is Verdict.OK for line in seeds)
@@ -137,7 +137,8 @@ def document(seeds: Sequence[Line], findings: Sequence[Line], command: str) -> s
         "# What compilers make of the families without a device",
         f"`{command}` on {date}; {versions}. Static counts from the compiled code (*compiled*: no times; an "
         "instruction in a loop counts once). Parameters are the seeds' own. "
-        f"{passed} of {len(seeds)} pairs of kernel and target compile.",
+        f"{passed} of {len(seeds)} pairs of kernel and target compile; "
+        f"{missing} more were not reached in the time given.",
         "## Published findings, from the code alone\n\n" + "\n".join([HEAD, *map(row, findings)]),
         "## Families × targets\n\n" + "\n".join([HEAD, *map(row, seeds)]),
     ]
@@ -186,15 +187,17 @@ def main() -> None:
     compiler = Keeper(describe_config())
     try:
         records = Records(args.records, compiler, time.monotonic() + args.seconds)
-        findings, lines = survey(records, args.families, args.targets)
+        findings, lines, missing = survey(records, args.families, args.targets)
     finally:
         compiler.close()
-    command = "python -m experiments.benchmarks.compile_only --out " + str(args.out)
-    args.out.write_text(document(lines, findings, command), encoding="utf-8")
+    command = f"python -m experiments.benchmarks.compile_only --out {args.out}"
+    args.out.write_text(document(lines, findings, command, missing), encoding="utf-8")
 
 
-def survey(records: Records, names: Sequence[str], targets: Sequence[str]) -> tuple[list[Line], list[Line]]:
-    """The findings, and every seed of these families on every target."""
+def survey(
+    records: Records, names: Sequence[str], targets: Sequence[str]
+) -> tuple[list[Line], list[Line], int]:
+    """The findings, every seed of these families on every target, and how many of these were not reached."""
     findings = []
     for label, recipe, target, changes in FINDINGS:
         operator = load_operator(f"{FINDINGS_FAMILY}/{recipe}")
@@ -206,7 +209,8 @@ def survey(records: Records, names: Sequence[str], targets: Sequence[str]) -> tu
         for label, operator, kernel in seeds
     }
     lines = [found[label, target] for label, _, _ in seeds for target in targets]
-    return [line for line in findings if line], [line for line in lines if line]
+    reached = [line for line in lines if line]
+    return [line for line in findings if line], reached, len(lines) - len(reached)
 
 
 if __name__ == "__main__":
