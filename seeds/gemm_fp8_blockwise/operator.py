@@ -33,7 +33,7 @@ from seeds.gemm_fp8_blockwise.contract import (
     quantise_rows,
 )
 from seeds.gemm_fp8_blockwise.shapes import gemm_suites, matrix_suites, wgrad_suites
-from seeds.gemm_fp8_blockwise.step import TrainingStep, step_seed, step_suites
+from seeds.gemm_fp8_blockwise.step import TrainingStep, step_suites
 from seeds.operator import Arrays, BitExactGate, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
 from seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
 
@@ -242,22 +242,8 @@ def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep]:
             ("quant_128x128_dual", "blocks_dual", ("quant_blocks_dual_plain", "quant_blocks_dual")),
         )
     }
-    step = TrainingStep(f"{family}/step", step_suites(gemm_suites()), _step_seeds())
+    step = TrainingStep(f"{family}/step", step_suites(gemm_suites()))
     return {**products, **quantisers, "step": step}
-
-
-def _step_seeds() -> Mapping[str, SeedKernel]:
-    """Plain Triton throughout, and the family's fastest kernels."""
-    chosen = {
-        "plain": ("quant_dual_plain", "quant_blocks_dual_plain", "pointer", "pointer"),
-        "gluon": ("quant_dual", "quant_blocks_dual", "gluon_ws", "gluon_skew"),
-    }
-    seeds = {}
-    for name, (rows, blocks, product, wgrad) in chosen.items():
-        modules = {"activations": rows, "weights": blocks, "gradients": rows}
-        modules |= {"forward": product, "dgrad": product, "wgrad": wgrad}
-        seeds[name] = step_seed(name, _KERNELS, modules)
-    return MappingProxyType(seeds)
 
 
 def _seeds(*names: str, **overrides: Mapping[str, object]) -> Mapping[str, SeedKernel]:

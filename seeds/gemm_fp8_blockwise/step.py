@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
@@ -60,11 +61,19 @@ PARTS: Mapping[str, Mapping[str, str | int]] = {
 }
 """Each part's dimensions in those of the step."""
 
+SEEDS = {
+    "plain": ("quant_dual_plain", "quant_blocks_dual_plain", "pointer", "pointer"),
+    "gluon": ("quant_dual", "quant_blocks_dual", "gluon_ws", "gluon_skew"),
+}
+"""Seed to its modules: row quantiser, block quantiser, forward and dgrad, wgrad."""
 
-def step_seed(name: str, kernels: Path, modules: Mapping[str, str]) -> SeedKernel:
-    """A seed whose parts are the modules of ``kernels`` named by ``modules``, part to module."""
+_KERNELS = Path(__file__).parent / "kernels"
+
+
+def _step_seed(name: str, modules: Mapping[str, str]) -> SeedKernel:
+    """A seed whose parts are the family's modules named by ``modules``, part to module."""
     parts = [
-        Part(part, module, (kernels / f"{module}.py").read_text(encoding="utf-8"), PARTS[part])
+        Part(part, module, (_KERNELS / f"{module}.py").read_text(encoding="utf-8"), PARTS[part])
         for part, module in modules.items()
     ]
     used = ", ".join(dict.fromkeys(modules.values()))
@@ -78,9 +87,18 @@ class TrainingStep:
 
     name: str
     suites: Mapping[str, Suite]
-    kernels: Mapping[str, SeedKernel]
     gates: tuple[Gate, ...] = (SnrGate("field", "exact", 25.0), SnrGate("exact", "exact", 45.0))
     input_kinds: tuple[str, ...] = INPUT_KINDS
+
+    @cached_property
+    def kernels(self) -> Mapping[str, SeedKernel]:
+        """Plain Triton throughout, and the family's fastest kernels; composed when first asked for."""
+        seeds = {}
+        for name, (rows, blocks, product, wgrad) in SEEDS.items():
+            modules = {"activations": rows, "weights": blocks, "gradients": rows}
+            modules |= {"forward": product, "dgrad": product, "wgrad": wgrad}
+            seeds[name] = _step_seed(name, modules)
+        return MappingProxyType(seeds)
 
     @property
     def constants(self) -> Mapping[str, int]:
