@@ -333,8 +333,8 @@ def markdown(found: Sequence[dict[str, Any]], model: Model) -> str:
         "",
         "latency: the fixed latencies of all DMAs over the cycles; above "
         f"{static_tpu.LATENCY_LIMIT:g} a time is flagged. "
-        "XLA's larger products are taken for as many of 4096^3, which leaves out what a longer sum saves. Rows of 1024^3 "
-        "from the guide are the small rest of a wall time that is mostly dispatch. "
+        "XLA's larger products are taken for as many of 4096^3, which leaves out what a longer sum saves. Rows of "
+        "1024^3 from the guide are the small rest of a wall time that is mostly dispatch. "
         "Fitted rows come from three short runs of the same schedule; where the whole can be run, the fit is off by "
         + ", ".join(f"{100 * error:+.1f} % ({what})" for what, error in model.scaling_errors().items())
         + ".",
