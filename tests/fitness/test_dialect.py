@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fitness import dialect
+from seeds.catalogue import all_operators
 
 HONEST = (Path(__file__).parent.parent / "fixtures/small_gemm/kernels/tiled.py").read_text()
 HEAD = "import jax\nimport jax.numpy as jnp\nfrom jax.experimental import pallas as pl\n"
@@ -25,12 +26,14 @@ def test_an_honest_kernel_is_of_the_dialect():
     assert said(HONEST) == ""
 
 
-@pytest.mark.parametrize("folder", sorted((Path(dialect.__file__).parent.parent / "seeds").glob("*/kernels")))
-def test_every_seed_kernel_for_pallas_is_of_the_dialect(folder):
-    for path in folder.glob("*.py"):
-        source = path.read_text()
-        if "def build(" in source:
-            assert said(source) == "", path
+OPERATORS = all_operators()
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_seed_kernel_is_of_the_dialect(name):
+    for kernel in OPERATORS[name].kernels.values():
+        entry = "build" if "def build(" in kernel.source else "launch"
+        assert said(kernel.source, entry) == "", kernel.name
 
 
 @pytest.mark.parametrize(
