@@ -24,6 +24,7 @@ from evolve.report.svg import clean
 from evolve.report.timeline import Timeline, read_timeline, timeline_svg
 from evolve.report.units import duration_text, ticks, time_text
 from experiments.browser import browser_page, missing_browser
+from fitness.evaluation import Evaluation, Stage, Verdict
 from tests.evolve.sample_campaign import HOSTILE, SampleCampaign, write_sample
 
 VOID = {"meta", "br", "img"}
@@ -276,3 +277,20 @@ def test_report_in_a_sandboxed_frame(journal_path: Path, tmp_path: Path) -> None
         square.click()
         goal.locator("p").first.wait_for(state="visible")
         assert browser.errors == []
+
+
+def test_a_target_that_only_compiles_has_a_report_without_a_winner(tmp_path: Path) -> None:
+    genome = Genome("def launch(inputs, params):\n    return inputs\n", {"warps": 4})
+    passed = Evaluation(
+        genome=genome.id, target="gfx950", suite="tiny", stage=Stage.CHECK, verdict=Verdict.OK, fitness=1.0
+    )
+    with Journal(tmp_path / "journal.sqlite", write=True, create=True) as journal:
+        facts = {"id": "compile-001", "operator": "a/b", "target": "gfx950", "target_kind": "compiled"}
+        journal.set_meta("campaign", facts)
+        journal.add_event("started")
+        journal.add_candidate(Candidate(0, genome, (), Mutation(MutationKind.SEED, "seed", "given"), 0, 0))
+        journal.add_evaluation(0, passed)
+        journal.add_event("finished", reason="evaluations", winner=None)
+        data = load(journal)
+    assert data.winner is None
+    assert "of the roofline" not in render(data)
