@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from fitness.chips import HBM_EFFICIENCY, Chip
+from fitness.chips import Chip
 from fitness.llo import ParseError, matmul_type
 
 _BUNDLE = re.compile(r"^ *(?:0x[0-9a-f]+|0) +(?:[A-Z]{2})? *: *((?:> *)*)\{(.*)$", re.MULTILINE)
@@ -40,11 +40,6 @@ def estimate_cycles(texts: Iterable[str], flops: int, chip: Chip) -> int:
     )
     repeats = max(1.0, (flops / square - total) / inner) if inner else 1.0
     return round(sum(code.cycles(repeats) for code in codes))
-
-
-def estimate_seconds(cycles: int, compulsory_bytes: int, chip: Chip) -> float:
-    """The estimate's time: the bytes that were moved are not known, those that must be are."""
-    return max(cycles / chip.clock, compulsory_bytes / (HBM_EFFICIENCY * chip.hbm))
 
 
 class _Code:

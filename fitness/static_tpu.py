@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fitness.chips import HBM_EFFICIENCY, Chip
+from fitness.chips import Chip
 from fitness.llo import (
     Executed,
     OperationCycles,
@@ -93,9 +93,9 @@ def mxu_flops(executed: Executed, chip: Chip) -> int:
     return sum(2 * chip.mxu_rows[kind] * square * number for kind, number in executed.matmuls().items())
 
 
-def seconds(cycles: int, hbm_bytes: int, chip: Chip) -> float:
+def seconds(cycles: float, hbm_bytes: float, chip: Chip) -> float:
     """The model's time of one call on one TensorCore, in seconds."""
-    return max(cycles / chip.clock, hbm_bytes / (HBM_EFFICIENCY * chip.hbm))
+    return max(cycles / chip.clock, hbm_bytes / chip.copy)
 
 
 def diagnosis(run: StaticRun, chip: Chip) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def diagnosis(run: StaticRun, chip: Chip) -> dict[str, Any]:
     """
     cycles = max(1, run.cycles)
     lower = lower_bounds(run.executed, chip)
-    hbm_seconds = run.executed.hbm_bytes / (HBM_EFFICIENCY * chip.hbm)
+    hbm_seconds = run.executed.hbm_bytes / chip.copy
     busiest = max(lower, key=lambda unit: lower[unit])
     result: dict[str, Any] = {
         "cycles": run.cycles,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fitness.chips import HBM_EFFICIENCY, Chip
+from fitness.chips import Chip
 from fitness.llo import GRANULE_BYTES, ParseError, matmul_type, opcodes_of, unit_of
 
 BINS = 200
@@ -192,7 +192,7 @@ class _Run:
     def transfers(self, chip: Chip) -> np.ndarray:
         """1 while bytes move between HBM and the core at the usable bandwidth, one DMA after the other."""
         total = self.total
-        rate = HBM_EFFICIENCY * chip.hbm / chip.clock
+        rate = chip.copy / chip.clock
         busy = np.zeros(total, np.int64)
         free = 0.0
         for number, opcode, operands in _DMA.findall(self.text):

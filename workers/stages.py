@@ -222,7 +222,8 @@ def _estimated(request: Request, found: Found, failure: Failure) -> Failure:
             cycles = fallback.estimate_cycles(texts, flops, chip)
         except ParseError:
             return failure
-        seconds = fallback.estimate_seconds(cycles, request.compulsory_bytes(workload), chip)
+        # the bytes that were moved are not known, those that must be are
+        seconds = static_tpu.seconds(cycles, request.compulsory_bytes(workload), chip)
         found.estimates[workload.id] = seconds
     times = ", ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in found.estimates.items())
     reason = f"{one_line(failure.reason, 150)}; estimated from its code, for the record only: {times}"

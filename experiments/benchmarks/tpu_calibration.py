@@ -25,7 +25,7 @@ from typing import Any
 
 from experiments.benchmarks.published_tpu import LARGE, MATMULS, SMALL, STREAMS, Matmul
 from fitness import static_tpu
-from fitness.chips import CHIPS, HBM_EFFICIENCY, Chip
+from fitness.chips import CHIPS, Chip
 from fitness.llo import ParseError, read_profile
 from workers import recipe
 from workers.frames import Frame
@@ -100,7 +100,7 @@ class Cost:
 
     def seconds(self, chip: Chip) -> float:
         """The model's time."""
-        return max(self.cycles / chip.clock, self.size / (HBM_EFFICIENCY * chip.hbm))
+        return static_tpu.seconds(self.cycles, self.size, chip)
 
     def latency(self, chip: Chip) -> float:
         """The ``dma_latency`` figure of a diagnosis."""
@@ -251,7 +251,7 @@ def rows(model: Model) -> list[dict[str, Any]]:
                 "device_us": device * 1e6,
                 "modelled_us": seconds * 1e6,
                 "core_us": cost.cycles / chip.clock * 1e6,
-                "hbm_us": cost.size / (HBM_EFFICIENCY * chip.hbm) * 1e6,
+                "hbm_us": cost.size / chip.copy * 1e6,
                 "error_percent": 100 * (seconds / device - 1),
                 "dma_latency": cost.latency(chip),
                 "flag": "small blocks" if cost.latency(chip) > static_tpu.LATENCY_LIMIT else "",
@@ -260,7 +260,7 @@ def rows(model: Model) -> list[dict[str, Any]]:
         )
     for stream in STREAMS:
         chip = CHIPS[stream.chip]
-        seconds = stream.size / (HBM_EFFICIENCY * chip.hbm)
+        seconds = stream.size / chip.copy
         found.append(
             {
                 "source": stream.source,

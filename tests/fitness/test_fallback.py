@@ -2,8 +2,9 @@
 
 import pytest
 
+from fitness import static_tpu
 from fitness.chips import CHIPS
-from fitness.fallback import estimate_cycles, estimate_seconds
+from fitness.fallback import estimate_cycles
 from fitness.llo import ParseError
 
 CHIP = CHIPS["tpu7x"]
@@ -35,7 +36,7 @@ def test_loops_inside_a_step_run_as_often_as_the_products_need():
 
 
 def test_the_memory_term_and_damaged_text():
-    assert estimate_seconds(2200, 0, CHIP) == pytest.approx(1e-6)
-    assert estimate_seconds(2200, int(3.69e12 * 0.8 * 5e-6), CHIP) == pytest.approx(5e-6)
+    assert static_tpu.seconds(2200, 0, CHIP) == pytest.approx(1e-6)
+    assert static_tpu.seconds(2200, int(3.69e12 * 0.8 * 5e-6), CHIP) == pytest.approx(5e-6)
     with pytest.raises(ParseError):
         estimate_cycles(["no code"], 1, CHIP)
