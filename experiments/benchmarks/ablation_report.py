@@ -12,6 +12,7 @@ import numpy as np
 from evolve.report import svg
 from evolve.report.units import ticks
 from evolve.resolve import Resolved
+from fitness.evaluation import Verdict
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 400, 62, 250, 34, 46
 COLOURS = ("--seed", "--good", "--winner", "--baseline")
@@ -32,12 +33,16 @@ def write_report(runs: Sequence[dict], options: argparse.Namespace, resolved: Re
 
 
 def best_so_far(runs: Sequence[dict], arm: str, evaluations: int) -> np.ndarray:
-    """[seeds, evaluations] TFLOP/s of the best after each evaluation; a campaign that ended keeps its best."""
+    """[seeds, evaluations] TFLOP/s of the best after each evaluation; a campaign that ended keeps its best.
+
+    Duplicates are left out, as they are from a campaign's budget.
+    """
     curves = []
     for run in runs:
         if run["arm"] == arm:
             curve = np.zeros(evaluations)
-            values = [row["fitness_tflops"] or 0.0 for row in run["rows"]]
+            counted = [row for row in run["rows"] if row["verdict"] != Verdict.DUPLICATE]
+            values = [row["fitness_tflops"] or 0.0 for row in counted]
             curve[: len(values)] = np.maximum.accumulate(values)
             curve[len(values) :] = max(values, default=0.0)
             curves.append(curve)
