@@ -15,6 +15,7 @@ from fitness.chips import Chip
 from fitness.evaluation import WorkloadFigures
 from fitness.gpus import Gpu
 from workers import gpu_recipe, tpu_recipe
+from workers.device_lock import exclusive
 from workers.frames import Frame
 from workers.sandbox import Outcome
 from workers.session import JobLimits, Keeper, SessionConfig, SessionDied
@@ -81,7 +82,9 @@ class LocalStation:
         return self._keeper.hello()
 
     def run(self, job: Frame, limits: JobLimits) -> Outcome:
-        return self._keeper.run(job, limits)
+        identity = self._keeper.hello().get("identity")
+        with exclusive(None if identity is None else str(identity)):
+            return self._keeper.run(job, limits)
 
     def champion(self) -> Champion | None:
         return self._champion

@@ -2,12 +2,14 @@
 
     python -m experiments.benchmarks.ablation --dims M=512 N=2048 K=4096 --out experiments/results/ablation_tpu7x
     python -m experiments.benchmarks.ablation --operator gemm_fp8_blockwise/gemm_nt --target h200 \\
-        --suite primus-core --kernel pointer --measured --out experiments/results/ablation_h200
+        --suite primus-core --dims M=8192 N=4096 K=4096 --kernel pointer --measured --lag 8 --evaluations 40 \\
+        --out experiments/results/ablation_h200
 
 Every arm starts from one seed kernel and runs the campaign of ``evolve.campaign``; arms differ in their proposers
-only. ``--dims`` runs on one shape, timed and checked, instead of the suite's. On a modelled target a verdict is a
+only. ``--dims`` times one shape instead of the suite's, and on a modelled target checks it, too. On a modelled target a verdict is a
 function of the genome, so verdicts are kept in a file (``--memo``) that arms and seeds share: a budget counts every
-evaluation all the same. ``--measured`` evaluates everything anew in the workers' pool, as a campaign does.
+evaluation all the same. ``--measured`` evaluates everything anew in the workers' pool, as a campaign does; several processes may
+share a device, which does one measurement at a time.
 """
 
 from __future__ import annotations
@@ -150,7 +152,9 @@ def configured(options: argparse.Namespace, arm: str, seed: int) -> CampaignConf
             "baselines": [],
             "seed": seed,
             "budget": {"evaluations": options.evaluations},
-            "search": {"proposers": list(ARMS[arm]), "islands": 1, "lag": 2},
+            "search": {"proposers": list(ARMS[arm]), "islands": 1, "lag": options.lag},
+            "workers": {"count": options.workers},
+            "mlflow": {"enabled": False},
         }
     )
 
@@ -161,7 +165,8 @@ def _resolved(options: argparse.Namespace, arm: str, seed: int) -> Resolved:
         return resolved
     dims = {name: int(size) for name, _, size in (item.partition("=") for item in options.dims)}
     shape = Workload("x".join(map(str, dims.values())), dims)
-    return dataclasses.replace(resolved, suite=Suite(options.suite, (shape,), (shape,)))
+    checked = resolved.suite.check_workloads if options.measured else (shape,)
+    return dataclasses.replace(resolved, suite=Suite(options.suite, (shape,), checked))
 
 
 def run_arm(resolved: Resolved, evaluator: Evaluator, folder: Path) -> list[dict]:
@@ -234,6 +239,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--measured", action="store_true", help="evaluate everything anew, in the workers' pool"
     )
+    parser.add_argument("--lag", type=int, default=2, help="proposals under way at a time")
+    parser.add_argument("--workers", type=int, help="of each campaign's pool (default: one a core)")
     parser.add_argument("--journals", type=Path, help="folder to keep the campaigns' journals in")
     parser.add_argument("--out", type=Path, required=True, help="results without suffix: .jsonl, .md, .svg")
     parser.add_argument(

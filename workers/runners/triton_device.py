@@ -98,7 +98,8 @@ class Runner:
         name = torch.cuda.get_device_name()
         if config["product"] not in name:
             raise RuntimeError(f"the target is an {config['product']}, this GPU is an {name}")
-        return {"device": name, "cuda": str(torch.version.cuda)}
+        identity = str(torch.cuda.get_device_properties().uuid)
+        return {"device": name, "cuda": str(torch.version.cuda), "identity": identity}
 
     def run(self, job: Frame, answer: Answer) -> None:
         """Serve one job; failures of a candidate become an ``error`` frame."""
