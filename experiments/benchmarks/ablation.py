@@ -2,14 +2,13 @@
 
     python -m experiments.benchmarks.ablation --dims M=512 N=2048 K=4096 --out experiments/results/ablation_tpu7x
     python -m experiments.benchmarks.ablation --operator gemm_fp8_blockwise/gemm_nt --target h200 \\
-        --suite primus-core --dims M=8192 N=4096 K=4096 --kernel pointer --measured --lag 8 --evaluations 40 \\
-        --out experiments/results/ablation_h200
+        --suite primus-few --kernel pointer --measured --lag 8 --evaluations 40 --out experiments/results/ablation_h200
 
 Every arm starts from one seed kernel and runs the campaign of ``evolve.campaign``; arms differ in their proposers
-only. ``--dims`` times one shape instead of the suite's, and on a modelled target checks it, too. On a modelled target a verdict is a
-function of the genome, so verdicts are kept in a file (``--memo``) that arms and seeds share: a budget counts every
-evaluation all the same. ``--measured`` evaluates everything anew in the workers' pool, as a campaign does; several processes may
-share a device, which does one measurement at a time.
+only. On a modelled target a verdict is a function of the genome, so verdicts are kept in a file (``--memo``) that
+arms and seeds share: a budget counts every evaluation all the same; ``--dims`` runs on one shape there, timed and
+checked, instead of the suite's. ``--measured`` evaluates everything anew in the workers' pool, as a campaign does;
+several processes may share a device, which does one measurement at a time.
 """
 
 from __future__ import annotations
@@ -165,8 +164,7 @@ def _resolved(options: argparse.Namespace, arm: str, seed: int) -> Resolved:
         return resolved
     dims = {name: int(size) for name, _, size in (item.partition("=") for item in options.dims)}
     shape = Workload("x".join(map(str, dims.values())), dims)
-    checked = resolved.suite.check_workloads if options.measured else (shape,)
-    return dataclasses.replace(resolved, suite=Suite(options.suite, (shape,), checked))
+    return dataclasses.replace(resolved, suite=Suite(options.suite, (shape,), (shape,)))
 
 
 def run_arm(resolved: Resolved, evaluator: Evaluator, folder: Path) -> list[dict]:
@@ -228,7 +226,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--operator", default="gemm_fp8_fused/g512")
     parser.add_argument("--target", default="tpu7x")
     parser.add_argument("--suite", default="small")
-    parser.add_argument("--dims", nargs="*", metavar="NAME=SIZE", help="one shape instead of the suite's")
+    parser.add_argument(
+        "--dims", nargs="*", metavar="NAME=SIZE", help="one shape instead of the suite's (modelled)"
+    )
     parser.add_argument("--kernel", default="naive", help="the seed kernel of every arm")
     parser.add_argument(
         "--evaluations", type=int, default=12, help="budget of each campaign, the seed included"
@@ -250,6 +250,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="evaluate the seed kernel's whole space first, these fixed",
     )
     options = parser.parse_args(argv)
+    if options.dims and options.measured:
+        parser.error("--dims: workers of a measured target know the operator's suites only, see --suite")
     options.best_point = exhaust(options) if options.bound is not None else []
     memo_path = options.memo or options.out.with_suffix(".memo.jsonl")
     runs: list[dict] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from seeds.operator import Suite, Workload
@@ -25,6 +25,9 @@ BATCHES = (1, 2, 4)
 
 CORE = (1, 4, 13, 25, 26, 27, 34, 38, 50, 52, 63, 64)
 """TestIDs that span the 84: M 4096 .. 32768, N 3584 .. 59136, K 3584 .. 29568, K/128 odd and even."""
+
+FEW = (4, 26, 50)
+"""TestIDs of ``primus-few``: one shape each of long, square and odd K/128, for runs of seconds."""
 
 DECODE = ((1, 7168, 2048), (16, 4096, 7168), (64, 7168, 2048), (128, 7168, 2048), (128, 4096, 4096))
 """(tokens, N, K) of serving shapes; M is padded to a multiple of 4."""
@@ -55,11 +58,16 @@ def core() -> tuple[Workload, ...]:
     return tuple(primus84()[test - 1] for test in CORE)
 
 
+def few() -> tuple[Workload, ...]:
+    """The 3 workloads of ``primus-few``."""
+    return tuple(primus84()[test - 1] for test in FEW)
+
+
 def gemm_suites() -> Mapping[str, Suite]:
     """Suites of the forward product. The checks have tails: M and N not multiples of a tile, K/128 odd."""
     check = (_gemm("check/tails", 200, 384, 640), _gemm("check/even", 512, 512, 1024))
     decode = tuple(_gemm(f"decode/{m}x{n}x{k}", -(-m // 4) * 4, n, k) for m, n, k in DECODE)
-    return _suites(check, primus84(), core(), decode=decode)
+    return _suites(check, tuple, decode=decode)
 
 
 def wgrad_suites() -> Mapping[str, Suite]:
@@ -69,7 +77,7 @@ def wgrad_suites() -> Mapping[str, Suite]:
     def turned(workloads: Iterable[Workload]) -> tuple[Workload, ...]:
         return tuple(_gemm(f"{w.id}/wgrad", w.dims["N"], w.dims["K"], w.dims["M"]) for w in workloads)
 
-    return _suites(check, turned(primus84()), turned(core()))
+    return _suites(check, turned)
 
 
 def matrix_suites() -> Mapping[str, Suite]:
@@ -79,7 +87,7 @@ def matrix_suites() -> Mapping[str, Suite]:
         seen = {(w.dims["M"], w.dims["K"]) for w in workloads}
         return tuple(_matrix(f"{m}x{k}", m, k) for m, k in sorted(seen))
 
-    return _suites((_matrix("check", 384, 640),), matrices(primus84()), matrices(core()))
+    return _suites((_matrix("check", 384, 640),), matrices)
 
 
 def _gemm(name: str, m: int, n: int, k: int) -> Workload:
@@ -92,9 +100,10 @@ def _matrix(name: str, m: int, k: int) -> Workload:
 
 def _suites(
     check: tuple[Workload, ...],
-    everything: tuple[Workload, ...],
-    few: tuple[Workload, ...],
+    shaped: Callable[[Iterable[Workload]], tuple[Workload, ...]],
     **others: tuple[Workload, ...],
 ) -> Mapping[str, Suite]:
-    suites = {"primus84": everything, "primus-core": few, **others}
+    """The training suites, their workloads as ``shaped`` makes them of the forward product's, and ``others``."""
+    training = {"primus84": primus84(), "primus-core": core(), "primus-few": few()}
+    suites = {**{name: shaped(workloads) for name, workloads in training.items()}, **others}
     return MappingProxyType({name: Suite(name, workloads, check) for name, workloads in suites.items()})

@@ -176,7 +176,7 @@ def step_suites(suites: Mapping[str, Suite]) -> Mapping[str, Suite]:
         Workload("check/odd", {"M": 256, "N": 384, "K": 640}),
         Workload("check/even", {"M": 512, "N": 512, "K": 1024}),
     )
-    training = ("primus84", "primus-core")
+    training = ("primus84", "primus-core", "primus-few")
     return MappingProxyType({name: Suite(name, suites[name].workloads, check) for name in training})
 
 
