@@ -75,6 +75,24 @@ def scaled_product(x: Operands) -> torch.Tensor:
     )
 
 
+def deepgemm_product() -> Callable[[Operands], torch.Tensor] | None:
+    """DeepGEMM's product with B scales per 128 x 128 block; None if it is not importable.
+
+    It compiles a kernel at the first call of a shape, and takes A's scales as they are: along M, M a multiple of 4.
+    """
+    try:
+        import deep_gemm
+    except ImportError:
+        return None
+
+    def product(x: Operands) -> torch.Tensor:
+        out = torch.empty((x["a_q"].shape[0], x["b_q"].shape[0]), dtype=torch.bfloat16)
+        deep_gemm.fp8_gemm_nt((x["a_q"], x["a_s"].T), (x["b_q"], x["b_s"]), out)
+        return out
+
+    return product
+
+
 def per_tensor_product(x: Operands) -> torch.Tensor:
     """Another, coarser recipe: one scale per operand. The practical ceiling of an fp8 product here."""
     one = torch.ones((), dtype=torch.float32)

@@ -117,7 +117,7 @@ def host_seconds(call: Call, calls: int = 10) -> float:
 
 
 def forward(bench: Bench, workload: Workload, seed: int, dispatch: dict | None = None) -> dict[str, Any]:
-    """The product on pre-quantised operands: ours, the vendor's, the per-tensor ceiling.
+    """The product on pre-quantised operands: ours, the vendor's, DeepGEMM's if importable, the per-tensor ceiling.
 
     Ours is what a campaign's ``dispatch`` table says, or without one the best of a few genomes.
     """
@@ -135,6 +135,8 @@ def forward(bench: Bench, workload: Workload, seed: int, dispatch: dict | None =
         "ours, one genome": lambda: contenders.kernel("gluon_ws")(x)[0],
         "ours again (A/A)": lambda: ours(x)[0],
     }
+    if (peer := contenders.deepgemm_product()) is not None:
+        calls["DeepGEMM"] = lambda: peer(x)
     snr = {name: checked(x, call, seed) for name, call in calls.items()}
     calls["per-tensor fp8"] = lambda: contenders.per_tensor_product(x)
     good = {name: call for name, call in calls.items() if snr.get(name, math.inf) >= MIN_SNR_DB}
@@ -169,8 +171,17 @@ def checked(x: contenders.Operands, call: Call, seed: int) -> float:
         return -math.inf
 
 
-def step(bench: Bench, workload: Workload, seed: int, torchao_triton: bool = False) -> dict[str, Any]:
-    """y, dx, dw from bf16 x, w, dy with all quantisation."""
+def step(
+    bench: Bench,
+    workload: Workload,
+    seed: int,
+    torchao_triton: bool = False,
+    dispatch: dict | None = None,
+) -> dict[str, Any]:
+    """y, dx, dw from bf16 x, w, dy with all quantisation.
+
+    "ours, evolved" is what the ``dispatch`` table of a campaign on the step says.
+    """
     m, n, k = (workload.dims[name] for name in "MNK")
     fwd = contenders.quantised_operands(m, n, k)
     dgrad = contenders.quantised_operands(m, k, n)
@@ -200,6 +211,9 @@ def step(bench: Bench, workload: Workload, seed: int, torchao_triton: bool = Fal
             quantise=QUANTISERS,
         ),
     }
+    if dispatch is not None:
+        evolved = contenders.dispatched(dispatch, workload.dims)
+        calls["ours, evolved"] = lambda: evolved({"x": x, "w": w, "dy": dy})
     for name in TORCHAO[: 2 if torchao_triton else 1]:
         peer = contenders.torchao_step(use_triton=name.endswith("Triton"))
         if peer is not None:
@@ -343,7 +357,13 @@ def main() -> None:
     parser.add_argument(
         "--torchao-triton", action="store_true", help="also torchao with its own Triton products"
     )
-    parser.add_argument("--dispatch", type=Path, help="dispatch.json of a campaign, for the forward product")
+    parser.add_argument(
+        "--dispatch",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="dispatch.json of campaigns on the forward product and on the step",
+    )
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--calls", type=int, default=3)
     args = parser.parse_args()
@@ -352,10 +372,10 @@ def main() -> None:
     bench = Bench(args.rounds, args.calls, torch.empty(64 << 20, dtype=torch.int32))
     shapes = [primus84()[t - 1] for t in args.tests] if args.tests else list(primus_core())
     seed = time.time_ns() % 2**31
-    chosen = json.loads(args.dispatch.read_text()) if args.dispatch else None
+    tables = {made["operator"]: made for made in (json.loads(path.read_text()) for path in args.dispatch)}
     runs = {
-        "forward": lambda w: forward(bench, w, seed, chosen),
-        "step": lambda w: step(bench, w, seed, args.torchao_triton),
+        "forward": lambda w: forward(bench, w, seed, tables.get("gemm_fp8_blockwise/gemm_nt")),
+        "step": lambda w: step(bench, w, seed, args.torchao_triton, tables.get("gemm_fp8_blockwise/step")),
         "sustained": lambda w: sustained(bench, w),
     }
     for what in args.what:
