@@ -36,6 +36,7 @@ from fitness.score import bytes_rank
 from workers import gpu_recipe, tpu_recipe
 from workers.pool import PoolSettings, PoolUnavailable, RayPool
 from workers.recipe import missing_parts
+from workers.station import Entry
 
 WINNER = "winner"
 MIRROR_PATIENCE_SECONDS = 60.0
@@ -400,6 +401,7 @@ def pool_settings(resolved: Resolved) -> PoolSettings:
         count=count,
         address=config.workers.address,
         gpus=_gpus(resolved),
+        reference=_reference(resolved),
     )
 
 
@@ -410,12 +412,20 @@ def unit_of(resolved: Resolved) -> str:
     return "GB/s" if resolved.target.measured and bytes_rank(resolved.operator) else "TFLOP/s"
 
 
+def _reference(resolved: Resolved) -> Entry | None:
+    """What devices are calibrated with: the first seed."""
+    if not resolved.target.measured:
+        return None
+    genome = resolved.starts[0].genome
+    return Entry(genome.id, genome.source, dict(genome.params))
+
+
 def _gpus(resolved: Resolved) -> int:
-    """GPUs to measure on: those of this machine; of a cluster, one."""
+    """GPUs to measure on: those of this machine; 0 for a cluster's, which it alone knows."""
     target = resolved.target
     if not target.measured or target.interpreted or isinstance(target.part, Chip):
         return 0
-    return 1 if resolved.config.workers.address is not None else gpu_recipe.gpu_count()
+    return 0 if resolved.config.workers.address is not None else gpu_recipe.gpu_count()
 
 
 def _seed_failure(campaign: Campaign) -> str:

@@ -23,7 +23,8 @@ from ray.exceptions import RayActorError, RayError
 
 from fitness.descriptors import describe
 from fitness.evaluation import Evaluation, Stage, Verdict
-from fitness.targets import load_target
+from fitness.race import Race
+from fitness.targets import Target, load_target
 from seeds.catalogue import load_operator
 from workers.actor_health import PROBE_SECONDS, Health, Service
 from workers.artefacts import Heard, Told, news_of
@@ -32,10 +33,10 @@ from workers.comparison import Comparison
 from workers.compiled import CompiledCascade
 from workers.limits import GIB, Limits
 from workers.measured import MeasuredCascade
-from workers.remote_station import RemoteStation, ask_comparison, start_stations
+from workers.remote_station import RemoteStation, ask_comparison, calibrate, start_stations
 from workers.sandbox import ChildLimits
 from workers.session import SessionDied
-from workers.station import Entry
+from workers.station import Entry, Scale
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,9 @@ RETRIES = 2
 
 CONNECT_SECONDS = 5.0
 """How long the head of a cluster may take to accept a connection."""
+
+CALIBRATION_SEED = 0
+"""Of the operands that devices are calibrated on."""
 
 LAGGING = b"lagging"
 """The answer of a worker that was never told what the request takes for granted."""
@@ -86,6 +90,8 @@ class WorkItem(Protocol):
     def scope(self) -> str: ...
     @property
     def baseline(self) -> str | None: ...
+    @property
+    def race(self) -> Race | None: ...
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,8 @@ class PoolSettings:
     count: int
     address: str | None = None
     gpus: int = 0
+    reference: Entry | None = None
+    """What several devices of a measured target are calibrated with."""
 
     def deadline_seconds(self, scope: str) -> float:
         """Wall clock of one job, after which its worker is taken for hung: three children at their limits."""
@@ -112,10 +120,15 @@ class PoolSettings:
 class EvaluatorActor:
     """Runs in a Ray worker process; owns the cascade for one (operator, target, suite).
 
-    ``station`` is the actor that holds the GPU of a measured target.
+    ``station`` is the actor that holds the GPU of a measured target, ``scales`` how devices' times relate.
     """
 
-    def __init__(self, settings_json: bytes, station: ActorHandle | None = None) -> None:
+    def __init__(
+        self,
+        settings_json: bytes,
+        station: ActorHandle | None = None,
+        scales: Mapping[str, Scale] | None = None,
+    ) -> None:
         settings = json.loads(settings_json)
         self._operator = load_operator(settings["operator"])
         self._descriptors = settings["descriptors"]
@@ -128,7 +141,8 @@ class EvaluatorActor:
         target = load_target(settings["target"])
         self._cascade: Cascade | CompiledCascade | MeasuredCascade
         if station is not None:
-            self._cascade = MeasuredCascade(self._operator, target, suite, RemoteStation(station), limits)
+            remote = RemoteStation(station, scales or {})
+            self._cascade = MeasuredCascade(self._operator, target, suite, remote, limits)
         elif target.compile_only:
             self._cascade = CompiledCascade(self._operator, target, suite, limits)
         else:
@@ -157,6 +171,7 @@ class EvaluatorActor:
             baseline=baseline,
             known_artefacts=known,
             best=job["best"],
+            race=Race.from_data(job["race"]) if job["race"] else None,
         )
         named = {name: str(job["params"][name]) for name in self._descriptors if name in job["params"]}
         scheduled = describe(evaluation.workloads, self._descriptors)
@@ -188,6 +203,8 @@ class RayPool:
     _queue: deque[WorkItem] = field(default_factory=deque)
     _attempts: dict[int, int] = field(default_factory=dict)
     retried: int = 0
+    scales: dict[str, Scale] = field(default_factory=dict)
+    """Of the devices of several stations, by device."""
 
     def start(self) -> None:
         """Connect to Ray (start it when no address is given) and create the actors."""
@@ -200,10 +217,10 @@ class RayPool:
         payload = json.dumps(asdict(self.settings)).encode()
         target = load_target(self.settings.target)
         if target.measured:
-            self._stations = start_stations(target, self.settings.gpus)
+            self._start_stations(target)
         for number in range(self.settings.count):
             station = self._stations[number % len(self._stations)] if self._stations else None
-            handle = actor.remote(payload, station)
+            handle = actor.remote(payload, station, self.scales)
             worker = _Worker(handle, number, Health(handle.ping))
             if self.settings.address:  # its place on the cluster may not be there yet
                 worker.health.doubt(time.monotonic())
@@ -261,6 +278,23 @@ class RayPool:
             ray.kill(handle)
         self._workers, self._stations = [], []
         ray.shutdown()
+
+    def _start_stations(self, target: Target) -> None:
+        """One for each device; several devices are put on one scale before anything else."""
+        settings, made = self.settings, start_stations(target, self.settings.gpus)
+        self._stations = made
+        if len(made) < 2:
+            return
+        if settings.reference is None:
+            raise PoolUnavailable(
+                f"{len(made)} devices of target {target.name} need a reference to be compared"
+            )
+        try:
+            self._stations, self.scales = calibrate(
+                made, settings.operator, settings.suite, target, settings.reference, CALIBRATION_SEED
+            )
+        except SessionDied as error:
+            raise PoolUnavailable(str(error)) from error
 
     # -- one worker ------------------------------------------------------------------------------
 
@@ -393,6 +427,7 @@ def request_for(item: WorkItem, told: Told) -> bytes:
             "baseline": item.baseline,
             "known_artefacts": news_of(item.known_artefacts, told),
             "best": item.best,
+            "race": item.race and item.race.data(),
         }
     ).encode()
 

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fitness.chips import Chip
 from fitness.targets import Target, load_target
 from seeds.catalogue import load_operator
 from seeds.operator import Workload
-from workers import tpu_recipe
-from workers.comparison import Comparison, compare
+from workers import calibration, tpu_recipe
+from workers.comparison import EFFORT, Comparison, compare
 from workers.frames import Frame
 from workers.sandbox import Outcome
-from workers.session import JobLimits, SessionDied
-from workers.station import Champion, Entry, LocalStation
+from workers.session import START_SECONDS, JobLimits, SessionDied
+from workers.station import Champion, Entry, LocalStation, Scale
+
+CALIBRATION_SECONDS = 180.0
+"""How long stations may take to start, compile the reference kernel and time it."""
+
+CALIBRATION_EFFORT = (5, 3)
+"""Rounds, and timed calls a round."""
 
 
 class StationActor:
@@ -28,7 +37,8 @@ class StationActor:
         self._station = LocalStation(self._target.hardware)
 
     def hello(self) -> Mapping[str, Any]:
-        return dict(self._station.hello())
+        """As ``workers.station.Station``; a station without a device is told apart by its process."""
+        return {calibration.DEVICE: f"process {os.getpid()}", **self._station.hello()}
 
     def run(self, job: Frame, limits: JobLimits) -> Outcome:
         return self._station.run(job, limits)
@@ -43,18 +53,26 @@ class StationActor:
         self._station.release(contender, crowned)
 
     def compare(
-        self, operator: str, workloads: Sequence[Workload], entries: Sequence[Entry], seed: int
+        self,
+        operator: str,
+        workloads: Sequence[Workload],
+        entries: Sequence[Entry],
+        seed: int,
+        effort: tuple[int, int] = EFFORT,
     ) -> bytes:
         """See ``workers.comparison``; the answer as JSON."""
-        found = compare(self._station, load_operator(operator), self._target, workloads, entries, seed)
+        found = compare(
+            self._station, load_operator(operator), self._target, workloads, entries, seed, effort
+        )
         return found.to_json().encode()
 
 
 class RemoteStation:
-    """A station seen from an evaluator: implements ``workers.station.Station``."""
+    """A station seen from an evaluator: implements ``workers.station.Station``. ``scales`` by device."""
 
-    def __init__(self, handle: ActorHandle) -> None:
+    def __init__(self, handle: ActorHandle, scales: Mapping[str, Scale]) -> None:
         self._handle = handle
+        self._scales = scales
         self._hello: Mapping[str, Any] | None = None
 
     def hello(self) -> Mapping[str, Any]:
@@ -64,6 +82,15 @@ class RemoteStation:
 
     def run(self, job: Frame, limits: JobLimits) -> Outcome:
         return self._ask(self._handle.run.remote(job, limits))
+
+    def scale(self) -> Scale:
+        if not self._scales:
+            return Scale()
+        self._hello = None  # a restarted station may hold another device
+        found = calibration.scale_here(hello := self.hello(), self._scales)
+        if found is None:
+            raise SessionDied(f"the device {hello.get(calibration.DEVICE)} was never calibrated")
+        return found
 
     def champion(self) -> Champion | None:
         return self._ask(self._handle.champion.remote())
@@ -84,18 +111,74 @@ class RemoteStation:
 
 
 def start_stations(target: Target, gpus: int) -> list[ActorHandle]:
-    """One actor for each of ``gpus`` GPUs or for each TPU of the cluster, or a single one under the interpreter."""
+    """One actor for each of ``gpus`` GPUs (0: all that the cluster has for the target) or for each TPU of the cluster.
+
+    Under the interpreter ``gpus`` processes of this machine's CPU stand in for them, at least one.
+    """
     wanted: dict[str, Any]
     if target.interpreted:
-        wanted, count = {"num_gpus": 0}, 1
+        wanted, count = {"num_gpus": 0}, max(1, gpus)
     elif isinstance(target.part, Chip):
         count = max(1, int(ray.cluster_resources().get(tpu_recipe.RESOURCE, 1)))
         wanted = {"resources": {tpu_recipe.RESOURCE: 1}}
     else:
+        nodes = _gpu_nodes(target) if not gpus else []
+        if nodes:
+            return [_station_on(node, target) for node in nodes]
         wanted, count = {"num_gpus": 1}, max(1, gpus)
     remote: Any = ray.remote
     actor = remote(num_cpus=0, max_restarts=-1, **wanted)(StationActor)
     return [actor.remote(target.name) for _ in range(count)]
+
+
+def _gpu_nodes(target: Target) -> list[str]:
+    """The id of a node for each GPU of the cluster: of nodes that offer the target, where any does."""
+    alive = [(node["NodeID"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    offering = [one for one in alive if f"target:{target.name}" in one[1]]
+    return [node for node, has in offering or alive for _ in range(int(has.get("GPU", 0)))]
+
+
+def _station_on(node: str, target: Target) -> ActorHandle:
+    """A station for one GPU of a node; should the node be lost, of any. It refuses a GPU of another product."""
+    remote: Any = ray.remote
+    place = NodeAffinitySchedulingStrategy(node, soft=True)
+    actor = remote(num_cpus=0, num_gpus=1, max_restarts=-1, scheduling_strategy=place)(StationActor)
+    made: ActorHandle = actor.remote(target.name)
+    return made
+
+
+def calibrate(
+    stations: Sequence[ActorHandle], operator: str, suite: str, target: Target, reference: Entry, seed: int
+) -> tuple[list[ActorHandle], dict[str, Scale]]:
+    """Have every station time the reference; those to measure on, and their devices' scales.
+
+    A station that does not answer in ``CALIBRATION_SECONDS`` is left out. Raises SessionDied when none answers.
+    """
+    made = load_operator(operator)
+    shapes = calibration.reference_shapes(made, made.suites[suite])
+    asked: list[Any] = [
+        station.compare.remote(operator, shapes, [reference], seed, CALIBRATION_EFFORT)
+        for station in stations
+    ]
+    ray.wait(asked, num_returns=len(asked), timeout=CALIBRATION_SECONDS)
+    answers: list[tuple[ActorHandle, str, Comparison]] = []
+    faults: list[str] = []
+    for station, reply in zip(stations, asked, strict=True):
+        try:
+            text: Any = ray.get(reply, timeout=0)
+            hello: Any = ray.get(station.hello.remote(), timeout=START_SECONDS)
+        except ray.exceptions.RayError as error:
+            faults.append(_last_line(error))
+            continue
+        answers.append((station, str(hello[calibration.DEVICE]), Comparison.from_json(bytes(text).decode())))
+    if not answers:
+        raise SessionDied(f"no device could be calibrated: {faults[0]}")
+    farthest = math.inf if target.interpreted else calibration.FARTHEST
+    kept, scales = calibration.in_service(answers, reference.id, farthest)
+    for station in stations:
+        if station not in kept:
+            ray.kill(station)
+    return kept, scales
 
 
 def ask_comparison(

@@ -46,6 +46,18 @@ class Champion:
     figures: tuple[WorkloadFigures, ...]
 
 
+@dataclass(frozen=True)
+class Scale:
+    """A device's times over those of the campaign's first device (``workers.calibration``).
+
+    ``error`` is the ratio's relative standard error. The default is that of a device that is compared with no other.
+    """
+
+    device: str = ""
+    ratio: float = 1.0
+    error: float = 0.0
+
+
 class Station(Protocol):
     """What an evaluator needs of the place where candidates are measured."""
 
@@ -55,6 +67,10 @@ class Station(Protocol):
 
     def run(self, job: Frame, limits: JobLimits) -> Outcome:
         """One job, alone on the device. Raises SessionDied or OSError."""
+        ...
+
+    def scale(self) -> Scale:
+        """What its times are divided by. Raises SessionDied on a device that has none where others have."""
         ...
 
     def champion(self) -> Champion | None: ...
@@ -85,6 +101,9 @@ class LocalStation:
         identity = self._keeper.hello().get("identity")
         with exclusive(None if identity is None else str(identity)):
             return self._keeper.run(job, limits)
+
+    def scale(self) -> Scale:
+        return Scale()
 
     def champion(self) -> Champion | None:
         return self._champion

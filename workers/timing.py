@@ -6,6 +6,7 @@ Children say what they saw; the verdicts are made here, in the parent, which alo
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from workers.attempt import Failure, Found, Request, one_line
 from workers.frames import Frame
 from workers.sandbox import Ending, Outcome
 from workers.session import JobLimits
-from workers.station import Entry, Station
+from workers.station import Entry, Scale, Station
 
 STALL_SECONDS = 10.0
 """Silence of a device child after which its kernel is taken for hung."""
@@ -79,11 +80,15 @@ class Timing:
     wall_seconds: list[float]
     brief: bool
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    scale: Scale = field(default_factory=Scale)
 
     def figures(self, request: Request, place: int = 0) -> WorkloadFigures:
-        """The figures of entry ``place``."""
+        """The figures of entry ``place``, as the campaign's first device would have given them."""
         operator, device, workload = request.operator, request.target.hardware, self.workload
-        seconds = paired.median_seconds(self.rounds[place])
+        seconds = paired.median_seconds(self.rounds[place]) / self.scale.ratio
+        calibrated = (
+            {"device": self.scale.device, "device_ratio": self.scale.ratio} if self.scale.device else {}
+        )
         flops, size = operator.flops(workload), operator.bytes(workload)
         roofline = score.roofline_seconds(flops, size, device, score.operand_kind(request.inputs(workload)))
         return WorkloadFigures(
@@ -97,9 +102,10 @@ class Timing:
                 "host_seconds": self.host_seconds[place],
                 "wall_seconds": self.wall_seconds[place],
                 "calls": sum(map(len, self.rounds[place])),
-                "relative_error": paired.relative_error(self.rounds[place]),
+                "relative_error": math.hypot(paired.relative_error(self.rounds[place]), self.scale.error),
                 "gbytes_per_second": score.gbytes(size, seconds),
                 "copy_fraction": size / seconds / device.copy,
+                **calibrated,
             },
         )
 
@@ -137,6 +143,7 @@ def measure(
         "calls": effort[1],
         "pace": dict(pace),
     }
+    scale = station.scale()
     outcome = station.run(Frame("time", data, arrays), job_limits(request))
     found.logs.append(outcome.log)
     if (failure := failed(outcome, "timing", Stage.MEASURE)) is not None:
@@ -148,7 +155,7 @@ def measure(
     timings = []
     by_id = {w.id: w for w in workloads}
     for frame in (f for f in outcome.frames if f.kind == "timed"):
-        timing = _timing(frame, by_id[frame.data["workload"]])
+        timing = dataclasses.replace(_timing(frame, by_id[frame.data["workload"]]), scale=scale)
         for place in range(len(entries)) if judged is None else (judged,):
             if (failure := _objection(request, found, samples, timing, frame, place)) is not None:
                 return dataclasses.replace(failure, entry=entries[place].id)
