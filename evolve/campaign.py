@@ -22,6 +22,7 @@ from evolve.evaluator import Evaluator, Job
 from evolve.genome import Genome
 from evolve.history import Candidate, History, Mutation, MutationKind, Proposal
 from fitness.evaluation import Evaluation, Verdict
+from fitness.race import Race
 from workers.artefacts import Artefacts
 
 
@@ -95,6 +96,12 @@ class Keeper(Protocol):
     def add(self, candidate: Candidate, evaluation: Evaluation) -> object: ...
 
 
+class Racer(Protocol):
+    """Says what a candidate is held against while it is measured; ``evolve.racing``."""
+
+    def race(self, history: History, candidate: Candidate) -> Race | None: ...
+
+
 GATE_EPOCH = 8
 """Candidates in a row whose gates see the same fresh inputs, so that a worker computes their oracle once."""
 
@@ -118,6 +125,9 @@ class Campaign:
     evaluator: Evaluator
     record: Record
     on_progress: Callable[[Campaign], None] = lambda campaign: None
+    racer: Racer | None = None
+    """Stops what falls behind; without one every candidate is measured on the whole suite."""
+
     history: History = field(default_factory=History)
     elapsed_before: float = 0.0
     """Wall seconds spent in earlier runs of a resumed campaign."""
@@ -248,7 +258,11 @@ class Campaign:
         if epoch != self._gate_seed[0]:
             self._gate_seed = epoch, int(np.random.default_rng([self.plan.seed, epoch, 1]).integers(2**31))
         _, seed = self._gate_seed
-        return Job(candidate.index, candidate.genome, seed, self._artefacts.known(), self._bar(candidate))
+        known, best = self._artefacts.known(), self._bar(candidate)
+        race = None
+        if self.racer is not None and candidate.mutation.kind is not MutationKind.SEED:
+            race = self.racer.race(self.history, candidate)
+        return Job(candidate.index, candidate.genome, seed, known, best, race=race)
 
     def _bar(self, candidate: Candidate) -> float:
         """The fitness above which a candidate is checked harder: none for the user's own seed sources."""
@@ -267,7 +281,7 @@ class Campaign:
         self.history.integrate(candidate, evaluation)
         self._integrated += 1
         self._duplicates += evaluation.verdict is Verdict.DUPLICATE
-        if evaluation.artefact and evaluation.verdict is Verdict.OK:
+        if evaluation.artefact and evaluation.verdict in (Verdict.OK, Verdict.OUTPACED):
             self._artefacts.add(evaluation.artefact)
         if evaluation.verdict is Verdict.INFRA_ERROR:
             self._faults += 1

@@ -54,6 +54,10 @@ class SearchConfig(_Section):
     transfer: tuple[str, ...] = ()
     """Finished campaigns (ids, or paths of their folders) whose points this search starts from."""
 
+    racing: bool = False
+    """Candidates are timed on a few workloads of the suite first, and on all of them only if they may still be the best
+    of their cell or the fastest on a workload."""
+
     finalists: int = Field(default=2, ge=1, le=16)
     """The fittest so many are run on the suite's final workloads; the best of them there wins."""
 

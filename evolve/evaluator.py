@@ -9,6 +9,7 @@ from typing import Protocol
 
 from evolve.genome import Genome
 from fitness.evaluation import Evaluation
+from fitness.race import Race
 from workers.comparison import Comparison
 
 
@@ -28,7 +29,7 @@ class Job:
     ``best`` is the best fitness known when the job was made: what beats it is checked harder (infinite for
     the user's own sources, which no mutation has touched).
     ``baseline`` names the operator's baseline kernel this is, if any: baselines answer to other
-    inputs and are not held to the operator's gates.
+    inputs and are not held to the operator's gates. What falls behind in a ``race`` is stopped.
     """
 
     index: int
@@ -38,6 +39,7 @@ class Job:
     best: float = 0.0
     scope: Scope = Scope.SUITE
     baseline: str | None = None
+    race: Race | None = None
 
 
 class Evaluator(Protocol):

@@ -25,6 +25,7 @@ from evolve.genome import Genome
 from evolve.home import JOURNAL, REPORT, discard, new_campaign
 from evolve.journal import Journal
 from evolve.logbook import logbook
+from evolve.racing import Racing
 from evolve.references import References
 from evolve.resolve import Resolved, resolve
 from evolve.searcher import build_searcher
@@ -216,6 +217,7 @@ class _Run:
             references,
             self.journal,
             self._show,
+            Racing([w.id for w in self.resolved.suite.workloads], archive) if search.racing else None,
         )
         recorded = [(index, evaluation) for _, index, evaluation, _ in self.journal.evaluations()]
         self._finished_before = len(recorded)

@@ -21,7 +21,11 @@ LEAST_ROUNDS = 4
 
 _NORMAL_95 = 1.96
 _STUDENT_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20)
-"""Two-sided 95 % points of Student's distribution by degrees of freedom from 1 on."""
+
+
+def student_95(freedom: int) -> float:
+    """Two-sided 95 % point of Student's distribution; the normal one's from 12 degrees of freedom on."""
+    return _STUDENT_95[freedom - 1] if freedom <= len(_STUDENT_95) else _NORMAL_95
 
 
 @dataclass
@@ -102,5 +106,4 @@ def _pooled_spread(field_of: Sequence[Contender]) -> float:
     freedom = sum(len(c.readings) - 1 for c in field_of)
     if freedom < 1:
         return math.inf
-    factor = _STUDENT_95[freedom - 1] if freedom <= len(_STUDENT_95) else _NORMAL_95
-    return factor * math.sqrt(squares / freedom)
+    return student_95(freedom) * math.sqrt(squares / freedom)

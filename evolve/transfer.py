@@ -44,7 +44,7 @@ class Earlier:
 
     def add(self, genome: Genome, evaluation: Evaluation) -> None:
         if evaluation.verdict not in _UNINFORMATIVE:
-            fitness = evaluation.fitness
+            fitness = evaluation.believed
             self.points.append((genome, math.log(fitness) if fitness else math.nan))
 
     def successes(self) -> list[tuple[Genome, float]]:

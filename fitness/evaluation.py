@@ -18,6 +18,9 @@ class Verdict(StrEnum):
     TIMEOUT = "timeout"
     CRASHED = "crashed"
     IMPLAUSIBLE = "implausible"
+    OUTPACED = "outpaced"
+    """Stopped in a race (``fitness.race``): too slow on the first workloads, not measured on the rest."""
+
     INFRA_ERROR = "infra_error"
 
 
@@ -86,8 +89,9 @@ class Evaluation(BaseModel):
 
     ``interval`` is a 95 % interval of the fitness, degenerate for deterministic targets.
     ``estimates`` are seconds by workload of a kernel that could not be costed (``fitness.fallback``): nothing ranks by
-    them. ``descriptors`` place the candidate in the archive. ``artefact`` is the hash of what was
-    compiled: equal artefacts are duplicates. ``reason`` is one line for any verdict but ``ok``.
+    them. ``projected`` is what the first workloads of an outpaced candidate say of its fitness: for models of the
+    search, never compared with a fitness. ``descriptors`` place the candidate in the archive. ``artefact`` is the hash
+    of what was compiled: equal artefacts are duplicates. ``reason`` is one line for any verdict but ``ok``.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -103,6 +107,7 @@ class Evaluation(BaseModel):
     workloads: tuple[WorkloadFigures, ...] = ()
     gates: tuple[GateReading, ...] = ()
     estimates: dict[str, float] = {}
+    projected: float | None = None
     descriptors: dict[str, str] = {}
     compiled: dict[str, dict[str, Any]] = {}
     artefact: str | None = None
@@ -116,10 +121,17 @@ class Evaluation(BaseModel):
         """Of ``fitness``: the geometric mean of the workloads' rates, or 1 for what only compiles."""
         return self.workloads[0].unit if self.workloads else "passes"
 
+    @property
+    def believed(self) -> float | None:
+        """What a model of the search may learn: the fitness, or what was projected of it. Nothing is chosen by it."""
+        return self.projected if self.fitness is None else self.fitness
+
     @model_validator(mode="after")
     def _fitness_only_when_ok(self) -> Evaluation:
         if (self.verdict is Verdict.OK) != (self.fitness is not None):
             raise ValueError("an evaluation has a fitness exactly when its verdict is ok")
         if self.verdict is not Verdict.OK and not self.reason:
             raise ValueError(f"verdict {self.verdict} needs a reason")
+        if self.projected is not None and self.verdict is not Verdict.OUTPACED:
+            raise ValueError(f"verdict {self.verdict} has no projected fitness")
         return self

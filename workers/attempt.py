@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
+from fitness.race import Race
 from fitness.structure import ModuleFacts
 from fitness.targets import Target
 from seeds.operator import KnownOperands, Operator, SeedKernel, TensorSpec, Workload
@@ -38,7 +39,8 @@ class Request:
     """What is to be evaluated. ``measured`` are timed, ``checked`` pass the gates; ``folder`` is scratch space.
 
     ``thorough`` is set for a finalist: every kind of inputs on every checked shape. On ``spots``, large shapes among
-    ``checked``, one kind has to do.
+    ``checked``, one kind has to do. A fitness over ``best`` is checked harder. With a ``race``, only contenders are
+    timed on all of ``measured``.
     """
 
     operator: Operator
@@ -57,6 +59,9 @@ class Request:
     is_known: Callable[[str], str | None]
     spots: tuple[Workload, ...] = ()
     thorough: bool = False
+    genome: str = ""
+    best: float = 0.0
+    race: Race | None = None
     launcher: Launcher = field(default_factory=Spawn)
 
     @property
@@ -107,6 +112,13 @@ class Found:
     gates: list[GateReading] = field(default_factory=list)
     figures: list[WorkloadFigures] = field(default_factory=list)
     estimates: dict[str, float] = field(default_factory=dict)
+    projected: float | None = None
+    compiled: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Per kernel, what its code says: see ``fitness.isa.KernelIsa.data``."""
+
+    crowned: bool = False
+    """Confirmed faster than the champion."""
+
     artefact: str | None = None
     logs: list[str] = field(default_factory=list)
 
@@ -125,6 +137,14 @@ def artefact_hash(fingerprints: Mapping[str, str]) -> str:
     """Identity of what was compiled for a set of workloads: 16 hex digits."""
     text = "\n".join(f"{name} {value}" for name, value in sorted(fingerprints.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def duplicate(request: Request, artefact: str | None) -> Failure | None:
+    """The failure of what was compiled before."""
+    earlier = request.is_known(artefact) if artefact is not None else None
+    if earlier is None:
+        return None
+    return Failure(Verdict.DUPLICATE, f"compiles to the same artefact {artefact} as {earlier}")
 
 
 def one_line(text: str, limit: int = 240) -> str:

@@ -6,38 +6,33 @@ Nothing is ranked: every candidate that compiles for the target and answers righ
 
 from __future__ import annotations
 
-import socket
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fitness.evaluation import Evaluation, Stage, Verdict
+from fitness.evaluation import Stage
 from fitness.gpus import GPUS
 from fitness.targets import Target
-from seeds.operator import Operator, SeedKernel, Suite
+from seeds.operator import Operator, Suite
 from workers import gpu_recipe
+from workers.any_cascade import AnyCascade
 from workers.attempt import Failure, Found, Request, StageStep
 from workers.compiled_stages import CrossCompileStage, describe_config
 from workers.limits import Limits
 from workers.measured_stages import GateStage
 from workers.processes import Spawn
-from workers.sandbox import temporary_folder
-from workers.session import Keeper, SessionDied
+from workers.session import Keeper
 from workers.station import LocalStation
 from workers.steps import DialectStage, run_steps
-from workers.truth import Truth
 
 FITNESS = 1.0
 """Of everything that passes: what only compiles is not ranked."""
 
-_LOG_BYTES = 32 << 10
 
-
-class CompiledCascade:
+class CompiledCascade(AnyCascade):
     """Evaluates genomes of one operator for one target that only compiles, one at a time.
 
-    Not safe for several threads; make one per worker. ``close`` ends its children.
+    Not safe for several threads; make one per worker. ``close`` ends its children. ``best`` and ``race`` are not used.
     """
 
     def __init__(
@@ -55,15 +50,9 @@ class CompiledCascade:
 
         ``compiler``: the child of ``describe_config`` to use, for cascades that share one.
         """
-        self._operator = operator
-        self._truth = Truth(operator)
-        self._target = target
-        self._suite = suite
-        self._limits = limits or Limits()
-        self._scratch = scratch
+        super().__init__(operator, target, suite, limits, scratch, Spawn())
         self._compiler = compiler or Keeper(describe_config())
         self._station = LocalStation(GPUS["interpreter"]) if checked else None
-        self._worker = socket.gethostname()
 
     @property
     def replaced(self) -> int:
@@ -76,80 +65,19 @@ class CompiledCascade:
         if self._station is not None:
             self._station.close()
 
-    def evaluate(
-        self,
-        genome_id: str,
-        source: str,
-        params: Mapping[str, Any],
-        *,
-        seed: int,
-        figures: str = "cycles",
-        workloads: str = "suite",
-        baseline: SeedKernel | None = None,
-        known_artefacts: Collection[str] = (),
-        best: float = 0.0,
-        on_stage: Callable[[Stage], None] | None = None,
-    ) -> Evaluation:
-        """Judge one genome; as ``workers.cascade.Cascade.evaluate``, with no figures. Raises ValueError as that."""
-        began = time.monotonic()
-        found, compiling = Found(), CrossCompileStage(self._compiler)
-        stage = Stage.DIALECT
-        try:
-            with temporary_folder(self._scratch) as folder:
-                request = Request(
-                    operator=self._operator,
-                    truth=self._truth,
-                    target=self._target,
-                    limits=self._limits,
-                    source=source,
-                    params=params,
-                    seed=seed,
-                    timeline=False,
-                    measured=self._suite.timed(workloads),
-                    checked=() if baseline else self._suite.check,
-                    baseline=baseline,
-                    final=workloads == "final",
-                    folder=folder,
-                    is_known=lambda artefact: "an earlier genome" if artefact in known_artefacts else None,
-                    launcher=Spawn(),
-                )
-                steps: list[StageStep] = [DialectStage("launch"), compiling]
-                if self._station is not None and request.checked:
-                    steps.append(GateStage(self._station))
-                stage, failure = run_steps(steps, request, found, on_stage)
-        except (OSError, SessionDied) as error:
-            failure = Failure(Verdict.INFRA_ERROR, f"{type(error).__name__}: {error}")
-        return self._evaluation(genome_id, stage, failure, found, compiling.code, time.monotonic() - began)
+    def _judge(
+        self, request: Request, found: Found, on_stage: Callable[[Stage], None] | None
+    ) -> tuple[Stage, Failure | None]:
+        steps: list[StageStep] = [DialectStage("launch"), CrossCompileStage(self._compiler)]
+        if self._station is not None and request.checked:
+            steps.append(GateStage(self._station))
+        return run_steps(steps, request, found, on_stage)
 
-    def _evaluation(
-        self,
-        genome: str,
-        stage: Stage,
-        failure: Failure | None,
-        found: Found,
-        code: dict[str, dict[str, Any]],
-        wall: float,
-    ) -> Evaluation:
-        passed = failure is None
-        logs = [failure.log, *found.logs[-1:]] if failure else []
-        return Evaluation(
-            genome=genome,
-            target=self._target.name,
-            suite=self._suite.name,
-            stage=(failure.stage or stage) if failure else stage,
-            verdict=failure.verdict if failure else Verdict.OK,
-            reason=failure.reason if failure else "",
-            fitness=FITNESS if passed else None,
-            interval=(FITNESS, FITNESS) if passed else None,
-            gates=tuple(found.gates),
-            descriptors=descriptors(code) if passed else {},
-            compiled=code,
-            artefact=found.artefact,
-            toolchain=gpu_recipe.toolchain(),
-            log="\n".join(text for text in logs if text)[-_LOG_BYTES:],
-            wall_seconds=wall,
-            worker=self._worker,
-        )
+    def _worth(self, found: Found) -> tuple[float, tuple[float, float], dict[str, str]]:
+        return FITNESS, (FITNESS, FITNESS), descriptors(found.compiled)
+
+    def _toolchain(self, failure: Failure | None) -> dict[str, str]:
+        return gpu_recipe.toolchain()
 
 
 def descriptors(compiled: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

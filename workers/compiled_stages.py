@@ -6,19 +6,14 @@ child with it, which is a verdict on the kernel, and the next child takes its pl
 
 from __future__ import annotations
 
-import hashlib
-import json
-from typing import Any
-
 from fitness.architectures import Architecture
 from fitness.evaluation import Stage, Verdict
 from fitness.isa import KernelIsa, UnreadableCode, read_isa
 from workers import gpu_recipe
-from workers.attempt import Failure, Found, Request, one_line
+from workers.attempt import Failure, Found, Request, duplicate, one_line
 from workers.frames import Frame
-from workers.sandbox import Ending
-from workers.session import JobLimits, Keeper, SessionConfig
-from workers.timing import failed
+from workers.measured_stages import compile_all
+from workers.session import Keeper, SessionConfig
 
 MOST_CODE_BYTES = 64 << 20
 
@@ -30,49 +25,23 @@ class CrossCompileStage:
 
     def __init__(self, compiler: Keeper) -> None:
         self._compiler = compiler
-        self.code: dict[str, dict[str, Any]] = {}
-        """Per kernel, what its code says: see ``KernelIsa.data``."""
 
     def run(self, request: Request, found: Found) -> Failure | None:
         """Refuses what does not compile, does not fit, or was compiled before; notes what the code says."""
-        shapes = {w.id: w for w in (*request.measured, *request.checked)}
-        job = Frame(
-            "compile",
-            {
-                "target": {
-                    name: getattr(request.target.architecture, name)
-                    for name in ("backend", "arch", "lanes", "smem_bytes")
-                },
-                "source": request.source,
-                "params": dict(request.params),
-                "workloads": [request.described(w) for w in shapes.values()],
-            },
-        )
-        wall = request.limits.compile.wall_seconds * request.time_factor
-        outcome = self._compiler.run(job, JobLimits(wall, wall))
-        found.logs.append(outcome.log)
-        name = request.target.name
-        if outcome.ending is Ending.CRASHED:
-            reason = one_line(f"compiling for {name}: the compiler's process was {outcome.detail}")
-            return Failure(Verdict.COMPILE_ERROR, reason, outcome.log)
-        if (failure := failed(outcome, f"compiling for {name}", Stage.COMPILE)) is not None:
-            return failure
-        compiled = outcome.first("compiled")
-        if compiled is None:
-            return Failure(Verdict.CRASHED, "the compiling child ended without an answer")
-        launches = compiled.data["launches"]
-        for frame in outcome.frames:
+        names = ("backend", "arch", "lanes", "smem_bytes")
+        target = {name: getattr(request.target.architecture, name) for name in names}
+        doing = f"compiling for {request.target.name}"
+        answer = compile_all(self._compiler, request, found, doing, target)
+        if isinstance(answer, Failure):
+            return answer
+        for frame in answer:
             if frame.kind == "code":
                 try:
                     isa = _read(frame, request.target.architecture)
                 except UnreadableCode as error:
                     return Failure(Verdict.COMPILE_ERROR, one_line(str(error)))
-                self.code[str(frame.data["key"])] = isa.data()
-        text = json.dumps([launches[w.id] for w in request.measured], sort_keys=True)
-        found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]
-        if (earlier := request.is_known(found.artefact)) is not None:
-            return Failure(Verdict.DUPLICATE, f"compiles to the same artefact {found.artefact} as {earlier}")
-        return None
+                found.compiled[str(frame.data["key"])] = isa.data()
+        return duplicate(request, found.artefact)
 
 
 def _read(frame: Frame, architecture: Architecture) -> KernelIsa:

@@ -10,19 +10,18 @@ confirmed never exceeds the champion's.
 
 from __future__ import annotations
 
-import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fitness.chips import Chip
-from fitness.evaluation import Evaluation, Stage, Verdict
+from fitness.evaluation import Stage
 from fitness.score import geometric_mean
 from fitness.targets import Target
-from seeds.operator import Operator, SeedKernel, Suite
+from seeds.operator import Operator, Suite
 from workers import gpu_recipe, recipe
-from workers.attempt import Failure, Found, Request, StageStep, one_line
+from workers.any_cascade import AnyCascade
+from workers.attempt import Failure, Found, Request, StageStep
 from workers.cascade import pallas_template
 from workers.limits import Limits
 from workers.measured_stages import (
@@ -37,24 +36,22 @@ from workers.measured_stages import (
     worst_gates,
 )
 from workers.processes import Launcher, Spawn
-from workers.sandbox import temporary_folder
 from workers.session import Keeper, SessionDied
 from workers.stages import CompileStage, TraceStage
 from workers.station import CLAIM_SECONDS, Champion, Entry, Station, compile_config
-from workers.steps import DialectStage, run_steps
+from workers.steps import DialectStage, RaceStage, run_steps
 from workers.timing import Samples
-from workers.truth import Truth
 
 _SHARED_EDGES = (64, 128, 192)  # KiB
-_LOG_BYTES = 32 << 10
 _WAIT_SECONDS = 0.25
 """Between two tries to claim the champion."""
 
 
-class MeasuredCascade:
+class MeasuredCascade(AnyCascade):
     """Evaluates genomes of one operator on one measured target, one at a time.
 
     Not safe for several threads; make one per worker. Several may share a station. ``close`` ends its children.
+    ``best`` is not used: the station knows the champion. A ``timeline`` is the first workload's times alone.
     """
 
     def __init__(
@@ -67,80 +64,20 @@ class MeasuredCascade:
         *,
         scratch: Path | None = None,
     ) -> None:
-        self._operator = operator
-        self._truth = Truth(operator)
-        self._samples = Samples(operator)
-        self._target = target
-        self._suite = suite
-        self._station = station
-        self._limits = limits or Limits()
         self._pallas = isinstance(target.part, Chip)
+        launcher: Launcher = pallas_template() if self._pallas else Spawn()
+        super().__init__(operator, target, suite, limits, scratch, launcher)
+        self._samples = Samples(operator)
+        self._station = station
         ahead = not (self._pallas or target.interpreted)
         self._compiler = Keeper(compile_config(target.gpu)) if ahead else None
-        self._launcher: Launcher = pallas_template() if self._pallas else Spawn()
-        self._scratch = scratch
-        self._worker = socket.gethostname()
 
     def close(self) -> None:
         """Kill the compiling child."""
         if self._compiler is not None:
             self._compiler.close()
 
-    def evaluate(
-        self,
-        genome_id: str,
-        source: str,
-        params: Mapping[str, Any],
-        *,
-        seed: int,
-        figures: str = "cycles",
-        workloads: str = "suite",
-        baseline: SeedKernel | None = None,
-        known_artefacts: Collection[str] = (),
-        best: float = 0.0,
-        on_stage: Callable[[Stage], None] | None = None,
-    ) -> Evaluation:
-        """Judge one genome; as ``workers.cascade.Cascade.evaluate``, less what only a model can give.
-
-        ``figures`` ``timeline`` measures the first workload alone. ``best`` is not used: the station knows the
-        champion. Raises ValueError for another ``workloads`` than ``suite`` and ``final``.
-        """
-        chosen = self._suite.timed(workloads)
-        if figures == "timeline":
-            chosen = chosen[:1]
-        began = time.monotonic()
-        found = Found()
-        stage, failure, confirmation = Stage.DIALECT, None, None
-        try:
-            with temporary_folder(self._scratch) as folder:
-                request = Request(
-                    operator=self._operator,
-                    truth=self._truth,
-                    target=self._target,
-                    limits=self._limits,
-                    source=source,
-                    params=params,
-                    seed=seed,
-                    timeline=False,
-                    measured=chosen,
-                    checked=() if baseline else self._suite.check,
-                    baseline=baseline,
-                    final=workloads == "final",
-                    folder=folder,
-                    launcher=self._launcher,
-                    is_known=lambda artefact: "an earlier genome" if artefact in known_artefacts else None,
-                )
-                stage, failure = self._run(request, found, on_stage)
-                if failure is None and workloads == "suite" and figures != "timeline":
-                    confirmation = self._settle(genome_id, request, found)
-                    failure = confirmation if isinstance(confirmation, Failure) else None
-        except (OSError, SessionDied) as error:
-            reason = one_line(f"{type(error).__name__}: {error}")
-            failure = Failure(Verdict.INFRA_ERROR, reason)
-        settled = confirmation if isinstance(confirmation, Confirmation) else None
-        return self._evaluation(genome_id, stage, failure, found, settled, time.monotonic() - began)
-
-    def _run(
+    def _judge(
         self, request: Request, found: Found, on_stage: Callable[[Stage], None] | None
     ) -> tuple[Stage, Failure | None]:
         steps: list[StageStep] = [DialectStage(request.target.entry)]
@@ -148,18 +85,28 @@ class MeasuredCascade:
             steps += [TraceStage(), CompileStage(compiles=False)]
         if self._compiler is not None:
             steps.append(CompileAheadStage(self._compiler))
-        steps += [GateStage(self._station), ScreenStage(self._station, self._samples)]
-        return run_steps(steps, request, found, on_stage)
+        screen = RaceStage([ScreenStage(self._station, self._samples)], _descriptors)
+        stage, failure = run_steps([*steps, GateStage(self._station), screen], request, found, on_stage)
+        if failure is None and not request.final and not request.timeline:
+            settled = self._settle(request, found)
+            failure = settled if isinstance(settled, Failure) else None
+            if isinstance(settled, Confirmation):
+                found.crowned = settled.accepted
+                first = found.figures[0]
+                noted = {**first.diagnosis, "confirmation": settled.data()}
+                found.figures[0] = first.model_copy(update={"diagnosis": noted})
+        found.gates = list(worst_gates(found.gates))
+        return stage, failure
 
-    def _settle(self, genome_id: str, request: Request, found: Found) -> Confirmation | Failure | None:
+    def _settle(self, request: Request, found: Found) -> Confirmation | Failure | None:
         """Measure against the champion what may be faster, and crown what is. None when it met nobody."""
-        entry = Entry(genome_id, request.source, request.params)
+        entry = Entry(request.genome, request.source, request.params)
         for _ in range(int(CLAIM_SECONDS / _WAIT_SECONDS)):
             champion = self._station.champion()
             fitness = geometric_mean(f.rate for f in found.figures)
-            if champion is not None and (champion.entry.id == genome_id or fitness < NEAR * champion.fitness):
+            if champion is not None and (champion.entry.id == entry.id or fitness < NEAR * champion.fitness):
                 return None
-            if self._station.claim(genome_id):
+            if self._station.claim(entry.id):
                 return self._contend(entry, request, found)
             time.sleep(_WAIT_SECONDS)
         return None
@@ -180,45 +127,12 @@ class MeasuredCascade:
             self._station.release(entry.id, crowned)
         return verdict
 
-    def _evaluation(
-        self,
-        genome: str,
-        stage: Stage,
-        failure: Failure | None,
-        found: Found,
-        confirmation: Confirmation | None,
-        wall: float,
-    ) -> Evaluation:
-        fitness = span = None
-        if failure is None:
-            fitness = geometric_mean(f.rate for f in found.figures)
-            champion = self._station.champion()
-            if champion is not None and not (confirmation is not None and confirmation.accepted):
-                fitness = min(fitness, champion.fitness)
-            span = interval(found.figures, fitness)
-        if confirmation is not None and found.figures:
-            first = found.figures[0]
-            noted = {**first.diagnosis, "confirmation": confirmation.data()}
-            found.figures[0] = first.model_copy(update={"diagnosis": noted})
-        logs = [failure.log if failure else "", *found.logs[-1:]] if failure else []
-        return Evaluation(
-            genome=genome,
-            target=self._target.name,
-            suite=self._suite.name,
-            stage=failure.stage or stage if failure else stage,
-            verdict=failure.verdict if failure else Verdict.OK,
-            reason=failure.reason if failure else "",
-            fitness=fitness,
-            interval=span,
-            workloads=tuple(found.figures),
-            gates=worst_gates(found.gates),
-            descriptors=_descriptors(found) if failure is None else {},
-            artefact=found.artefact,
-            toolchain=self._toolchain(failure),
-            log="\n".join(text for text in logs if text)[-_LOG_BYTES:],
-            wall_seconds=wall,
-            worker=self._worker,
-        )
+    def _worth(self, found: Found) -> tuple[float, tuple[float, float], dict[str, str]]:
+        fitness = geometric_mean(f.rate for f in found.figures)
+        champion = self._station.champion()
+        if champion is not None and not found.crowned:
+            fitness = min(fitness, champion.fitness)
+        return fitness, interval(found.figures, fitness), _descriptors(found)
 
     def _toolchain(self, failure: Failure | None) -> dict[str, str]:
         versions = recipe.toolchain() if self._pallas else gpu_recipe.toolchain()

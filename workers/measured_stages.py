@@ -15,8 +15,9 @@ from typing import Any
 
 from fitness import paired
 from fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
-from workers.attempt import Failure, Found, Request
+from workers.attempt import Failure, Found, Request, duplicate, one_line
 from workers.frames import Frame
+from workers.sandbox import Ending
 from workers.session import JobLimits, Keeper
 from workers.station import Champion, Entry, Station
 from workers.steps import dealt_kinds
@@ -45,32 +46,42 @@ class CompileAheadStage:
 
     def run(self, request: Request, found: Found) -> Failure | None:
         """Refuses what does not compile, does not fit, or was compiled before."""
-        shapes = {w.id: w for w in (*request.measured, *request.checked)}
-        job = Frame(
-            "compile",
-            {
-                "source": request.source,
-                "params": dict(request.params),
-                "workloads": [request.described(w) for w in shapes.values()],
-            },
-        )
-        wall = request.limits.compile.wall_seconds * request.time_factor
-        outcome = self._compiler.run(job, JobLimits(wall, wall))
-        found.logs.append(outcome.log)
-        if (failure := failed(outcome, "compiling", Stage.COMPILE)) is not None:
-            return failure
-        compiled = outcome.first("compiled")
-        if compiled is None:
-            return Failure(Verdict.CRASHED, "the compiling child ended without an answer")
-        launches = compiled.data["launches"]
-        text = json.dumps([launches[w.id] for w in request.measured], sort_keys=True)
-        found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]
-        found.claimed.update(
-            shared=str(max((k["shared"] for k in compiled.data["kernels"].values()), default=0)),
-        )
-        if (earlier := request.is_known(found.artefact)) is not None:
-            return Failure(Verdict.DUPLICATE, f"compiles to the same artefact {found.artefact} as {earlier}")
-        return None
+        answer = compile_all(self._compiler, request, found, "compiling")
+        if isinstance(answer, Failure):
+            return answer
+        kernels = answer[0].data["kernels"].values()
+        found.claimed["shared"] = str(max((k["shared"] for k in kernels), default=0))
+        return duplicate(request, found.artefact)
+
+
+def compile_all(
+    compiler: Keeper, request: Request, found: Found, doing: str, target: Mapping[str, Any] | None = None
+) -> list[Frame] | Failure:
+    """Compile every shape in a child: its ``compiled`` frame, then all others. ``found`` gets the artefact's hash.
+
+    ``target``: what to compile for, where the child serves several.
+    """
+    shapes = {w.id: w for w in (*request.measured, *request.checked)}
+    data = {
+        "source": request.source,
+        "params": dict(request.params),
+        "workloads": [request.described(w) for w in shapes.values()],
+    }
+    wall = request.limits.compile.wall_seconds * request.time_factor
+    job = Frame("compile", {**data, "target": dict(target)} if target else data)
+    outcome = compiler.run(job, JobLimits(wall, wall))
+    found.logs.append(outcome.log)
+    if target and outcome.ending is Ending.CRASHED:  # a compiler may abort on what it cannot compile
+        reason = one_line(f"{doing}: the compiler's process was {outcome.detail}")
+        return Failure(Verdict.COMPILE_ERROR, reason, outcome.log)
+    if (failure := failed(outcome, doing, Stage.COMPILE)) is not None:
+        return failure
+    compiled = outcome.first("compiled")
+    if compiled is None:
+        return Failure(Verdict.CRASHED, "the compiling child ended without an answer")
+    text = json.dumps([compiled.data["launches"][w.id] for w in request.measured], sort_keys=True)
+    found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return [compiled, *(frame for frame in outcome.frames if frame is not compiled)]
 
 
 class GateStage:
@@ -130,8 +141,7 @@ class ScreenStage:
         timings = measure(self._station, request, found, self._samples, [_entry(request)], SCREEN, pace)
         if isinstance(timings, Failure):
             return timings
-        order = {w.id: n for n, w in enumerate(request.measured)}
-        found.figures = sorted((t.figures(request) for t in timings), key=lambda f: order[f.workload])
+        found.figures += [t.figures(request) for t in timings]
         return None
 
 

@@ -11,7 +11,7 @@ from fitness.evaluation import Stage, Verdict, WorkloadFigures
 from fitness.llo import ParseError
 from seeds.operator import Arrays, Workload
 from workers import recipe
-from workers.attempt import Failure, Found, Request, artefact_hash, one_line
+from workers.attempt import Failure, Found, Request, artefact_hash, duplicate, one_line
 from workers.frames import Frame
 from workers.sandbox import ChildLimits, Ending, Outcome, run_child, temporary_folder
 from workers.steps import dealt_kinds
@@ -111,7 +111,7 @@ class _Conversation:
         if set(found.modules) != set(self._workloads):
             return None
         artefact = artefact_hash({w.id: found.claimed[w.id] for w in self._request.measured})
-        failure = _duplicate(self._request, artefact)
+        failure = duplicate(self._request, artefact)
         found.artefact = artefact if failure else None
         return failure
 
@@ -145,7 +145,7 @@ class CompileStage:
 
     def run(self, request: Request, found: Found) -> Failure | None:
         """Judges the modules' structure before they are compiled, then keeps the dumps' folders."""
-        folder = request.folder / "compile"
+        folder = request.folder / f"compile{len(found.logs)}"  # a race compiles some workloads at a time
         folder.mkdir()
         environment = recipe.compile_environment(folder)
         refused: list[Failure] = []
@@ -191,7 +191,7 @@ class CompileStage:
         fingerprints = {w.id: found.facts[w.id].fingerprint for w in request.measured if w.id in found.facts}
         if len(fingerprints) == len(request.measured) and found.artefact is None:
             found.artefact = artefact_hash(fingerprints)
-            return _duplicate(request, found.artefact)
+            return duplicate(request, found.artefact)
         return None
 
 
@@ -333,7 +333,8 @@ def _kinds(request: Request, position: int) -> Sequence[str]:
 
 
 def _compile_job(request: Request, found: Found, *, compiles: bool = True) -> Frame:
-    order = [*request.measured, *(w for w in request.checked if w not in request.measured)]
+    checked = (w for w in request.checked if w not in request.measured and w.id not in found.facts)
+    order = [*request.measured, *checked]
     workloads = [
         {
             **request.described(workload),
@@ -352,13 +353,6 @@ def _compile_job(request: Request, found: Found, *, compiles: bool = True) -> Fr
 
 def _scaled(limits: ChildLimits, factor: float) -> ChildLimits:
     return dataclasses.replace(limits, wall_seconds=limits.wall_seconds * factor)
-
-
-def _duplicate(request: Request, artefact: str) -> Failure | None:
-    earlier = request.is_known(artefact)
-    if earlier is None:
-        return None
-    return Failure(Verdict.DUPLICATE, f"compiles to the same artefact {artefact} as {earlier}")
 
 
 def _candidate_failure(frame: Frame) -> Failure:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fitness import dialect
 from fitness.evaluation import Stage, Verdict
+from seeds.operator import Workload
 from workers.attempt import Failure, Found, Request, StageStep, one_line
 
 
@@ -41,6 +43,39 @@ def run_steps(
         if failure is not None:
             return failure.stage or stage, failure
     return stage, None
+
+
+class RaceStage:
+    """Runs the steps that time workloads, on few workloads first and on more while the candidate may be a contender."""
+
+    stage = Stage.MEASURE
+
+    def __init__(self, steps: Sequence[StageStep], cell: Callable[[Found], Mapping[str, str]]) -> None:
+        """``cell``: the descriptors that are known so far."""
+        self._steps = steps
+        self._cell = cell
+
+    def run(self, request: Request, found: Found) -> Failure | None:
+        """All of ``measured`` is timed, or the first failure, or ``outpaced``. Without a race it is timed at once."""
+        left = list(request.measured)
+        for rung in request.race.rungs if request.race is not None else ():
+            chosen = [w for w in left if w.id in rung.workloads]
+            left = [w for w in left if w not in chosen]
+            if chosen and (failure := self._time(request, found, chosen)) is not None:
+                return failure
+            assert request.race is not None
+            outpaced = request.race.outpaced(rung, found.figures, self._cell(found))
+            if left and outpaced is not None:
+                found.projected = outpaced.projected
+                return Failure(Verdict.OUTPACED, str(outpaced))
+        return self._time(request, found, left) if left else None
+
+    def _time(self, request: Request, found: Found, workloads: Sequence[Workload]) -> Failure | None:
+        part = dataclasses.replace(request, measured=tuple(workloads))
+        stage, failure = run_steps(self._steps, part, found, None)
+        order = {w.id: n for n, w in enumerate(request.measured)}
+        found.figures.sort(key=lambda figures: order[figures.workload])
+        return failure and dataclasses.replace(failure, stage=failure.stage or stage)
 
 
 def dealt_kinds(request: Request, position: int) -> Sequence[str]:

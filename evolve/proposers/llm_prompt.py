@@ -122,7 +122,7 @@ def _failures(history: History) -> str:
     failed: Sequence[tuple[Candidate, Evaluation]] = [
         (c, e)
         for c, e in history.evaluated
-        if e.verdict not in (Verdict.OK, Verdict.DUPLICATE, Verdict.INFRA_ERROR)
+        if e.verdict not in (Verdict.OK, Verdict.DUPLICATE, Verdict.OUTPACED, Verdict.INFRA_ERROR)
     ]
     lines = [f"- {_story(c)}: {e.verdict.value}, {e.reason}" for c, e in failed[-FAILURES:]]
     return "What failed lately:\n" + "\n".join(lines) if lines else ""

@@ -74,7 +74,7 @@ class Records:
             return None
         if evaluation.verdict is Verdict.DUPLICATE:
             return self._of_artefact.get(evaluation.artefact or "")
-        fitness = evaluation.fitness
+        fitness = evaluation.believed
         if fitness is None or fitness <= 0:
             return math.nan
         if evaluation.artefact:
