@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -53,8 +54,17 @@ def device_files() -> tuple[Path, ...]:
 
 
 def gpu_count() -> int:
-    """GPUs of this machine, by their device files."""
-    return sum(path.name.removeprefix("nvidia").isdigit() for path in device_files())
+    """GPUs of this machine, by their device files, that ``CUDA_VISIBLE_DEVICES`` leaves in sight.
+
+    As CUDA reads it: a list of numbers or names, of which what follows an empty or negative entry does not count.
+    """
+    present = sum(path.name.removeprefix("nvidia").isdigit() for path in device_files())
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if allowed is None:
+        return present
+    entries = [entry.strip() for entry in allowed.split(",")]
+    visible = list(itertools.takewhile(lambda entry: entry and not entry.startswith("-"), entries))
+    return min(present, len(visible))
 
 
 def missing_parts(gpu: Gpu | Architecture, *, remote: bool = False) -> str | None:
@@ -71,7 +81,7 @@ def missing_parts(gpu: Gpu | Architecture, *, remote: bool = False) -> str | Non
                 "install tilewright with its 'triton' extra (pip install 'tilewright[triton]')"
             )
     if isinstance(gpu, Gpu) and not gpu.interpreted and gpu_count() == 0:
-        return "this machine has no NVIDIA GPU (no /dev/nvidia0)"
+        return "this machine has no NVIDIA GPU in sight (no /dev/nvidia0, or CUDA_VISIBLE_DEVICES hides it)"
     return None
 
 

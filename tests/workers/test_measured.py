@@ -148,6 +148,18 @@ def test_compiling_ahead_needs_no_gpu(operator, honest, tmp_path, monkeypatch):
     assert list(tmp_path.rglob("*.cubin")), "the device's child finds it compiled"
 
 
+@pytest.mark.parametrize(
+    ("visible", "count"), [(None, 2), ("1", 1), ("0,1", 2), ("0,1,2", 2), ("", 0), ("-1", 0), ("1,-1,0", 1)]
+)
+def test_gpus_out_of_sight_do_not_count(monkeypatch, visible, count):
+    files = [Path("/dev") / name for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm")]
+    monkeypatch.setattr(gpu_recipe, "device_files", lambda: tuple(files))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_recipe.gpu_count() == count
+
+
 def test_without_a_gpu_the_reason_is_one_sentence():
     if gpu_recipe.gpu_count():
         pytest.skip("this machine has a GPU")
