@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import ray
@@ -32,8 +33,9 @@ from workers.cascade import Cascade
 from workers.comparison import Comparison
 from workers.compiled import CompiledCascade
 from workers.limits import GIB, Limits
+from workers.local_ray import RayFolder
 from workers.measured import MeasuredCascade
-from workers.remote_station import RemoteStation, ask_comparison, calibrate, start_stations
+from workers.remote_station import RemoteStation, ask_comparisons, calibrate, start_stations
 from workers.sandbox import ChildLimits
 from workers.session import SessionDied
 from workers.station import Entry, Scale
@@ -139,14 +141,15 @@ class EvaluatorActor:
         )
         suite = self._operator.suites[settings["suite"]]
         target = load_target(settings["target"])
+        scratch = Path(settings["scratch"]) if settings["scratch"] else None
         self._cascade: Cascade | CompiledCascade | MeasuredCascade
         if station is not None:
             remote = RemoteStation(station, scales or {})
-            self._cascade = MeasuredCascade(self._operator, target, suite, remote, limits)
+            self._cascade = MeasuredCascade(self._operator, target, suite, remote, limits, scratch=scratch)
         elif target.compile_only:
-            self._cascade = CompiledCascade(self._operator, target, suite, limits)
+            self._cascade = CompiledCascade(self._operator, target, suite, limits, scratch=scratch)
         else:
-            self._cascade = Cascade(self._operator, target, suite, limits)
+            self._cascade = Cascade(self._operator, target, suite, limits, scratch=scratch)
         self._heard = Heard()
         self._name = f"{ray.util.get_node_ip_address()}:{os.getpid()}"
 
@@ -205,16 +208,20 @@ class RayPool:
     retried: int = 0
     scales: dict[str, Scale] = field(default_factory=dict)
     """Of the devices of several stations, by device."""
+    _folder: RayFolder | None = None
+    """Files of a Ray that is this pool's own."""
 
     def start(self) -> None:
         """Connect to Ray (start it when no address is given) and create the actors."""
-        start_ray(self.settings)
+        self._folder = None if self.settings.address else RayFolder()
+        start_ray(self.settings, self._folder)
         # One actor a core by custom count: the children do the work, the actor itself only waits.
         placed = target_resource(self.settings.target)
         actor: Any = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0, resources=placed)(
             EvaluatorActor
         )
-        payload = json.dumps(asdict(self.settings)).encode()
+        scratch = str(self._folder.scratch) if self._folder else None
+        payload = json.dumps({**asdict(self.settings), "scratch": scratch}).encode()
         target = load_target(self.settings.target)
         if target.measured:
             self._start_stations(target)
@@ -264,20 +271,32 @@ class RayPool:
         ]
 
     def compare(self, genomes: Sequence[_Genome], seed: int) -> Comparison:
-        """Genomes side by side on the suite's workloads. Raises PoolUnavailable when the station is gone."""
+        """Genomes side by side on the first device. Raises PoolUnavailable when the station is gone."""
+        return self._compare(self._stations[:1], genomes, seed)[0]
+
+    def compare_on_all(self, genomes: Sequence[_Genome], seed: int) -> list[Comparison]:
+        """The same on every device at once."""
+        return self._compare(self._stations, genomes, seed)
+
+    def _compare(
+        self, stations: Sequence[ActorHandle], genomes: Sequence[_Genome], seed: int
+    ) -> list[Comparison]:
         suite = load_operator(self.settings.operator).suites[self.settings.suite]
         entries = [Entry(g.id, g.source, dict(g.params)) for g in genomes]
         try:
-            return ask_comparison(self._stations[0], self.settings.operator, suite.workloads, entries, seed)
+            return ask_comparisons(stations, self.settings.operator, suite.workloads, entries, seed)
         except SessionDied as error:
             raise PoolUnavailable(str(error)) from error
 
     def close(self) -> None:
-        """Kill the actors (their children die with them) and leave Ray."""
+        """Kill the actors (their children die with them), leave Ray, and remove the files of one of our own."""
         for handle in [*(worker.handle for worker in self._workers), *self._stations]:
             ray.kill(handle)
         self._workers, self._stations = [], []
-        ray.shutdown()
+        ray.shutdown(wait_for_processes=self._folder is not None)
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
 
     def _start_stations(self, target: Target) -> None:
         """One for each device; several devices are put on one scale before anything else."""
@@ -368,10 +387,11 @@ def target_resource(target: str) -> dict[str, float]:
     return {name: 1.0} if name in ray.cluster_resources() else {}
 
 
-def start_ray(settings: PoolSettings) -> None:
+def start_ray(settings: PoolSettings, folder: RayFolder | None = None) -> None:
     """Join the cluster at ``settings.address``, or start Ray on this machine with ``count`` CPUs.
 
-    A local Ray gets a small object store: only kernel sources and figures pass through it.
+    A local Ray keeps its files in ``folder``. It gets a small object store: only kernel sources and figures pass
+    through it.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -390,6 +410,7 @@ def start_ray(settings: PoolSettings) -> None:
             num_gpus=settings.gpus,
             object_store_memory=100 * 2**20,
             include_dashboard=False,
+            **({"_temp_dir": str(folder.path)} if folder else {}),
         )
     try:
         ray.init(**common)

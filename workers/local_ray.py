@@ -1,0 +1,128 @@
+"""Where a Ray that a campaign starts for itself keeps its files, so that nothing of it is left.
+
+Ray writes some forty files a session (logs, sockets, ports) and leaves them, whether it ran or failed to start; a start
+that fails leaves its processes, too, until the driver ends. Here all of it has one folder, and ``close`` removes both.
+The folder of a driver that was killed is removed by the next one that starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PREFIX = "tw-ray-"
+_OWNER = "owner"
+_SOCKET_PATH_BYTES = 107
+_SOCKET = "/session_2026-11-21_18-25-38_253822_4194304/sockets/plasma_store"
+_ROOM = _SOCKET_PATH_BYTES - len(_SOCKET) - len(f"/{PREFIX}12345678")
+"""Bytes that the path of the folder for temporary files may have: Ray's sockets live below it."""
+
+_YOUNG_SECONDS = 60.0
+"""A folder this young may not be locked by its owner yet."""
+
+_PATIENCE_SECONDS = 5.0
+"""For processes that were told to end, which may still be writing."""
+
+
+class RayFolder:
+    """A folder of its own for one local Ray, and within it ``scratch`` for what its workers write.
+
+    Workers are killed in the middle of an evaluation, and could not clean up. ``close`` may be called at any time,
+    and again.
+    """
+
+    def __init__(self) -> None:
+        base = temporary_base()
+        sweep(base)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+        self.scratch = self.path / "scratch"
+        self.scratch.mkdir()
+        # held until this process ends, however it ends: what tells a living owner from a dead one
+        self._lock = _locked(self.path / _OWNER, create=True)
+
+    def close(self) -> None:
+        """End processes that still know of the folder, and remove it."""
+        if self._lock is None:
+            return
+        end_processes(str(self.path))
+        _remove(self.path)
+        os.close(self._lock)
+        self._lock = None
+
+
+def temporary_base() -> Path:
+    """The folder for temporary files; ``/tmp`` where its path leaves no room for a socket's."""
+    usual = tempfile.gettempdir()
+    return Path(usual if len(os.fsencode(usual)) <= _ROOM else "/tmp")
+
+
+def sweep(base: Path) -> None:
+    """Remove the folders whose owners are gone."""
+    for folder in base.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime < _YOUNG_SECONDS:
+                continue
+            lock = _locked(folder / _OWNER, create=False)
+            if lock is not None:
+                _remove(folder)
+                os.close(lock)
+
+
+def _locked(path: Path, *, create: bool) -> int | None:
+    """A descriptor that holds the file's lock, or None where another process does. Raises OSError."""
+    opened = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(opened)
+        return None
+    return opened
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder that a process may still be writing to."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        if time.monotonic() > deadline:
+            return
+        if folder.exists():
+            time.sleep(0.1)
+
+
+def end_processes(mark: str) -> None:
+    """Kill this process's descendants whose command line names ``mark``."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while found := list(_descendants(mark)):
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
+
+
+def _descendants(mark: str) -> Iterator[int]:
+    parents: dict[int, int] = {}
+    marked = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            parents[int(entry.name)] = int(fields[1])
+            if fields[0] != "Z" and mark.encode() in (entry / "cmdline").read_bytes():
+                marked.append(int(entry.name))
+    for pid in marked:
+        above = pid
+        while above in parents and above != os.getpid():
+            above = parents[above]
+        if above == os.getpid() and pid != above:
+            yield pid
