@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import json
 import math
 import sys
 import tempfile
@@ -221,6 +222,15 @@ def exhaust(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
+def recorded(paths: Sequence[Path]) -> list[dict]:
+    """Runs that other processes wrote (``OUT.jsonl``), by seed and arm."""
+    runs: dict[tuple[int, str], list[dict]] = {}
+    for path in paths:
+        for row in map(json.loads, path.read_text().splitlines()):
+            runs.setdefault((row.pop("seed"), row.pop("arm")), []).append(row)
+    return [{"arm": arm, "seed": seed, "rows": rows} for (seed, arm), rows in sorted(runs.items())]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--operator", default="gemm_fp8_fused/g512")
@@ -249,11 +259,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar="NAME=VALUE",
         help="evaluate the seed kernel's whole space first, these fixed",
     )
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", metavar="JSONL", help="report what other processes ran; run nothing"
+    )
     options = parser.parse_args(argv)
     if options.dims and options.measured:
         parser.error("--dims: workers of a measured target know the operator's suites only, see --suite")
     options.best_point = exhaust(options) if options.bound is not None else []
     memo_path = options.memo or options.out.with_suffix(".memo.jsonl")
+    if options.merge:
+        write_report(recorded(options.merge), options, _resolved(options, "parameters", 0))
+        return
     runs: list[dict] = []
     for seed in options.seeds:
         for arm in options.arms:
