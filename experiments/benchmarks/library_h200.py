@@ -1,9 +1,9 @@
 """The library on a GPU: promote what campaigns found, run the generated tests, measure what using it costs and gives.
 
-    python -m experiments.benchmarks.library_h200 --out results --library library [--gemm-nt HOME CAMPAIGN]
+    python -m experiments.benchmarks.library_h200 --out results --library library [--recorded gemm_nt HOME CAMPAIGN]
 
 Parts, each recorded in ``library_h200.json`` as soon as it is done, failures included:
-    promote   campaigns of the six blockwise operators (short ones, but for a recorded one named by --gemm-nt), promoted
+    promote   campaigns of the six blockwise operators (short ones, but for those named by --recorded), promoted
     verify    ``tilewright library verify --files`` and every generated test on the GPU
     overhead  host time of the look-up, of a call of the op, and of the kernels it launches
     compile   torch.compile(fullgraph=True), forward and backward, against eager
@@ -74,12 +74,13 @@ def command(arguments: list[str], seconds: float, **environment: str) -> dict[st
 def promote(args: argparse.Namespace) -> dict[str, Any]:
     """One campaign and one promotion for each recipe that the library does not have yet."""
     found = {}
+    recorded = {recipe: (Path(home), campaign) for recipe, home, campaign in args.recorded}
     for recipe in args.recipes:
         seeds, evaluations = CAMPAIGNS[recipe]
         home, campaign = args.out / "home", f"{recipe.replace('_', '-')}-001"
         entry: dict[str, Any] = {}
-        if recipe == "gemm_nt" and args.gemm_nt:
-            home, campaign = Path(args.gemm_nt[0]), args.gemm_nt[1]
+        if recipe in recorded:
+            home, campaign = recorded[recipe]
         else:
             file = args.out / f"{campaign}.yaml"
             file.write_text(yaml.safe_dump(short_campaign(recipe, seeds, evaluations)))
@@ -305,7 +306,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--library", type=Path, default=Path("library"))
     parser.add_argument(
-        "--gemm-nt", nargs=2, metavar=("HOME", "CAMPAIGN"), help="a finished campaign to promote"
+        "--recorded",
+        nargs=3,
+        action="append",
+        default=[],
+        metavar=("RECIPE", "HOME", "CAMPAIGN"),
+        help="a finished campaign to promote instead of a short one",
     )
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--recipes", nargs="+", choices=list(CAMPAIGNS), default=list(CAMPAIGNS))
