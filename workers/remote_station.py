@@ -181,15 +181,20 @@ def calibrate(
     return kept, scales
 
 
-def ask_comparison(
-    station: ActorHandle, operator: str, workloads: Sequence[Workload], entries: Sequence[Entry], seed: int
-) -> Comparison:
-    """Compare on a station. Raises SessionDied."""
+def ask_comparisons(
+    stations: Sequence[ActorHandle],
+    operator: str,
+    workloads: Sequence[Workload],
+    entries: Sequence[Entry],
+    seed: int,
+) -> list[Comparison]:
+    """Compare on every station at the same time. Raises SessionDied."""
+    asked = [station.compare.remote(operator, list(workloads), list(entries), seed) for station in stations]
     try:
-        text: Any = ray.get(station.compare.remote(operator, list(workloads), list(entries), seed))
+        texts: Any = ray.get(asked)
     except ray.exceptions.RayError as error:
         raise SessionDied(f"the station failed: {_last_line(error)}") from error
-    return Comparison.from_json(bytes(text).decode())
+    return [Comparison.from_json(bytes(text).decode()) for text in texts]
 
 
 def _last_line(error: BaseException) -> str:
