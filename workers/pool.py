@@ -122,14 +122,13 @@ class PoolSettings:
 class EvaluatorActor:
     """Runs in a Ray worker process; owns the cascade for one (operator, target, suite).
 
-    ``station`` is the actor that holds the GPU of a measured target, ``scales`` how devices' times relate.
+    ``station`` is the actor that holds the GPU of a measured target.
     """
 
     def __init__(
         self,
         settings_json: bytes,
         station: ActorHandle | None = None,
-        scales: Mapping[str, Scale] | None = None,
     ) -> None:
         settings = json.loads(settings_json)
         self._operator = load_operator(settings["operator"])
@@ -144,7 +143,7 @@ class EvaluatorActor:
         scratch = Path(settings["scratch"]) if settings["scratch"] else None
         self._cascade: Cascade | CompiledCascade | MeasuredCascade
         if station is not None:
-            remote = RemoteStation(station, scales or {})
+            remote = RemoteStation(station, {k: Scale(**s) for k, s in settings["scales"].items()})
             self._cascade = MeasuredCascade(self._operator, target, suite, remote, limits, scratch=scratch)
         elif target.compile_only:
             self._cascade = CompiledCascade(self._operator, target, suite, limits, scratch=scratch)
@@ -213,7 +212,7 @@ class RayPool:
 
     def start(self) -> None:
         """Connect to Ray (start it when no address is given) and create the actors."""
-        self._folder = None if self.settings.address else RayFolder()
+        self._folder = None if self.settings.address else _own_folder()
         start_ray(self.settings, self._folder)
         # One actor a core by custom count: the children do the work, the actor itself only waits.
         placed = target_resource(self.settings.target)
@@ -221,13 +220,15 @@ class RayPool:
             EvaluatorActor
         )
         scratch = str(self._folder.scratch) if self._folder else None
-        payload = json.dumps({**asdict(self.settings), "scratch": scratch}).encode()
         target = load_target(self.settings.target)
         if target.measured:
             self._start_stations(target)
+        scales = {device: asdict(scale) for device, scale in self.scales.items()}
+        told = {**asdict(self.settings), "reference": None, "scales": scales, "scratch": scratch}
+        payload = json.dumps(told).encode()
         for number in range(self.settings.count):
             station = self._stations[number % len(self._stations)] if self._stations else None
-            handle = actor.remote(payload, station, self.scales)
+            handle = actor.remote(payload, station)
             worker = _Worker(handle, number, Health(handle.ping))
             if self.settings.address:  # its place on the cluster may not be there yet
                 worker.health.doubt(time.monotonic())
@@ -421,6 +422,13 @@ def start_ray(settings: PoolSettings, folder: RayFolder | None = None) -> None:
             else "Ray cannot start"
         )
         raise PoolUnavailable(f"{where}: {_first_line(error).rstrip('.')}") from error
+
+
+def _own_folder() -> RayFolder:
+    try:
+        return RayFolder()
+    except OSError as error:
+        raise PoolUnavailable(f"Ray cannot start: {error}") from error
 
 
 def _require_listener(address: str) -> None:
