@@ -35,11 +35,12 @@ class RayFolder:
     """A folder of its own for one local Ray, and within it ``scratch`` for what its workers write.
 
     Workers are killed in the middle of an evaluation, and could not clean up. ``close`` may be called at any time,
-    and again.
+    and again. Raises OSError where no folder can be made.
     """
 
     def __init__(self) -> None:
         base = temporary_base()
+        base.mkdir(parents=True, exist_ok=True)
         sweep(base)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
         self.scratch = self.path / "scratch"
@@ -58,8 +59,8 @@ class RayFolder:
 
 
 def temporary_base() -> Path:
-    """The folder for temporary files; ``/tmp`` where its path leaves no room for a socket's."""
-    usual = tempfile.gettempdir()
+    """RAY_TMPDIR, else the folder for temporary files; ``/tmp`` where its path leaves no room for a socket's."""
+    usual = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     return Path(usual if len(os.fsencode(usual)) <= _ROOM else "/tmp")
 
 

@@ -23,6 +23,7 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A short folder for temporary files, empty."""
     with tempfile.TemporaryDirectory(prefix="tw", dir="/tmp") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.delenv("RAY_TMPDIR", raising=False)
         yield Path(folder)
 
 
@@ -67,5 +68,13 @@ def test_what_a_killed_driver_left_is_removed_by_the_next_one(base: Path) -> Non
 
 
 def test_a_path_too_long_for_sockets_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + "a" * 60)
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp/" + "a" * 60)
     assert local_ray.temporary_base() == Path("/tmp")
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp/own")
+    assert local_ray.temporary_base() == Path("/tmp/own")
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/dev/null/ray")
+    with pytest.raises(PoolUnavailable, match="Ray cannot start: "):
+        RayPool(pool_settings()).start()
