@@ -57,6 +57,8 @@ def resolve(config: CampaignConfig) -> Resolved:
         target = load_target(config.target)
     except (UnknownOperator, UnknownTarget) as error:
         raise UserError(f"{error}.") from error
+    if config.search.racing and target.compile_only:
+        raise UserError(f"search.racing: target {target.name} only compiles and ranks nothing; leave it off.")
     suite = operator.suites.get(config.suite)
     if suite is None:
         raise _unknown("suite", config.suite, operator.suites)

@@ -10,8 +10,11 @@ from evolve.archive import Archive
 from evolve.genome import Genome
 from evolve.history import Candidate, Mutation, MutationKind
 from fitness.evaluation import FigureKind, Stage, Verdict
+from fitness.race import Race, Rung
+from fitness.score import geometric_mean
 from fitness.targets import load_target
 from seeds.catalogue import load_operator
+from seeds.operator import Suite, Workload
 from tests.workers import twins
 from workers import recipe
 from workers.attempt import Found, Request
@@ -25,6 +28,7 @@ GIB = 1 << 30
 FAMILY = Path(__file__).parent.parent / "fixtures" / "small_gemm"
 LIMITS = Limits(trace=ChildLimits(60.0, 8 * GIB), compile=ChildLimits(90.0, 12 * GIB))
 UNBEATEN = float("inf")
+SHAPES = [Workload(f"{m}x256x512", {"M": m, "N": 256, "K": 512}) for m in (256, 512)]
 CANDIDATE = Candidate(
     0, Genome(twins.HONEST, twins.PARAMS), (), Mutation(MutationKind.SEED, "seed", "x"), 0, 0
 )
@@ -63,6 +67,25 @@ def test_the_honest_kernel_has_a_fitness(operator, target):
     assert [reading.passed for reading in found.gates] == [True]
     assert found.artefact and found.descriptors == {"vmem": "0-8MiB"}
     assert found.toolchain["libtpu"] != "missing"
+
+
+def test_a_race_stops_what_falls_behind_and_measures_the_rest_whole(operator):
+    two = Suite("two", (SHAPES[0], SHAPES[1]), operator.suites["tiny"].check)
+    raced = Cascade(operator, load_target("tpu7x"), two, LIMITS)
+
+    def judged(bar):
+        rung = Rung((SHAPES[1].id,), 0.0, 0.1)
+        race = Race((rung,), (({"vmem": "0-8MiB"}, bar),), {SHAPES[1].id: 1e-9})
+        return raced.evaluate("g", twins.HONEST, twins.PARAMS, seed=1, best=UNBEATEN, race=race)
+
+    stopped, whole = judged(1e6), judged(1e-6)
+    assert (stopped.verdict, stopped.stage) == (Verdict.OUTPACED, Stage.MEASURE), stopped.reason + stopped.log
+    assert [f.workload for f in stopped.workloads] == [SHAPES[1].id] and stopped.fitness is None
+    assert stopped.projected == pytest.approx(stopped.workloads[0].tflops)
+    assert whole.verdict is Verdict.OK and whole.projected is None, whole.reason + whole.log
+    assert [f.workload for f in whole.workloads] == [w.id for w in two.workloads]
+    assert whole.workloads[1] == stopped.workloads[0] and whole.artefact == stopped.artefact
+    assert whole == whole.model_copy(update={"fitness": geometric_mean(f.tflops for f in whole.workloads)})
 
 
 def test_the_model_is_deterministic_and_a_repetition_is_a_duplicate():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fitness.evaluation import FigureKind, Stage, Verdict
+from fitness.race import Race, Rung
 from fitness.targets import load_target
 from seeds.catalogue import load_operator
 from seeds.operator import Workload
@@ -70,6 +71,16 @@ def test_an_honest_kernel_is_measured_and_the_next_meets_it(operator, station, h
     if met is not None and not met["accepted"]:
         assert again.fitness <= found.fitness, "what is not confirmed is never fitter than the champion"
     assert station.champion().entry.id == ("second" if met and met["accepted"] else "first")
+
+
+def test_what_falls_behind_in_a_race_is_measured_on_its_first_workloads_only(operator, station, honest):
+    second = operator.suites["tiny"].workloads[1]
+    race = Race((Rung((second.id,), 0.0, 0.1),), (({}, 1e9),), {second.id: 1e-9})
+    cascade = MeasuredCascade(operator, load_target("interpreter"), operator.suites["tiny"], station, PATIENT)
+    found = cascade.evaluate("raced", honest, POINT, seed=11, race=race)
+    assert (found.verdict, found.fitness) == (Verdict.OUTPACED, None), found.reason + found.log
+    assert [f.workload for f in found.workloads] == [second.id] and found.projected > 0
+    assert station.champion() is None or station.champion().entry.id != "raced"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import traceback
+from typing import Any
+
+from workers.frames import Frame
 
 MAX_MESSAGE = 4000
 
@@ -15,3 +18,8 @@ def describe(error: BaseException) -> dict[str, str]:
         message = "(no message)"
     trace = "".join(traceback.format_exception(error)[-6:])
     return {"type": type(error).__name__, "message": message[:MAX_MESSAGE], "trace": trace[-MAX_MESSAGE:]}
+
+
+def error_frame(phase: str, error: BaseException, *, spoiled: bool = False, **more: Any) -> Frame:
+    """An exception as an answer. ``spoiled``: this child must not be used again."""
+    return Frame("error", {"phase": phase, "spoiled": spoiled, **describe(error), **more})

@@ -26,22 +26,15 @@ from jax.extend.core import jaxpr_as_fun
 
 from seeds.sampled import places, stream
 from workers.frames import Frame
-from workers.runners.failures import describe
-from workers.runners.pallas_trace import Answer, interpret, load_build, mesh_of, trace
+from workers.runners.device import ALIVE_SECONDS, Answer, DeviceRunner, far_behind
+from workers.runners.pallas_trace import interpret, load_build, mesh_of, trace
 from workers.runners.tpu_clock import Clock, ProfilerClock, Program, WallClock, overheads
 
 PROGRAMS = 64
 """Compiled programs that are kept, for one candidate and one shape each."""
 
-ALIVE_SECONDS = 1.0
 
-CLEARLY_SLOWER = 1.5
-"""A candidate behind the pace by this factor on its first workloads is measured with single calls from there on."""
-
-LEAST_PACED = 2
-
-
-class Runner:
+class Runner(DeviceRunner):
     """Serves ``check`` and ``time`` jobs. ``config``: ``kind`` and ``cores`` of the chip, ``interpreted``.
 
     Raises RuntimeError for another device than the target's.
@@ -61,16 +54,8 @@ class Runner:
         self._programs: OrderedDict[tuple[str, str, str], Program] = OrderedDict()
         self._numbers = itertools.count()
 
-    def run(self, job: Frame, answer: Answer) -> None:
-        """Serve one job; failures of a candidate become an ``error`` frame."""
-        serve = {"check": self._check, "time": self._time}[job.kind]
-        state = {"phase": "import", "entry": job.data["entries"][0]["id"]}
-        try:
-            serve(job, answer, state)
-        except Exception as error:  # noqa: BLE001 - whatever a candidate raises is its answer
-            spoiled = isinstance(error, jax.errors.JaxRuntimeError | MemoryError)
-            data = {"phase": state["phase"], "spoiled": spoiled, **describe(error), "entry": state["entry"]}
-            answer(Frame("error", data))
+    def _spoiled(self, error: BaseException) -> bool:
+        return isinstance(error, jax.errors.JaxRuntimeError | MemoryError)
 
     def _program(
         self, entry: Mapping[str, Any], workload: Mapping[str, Any], answer: Answer, state: dict[str, str]
@@ -122,8 +107,7 @@ class Runner:
         for workload in job.data["workloads"]:
             programs = [self._program(entry, workload, answer, state) for entry in entries]
             operands = _operands(job, workload)
-            brief = len(behind) >= LEAST_PACED and statistics.geometric_mean(behind) > CLEARLY_SLOWER
-            timed = self._workload(job, workload, programs, operands, state, brief, answer)
+            timed = self._workload(job, workload, programs, operands, state, far_behind(behind), answer)
             if workload["id"] in pace:
                 first = statistics.median(timed.data["rounds"][0][0])
                 behind.append(first / float(pace[workload["id"]]))

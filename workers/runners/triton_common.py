@@ -1,4 +1,4 @@
-"""What the Triton runners share: a candidate as a module, arrays as torch tensors, exceptions as frames."""
+"""What the Triton runners share: a candidate as a module, arrays as torch tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from workers.frames import Frame, dtype_named
-from workers.runners.failures import describe
 
 Answer = Callable[[Frame], None]
 
@@ -82,8 +81,3 @@ def checked_results(results: Any, wanted: Sequence[Mapping[str, Any]]) -> dict[s
             expected = f"{spec['dtype']}{spec['shape']}"
             raise TypeError(f"output {spec['name']} is {dtype}{shape} instead of {expected}")
     return {spec["name"]: result for result, spec in zip(results, wanted, strict=True)}
-
-
-def error_frame(phase: str, error: BaseException, *, spoiled: bool = False, **more: Any) -> Frame:
-    """An exception as an answer. ``spoiled``: this child must not be used again."""
-    return Frame("error", {"phase": phase, "spoiled": spoiled, **describe(error), **more})

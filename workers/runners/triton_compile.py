@@ -23,7 +23,8 @@ from triton.runtime import driver as runtime_driver
 from triton.runtime.jit import JITFunction
 
 from workers.frames import Frame
-from workers.runners.triton_common import Answer, checked_results, error_frame, load_module, torch_dtype
+from workers.runners.failures import error_frame
+from workers.runners.triton_common import Answer, checked_results, load_module, torch_dtype
 from workers.runners.triton_guard import LaunchGuard
 
 

@@ -28,12 +28,11 @@ import triton
 
 from seeds.sampled import places, stream
 from workers.frames import Frame
+from workers.runners.device import ALIVE_SECONDS, Answer, DeviceRunner, far_behind
 from workers.runners.triton_clock import Clock, CpuClock, GpuClock
 from workers.runners.triton_common import (
-    Answer,
     bits_of,
     checked_results,
-    error_frame,
     load_module,
     to_numpy,
     to_torch,
@@ -54,13 +53,6 @@ OPERAND_SETS = 2
 PIECE = 1 << 26
 """Elements made at a time."""
 
-ALIVE_SECONDS = 1.0
-
-CLEARLY_SLOWER = 1.5
-"""A candidate behind the pace by this factor on its first workloads is measured with single calls from there on."""
-
-LEAST_PACED = 2
-
 _SPOILING = (
     "CUDA error",
     "CUDA driver error",
@@ -71,7 +63,7 @@ _SPOILING = (
 )
 
 
-class Runner:
+class Runner(DeviceRunner):
     """Serves ``check`` and ``time`` jobs. ``config``: ``product``, ``interpreted``, ``flush_bytes``.
 
     Raises RuntimeError for another device than the target's.
@@ -100,15 +92,6 @@ class Runner:
             raise RuntimeError(f"the target is an {config['product']}, this GPU is an {name}")
         identity = str(torch.cuda.get_device_properties().uuid)
         return {"device": name, "cuda": str(torch.version.cuda), "identity": identity}
-
-    def run(self, job: Frame, answer: Answer) -> None:
-        """Serve one job; failures of a candidate become an ``error`` frame."""
-        serve = {"check": self._check, "time": self._time}[job.kind]
-        state = {"phase": "import", "entry": job.data["entries"][0]["id"]}
-        try:
-            serve(job, answer, state)
-        except Exception as error:  # noqa: BLE001 - whatever a candidate raises is its answer
-            answer(error_frame(state["phase"], error, spoiled=self._spoiled(error), entry=state["entry"]))
 
     def _spoiled(self, error: BaseException) -> bool:
         """Whether the context or other tensors may be damaged: an error says so, or the device does."""
@@ -216,8 +199,7 @@ class Runner:
             name = workload["id"]
             calls = [self._call(entry, tensors) for entry in entries]
             state["phase"] = "launch"
-            brief = len(behind) >= LEAST_PACED and statistics.geometric_mean(behind) > CLEARLY_SLOWER
-            timed = self._workload(job, workload, calls, state, brief, answer)
+            timed = self._workload(job, workload, calls, state, far_behind(behind), answer)
             if name in pace:
                 behind.append(statistics.median(timed.data["rounds"][0][0]) / float(pace[name]))
             changed = _sums(tensors, self._salt) != self._sums[int(job.data["seed"]), name]
