@@ -1,6 +1,6 @@
 """A long campaign on a small GEMM: does it leave processes, files or dumps behind?
 
-    python -m experiments.benchmarks.long_campaign --evaluations 2000 --minutes 60
+    python -m experiments.benchmarks.long_campaign --evaluations 2000 --minutes 25
 
 Runs ``tilewright run`` on ``tests/fixtures/small_gemm`` (tpu7x, modelled) with folders of its own for temporary files
 and for the home, again with another seed where one campaign ends early, until so many evaluations are done or the time
@@ -169,7 +169,7 @@ def report(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Count what a long campaign leaves behind.")
     parser.add_argument("--evaluations", type=int, default=2000)
-    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--minutes", type=float, default=25.0)
     told = parser.parse_args(arguments)
     base = Path(tempfile.mkdtemp(prefix="lc-"))  # short: Ray's sockets live below it
     held = [Held(base / "tmp"), Held(base / "home")]
