@@ -1,8 +1,9 @@
 """Coverage-guided fuzzing of every parser of text that tilewright did not write itself.
 
-    python -m experiments.fuzz --only "result frames" --minutes 10 --out DIR     one group of parsers, or several
-    python -m experiments.fuzz --report --out DIR                                the table of what DIR records
+    python -m experiments.fuzz --minutes 10 --jobs 11 --out DIR     every parser for 10 minutes, on a core each
+    python -m experiments.fuzz --report --out DIR                   the table of what DIR records so far
 
+A run that was cut short goes on where it was when it is started again with the same DIR.
 Inputs are damaged samples; one that takes a step between two lines of tilewright that none took before is kept and
 damaged further. A parser gives a value or its module's own named error; anything else, and anything slower than
 ``SLOW_SECONDS`` of CPU time, is a failure. ``tests/fitness/test_parsers.py`` runs what was kept again
@@ -14,27 +15,30 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
-import hashlib
 import json
+import multiprocessing
 import random
 import signal
 import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from experiments.fuzz_targets import GROUPS, Parser, parsers
+from experiments.fuzz_targets import Parser, parsers
 
 ROOT = str(Path(__file__).parent.parent) + "/"
 CORPUS = Path(ROOT) / "tests/corpus/fuzz"
 SLOW_SECONDS = 5.0
 HANG_SECONDS = 30.0
 """CPU time after which an input is taken for hanging its parser."""
+
+SAVE_SECONDS = 20.0
+"""Of work that a run which is cut short may lose."""
 
 LARGEST, KEPT_LARGEST, KEPT = 1 << 17, 1 << 10, 24
 """Bytes of an input; bytes and number of those kept for the tests."""
@@ -89,20 +93,29 @@ class Fuzzed:
     kept: list[bytes] = field(default_factory=list)
     arcs: set[Arc] = field(default_factory=set)
     failures: dict[str, bytes] = field(default_factory=dict)
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
     def step(self, rng: random.Random, folder: Path) -> None:
         """One input."""
         pool = self.kept if self.kept and rng.random() < 0.8 else self.parser.samples
         data = mutated(rng.choice(pool), self.parser.words, rng)
-        tracer = Tracer()
-        with tracer.tracing():
-            fault = attempt(self.parser, data, folder)
+        fault, new = self.learn(data, folder)
         self.inputs += 1
         if fault is not None:
             self.failures.setdefault(fault, data)
-        elif not tracer.arcs <= self.arcs:
-            self.arcs |= tracer.arcs
+        elif new:
             self.kept.append(data)
+
+    def learn(self, data: bytes, folder: Path) -> tuple[str | None, bool]:
+        """What is wrong with how ``data`` is taken, and whether it takes an arc that none took before."""
+        tracer = Tracer()
+        with tracer.tracing():
+            fault = attempt(self.parser, data, folder)
+        new = fault is None and not tracer.arcs <= self.arcs
+        if new:
+            self.arcs |= tracer.arcs
+        return fault, new
 
 
 def mutated(sample: bytes, words: Sequence[bytes], rng: random.Random) -> bytes:
@@ -141,17 +154,70 @@ def attempt(parser: Parser, data: bytes, folder: Path) -> str | None:
     return "more CPU time than allowed" if spent > SLOW_SECONDS else None
 
 
-def fuzz(names: Sequence[str], minutes: float, seed: int, folder: Path) -> dict[str, Fuzzed]:
-    """Parsers in turn, for so many minutes together."""
-    found = {name: Fuzzed(parsers()[name]) for name in names}
-    rng, end = random.Random(f"{seed} {names}"), time.monotonic() + 60 * minutes
+def fuzz(name: str, minutes: float, seed: int, out: Path) -> None:
+    """One parser until it has had so many minutes of wall time, those of earlier runs included."""
+    found = restored(name, out)
+    rng = random.Random(f"{seed} {name} {found.inputs}")
     signal.signal(signal.SIGVTALRM, _hang)
-    while time.monotonic() < end:
-        for one in found.values():
+    with tempfile.TemporaryDirectory() as folder:
+        for data in found.kept:  # the arcs they take are known again
+            found.learn(data, Path(folder))
+        before = (found.seconds, found.cpu_seconds)
+        began = (time.monotonic(), time.process_time())
+        saved = began[0]
+        while found.seconds < 60 * minutes:
             signal.setitimer(signal.ITIMER_VIRTUAL, HANG_SECONDS)
-            one.step(rng, folder)
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            found.step(rng, Path(folder))
+            now = time.monotonic()
+            found.seconds = before[0] + now - began[0]
+            found.cpu_seconds = before[1] + time.process_time() - began[1]
+            if now - saved > SAVE_SECONDS or found.seconds >= 60 * minutes:
+                save(name, found, out)
+                saved = now
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def state_path(name: str, out: Path) -> Path:
+    """Where a parser's state is kept."""
+    return out / f"{name.replace(' ', '_')}.json"
+
+
+def restored(name: str, out: Path) -> Fuzzed:
+    """A parser as an earlier run left it in ``out``, or at its beginning."""
+    found, path = Fuzzed(parsers()[name]), state_path(name, out)
+    if path.is_file():
+        state = json.loads(path.read_text())
+        found.inputs, found.seconds, found.cpu_seconds = (
+            state[key] for key in ("inputs", "seconds", "cpu_seconds")
+        )
+        found.kept = [_unpacked(text) for text in state["kept"]]
+        found.failures = {fault: _unpacked(text) for fault, text in state["failures"].items()}
     return found
+
+
+def save(name: str, found: Fuzzed, out: Path) -> None:
+    """Write a parser's state whole or not at all."""
+    state = {
+        "parser": name,
+        "date": time.strftime("%Y-%m-%d"),
+        "seconds": found.seconds,
+        "cpu_seconds": found.cpu_seconds,
+        "inputs": found.inputs,
+        "arcs": len(found.arcs),
+        "kept": [_packed(data) for data in found.kept],
+        "failures": {fault: _packed(data) for fault, data in found.failures.items()},
+    }
+    partial = state_path(name, out).with_suffix(".part")
+    partial.write_text(json.dumps(state) + "\n")
+    partial.replace(state_path(name, out))
+
+
+def _packed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data, 9)).decode()
+
+
+def _unpacked(text: str) -> bytes:
+    return zlib.decompress(base64.b64decode(text))
 
 
 def _hang(number: int, frame: FrameType | None) -> None:
@@ -162,7 +228,7 @@ def corpus(name: str) -> list[bytes]:
     """What earlier runs kept for the tests."""
     path = CORPUS / f"{name.replace(' ', '_')}.json"
     texts = json.loads(path.read_text()) if path.is_file() else []
-    return [zlib.decompress(base64.b64decode(text)) for text in texts]
+    return [_unpacked(text) for text in texts]
 
 
 def keep(name: str, found: Fuzzed) -> None:
@@ -173,78 +239,60 @@ def keep(name: str, found: Fuzzed) -> None:
     together = {*corpus(name), *new[:KEPT], *found.failures.values()}
     CORPUS.mkdir(parents=True, exist_ok=True)
     ordered = sorted(together, key=lambda data: (len(data), data))
-    texts = [base64.b64encode(zlib.compress(data, 9)).decode() for data in ordered]
+    texts = [_packed(data) for data in ordered]
     (CORPUS / f"{name.replace(' ', '_')}.json").write_text(json.dumps(texts, indent=0) + "\n")
 
 
 def report(out: Path) -> str:
-    """The recorded runs as a table."""
-    rows = [json.loads(line) for line in (out / "fuzz.jsonl").read_text().splitlines()]
+    """What ``out`` records as a table."""
     lines = [
-        "| parsers | minutes (of CPU time) | seed | inputs | reached something new | arcs of lines | failures |",
+        "| parser | minutes | of CPU time | inputs | reached something new | arcs of lines | failures |",
         "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
-    for row in rows:
-        for name, found in row["parsers"].items():
-            said, spent = (
-                "; ".join(found["failures"]) or "none",
-                f"{row['minutes']:g} ({row['cpu_minutes']:g})",
-            )
+    for name in sorted(parsers()):
+        if state_path(name, out).is_file():
+            state = json.loads(state_path(name, out).read_text())
             lines.append(
-                f"| {row['group']}: {name} | {spent} | {row['seed']} | {found['inputs']} "
-                f"| {found['kept']} | {found['arcs']} | {said} |"
+                f"| {name} | {state['seconds'] / 60:.1f} | {state['cpu_seconds'] / 60:.1f} | {state['inputs']} "
+                f"| {len(state['kept'])} | {state['arcs']} | {'; '.join(state['failures']) or 'none'} |"
             )
     return "\n".join(lines) + "\n"
 
 
-def _record(group: str, arguments: argparse.Namespace, found: Mapping[str, Fuzzed]) -> int:
-    for name, one in found.items():
-        for data in one.failures.values():
-            digest = hashlib.sha256(data).hexdigest()[:16]
-            (arguments.out / f"{name.replace(' ', '_')}-{digest}").write_bytes(data)
-        if arguments.keep:
-            keep(name, one)
-    row = {
-        "group": group,
-        "minutes": arguments.minutes,
-        "cpu_minutes": round(time.process_time() / 60, 1),
-        "seed": arguments.seed,
-        "date": time.strftime("%Y-%m-%d"),
-        "parsers": {
-            name: {
-                "inputs": one.inputs,
-                "kept": len(one.kept),
-                "arcs": len(one.arcs),
-                "failures": sorted(one.failures),
-            }
-            for name, one in found.items()
-        },
-    }
-    with (arguments.out / "fuzz.jsonl").open("a") as file:
-        file.write(json.dumps(row) + "\n")
-    sys.stdout.write(json.dumps(row) + "\n")
-    return sum(len(one.failures) for one in found.values())
+def _share(names: Sequence[str], minutes: float, seed: int, out: Path) -> None:
+    for name in names:
+        fuzz(name, minutes, seed, out)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=10.0, help="for each group of parsers")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=10.0, help="for each parser, earlier runs included")
+    parser.add_argument("--out", type=Path, required=True, help="folder that keeps the state")
     parser.add_argument("--seed", type=int, default=int.from_bytes(random.randbytes(4)))
-    parser.add_argument("--only", nargs="*", choices=list(GROUPS), default=list(GROUPS))
-    parser.add_argument("--keep", action="store_true", help="add to the tests' corpus")
+    parser.add_argument("--only", nargs="*", choices=sorted(parsers()), default=sorted(parsers()))
+    parser.add_argument("--jobs", type=int, default=1, help="processes; parsers are dealt to them")
+    parser.add_argument("--keep", action="store_true", help="add what --out holds to the tests' corpus")
     parser.add_argument("--report", action="store_true")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    if arguments.report:
-        sys.stdout.write(report(arguments.out))
-        return 0
-    failures = 0
-    for group in arguments.only:
-        with tempfile.TemporaryDirectory() as folder:
-            found = fuzz(GROUPS[group], arguments.minutes, arguments.seed, Path(folder))
-        failures += _record(group, arguments, found)
-    return 1 if failures else 0
+    if not (arguments.report or arguments.keep):
+        context = multiprocessing.get_context("spawn")
+        shares = [arguments.only[n :: arguments.jobs] for n in range(arguments.jobs)]
+        processes = [
+            context.Process(target=_share, args=(names, arguments.minutes, arguments.seed, arguments.out))
+            for names in shares
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    found = {name: restored(name, arguments.out) for name in arguments.only}
+    if arguments.keep:
+        for name, one in found.items():
+            keep(name, one)
+    sys.stdout.write(report(arguments.out))
+    done = all(one.seconds >= 60 * arguments.minutes for one in found.values())
+    return 0 if done and not any(one.failures for one in found.values()) else 1
 
 
 if __name__ == "__main__":

@@ -116,18 +116,6 @@ def parsers() -> Mapping[str, Parser]:
     }
 
 
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "compiler text": ("bundles", "allocations", "timeline"),
-    "profiles": ("profile",),
-    "result frames": ("frames",),
-    "campaign files": ("yaml",),
-    "journal": ("journal rows", "journal file"),
-    "language model replies": ("reply", "dialect"),
-    "library index": ("library index",),
-}
-"""Parsers that are fuzzed in turn, as one."""
-
-
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
