@@ -200,11 +200,10 @@ def operators() -> dict[str, MxOutGemm]:
 
 
 def _seeds(grouped: int) -> Mapping[str, SeedKernel]:
-    sources = {name: (_KERNELS / f"{name}.py").read_text(encoding="utf-8") for name in ("fused", "unfused")}
-    fixed = {"grouped": grouped}
-    return MappingProxyType(
-        {
-            "fused": SeedKernel("fused", sources["fused"], fixed),
-            "unfused": SeedKernel("unfused", sources["unfused"], fixed, baseline=True),
-        }
-    )
+    files = {"fused": "fused", "fused_ws": "fused_ws", "unfused": "unfused", "unfused_ws": "fused_ws"}
+    found = {}
+    for name, file in files.items():
+        source = (_KERNELS / f"{file}.py").read_text(encoding="utf-8")
+        fixed = {"grouped": grouped, **({"fused": 0} if name == "unfused_ws" else {})}
+        found[name] = SeedKernel(name, source, fixed, baseline=name.startswith("unfused"))
+    return MappingProxyType(found)

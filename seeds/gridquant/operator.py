@@ -241,7 +241,7 @@ def operators() -> dict[str, GridQuant | GridGemm]:
     """The family's operators by recipe name."""
     found: dict[str, GridQuant | GridGemm] = {}
     for edge in (256, 128):
-        quant = _seeds(edge, "two_pass", "whole", whole={"num_warps": 16})
+        quant = _seeds(edge, "two_pass", "held", "whole", whole={"num_warps": 16})
         found[f"quant_{edge}"] = GridQuant(f"gridquant/quant_{edge}", edge, _matrix_suites(), quant)
         gemm = _seeds(edge, "persistent", "splitk")
         found[f"gemm_{edge}"] = GridGemm(f"gridquant/gemm_{edge}", edge, _gemm_suites(), gemm)

@@ -224,7 +224,10 @@ def operators() -> dict[str, MxCast]:
             "columns": int(layout in ("columns", "both")),
             "swizzled": int(layout == "swizzled"),
         }
-        return MxCast(f"mx_cast/{recipe}", rule, 8, layout, 0, suites, _seed("cast8", fixed))
+        seeds = dict(_seed("cast8", fixed))
+        if layout in ("columns", "both"):
+            seeds |= _seed("cast8_tma", {name: value for name, value in fixed.items() if name != "swizzled"})
+        return MxCast(f"mx_cast/{recipe}", rule, 8, layout, 0, suites, MappingProxyType(seeds))
 
     found = {f"mxfp8_{name}": eight(f"mxfp8_{name}", rule, "rows", along) for name, rule in RULES.items()}
     for layout, recipe, suites in (

@@ -109,12 +109,11 @@ def quantise_kernel(c_ptr, d_ptr, ds_ptr, M, N, BM: tl.constexpr, BN: tl.constex
     tl.store(ds_ptr + row.to(tl.int64)[:, None] * (N // 32) + block[None, :], e.to(tl.uint8), mask=held)
 
 
-def launch(inputs, params):
+def product(inputs, params):
+    """The product in bf16."""
     a, b = inputs["a_q"], inputs["b_q"]
     m, k = a.shape
     n = b.shape[-2]
-    d = torch.empty((m, n), dtype=torch.float8_e4m3fn)
-    ds = torch.empty((m, n // 32), dtype=torch.uint8)
     c = torch.empty((m, n), dtype=torch.bfloat16)
     grid = (triton.cdiv(m, params["block_m"]) * triton.cdiv(n, params["block_n"]),)
     gemm_kernel[grid](
@@ -135,6 +134,14 @@ def launch(inputs, params):
         num_warps=params["num_warps"],
         num_stages=params["num_stages"],
     )
+    return c
+
+
+def launch(inputs, params):
+    c = product(inputs, params)
+    m, n = c.shape
+    d = torch.empty((m, n), dtype=torch.float8_e4m3fn)
+    ds = torch.empty((m, n // 32), dtype=torch.uint8)
     tiles = triton.cdiv(m, 32) * triton.cdiv(n, 256)
     quantise_kernel[(tiles,)](c, d, ds, m, n, 32, 256, num_warps=4)
     return (d, ds)

@@ -10,7 +10,7 @@ import triton.language as tl
 SPACE = {
     "sub_m": (16, 32, 64, 128),
     "sub_k": (32, 64, 128, 256),
-    "num_warps": (4, 8, 16),
+    "num_warps": (4, 8, 16, 32),
     "keep": (False, True),
     "edge": (128, 256),
 }

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 SPACE = {
-    "block_m": (32, 64, 128),
-    "block_k": (32, 64, 128, 256),
+    "block_m": (4, 8, 16, 32, 64, 128),
+    "block_k": (32, 64, 128, 256, 512, 1024),
     "num_warps": (2, 4, 8),
     "walk": ("rows", "columns"),
     "mode": (0, 1, 2, 3),
@@ -57,10 +57,10 @@ def exponent(top, MODE: tl.constexpr):
 
 @triton.jit
 def payload(x, e):
-    factor = ((254 - tl.minimum(e, 254)) << 23).to(tl.float32, bitcast=True)
-    scaled = tl.minimum(tl.maximum(x * factor, -448.0), 448.0)
-    code = scaled.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-    return tl.where(e == 255, 0x7F, code).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    # a bad block's factor is NaN, and so is all of its payload
+    bits = tl.where(e == 255, 0x7FC00000, (254 - tl.minimum(e, 254)) << 23)
+    scaled = x * bits.to(tl.float32, bitcast=True)
+    return tl.clamp(scaled, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
 
 
 @triton.jit

@@ -1,0 +1,394 @@
+"""Blockwise FP8 GEMM (NT) in Gluon for Hopper that quantises its accumulators to MXFP8 in the epilogue.
+
+One producer warp fills a ring of stages by TMA, two consumer warpgroups of 64 rows each multiply and promote, as the
+blockwise family's ``gluon_ws`` does (128 x block_n tiles, persistent). Payloads leave as 64 x 128 tiles by TMA,
+exponents by plain stores. With ``grouped`` B is [groups x N, K], and every 128 rows of A, a tile's, say whose rows
+they meet. With ``fused`` 0 the product leaves as bf16 and a second kernel quantises it: the baseline.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+SPACE = {
+    "block_n": (128, 256),
+    "stages": (3, 4, 5, 6),
+    "slots": (1, 2),
+    "group_m": (1, 2, 4, 8, 16, 32),
+    "programs": (132, 1048576),
+    "consumer_regs": (216, 232, 240),
+    "turned": (False, True),
+    "grouped": (0, 1),
+    "fused": (0, 1),
+}
+DEFAULTS = {
+    "block_n": 256,
+    "stages": 4,
+    "slots": 1,
+    "group_m": 16,
+    "programs": 132,
+    "consumer_regs": 240,
+    "turned": True,
+    "grouped": 0,
+    "fused": 1,
+}
+CONSTRAINTS = {
+    "grouped == by_groups": "the recipe's operands",
+    "(16896 + block_n // 128 * 16384) * stages + 16384 * slots + 8192 * turned * fused <= 232000": (
+        "the ring, the store slots and the turning share 227 KB of shared memory"
+    ),
+    "N % 128 == 0": "B's scales come in whole 128 x 128 blocks",
+    "K % 128 == 0": "a step of K is one scale block",
+}
+
+
+@gluon.jit
+def tile_of(t, num_m, num_n, GROUP: gl.constexpr):
+    """Tile t of a walk that goes down GROUP rows of tiles before it moves one column."""
+    per = GROUP * num_n
+    first = (t // per) * GROUP
+    rows = min(num_m - first, GROUP)
+    inside = t % per
+    return first + inside % rows, inside // rows
+
+
+@gluon.jit
+def promote(acc, partial, scale):
+    """acc + partial * scale, kept where it stands: LLVM would sink it below the next wgmma and spill.
+
+    A wait that has nothing left to wait for, with the sum as its dependence, is a fence.
+    """
+    return warpgroup_mma_wait(num_outstanding=0, deps=(acc + partial * scale[:, None],))
+
+
+@gluon.jit
+def producer(
+    a_desc,
+    as_desc,
+    b_desc,
+    g_ptr,
+    M,
+    N,
+    K,
+    a_bufs,
+    s_bufs,
+    b_bufs,
+    empty,
+    ready,
+    ready1,
+    HALVES: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    GROUPED: gl.constexpr,
+):
+    num_m = gl.cdiv(M, 128)
+    num_n = gl.cdiv(N, 128 * HALVES)
+    B_BYTES: gl.constexpr = 128 * 128
+    A_BYTES: gl.constexpr = 2 * 64 * 128 + 2 * 64 * 4
+    s = 0
+    phase = 1
+    for t in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
+        pm, pn = tile_of(t, num_m, num_n, GROUP)
+        row = pm * 128
+        col = pn * (128 * HALVES)
+        if GROUPED:
+            col += gl.load(g_ptr + pm) * N
+        for k in range(K // 128):
+            mbarrier.wait(empty.index(s), phase)
+            bar = ready.index(s)
+            mbarrier.expect(bar, A_BYTES + B_BYTES)
+            for p in gl.static_range(2):
+                tma.async_copy_global_to_shared(a_desc, [row + p * 64, k * 128], bar, a_bufs.index(s * 2 + p))
+                tma.async_copy_global_to_shared(as_desc, [k * M + row + p * 64], bar, s_bufs.index(s * 2 + p))
+            tma.async_copy_global_to_shared(b_desc, [col, k * 128], bar, b_bufs.index(s * HALVES))
+            if HALVES == 2:
+                bar1 = ready1.index(s)
+                mbarrier.expect(bar1, B_BYTES)
+                tma.async_copy_global_to_shared(b_desc, [col + 128, k * 128], bar1, b_bufs.index(s * 2 + 1))
+            wrap = s == STAGES - 1
+            s = gl.where(wrap, 0, s + 1)
+            phase = gl.where(wrap, phase ^ 1, phase)
+
+
+@gluon.jit
+def store_mx(
+    d_desc, d_bufs, ds_ptr, acc, row, col, M, N, SLOT: gl.constexpr, LEFT: gl.constexpr, TURNED: gl.constexpr
+):
+    """Quantise 64 x 128 f32 by 1 x 32 and store it through a slot; LEFT stores of this warpgroup may be under way."""
+    blocks = acc.reshape([64, 4, 32])
+    bits = (gl.max(gl.abs(blocks), axis=2) * 0.002232142857142857).to(gl.int32, bitcast=True)
+    part = bits & 0x7FFFFF
+    e = gl.where(bits >> 23 == 0, (part > 0x400000).to(gl.int32), (bits >> 23) + (part != 0).to(gl.int32))
+    factor = ((254 - gl.minimum(e, 254)) << 23).to(gl.float32, bitcast=True)
+    # the cast to e4m3 saturates by itself
+    q = (blocks * gl.expand_dims(factor, 2)).reshape([64, 128]).to(gl.float8e4nv)
+    if TURNED:
+        # 16 columns a thread, in the rows its warp has anyway: wide stores to shared memory
+        own: gl.constexpr = gl.DistributedLinearLayout(
+            [[0, 1], [0, 2], [0, 4], [0, 8], [4, 0], [8, 0]],
+            [[0, 16], [0, 32], [0, 64], [1, 0], [2, 0]],
+            [[16, 0], [32, 0]],
+            [],
+            [64, 128],
+        )
+        q = gl.convert_layout(q, own)
+    slot = d_bufs.index(SLOT)
+    tma.store_wait(LEFT)
+    slot.store(q)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(d_desc, [row, col], slot)
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [4, 1], [1, 0])
+    codes = gl.convert_layout(e.to(gl.uint8), layout)
+    r = row + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    c = col // 128 * 4 + gl.arange(0, 4, gl.SliceLayout(0, layout))
+    wide = N // 128 * 4
+    gl.store(
+        ds_ptr + r.to(gl.int64)[:, None] * wide + c[None, :],
+        codes,
+        mask=(r < M)[:, None] & (c < wide)[None, :],
+    )
+
+
+@gluon.jit
+def store_bf16(c_desc, c_bufs, acc, row, col, SLOTS: gl.constexpr, WG: gl.constexpr):
+    """Store 64 x 128 f32 as bf16, in two 64 x 64 pieces through this warpgroup's slots."""
+    small: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32]
+    )
+    left, right = acc.to(gl.bfloat16).reshape([64, 2, 64]).permute(0, 2, 1).split()
+    for p in gl.static_range(2):
+        slot = c_bufs.index(WG * SLOTS + p % SLOTS)
+        tma.store_wait(SLOTS - 1)
+        slot.store(gl.convert_layout(left if p == 0 else right, small))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(c_desc, [row, col + p * 64], slot)
+
+
+@gluon.jit
+def consume(
+    d_desc,
+    ds_ptr,
+    bs_ptr,
+    g_ptr,
+    M,
+    N,
+    K,
+    a_bufs,
+    s_bufs,
+    b_bufs,
+    d_bufs,
+    empty,
+    ready,
+    ready1,
+    HALVES: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    SLOTS: gl.constexpr,
+    GROUPED: gl.constexpr,
+    FUSED: gl.constexpr,
+    TURNED: gl.constexpr,
+    WG: gl.constexpr,
+):
+    mma: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32]
+    )
+    rows: gl.constexpr = gl.SliceLayout(1, mma)
+    num_m = gl.cdiv(M, 128)
+    num_n = gl.cdiv(N, 128 * HALVES)
+    steps = K // 128
+    last = N // 128 - 1
+    zero = gl.zeros((64, 128), gl.float32, mma)
+    s = 0
+    phase = 0
+    for t in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
+        pm, pn = tile_of(t, num_m, num_n, GROUP)
+        bs_at = bs_ptr
+        if GROUPED:
+            bs_at += gl.load(g_ptr + pm).to(gl.int64) * (N // 128) * steps
+        bp0 = bs_at + (pn * HALVES) * steps
+        bp1 = bs_at + min(pn * HALVES + HALVES - 1, last) * steps
+        acc0 = gl.zeros((64, 128), gl.float32, mma)
+        acc1 = gl.zeros((64, 128), gl.float32, mma)
+        for k in range(steps):
+            sb0 = gl.load(bp0 + k)
+            sb1 = gl.load(bp1 + k)
+            mbarrier.wait(ready.index(s), phase)
+            a = a_bufs.index(s * 2 + WG)
+            d = warpgroup_mma(a, b_bufs.index(s * HALVES).permute((1, 0)), zero, use_acc=False, is_async=True)
+            sa = s_bufs.index(s * 2 + WG).load(rows)
+            d = warpgroup_mma_wait(num_outstanding=0, deps=(d,))
+            if HALVES == 2:
+                acc0 = promote(acc0, d, sa * sb0)
+                # the branch of this wait also keeps ptxas from starting the next wgmma before the promotion above
+                mbarrier.wait(ready1.index(s), phase)
+                e = warpgroup_mma(
+                    a, b_bufs.index(s * 2 + 1).permute((1, 0)), zero, use_acc=False, is_async=True
+                )
+                e = warpgroup_mma_wait(num_outstanding=0, deps=(e,))
+                mbarrier.arrive(empty.index(s), count=1)
+                acc1 = promote(acc1, e, sa * sb1)
+            else:
+                mbarrier.arrive(empty.index(s), count=1)
+                acc0 = promote(acc0, d, sa * sb0)
+            wrap = s == STAGES - 1
+            s = gl.where(wrap, 0, s + 1)
+            phase = gl.where(wrap, phase ^ 1, phase)
+        row = pm * 128 + WG * 64
+        col = pn * (128 * HALVES)
+        if FUSED:
+            store_mx(d_desc, d_bufs, ds_ptr, acc0, row, col, M, N, WG * SLOTS, SLOTS - 1, TURNED)
+            if HALVES == 2:
+                store_mx(
+                    d_desc,
+                    d_bufs,
+                    ds_ptr,
+                    acc1,
+                    row,
+                    col + 128,
+                    M,
+                    N,
+                    WG * SLOTS + SLOTS - 1,
+                    SLOTS - 1,
+                    TURNED,
+                )
+        else:
+            store_bf16(d_desc, d_bufs, acc0, row, col, SLOTS, WG)
+            if HALVES == 2:
+                store_bf16(d_desc, d_bufs, acc1, row, col + 128, SLOTS, WG)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def gemm_kernel(
+    a_desc,
+    as_desc,
+    b_desc,
+    d_desc,
+    ds_ptr,
+    bs_ptr,
+    g_ptr,
+    M,
+    N,
+    K,
+    HALVES: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    SLOTS: gl.constexpr,
+    REGS: gl.constexpr,
+    GROUPED: gl.constexpr,
+    FUSED: gl.constexpr,
+    TURNED: gl.constexpr,
+):
+    fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
+    bf16: gl.constexpr = gl.NVMMASharedLayout(128, 16)
+    flat: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
+    a_bufs = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * 2, 64, 128], fp8)
+    b_bufs = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * HALVES, 128, 128], fp8)
+    if FUSED:
+        d_bufs = gl.allocate_shared_memory(gl.float8e4nv, [2 * SLOTS, 64, 128], fp8)
+    else:
+        d_bufs = gl.allocate_shared_memory(gl.bfloat16, [2 * SLOTS, 64, 64], bf16)
+    s_bufs = gl.allocate_shared_memory(gl.float32, [STAGES * 2, 64], flat)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    # two rings of barriers, not one: waits on the same allocation get a thread barrier between them
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ready1 = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(STAGES):
+        mbarrier.init(empty.index(s), count=2)
+        mbarrier.init(ready.index(s), count=1)
+        mbarrier.init(ready1.index(s), count=1)
+    # fmt: off
+    gl.warp_specialize(
+        [
+            (consume, (d_desc, ds_ptr, bs_ptr, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, d_bufs, empty, ready, ready1,
+                       HALVES, STAGES, GROUP, SLOTS, GROUPED, FUSED, TURNED, 0)),
+            (consume, (d_desc, ds_ptr, bs_ptr, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, d_bufs, empty, ready, ready1,
+                       HALVES, STAGES, GROUP, SLOTS, GROUPED, FUSED, TURNED, 1)),
+            (producer, (a_desc, as_desc, b_desc, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, empty, ready, ready1,
+                        HALVES, STAGES, GROUP, GROUPED)),
+        ],
+        [4, 1],
+        [REGS, 24],
+    )
+    # fmt: on
+
+
+@triton.jit
+def quantise_kernel(c_ptr, d_ptr, ds_ptr, M, N, BM: tl.constexpr, BN: tl.constexpr):
+    num_n = tl.cdiv(N, BN)
+    row = (tl.program_id(0) // num_n) * BM + tl.arange(0, BM)
+    col = (tl.program_id(0) % num_n) * BN + tl.arange(0, BN)
+    inside = (row < M)[:, None] & (col < N)[None, :]
+    at = row.to(tl.int64)[:, None] * N + col[None, :]
+    blocks = tl.reshape(tl.load(c_ptr + at, mask=inside, other=0.0).to(tl.float32), (BM, BN // 32, 32))
+    top = tl.max(blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=2)
+    bits = (top.to(tl.float32, bitcast=True) * 0.002232142857142857).to(tl.int32, bitcast=True)
+    part = bits & 0x7FFFFF
+    e = tl.where(bits >> 23 == 0, (part > 0x400000).to(tl.int32), (bits >> 23) + (part != 0).to(tl.int32))
+    factor = ((254 - tl.minimum(e, 254)) << 23).to(tl.float32, bitcast=True)
+    scaled = blocks * tl.reshape(factor, (BM, BN // 32, 1))
+    q = tl.reshape(tl.minimum(tl.maximum(scaled, -448.0), 448.0), (BM, BN)).to(tl.float8e4nv)
+    tl.store(d_ptr + at, q, mask=inside)
+    block = (tl.program_id(0) % num_n) * (BN // 32) + tl.arange(0, BN // 32)
+    held = (row < M)[:, None] & (block < N // 32)[None, :]
+    tl.store(ds_ptr + row.to(tl.int64)[:, None] * (N // 32) + block[None, :], e.to(tl.uint8), mask=held)
+
+
+def product(inputs, params, ds):
+    """Payloads, with exponents into ``ds``; or the product in bf16 where ``fused`` is 0."""
+    a, b = inputs["a_q"], inputs["b_q"]
+    m, k = a.shape
+    n = b.shape[-2]
+    rows_b = b.reshape(-1, k)
+    scales = inputs["a_s"].reshape(-1)
+    fused = params["fused"]
+    out = torch.empty((m, n), dtype=torch.float8_e4m3fn if fused else torch.bfloat16)
+    fp8 = gl.NVMMASharedLayout(128, 8)
+    flat = gl.NVMMASharedLayout(0, 32, rank=1)
+    bf16 = gl.NVMMASharedLayout(128, 16)
+    tiles = triton.cdiv(m, 128) * triton.cdiv(n, params["block_n"])
+    gemm_kernel[(min(tiles, params["programs"]),)](
+        TensorDescriptor(a, [m, k], [k, 1], [64, 128], fp8),
+        TensorDescriptor(scales, [scales.shape[0]], [1], [64], flat),
+        TensorDescriptor(rows_b, [rows_b.shape[0], k], [k, 1], [128, 128], fp8),
+        TensorDescriptor(out, [m, n], [n, 1], [64, 128 if fused else 64], fp8 if fused else bf16),
+        ds,
+        inputs["b_s"],
+        inputs["group"] if params["grouped"] else ds,
+        m,
+        n,
+        k,
+        params["block_n"] // 128,
+        params["stages"],
+        params["group_m"],
+        params["slots"],
+        params["consumer_regs"],
+        params["grouped"],
+        fused,
+        params["turned"],
+        num_warps=4,
+        maxnreg=168,
+    )
+    return out
+
+
+def launch(inputs, params):
+    m, n = inputs["a_q"].shape[0], inputs["b_q"].shape[-2]
+    ds = torch.empty((m, n // 32), dtype=torch.uint8)
+    made = product(inputs, params, ds)
+    if params["fused"]:
+        return (made, ds)
+    d = torch.empty((m, n), dtype=torch.float8_e4m3fn)
+    tiles = triton.cdiv(m, 32) * triton.cdiv(n, 256)
+    quantise_kernel[(tiles,)](made, d, ds, m, n, 32, 256, num_warps=4)
+    return (d, ds)

@@ -1,0 +1,234 @@
+"""MXFP8 casts along rows, along columns (written transposed) or both from one read, in Gluon with TMA loads.
+
+Programs walk over 128 x 128 tiles; a ring of shared tiles is filled by TMA ``stages`` tiles ahead, so reads stay in
+flight while a tile is reduced, cast and stored. Every thread holds pieces of piece_m x piece_k, so both copies leave in
+vectors without a transpose through shared memory: along K for the row copy, along M for the column copy.
+``mode``, ``rows`` and ``columns`` are the recipe's, not the search's.
+"""
+
+import torch
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+SPACE = {
+    "piece_m": (4, 8, 16),
+    "piece_k": (4, 8, 16),
+    "lanes_m": (1, 2, 4, 8, 16),
+    "warps_m": (1, 2, 4, 8),
+    "num_warps": (4, 8, 16),
+    "walk": ("rows", "columns"),
+    "stages": (1, 2, 3, 4),
+    "programs": (132, 264, 396, 528),
+    "mode": (0, 1, 2, 3),
+    "rows": (0, 1),
+    "columns": (0, 1),
+}
+DEFAULTS = {
+    "piece_m": 16,
+    "piece_k": 8,
+    "lanes_m": 2,
+    "warps_m": 4,
+    "num_warps": 4,
+    "walk": "rows",
+    "stages": 3,
+    "programs": 132,
+    "mode": 0,
+    "rows": 1,
+    "columns": 1,
+}
+CONSTRAINTS = {
+    "M % 128 == 0": "a tile is 128 rows",
+    "K % 128 == 0": "a tile is 128 columns",
+    "mode == rule": "the recipe's rule",
+    "rows == by_rows": "the recipe's copies",
+    "columns == by_columns": "the recipe's copies",
+    "by_tiles == 0": "exponents are stored plainly",
+    "warps_m <= num_warps": "the warps along M are some of the program's warps",
+    "piece_m * lanes_m * warps_m <= 128": "the warps together cover at most a tile's rows",
+    "piece_k * (32 // lanes_m) * (num_warps // warps_m) <= 128": "the warps together cover at most a tile's columns",
+}
+
+
+@gluon.jit
+def place(t, M, K, BY_COLUMNS: gl.constexpr):
+    """Tile coordinates of tile number t."""
+    if BY_COLUMNS:
+        return t % (M // 128), t // (M // 128)
+    else:
+        return t // (K // 128), t % (K // 128)
+
+
+@gluon.jit
+def fetch(x_desc, bufs, ready, t, slot, tiles, M, K, BY_COLUMNS: gl.constexpr):
+    pm, pk = place(t, M, K, BY_COLUMNS)
+    inside = t < tiles
+    mbarrier.expect(ready.index(slot), 128 * 128 * 2, pred=inside)
+    tma.async_copy_global_to_shared(
+        x_desc, [pm * 128, pk * 128], ready.index(slot), bufs.index(slot), pred=inside
+    )
+
+
+@gluon.jit
+def exponent(top, MODE: gl.constexpr):
+    """Bits of block maxima -> biased exponents, 255 where a block holds NaN or an infinity."""
+    if MODE == 3:
+        bits = (top.to(gl.float32, bitcast=True) * 0.002232142857142857).to(gl.int32, bitcast=True)
+        part = bits & 0x7FFFFF
+        e = gl.where(bits >> 23 == 0, (part > 0x400000).to(gl.int32), (bits >> 23) + (part != 0).to(gl.int32))
+    elif MODE == 2:
+        e = ((top + 0x80000) >> 23) - 8
+    elif MODE == 1:
+        e = (top >> 23) + ((top & 0x7FFFFF) != 0).to(gl.int32) - 8
+    else:
+        e = (top >> 23) - 8
+    e = gl.minimum(gl.maximum(e, 0), 254)
+    return gl.where(top >= 0x7F800000, 255, e)
+
+
+@gluon.jit
+def multiplier(e):
+    """2^(127 - e); NaN for 255, so that every element of the block becomes NaN."""
+    return gl.where(e == 255, 0x7FC00000, (254 - gl.minimum(e, 254)) << 23).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def larger(a, b):
+    """The larger number; NaN if either is."""
+    return gl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@gluon.jit
+def quantised(x, MODE: gl.constexpr):
+    """128 x 128 f32 by 1 x 32 -> payloads and exponents. The cast to e4m3 saturates by itself."""
+    blocks = x.reshape([128, 4, 32])
+    e = exponent(gl.reduce(gl.abs(blocks), 2, larger).to(gl.int32, bitcast=True), MODE)
+    q = blocks * gl.expand_dims(multiplier(e), 2)
+    return q.reshape([128, 128]).to(gl.float8e4nv), e.to(gl.uint8)
+
+
+@gluon.jit
+def cast_kernel(
+    x_desc,
+    q_ptr,
+    s_ptr,
+    qt_ptr,
+    st_ptr,
+    M,
+    K,
+    TILE: gl.constexpr,
+    TURNED: gl.constexpr,
+    STAGES: gl.constexpr,
+    BY_COLUMNS: gl.constexpr,
+    MODE: gl.constexpr,
+    ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+):
+    few: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [gl.num_warps(), 1], [1, 0])
+    bufs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 128, 128], gl.NVMMASharedLayout(128, 16))
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(ready.index(slot), count=1)
+    tiles = (M // 128) * (K // 128)
+    step = gl.num_programs(0)
+    for slot in gl.static_range(STAGES):
+        fetch(x_desc, bufs, ready, gl.program_id(0) + slot * step, slot, tiles, M, K, BY_COLUMNS)
+    row = gl.arange(0, 128, gl.SliceLayout(1, TILE))
+    col = gl.arange(0, 128, gl.SliceLayout(0, TILE))
+    k = gl.arange(0, 128, gl.SliceLayout(1, TURNED))
+    m = gl.arange(0, 128, gl.SliceLayout(0, TURNED))
+    line = gl.arange(0, 128, gl.SliceLayout(1, few))
+    four = gl.arange(0, 4, gl.SliceLayout(0, few))
+    slot = 0
+    phase = 0
+    for t in range(gl.program_id(0), tiles, step):
+        pm, pk = place(t, M, K, BY_COLUMNS)
+        mbarrier.wait(ready.index(slot), phase)
+        x = bufs.index(slot).load(TILE).to(gl.float32)
+        fetch(x_desc, bufs, ready, t + STAGES * step, slot, tiles, M, K, BY_COLUMNS)
+        wrap = slot == STAGES - 1
+        slot = gl.where(wrap, 0, slot + 1)
+        phase = gl.where(wrap, phase ^ 1, phase)
+        if ROWS:
+            q, e = quantised(x, MODE)
+            corner = pm.to(gl.int64) * 128 * K + pk * 128
+            gl.store(q_ptr + corner + (row[:, None] * K + col[None, :]), gl.convert_layout(q, TILE))
+            codes = gl.convert_layout(e, few)
+            wide = K // 128 * 4
+            gl.store(
+                s_ptr + (pm.to(gl.int64) * 128 * wide + pk * 4) + (line[:, None] * wide + four[None, :]),
+                codes,
+            )
+        if COLUMNS:
+            # the same elements in the same threads; only registers change places, before they are packed along M
+            y = gl.convert_layout(gl.permute(x, (1, 0)), TURNED, assert_trivial=True)
+            q_t, e_t = quantised(y, MODE)
+            corner_t = pk.to(gl.int64) * 128 * M + pm * 128
+            gl.store(qt_ptr + corner_t + (k[:, None] * M + m[None, :]), gl.convert_layout(q_t, TURNED))
+            codes_t = gl.convert_layout(e_t, few)
+            tall = M // 128 * 4
+            gl.store(
+                st_ptr + (pk.to(gl.int64) * 128 * tall + pm * 4) + (line[:, None] * tall + four[None, :]),
+                codes_t,
+            )
+
+
+def doublings(start, stop, axis):
+    """Layout bases [start, 0], [2 start, 0] ... below stop, along axis 0 or 1."""
+    sizes = [start << i for i in range(8) if (start << i) < stop]
+    return [[size, 0] if axis == 0 else [0, size] for size in sizes]
+
+
+def layouts(params):
+    """The register, lane and warp layout of a 128 x 128 tile, and of its transpose (vectors along M)."""
+    pm, pk, lm = params["piece_m"], params["piece_k"], params["lanes_m"]
+    wm, warps = params["warps_m"], params["num_warps"]
+    lanes_m_end = pm * lm
+    lanes_k_end = pk * (32 // lm)
+    warps_m_end = lanes_m_end * wm
+    warps_k_end = lanes_k_end * (warps // wm)
+    along_m = doublings(1, pm, 0)
+    along_k = doublings(1, pk, 1)
+    rest = doublings(warps_m_end, 128, 0) + doublings(warps_k_end, 128, 1)
+    lanes = doublings(pm, lanes_m_end, 0) + doublings(pk, lanes_k_end, 1)
+    warp = doublings(lanes_m_end, warps_m_end, 0) + doublings(lanes_k_end, warps_k_end, 1)
+    tile = gl.DistributedLinearLayout(along_k + along_m + rest, lanes, warp, [], [128, 128])
+    swap = [[[base[1], base[0]] for base in bases] for bases in (along_m + along_k + rest, lanes, warp)]
+    turned = gl.DistributedLinearLayout(swap[0], swap[1], swap[2], [], [128, 128])
+    return tile, turned
+
+
+def launch(inputs, params):
+    x = inputs["x"]
+    m, k = x.shape
+    q = s = qt = st = x
+    made = ()
+    if params["rows"]:
+        q = torch.empty((m, k), dtype=torch.float8_e4m3fn)
+        s = torch.empty((m, k // 32), dtype=torch.uint8)
+        made = (q, s)
+    if params["columns"]:
+        qt = torch.empty((k, m), dtype=torch.float8_e4m3fn)
+        st = torch.empty((k, m // 32), dtype=torch.uint8)
+        made = (*made, qt, st)
+    tile, turned = layouts(params)
+    cast_kernel[(min(params["programs"], (m // 128) * (k // 128)),)](
+        TensorDescriptor(x, [m, k], [k, 1], [128, 128], gl.NVMMASharedLayout(128, 16)),
+        q,
+        s,
+        qt,
+        st,
+        m,
+        k,
+        tile,
+        turned,
+        params["stages"],
+        params["walk"] == "columns",
+        params["mode"],
+        params["rows"],
+        params["columns"],
+        num_warps=params["num_warps"],
+    )
+    return made
