@@ -9,6 +9,7 @@ tables are in ``fitness.dialect_names``.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,6 +21,10 @@ MAX_DEPTH = 60
 MAX_STRING = 4096
 ENTRIES = {"build": 1, "launch": 2}
 """Entry function to its number of parameters."""
+
+_CONTROL = re.compile(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
+_CODING = re.compile(r"[ \t]*#.*?coding[:=][ \t]*([-\w.]+)")
+_DEF = re.compile(r"\s*(async\s+)?def\b")
 
 _FORBIDDEN: dict[type[ast.AST], str] = {
     ast.Global: "a global statement",
@@ -69,8 +74,27 @@ def check(source: str, *, entry: str = "build") -> list[Violation]:
     if nodes > MAX_NODES:
         return [Violation(0, f"the source has {nodes} syntax nodes, at most {MAX_NODES} are allowed")]
     checker = _Checker(tree, products=entry == "build")
-    violations = [*checker.run(), *_entry(tree, entry)]
+    violations = [*_readings(source, tree), *checker.run(), *_entry(tree, entry)]
     return sorted(set(violations), key=lambda violation: (violation.line, violation.what))
+
+
+def _readings(source: str, tree: ast.AST) -> Iterator[Violation]:
+    """Where others might read another program than the tree: Python from a file, Triton from a function's lines.
+
+    A coding declaration has Python read a file's comments as code. Triton takes a kernel to begin at the first line
+    of its text that starts with ``def``, be that in a string.
+    """
+    if (control := _CONTROL.search(source)) is not None:
+        yield Violation(source.count("\n", 0, control.start()) + 1, "a control character")
+    lines = source.split("\n")
+    for number, line in enumerate(lines[:2], 1):
+        coding = _CODING.match(line)
+        if coding is not None and coding[1].lower() not in ("utf-8", "utf8"):
+            yield Violation(number, f"the source coding {coding[1]}")
+    functions = {node.lineno for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    for number, line in enumerate(lines, 1):
+        if _DEF.match(line) and number not in functions:
+            yield Violation(number, "a line that looks like a function and is none")
 
 
 def _size(tree: ast.AST) -> int:
