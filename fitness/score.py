@@ -37,6 +37,14 @@ def bytes_rank(operator: Operator) -> bool:
     return bool(getattr(operator, "memory_bound", False))
 
 
+def matrix_kind(operator: Operator, specs: Sequence[TensorSpec]) -> str:
+    """The matrix-unit rate that inputs like these deserve.
+
+    What the operator says it multiplies in (``matrix_kind``: it quantises its inputs itself), else what they are.
+    """
+    return str(getattr(operator, "matrix_kind", "")) or operand_kind(specs)
+
+
 def operand_kind(specs: Sequence[TensorSpec]) -> str:
     """The matrix-unit rate these operands deserve: ``f8`` if any is fp8, ``s8`` if any is int8, else ``bf16``."""
     names = {spec.dtype for spec in specs}
@@ -66,7 +74,7 @@ def floors(operator: Operator, workload: Workload, chip: Chip | Gpu) -> dict[str
     with a scale group g along K: M N K / g partial sums, each one fused multiply-add (``vector``) or two
     operations (``vector_two_ops``), over the vector slots x 1024 lanes x clock.
     """
-    kind = operand_kind(operator.inputs(workload))
+    kind = matrix_kind(operator, operator.inputs(workload))
     result = {
         "mxu": operator.flops(workload) / chip.peak(kind),
         "hbm": operator.bytes(workload) / chip.hbm,

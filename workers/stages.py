@@ -265,7 +265,7 @@ class MeasureStage:
         )
         if reason is not None:
             return Failure(Verdict.IMPLAUSIBLE, f"{workload.id}: {reason}")
-        kind = score.operand_kind(request.inputs(workload))
+        kind = score.matrix_kind(request.operator, request.inputs(workload))
         found.figures.append(
             WorkloadFigures(
                 workload=workload.id,

@@ -90,7 +90,8 @@ class Timing:
             {"device": self.scale.device, "device_ratio": self.scale.ratio} if self.scale.device else {}
         )
         flops, size = operator.flops(workload), operator.bytes(workload)
-        roofline = score.roofline_seconds(flops, size, device, score.operand_kind(request.inputs(workload)))
+        kind = score.matrix_kind(operator, request.inputs(workload))
+        roofline = score.roofline_seconds(flops, size, device, kind)
         return WorkloadFigures(
             workload=workload.id,
             seconds=seconds,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import ml_dtypes
 import numpy as np
 
 from seeds.gemm_fp8_blockwise.contract import (
@@ -39,6 +40,9 @@ from seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
 
 SAMPLED = 96
 """Rows, and columns, of a big product that are checked."""
+
+SAMPLED_BLOCKS = 4
+"""Blocks of rows, and of columns, of a big matrix whose quantisation is checked."""
 
 _KERNELS = Path(__file__).parent / "kernels"
 
@@ -193,6 +197,27 @@ class Quantiser:
             bits["q_t"], bits["s_t"] = quantise(np.ascontiguousarray(x.T))
         return {"bits": bits}
 
+    def tables(self) -> Mapping[str, np.ndarray]:
+        """Standard normal values in bf16."""
+        return {"x": normal_table(1.0).astype(ml_dtypes.bfloat16)}
+
+    def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
+        """``bits`` where a few blocks of rows and of columns cross."""
+        m, k = self._dims(workload)
+        down = spread_picks(-(-m // BLOCK), SAMPLED_BLOCKS, rng)
+        across = spread_picks(k // BLOCK, SAMPLED_BLOCKS, rng)
+        rows, cols = _whole(down), _whole(across)
+        rows = rows[rows < m]
+        bits = self.oracle(workload, {"x": elements.at("x", rows, cols)})["bits"]
+        blocks = self.shape.startswith("blocks")
+        where = {
+            "q": (rows, cols),
+            "s": (down, across) if blocks else (across, rows),
+            "q_t": (cols, rows),
+            "s_t": (across, down) if blocks else (down, cols),
+        }
+        return Sample({name: where[name] for name in bits}, {"bits": bits})
+
     def flops(self, workload: Workload) -> int:
         """One multiplication per element and copy."""
         m, k = self._dims(workload)
@@ -214,6 +239,11 @@ class Quantiser:
                 f"workload {workload.id}: {self.name} needs K (and, but for 1 x 128 rows, M) multiples of {BLOCK}"
             )
         return m, k
+
+
+def _whole(blocks: np.ndarray) -> np.ndarray:
+    """All indices of these blocks."""
+    return (blocks[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
 
 
 def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep]:

@@ -89,6 +89,7 @@ class TrainingStep:
     suites: Mapping[str, Suite]
     gates: tuple[Gate, ...] = (SnrGate("field", "exact", 25.0), SnrGate("exact", "exact", 45.0))
     input_kinds: tuple[str, ...] = INPUT_KINDS
+    matrix_kind: str = "f8"
 
     @cached_property
     def kernels(self) -> Mapping[str, SeedKernel]:

@@ -14,6 +14,8 @@ import pytest
 
 from evolve.space import read_declarations
 from fitness.gates import failure, read_gates
+from fitness.score import floors
+from fitness.targets import load_target
 from seeds.composition import Part, compose
 from seeds.gemm_fp8_blockwise.contract import quantise_rows
 from seeds.gemm_fp8_blockwise.operator import operators
@@ -232,6 +234,30 @@ def test_samples_of_big_products_agree_with_the_oracle(recipe: str) -> None:
     if recipe != "step":
         payload = whole["a_q"].astype(np.float32)
         assert 150 < payload.std() < 175 and np.abs(payload).max() == 448, "as quantised normal data has it"
+
+
+@pytest.mark.parametrize("recipe", ["quant_1x128", "quant_128x128", "quant_dual", "quant_128x128_dual"])
+def test_samples_of_big_matrices_have_the_oracles_bits(recipe: str) -> None:
+    operator = OPERATORS[recipe]
+    assert isinstance(operator, Sampled), "an oracle over a whole matrix takes minutes"
+    workload = Workload("w", {"M": 1000 if recipe == "quant_1x128" else 1024, "K": 1280})
+    elements = Elements(5, workload.id, {"x": operator.inputs(workload)[0].shape}, operator.tables())
+    whole = elements.at("x", np.arange(workload.dims["M"]), np.arange(workload.dims["K"]))
+    sample = operator.sample(workload, elements, np.random.default_rng(2))
+    right = operator.oracle(workload, {"x": whole})["bits"]
+    assert sample.where.keys() == right.keys() == {spec.name for spec in operator.outputs(workload)}
+    for name, axes in sample.where.items():
+        found, wanted = sample.references["bits"][name], right[name][np.ix_(*axes)]
+        assert found.shape == wanted.shape and found.dtype == wanted.dtype
+        assert np.array_equal(found.view(np.uint8), np.ascontiguousarray(wanted).view(np.uint8))
+
+
+def test_a_step_is_held_to_the_rate_of_fp8() -> None:
+    """Its inputs are bf16; it multiplies in fp8. By the bf16 peak a good step would be implausible."""
+    workload = Workload("w", {"M": 8192, "N": 4096, "K": 4096})
+    gpu = load_target("h200").gpu
+    floor = floors(OPERATORS["step"], workload, gpu)["mxu"]
+    assert floor == OPERATORS["step"].flops(workload) / gpu.peak("f8") < 500e-6
 
 
 def test_a_composed_module_keeps_each_part_apart() -> None:

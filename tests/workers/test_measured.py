@@ -17,6 +17,7 @@ from workers.comparison import CONTROL, Comparison, compare
 from workers.frames import Frame
 from workers.limits import GIB, Limits
 from workers.measured import MeasuredCascade
+from workers.runners.triton_clock import GpuClock
 from workers.sandbox import ChildLimits, Ending
 from workers.session import JobLimits, Keeper
 from workers.station import Entry, LocalStation, compile_config, station_fault
@@ -203,3 +204,13 @@ def test_seed_kernels_and_faults_on_the_gpu():
     finally:
         cascade.close()
         station.close()
+
+
+def test_an_interrupted_host_does_not_lengthen_the_wall_clock(monkeypatch):
+    """Another process may take the core away for milliseconds; the least of a few readings is the call's own."""
+    ticks = iter([0.0, 1.0, 10.0, 13.5, 20.0, 20.3, 30.0, 30.4])
+    monkeypatch.setattr("workers.runners.triton_clock.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    clock = GpuClock.__new__(GpuClock)
+    clock._sleep = lambda cycles: None
+    assert clock.overheads(lambda: None, brief=True) == pytest.approx((1.0, 0.3))

@@ -21,6 +21,9 @@ PAUSE_SECONDS = 0.002
 PAUSE_FACTOR = 1.5
 """The pause after a burst: 2 ms, and 1.5 times what its calls took."""
 
+WALL_ATTEMPTS = 3
+"""Times the wall clock is read; a process that another one interrupts reads too much, and none reads too little."""
+
 
 class Clock(Protocol):
     """Times calls; all times in seconds."""
@@ -34,7 +37,10 @@ class Clock(Protocol):
         ...
 
     def overheads(self, call: Callable[[], Any], brief: bool) -> tuple[float, float]:
-        """Host time to issue one call, and wall time per call of calls issued back to back; ``brief``: of one call."""
+        """Host time to issue one call, and wall time per call of calls issued back to back; ``brief``: of one call.
+
+        The wall time is the least of a few readings.
+        """
         ...
 
 
@@ -79,11 +85,16 @@ class GpuClock:
             call()
         host = (time.perf_counter() - begun) / count
         torch.cuda.synchronize()
+        return host, min(self._wall(call, count) for _ in range(WALL_ATTEMPTS))
+
+    @staticmethod
+    def _wall(call: Callable[[], Any], count: int) -> float:
+        """Seconds per call of ``count`` calls, the device idle before and after."""
         begun = time.perf_counter()
         for _ in range(count):
             call()
         torch.cuda.synchronize()
-        return host, (time.perf_counter() - begun) / count
+        return (time.perf_counter() - begun) / count
 
 
 class CpuClock:
