@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -20,7 +21,7 @@ import numpy as np
 
 from evolve.evaluator import Evaluator, Job
 from evolve.genome import Genome
-from evolve.history import Candidate, History, Mutation, MutationKind, Proposal
+from evolve.history import Candidate, History, Mutation, MutationKind, Proposal, in_memory
 from fitness.evaluation import Evaluation, Verdict
 from fitness.race import Race
 from workers.artefacts import Artefacts
@@ -108,9 +109,6 @@ GATE_EPOCH = 8
 INFRASTRUCTURE_LIMIT = 5
 """Infrastructure faults in a row after which going on only burns budget."""
 
-LOG_CHARACTERS = 2000
-"""Of each log what stays in memory, for a question to a language model; the journal has it whole."""
-
 WAIT_SECONDS = 0.25
 """How long the loop blocks before it looks at the clock and the display again."""
 
@@ -134,7 +132,7 @@ class Campaign:
 
     _known: dict[int, Candidate] = field(default_factory=dict)
     _arrived: dict[int, Evaluation] = field(default_factory=dict)
-    _queue: list[int] = field(default_factory=list)
+    _queue: deque[int] = field(default_factory=deque)
     _artefacts: Artefacts = field(default_factory=Artefacts)
     _integrated: int = 0
     _duplicates: int = 0
@@ -190,8 +188,9 @@ class Campaign:
                 self._arrive(index, evaluation)
 
     def _arrive(self, index: int, evaluation: Evaluation) -> None:
-        self._arrived[index] = evaluation.model_copy(update={"log": evaluation.log[-LOG_CHARACTERS:]})
-        self._queue.append(index)
+        self._arrived[index] = in_memory(evaluation)
+        if self.plan.order is Order.ARRIVAL:
+            self._queue.append(index)
 
     # -- the deterministic core: proposals are made as early as allowed, before anything is integrated ----
 
@@ -234,6 +233,7 @@ class Campaign:
         if candidate is None or candidate.seen > self._integrated:
             self._dry_at = self._integrated
             return
+        self._known.pop(index, None)
         self.history.propose(candidate)
         if index not in self._arrived:
             self.evaluator.submit(self._job(candidate))
@@ -274,10 +274,12 @@ class Campaign:
     def _next_arrived(self) -> int | None:
         if self.plan.order is Order.INDEX:
             return self._integrated if self._integrated in self._arrived else None
-        return self._queue[self._integrated] if self._integrated < len(self._queue) else None
+        return self._queue[0] if self._queue else None
 
     def _integrate(self, index: int) -> None:
-        candidate, evaluation = self.history.candidates[index], self._arrived[index]
+        if self.plan.order is Order.ARRIVAL:
+            self._queue.popleft()
+        candidate, evaluation = self.history.candidates[index], self._arrived.pop(index)
         self.history.integrate(candidate, evaluation)
         self._integrated += 1
         self._duplicates += evaluation.verdict is Verdict.DUPLICATE

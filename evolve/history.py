@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import math
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar, overload
 
 import numpy as np
 
 from evolve.genome import Genome
 from fitness.evaluation import Evaluation, Verdict
+
+T = TypeVar("T")
 
 
 class MutationKind(StrEnum):
@@ -55,51 +60,160 @@ class Proposal:
     mutation: Mutation
 
 
-@dataclass
+class Recall(Protocol):
+    """Where a history finds what it no longer holds; the journal. Both raise JournalError for a damaged file."""
+
+    def candidate(self, index: int) -> Candidate: ...
+
+    def evaluation(self, index: int) -> Evaluation:
+        """Of the candidate ``index``."""
+        ...
+
+
+LOG_CHARACTERS = 2000
+"""Of each log what stays in memory, for a question to a language model; the journal has it whole."""
+
+HELD = 4096
+"""Candidates, and evaluations, that stay in memory; search looks at older ones rarely."""
+
+AGAIN = 512
+"""Older ones that stay in memory after somebody asked for them."""
+
+
+def in_memory(evaluation: Evaluation) -> Evaluation:
+    """An evaluation with the end of its log."""
+    if len(evaluation.log) <= LOG_CHARACTERS:
+        return evaluation
+    return evaluation.model_copy(update={"log": evaluation.log[-LOG_CHARACTERS:]})
+
+
+class Shelf(Generic[T]):
+    """Things by index. The latest are held; with ``recall``, older ones are fetched when asked for."""
+
+    def __init__(self, recall: Callable[[int], T] | None, held: int = HELD) -> None:
+        self._recall = recall
+        self._limit = held
+        self._held: dict[int, T] = {}
+        self._again: OrderedDict[int, T] = OrderedDict()
+
+    def put(self, index: int, thing: T) -> None:
+        self._held[index] = thing
+        if self._recall is not None and len(self._held) > self._limit:
+            del self._held[next(iter(self._held))]
+
+    def get(self, index: int) -> T:
+        """One that was put here. Raises KeyError for one that was not, as far as it can tell."""
+        if index in self._held or self._recall is None:
+            return self._held[index]
+        if index not in self._again:
+            self._again[index] = self._recall(index)
+            if len(self._again) > AGAIN:
+                self._again.popitem(last=False)
+        self._again.move_to_end(index)
+        return self._again[index]
+
+
+class Rows(Sequence[T]):
+    """A list that grows elsewhere, made item by item."""
+
+    def __init__(self, count: Callable[[], int], item: Callable[[int], T]) -> None:
+        self._count = count
+        self._item = item
+
+    def __len__(self) -> int:
+        return self._count()
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[T]: ...
+
+    def __getitem__(self, place: int | slice) -> T | list[T]:
+        if isinstance(place, slice):
+            return [self._item(n) for n in range(*place.indices(len(self)))]
+        return self._item(range(len(self))[place])
+
+
 class History:
     """Every candidate in proposal order, and evaluations in the order they were integrated.
 
-    Proposers read it and never change it; only the campaign calls ``propose`` and ``integrate``.
+    Proposers read it and never change it; only the campaign calls ``propose`` and ``integrate``. With ``recall`` the
+    latest ``held`` of either are in memory; of an older one some two hundred bytes are, and the rest is read again
+    when it is asked for. Without, everything is held.
     """
 
-    candidates: list[Candidate] = field(default_factory=list)
-    evaluated: list[tuple[Candidate, Evaluation]] = field(default_factory=list)
-    _by_genome: dict[str, Candidate] = field(default_factory=dict)
-    _evaluations: dict[str, Evaluation] = field(default_factory=dict)
-    _best: tuple[Candidate, Evaluation] | None = None
+    def __init__(self, recall: Recall | None = None, held: int = HELD) -> None:
+        self._candidates: Shelf[Candidate] = Shelf(recall.candidate if recall else None, held)
+        self._evaluations: Shelf[Evaluation] = Shelf(
+            (lambda index: in_memory(recall.evaluation(index))) if recall else None, held
+        )
+        self._places: dict[str, int] = {}
+        self._order = array("q")
+        self._fitness = array("d")
+        self._pending: dict[int, None] = {}
+        self._best: tuple[Candidate, Evaluation] | None = None
+        self._rewritten: dict[str, set[str]] = {}
+        self.verdicts: Counter[Verdict] = Counter()
+        self.candidates: Sequence[Candidate] = Rows(lambda: len(self._places), self._candidates.get)
+        self.evaluated: Sequence[tuple[Candidate, Evaluation]] = Rows(lambda: len(self._order), self._pair)
 
     def propose(self, candidate: Candidate) -> None:
-        self.candidates.append(candidate)
-        self._by_genome[candidate.genome.id] = candidate
+        place = len(self._places)
+        self._candidates.put(place, candidate)
+        self._places[candidate.genome.id] = place
+        self._pending[place] = None
+        if candidate.mutation.kind is MutationKind.REWRITE:
+            for parent in candidate.parents:
+                source = self.candidate(parent).genome.source_id
+                self._rewritten.setdefault(source, set()).add(candidate.mutation.detail)
 
     def integrate(self, candidate: Candidate, evaluation: Evaluation) -> None:
-        self.evaluated.append((candidate, evaluation))
-        self._evaluations[candidate.genome.id] = evaluation
+        place = self._places[candidate.genome.id]
+        del self._pending[place]
+        self._order.append(place)
+        self._evaluations.put(place, evaluation)
+        self._fitness.append(math.nan if evaluation.fitness is None else evaluation.fitness)
+        self.verdicts[evaluation.verdict] += 1
         if evaluation.fitness is None:
             return
         if self._best is None or evaluation.fitness > (self._best[1].fitness or 0.0):
             self._best = (candidate, evaluation)
 
     def __contains__(self, genome_id: str) -> bool:
-        return genome_id in self._by_genome
+        return genome_id in self._places
 
     def candidate(self, genome_id: str) -> Candidate:
-        return self._by_genome[genome_id]
+        return self._candidates.get(self._places[genome_id])
 
     def evaluation(self, genome_id: str) -> Evaluation | None:
-        return self._evaluations.get(genome_id)
+        place = self._places.get(genome_id)
+        return None if place is None or place in self._pending else self._evaluations.get(place)
 
     def pending(self) -> Iterator[Candidate]:
         """Proposed, not yet integrated."""
-        return (c for c in self.candidates if c.genome.id not in self._evaluations)
+        return (self._candidates.get(place) for place in self._pending)
 
     def successes(self) -> Sequence[tuple[Candidate, Evaluation]]:
-        return [(c, e) for c, e in self.evaluated if e.verdict is Verdict.OK]
+        return [self._pair(n) for n, fitness in enumerate(self._fitness) if not math.isnan(fitness)]
+
+    def fittest(self, most: int) -> Sequence[tuple[Candidate, Evaluation]]:
+        """The fittest, at most so many, the earlier integrated first on a tie."""
+        ranked = np.argsort(-np.array(self._fitness), kind="stable")  # NaN, which is none, comes last
+        return [self._pair(int(n)) for n in ranked[:most] if not math.isnan(self._fitness[n])]
+
+    def rewritten(self, source_id: str) -> Collection[str]:
+        """What rewrites already did to a source, with whatever parameters."""
+        return self._rewritten.get(source_id, ())
 
     @property
     def best(self) -> tuple[Candidate, Evaluation] | None:
         """The fittest, earliest integrated on a tie."""
         return self._best
+
+    def _pair(self, number: int) -> tuple[Candidate, Evaluation]:
+        place = self._order[number]
+        return self._candidates.get(place), self._evaluations.get(place)
 
 
 class Proposer(Protocol):

@@ -46,6 +46,9 @@ _TABLES = {
         "seq INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, detail TEXT NOT NULL, at REAL NOT NULL"
     ),
 }
+_CANDIDATES = (
+    "SELECT idx, source, params, parents, kind, proposer, detail, generation, island, seen FROM candidates"
+)
 VOLATILE = ("wall_seconds", "worker", "log")
 """Fields of an evaluation that differ between runs of the same campaign."""
 
@@ -69,6 +72,7 @@ class Journal:
     def __init__(self, path: Path, *, write: bool = False, create: bool = False) -> None:
         self.path = path
         self._lock: IO[str] | None = None
+        self._texts: dict[str, str] = {}
         if not create and not path.is_file():
             raise JournalError(f"no journal at {path}.")
         if write:
@@ -191,21 +195,41 @@ class Journal:
     def candidates(self, start: int = 0) -> Iterator[Candidate]:
         """Candidates from index ``start`` on, in proposal order."""
         with self._reading():
-            rows = self._db.execute(
-                "SELECT idx, text, params, parents, kind, proposer, detail, generation, island, seen "
-                "FROM candidates JOIN sources ON sources.id = candidates.source WHERE idx >= ? ORDER BY idx",
-                (start,),
-            )
-            for idx, text, params, parents, kind, proposer, detail, generation, island, seen in rows:
-                yield Candidate(
-                    idx,
-                    Genome(text, json.loads(params)),
-                    tuple(json.loads(parents)),
-                    Mutation(MutationKind(kind), proposer, detail),
-                    generation,
-                    island,
-                    seen,
-                )
+            for row in self._db.execute(f"{_CANDIDATES} WHERE idx >= ? ORDER BY idx", (start,)):
+                yield self._candidate(*row)
+
+    def candidate(self, index: int) -> Candidate:
+        """One candidate. Raises KeyError for one that is not there."""
+        with self._reading():
+            row = self._db.execute(f"{_CANDIDATES} WHERE idx = ?", (index,)).fetchone()
+        if row is None:
+            raise KeyError(index)
+        with self._reading():
+            return self._candidate(*row)
+
+    def evaluation(self, index: int) -> Evaluation:
+        """What was found for one candidate. Raises KeyError while nothing is."""
+        with self._reading():
+            row = self._db.execute("SELECT evaluation FROM evaluations WHERE idx = ?", (index,)).fetchone()
+        if row is None:
+            raise KeyError(index)
+        with self._reading():
+            return Evaluation.model_validate_json(row[0])
+
+    def _candidate(
+        self, idx: int, source: str, params: str, parents: str, kind: str, proposer: str, detail: str,
+        generation: int, island: int, seen: int,
+    ) -> Candidate:  # fmt: skip
+        genome = Genome(self._text(source), json.loads(params))
+        mutation = Mutation(MutationKind(kind), proposer, detail)
+        return Candidate(idx, genome, tuple(json.loads(parents)), mutation, generation, island, seen)
+
+    def _text(self, source: str) -> str:
+        """A source's text, the same object for all genomes that have it."""
+        if source not in self._texts:
+            (text,) = self._db.execute("SELECT text FROM sources WHERE id = ?", (source,)).fetchone()
+            self._texts[source] = text
+        return self._texts[source]
 
     def evaluations(self, after_arrival: int = 0) -> Iterator[tuple[int, int, Evaluation, float]]:
         """(arrival, candidate index, evaluation, finished at) in order of arrival."""

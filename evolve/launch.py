@@ -22,6 +22,7 @@ from evolve.display import Display, Snapshot
 from evolve.errors import UserError
 from evolve.evaluator import Comparer, Scope
 from evolve.genome import Genome
+from evolve.history import History
 from evolve.home import JOURNAL, REPORT, discard, new_campaign
 from evolve.journal import Journal
 from evolve.logbook import logbook
@@ -218,6 +219,7 @@ class _Run:
             self.journal,
             self._show,
             Racing([w.id for w in self.resolved.suite.workloads], archive) if search.racing else None,
+            History(self.journal),
         )
         recorded = [(index, evaluation) for _, index, evaluation, _ in self.journal.evaluations()]
         self._finished_before = len(recorded)
@@ -271,8 +273,7 @@ class _Run:
     def _finals(self, campaign: Campaign, references: References) -> Genome | None:
         """Run finalists, seeds and baselines on the final workloads; the fittest finalist there wins."""
         suite, search = self.resolved.suite, self.resolved.config.search
-        ranked = sorted(campaign.history.successes(), key=lambda ce: -(ce[1].fitness or 0.0))
-        finalists = [candidate.genome for candidate, _ in ranked[: search.finalists]]
+        finalists = [candidate.genome for candidate, _ in campaign.history.fittest(search.finalists)]
         if not finalists:
             return None
         self.display.note("final check: finalists, seeds and baselines")
@@ -300,7 +301,7 @@ class _Run:
 
     def _dispatch(self, campaign: Campaign, pool: Comparer) -> Genome | None:
         """Measure the best genomes side by side and write the dispatch table; its default genome wins."""
-        if not campaign.history.successes():
+        if campaign.history.best is None:
             return None
         self.display.note("final check: the best genomes side by side on the device")
         return conclude_measured(self.resolved, campaign.history, pool, self.journal, self.folder)
@@ -327,9 +328,7 @@ class _Run:
         self._last_shown = now
         self._mirror_once_seeds_pass(campaign)
         references = self.journal.references(Scope.SUITE.value)
-        verdicts: dict[str, int] = {}
-        for _, evaluation in campaign.history.evaluated:
-            verdicts[evaluation.verdict.value] = verdicts.get(evaluation.verdict.value, 0) + 1
+        verdicts = {verdict.value: count for verdict, count in campaign.history.verdicts.items()}
         assert self._references is not None
         starts = [e for c, e in campaign.history.evaluated[: len(self.resolved.starts)] if e.fitness]
         best = campaign.history.best

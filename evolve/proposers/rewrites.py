@@ -46,7 +46,7 @@ class Rewrites:
             return None
         self.credit.learn(history)
         parent = elite.candidate.genome
-        done = _rewritten(history, parent.source_id)
+        done = history.rewritten(parent.source_id)
         tried: set[tuple[str, str]] = set()
         for _ in range(TRIES):
             steps = self._rewrite(parent, rng, tried)
@@ -81,13 +81,3 @@ class Rewrites:
         except SpaceError as error:
             log.info("rule %s left no legal point: %s", rewritten.rule, error)
             return None
-
-
-def _rewritten(history: History, source: str) -> set[str]:
-    """What rules already did to this source, with whatever parameters: once is enough to learn from."""
-    return {
-        candidate.mutation.detail
-        for candidate in history.candidates
-        if candidate.mutation.kind is MutationKind.REWRITE
-        and any(history.candidate(p).genome.source_id == source for p in candidate.parents)
-    }

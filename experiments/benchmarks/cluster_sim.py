@@ -28,6 +28,7 @@ from evolve.archive import Archive
 from evolve.campaign import Budget, Campaign, Order, Plan, Start
 from evolve.evaluator import Job
 from evolve.genome import Genome
+from evolve.history import History
 from evolve.journal import Journal
 from evolve.proposers.parameters import ParameterProposer
 from evolve.proposers.portfolio import Portfolio
@@ -199,7 +200,9 @@ def simulate(workers: int, evaluations: int, lag: int, folder: Path, marks: int 
     plan = Plan([Start("seed", Genome(SOURCE, defaults))], Budget(evaluations), 1, lag, 4, Order.ARRIVAL)
     with Journal(folder / "journal.sqlite", write=True, create=True) as journal:
         searcher = Portfolio([ParameterProposer(archive, lambda source: space)])
-        campaign = Campaign(plan, searcher, archive, cluster, journal, on_progress=progress)
+        campaign = Campaign(
+            plan, searcher, archive, cluster, journal, on_progress=progress, history=History(journal)
+        )
         campaign.run()
         recorded = sum(1 for _ in journal.evaluations())
     per = 1e3 * (time.process_time() - begun) / max(1, cluster.finished)
