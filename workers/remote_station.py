@@ -25,6 +25,9 @@ from workers.station import Champion, Entry, LocalStation, Scale
 CALIBRATION_SECONDS = 180.0
 """How long stations may take to start, compile the reference kernel and time it."""
 
+SLIVER = 0.001
+"""Of a node's resource: enough to be placed there."""
+
 CALIBRATION_EFFORT = (5, 3)
 """Rounds, and timed calls a round."""
 
@@ -118,31 +121,39 @@ def start_stations(target: Target, gpus: int) -> list[ActorHandle]:
     wanted: dict[str, Any]
     if target.interpreted:
         wanted, count = {"num_gpus": 0}, max(1, gpus)
+        if nodes := _nodes(target):
+            return [_station_on(nodes[n % len(nodes)][0], target, 0) for n in range(count)]
     elif isinstance(target.part, Chip):
         count = max(1, int(ray.cluster_resources().get(tpu_recipe.RESOURCE, 1)))
         wanted = {"resources": {tpu_recipe.RESOURCE: 1}}
     else:
-        nodes = _gpu_nodes(target) if not gpus else []
-        if nodes:
-            return [_station_on(node, target) for node in nodes]
-        wanted, count = {"num_gpus": 1}, max(1, gpus)
+        places = [node for node, has in _nodes(target) for _ in range(int(has.get("GPU", 0)))]
+        if places and not gpus:
+            return [_station_on(node, target, 1) for node in places]
+        # a target that only others' nodes could take waits for a node that offers it
+        awaited = {f"target:{target.name}": SLIVER} if offered_targets() and not places else {}
+        wanted, count = {"num_gpus": 1, "resources": awaited}, max(1, gpus)
     remote: Any = ray.remote
     actor = remote(num_cpus=0, max_restarts=-1, **wanted)(StationActor)
     return [actor.remote(target.name) for _ in range(count)]
 
 
-def _gpu_nodes(target: Target) -> list[str]:
-    """The id of a node for each GPU of the cluster: of nodes that offer the target, where any does."""
+def offered_targets() -> set[str]:
+    """The ``target:NAME`` resources of the cluster's nodes."""
+    return {name for name in ray.cluster_resources() if name.startswith("target:")}
+
+
+def _nodes(target: Target) -> list[tuple[str, dict[str, float]]]:
+    """Ids and resources of the nodes for a target: those that offer it; all, where no node offers any."""
     alive = [(node["NodeID"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
-    offering = [one for one in alive if f"target:{target.name}" in one[1]]
-    return [node for node, has in offering or alive for _ in range(int(has.get("GPU", 0)))]
+    return [one for one in alive if f"target:{target.name}" in one[1]] if offered_targets() else alive
 
 
-def _station_on(node: str, target: Target) -> ActorHandle:
-    """A station for one GPU of a node; should the node be lost, of any. It refuses a GPU of another product."""
+def _station_on(node: str, target: Target, gpus: int) -> ActorHandle:
+    """A station on a node; should the node be lost, on any. It refuses a GPU of another product."""
     remote: Any = ray.remote
     place = NodeAffinitySchedulingStrategy(node, soft=True)
-    actor = remote(num_cpus=0, num_gpus=1, max_restarts=-1, scheduling_strategy=place)(StationActor)
+    actor = remote(num_cpus=0, num_gpus=gpus, max_restarts=-1, scheduling_strategy=place)(StationActor)
     made: ActorHandle = actor.remote(target.name)
     return made
 
