@@ -156,8 +156,8 @@ class _Run:
     @classmethod
     def read(cls, text: bytes, opcodes: Sequence[bytes], path: _Path, cycles: int) -> _Run:
         firsts = np.array([int(number) for number in _BUNDLE.findall(text)], np.int64)
-        last = _LAST.findall(text[text.rfind(b": bundle slots:") :])
-        if not len(firsts) or np.any(np.diff(firsts) <= 0) or not last or int(last[-1]) != len(opcodes) - 1:
+        last = _last_instruction(text)
+        if not len(firsts) or np.any(np.diff(firsts) <= 0) or last != len(opcodes) - 1:
             raise ParseError("a bundle dump whose instructions are not numbered in order")
         lane_of = {code: _lane(code) for code in set(opcodes)}
         lanes = np.fromiter((lane_of[code] for code in opcodes), np.int8, len(opcodes))
@@ -207,6 +207,16 @@ class _Run:
     def at(self, numbers: np.ndarray) -> np.ndarray:
         """Issue cycles of instructions by number."""
         return self.issued[np.minimum(numbers, len(self.issued) - 1)]
+
+
+def _last_instruction(text: bytes) -> int | None:
+    """The number of the last instruction of a dump, whose last bundles may be empty."""
+    end = len(text)
+    while (begin := text.rfind(b": bundle slots:", 0, end)) >= 0:
+        if found := _LAST.findall(text, begin, end):
+            return int(found[-1])
+        end = begin
+    return None
 
 
 def _bundle_of(firsts: np.ndarray, numbers: np.ndarray) -> np.ndarray:

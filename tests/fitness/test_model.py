@@ -164,6 +164,7 @@ def test_the_timeline_places_work_in_bins():
     assert {name: sum(values) * 5 for name, values in waits.items()} == pytest.approx(found["critical_path"])
     assert waits["dma"][79] == waits["mxu"][80] == waits["spill"][199] == 1.0
     assert found["overlap"] == {"mxu_with_valu": 0.125, "valu_with_mxu": 1.0}
+    assert read_timeline(BUNDLES + b"0x3: bundle slots:\n\n\n", CRITICAL, 1000, CHIP, drawn=False)
     assert "timeline" not in read_timeline(BUNDLES, CRITICAL, 1000, CHIP, drawn=False)
 
 
@@ -190,6 +191,9 @@ def test_times_made_of_dma_latency_are_flagged():
     assert found["caution"].startswith("small blocks")
     longer = static_tpu.StaticRun((OperationCycles("k", 10000, 1),), scan_bundles(BUNDLES), 0, None)
     assert "caution" not in static_tpu.diagnosis(longer, CHIP)
+    by_hand = BUNDLES.replace(b"dma.hbm_to_vmem", b"dma.general")
+    run = static_tpu.StaticRun((OperationCycles("k", 100_000, 1),), scan_bundles(by_hand), 0, None)
+    assert static_tpu.diagnosis(run, CHIP)["caution"].startswith("copies written in the kernel")
 
 
 KERNEL = {
