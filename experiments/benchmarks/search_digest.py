@@ -44,7 +44,7 @@ def stand_in() -> None:
     except ModuleNotFoundError:
         module: Any = types.ModuleType("pydantic")
         module.BaseModel, module.ConfigDict = Fields, dict
-        module.Field = lambda default=None, **_: default
+        module.Field = lambda default=None, default_factory=lambda: None, **_: default or default_factory()
         module.model_validator = lambda **_: lambda method: method
         sys.modules["pydantic"] = module
 
