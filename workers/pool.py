@@ -35,7 +35,7 @@ from workers.compiled import CompiledCascade
 from workers.limits import GIB, Limits
 from workers.local_ray import RayFolder
 from workers.measured import MeasuredCascade
-from workers.remote_station import RemoteStation, ask_comparisons, calibrate, start_stations
+from workers.remote_station import RemoteStation, ask_comparisons, calibrate, offered_targets, start_stations
 from workers.sandbox import ChildLimits
 from workers.session import SessionDied
 from workers.station import Entry, Scale
@@ -384,8 +384,10 @@ def target_resource(target: str) -> dict[str, float]:
 
     So ``ray start --resources='{"target:tpu7x": 8}'`` keeps workers of other targets off a node, and says how many fit.
     """
-    name = f"target:{target}"
-    return {name: 1.0} if name in ray.cluster_resources() else {}
+    name, offered = f"target:{target}", offered_targets()
+    if offered and name not in offered:
+        log.warning("no node of the cluster offers %s; it offers %s", name, ", ".join(sorted(offered)))
+    return {name: 1.0} if offered else {}
 
 
 def start_ray(settings: PoolSettings, folder: RayFolder | None = None) -> None:
