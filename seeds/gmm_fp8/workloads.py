@@ -18,7 +18,7 @@ def suites(phase: str) -> dict[str, Suite]:
     """``gmm-antpretrain``: the gate/up and down projections of an MoE layer, 256 rows a group, 32 groups.
 
     ``quick`` has a quarter of its rows and groups, so the same blocks and the same rows a group, and ends at the whole.
-    ``gmm-large`` is for reports: what the simulator costs in an hour or more; ``gmm-large-slice`` is one part in 32 of
+    ``gmm-large`` is for reports: what the simulator costs in an hour or more; ``gmm-large-slice`` is one part in 64 of
     its rows and groups, at the same 1024 rows a group. ``worst-case`` is many groups, few rows, and one group.
 
     Check shapes take several row and column blocks of the kernels' block sizes; ``make_inputs`` draws the groups.
@@ -33,7 +33,7 @@ def suites(phase: str) -> dict[str, Suite]:
     part = tuple(made(2048, n, k, 8, f"quick/{name}") for n, k, name in layers)
     ragged = tuple(made(8192, n, k, 32, f"antpretrain/{name}", 7) for n, k, name in layers)
     large = (made(262144, 1024, 7168, 256, "large/"), made(131072, 1024, 7168, 256, "large/"))
-    slices = (made(8192, 1024, 7168, 8, "large-slice/"),)
+    slices = (made(4096, 1024, 7168, 4, "large-slice/"),)
     hard = (made(1024, 512, 512, 64), made(1024, 512, 1024, 1), made(2048, 1024, 512, 3))
     return {
         "quick": Suite("quick", part, check, whole),

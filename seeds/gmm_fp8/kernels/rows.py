@@ -26,8 +26,8 @@ from seeds.gmm_fp8.kernels.visits import visits
 
 SPACE = {
     "block_m": (128, 256, 512),
-    "block_n": (128, 256, 512, 1024, 2048),
-    "block_k": (256, 512, 1024, 2048),
+    "block_n": (128, 256, 512, 1024, 2048, 8192),
+    "block_k": (256, 512, 1024, 2048, 8192),
     "sub_m": (128, 256, 512),
     "sub_n": (128, 256, 512),
     "order": ("columns", "visits"),
@@ -72,7 +72,8 @@ CONSTRAINTS = {
         "libtpu's simulator aborts on e4m3 dots with transposed weights beside a cache that is filled"
     ),
     "dequant == 'partial' or scaling == 'product'": "operands are scaled before the product",
-    "dequant == 'operands' or block_m * min(block_n, F) * (min(block_k, C) // max(scale_width, 128)) <= 4194304": (
+    "dequant == 'operands' or is_quantised == 0"
+    " or block_m * min(block_n, F) * (min(block_k, C) // max(scale_width, 128)) <= 4194304": (
         "straight-line code of more than 4096 partial registers takes the compiler too long"
     ),
     "4 * block_m * min(block_k, C) + 4 * min(block_k, C) * min(block_n, F)"

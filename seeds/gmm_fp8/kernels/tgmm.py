@@ -10,6 +10,7 @@ placement   per_use: operands are quantised at every visit. cached: once per til
 dequant     partial: one e4m3 dot for GROUP rows, the f32 partial is scaled. operands: both operands are scaled to bf16
             and one bf16 dot spans block_m.
 sums        ref: added up in VMEM. direct: a group that is one visit goes to the output at once, in a body of its own.
+block_k     at most: the largest divisor of K in whole sub_k.
 narrow      rows of a body for groups that fit this part of a tile; 0: every dot spans block_m.
 """
 
@@ -25,7 +26,7 @@ from seeds.gmm_fp8.kernels.visits import border, visits
 SPACE = {
     "block_m": (128, 256, 512, 1024),
     "block_n": (128, 256, 512, 1024, 2048),
-    "block_k": (128, 256, 512, 1024, 2048),
+    "block_k": (128, 256, 512, 1024, 2048, 4096),
     "sub_k": (128, 256, 512, 1024, 2048),
     "sub_n": (128, 256, 512, 1024, 2048),
     "placement": ("per_use", "cached"),
@@ -49,7 +50,7 @@ DEFAULTS = {
 CONSTRAINTS = {
     "M % block_m == 0": "block_m must divide M",
     "N % min(block_n, N) == 0": "block_n must divide N",
-    "K % min(block_k, K) == 0": "block_k must divide K",
+    "K % min(sub_k, K) == 0": "sub_k must divide K",
     "block_m % max(scale_width, 1) == 0": "block_m must hold whole scale groups",
     "sub_k <= block_k": "a sub-tile lies inside its block",
     "sub_n <= block_n": "a sub-tile lies inside its block",
@@ -200,6 +201,11 @@ def visit(plan, tile, group, low, high, first, last, x, y, o, acc, *cache):
         o[...] = acc[...].astype(o.dtype)
 
 
+def whole_part(most, extent, unit):
+    """The largest divisor of extent that is a multiple of unit and not above most."""
+    return max(size for size in range(unit, min(most, extent) + 1, unit) if extent % size == 0)
+
+
 def build(params):
     """The jit-able product for ``params``."""
 
@@ -208,9 +214,10 @@ def build(params):
         n = y.shape[1]
         plan = dict(params)
         bm = plan["block_m"]
-        plan["block_k"] = bk = min(params["block_k"], depth)
+        plan["sub_k"] = min(params["sub_k"], depth)
+        plan["block_k"] = bk = whole_part(params["block_k"], depth, plan["sub_k"])
         plan["block_n"] = bn = min(params["block_n"], n)
-        plan["sub_k"], plan["sub_n"] = min(params["sub_k"], bk), min(params["sub_n"], bn)
+        plan["sub_n"] = min(params["sub_n"], bn)
         plan["groups"] = bm // GROUP
         tile, group, low, high, total = visits(sizes, m, bm, True)
         cached = params["placement"] == "cached"
