@@ -49,6 +49,9 @@ _TABLES = {
 _CANDIDATES = (
     "SELECT idx, source, params, parents, kind, proposer, detail, generation, island, seen FROM candidates"
 )
+_MOST_TEXTS = 512
+"""Sources whose text stays in memory."""
+
 VOLATILE = ("wall_seconds", "worker", "log")
 """Fields of an evaluation that differ between runs of the same campaign."""
 
@@ -227,6 +230,8 @@ class Journal:
     def _text(self, source: str) -> str:
         """A source's text, the same object for all genomes that have it."""
         if source not in self._texts:
+            if len(self._texts) >= _MOST_TEXTS:
+                self._texts.clear()
             (text,) = self._db.execute("SELECT text FROM sources WHERE id = ?", (source,)).fetchone()
             self._texts[source] = text
         return self._texts[source]

@@ -80,7 +80,7 @@ class Recording:
         self.pool.submit(job)
 
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
-        found = self.pool.wait(timeout_seconds)
+        found = [one for one in self.pool.wait(timeout_seconds) if one[0] >= 0]  # not what was left to warm up
         self.arrivals += [time.monotonic()] * len(found)
         self.evaluations += [evaluation for _, evaluation in found]
         return found
