@@ -42,6 +42,17 @@ NOISE = 0.01
 MADE_UP = (("gemm_rtx3090", 0.03), ("gemm_rtx3090", 0.1), ("conv_a100", 0.03), ("conv_a100", 0.1))
 WORKLOADS = 12
 
+NOTE = f"""Campaigns of {BUDGET} evaluations (fewer where a suite has fewer points), {LAG} in flight, means over seeds.
+Suites of `h200` are measured and of `tpu7x` modelled recordings of our own, a table a workload. `spread` s: a
+third-party table whose {WORKLOADS} workloads are made up: each multiplies the recorded time of a point by effects of
+its own, of standard deviation s in log time, for every value of every parameter. Readings of measured and made-up
+suites have {NOISE:.0%} noise.
+
+`measured`: workloads measured in a campaign. `winner`: true fitness of the best reading over the suite's optimum; the
+last such column is the search without racing when it had measured as much as racing did in all. `wrongly`: stopped
+although truly fitter than the winner.
+"""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -66,9 +77,8 @@ def all_suites() -> dict[str, SuiteTable]:
     """Recorded shapes of our own, and made-up workloads of third-party tables."""
     found = {}
     for name, tables in recorded_suites(read_tables(SPACES / "own")).items():
-        if len(tables) > 2:  # of two workloads one is the other's screen
-            kind = FigureKind.MEASURED if name.startswith("h200") else FigureKind.MODELLED
-            found[name] = joined(name, tables, kind)
+        kind = FigureKind.MEASURED if name.startswith("h200") else FigureKind.MODELLED
+        found[name] = joined(name, tables, kind)
     for name, spread in MADE_UP:
         suite = made_up(read_table(SPACES / f"{name}.json"), WORKLOADS, spread)
         found[suite.name] = suite
@@ -157,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if told.out:
         command = " ".join(["python -m experiments.benchmarks.search_racing", *(arguments or sys.argv[1:])])
         about = f"`{command}`, {time.strftime('%Y-%m-%d')}, python {platform.python_version()}, numpy {np.__version__}"
-        told.out.write_text(f"# Racing inside campaigns, on recorded suites\n\n{about}.\n\n{table}")
+        told.out.write_text(f"# Racing inside campaigns, on recorded suites\n\n{about}.\n\n{NOTE}\n{table}")
     return 0
 
 

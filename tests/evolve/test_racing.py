@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -133,7 +134,7 @@ def figures(**rates: float) -> list[WorkloadFigures]:
 
 def test_the_bar_is_that_of_the_cell_as_far_as_it_is_known() -> None:
     race = Race((Rung(("a",), 0.0, 0.1),), (({"vmem": "low"}, 100.0), ({"vmem": "high"}, 50.0)), {"a": 1e-9})
-    assert Race.from_data(race.data()) == race
+    assert Race.from_data(json.loads(json.dumps(race.data()))) == race, "it crosses Ray as JSON"
     rung = race.rungs[0]
     assert race.outpaced(rung, figures(a=90.0), {"vmem": "low"}) is not None
     assert race.outpaced(rung, figures(a=91.0), {"vmem": "low"}) is None, "its interval reaches the elite"
