@@ -19,8 +19,10 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +30,7 @@ from evolve.archive import Archive
 from evolve.campaign import Budget, Campaign, Order, Plan, Start
 from evolve.evaluator import Job
 from evolve.genome import Genome
-from evolve.history import History
+from evolve.history import HELD, History
 from evolve.journal import Journal
 from evolve.proposers.parameters import ParameterProposer
 from evolve.proposers.portfolio import Portfolio
@@ -169,7 +171,7 @@ def answer(genome: Genome, fitness: float | None, reason: str) -> Evaluation:
     )
 
 
-def simulate(workers: int, evaluations: int, lag: int, folder: Path, marks: int = 10) -> dict[str, object]:
+def simulate(workers: int, evaluations: int, lag: int, folder: Path, marks: int = 10) -> dict[str, Any]:
     """One campaign: useful worker seconds over all, and the driver's CPU and memory on the way.
 
     The rows' utilisation is of the time since the row before; the whole campaign's includes its start and its end.
@@ -229,20 +231,58 @@ def _rss_mib() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+def markdown(found: Mapping[str, Any]) -> str:
+    """The record of a run. Growth is the slope of memory over the second half."""
+    rows = found["rows"]
+    late = rows[len(rows) // 2 :]
+    counts, sizes = ([row[key] for row in late] for key in ("evaluations", "rss_mib"))
+    slope = float(np.polyfit(counts, sizes, 1)[0]) * 2**20 if len(late) > 1 else math.nan
+    lines = [
+        f"# The driver against {found['workers']:,} simulated workers, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"`python -m experiments.benchmarks.cluster_sim --workers {found['workers']} --evaluations {found['budget']}`:",
+        f"the real campaign (order of arrival, lag {found['lag']}), searcher, archive, journal and requests; workers",
+        f"in virtual time, log-normal latencies around {MEDIAN_SECONDS:.0f} s, one in 1,000 hanging to its deadline of",
+        f"{DEADLINE_SECONDS:.0f} s, two in 1,000 lost. Latency, hangs, losses, utilisation are simulated (modelled);",
+        "CPU time and memory of the driver are measured.",
+        "",
+        "| evaluations | utilisation since the row before | driver CPU an evaluation | memory | request on average |",
+        "| ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['evaluations']} | {100 * row['utilisation']:.1f} % | {row['driver_cpu_ms_per_evaluation']:.2f} ms "
+            f"| {row['rss_mib']:.0f} MiB | {row['request_kib']:.1f} KiB |"
+        )
+    lines += [
+        "",
+        f"* Utilisation of the whole campaign, start and end included: {100 * found['utilisation']:.1f} %.",
+        f"* Driver: {found['driver_cpu_ms_per_evaluation']:.2f} ms of CPU an evaluation; in real time "
+        f"{found['driver_cores_in_real_time']:.3f} of a core, without Ray's own work.",
+        f"* Memory grows by {slope:.0f} bytes an evaluation over the second half. The latest {HELD} candidates and",
+        "  evaluations are held whole; of an older one its hash, place, fitness, artefact and point of the space.",
+        f"* {found['evaluations']} evaluations are {found['virtual_hours'] * 60:.0f} minutes of these workers;",
+        f"  simulating them took {found['wall_seconds'] / 60:.1f} minutes. Journal: {found['journal_mib']:.0f} MiB.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--evaluations", type=int, default=10_000)
     parser.add_argument("--lag", type=int, help="proposals in flight; workers and a twentieth by default")
-    parser.add_argument("--out", type=Path, help="folder for cluster_sim.json")
+    parser.add_argument("--out", type=Path, help="folder for cluster_sim.json and .md")
     arguments = parser.parse_args()
     lag = arguments.lag or arguments.workers + arguments.workers // 20
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         found = simulate(arguments.workers, arguments.evaluations, lag, Path(folder))
-    text = json.dumps(found, indent=1) + "\n"
+    found.update(budget=arguments.evaluations, wall_seconds=time.monotonic() - began)
     if arguments.out:
-        (arguments.out / "cluster_sim.json").write_text(text)
-    sys.stdout.write(text)
+        (arguments.out / "cluster_sim.json").write_text(json.dumps(found, indent=1) + "\n")
+        (arguments.out / "cluster_sim.md").write_text(markdown(found))
+    sys.stdout.write(markdown(found))
     return 0
 
 
