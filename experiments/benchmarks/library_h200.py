@@ -104,7 +104,7 @@ def short_campaign(recipe: str, seeds: tuple[str, ...], evaluations: int) -> dic
         "seeds": list(seeds),
         "budget": {"evaluations": evaluations, "wall_seconds": 120},
         "search": {"proposers": ["surrogate", "parameters"], "lag": 12},
-        "workers": {"check_seconds": 60, "measure_seconds": 90},
+        "workers": {"count": 6, "check_seconds": 60, "measure_seconds": 90},
         "mlflow": {"enabled": False},
     }
 
