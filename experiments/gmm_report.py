@@ -27,38 +27,57 @@ Row = dict[str, Any]
 
 
 def evolved(home: Path) -> list[Row]:
-    """Winners of the finished campaigns on grouped products in ``home``, as rows like those timed by hand."""
+    """Final figures of the campaigns on grouped products in ``home``: winners, seeds and baselines, as rows like those
+    timed by hand. A campaign that has not ended has none.
+    """
     rows = []
     for folder in campaigns(home):
         with Journal(folder / JOURNAL) as journal:
             meta = journal.meta("campaign", {})
-            won = journal.references("final").get("winner")
-            if (
-                not meta.get("operator", "").startswith("gmm_fp8/")
-                or won is None
-                or won.verdict is not Verdict.OK
-            ):
-                continue
-            params = next(c.genome.params for c in journal.candidates() if c.genome.id == won.genome)
-            start = next(c.genome.params for c in journal.candidates() if c.index == 0)
-            changed = {name: value for name, value in params.items() if start.get(name) != value}
-            rows.append(
-                {
-                    "key": [
-                        meta["operator"].split("/")[1],
-                        "evolved",
-                        changed,
-                        "gmm-antpretrain",
-                        meta["target"],
-                    ],
-                    "campaign": folder.name,
-                    "evaluations": len(list(journal.evaluations())),
-                    "verdict": "ok",
-                    "params": dict(params),
-                    "workloads": [f.model_dump(mode="json") for f in won.workloads],
-                }
-            )
+            if meta.get("operator", "").startswith("gmm_fp8/"):
+                rows += _finals(journal, meta, folder.name)
     return rows
+
+
+def _finals(journal: Journal, meta: Mapping[str, Any], campaign: str) -> list[Row]:
+    known = {c.genome.id: dict(c.genome.params) for c in journal.candidates()}
+    start = next(iter(known.values()), {})
+    rows = []
+    for name, found in journal.references("final").items():
+        if found.verdict is not Verdict.OK or name.startswith("finalist:"):
+            continue
+        kernel = "evolved" if name == "winner" else name.removeprefix("seed:")
+        params = known.get(found.genome, {})
+        changed = {key: value for key, value in params.items() if start.get(key) != value}
+        rows.append(
+            {
+                "key": [meta["operator"].split("/")[1], kernel, changed, "gmm-antpretrain", meta["target"]],
+                "campaign": campaign,
+                "verdict": "ok",
+                "params": params,
+                "workloads": [f.model_dump(mode="json") for f in found.workloads],
+            }
+        )
+    return rows
+
+
+def distances(rows: Sequence[Row]) -> list[str]:
+    """Markdown: of every campaign, the named tiling beside what evolved from it."""
+    lines = ["| recipe | named tiling, us | evolved, us | times | what changed |", "| --- " * 5 + "|"]
+    by_campaign: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if "campaign" in row:
+            by_campaign.setdefault(row["campaign"], {})[row["key"][1]] = row
+    for kernels in by_campaign.values():
+        if not {"naive", "evolved"} <= kernels.keys():
+            continue
+        named, best = kernels["naive"], kernels["evolved"]
+        changed = ", ".join(f"{name} {value}" for name, value in best["key"][2].items())
+        lines.append(
+            f"| {best['key'][0]} | {seconds(named) * 1e6:.1f} | {seconds(best) * 1e6:.1f} "
+            f"| {seconds(named) / seconds(best):.1f} | {changed} |"
+        )
+    return lines
 
 
 def report(rows: Sequence[Row], suites: Sequence[str], quick: str) -> list[str]:
@@ -81,7 +100,7 @@ def report(rows: Sequence[Row], suites: Sequence[str], quick: str) -> list[str]:
         )
     for suite in suites:
         lines += ["", *together([row for row in rows if row["key"][3] == suite], suite)]
-    return [*lines, "", *agreement(rows, quick)]
+    return [*lines, "", *distances(rows), "", *agreement(rows, quick)]
 
 
 def _shown(rows: Iterable[Mapping[str, Any]], key: str, factor: float, digits: int = 1) -> str:
