@@ -88,6 +88,8 @@ def promote(args: argparse.Namespace) -> dict[str, Any]:
                 ["-m", "evolve.cli", "--home", str(home), "run", str(file)], args.campaign_seconds
             )
         options = ["--home", str(home), "promote", campaign, "--library", str(args.library)]
+        if len(seeds) == 1:  # there may be nothing faster, and the library needs one
+            options += ["--force-reason", "the only kernel of its operator"]
         entry["promotion"] = command(["-m", "evolve.cli", *options], args.promote_seconds)
         last = entry["promotion"]["said"].strip().splitlines()[-3:]
         say(f"{recipe}: " + " | ".join(last))
