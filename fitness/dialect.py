@@ -356,7 +356,7 @@ class _Checker:
             if module not in names.MODULES:
                 continue
             allowed = names.MODULES[module]
-            if rest[0] not in allowed and ".*" not in allowed:
+            if rest[0] not in allowed:
                 return False
             # members of a value, such as an enumeration's items or a dtype's size
             return all(part in names.VALUE_ATTRIBUTES or part.isupper() for part in rest[1:])

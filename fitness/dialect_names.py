@@ -1,6 +1,6 @@
 """What a kernel may name: modules it may import, what it may take from them, attributes of values, builtins.
 
-Allowlists, so that a name nobody thought of is refused. A trailing ``.*`` admits everything directly inside.
+Allowlists, so that a name nobody thought of is refused: triton.language has a parser of types that evaluates Python.
 """
 
 from __future__ import annotations
@@ -57,6 +57,29 @@ _TORCH = _DTYPES | _names("empty empty_like zeros zeros_like Tensor float8_e8m0f
 
 _MATH = _names("ceil floor log log2 sqrt exp pi inf gcd lcm prod isqrt pow")
 
+_TRITON = _names(
+    "PropagateNan TRITON_MAX_TENSOR_NUMEL abs add arange associative_scan assume atomic_add atomic_and atomic_cas "
+    "atomic_max atomic_min atomic_or atomic_xchg atomic_xor bfloat16 broadcast cast cdiv ceil clamp constexpr cos "
+    "div_rn dtype erf exp exp2 expand_dims fdiv float16 float32 float64 float8e4b15 float8e4b8 float8e4nv float8e5 "
+    "float8e5b16 floor fma full full_like gather histogram int1 int16 int32 int64 int8 join load log log2 max "
+    "max_constancy max_contiguous maximum min minimum mul multiple_of num_programs permute program_id ravel reduce "
+    "reduce_or reshape rsqrt sin split sqrt sqrt_rn static_assert static_range store sub sum tensor to_tensor tuple "
+    "uint16 uint32 uint64 uint8 umulhi void where xor_sum zeros zeros_like"
+)
+
+_TL = _TRITON | _names(
+    "advance argmax argmin broadcast_to cat const cumprod cumsum dot dot_scaled flip interleave "
+    "load_tensor_descriptor make_block_ptr make_tensor_descriptor math pi32_t pointer_type range sigmoid softmax "
+    "sort squeeze store_tensor_descriptor swizzle2d tensor_descriptor topk trans unsqueeze view"
+)
+
+_GL = _TRITON | _names(
+    "AutoLayout BlockedLayout CoalescedLayout DistributedLinearLayout DotOperandLayout NVMMADistributedLayout "
+    "NVMMASharedLayout PaddedSharedLayout SharedLinearLayout SliceLayout SwizzledSharedLayout "
+    "allocate_shared_memory bank_conflicts barrier convert_layout dot_fma fp4_to_fp num_ctas num_warps nvidia "
+    "set_auto_layout shared_memory_descriptor thread_barrier to_linear_layout warp_specialize"
+)
+
 MODULES: Mapping[str, frozenset[str]] = {
     "__future__": _names("annotations"),
     "functools": _names("partial reduce"),
@@ -72,7 +95,7 @@ MODULES: Mapping[str, frozenset[str]] = {
     "triton": _names("jit cdiv next_power_of_2 language experimental tools"),
     "triton.tools": _names("tensor_descriptor"),
     "triton.tools.tensor_descriptor": _names("TensorDescriptor"),
-    "triton.language": _names(".*"),
+    "triton.language": _TL,
     "triton.language.math": _names(
         "abs ceil cos div_rn erf exp exp2 fdiv floor fma log log2 rsqrt sin sqrt sqrt_rn umulhi"
     ),
@@ -80,7 +103,7 @@ MODULES: Mapping[str, frozenset[str]] = {
     "triton.experimental.gluon": _names("jit language nvidia"),
     "triton.experimental.gluon.nvidia": _names("hopper blackwell"),
     "triton.experimental.gluon.nvidia.hopper": _names("TensorDescriptor"),
-    "triton.experimental.gluon.language": _names(".*"),
+    "triton.experimental.gluon.language": _GL,
     "triton.experimental.gluon.language.nvidia": _names("hopper"),
     "triton.experimental.gluon.language.nvidia.hopper": _names(
         "fence_async_shared mbarrier tma warpgroup_mma warpgroup_mma_wait"
@@ -92,7 +115,7 @@ MODULES: Mapping[str, frozenset[str]] = {
         "async_copy_global_to_shared async_copy_shared_to_global store_wait"
     ),
 }
-"""Module to what may be named in it. ``.*``: every public name but those in ``REFUSED``."""
+"""Module to what may be named in it."""
 
 REFUSED = _names(
     "inline_asm_elementwise device_print device_assert static_print debug_barrier extra core semantic builtin "
