@@ -149,7 +149,10 @@ CALLED_DECORATORS = _names(
 REFUSED_KEYWORDS = _names(
     "interpret debug metadata backend device donate_argnums donate_argnames input_output_aliases flags cost_estimate "
     "disable_bounds_checks disable_semaphore_checks skip_device_barrier internal_scratch_in_bytes "
-    "serialization_format warmup instrumentation_mode sanitize_overflow pre_hook"
+    "serialization_format warmup instrumentation_mode sanitize_overflow pre_hook ir_override ptx_options ptx_version "
+    "extern_libs arch backend_name warp_size schedule_hint stream supported_fp8_dtypes "
+    "deprecated_fp8_dot_operand_dtypes default_dot_input_precision allowed_dot_input_precisions "
+    "max_num_imprecise_acc_default"
 )
 """Keyword arguments that switch a kernel to another way of running or compiling, or name devices."""
 
