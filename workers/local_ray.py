@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,17 @@ class RayFolder:
         _remove(self.path)
         os.close(self._lock)
         self._lock = None
+
+
+@contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Have SIGTERM answered as before: Ray puts a handler of its own, which ends the process and cleans up nothing."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def temporary_base() -> Path:

@@ -33,7 +33,7 @@ from workers.cascade import Cascade
 from workers.comparison import Comparison
 from workers.compiled import CompiledCascade
 from workers.limits import GIB, Limits
-from workers.local_ray import RayFolder
+from workers.local_ray import RayFolder, handlers_kept
 from workers.measured import MeasuredCascade
 from workers.remote_station import RemoteStation, ask_comparisons, calibrate, offered_targets, start_stations
 from workers.sandbox import ChildLimits
@@ -380,9 +380,10 @@ class RayPool:
 
 
 def target_resource(target: str) -> dict[str, float]:
-    """What a worker asks of a node: one ``target:NAME``, where any node of the cluster offers it.
+    """What a worker asks of a node: one ``target:NAME``, on a cluster any of whose nodes offer a target.
 
     So ``ray start --resources='{"target:tpu7x": 8}'`` keeps workers of other targets off a node, and says how many fit.
+    A target that no node offers yet waits for one that joins, rather than for a place on another target's nodes.
     """
     name, offered = f"target:{target}", offered_targets()
     if offered and name not in offered:
@@ -416,7 +417,8 @@ def start_ray(settings: PoolSettings, folder: RayFolder | None = None) -> None:
             **({"_temp_dir": str(folder.path)} if folder else {}),
         )
     try:
-        ray.init(**common)
+        with handlers_kept():
+            ray.init(**common)
     except Exception as error:  # Ray raises a bare Exception when its node does not start in time
         where = (
             f"the Ray cluster at {settings.address} cannot be joined"

@@ -65,12 +65,17 @@ def ancestors(process: int, parents: dict[int, int]) -> Iterator[int]:
         yield process
 
 
+TERMINATED: list[int] = []
+
+
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RayPool]:
+    before = signal.signal(signal.SIGTERM, lambda number, frame: TERMINATED.append(number))
     running = RayPool(pool_settings())
     running.start()
     yield running
     running.close()
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_verdicts_scopes_and_descriptors_come_back(pool: RayPool) -> None:
@@ -113,3 +118,9 @@ def test_killed_workers_cost_nothing_but_time(pool: RayPool) -> None:
     done = drain(pool, 2)
     assert {e.verdict for e in done.values()} == {Verdict.OK}
     assert pool.retried == retried + 2
+
+
+def test_a_driver_that_is_told_to_end_answers_itself(pool: RayPool) -> None:
+    """Ray's own handler of SIGTERM would end this process at once, with its folder left behind."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert TERMINATED == [signal.SIGTERM]
