@@ -15,6 +15,8 @@ Value = int | float | bool | str
 
 _DOCUMENTED = ast.Module | ast.FunctionDef | ast.ClassDef
 
+_PARAMS = json.JSONEncoder(sort_keys=True)
+
 DECLARATIONS = ("SPACE", "DEFAULTS", "CONSTRAINTS")
 """Literals a kernel module declares about itself. They steer the search, not what the kernel computes."""
 
@@ -66,7 +68,7 @@ class Genome:
     @cached_property
     def id(self) -> str:
         """16 hex digits over the normalised source and the sorted parameters."""
-        text = self.source_id + json.dumps(dict(self.params), sort_keys=True)
+        text = self.source_id + _PARAMS.encode(dict(self.params))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __hash__(self) -> int:

@@ -60,7 +60,7 @@ class WorkloadFigures(BaseModel):
     gbytes: float | None = Field(default=None, ge=0)
     roofline_fraction: float = Field(ge=0)
     kind: FigureKind
-    diagnosis: dict[str, Any] = {}
+    diagnosis: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -106,12 +106,12 @@ class Evaluation(BaseModel):
     interval: tuple[float, float] | None = None
     workloads: tuple[WorkloadFigures, ...] = ()
     gates: tuple[GateReading, ...] = ()
-    estimates: dict[str, float] = {}
+    estimates: dict[str, float] = Field(default_factory=dict)
     projected: float | None = None
-    descriptors: dict[str, str] = {}
-    compiled: dict[str, dict[str, Any]] = {}
+    descriptors: dict[str, str] = Field(default_factory=dict)
+    compiled: dict[str, dict[str, Any]] = Field(default_factory=dict)
     artefact: str | None = None
-    toolchain: dict[str, str] = {}
+    toolchain: dict[str, str] = Field(default_factory=dict)
     log: str = ""
     wall_seconds: float = 0.0
     worker: str = ""

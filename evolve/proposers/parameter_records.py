@@ -56,7 +56,7 @@ class Records:
     def _take(self, candidate: Candidate, evaluation: Evaluation) -> None:
         source = candidate.genome.source
         space, target = self._spaces[source], self._target(evaluation)
-        row = None if space is None or target is None else space.legal_row(candidate.genome.params)
+        row = self._spaces.row(candidate.genome)
         if space is None or target is None or row is None:
             return
         records = self._by_source.setdefault(source, SourceRecords(source, space))

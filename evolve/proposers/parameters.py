@@ -21,6 +21,8 @@ RESTART_SHARE = 0.1
 LEAP_SHARE = 0.25
 """Share of local moves that change two parameters."""
 
+_REMEMBERED = 1024
+
 _TRIES = 20
 _RESTART_TRIES = 50
 
@@ -31,6 +33,7 @@ class KnownSpaces:
     def __init__(self, space_of: SpaceOf) -> None:
         self._space_of = space_of
         self._spaces: dict[str, Space | None] = {}
+        self._rows: dict[str, Rows | None] = {}
 
     def __getitem__(self, source: str) -> Space | None:
         if source not in self._spaces:
@@ -39,6 +42,15 @@ class KnownSpaces:
             except SpaceError:
                 self._spaces[source] = None
         return self._spaces[source]
+
+    def row(self, genome: Genome) -> Rows | None:
+        """Value indices of a legal point of a usable space; those of the latest are remembered."""
+        if genome.id not in self._rows:
+            if len(self._rows) >= _REMEMBERED:
+                self._rows.clear()
+            space = self[genome.source]
+            self._rows[genome.id] = None if space is None else space.legal_row(genome.params)
+        return self._rows[genome.id]
 
 
 class TriedPoints:
@@ -51,9 +63,9 @@ class TriedPoints:
 
     def fold(self, history: History) -> None:
         for candidate in history.candidates[self._folded :]:
-            source, params = candidate.genome.source, candidate.genome.params
-            space = self._spaces[source]
-            if space is not None and (row := space.legal_row(params)) is not None:
+            source = candidate.genome.source
+            space, row = self._spaces[source], self._spaces.row(candidate.genome)
+            if space is not None and row is not None:
                 (code,) = space.codes(row[None])
                 self._codes.setdefault(source, set()).add(int(code))
         self._folded = len(history.candidates)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -34,13 +35,14 @@ LEAST_SUCCESSES = 3
 REFIT_EVERY = 3
 REFIT_RARER = 160
 """The next refit comes after 3 records, or, of n, after the 160th part of n to the power 1.5: after 6 at 100 and
-17 at 200, and after 200 at the latest. A long campaign spends less time on models for each evaluation, not more."""
+17 at 200, and after 400 at the latest. A long campaign spends less time on models for each evaluation, not more."""
 
-REFIT_SURELY = 200
+REFIT_SURELY = 400
 
-LOOK_SHARE = 200
-"""The model looks at its pool again after so many records: a 200th of those there are, at least one. What it
-ranked then is proposed in order."""
+LOOK_ALWAYS = 400
+LOOK_SHARE = 25
+"""The model looks at its pool again after each record, and from 400 records on after the 25th part of what is beyond
+them. What it ranked then is proposed in order."""
 
 MOST_SOURCES = 6
 """Sources the model covers: the fittest."""
@@ -73,12 +75,10 @@ class SurrogateProposer:
         self._threads = ThreadpoolController()
 
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
-        # One thread: a sum split over threads may round differently, and workers need the cores.
-        with self._threads.limit(limits=1, user_api="blas"):
-            self._fold(history)
-            if self._view is None:
-                return self._explore(history, rng)
-            return self._improve(history, self._view)
+        self._fold(history)
+        if self._view is None:
+            return self._explore(history, rng)
+        return self._improve(history, self._view)
 
     # -- folding ---------------------------------------------------------------------------------
 
@@ -95,8 +95,7 @@ class SurrogateProposer:
     def _note_proposed(self, candidate: Candidate) -> None:
         genome = candidate.genome
         self._pending[candidate.index] = candidate
-        space = self._spaces[genome.source]
-        row = None if space is None else space.legal_row(genome.params)
+        space, row = self._spaces[genome.source], self._spaces.row(genome)
         if space is None or row is None:
             return
         (code,) = codes_of(space, row[None])
@@ -110,13 +109,20 @@ class SurrogateProposer:
         if not count or self._records.order[-1][0].candidates[-1] is not candidate:
             return
         if count >= max(self._next_fit, self._first_points()) and self._successes() >= self._least_successes:
-            self._refit(count)
+            with self._one_thread():
+                self._refit(count)
         elif self._view is not None:
             records, place = self._records.order[-1]
             self._view.note(records, place)
             if count >= self._next_look:
-                self._view.look(count // _patience(count))
+                with self._one_thread():
+                    self._view.look(count // _patience(count))
                 self._next_look = count + _patience(count)
+
+    def _one_thread(self) -> AbstractContextManager[object]:
+        """A sum split over threads may round differently, and workers need the cores."""
+        limited: AbstractContextManager[object] = self._threads.limit(limits=1, user_api="blas")
+        return limited
 
     def _refit(self, count: int) -> None:
         sources = self._fittest_sources()
@@ -166,12 +172,14 @@ class SurrogateProposer:
     # -- with a model ----------------------------------------------------------------------------
 
     def _improve(self, history: History, view: View) -> Proposal | None:
-        while (best := view.best(self._waiting(view))) is not None:
-            records, row, parent = best
-            proposal = self._offer(history, parent, records.space, row)
-            if proposal is not None:
-                return proposal
-            view.strike(records.source, codes_of(records.space, row[None])[0])
+        waiting = self._waiting(view)
+        with self._one_thread() if waiting else nullcontext():
+            while (best := view.best(waiting)) is not None:
+                records, row, parent = best
+                proposal = self._offer(history, parent, records.space, row)
+                if proposal is not None:
+                    return proposal
+                view.strike(records.source, codes_of(records.space, row[None])[0])
         return None
 
     def _waiting(self, view: View) -> list[tuple[int, Rows]]:
@@ -181,8 +189,8 @@ class SurrogateProposer:
         if _patience(len(self._records.order)) > 1:
             return waiting
         for k, records in enumerate(view.model.sources):
-            mine = [c.genome.params for c in self._pending.values() if c.genome.source == records.source]
-            rows = [records.space.legal_row(params) for params in mine]
+            mine = [c.genome for c in self._pending.values() if c.genome.source == records.source]
+            rows = [self._spaces.row(genome) for genome in mine]
             waiting += [(k, row) for row in rows if row is not None]
         return waiting
 
@@ -201,7 +209,7 @@ def _interval(count: int) -> int:
 
 def _patience(count: int) -> int:
     """Records between two looks."""
-    return max(1, count // LOOK_SHARE)
+    return max(1, (count - LOOK_ALWAYS) // LOOK_SHARE)
 
 
 def _first_points(space: Space, start: Candidate, rng: np.random.Generator) -> Rows:
