@@ -126,6 +126,8 @@ class GroupedProduct:
             once |= {"sub_n": 256, "order": "visits"}
             wide = {**once, "bodies": "shared"}
             once["bodies"] = "split"
+            if (self.recipe.phase, self.recipe.group) == ("fwd", 128):
+                once["dequant"] = "operands"  # partials of 128 are as many vector operations as bf16 dots take time
         else:
             once |= {"sub_n": 512, "sums": "direct"}
             wide = {**once, "sub_k": 2048}

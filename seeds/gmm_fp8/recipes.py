@@ -59,6 +59,7 @@ class Recipe:
             "x_quantised": int(self.quantise_x),
             "y_quantised": int(self.quantise_y),
             "is_transposed": int(self.phase == "dlhs"),
+            "rounds_scales": int(self.bf16_scales),
         }
 
     def source_constants(self) -> Mapping[str, object]:

@@ -81,17 +81,25 @@ VISITS = {"order": "visits", "bodies": "split"}
 KEPT = {"placement": "cached", "narrow": 128}
 SCHEDULES = [
     ("fwd-g512", "one_has_all", VISITS),
-    ("fwd-g128", "off_borders", {**VISITS, "bodies": "shared", "placement": "cached", "scaling": "chained"}),
+    (
+        "fwd-g128",
+        "off_borders",
+        {**VISITS, "bodies": "shared", "placement": "cached", "scaling": "chained", "arithmetic": "bf16"},
+    ),
     (
         "fwd-g512",
         "on_borders",
         {**VISITS, "placement": "cached", "dequant": "operands", "block_n": 128, "sub_n": 128},
     ),
-    ("dlhs-g128", "off_borders", {"block_k": 256, "bodies": "split"}),
+    (
+        "dlhs-g128",
+        "off_borders",
+        {"block_k": 256, "bodies": "split", "dequant": "operands", "arithmetic": "bf16"},
+    ),
     ("dlhs-g512", "empty_and_tiny", VISITS),
     ("tgmm-g128", "off_borders", {"dequant": "partial", "block_m": 128}),
     ("tgmm-g512", "empty_and_tiny", {**KEPT, "sums": "direct"}),
-    ("tgmm-g128", "on_borders", {**KEPT, "block_m": 256}),
+    ("tgmm-g128", "on_borders", {**KEPT, "block_m": 256, "arithmetic": "bf16"}),
 ]
 
 
@@ -143,7 +151,7 @@ TWINS = {
     ),
     "scales_of_half_the_rows": (
         "tgmm-g128",
-        ("jnp.max(jnp.abs(wide), axis=0", "jnp.max(jnp.abs(wide[:64]), axis=0"),
+        ("jnp.max(jnp.abs(source), axis=0", "jnp.max(jnp.abs(source[:64]), axis=0"),
     ),
 }
 

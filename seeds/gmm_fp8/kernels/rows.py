@@ -11,6 +11,8 @@ placement   where X is quantised. per_use: in every grid step. cached: once per 
             blocks and for the other groups that visit the tile.
 dequant     partial: one e4m3 dot a scale group, the f32 partial is scaled. operands: both operands are scaled to
             bf16 and one bf16 dot spans block_k.
+arithmetic  f32, or bf16: maxima are found in bf16, where they are exact and two rows share a register; rows then carry
+            the maximum, columns the 1/448, and operands are scaled in bf16.
 scaling     how a partial meets its two scales. product: partial * (row * column); chained: (partial * row) * column.
 bodies      shared: one body that masks its stores. split: tiles inside a group have a body of their own, without mask.
 """
@@ -33,6 +35,7 @@ SPACE = {
     "order": ("columns", "visits"),
     "placement": ("per_use", "cached"),
     "dequant": ("partial", "operands"),
+    "arithmetic": ("f32", "bf16"),
     "scaling": ("product", "chained"),
     "bodies": ("shared", "split"),
     "vmem_mib": (62,),
@@ -46,6 +49,7 @@ DEFAULTS = {
     "order": "columns",
     "placement": "per_use",
     "dequant": "partial",
+    "arithmetic": "f32",
     "scaling": "product",
     "bodies": "shared",
     "vmem_mib": 62,
@@ -61,9 +65,7 @@ CONSTRAINTS = {
     "order == 'visits' or placement == 'per_use'": (
         "quantised rows are cached for one tile, so the column blocks must come inside it"
     ),
-    "dequant == 'partial' or (x_quantised == 1 and is_transposed == 0)": (
-        "operands are scaled where both have scales, along the rows of w as it is stored"
-    ),
+    "dequant == 'partial' or x_quantised == 1": "operands are scaled where both have scales",
     "x_quantised == 1 or (placement == 'per_use' and scaling == 'product')": "there is nothing to quantise",
     "placement == 'per_use' or dequant == 'operands' or bodies == 'shared'": (
         "libtpu's simulator aborts on two bodies of e4m3 dots beside a cache that is filled (weight FIFO full)"
@@ -72,6 +74,9 @@ CONSTRAINTS = {
         "libtpu's simulator aborts on e4m3 dots with transposed weights beside a cache that is filled"
     ),
     "dequant == 'partial' or scaling == 'product'": "operands are scaled before the product",
+    "arithmetic == 'f32' or (x_quantised == 1 and rounds_scales == 0)": (
+        "rows that carry their maximum are quantised here, and their scales are not rounded"
+    ),
     "dequant == 'operands' or is_quantised == 0"
     " or block_m * min(block_n, F) * (min(block_k, C) // max(scale_width, 128)) <= 4194304": (
         "straight-line code of more than 4096 partial registers takes the compiler too long"
@@ -90,9 +95,12 @@ F8_MAX = 448.0
 ABSMAX_FLOOR = 1e-12
 
 
-def quantise(x):
-    """x [m,g] bf16 -> e4m3 codes [m,g] and f32 row scales [m,1]."""
+def quantise(x, plan):
+    """x [m,g] bf16 -> e4m3 codes [m,g] and what rows carry, [m,1]: f32 scales or bf16 maxima."""
     wide = x.astype(jnp.float32)
+    if plan["arithmetic"] == "bf16":
+        absmax = jnp.maximum(jnp.max(jnp.abs(x), axis=1, keepdims=True), jnp.bfloat16(ABSMAX_FLOOR))
+        return (wide * (F8_MAX / absmax.astype(jnp.float32))).astype(jnp.float8_e4m3fn), absmax
     absmax = jnp.maximum(jnp.max(jnp.abs(wide), axis=1, keepdims=True), ABSMAX_FLOOR)
     if BF16_SCALES:
         scale = (absmax * (1.0 / F8_MAX)).astype(jnp.bfloat16).astype(jnp.float32)
@@ -122,10 +130,23 @@ def fresh(refs, plan, rows, t):
     x = refs["x"][rows, at_group(t, plan)]
     if not plan["quantise_x"]:
         return x, None
-    codes, scale = quantise(x)
+    codes, scale = quantise(x, plan)
     if plan["pairs"]:
-        return codes, scale
-    return (codes.astype(jnp.float32) * scale).astype(jnp.bfloat16), None
+        return codes, scale.astype(jnp.float32)
+    return scaled(codes, scale, plan), None
+
+
+def scaled(codes, scale, plan):
+    """e4m3 codes times a broadcastable scale, as bf16."""
+    if plan["arithmetic"] == "bf16":
+        return codes.astype(jnp.bfloat16) * scale.astype(jnp.bfloat16)
+    return (codes.astype(jnp.float32) * scale).astype(jnp.bfloat16)
+
+
+def column_scales(refs, plan, t, cols):
+    """f32 [1, columns] that go with group t: the weight scales, and the 1/448 that rows do not carry."""
+    scale = refs["sw"][t, :, cols]
+    return scale * (1.0 / F8_MAX) if plan["arithmetic"] == "bf16" else scale
 
 
 def fill(refs, plan):
@@ -144,6 +165,12 @@ def weights(refs, plan, t, cols):
     return refs["w"][cols, at_group(t, plan)] if TRANSPOSED else refs["w"][at_group(t, plan), cols]
 
 
+def scaled_weights(refs, plan, t, cols):
+    """Weights of scale group t times their scales, as bf16: [g, n], or [n, g] when transposed."""
+    scale = column_scales(refs, plan, t, cols)
+    return scaled(weights(refs, plan, t, cols), scale.T if TRANSPOSED else scale, plan)
+
+
 def multiply(x, w):
     """x [m,g] . w in f32."""
     if w.dtype == jnp.float8_e4m3fn and x.dtype == jnp.bfloat16:
@@ -156,7 +183,7 @@ def scaled_partial(refs, plan, made, t, cols):
     """Scaled f32 product over scale group t."""
     values, scale = made
     product = multiply(values, weights(refs, plan, t, cols))
-    by_column = refs["sw"][t, :, cols]
+    by_column = column_scales(refs, plan, t, cols)
     if scale is None:
         return product * by_column
     if plan["scaling"] == "product":
@@ -169,11 +196,9 @@ def block_sum(refs, plan, made, cols):
     if not QUANTISED:
         return multiply(made[0][0], refs["w"][cols, :] if TRANSPOSED else refs["w"][:, cols])
     if plan["dequant"] == "operands":
-        parts = [
-            (weights(refs, plan, t, cols).astype(jnp.float32) * refs["sw"][t, :, cols]).astype(jnp.bfloat16)
-            for t in range(plan["groups"])
-        ]
-        return multiply(jnp.concatenate([m[0] for m in made], axis=1), jnp.concatenate(parts, axis=0))
+        parts = [scaled_weights(refs, plan, t, cols) for t in range(plan["groups"])]
+        whole = jnp.concatenate(parts, axis=1 if TRANSPOSED else 0)
+        return multiply(jnp.concatenate([m[0] for m in made], axis=1), whole)
     total = None
     for t in range(plan["groups"]):
         product = scaled_partial(refs, plan, made[t], t, cols)

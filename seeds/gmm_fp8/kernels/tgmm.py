@@ -9,6 +9,8 @@ has rows in it, or an empty group; the visits of a group add up in VMEM.
 placement   per_use: operands are quantised at every visit. cached: once per tile, for all groups that visit it.
 dequant     partial: one e4m3 dot for GROUP rows, the f32 partial is scaled. operands: both operands are scaled to bf16
             and one bf16 dot spans block_m.
+arithmetic  f32, or bf16: maxima are found in bf16, where they are exact and two rows share a register, and operands are
+            scaled in bf16.
 sums        ref: added up in VMEM. direct: a group that is one visit goes to the output at once, in a body of its own.
 block_k     at most: the largest divisor of K in whole sub_k.
 narrow      rows of a body for groups that fit this part of a tile; 0: every dot spans block_m.
@@ -31,6 +33,7 @@ SPACE = {
     "sub_n": (128, 256, 512, 1024, 2048),
     "placement": ("per_use", "cached"),
     "dequant": ("partial", "operands"),
+    "arithmetic": ("f32", "bf16"),
     "sums": ("ref", "direct"),
     "narrow": (0, 128, 256),
     "vmem_mib": (62,),
@@ -43,6 +46,7 @@ DEFAULTS = {
     "sub_n": 128,
     "placement": "per_use",
     "dequant": "operands",
+    "arithmetic": "f32",
     "sums": "ref",
     "narrow": 0,
     "vmem_mib": 62,
@@ -55,6 +59,7 @@ CONSTRAINTS = {
     "sub_k <= block_k": "a sub-tile lies inside its block",
     "sub_n <= block_n": "a sub-tile lies inside its block",
     "is_quantised == 1 or (placement == 'per_use' and dequant == 'operands')": "there is nothing to quantise",
+    "arithmetic == 'f32' or (is_quantised == 1 and rounds_scales == 0)": "scales that are rounded are found in f32",
     "placement == 'per_use' or dequant == 'operands'": "what is kept is what a bf16 dot takes",
     "narrow < block_m": "a part of a tile is smaller than the tile",
     "narrow == 0 or placement == 'cached' or is_quantised == 0": "scales need all of their rows, so they are kept",
@@ -75,19 +80,22 @@ F8_MAX = 448.0
 ABSMAX_FLOOR = 1e-12
 
 
-def quantise(x):
+def quantise(x, plan):
     """x [GROUP,n] bf16 -> e4m3 codes and f32 column scales [1,n]."""
     wide = x.astype(jnp.float32)
-    absmax = jnp.maximum(jnp.max(jnp.abs(wide), axis=0, keepdims=True), ABSMAX_FLOOR)
+    source = x if plan["arithmetic"] == "bf16" else wide
+    absmax = jnp.maximum(jnp.max(jnp.abs(source), axis=0, keepdims=True).astype(jnp.float32), ABSMAX_FLOOR)
     if BF16_SCALES:
         scale = (absmax * (1.0 / F8_MAX)).astype(jnp.bfloat16).astype(jnp.float32)
         return (wide * (1.0 / scale)).astype(jnp.float8_e4m3fn), scale
     return (wide * (F8_MAX / absmax)).astype(jnp.float8_e4m3fn), absmax * (1.0 / F8_MAX)
 
 
-def rounded(x):
+def rounded(x, plan):
     """x [GROUP,n] bf16 as its e4m3 codes times their scales, in bf16."""
-    codes, scale = quantise(x)
+    codes, scale = quantise(x, plan)
+    if plan["arithmetic"] == "bf16":
+        return codes.astype(jnp.bfloat16) * scale.astype(jnp.bfloat16)
     return (codes.astype(jnp.float32) * scale).astype(jnp.bfloat16)
 
 
@@ -95,7 +103,7 @@ def values(ref, plan, quantised, rows, cols):
     """Rows of a block of an operand as bf16, rounded through e4m3 when it is quantised (all rows, then)."""
     if not quantised:
         return ref[rows, cols]
-    parts = [rounded(ref[t * GROUP : (t + 1) * GROUP, cols]) for t in range(plan["groups"])]
+    parts = [rounded(ref[t * GROUP : (t + 1) * GROUP, cols], plan) for t in range(plan["groups"])]
     return jnp.concatenate(parts, axis=0)
 
 
@@ -141,8 +149,8 @@ def partial_sums(refs, plan, start, size, direct):
             total = None
             for t in range(plan["groups"]):
                 rows = slice(t * GROUP, (t + 1) * GROUP)
-                y, y_scale = quantise(refs["y"][rows, cols])
-                x, x_scale = quantise(refs["x"][rows, at])
+                y, y_scale = quantise(refs["y"][rows, cols], plan)
+                x, x_scale = quantise(refs["x"][rows, at], plan)
                 y = of_group(refs, t * GROUP, y.astype(jnp.bfloat16)).astype(jnp.float8_e4m3fn)
                 value = product(x, y) * y_scale * x_scale.T
                 total = value if total is None else total + value
