@@ -127,7 +127,8 @@ class GroupedProduct:
             wide = {**once, "bodies": "shared"}
             once["bodies"] = "split"
             if (self.recipe.phase, self.recipe.group) == ("fwd", 128):
-                once["dequant"] = "operands"  # partials of 128 are as many vector operations as bf16 dots take time
+                # partials of 128 are more vector operations than bf16 dots take cycles
+                once["dequant"] = "operands"
         else:
             once |= {"sub_n": 512, "sums": "direct"}
             wide = {**once, "sub_k": 2048}
