@@ -140,7 +140,8 @@ def load_config(path: Path, overrides: dict[str, Any] | None = None) -> Campaign
         raise UserError(
             f"cannot read {path}: {getattr(error, 'strerror', None) or 'not a text file'}."
         ) from error
-    except (ValueError, OverflowError, RecursionError) as error:  # dates and numbers that are none
+    except (ValueError, OverflowError, RecursionError, LookupError, AttributeError) as error:
+        # dates and numbers that are none
         raise UserError(f"{path} holds a value that YAML cannot read.") from error
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)

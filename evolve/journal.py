@@ -85,9 +85,10 @@ class Journal:
             if create:
                 _create(self._db)
             self._check_format()
-        except (sqlite3.DatabaseError, ValueError, TypeError, RecursionError) as error:
+        except (sqlite3.DatabaseError, ValueError, TypeError, RecursionError, MemoryError) as error:
             self.close()
-            raise JournalError(f"{path} is not a readable journal: {error}.") from error
+            why = str(error) or type(error).__name__
+            raise JournalError(f"{path} is not a readable journal: {why}.") from error
 
     def _check_format(self) -> None:
         row = self._db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
@@ -126,7 +127,9 @@ class Journal:
         """Raises JournalError for what no journal of this version holds."""
         try:
             yield
-        except (sqlite3.DatabaseError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (
+            sqlite3.DatabaseError, ValueError, TypeError, AttributeError, RecursionError, MemoryError
+        ) as error:  # fmt: skip
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)  # Python's own errors have none
             if isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:
                 raise  # locked or out of reach for the moment

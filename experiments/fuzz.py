@@ -23,7 +23,8 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -232,11 +233,14 @@ def corpus(name: str) -> list[bytes]:
 
 
 def keep(name: str, found: Fuzzed) -> None:
-    """Add the smallest inputs that reached something new, and every failure, to the tests' corpus."""
+    """Add the smallest inputs that reached something new, and of each kind of failure, to the tests' corpus."""
+    failing: dict[str, bytes] = {}
+    for fault, data in sorted(found.failures.items(), key=lambda item: len(item[1])):
+        failing.setdefault(fault.partition(":")[0], data)
     new = sorted(
         (data for data in found.kept if len(data) <= KEPT_LARGEST), key=lambda data: (len(data), data)
     )
-    together = {*corpus(name), *new[:KEPT], *found.failures.values()}
+    together = {*corpus(name), *new[:KEPT], *failing.values()}
     CORPUS.mkdir(parents=True, exist_ok=True)
     ordered = sorted(together, key=lambda data: (len(data), data))
     texts = [_packed(data) for data in ordered]
@@ -254,9 +258,15 @@ def report(out: Path) -> str:
             state = json.loads(state_path(name, out).read_text())
             lines.append(
                 f"| {name} | {state['seconds'] / 60:.1f} | {state['cpu_seconds'] / 60:.1f} | {state['inputs']} "
-                f"| {len(state['kept'])} | {state['arcs']} | {'; '.join(state['failures']) or 'none'} |"
+                f"| {len(state['kept'])} | {state['arcs']} | {kinds(state['failures'])} |"
             )
     return "\n".join(lines) + "\n"
+
+
+def kinds(failures: Iterable[str]) -> str:
+    """Failures by the type of their error, the number of different messages in brackets."""
+    counted = Counter(failure.partition(":")[0] for failure in failures)
+    return ", ".join(f"{kind} ({count})" for kind, count in counted.items()) or "none"
 
 
 def _share(names: Sequence[str], minutes: float, seed: int, out: Path) -> None:

@@ -224,6 +224,8 @@ def load_table(operator: str, device: str, folder: Path = KERNELS) -> Table:
     current = read_index(place).get("current")
     if not current:
         raise NotServed(f"{operator}: its promotion was rolled back")
+    if not set(str(current)) <= set("0123456789abcdef"):
+        raise UnsoundLibrary(f"{_place(place / INDEX)} names no version: {str(current)[:40]!a}")
     return version_table(place / "versions" / str(current), device)
 
 
