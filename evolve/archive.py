@@ -31,7 +31,7 @@ class Elite:
 
     @property
     def fitness(self) -> float:
-        """TFLOP/s."""
+        """In the operator's unit."""
         return self.evaluation.fitness or 0.0
 
 

@@ -47,7 +47,7 @@ class Budget:
     """A campaign stops at the first limit reached. ``None`` sets no limit.
 
     ``evaluations`` counts proposals, failures included; as many duplicates again are free, since they cost no
-    figure. ``fitness`` is in TFLOP/s.
+    figure. ``fitness`` is in the operator's unit (``fitness.score.rate_unit``).
     """
 
     evaluations: int | None = None

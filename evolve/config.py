@@ -22,7 +22,7 @@ class _Section(BaseModel):
 
 
 class BudgetConfig(_Section):
-    """Limits of a campaign; the first one reached ends it. ``fitness`` is in TFLOP/s on the suite."""
+    """Limits of a campaign; the first one reached ends it. ``fitness`` is on the suite, in the operator's unit."""
 
     evaluations: int | None = Field(default=None, ge=1)
     wall_seconds: float | None = Field(default=None, gt=0)

@@ -10,7 +10,8 @@ The file (``dispatch.json``, ``format`` 1)::
     {"format": 1, "operator": "family/recipe", "target": "h200", "target_kind": "measured", "suite": "...",
      "toolchain": {"torch": "...", "triton": "...", "device": "..."},
      "entries": [{"workload": {"id": "...", "M": 4096, ...}, "genome": "<id>",
-                  "figure": {"seconds": ..., "tflops": ..., "ratio_to_default": ..., "interval": [low, high]}}],
+                  "figure": {"seconds": ..., "rate": ..., "unit": "TFLOP/s", "ratio_to_default": ...,
+                             "interval": [low, high]}}],
      "genomes": {"<id>": {"source": "<dialect module>", "params": {...}}},
      "default": "<id>",
      "rule": {"kind": "nearest_region", "dims": ["M", "N", "K"], "text": "..."},
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from evolve.genome import Genome
-from fitness.score import tflops
+from fitness.score import rate, rate_unit
 from seeds.operator import Operator, Workload
 from workers.comparison import Comparison
 
@@ -113,7 +114,8 @@ def table(
         choice = choices[workload.id]
         figure = {
             "seconds": choice.seconds,
-            "tflops": tflops(operator.flops(workload), choice.seconds),
+            "rate": rate(operator, workload, choice.seconds),
+            "unit": rate_unit(operator),
             "ratio_to_default": choice.ratio,
             "interval": [choice.low, choice.high],
         }
@@ -170,8 +172,10 @@ def lines(dispatch: Mapping[str, Any]) -> list[str]:
     found = [f"dispatch: {len({e['genome'] for e in dispatch['entries']})} genomes ({target})"]
     for entry in dispatch["entries"]:
         figure = entry["figure"]
+        unit = figure.get("unit", "TFLOP/s")
+        speed = figure["rate" if "rate" in figure else "tflops"]
         found.append(
             f"  {entry['workload']['id']:24s} {entry['genome']}  {figure['seconds'] * 1e6:8.1f} us "
-            f"{figure['tflops']:6.0f} TFLOP/s  {figure['ratio_to_default']:.3f} x default"
+            f"{speed:6.0f} {unit}  {figure['ratio_to_default']:.3f} x default"
         )
     return found

@@ -34,7 +34,7 @@ from evolve.system import system
 from evolve.tracking import MirrorProcess, start_mirror
 from fitness.chips import Chip
 from fitness.evaluation import Evaluation, Verdict
-from fitness.score import bytes_rank
+from fitness.score import rate_unit
 from workers import gpu_recipe, tpu_recipe
 from workers.pool import PoolSettings, PoolUnavailable, RayPool
 from workers.recipe import missing_parts
@@ -410,7 +410,7 @@ def unit_of(resolved: Resolved) -> str:
     """Of a campaign's fitness."""
     if resolved.target.compile_only:
         return "passes"
-    return "GB/s" if resolved.target.measured and bytes_rank(resolved.operator) else "TFLOP/s"
+    return rate_unit(resolved.operator)
 
 
 def _reference(resolved: Resolved) -> Entry | None:

@@ -6,7 +6,7 @@ Names of metrics end in ``_measured`` or ``_modelled`` where a target was involv
 numbers of a diagnosis, ``gate/<gate>/<inputs>`` (in the gate's unit) and ``evaluation_wall_seconds``.
 What stands before a slash is a section of MLflow's charts. A campaign's own run has
 ``campaign/best_fitness_tflops_*`` and ``campaign/evaluations_failed`` at step = evaluations finished, and
-``reference_*`` figures of seeds, baselines and the winner.
+``reference_*`` figures of seeds, baselines and the winner. Where bytes rank, ``gbytes`` (GB/s) stands for ``tflops``.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def evaluation_metrics(evaluation: Evaluation, kind: str) -> dict[str, float]:
         workload = figures.workload.replace("/", ".")
         own = {
             "seconds": figures.seconds,
-            "tflops": figures.tflops,
+            UNIT_SLUGS[figures.unit]: figures.rate,
             "roofline_fraction": figures.roofline_fraction,
             **flatten(figures.diagnosis),
         }
@@ -189,7 +189,10 @@ def campaign_note(
         f"Verdicts: {verdicts}.",
     ]
     if best is not None and best.fitness is not None:
-        lines += ["", f"Best on the suite: **{rate_text(best.fitness)}** (geometric mean; {unit})."]
+        lines += [
+            "",
+            f"Best on the suite: **{rate_text(best.fitness, best.unit)}** (geometric mean; {unit}).",
+        ]
     rows = [(n, e) for n, e in finals.items() if e.fitness is not None and not n.startswith("finalist:")]
     if rows:
         lines += [

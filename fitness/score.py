@@ -37,6 +37,18 @@ def bytes_rank(operator: Operator) -> bool:
     return bool(getattr(operator, "memory_bound", False))
 
 
+def rate_unit(operator: Operator) -> str:
+    """The unit candidates of an operator are ranked in, on every target that gives times: GB/s or TFLOP/s."""
+    return "GB/s" if bytes_rank(operator) else "TFLOP/s"
+
+
+def rate(operator: Operator, workload: Workload, seconds: float) -> float:
+    """What ``seconds`` for one call come to, in ``rate_unit``."""
+    if bytes_rank(operator):
+        return gbytes(operator.bytes(workload), seconds)
+    return tflops(operator.flops(workload), seconds)
+
+
 def matrix_kind(operator: Operator, specs: Sequence[TensorSpec]) -> str:
     """The matrix-unit rate that inputs like these deserve.
 

@@ -79,14 +79,14 @@ class Cascade(AnyCascade):
         stage, failure = run_steps([*steps, *timing], request, found, on_stage)
         if failure is not None or not request.checked:
             return stage, failure
-        best = geometric_mean(f.tflops for f in found.figures) > request.best
+        best = geometric_mean(f.rate for f in found.figures) > request.best
         if not request.thorough and (shapes := to_verify(request, found, best=best)):
             checked, failure = run_steps([VerifyStage(shapes)], request, found, on_stage)
             stage = checked if failure is not None else stage
         return stage, failure
 
     def _worth(self, found: Found) -> tuple[float, tuple[float, float], dict[str, str]]:
-        fitness = geometric_mean(f.tflops for f in found.figures)
+        fitness = geometric_mean(f.rate for f in found.figures)
         return fitness, (fitness, fitness), _descriptors(found)
 
     def _toolchain(self, failure: Failure | None) -> dict[str, str]:

@@ -271,6 +271,7 @@ class MeasureStage:
                 workload=workload.id,
                 seconds=time,
                 tflops=score.tflops(flops, time),
+                gbytes=score.gbytes(size, time) if score.bytes_rank(operator) else None,
                 roofline_fraction=score.roofline_seconds(flops, size, chip, kind) / time,
                 kind=request.target.kind,
                 diagnosis=static_tpu.diagnosis(run, chip),

@@ -128,6 +128,7 @@ def _measured(
             update={
                 "seconds": seconds,
                 "tflops": figures.tflops * scale,
+                "gbytes": None if figures.gbytes is None else figures.gbytes * scale,
                 "roofline_fraction": figures.roofline_fraction * scale,
             }
         ),

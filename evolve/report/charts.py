@@ -18,7 +18,7 @@ RUG = 10
 LABEL_GAP = 15
 
 Interval = tuple[float, float]
-"""TFLOP/s."""
+"""In the campaign's unit."""
 
 
 class Axis(StrEnum):
@@ -32,7 +32,7 @@ class Axis(StrEnum):
 
 @dataclass(frozen=True)
 class Frame:
-    """Maps figures to pixels. ``high_x`` in evaluations or seconds, ``low_y``/``high_y`` in TFLOP/s."""
+    """Maps figures to pixels. ``high_x`` in evaluations or seconds, ``low_y``/``high_y`` in the campaign's unit."""
 
     high_x: float
     low_y: float
@@ -48,7 +48,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Line:
-    """A horizontal reference: a seed's or baseline's fitness in TFLOP/s, and the interval it lies in."""
+    """A horizontal reference: a seed's or baseline's fitness in the campaign's unit, and the interval it lies in."""
 
     name: str
     role: str

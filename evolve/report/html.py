@@ -136,7 +136,8 @@ def _roofline(data: CampaignData) -> str:
     if found is None:
         return ""
     left = " A kernel that moves more than it must lies further left." if found.moved else ""
-    told = f"Rates are {data.kind}, roofs the public peaks of one {data.target} device.{left}"
+    roofs = "the public peaks" if found.slanted else "the public bandwidth and the copy"
+    told = f"Rates are {data.kind}, roofs {roofs} of one {data.target} device.{left}"
     return chart(roofline_svg(data, found), "Roofline") + note(told + " Hover a mark for its shape.")
 
 

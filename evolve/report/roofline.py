@@ -1,6 +1,7 @@
 """The roofline plot: rate against FLOP per byte, below what the target's matrix units and memory allow.
 
-After Williams, Waterman and Patterson (2009). Both axes are logarithmic.
+After Williams, Waterman and Patterson (2009). Both axes are logarithmic. Where kernels are ranked in GB/s, memory is
+the only roof: the rate stands against the bytes a call must move.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from evolve.report import svg
 from evolve.report.data import CampaignData, Named
 from evolve.report.grid import shorten
 from evolve.report.units import bytes_text, rate_text, time_text
+from fitness.chips import Chip
 from fitness.evaluation import WorkloadFigures
+from fitness.gpus import Gpu
 from fitness.targets import UnknownTarget, load_target
 
 WIDTH, HEIGHT = 860, 420
@@ -32,7 +35,7 @@ MARKERS = (
 
 @dataclass(frozen=True)
 class Spot:
-    """One kernel on one shape. ``intensity`` in FLOP per byte, ``rate`` in TFLOP/s, ``tip`` says which."""
+    """One kernel on one shape: FLOP per byte and TFLOP/s, or MB and GB/s. ``tip`` says which kernel and shape."""
 
     kernel: str
     role: str
@@ -43,7 +46,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class Roofline:
-    """``peaks`` in TFLOP/s by operand type, ``bandwidth`` in bytes/s.
+    """``peaks`` in ``unit``: TFLOP/s by operand type, or GB/s of the memory and of a copy. ``bandwidth`` in bytes/s.
 
     ``moved``: intensities are of the bytes that were moved, else of the bytes that must be.
     """
@@ -52,6 +55,12 @@ class Roofline:
     bandwidth: float
     spots: Sequence[Spot]
     moved: bool
+    unit: str = "TFLOP/s"
+
+    @property
+    def slanted(self) -> bool:
+        """Whether the memory's roof depends on the intensity."""
+        return self.unit == "TFLOP/s"
 
 
 def roofline(data: CampaignData) -> Roofline | None:
@@ -69,6 +78,8 @@ def roofline(data: CampaignData) -> Roofline | None:
         for row in _distinct(data.ranking(scope))
         for w in row.evaluation.workloads
     ]
+    if data.unit == "GB/s":
+        return _byteline(data, figures, hardware)
     moved = bool(figures) and all(_moved(w) is not None for _, _, w in figures)
     spots = []
     for name, role, w in figures:
@@ -83,6 +94,22 @@ def roofline(data: CampaignData) -> Roofline | None:
     return Roofline(peaks, hardware.hbm, spots, moved)
 
 
+def _byteline(
+    data: CampaignData, figures: Sequence[tuple[str, str, WorkloadFigures]], hardware: Chip | Gpu
+) -> Roofline | None:
+    spots = []
+    for name, role, w in figures:
+        if not w.gbytes:
+            continue
+        size = w.gbytes * 1e9 * w.seconds
+        tip = (
+            f"{name}, {w.workload}: {rate_text(w.gbytes, w.unit)}, {time_text(w.seconds)}, {bytes_text(size)}"
+        )
+        spots.append(Spot(name, role, size / 1e6, w.gbytes, tip))
+    peaks = {"HBM": hardware.hbm / 1e9, "device copy": hardware.copy / 1e9}
+    return Roofline(peaks, hardware.hbm, spots, moved=False, unit=data.unit) if spots else None
+
+
 def _distinct(rows: Sequence[Named]) -> list[Named]:
     """Without seeds and baselines that are the winner themselves."""
     won = {row.evaluation.genome for row in rows if row.role == "winner"}
@@ -91,7 +118,7 @@ def _distinct(rows: Sequence[Named]) -> list[Named]:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Logarithmic axes: decades of FLOP per byte and of TFLOP/s."""
+    """Logarithmic axes: decades of intensities and of rates."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -103,9 +130,10 @@ class _Frame:
 
 
 def roofline_svg(data: CampaignData, found: Roofline, *, standalone: bool = False) -> str:
-    """Slanted: the memory's roof; level: that of the matrix units for each operand type."""
-    ridge = max(found.peaks.values()) * 1e12 / found.bandwidth
-    across = [spot.intensity for spot in found.spots] + [ridge]
+    """Slanted: the memory's roof; level: that of the matrix units for each operand type, or memory's alone."""
+    across = [spot.intensity for spot in found.spots]
+    if found.slanted:
+        across.append(max(found.peaks.values()) * 1e12 / found.bandwidth)
     rates = [spot.rate for spot in found.spots]
     frame = _Frame(
         (math.log10(min(across) / 2), math.log10(max(across) * 1.6)),
@@ -127,33 +155,37 @@ def _axes(data: CampaignData, found: Roofline, frame: _Frame) -> str:
         parts.append(svg.tag("path", d=f"M{x:.1f} {TOP}V{HEIGHT - BOTTOM}", class_="rule"))
         parts.append(svg.text(x, HEIGHT - BOTTOM + 18, f"{value:g}", class_="quiet middle"))
     bytes_of = "byte moved to and from HBM" if found.moved else "byte that must be moved to and from HBM"
+    below = f"FLOP per {bytes_of}" if found.slanted else "MB that must be moved to and from HBM"
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(svg.text(LEFT - 40, 16, f"TFLOP/s ({data.target}, {data.kind})", class_="quiet"))
-    parts.append(svg.text(middle, HEIGHT - 12, f"FLOP per {bytes_of}", class_="quiet middle"))
+    parts.append(svg.text(LEFT - 40, 16, f"{found.unit} ({data.target}, {data.kind})", class_="quiet"))
+    parts.append(svg.text(middle, HEIGHT - 12, below, class_="quiet middle"))
     return "".join(parts)
 
 
 def _roofs(found: Roofline, frame: _Frame) -> str:
     low = 10 ** frame.x[0]
+    parts = [_slope(found, frame, low)] if found.slanted else []
+    for peak in sorted(set(found.peaks.values()), reverse=True):
+        x, y = frame.at(max(low, peak * 1e12 / found.bandwidth) if found.slanted else low, peak)
+        parts.append(svg.tag("path", d=f"M{x:.1f} {y:.1f}H{WIDTH - RIGHT}", class_="roof"))
+        kinds = ", ".join(k for k, p in found.peaks.items() if p == peak)
+        parts.append(svg.text(WIDTH - RIGHT + 8, y + 4, f"{kinds} {peak:g} {found.unit}", class_="quiet"))
+    return "".join(parts)
+
+
+def _slope(found: Roofline, frame: _Frame, low: float) -> str:
+    """The memory's roof, named along it."""
     start = max(low, 10 ** frame.y[0] * 1e12 / found.bandwidth)
-    parts = []
     highest = max(found.peaks.values())
     ridge = highest * 1e12 / found.bandwidth
     x1, y1 = frame.at(start, start * found.bandwidth / 1e12)
     x2, y2 = frame.at(ridge, highest)
-    parts.append(svg.tag("path", d=f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}", class_="roof"))
+    line = svg.tag("path", d=f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}", class_="roof")
     slope = math.degrees(math.atan2(y2 - y1, x2 - x1))
     x, y = (x1 + x2) / 2, (y1 + y2) / 2 - 7
     name = f"HBM {found.bandwidth / 1e12:g} TB/s"
-    parts.append(
-        svg.text(x, y, name, class_="quiet middle", transform=f"rotate({slope:.1f} {x:.1f} {y:.1f})")
-    )
-    for peak in sorted(set(found.peaks.values()), reverse=True):
-        x, y = frame.at(max(low, peak * 1e12 / found.bandwidth), peak)
-        parts.append(svg.tag("path", d=f"M{x:.1f} {y:.1f}H{WIDTH - RIGHT}", class_="roof"))
-        kinds = ", ".join(k for k, p in found.peaks.items() if p == peak)
-        parts.append(svg.text(WIDTH - RIGHT + 8, y + 4, f"{kinds} {peak:g} TFLOP/s", class_="quiet"))
-    return "".join(parts)
+    turn = f"rotate({slope:.1f} {x:.1f} {y:.1f})"
+    return line + svg.text(x, y, name, class_="quiet middle", transform=turn)
 
 
 def _kernels(spots: Sequence[Spot], frame: _Frame) -> Iterable[str]:

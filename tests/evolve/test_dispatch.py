@@ -64,7 +64,7 @@ def test_the_file_and_shapes_outside_it(tmp_path):
     assert read == json.loads(json.dumps(made)) and read["format"] == dispatch.FORMAT
     assert [e["genome"] for e in read["entries"]] == ["a", "a", "b"]
     assert read["genomes"]["b"] == {"source": "x = 1\n", "params": {"stages": 1}}
-    assert read["entries"][2]["figure"]["tflops"] == pytest.approx(
+    assert read["entries"][2]["figure"]["rate"] == pytest.approx(
         2 * 65536 * 4096**2 / 0.9e-2 / 1e12, rel=1e-2
     )
     assert dispatch.lookup(read, {"M": 1024, "N": 4096, "K": 4096}) == "a"

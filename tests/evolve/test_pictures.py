@@ -27,7 +27,7 @@ from evolve.report.html import render
 from evolve.report.page import resource
 from evolve.report.roofline import roofline, roofline_svg
 from experiments.browser import browser_page, missing_browser
-from fitness.evaluation import Verdict
+from fitness.evaluation import Evaluation, Verdict
 from fitness.targets import load_target
 from tests.evolve.promote_campaign import one_sentence
 from tests.evolve.sample_campaign import HOSTILE, SampleCampaign, write_sample
@@ -101,6 +101,23 @@ def test_pictures_speak_in_the_campaigns_unit(data: CampaignData) -> None:
     drawn = pictures(found)
     for name in ("convergence.svg", "archive.svg", "lineage.svg"):
         assert "GB/s" in drawn[name] and "TFLOP/s" not in drawn[name], name
+    assert "roofline.svg" not in drawn, "no figure says its bytes"
+
+
+def test_where_bytes_rank_memory_is_the_only_roof(data: CampaignData) -> None:
+    def ranked(evaluation: Evaluation) -> Evaluation:
+        shapes = tuple(w.model_copy(update={"gbytes": 1500.0}) for w in evaluation.workloads)
+        return evaluation.model_copy(update={"workloads": shapes})
+
+    final = {name: ranked(e) for name, e in data.references["final"].items()}
+    facts = {**data.facts, "unit": "GB/s", "target": "h200"}
+    found = roofline(replace(data, facts=facts, references={"final": final}, evaluations={}))
+    assert found is not None and found.peaks == {"HBM": 4800.0, "device copy": 4180.0}
+    assert {spot.rate for spot in found.spots} == {1500.0}
+    seconds = min(e.workloads[0].seconds for e in final.values())
+    assert min(s.intensity for s in found.spots) == pytest.approx(1500.0 * 1e9 * seconds / 1e6)
+    text = " ".join(ET.fromstring(roofline_svg(replace(data, facts=facts), found)).itertext())
+    assert "device copy 4180 GB/s" in text and "MB that must be moved" in text and "FLOP" not in text
 
 
 def test_pictures_of_nothing_are_left_out(tmp_path: Path) -> None:
