@@ -166,6 +166,8 @@ def main() -> int:
                 "disguised": lambda: disguised(arguments.examples, arguments.seed, judge),
                 "later walls": lambda: later_walls(arguments.walls, arguments.seed, judge),
             }.items():
+                if not (arguments.walls if name == "later walls" else arguments.examples):
+                    continue
                 began = time.monotonic()
                 found[name] = run(), time.monotonic() - began
                 (arguments.out / "mutants.md").write_text(markdown(found, arguments.seed))
