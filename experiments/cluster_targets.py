@@ -12,16 +12,17 @@ must have come from a node that offers its campaign's target. Writes ``cluster_t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray._private import state
@@ -40,6 +41,9 @@ CAMPAIGNS: Mapping[str, str] = {
 """Operator of the campaign on each target."""
 
 PATIENCE_SECONDS = 900.0
+TRIES = 4
+
+T = TypeVar("T")
 
 
 def node(target: str) -> dict[str, Any]:
@@ -109,11 +113,20 @@ def wait_for(what: str, done: Any, watch: Watch) -> float:
     return time.monotonic() - began
 
 
+def started(make: Callable[[], T]) -> T:
+    """A node; on a busy machine one may not start within the half minute that Ray gives it."""
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(Exception):  # Ray raises a bare one
+            return make()
+    return make()
+
+
 def run(home: Path, budget: int) -> list[str]:
     """The lines of the report. Raises AssertionError when something is not as it should be."""
-    cluster = Cluster(initialize_head=True, head_node_args={**node("h200"), "include_dashboard": False})
-    lost = cluster.add_node(**node("gfx950"))
-    cluster.add_node(**node("interpreter"))
+    head = {**node("h200"), "include_dashboard": False}
+    cluster = started(lambda: Cluster(initialize_head=True, head_node_args=head))
+    lost = started(lambda: cluster.add_node(**node("gfx950")))
+    started(lambda: cluster.add_node(**node("interpreter")))
     ray.init(address=cluster.address, log_to_driver=False)
     watch, drivers = Watch(), {}
     try:
@@ -124,12 +137,12 @@ def run(home: Path, budget: int) -> list[str]:
         wait_for("a first gfx950 evaluation", lambda: len(evaluations(home, "gfx950")) > 0, watch)
         assert not evaluations(home, "tpu7x"), "a worker of tpu7x found a place where no node offers it"
         lines.append("* tpu7x waits: no node offers it, and it takes no place on the others' nodes")
-        cluster.add_node(**node("tpu7x"))
+        started(lambda: cluster.add_node(**node("tpu7x")))
         seconds = wait_for("a first tpu7x evaluation", lambda: evaluations(home, "tpu7x"), watch)
         lines.append(f"* a node for tpu7x joined: its first evaluation {seconds:.0f} s later")
         before = len(evaluations(home, "gfx950"))
         cluster.remove_node(lost, allow_graceful=False)
-        cluster.add_node(**node("gfx950"))
+        started(lambda: cluster.add_node(**node("gfx950")))
         lines.append(f"* the node of gfx950 was lost after {before} evaluations, and another joined")
         ended = wait_for(
             "the end", lambda: all(driver.poll() is not None for driver in drivers.values()), watch

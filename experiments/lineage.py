@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def _lines(data: CampaignData, winner: Candidate, stem: str) -> list[str]:
-    rate = f"TFLOP/s, geometric mean over {data.facts['suite']} ({data.target}, {data.kind})"
+    rate = f"{data.unit}, geometric mean over {data.facts['suite']} ({data.target}, {data.kind})"
     lines = [
         f"# Lineage of the winner: {data.facts['operator']} on {data.target}",
         "",

@@ -2,11 +2,12 @@
 
     python -m experiments.benchmarks.gpu_scaling --gpus 2 --out experiments/results      on a machine with two H200
 
-Both arms run the campaign's own loop, journal, pool and cascade over the same list of genomes (a searcher that reads
-it out instead of choosing), so that they do the same work; every kernel is compiled before the first of them, and
-workers have answered once. Then the best kernels are timed side by side on all devices at the same time, twice: the
-second time says what one device's own repeatability is. Writes ``gpu_scaling.json`` and ``gpu_scaling.md``, after
-each part what there is by then. All figures are measured.
+Both arms run the campaign's own loop, journal, pool and cascade over a list of genomes (a searcher that reads it out
+instead of choosing): one GPU over its beginning, all GPUs over the whole, so that each GPU has as many evaluations and
+worker processes in either arm, and a campaign's beginning and end weigh the same. Every kernel is compiled before the
+first of them, and workers have answered once. Then the seeds are timed side by side on all devices at the same time,
+twice: the second time says what one device's own repeatability is. Writes ``gpu_scaling.json`` and ``gpu_scaling.md``,
+after each part what there is by then. All figures are measured.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from evolve.launch import pool_settings
 from evolve.resolve import Resolved, resolve
 from fitness.evaluation import Evaluation
 from fitness.paired import Ratio, paired_ratio
+from workers.calibration import CARRIED
 from workers.comparison import Comparison
 from workers.pool import PoolSettings, RayPool
 
@@ -80,7 +82,9 @@ class Recording:
         self.pool.submit(job)
 
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
-        found = [one for one in self.pool.wait(timeout_seconds) if one[0] >= 0]  # not what was left to warm up
+        found = [
+            one for one in self.pool.wait(timeout_seconds) if one[0] >= 0
+        ]  # not what was left to warm up
         self.arrivals += [time.monotonic()] * len(found)
         self.evaluations += [evaluation for _, evaluation in found]
         return found
@@ -173,7 +177,7 @@ def agreement(
     """Per kernel and device after the first: its times over the first's, raw and calibrated, beside the noise.
 
     ``comparisons``: of each repeat, one a device. They agree when what is left after calibration is no more than the
-    interval, the calibration's own and the larger difference of two repeats on one device.
+    interval, the calibration's error and the larger difference of two repeats on one device.
     """
     first, again = comparisons[0], comparisons[-1]
     scales = list(pool.scales.values())  # in the order of the stations
@@ -185,10 +189,10 @@ def agreement(
             ratio = between(first[place], first[0], genome)
             repeats = [between(again[n], first[n], genome).value for n in (0, place)]
             left = ratio.value / scales[place].ratio
+            own = genome == first[0].genomes[0]  # the kernel that devices were calibrated with
+            carried = math.sqrt(max(0.0, scales[place].error ** 2 - (CARRIED**2 if own else 0.0)))
             noise = (
-                math.log(ratio.high / ratio.low) / 2
-                + 1.96 * scales[place].error
-                + max(abs(math.log(r)) for r in repeats)
+                math.log(ratio.high / ratio.low) / 2 + 1.96 * carried + max(abs(math.log(r)) for r in repeats)
             )
             rows.append(
                 {
@@ -273,19 +277,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", default="h200")
     parser.add_argument("--suite", default="primus-core")
     parser.add_argument("--kernels", nargs="+", default=["gluon_ws", "tma", "pointer"], help="seed kernels")
-    parser.add_argument("--evaluations", type=int, default=48)
+    parser.add_argument("--evaluations", type=int, default=40, help="for each GPU")
     parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=16, help="evaluator processes, the same in both arms")
+    parser.add_argument("--workers", type=int, default=8, help="evaluator processes for each GPU")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(argv)
     resolved = configured(options)
-    genomes, lag = listed(resolved, options.evaluations, 7), options.workers + 4
+    genomes = listed(resolved, options.evaluations * options.gpus, 7)
     names = {start.genome.id: start.name for start in resolved.starts}
     found: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "command": "python -m experiments.benchmarks.gpu_scaling " + " ".join(argv or sys.argv[1:]),
         "about": f"{resolved.target.label}, {options.operator}, suite {options.suite}, {len(genomes)} genomes of "
-        f"{', '.join(options.kernels)}, {options.workers} evaluator processes, kernels compiled before.",
+        f"{', '.join(options.kernels)}, {options.workers} evaluator processes for each GPU, kernels compiled before.",
     }
     began = time.monotonic()
 
@@ -297,17 +301,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{found['wall_seconds']:.0f} s: {', '.join(more)}\n")
 
     settings = pool_settings(resolved)
-    with started(dataclasses.replace(settings, gpus=options.gpus)) as (pool, start):
+    workers = options.workers * options.gpus
+    with started(dataclasses.replace(settings, gpus=options.gpus, count=workers)) as (pool, start):
         keep(start_seconds=start, scales={k: dataclasses.asdict(s) for k, s in pool.scales.items()})
         keep(cold_compile_seconds=warm(pool, genomes, 90.0))
-        keep(all=arm(pool, resolved, genomes, lag))
+        keep(all=arm(pool, resolved, genomes, workers + 4))
         chosen = [start.genome for start in resolved.starts]
         twice = [pool.compare_on_all(chosen, 3 + n) for n in range(2)]
         keep(comparisons=[[dataclasses.asdict(c) for c in one] for one in twice])
         keep(agreement=agreement(pool, twice, names))
-    with started(dataclasses.replace(settings, gpus=1)) as (pool, start):
+    with started(dataclasses.replace(settings, gpus=1, count=options.workers)) as (pool, start):
         warm(pool, [genomes[n % len(chosen)] for n in range(options.workers)], 60.0)
-        keep(one=arm(pool, resolved, genomes, lag), start_seconds_one=start)
+        beginning = genomes[: options.evaluations]
+        keep(one=arm(pool, resolved, beginning, options.workers + 4), start_seconds_one=start)
     ratio = found["all"]["evaluations_per_hour"] / found["one"]["evaluations_per_hour"]
     keep(linear=ratio / found["all"]["devices"])
     sys.stdout.write(markdown(found))
