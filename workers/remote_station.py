@@ -25,6 +25,9 @@ from workers.station import Champion, Entry, LocalStation, Scale
 CALIBRATION_SECONDS = 180.0
 """How long stations may take to start, compile the reference kernel and time it."""
 
+SEED_USES = 64
+"""Jobs that are timed on the same operands."""
+
 SLIVER = 0.001
 """Of a node's resource: enough to be placed there."""
 
@@ -38,10 +41,17 @@ class StationActor:
     def __init__(self, target: str) -> None:
         self._target = load_target(target)
         self._station = LocalStation(self._target.hardware)
+        self._seed, self._seed_uses = 0, SEED_USES
 
     def hello(self) -> Mapping[str, Any]:
         """As ``workers.station.Station``; a station without a device is told apart by its process."""
         return {calibration.DEVICE: f"process {os.getpid()}", **self._station.hello()}
+
+    def operand_seed(self, proposed: int) -> int:
+        if self._seed_uses >= SEED_USES:
+            self._seed, self._seed_uses = proposed, 0
+        self._seed_uses += 1
+        return self._seed
 
     def run(self, job: Frame, limits: JobLimits) -> Outcome:
         return self._station.run(job, limits)
@@ -94,6 +104,9 @@ class RemoteStation:
         if found is None:
             raise SessionDied(f"the device {hello.get(calibration.DEVICE)} was never calibrated")
         return found
+
+    def operand_seed(self, proposed: int) -> int:
+        return self._ask(self._handle.operand_seed.remote(proposed))
 
     def champion(self) -> Champion | None:
         return self._ask(self._handle.champion.remote())

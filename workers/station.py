@@ -73,6 +73,13 @@ class Station(Protocol):
         """What its times are divided by. Raises SessionDied on a device that has none where others have."""
         ...
 
+    def operand_seed(self, proposed: int) -> int:
+        """Seed of the operands to time with: ``proposed``, or an earlier one whose operands are still there.
+
+        Gates get fresh inputs all the time; big operands that change as often would cost a device as much as timing.
+        """
+        ...
+
     def champion(self) -> Champion | None: ...
 
     def claim(self, contender: str) -> bool:
@@ -104,6 +111,9 @@ class LocalStation:
 
     def scale(self) -> Scale:
         return Scale()
+
+    def operand_seed(self, proposed: int) -> int:
+        return proposed
 
     def champion(self) -> Champion | None:
         return self._champion

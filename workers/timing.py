@@ -81,6 +81,8 @@ class Timing:
     brief: bool
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     scale: Scale = field(default_factory=Scale)
+    seed: int = 0
+    """Of the operands."""
 
     def figures(self, request: Request, place: int = 0) -> WorkloadFigures:
         """The figures of entry ``place``, as the campaign's first device would have given them."""
@@ -127,19 +129,20 @@ def measure(
     others are infrastructure faults. None: every entry's.
     """
     workloads = sorted(request.measured, key=request.operator.flops)
+    seed = station.operand_seed(request.seed)
     arrays: dict[str, np.ndarray] = {f"table/{name}": table for name, table in samples.tables.items()}
     for workload in workloads:
         if samples.tables:
-            for name, axes in samples.of(workload, request.seed).where.items():
+            for name, axes in samples.of(workload, seed).where.items():
                 arrays.update({f"where/{workload.id}/{name}/{n}": axis for n, axis in enumerate(axes)})
         else:
             kind = request.operator.input_kinds[0]
-            made = request.truth.inputs(workload, request.seed, kind)
+            made = request.truth.inputs(workload, seed, kind)
             arrays.update({f"{workload.id}/{name}": array for name, array in made.items()})
     data = {
         "entries": [entry.data() for entry in entries],
         "workloads": [request.described(w) for w in workloads],
-        "seed": request.seed,
+        "seed": seed,
         "rounds": effort[0],
         "calls": effort[1],
         "pace": dict(pace),
@@ -156,7 +159,7 @@ def measure(
     timings = []
     by_id = {w.id: w for w in workloads}
     for frame in (f for f in outcome.frames if f.kind == "timed"):
-        timing = dataclasses.replace(_timing(frame, by_id[frame.data["workload"]]), scale=scale)
+        timing = dataclasses.replace(_timing(frame, by_id[frame.data["workload"]]), scale=scale, seed=seed)
         for place in range(len(entries)) if judged is None else (judged,):
             if (failure := _objection(request, found, samples, timing, frame, place)) is not None:
                 return dataclasses.replace(failure, entry=entries[place].id)
@@ -184,11 +187,11 @@ def _objection(
     outputs = {n.removeprefix(prefix): a for n, a in timing.arrays.items() if n.startswith(prefix)}
     specs: Sequence[TensorSpec] = request.operator.outputs(workload)
     if samples.tables:
-        sample = samples.of(workload, request.seed)
+        sample = samples.of(workload, timing.seed)
         specs = [TensorSpec(s.name, tuple(len(i) for i in sample.where[s.name]), s.dtype) for s in specs]
         references = dict(sample.references)
     else:
-        references = request.truth.references(workload, request.seed, request.operator.input_kinds[0])
+        references = request.truth.references(workload, timing.seed, request.operator.input_kinds[0])
     label = f"timed calls at {workload.id}"
     if (wrong := judge(request, found, outputs, specs, references, label)) is not None:
         return wrong
