@@ -34,6 +34,13 @@ def mismatches(output: np.ndarray, reference: np.ndarray) -> int:
     return int(np.count_nonzero((left != right).any(axis=1)))
 
 
+def agreement(output: np.ndarray, reference: np.ndarray, counted: np.ndarray | None = None) -> float:
+    """Share of elements whose bits are equal, of those ``counted`` (bool over leading axes; all without it)."""
+    if counted is not None:
+        output, reference = output[counted], reference[counted]
+    return 1 - mismatches(output, reference) / max(reference.size, 1)
+
+
 def ill_formed(outputs: Mapping[str, np.ndarray], specs: Sequence[TensorSpec]) -> str | None:
     """One line on the first output that is missing or has another shape or dtype; None when all are there."""
     for spec in specs:
@@ -51,10 +58,13 @@ def read_gates(
     gates: Sequence[Gate], outputs: Mapping[str, np.ndarray], references: Mapping[str, Arrays], kind: str
 ) -> list[GateReading]:
     """Every gate on one set of outputs; ``kind`` names their inputs. Shapes and dtypes are checked before."""
-    return [_read(gate, outputs, references[gate.reference], kind) for gate in gates]
+    return [_read(gate, outputs, references, kind) for gate in gates]
 
 
-def _read(gate: Gate, outputs: Mapping[str, np.ndarray], reference: Arrays, kind: str) -> GateReading:
+def _read(
+    gate: Gate, outputs: Mapping[str, np.ndarray], references: Mapping[str, Arrays], kind: str
+) -> GateReading:
+    reference = references[gate.reference]
     if isinstance(gate, SnrGate):
         values = [snr_db(outputs[name], wanted) for name, wanted in reference.items()]
         value = min(values) if values and not any(np.isnan(values)) else float("nan")
@@ -64,7 +74,8 @@ def _read(gate: Gate, outputs: Mapping[str, np.ndarray], reference: Arrays, kind
     if any(outputs[name].dtype != reference[name].dtype for name in gate.outputs):
         return GateReading(gate=gate.name, inputs=kind, value=None, passed=False)
     if isinstance(gate, AgreementGate):
-        shares = [1 - mismatches(outputs[n], reference[n]) / max(reference[n].size, 1) for n in gate.outputs]
+        counted = references[gate.counted] if gate.counted else {}
+        shares = [agreement(outputs[n], reference[n], counted.get(n)) for n in gate.outputs]
         return GateReading(gate=gate.name, inputs=kind, value=min(shares), passed=min(shares) >= gate.least)
     wrong = 0
     for name in gate.outputs:

@@ -102,13 +102,16 @@ class BitExactGate:
 class AgreementGate:
     """At least the share ``least`` of the elements of every named output have the reference's bits.
 
-    For results that are rounded from sums: another order of addition may turn a rounding, which is rare.
+    For results that are rounded from sums: another order of addition may turn a rounding, which is rare. ``counted``
+    names a reference of bool arrays over leading axes of the outputs: what they leave out may be anything. All counts
+    without one.
     """
 
     name: str
     reference: str
     outputs: tuple[str, ...]
     least: float
+    counted: str = ""
 
 
 Gate = SnrGate | BitExactGate | AgreementGate

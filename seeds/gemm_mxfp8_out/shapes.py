@@ -40,13 +40,32 @@ DEEPGEMM_NK = (
     (7168, 2048),
 )
 DEEPGEMM_GROUPS = ((4, 8192), (8, 4096))
+MASKED_ROWS = 4096
+"""What every group has room for; its count says how many rows it has."""
+
+MASKED_GROUPS = ((32, 192), (6, 1024), (32, 20), (6, 20))
+"""(groups, expected rows of a group)."""
+
+K_GROUPED = (
+    (4, 4096, 7168, 8192),
+    (4, 7168, 2048, 8192),
+    (8, 4096, 7168, 4096),
+    (8, 7168, 2048, 4096),
+    (16, 4096, 7168, 2048),
+    (16, 7168, 2048, 2048),
+)
+"""(groups, M, N, expected depth of a group)."""
+
+LEAST, MOST = 0.7, 1.3
+"""A group has the expected size times something between these."""
+
 DEEPGEMM_GROUPED_NK = ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048))
 
 
 def rows_of_groups(groups: int, expected: int, seed: int = 0) -> int:
     """Rows in all when each group has ``expected`` x U(0.7, 1.3) of them, aligned: the published rule, one draw."""
     rng = np.random.default_rng([seed, groups, expected])
-    rows = (expected * rng.uniform(0.7, 1.3, groups)).astype(np.int64)
+    rows = (expected * rng.uniform(LEAST, MOST, groups)).astype(np.int64)
     return int((-(-rows // ALIGNED) * ALIGNED).sum())
 
 
@@ -80,6 +99,28 @@ def grouped_suites() -> dict[int, Mapping[str, Suite]]:
         )
         for groups, lists in found.items()
     }
+
+
+def masked_suites() -> Mapping[str, Suite]:
+    """``deepgemm-masked`` and ``tiny``; M is the room of a group."""
+    check = (_gemm(160, 160, 256, "check/"),)
+    lists = {
+        "deepgemm-masked": [_gemm(MASKED_ROWS, n, k) for n, k in DEEPGEMM_GROUPED_NK],
+        "tiny": [_gemm(64, 128, 128)],
+    }
+    return MappingProxyType({name: Suite(name, tuple(shapes), check) for name, shapes in lists.items()})
+
+
+def k_grouped_suites(groups: int) -> Mapping[str, Suite]:
+    """``k-grouped`` and ``tiny``; K is the room for all groups together."""
+    check = (_gemm(72, 160, 1024, "check/"),)
+    shapes = [
+        _gemm(m, n, groups * int(MOST * expected) // ALIGNED * ALIGNED)
+        for count, m, n, expected in K_GROUPED
+        if count == groups
+    ]
+    lists = {"k-grouped": shapes, "tiny": [_gemm(64, 128, 256)]}
+    return MappingProxyType({name: Suite(name, tuple(some), check) for name, some in lists.items()})
 
 
 def _gemm(m: int, n: int, k: int, prefix: str = "") -> Workload:

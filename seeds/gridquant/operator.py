@@ -20,6 +20,7 @@ import numpy as np
 from seeds.gemm_fp8_blockwise.contract import AMAX_FLOOR, FP8_MAX, INPUT_KINDS, cast, draw, generator
 from seeds.operator import Arrays, BitExactGate, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
 from seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
+from seeds.shaped import Product, Shaped
 
 STEP = 128
 """K is a multiple of this."""
@@ -53,7 +54,7 @@ def dequantise_grid(q: np.ndarray, s: np.ndarray, edge: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class GridQuant:
+class GridQuant(Shaped):
     """The quantiser with blocks of ``edge`` x ``edge``."""
 
     name: str
@@ -69,21 +70,21 @@ class GridQuant:
         """The block's edge."""
         return {"block": self.edge}
 
-    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
-        """``x`` [M, K] bf16. Raises ValueError for a variant."""
-        if variant is not None:
-            raise ValueError(f"{self.name} has no inputs variant {variant!r}")
-        return (TensorSpec("x", self._dims(workload), "bfloat16"),)
+    def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
+        """``x`` [M, K] bf16."""
+        m, k = dims
+        return (TensorSpec("x", (m, k), "bfloat16"),)
 
-    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+    def results(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``q`` and ``s``."""
-        m, k = self._dims(workload)
+        m, k = dims
         grid = (-(-m // self.edge), -(-k // self.edge))
         return (TensorSpec("q", (m, k), "float8_e4m3fn"), TensorSpec("s", grid, "float32"))
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """A fresh ``x``."""
-        return {"x": draw(generator(seed, kind), *self._dims(workload), kind)}
+        m, k = self.dims(workload)
+        return {"x": draw(generator(seed, kind), m, k, kind)}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
         """``bits``: what the contract gives."""
@@ -96,7 +97,7 @@ class GridQuant:
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``bits`` where a few whole blocks of rows and of columns cross."""
-        m, k = self._dims(workload)
+        m, k = self.dims(workload)
         picked = [spread_picks(-(-size // self.edge), SAMPLED_BLOCKS, rng) for size in (m, k)]
         axes = []
         for blocks, size in zip(picked, (m, k), strict=True):
@@ -107,20 +108,17 @@ class GridQuant:
 
     def flops(self, workload: Workload) -> int:
         """One multiplication per element."""
-        m, k = self._dims(workload)
+        m, k = self.dims(workload)
         return m * k
 
     def bytes(self, workload: Workload) -> int:
         """``x`` read once, payload and scales written once: 3 bytes an element (5 when the second pass misses L2)."""
-        m, k = self._dims(workload)
+        m, k = self.dims(workload)
         return 3 * m * k + 4 * -(-m // self.edge) * -(-k // self.edge)
-
-    def _dims(self, workload: Workload) -> tuple[int, int]:
-        return workload.dims["M"], workload.dims["K"]
 
 
 @dataclass(frozen=True)
-class GridGemm:
+class GridGemm(Product):
     """The product under scales of ``edge`` x ``edge`` blocks of both operands."""
 
     name: str
@@ -135,11 +133,14 @@ class GridGemm:
         """The block's edge."""
         return {"block": self.edge}
 
-    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
-        """``a_q``, ``a_s``, ``b_q``, ``b_s``. Raises ValueError for a variant or shape the operator lacks."""
-        if variant is not None:
-            raise ValueError(f"{self.name} has no inputs variant {variant!r}")
-        m, n, k = self._dims(workload)
+    @property
+    def multiples(self) -> Mapping[str, int]:
+        """Steps of K are whole."""
+        return {"K": STEP}
+
+    def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
+        """``a_q``, ``a_s``, ``b_q``, ``b_s``."""
+        m, n, k = dims
         found = []
         for name, rows in (("a", m), ("b", n)):
             grid = (-(-rows // self.edge), -(-k // self.edge))
@@ -149,14 +150,14 @@ class GridGemm:
             ]
         return tuple(found)
 
-    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+    def results(self, *dims: int) -> tuple[TensorSpec, ...]:
         """The product ``c`` [M, N] in bf16."""
-        m, n, _ = self._dims(workload)
+        m, n, _ = dims
         return (TensorSpec("c", (m, n), "bfloat16"),)
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands, quantised by the contract."""
-        m, n, k = self._dims(workload)
+        m, n, k = self.dims(workload)
         rng = generator(seed, kind)
         a_q, a_s = quantise_grid(draw(rng, m, k, kind), self.edge)
         b_q, b_s = quantise_grid(draw(rng, n, k, kind), self.edge)
@@ -176,7 +177,7 @@ class GridGemm:
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``exact`` at crossing rows and columns, in nearly every tile row and column."""
-        m, n, k = self._dims(workload)
+        m, n, k = self.dims(workload)
         rows, columns = spread_picks(m, SAMPLED, rng), spread_picks(n, SAMPLED, rng)
         depth = np.arange(k)
         parts = []
@@ -185,23 +186,12 @@ class GridGemm:
             parts.append(elements.at(f"{name}_q", picked, depth).astype(np.float64) / scale)
         return Sample({"c": (rows, columns)}, {"exact": {"c": parts[0] @ parts[1].T}})
 
-    def flops(self, workload: Workload) -> int:
-        """2 M N K."""
-        m, n, k = self._dims(workload)
-        return 2 * m * n * k
-
     def bytes(self, workload: Workload) -> int:
         """Operands and scales once, result once."""
-        m, n, k = self._dims(workload)
+        m, n, k = self.dims(workload)
         wide = -(-k // self.edge)
         scales = (-(-m // self.edge) + -(-n // self.edge)) * wide
         return m * k + n * k + 4 * scales + 2 * m * n
-
-    def _dims(self, workload: Workload) -> tuple[int, int, int]:
-        m, n, k = (workload.dims[name] for name in "MNK")
-        if k % STEP:
-            raise ValueError(f"workload {workload.id}: {self.name} needs K to be a multiple of {STEP}")
-        return m, n, k
 
 
 MATRICES = (

@@ -4,6 +4,7 @@
 transposed, q_t [K, M] and s_t [K, M/32]. ``mxfp8_both``: both from one read. ``mxfp8_swizzled``: along rows, the
 exponents in tiles of 128 x 4 (flat, padded with zeros). ``mxfp4``: two codes a byte. ``nvfp4``: under a tensor scale
 ``t`` [1], given. The arithmetic is in ``formats``. Rows may be ragged; K is a multiple of 32 (and M, for columns).
+``gemm_<form>``: products of what the casts write, in ``product``.
 """
 
 from __future__ import annotations
@@ -20,13 +21,12 @@ import numpy as np
 from seeds.gemm_fp8_blockwise.contract import draw
 from seeds.mx_cast import formats
 from seeds.mx_cast.formats import BLOCK, E2M1, E4M3, NV_BLOCK, RULES, Rule
+from seeds.mx_cast.product import FORMS, NV_LARGEST, MxGemm
 from seeds.operator import Arrays, BitExactGate, Gate, SeedKernel, Suite, TensorSpec, Workload
 from seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
+from seeds.shaped import Shaped
 
 INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "edges")
-
-NV_LARGEST = np.float32(448.0 * 6.0)
-"""What the two levels of NVFP4 reach together."""
 
 SAMPLED_BLOCKS = 3
 """Blocks of 32 along each axis of a big matrix that are checked where they cross."""
@@ -56,7 +56,7 @@ def edge_matrix(rng: np.random.Generator, rows: int, cols: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class MxCast:
+class MxCast(Shaped):
     """One cast. ``layout``: ``rows``, ``columns``, ``both`` or ``swizzled``; ``levels`` 1 for NVFP4."""
 
     name: str
@@ -72,7 +72,7 @@ class MxCast:
     @property
     def gates(self) -> tuple[Gate, ...]:
         """Payload and scales bit for bit."""
-        return (BitExactGate("bits", "bits", tuple(spec.name for spec in self._specs(BLOCK, BLOCK))),)
+        return (BitExactGate("bits", "bits", tuple(spec.name for spec in self.results(BLOCK, BLOCK))),)
 
     @property
     def constants(self) -> Mapping[str, int]:
@@ -85,18 +85,20 @@ class MxCast:
             "levels": self.levels,
         }
 
-    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
-        """``x`` [M, K] bf16, for NVFP4 also ``t`` [1] float32. Raises ValueError for a variant or shape it lacks."""
-        if variant is not None:
-            raise ValueError(f"{self.name} has no inputs variant {variant!r}")
-        x = TensorSpec("x", self._dims(workload), "bfloat16")
+    @property
+    def multiples(self) -> Mapping[str, int]:
+        """Blocks are whole."""
+        return {"K": BLOCK, **({"M": BLOCK} if self.layout in ("columns", "both") else {})}
+
+    def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
+        """``x`` [M, K] bf16, for NVFP4 also ``t`` [1] float32."""
+        m, k = dims
+        x = TensorSpec("x", (m, k), "bfloat16")
         return (x, TensorSpec("t", (1,), "float32")) if self.levels else (x,)
 
-    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+    def results(self, *dims: int) -> tuple[TensorSpec, ...]:
         """Payloads and scales as the module says; bytes where numpy has no type of that width."""
-        return self._specs(*self._dims(workload))
-
-    def _specs(self, m: int, k: int) -> tuple[TensorSpec, ...]:
+        m, k = dims
         if self.bits == 4:
             block = NV_BLOCK if self.levels else BLOCK
             return (TensorSpec("q", (m, k // 2), "uint8"), TensorSpec("s", (m, k // block), "uint8"))
@@ -110,7 +112,7 @@ class MxCast:
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """A fresh ``x``: ``edges`` as ``edge_matrix``, other kinds as the blockwise family draws them."""
-        m, k = self._dims(workload)
+        m, k = self.dims(workload)
         rng = np.random.default_rng([seed, INPUT_KINDS.index(kind)])
         x = edge_matrix(rng, m, k) if kind == "edges" else draw(rng, m, k, kind).astype(ml_dtypes.bfloat16)
         if not self.levels:
@@ -146,7 +148,7 @@ class MxCast:
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``bits`` where a few blocks of rows and of columns cross."""
-        m, k = self._dims(workload)
+        m, k = self.dims(workload)
         row_blocks = spread_picks(-(-m // BLOCK), SAMPLED_BLOCKS, rng)
         column_blocks = spread_picks(k // BLOCK, SAMPLED_BLOCKS, rng)
         rows, cols = _spread(row_blocks), _spread(column_blocks)
@@ -174,21 +176,13 @@ class MxCast:
 
     def flops(self, workload: Workload) -> int:
         """One multiplication per element and copy."""
-        m, k = self._dims(workload)
+        m, k = self.dims(workload)
         return m * k * (2 if self.layout == "both" else 1)
 
     def bytes(self, workload: Workload) -> int:
         """``x`` read once, every copy and its scales written once."""
-        m, k = self._dims(workload)
+        m, k = self.dims(workload)
         return 2 * m * k + sum(math.prod(spec.shape) for spec in self.outputs(workload))
-
-    def _dims(self, workload: Workload) -> tuple[int, int]:
-        m, k = workload.dims["M"], workload.dims["K"]
-        if k % BLOCK or (self.layout in ("columns", "both") and m % BLOCK):
-            raise ValueError(
-                f"workload {workload.id}: {self.name} needs K (for columns, M too) to be a multiple of {BLOCK}"
-            )
-        return m, k
 
 
 def _spread(blocks: np.ndarray, size: int = BLOCK) -> np.ndarray:
@@ -212,8 +206,20 @@ def _suites(check: tuple[tuple[int, int], ...]) -> Mapping[str, Suite]:
     return MappingProxyType({name: Suite(name, shapes, held) for name, shapes in lists.items()})
 
 
-def operators() -> dict[str, MxCast]:
-    """The casts by recipe name."""
+def _product_suites() -> Mapping[str, Suite]:
+    """``products``: squares and a feed-forward layer's; ``tiny``: for interpreters."""
+    shapes = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 28672, 4096))
+
+    def gemm(m: int, n: int, k: int, prefix: str = "") -> Workload:
+        return Workload(f"{prefix}{m}x{n}x{k}", {"M": m, "N": n, "K": k})
+
+    check = (gemm(72, 136, 256, "check/"), gemm(33, 64, 128, "check/"))
+    lists = {"products": [gemm(*shape) for shape in shapes], "tiny": [gemm(64, 64, 128)]}
+    return MappingProxyType({name: Suite(name, tuple(some), check) for name, some in lists.items()})
+
+
+def operators() -> dict[str, MxCast | MxGemm]:
+    """The casts by recipe name, and the products of what they write."""
     along = _suites(((200, 384), (33, 128)))
     across = _suites(((160, 384), (96, 160)))
 
@@ -229,7 +235,9 @@ def operators() -> dict[str, MxCast]:
             seeds |= _seed("cast8_tma", {name: value for name, value in fixed.items() if name != "swizzled"})
         return MxCast(f"mx_cast/{recipe}", rule, 8, layout, 0, suites, MappingProxyType(seeds))
 
-    found = {f"mxfp8_{name}": eight(f"mxfp8_{name}", rule, "rows", along) for name, rule in RULES.items()}
+    found: dict[str, MxCast | MxGemm] = {
+        f"mxfp8_{name}": eight(f"mxfp8_{name}", rule, "rows", along) for name, rule in RULES.items()
+    }
     for layout, recipe, suites in (
         ("columns", "mxfp8_dim1", across),
         ("both", "mxfp8_both", across),
@@ -239,6 +247,9 @@ def operators() -> dict[str, MxCast]:
     for recipe, levels in (("mxfp4", 0), ("nvfp4", 1)):
         seeds = _seed("cast4", {"two_level": levels, "mode": int(Rule.FLOOR)})
         found[recipe] = MxCast(f"mx_cast/{recipe}", Rule.FLOOR, 4, "rows", levels, along, seeds)
+    for form_name, form in FORMS.items():
+        recipe, seeds = f"gemm_{form_name}", _seed("scaled", {"form": form.number})
+        found[recipe] = MxGemm(f"mx_cast/{recipe}", form, _product_suites(), seeds)
     return found
 
 

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from evolve.space import Space
+from fitness.gates import snr_db
+from seeds.gemm_fp8_blockwise.contract import draw
 from seeds.mx_cast import formats
 from seeds.mx_cast.formats import E2M1, E4M3, Rule
 from seeds.mx_cast.operator import operators
@@ -63,18 +65,35 @@ def test_codes_and_bytes() -> None:
 def test_operators_are_whole_and_their_seeds_legal(recipe: str) -> None:
     operator = OPERATORS[recipe]
     assert isinstance(operator, Operator) and isinstance(operator, Sampled)
-    (seed,) = operator.kernels.values()
-    space = Space.from_source(seed.source, [{**operator.constants, "M": 16384, "K": 16384}])
-    assert not space.violations({**space.defaults, **seed.overrides})
-    workload = Workload("w", {"M": 256, "K": 512})
+    for seed in operator.kernels.values():
+        dims = dict.fromkeys(operator.axes, 16384)
+        space = Space.from_source(seed.source, [{**operator.constants, **dims}])
+        assert not space.violations({**space.defaults, **seed.overrides})
+    sizes = {"M": 256, "N": 192, "K": 512}
+    workload = Workload("w", {axis: sizes[axis] for axis in operator.axes})
     shapes = {spec.name: spec.shape for spec in operator.inputs(workload)}
     elements = Elements(5, workload.id, shapes, operator.tables())
     whole = {name: elements.at(name, *map(np.arange, shape)) for name, shape in shapes.items()}
     (right,) = operator.oracle(workload, whole).values()
     sample = operator.sample(workload, elements, np.random.default_rng(2))
-    for name, wanted in sample.references["bits"].items():
+    (references,) = sample.references.values()
+    for name, wanted in references.items():
         found = right[name][np.ix_(*sample.where[name])]
-        assert np.array_equal(found.view(np.uint8), wanted.view(np.uint8)), name
+        same = np.allclose if name == "c" else np.array_equal
+        assert same(found.astype(np.float64), wanted.astype(np.float64), equal_nan=True), name
+
+
+@pytest.mark.parametrize(
+    ("recipe", "least"), [("gemm_mxfp8", 28.0), ("gemm_mxfp4", 15.0), ("gemm_nvfp4", 17.0)]
+)
+def test_products_are_close_to_what_was_cast(recipe: str, least: float) -> None:
+    """SNR in dB against the product of the operands before the cast: a wrong dequantisation would not reach it."""
+    operator = OPERATORS[recipe]
+    workload = Workload("w", {"M": 64, "N": 64, "K": 512})
+    made = operator.make_inputs(workload, 3, "randn")
+    rng = np.random.default_rng([3, 0])
+    a, b = (draw(rng, 64, 512, "randn").astype(np.float64) for _ in "ab")
+    assert snr_db(operator.oracle(workload, made)["exact"]["c"], a @ b.T) > least
 
 
 def test_published_sizes() -> None:

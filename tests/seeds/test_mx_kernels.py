@@ -15,11 +15,14 @@ from workers.station import LocalStation
 
 pytest.importorskip("triton")
 
-CASTS, GRIDS, FUSED = mx_cast(), gridquant(), mxfp8_out()
+EVERY, GRIDS, FUSED = mx_cast(), gridquant(), mxfp8_out()
+CASTS = {name: operator for name, operator in EVERY.items() if not name.startswith("gemm")}
 MATRIX = Workload("w", {"M": 136, "K": 144})
 PRODUCT = Workload("w", {"M": 40, "N": 136, "K": 384})
 ONE = Workload("w", {"M": 40, "N": 160, "K": 256})
 MANY = Workload("w", {"M": 384, "N": 128, "K": 256})
+ROOM = Workload("w", {"M": 72, "N": 160, "K": 256})
+DEEP = Workload("w", {"M": 72, "N": 160, "K": 768})
 RAGGED = {"rows": Workload("w", {"M": 37, "K": 96}), "columns": Workload("w", {"M": 96, "K": 96})}
 
 
@@ -143,3 +146,68 @@ def test_the_baseline_is_what_the_gate_refuses(station: LocalStation) -> None:
     assert operator.kernels["unfused"].baseline
     found = objection(station, operator, ONE, "randn", kernel="unfused")
     assert found is not None and "of the elements agree" in found
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kernel", "workload", "kind"),
+    [
+        ("masked6x20", "masked", ROOM, "spread"),
+        ("masked6x20", "masked", ROOM, "edges"),
+        ("kgrouped4", "k_grouped", DEEP, "spread"),
+        ("kgrouped4", "k_grouped", DEEP, "edges"),
+    ],
+)
+def test_ragged_groups_and_empty_ones_are_right(
+    recipe: str, kernel: str, workload: Workload, kind: str, station: LocalStation
+) -> None:
+    params = {"programs": 3} if kernel == "masked" else {}
+    assert objection(station, FUSED[recipe], workload, kind, kernel=kernel, params=params) is None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "workload", "old", "new"),
+    [
+        ("masked6x20", ROOM, "count = tl.load(count_ptr + g)\n        tall", "count = M // 2\n        tall"),
+        ("masked6x20", ROOM, "b_ptr + (g * N + safe_n)", "b_ptr + safe_n"),
+        ("kgrouped4", DEEP, "begin += tl.load(count_ptr + before)", "begin += 1"),
+        ("kgrouped4", DEEP, "* b_scale[None, :]", "* tl.min(b_scale, axis=0)"),
+    ],
+)
+def test_wrong_bounds_of_groups_are_refused(
+    recipe: str, workload: Workload, old: str, new: str, station: LocalStation
+) -> None:
+    operator = FUSED[recipe]
+    source = next(iter(operator.kernels.values())).source
+    assert old in source
+    found = objection(
+        station, operator, workload, "spread", source=source.replace(old, new), params={"programs": 3}
+    )
+    assert found is not None and "gate" in found
+
+
+SCALED = Workload("w", {"M": 40, "N": 72, "K": 256})
+
+
+@pytest.mark.parametrize("recipe", ["gemm_mxfp8", "gemm_mxfp4", "gemm_nvfp4"])
+def test_products_of_cast_operands_are_right(recipe: str, station: LocalStation) -> None:
+    params = {"block_m": 64, "block_n": 64}
+    assert objection(station, EVERY[recipe], SCALED, "spread", params=params) is None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "old", "new"),
+    [
+        ("gemm_mxfp8", "b_scale = tl.load(bs_at + k * (BK // EACH))", "b_scale = tl.load(bs_at)"),
+        ("gemm_mxfp4", "b_at + k * (BK // PACK)", "b_at"),
+        ("gemm_nvfp4", "tl.load(ta_ptr) * tl.load(tb_ptr)", "tl.load(ta_ptr)"),
+        ("gemm_nvfp4", "EACH: tl.constexpr = 16 if FORM == 2 else 32", "EACH: tl.constexpr = 32"),
+    ],
+)
+def test_products_under_wrong_scales_are_refused(
+    recipe: str, old: str, new: str, station: LocalStation
+) -> None:
+    seed = EVERY[recipe].kernels["scaled"].source
+    assert old in seed
+    params = {"block_m": 64, "block_n": 64}
+    found = objection(station, EVERY[recipe], SCALED, "spread", source=seed.replace(old, new), params=params)
+    assert found is not None

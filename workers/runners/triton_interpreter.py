@@ -54,6 +54,20 @@ def repair() -> None:
             return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
         return old_dot(self, a, b, d, *rest)
 
+    def create_dot_scaled(
+        self: Any, a: Any, a_scale: Any, a_form: Any, b: Any, b_scale: Any, b_form: Any,
+        fast: bool, a_packed: bool, b_packed: bool, d: Any,
+    ) -> Any:  # fmt: skip
+        left = _scaled(_unpacked(a, a_form, 1 if a_packed else 0), a_scale, 1)
+        right = _scaled(_unpacked(b, b_form, 0 if b_packed else 1), b_scale, 0)
+        return interpreter.TensorHandle((left @ right + d.data).astype(d.data.dtype), d.dtype.scalar)
+
+    old_dot_scaled = interpreter.interpreter_semantic.dot_scaled
+
+    def dot_scaled(a: Any, a_scale: Any, a_form: Any, b: Any, b_scale: Any, b_form: Any, *rest: Any) -> Any:
+        forms = [tl.constexpr(form) if isinstance(form, str) else form for form in (a_form, b_form)]
+        return old_dot_scaled(a, a_scale, forms[0], b, b_scale, forms[1], *rest)
+
     def cast_impl(self: Any, value: Any, kind: Any) -> Any:
         if _narrow(value) or kind.scalar in NARROW:
             return _cast(value, kind.scalar)
@@ -64,6 +78,40 @@ def repair() -> None:
 
     builder.binary_op, builder.ternary_op, builder.create_dot = binary_op, ternary_op, create_dot
     builder.cast_impl, builder.create_fp_to_fp = cast_impl, create_fp_to_fp
+    builder.create_dot_scaled = create_dot_scaled
+    interpreter.interpreter_semantic.dot_scaled = dot_scaled
+
+
+PLAIN_FORMS: Mapping[str, type] = {
+    "E4M3": ml_dtypes.float8_e4m3fn,
+    "E5M2": ml_dtypes.float8_e5m2,
+    "BF16": ml_dtypes.bfloat16,
+    "FP16": np.float16,
+}
+
+
+def _unpacked(value: Any, form: Any, axis: int) -> np.ndarray:
+    """float64 elements of a payload; two e2m1 codes a byte, the first in the low nibble, follow along ``axis``."""
+    if form.name != "E2M1":
+        return value.data.view(PLAIN_FORMS[form.name]).astype(np.float64)
+    codes = value.data.view(np.uint8)
+    pair = np.stack([codes & 0xF, codes >> 4], axis=axis + 1)
+    shape = list(codes.shape)
+    shape[axis] *= 2
+    return pair.reshape(shape).astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+
+
+def _scaled(values: np.ndarray, scale: Any, axis: int) -> np.ndarray:
+    """Elements times their scales [lines, blocks], e8m0 or e4m3, whose blocks follow along ``axis``."""
+    if scale is None:
+        return values
+    if scale.dtype.scalar in NARROW:
+        factor = _wide(scale).astype(np.float64)
+    else:
+        codes = scale.data.view(np.uint8)
+        factor = np.where(codes == 255, np.nan, np.exp2(codes.astype(np.float64) - 127))
+    wide = np.repeat(factor, values.shape[axis] // factor.shape[1], axis=1)
+    return values * (wide if axis == 1 else wide.T)
 
 
 def _narrow(value: Any) -> bool:

@@ -47,7 +47,7 @@ CONSTRAINTS = {
     "(16896 + block_n // 128 * 16384) * stages + 16384 * slots + 8192 * turned * fused <= 232000": (
         "the ring, the store slots and the turning share 227 KB of shared memory"
     ),
-    "N % 128 == 0": "B's scales come in whole 128 x 128 blocks",
+    "N % 32 == 0": "an exponent serves 32 columns",
     "K % 128 == 0": "a step of K is one scale block",
 }
 
@@ -122,7 +122,18 @@ def producer(
 
 @gluon.jit
 def store_mx(
-    d_desc, d_bufs, ds_ptr, acc, row, col, M, N, SLOT: gl.constexpr, LEFT: gl.constexpr, TURNED: gl.constexpr
+    d_desc,
+    d_bufs,
+    ds_ptr,
+    acc,
+    row,
+    col,
+    M,
+    N,
+    SLOT: gl.constexpr,
+    LEFT: gl.constexpr,
+    TURNED: gl.constexpr,
+    EVEN: gl.constexpr,
 ):
     """Quantise 64 x 128 f32 by 1 x 32 and store it through a slot; LEFT stores of this warpgroup may be under way."""
     blocks = acc.reshape([64, 4, 32])
@@ -151,7 +162,7 @@ def store_mx(
     codes = gl.convert_layout(e.to(gl.uint8), layout)
     r = row + gl.arange(0, 64, gl.SliceLayout(1, layout))
     c = col // 128 * 4 + gl.arange(0, 4, gl.SliceLayout(0, layout))
-    wide = N // 128 * 4
+    wide = N // 128 * 4 if EVEN else N // 32
     gl.store(
         ds_ptr + r.to(gl.int64)[:, None] * wide + c[None, :],
         codes,
@@ -197,6 +208,7 @@ def consume(
     GROUPED: gl.constexpr,
     FUSED: gl.constexpr,
     TURNED: gl.constexpr,
+    EVEN: gl.constexpr,
     WG: gl.constexpr,
 ):
     mma: gl.constexpr = gl.NVMMADistributedLayout(
@@ -206,7 +218,7 @@ def consume(
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
     steps = K // 128
-    last = N // 128 - 1
+    last = gl.cdiv(N, 128) - 1
     zero = gl.zeros((64, 128), gl.float32, mma)
     s = 0
     phase = 0
@@ -214,7 +226,7 @@ def consume(
         pm, pn = tile_of(t, num_m, num_n, GROUP)
         bs_at = bs_ptr
         if GROUPED:
-            bs_at += gl.load(g_ptr + pm).to(gl.int64) * (N // 128) * steps
+            bs_at += gl.load(g_ptr + pm).to(gl.int64) * gl.cdiv(N, 128) * steps
         bp0 = bs_at + (pn * HALVES) * steps
         bp1 = bs_at + min(pn * HALVES + HALVES - 1, last) * steps
         acc0 = gl.zeros((64, 128), gl.float32, mma)
@@ -246,7 +258,7 @@ def consume(
         row = pm * 128 + WG * 64
         col = pn * (128 * HALVES)
         if FUSED:
-            store_mx(d_desc, d_bufs, ds_ptr, acc0, row, col, M, N, WG * SLOTS, SLOTS - 1, TURNED)
+            store_mx(d_desc, d_bufs, ds_ptr, acc0, row, col, M, N, WG * SLOTS, SLOTS - 1, TURNED, EVEN)
             if HALVES == 2:
                 store_mx(
                     d_desc,
@@ -260,6 +272,7 @@ def consume(
                     WG * SLOTS + SLOTS - 1,
                     SLOTS - 1,
                     TURNED,
+                    EVEN,
                 )
         else:
             store_bf16(d_desc, d_bufs, acc0, row, col, SLOTS, WG)
@@ -288,6 +301,7 @@ def gemm_kernel(
     GROUPED: gl.constexpr,
     FUSED: gl.constexpr,
     TURNED: gl.constexpr,
+    EVEN: gl.constexpr,
 ):
     fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
     bf16: gl.constexpr = gl.NVMMASharedLayout(128, 16)
@@ -311,9 +325,9 @@ def gemm_kernel(
     gl.warp_specialize(
         [
             (consume, (d_desc, ds_ptr, bs_ptr, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, d_bufs, empty, ready, ready1,
-                       HALVES, STAGES, GROUP, SLOTS, GROUPED, FUSED, TURNED, 0)),
+                       HALVES, STAGES, GROUP, SLOTS, GROUPED, FUSED, TURNED, EVEN, 0)),
             (consume, (d_desc, ds_ptr, bs_ptr, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, d_bufs, empty, ready, ready1,
-                       HALVES, STAGES, GROUP, SLOTS, GROUPED, FUSED, TURNED, 1)),
+                       HALVES, STAGES, GROUP, SLOTS, GROUPED, FUSED, TURNED, EVEN, 1)),
             (producer, (a_desc, as_desc, b_desc, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, empty, ready, ready1,
                         HALVES, STAGES, GROUP, GROUPED)),
         ],
@@ -376,6 +390,7 @@ def product(inputs, params, ds):
         params["grouped"],
         fused,
         params["turned"],
+        n % 128 == 0,
         num_warps=4,
         maxnreg=168,
     )

@@ -40,8 +40,8 @@ DEFAULTS = {
     "columns": 1,
 }
 CONSTRAINTS = {
-    "M % 128 == 0": "a tile is 128 rows",
-    "K % 128 == 0": "a tile is 128 columns",
+    "K % 32 == 0": "a block is 32 columns",
+    "columns == 0 or M % 32 == 0": "a column block is 32 rows",
     "mode == rule": "the recipe's rule",
     "rows == by_rows": "the recipe's copies",
     "columns == by_columns": "the recipe's copies",
@@ -55,10 +55,12 @@ CONSTRAINTS = {
 @gluon.jit
 def place(t, M, K, BY_COLUMNS: gl.constexpr):
     """Tile coordinates of tile number t."""
+    tall = gl.cdiv(M, 128)
+    wide = gl.cdiv(K, 128)
     if BY_COLUMNS:
-        return t % (M // 128), t // (M // 128)
+        return t % tall, t // tall
     else:
-        return t // (K // 128), t % (K // 128)
+        return t // wide, t % wide
 
 
 @gluon.jit
@@ -110,6 +112,26 @@ def quantised(x, MODE: gl.constexpr):
 
 
 @gluon.jit
+def store(q_ptr, s_ptr, q, e, row, col, line, four, pm, pk, M, K, EVEN: gl.constexpr):
+    """One copy of tile (pm, pk) of an M x K matrix: 128 x 128 payloads, 128 x 4 exponents. EVEN: no tile hangs over."""
+    corner = pm.to(gl.int64) * 128 * K + pk * 128
+    at = q_ptr + corner + (row[:, None] * K + col[None, :])
+    codes = gl.convert_layout(e, gl.BlockedLayout([1, 4], [32, 1], [gl.num_warps(), 1], [1, 0]))
+    if EVEN:
+        gl.store(at, q)
+        wide = K // 128 * 4
+        gl.store(
+            s_ptr + (pm.to(gl.int64) * 128 * wide + pk * 4) + (line[:, None] * wide + four[None, :]), codes
+        )
+    else:
+        gl.store(at, q, mask=(pm * 128 + row < M)[:, None] & (pk * 128 + col < K)[None, :])
+        wide = K // 32
+        held = (pm * 128 + line < M)[:, None] & (pk * 4 + four < wide)[None, :]
+        place_of = s_ptr + (pm.to(gl.int64) * 128 * wide + pk * 4) + (line[:, None] * wide + four[None, :])
+        gl.store(place_of, codes, mask=held)
+
+
+@gluon.jit
 def cast_kernel(
     x_desc,
     q_ptr,
@@ -125,13 +147,14 @@ def cast_kernel(
     MODE: gl.constexpr,
     ROWS: gl.constexpr,
     COLUMNS: gl.constexpr,
+    EVEN: gl.constexpr,
 ):
     few: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [gl.num_warps(), 1], [1, 0])
     bufs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 128, 128], gl.NVMMASharedLayout(128, 16))
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         mbarrier.init(ready.index(slot), count=1)
-    tiles = (M // 128) * (K // 128)
+    tiles = gl.cdiv(M, 128) * gl.cdiv(K, 128)
     step = gl.num_programs(0)
     for slot in gl.static_range(STAGES):
         fetch(x_desc, bufs, ready, gl.program_id(0) + slot * step, slot, tiles, M, K, BY_COLUMNS)
@@ -153,26 +176,14 @@ def cast_kernel(
         phase = gl.where(wrap, phase ^ 1, phase)
         if ROWS:
             q, e = quantised(x, MODE)
-            corner = pm.to(gl.int64) * 128 * K + pk * 128
-            gl.store(q_ptr + corner + (row[:, None] * K + col[None, :]), gl.convert_layout(q, TILE))
-            codes = gl.convert_layout(e, few)
-            wide = K // 128 * 4
-            gl.store(
-                s_ptr + (pm.to(gl.int64) * 128 * wide + pk * 4) + (line[:, None] * wide + four[None, :]),
-                codes,
-            )
+            q = gl.convert_layout(q, TILE)
+            store(q_ptr, s_ptr, q, e, row, col, line, four, pm, pk, M, K, EVEN)
         if COLUMNS:
             # the same elements in the same threads; only registers change places, before they are packed along M
             y = gl.convert_layout(gl.permute(x, (1, 0)), TURNED, assert_trivial=True)
             q_t, e_t = quantised(y, MODE)
-            corner_t = pk.to(gl.int64) * 128 * M + pm * 128
-            gl.store(qt_ptr + corner_t + (k[:, None] * M + m[None, :]), gl.convert_layout(q_t, TURNED))
-            codes_t = gl.convert_layout(e_t, few)
-            tall = M // 128 * 4
-            gl.store(
-                st_ptr + (pk.to(gl.int64) * 128 * tall + pm * 4) + (line[:, None] * tall + four[None, :]),
-                codes_t,
-            )
+            q_t = gl.convert_layout(q_t, TURNED)
+            store(qt_ptr, st_ptr, q_t, e_t, k, m, line, four, pk, pm, K, M, EVEN)
 
 
 def doublings(start, stop, axis):
@@ -214,7 +225,7 @@ def launch(inputs, params):
         st = torch.empty((k, m // 32), dtype=torch.uint8)
         made = (*made, qt, st)
     tile, turned = layouts(params)
-    cast_kernel[(min(params["programs"], (m // 128) * (k // 128)),)](
+    cast_kernel[(min(params["programs"], -(-m // 128) * -(-k // 128)),)](
         TensorDescriptor(x, [m, k], [k, 1], [128, 128], gl.NVMMASharedLayout(128, 16)),
         q,
         s,
@@ -229,6 +240,7 @@ def launch(inputs, params):
         params["mode"],
         params["rows"],
         params["columns"],
+        m % 128 == 0 and k % 128 == 0,
         num_warps=params["num_warps"],
     )
     return made

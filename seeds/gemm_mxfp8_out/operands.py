@@ -1,0 +1,109 @@
+"""What the family's operators share: operands as blockwise FP8 quantisers leave them, and the MXFP8 oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import ml_dtypes
+import numpy as np
+
+from seeds.gemm_fp8_blockwise.contract import (
+    BLOCK,
+    FP8_MAX,
+    cast,
+    dequantise_blocks,
+    draw,
+    quantise_blocks,
+    quantise_rows,
+)
+from seeds.mx_cast.formats import E4M3, Rule, cast_rows
+from seeds.operator import Arrays, TensorSpec
+from seeds.sampled import TABLE, normal_table, spread_picks
+from seeds.shaped import Product
+
+MX = 32
+"""Columns under one exponent of the output."""
+
+INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "edges")
+
+SAMPLED_ROWS, SAMPLED_BLOCKS = 96, 3
+
+
+class MxProduct(Product):
+    """A product of FP8 operands whose float32 accumulator leaves as MXFP8, for ``groups`` groups (0: none)."""
+
+    groups: int
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        """``by_groups`` is 1 where something comes in groups."""
+        return {"block": BLOCK, "by_groups": int(self.groups > 0)}
+
+    @property
+    def multiples(self) -> Mapping[str, int]:
+        """Scale blocks along K and blocks of the output are whole."""
+        return {"K": BLOCK, "N": MX}
+
+
+def quantised(product: np.ndarray) -> Arrays:
+    """``d`` and ``d_s`` of a float64 product [..., N], rounded to float32 first."""
+    codes, e = cast_rows(product.reshape(-1, product.shape[-1]).astype(np.float32), Rule.RCEIL, E4M3)
+    leading = product.shape[:-1]
+    return {
+        "d": codes.view(ml_dtypes.float8_e4m3fn).reshape(product.shape),
+        "d_s": e.reshape(*leading, -1),
+    }
+
+
+def results(*leading: int, columns: int) -> tuple[TensorSpec, ...]:
+    """``d`` [..., N] and ``d_s`` [..., N/32]."""
+    return (
+        TensorSpec("d", (*leading, columns), "float8_e4m3fn"),
+        TensorSpec("d_s", (*leading, columns // MX), "uint8"),
+    )
+
+
+def tables() -> dict[str, np.ndarray]:
+    """Payloads as quantised normal data has them, scales of block maxima between 1.6 and 4.9 (log-uniform)."""
+    payload = cast(normal_table(float(FP8_MAX) / 2.7))
+    scale = (np.geomspace(1.6, 4.9, TABLE) / 448.0).astype(np.float32)
+    return {"a_q": payload, "a_s": scale, "b_q": payload, "b_s": scale}
+
+
+def picked_columns(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Some blocks of columns, and the columns they hold."""
+    blocks = spread_picks(n // MX, SAMPLED_BLOCKS, rng)
+    return blocks, (blocks[:, None] * MX + np.arange(MX)[None, :]).reshape(-1)
+
+
+def dequantised(b_q: np.ndarray, b_s: np.ndarray) -> np.ndarray:
+    """float64 B [N, K], N not always a multiple of a block."""
+    return dequantise_blocks(_padded(b_q), b_s)[: b_q.shape[0]]
+
+
+def operands(rng: np.random.Generator, m: int, n: int, k: int, kind: str) -> Arrays:
+    """A with 1 x 128 and B with 128 x 128 scales: ``edge_operands``, or quantised from what ``draw`` gives."""
+    if kind == "edges":
+        return edge_operands(rng, m, n, k)
+    a_q, a_s = quantise_rows(draw(rng, m, k, kind))
+    b_q, b_s = quantise_blocks(_padded(draw(rng, n, k, kind)))
+    return {"a_q": a_q, "a_s": a_s, "b_q": b_q[:n], "b_s": b_s}
+
+
+def edge_operands(rng: np.random.Generator, m: int, n: int, k: int) -> Arrays:
+    """B has one 1 in each row, so an accumulator is one payload of A under one scale; maxima near 448 x 2^e."""
+    steps = k // BLOCK
+    a = rng.integers(-400, 400, (m, k)).astype(np.float32)
+    a[:, ::MX] = rng.choice((-448.0, 448.0), (m, k // MX))
+    ulps = rng.integers(-3, 4, (steps, m)).astype(np.int32)
+    power = np.exp2(rng.integers(-20, 20, (steps, m))).astype(np.float32)
+    a_s = (power.view(np.int32) + ulps).view(np.float32)
+    b = np.zeros((n, k), np.float32)
+    b[np.arange(n), np.arange(n) % k] = 1.0
+    b_s = np.ones((-(-n // BLOCK), steps), np.float32)
+    return {"a_q": cast(a), "a_s": a_s, "b_q": cast(b), "b_s": b_s}
+
+
+def _padded(b: np.ndarray) -> np.ndarray:
+    """Rows of zeros added up to whole blocks."""
+    return np.concatenate([b, np.zeros((-b.shape[0] % BLOCK, b.shape[1]), b.dtype)])
