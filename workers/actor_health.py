@@ -38,6 +38,11 @@ class Health:
     _since: float = 0.0
     _next: float = 0.0
 
+    @property
+    def silent(self) -> bool:
+        """Whether a probe is under way: its actor does not even fail."""
+        return self.probe is not None
+
     def doubt(self, now: float) -> None:
         """A job ended in a fault of the actor: out of service until a probe is answered."""
         self.state, self.probe, self._since, self._next = Service.RESTARTING, None, now, now

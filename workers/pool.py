@@ -319,12 +319,16 @@ class RayPool:
     # -- one worker ------------------------------------------------------------------------------
 
     def _assign(self) -> None:
-        """Hand the queue to idle workers in service; with every worker lost, their errors are the answer."""
+        """Hand the queue to idle workers in service; with every worker lost, their errors are the answer.
+
+        One that is silent has no place to be on, and gets nothing: a node for it may join.
+        """
         now = time.monotonic()
         states = [worker.health.look(now) for worker in self._workers]
         lost = all(state is Service.LOST for state in states)
         for worker, state in zip(self._workers, states, strict=True):
-            if worker.item is None and self._queue and (lost or state is Service.IDLE):
+            failing = lost and not worker.health.silent
+            if worker.item is None and self._queue and (failing or state is Service.IDLE):
                 worker.item = self._queue.popleft()
                 worker.began = time.monotonic()
                 worker.reply = worker.handle.evaluate.remote(request_for(worker.item, worker.told))

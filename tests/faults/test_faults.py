@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from evolve.campaign import StopReason
+from evolve.evaluator import Job
+from evolve.genome import Genome
 from tests.faults.campaigns import Table, content, go
+from tests.faults.cluster import NEVER, Cluster, pool_of
 from tests.faults.kinds import FAULTS, differences
 
 
@@ -29,3 +32,19 @@ def test_a_difference_is_seen(wanted):
     lost = {**wanted, "evaluations": {i: e for i, e in wanted["evaluations"].items() if i != 4}}
     assert differences(fault, lost, wanted) == ["other evaluations", "evaluation 4 differs"]
     assert differences(fault, {**wanted, "candidates": []}, wanted) == ["other candidates"]
+
+
+def test_a_worker_without_a_place_gets_no_job_until_a_node_joins(monkeypatch):
+    cluster = Cluster(np.random.default_rng(1), {})
+    pool = pool_of(cluster, 1, monkeypatch)
+    (actor,) = cluster.actors
+    actor.down = NEVER
+    pool._workers[0].health.doubt(0.0)
+    pool.submit(Job(0, Genome("k", {"x": 1}), 1))
+    while cluster.now < 5000.0:
+        assert pool.wait(30.0) == []
+    assert pool.retried == 0 and "lost" in pool.activity()[0], "it waited, rather than fail"
+    actor.down = 0.0
+    actor.calls[-1].at, actor.calls[-1].value = cluster.now, None
+    found = [index for _ in range(5) for index, _ in pool.wait(30.0)]
+    assert found == [0]
