@@ -22,7 +22,11 @@ from workers.cascade import Cascade
 QUICK, WHOLE, LARGE = "quick", "gmm-antpretrain", "gmm-large-slice"
 WIDE = {"sub_n": 512, "sub_k": 2048}
 PARTIAL = {"dequant": "partial", "placement": "per_use", "narrow": 0, "sub_k": 512, "sub_n": 512}
+NARROW = {"arithmetic": "bf16"}
 TILINGS: tuple[tuple[str, str, tuple[dict, ...]], ...] = (
+    ("fwd-g128", "once", ({"dequant": "operands"} | NARROW,)),
+    ("dlhs-g128", "once", ({"dequant": "operands"} | NARROW,)),
+    ("tgmm-g128", "once", (NARROW,)),
     ("fwd-g512", "bf16", ({"bodies": "shared"},)),
     ("dlhs-g512", "bf16", ({"bodies": "split"},)),
     ("tgmm-g512", "bf16", (WIDE, {"sub_k": 256}, {"sub_n": 256, "sub_k": 512})),
@@ -40,14 +44,26 @@ TILINGS: tuple[tuple[str, str, tuple[dict, ...]], ...] = (
 
 WHOLE_MATRIX = {"block_k": 8192, "block_n": 8192, "order": "visits"}
 HALF_MATRIX = {"block_m": 1024, "block_k": 4096, "block_n": 1024, "sub_k": 512, "sub_n": 512}
+QUARTER = {
+    "block_k": 2048, "sub_k": 256, "sub_n": 1024, "placement": "per_use", "dequant": "partial", "narrow": 0,
+}  # fmt: skip
 ON_LARGE: tuple[tuple[str, str, tuple[dict, ...]], ...] = (
     ("fwd-g512", "bf16", (WHOLE_MATRIX,)),
     ("fwd-g512", "once", (WHOLE_MATRIX, WHOLE_MATRIX | {"scaling": "chained"})),
+    ("fwd-g512", "once", (WHOLE_MATRIX | {"scaling": "chained"} | NARROW,)),
     ("dlhs-g512", "bf16", (WHOLE_MATRIX,)),
     ("dlhs-g512", "once", (WHOLE_MATRIX, WHOLE_MATRIX | {"scaling": "chained"})),
     ("tgmm-g512", "bf16", (HALF_MATRIX, HALF_MATRIX | {"sub_n": 1024})),
     ("tgmm-g512", "once", (HALF_MATRIX | {"placement": "cached", "narrow": 0},)),
-    ("fwd-g128", "once", (WHOLE_MATRIX | {"dequant": "operands"},)),
+    ("tgmm-g512", "once", (HALF_MATRIX | {"sub_n": 1024, "placement": "per_use", "narrow": 0} | NARROW,)),
+    ("tgmm-g512", "once", (HALF_MATRIX | QUARTER | NARROW,)),
+    (
+        "fwd-g128",
+        "once",
+        (WHOLE_MATRIX | {"dequant": "operands"}, WHOLE_MATRIX | {"dequant": "operands"} | NARROW),
+    ),
+    ("dlhs-g128", "once", (WHOLE_MATRIX | {"dequant": "operands"} | NARROW,)),
+    ("tgmm-g128", "once", (HALF_MATRIX | {"sub_n": 1024, "placement": "per_use", "narrow": 0} | NARROW,)),
 )
 """The same on one part in 64 of ``gmm-large``."""
 
