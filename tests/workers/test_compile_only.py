@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,17 +83,37 @@ def test_what_does_not_fit_or_compile_has_a_verdict(compiler: Keeper) -> None:
     assert found.verdict is Verdict.REJECTED
 
 
-def test_a_compiler_that_dies_is_a_verdict_and_the_next_kernel_compiles(compiler: Keeper) -> None:
-    endless = SOURCE.replace(
-        "    n = dy.shape[1]\n", "    n = dy.shape[1]\n    for i in range(10**12):\n        n = n + 0\n"
-    )
-    pid = compiler.hello() and compiler._session()._process.pid
-    killer = threading.Timer(1.0, os.kill, (pid, signal.SIGSEGV))
-    killer.start()
-    began = time.monotonic()
-    found = judged(compiler, endless)
-    assert found.verdict is Verdict.COMPILE_ERROR and "SIGSEGV" in found.reason, found.reason
-    assert time.monotonic() - began < PATIENT.compile.wall_seconds, "it is not waited for"
+CRASH = """
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+SPACE = {"num_warps": (4,)}
+DEFAULTS = {"num_warps": 4}
+CONSTRAINTS = {}
+
+
+@gluon.jit
+def kernel(x_ptr, LAYOUT: gl.constexpr):
+    at = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    gl.store(x_ptr + at, gl.zeros([64], gl.bfloat16, gl.SliceLayout(1, LAYOUT)))
+
+
+def launch(inputs, params):
+    x = inputs["x_q"]
+    lanes = [[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]]
+    layout = gl.DistributedLinearLayout([[0, 1]], lanes, [[32, 0], [128, 0]], [], [64, 2])
+    kernel[(1,)](x, layout, num_warps=params["num_warps"])
+    return (x,)
+"""
+"""A warp's place outside the tile: LLVM ends the process that compiles this."""
+
+
+def test_a_kernel_that_crashes_the_compiler_is_a_verdict_and_the_next_compiles(compiler: Keeper) -> None:
+    for target in ("gfx950", "sm_90"):
+        found = cascade_for(target, compiler).evaluate("one", CRASH, {"num_warps": 4}, seed=1)
+        assert found.verdict is Verdict.COMPILE_ERROR and "SIGABRT" in found.reason, found.reason
+        assert found.stage is Stage.COMPILE and found.fitness is None
     assert kernel_of(judged(compiler))["stores"] == {"buffer_store_short": 64}
 
 
