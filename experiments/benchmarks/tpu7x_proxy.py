@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -155,7 +156,32 @@ def report(points: Sequence[dict[str, Any]]) -> str:
         "use): it counts code that a step may skip in every step, or not at all. A row block runs that code as often "
         "as it is run.",
     ]
-    return "\n".join(lines) + "\n"
+    if not any("slice" in p for p in points):
+        lines += ["", "No schedule has been timed on one row block yet."]
+    return "\n".join([*lines, "", *smaller_problems()]) + "\n"
+
+
+def smaller_problems() -> list[str]:
+    """Table: recorded schedules on smaller problems against the same at 4096^3."""
+    cycles: dict[str, dict[tuple[int, ...], int]] = {}
+    for line in (RESULTS / "tpu7x_fused_schedules.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        key = json.dumps([row["recipe"], row["kernel"], row["changed"]], sort_keys=True)
+        cycles.setdefault(key, {})[row["M"], row["N"], row["K"]] = row["cycles"]
+    lines = [
+        "A smaller problem, simulated whole, as the proxy of 4096 x 4096 x 4096 (schedules recorded at both shapes):",
+        "",
+        "| shape | its part of the work | number | Spearman |",
+        "| --- | --- | --- | --- |",
+    ]
+    whole = (4096, 4096, 4096)
+    for shape in sorted({shape for found in cycles.values() for shape in found} - {whole}):
+        pairs = [(found[shape], found[whole]) for found in cycles.values() if {shape, whole} <= found.keys()]
+        if len(pairs) >= 8:
+            rank = spearmanr([a for a, _ in pairs], [b for _, b in pairs]).statistic
+            part = math.prod(shape) / math.prod(whole)
+            lines.append(f"| {' x '.join(map(str, shape))} | {part:.3f} | {len(pairs)} | {rank:.3f} |")
+    return lines
 
 
 def _agreement(points: Sequence[dict[str, Any]], key: str) -> str:
@@ -192,8 +218,10 @@ def record(points: list[dict[str, Any]], most: int, seconds: float, path: Path) 
     launcher, began = pallas_template(), time.monotonic()
     for row in schedules():
         point = known.get((row["recipe"], row["cycles"]))
-        if time.monotonic() - began > seconds or (point is None and len(points) >= most):
+        if time.monotonic() - began > seconds:
             break
+        if point is None and len(points) >= most:
+            continue
         if point is None:
             point = {name: row[name] for name in ("recipe", "kernel", "changed", "cycles")}
         elif "slice" in point:
