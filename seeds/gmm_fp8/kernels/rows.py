@@ -91,6 +91,7 @@ TRANSPOSED = False
 QUANTISED = True
 QUANTISE_X = True
 BF16_SCALES = False
+WEIGHT_BLOCK = 128
 F8_MAX = 448.0
 ABSMAX_FLOOR = 1e-12
 
@@ -166,9 +167,16 @@ def weights(refs, plan, t, cols):
 
 
 def scaled_weights(refs, plan, t, cols):
-    """Weights of scale group t times their scales, as bf16: [g, n], or [n, g] when transposed."""
-    scale = column_scales(refs, plan, t, cols)
-    return scaled(weights(refs, plan, t, cols), scale.T if TRANSPOSED else scale, plan)
+    """Weights of scale group t times their scales, as bf16: [g, n], or [n, g] when transposed.
+
+    A scale holds for WEIGHT_BLOCK columns, which are rows of transposed weights: one value for a block of them.
+    """
+    codes, scale = weights(refs, plan, t, cols), column_scales(refs, plan, t, cols)
+    if not TRANSPOSED:
+        return scaled(codes, scale, plan)
+    starts = range(0, codes.shape[0], WEIGHT_BLOCK)
+    blocks = [scaled(codes[n : n + WEIGHT_BLOCK], scale[:, n : n + 1], plan) for n in starts]
+    return jnp.concatenate(blocks, axis=0)
 
 
 def multiply(x, w):

@@ -141,17 +141,20 @@ def operand_sums(refs, plan, start, size, direct):
 
 
 def partial_sums(refs, plan, start, size, direct):
-    """Scaled products of e4m3 codes, GROUP rows at a time."""
+    """Scaled products of e4m3 codes, GROUP rows at a time; columns of Y are quantised once for all of X's."""
+    groups = [slice(t * GROUP, (t + 1) * GROUP) for t in range(plan["groups"])]
     for column in range(0, plan["block_n"], plan["sub_n"]):
         cols = slice(column, column + plan["sub_n"])
+        right = [quantise(refs["y"][rows, cols], plan) for rows in groups]
+        right = [
+            (of_group(refs, rows.start, y.astype(jnp.bfloat16)).astype(jnp.float8_e4m3fn), scale)
+            for rows, (y, scale) in zip(groups, right, strict=True)
+        ]
         for first in range(0, plan["block_k"], plan["sub_k"]):
             at = slice(first, first + plan["sub_k"])
             total = None
-            for t in range(plan["groups"]):
-                rows = slice(t * GROUP, (t + 1) * GROUP)
-                y, y_scale = quantise(refs["y"][rows, cols], plan)
+            for rows, (y, y_scale) in zip(groups, right, strict=True):
                 x, x_scale = quantise(refs["x"][rows, at], plan)
-                y = of_group(refs, t * GROUP, y.astype(jnp.bfloat16)).astype(jnp.float8_e4m3fn)
                 value = product(x, y) * y_scale * x_scale.T
                 total = value if total is None else total + value
             if direct:
