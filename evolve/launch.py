@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import platform
 import signal
 import time
@@ -32,13 +31,13 @@ from evolve.resolve import Resolved, resolve
 from evolve.searcher import build_searcher
 from evolve.system import system
 from evolve.tracking import MirrorProcess, start_mirror
+from evolve.worker_settings import pool_settings, unit_of
 from fitness.chips import Chip
 from fitness.evaluation import Evaluation, Verdict
-from fitness.score import rate_unit
 from workers import gpu_recipe, tpu_recipe
-from workers.pool import PoolSettings, PoolUnavailable, RayPool
+from workers.pool import RayPool
+from workers.ray_start import PoolUnavailable
 from workers.recipe import missing_parts
-from workers.station import Entry
 
 WINNER = "winner"
 MIRROR_PATIENCE_SECONDS = 60.0
@@ -385,48 +384,6 @@ def _ctrl_c(run: _Run, campaign: Campaign) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def pool_settings(resolved: Resolved) -> PoolSettings:
-    """What the workers need to know of a campaign."""
-    config = resolved.config
-    count = config.workers.count or len(os.sched_getaffinity(0))
-    return PoolSettings(
-        operator=config.operator,
-        target=config.target,
-        suite=config.suite,
-        descriptors=config.search.descriptors,
-        check_seconds=config.workers.check_seconds,
-        measure_seconds=config.workers.measure_seconds,
-        memory_gib=config.workers.memory_gib,
-        count=count,
-        address=config.workers.address,
-        gpus=_gpus(resolved),
-        reference=_reference(resolved),
-    )
-
-
-def unit_of(resolved: Resolved) -> str:
-    """Of a campaign's fitness."""
-    if resolved.target.compile_only:
-        return "passes"
-    return rate_unit(resolved.operator)
-
-
-def _reference(resolved: Resolved) -> Entry | None:
-    """What devices are calibrated with: the first seed."""
-    if not resolved.target.measured:
-        return None
-    genome = resolved.starts[0].genome
-    return Entry(genome.id, genome.source, dict(genome.params))
-
-
-def _gpus(resolved: Resolved) -> int:
-    """GPUs to measure on: those of this machine; 0 for a cluster's, which it alone knows."""
-    target = resolved.target
-    if not target.measured or target.interpreted or isinstance(target.part, Chip):
-        return 0
-    return 0 if resolved.config.workers.address is not None else gpu_recipe.gpu_count()
 
 
 def _seed_failure(campaign: Campaign) -> str:

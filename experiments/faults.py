@@ -24,9 +24,9 @@ from evolve.config import load_config
 from evolve.genome import Genome
 from evolve.home import JOURNAL
 from evolve.journal import Journal
-from evolve.launch import pool_settings
 from evolve.resolve import Resolved, resolve
 from evolve.searcher import build_searcher
+from evolve.worker_settings import pool_settings
 from fitness.evaluation import Verdict
 from workers.pool import RayPool
 

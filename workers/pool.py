@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -33,9 +32,10 @@ from workers.cascade import Cascade
 from workers.comparison import Comparison
 from workers.compiled import CompiledCascade
 from workers.limits import GIB, Limits
-from workers.local_ray import RayFolder, handlers_kept
+from workers.local_ray import RayFolder
 from workers.measured import MeasuredCascade
-from workers.remote_station import RemoteStation, ask_comparisons, calibrate, offered_targets, start_stations
+from workers.ray_start import PoolUnavailable, first_line, own_folder, start_ray, target_resource
+from workers.remote_station import RemoteStation, ask_comparisons, calibrate, start_stations
 from workers.sandbox import ChildLimits
 from workers.session import SessionDied
 from workers.station import Entry, Scale
@@ -49,9 +49,6 @@ TIMELINE = "timeline"
 RETRIES = 2
 """Times a job is tried again, elsewhere if possible, after an infrastructure fault."""
 
-CONNECT_SECONDS = 5.0
-"""How long the head of a cluster may take to accept a connection."""
-
 CALIBRATION_SEED = 0
 """Of the operands that devices are calibrated on."""
 
@@ -60,10 +57,6 @@ LAGGING = b"lagging"
 
 DEADLINE_SLACK_SECONDS = 30.0
 """Over the sum of the stages' own limits, after which the actor itself is taken for hung."""
-
-
-class PoolUnavailable(ConnectionError):
-    """Ray cannot be reached or started; the message is one clause that names the address or cause."""
 
 
 class _Genome(Protocol):
@@ -212,8 +205,8 @@ class RayPool:
 
     def start(self) -> None:
         """Connect to Ray (start it when no address is given) and create the actors."""
-        self._folder = None if self.settings.address else _own_folder()
-        start_ray(self.settings, self._folder)
+        self._folder = None if self.settings.address else own_folder()
+        start_ray(self.settings.address, self.settings.count, self.settings.gpus, self._folder)
         # One actor a core by custom count: the children do the work, the actor itself only waits.
         placed = target_resource(self.settings.target)
         actor: Any = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0, resources=placed)(
@@ -345,7 +338,7 @@ class RayPool:
             evaluation = Evaluation.model_validate_json(reply)
         except RayError as error:
             how = "died" if isinstance(error, RayActorError) else "failed"
-            evaluation = self._fault(item, f"worker {worker.number} {how}: {_first_line(error)}")
+            evaluation = self._fault(item, f"worker {worker.number} {how}: {first_line(error)}")
             worker.health.doubt(time.monotonic())
         worker.item = worker.reply = None
         return self._settle(item, evaluation)
@@ -383,75 +376,6 @@ class RayPool:
         )
 
 
-def target_resource(target: str) -> dict[str, float]:
-    """What a worker asks of a node: one ``target:NAME``, on a cluster any of whose nodes offer a target.
-
-    So ``ray start --resources='{"target:tpu7x": 8}'`` keeps workers of other targets off a node, and says how many fit.
-    A target that no node offers yet waits for one that joins, rather than for a place on another target's nodes.
-    """
-    name, offered = f"target:{target}", offered_targets()
-    if offered and name not in offered:
-        log.warning("no node of the cluster offers %s; it offers %s", name, ", ".join(sorted(offered)))
-    return {name: 1.0} if offered else {}
-
-
-def start_ray(settings: PoolSettings, folder: RayFolder | None = None) -> None:
-    """Join the cluster at ``settings.address``, or start Ray on this machine with ``count`` CPUs.
-
-    A local Ray keeps its files in ``folder``. It gets a small object store: only kernel sources and figures pass
-    through it.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    common: dict[str, Any] = {
-        "log_to_driver": False,
-        "logging_level": logging.ERROR,
-        "ignore_reinit_error": True,
-    }
-    if settings.address:
-        _require_listener(settings.address)
-        common["address"] = settings.address
-    else:
-        common.update(
-            address="local",  # also beside a cluster that somebody runs on this machine
-            num_cpus=settings.count,
-            num_gpus=settings.gpus,
-            object_store_memory=100 * 2**20,
-            include_dashboard=False,
-            **({"_temp_dir": str(folder.path)} if folder else {}),
-        )
-    try:
-        with handlers_kept():
-            ray.init(**common)
-    except Exception as error:  # Ray raises a bare Exception when its node does not start in time
-        where = (
-            f"the Ray cluster at {settings.address} cannot be joined"
-            if settings.address
-            else "Ray cannot start"
-        )
-        raise PoolUnavailable(f"{where}: {_first_line(error).rstrip('.')}") from error
-
-
-def _own_folder() -> RayFolder:
-    try:
-        return RayFolder()
-    except OSError as error:
-        raise PoolUnavailable(f"Ray cannot start: {error}") from error
-
-
-def _require_listener(address: str) -> None:
-    """Ray itself would try an address where nobody listens for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdigit()):
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
-        raise PoolUnavailable(
-            f"the Ray cluster at {address} cannot be joined: {error.strerror or error}"
-        ) from error
-
-
 def request_for(item: WorkItem, told: Told) -> bytes:
     """A job for a worker that was told so much; ``told`` is brought up to date."""
     return json.dumps(
@@ -467,7 +391,3 @@ def request_for(item: WorkItem, told: Told) -> bytes:
             "race": item.race and item.race.data(),
         }
     ).encode()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -79,8 +79,9 @@ def _evaluator(address: str | None) -> Any:
     """Makes a Ray pool for a resolved campaign, started."""
 
     def make(resolved: Any) -> Any:
-        from evolve.launch import pool_settings
-        from workers.pool import PoolUnavailable, RayPool
+        from evolve.worker_settings import pool_settings
+        from workers.pool import RayPool
+        from workers.ray_start import PoolUnavailable
 
         workers = resolved.config.workers.model_copy(update={"address": address})
         config = resolved.config.model_copy(update={"workers": workers})

@@ -33,9 +33,9 @@ from evolve.evaluator import Evaluator, Job
 from evolve.genome import Genome
 from evolve.home import JOURNAL
 from evolve.journal import Journal
-from evolve.launch import pool_settings
 from evolve.resolve import Resolved, resolve
 from evolve.searcher import build_searcher
+from evolve.worker_settings import pool_settings
 from experiments.benchmarks.ablation_report import write_report
 from fitness.evaluation import Evaluation, Stage, Verdict
 from seeds.operator import Suite, Workload

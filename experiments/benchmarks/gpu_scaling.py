@@ -36,8 +36,8 @@ from evolve.evaluator import Job, Scope
 from evolve.genome import Genome
 from evolve.history import History, Mutation, MutationKind, Proposal
 from evolve.journal import Journal
-from evolve.launch import pool_settings
 from evolve.resolve import Resolved, resolve
+from evolve.worker_settings import pool_settings
 from fitness.evaluation import Evaluation
 from fitness.paired import Ratio, paired_ratio
 from workers.calibration import CARRIED

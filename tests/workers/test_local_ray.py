@@ -15,7 +15,8 @@ import pytest
 from tests.workers.test_pool import pool_settings
 from workers import local_ray, pool
 from workers.local_ray import RayFolder, sweep
-from workers.pool import PoolUnavailable, RayPool
+from workers.pool import RayPool
+from workers.ray_start import PoolUnavailable
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import pytest
 from evolve.evaluator import Job
 from fitness.evaluation import Verdict
 from tests.workers.test_pool import FAMILY, drain, genome, pool_settings
-from workers.pool import RETRIES, PoolUnavailable, RayPool
+from workers.pool import RETRIES, RayPool
+from workers.ray_start import PoolUnavailable
 
 
 def test_faults_are_retried_and_then_reported_never_held_against_the_genome() -> None:
