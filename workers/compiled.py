@@ -6,6 +6,7 @@ Nothing is ranked: every candidate that compiles for the target and answers righ
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,8 @@ class CompiledCascade(AnyCascade):
         ``compiler``: the child of ``describe_config`` to use, for cascades that share one.
         """
         super().__init__(operator, target, suite, limits, scratch, Spawn())
-        self._compiler = compiler or Keeper(describe_config())
-        self._station = LocalStation(GPUS["interpreter"]) if checked else None
+        self._compiler = compiler or Keeper(dataclasses.replace(describe_config(), scratch=scratch))
+        self._station = LocalStation(GPUS["interpreter"], scratch) if checked else None
 
     @property
     def replaced(self) -> int:

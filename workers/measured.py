@@ -10,6 +10,7 @@ confirmed never exceeds the champion's.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +71,9 @@ class MeasuredCascade(AnyCascade):
         self._samples = Samples(operator)
         self._station = station
         ahead = not (self._pallas or target.interpreted)
-        self._compiler = Keeper(compile_config(target.gpu)) if ahead else None
+        self._compiler = (
+            Keeper(dataclasses.replace(compile_config(target.gpu), scratch=scratch)) if ahead else None
+        )
 
     def close(self) -> None:
         """Kill the compiling child."""

@@ -215,7 +215,7 @@ class RayPool:
         scratch = str(self._folder.scratch) if self._folder else None
         target = load_target(self.settings.target)
         if target.measured:
-            self._start_stations(target)
+            self._start_stations(target, scratch)
         scales = {device: asdict(scale) for device, scale in self.scales.items()}
         told = {**asdict(self.settings), "reference": None, "scales": scales, "scratch": scratch}
         payload = json.dumps(told).encode()
@@ -292,9 +292,9 @@ class RayPool:
             self._folder.close()
             self._folder = None
 
-    def _start_stations(self, target: Target) -> None:
+    def _start_stations(self, target: Target, scratch: str | None) -> None:
         """One for each device; several devices are put on one scale before anything else."""
-        settings, made = self.settings, start_stations(target, self.settings.gpus)
+        settings, made = self.settings, start_stations(target, self.settings.gpus, scratch)
         self._stations = made
         if len(made) < 2:
             return

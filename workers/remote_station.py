@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -38,9 +39,9 @@ CALIBRATION_EFFORT = (5, 3)
 class StationActor:
     """Runs in the Ray worker process that holds one GPU; one call at a time."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, scratch: str | None) -> None:
         self._target = load_target(target)
-        self._station = LocalStation(self._target.hardware)
+        self._station = LocalStation(self._target.hardware, Path(scratch) if scratch else None)
         self._seed, self._seed_uses = 0, SEED_USES
 
     def hello(self) -> Mapping[str, Any]:
@@ -126,29 +127,30 @@ class RemoteStation:
             raise SessionDied(f"the station is gone: {_last_line(error)}") from error
 
 
-def start_stations(target: Target, gpus: int) -> list[ActorHandle]:
+def start_stations(target: Target, gpus: int, scratch: str | None = None) -> list[ActorHandle]:
     """One actor for each of ``gpus`` GPUs (0: all that the cluster has for the target) or for each TPU of the cluster.
 
-    Under the interpreter ``gpus`` processes of this machine's CPU stand in for them, at least one.
+    Under the interpreter ``gpus`` processes of this machine's CPU stand in for them, at least one. Their children's
+    folders are made in ``scratch``; None for each machine's own place for temporary files.
     """
     wanted: dict[str, Any]
     if target.interpreted:
         wanted, count = {"num_gpus": 0}, max(1, gpus)
         if nodes := _nodes(target):
-            return [_station_on(nodes[n % len(nodes)][0], target, 0) for n in range(count)]
+            return [_station_on(nodes[n % len(nodes)][0], target, 0, scratch) for n in range(count)]
     elif isinstance(target.part, Chip):
         count = max(1, int(ray.cluster_resources().get(tpu_recipe.RESOURCE, 1)))
         wanted = {"resources": {tpu_recipe.RESOURCE: 1}}
     else:
         places = [node for node, has in _nodes(target) for _ in range(int(has.get("GPU", 0)))]
         if places and not gpus:
-            return [_station_on(node, target, 1) for node in places]
+            return [_station_on(node, target, 1, scratch) for node in places]
         # a target that only others' nodes could take waits for a node that offers it
         awaited = {f"target:{target.name}": SLIVER} if offered_targets() and not places else {}
         wanted, count = {"num_gpus": 1, "resources": awaited}, max(1, gpus)
     remote: Any = ray.remote
     actor = remote(num_cpus=0, max_restarts=-1, **wanted)(StationActor)
-    return [actor.remote(target.name) for _ in range(count)]
+    return [actor.remote(target.name, scratch) for _ in range(count)]
 
 
 def offered_targets() -> set[str]:
@@ -162,12 +164,12 @@ def _nodes(target: Target) -> list[tuple[str, dict[str, float]]]:
     return [one for one in alive if f"target:{target.name}" in one[1]] if offered_targets() else alive
 
 
-def _station_on(node: str, target: Target, gpus: int) -> ActorHandle:
+def _station_on(node: str, target: Target, gpus: int, scratch: str | None) -> ActorHandle:
     """A station on a node; should the node be lost, on any. It refuses a GPU of another product."""
     remote: Any = ray.remote
     place = NodeAffinitySchedulingStrategy(node, soft=True)
     actor = remote(num_cpus=0, num_gpus=gpus, max_restarts=-1, scheduling_strategy=place)(StationActor)
-    made: ActorHandle = actor.remote(target.name)
+    made: ActorHandle = actor.remote(target.name, scratch)
     return made
 
 

@@ -49,6 +49,8 @@ class SessionConfig:
     devices: tuple[Path, ...] = ()
     memory_bytes: int = UNLIMITED
     spare: bool = False
+    scratch: Path | None = None
+    """Where the child's own folder is made; None for the machine's place for temporary files."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Session:
     """One child. ``run`` may be called until it returns an ending other than ``done``."""
 
     def __init__(self, config: SessionConfig) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="tilewright-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="tilewright-", dir=config.scratch))
         read, write = os.pipe()
         try:
             self._process = subprocess.Popen(

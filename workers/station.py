@@ -5,6 +5,7 @@ Evaluators send it jobs; between them candidates do not run. Under Ray a station
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,10 +95,9 @@ class Station(Protocol):
 class LocalStation:
     """A station in this process. Not safe for several threads."""
 
-    def __init__(self, device: Gpu | Chip) -> None:
-        self._keeper = Keeper(
-            tpu_recipe.device_config(device) if isinstance(device, Chip) else device_config(device)
-        )
+    def __init__(self, device: Gpu | Chip, scratch: Path | None = None) -> None:
+        config = tpu_recipe.device_config(device) if isinstance(device, Chip) else device_config(device)
+        self._keeper = Keeper(dataclasses.replace(config, scratch=scratch))
         self._champion: Champion | None = None
         self._claim: tuple[str, float] | None = None
 

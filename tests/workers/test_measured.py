@@ -214,3 +214,17 @@ def test_an_interrupted_host_does_not_lengthen_the_wall_clock(monkeypatch):
     clock = GpuClock.__new__(GpuClock)
     clock._sleep = lambda cycles: None
     assert clock.overheads(lambda: None, brief=True) == pytest.approx((1.0, 0.3))
+
+
+def test_a_station_keeps_its_childrens_files_where_it_is_told(tmp_path, monkeypatch):
+    """A pool's own folder is removed with everything in it when a station is killed amid a job."""
+    monkeypatch.setenv(gpu_recipe.CACHE_VARIABLE, str(tmp_path / "cache"))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    station = LocalStation(load_target("interpreter").gpu, scratch)
+    try:
+        station.hello()
+        assert list(scratch.glob("tilewright-*"))
+    finally:
+        station.close()
+    assert not list(scratch.iterdir())
