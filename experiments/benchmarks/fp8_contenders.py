@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,14 +26,26 @@ Operands = dict[str, torch.Tensor]
 _LOADED: dict[str, ModuleType] = {}
 
 
+def loaded(source: str) -> ModuleType:
+    """A kernel's module, loaded once, from a real file: Triton reads a kernel's source again."""
+    if source not in _LOADED:
+        path = Path(tempfile.mkdtemp()) / "kernel.py"
+        path.write_text(source, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(f"kernel_{len(_LOADED)}", path)
+        assert spec is not None and spec.loader is not None
+        _LOADED[source] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(_LOADED[source])
+    return _LOADED[source]
+
+
+@cache
+def _seed_source(name: str) -> str:
+    return (KERNELS / f"{name}.py").read_text(encoding="utf-8")
+
+
 def kernel(name: str, params: Params | None = None) -> Callable[[Operands], tuple[torch.Tensor, ...]]:
     """The seed kernel ``name`` of the blockwise family, with ``params`` over its DEFAULTS."""
-    if name not in _LOADED:
-        spec = importlib.util.spec_from_file_location(f"kernel_{name}", KERNELS / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        _LOADED[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(_LOADED[name])
-    module = _LOADED[name]
+    module = loaded(_seed_source(name))
     full = {**module.DEFAULTS, **(params or {})}
     return lambda inputs: module.launch(inputs, full)
 
@@ -42,15 +55,7 @@ def dispatched(
 ) -> Callable[[Operands], tuple[torch.Tensor, ...]]:
     """What a campaign's dispatch table (``evolve.dispatch``) chooses for a shape."""
     genome = table["genomes"][lookup(table, dims)]
-    source = genome["source"]
-    if source not in _LOADED:
-        path = Path(tempfile.mkdtemp()) / "kernel.py"
-        path.write_text(source, encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(f"kernel_{len(_LOADED)}", path)
-        assert spec is not None and spec.loader is not None
-        _LOADED[source] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(_LOADED[source])
-    module = _LOADED[source]
+    module = loaded(genome["source"])
     return lambda inputs: module.launch(inputs, genome["params"])
 
 

@@ -27,6 +27,7 @@ import triton
 
 from evolve.dispatch import lookup
 from experiments.benchmarks import fp8_contenders as contenders
+from experiments.say import say
 from seeds.gemm_fp8_blockwise.shapes import core as primus_core
 from seeds.gemm_fp8_blockwise.shapes import primus84
 from seeds.operator import Workload
@@ -54,11 +55,6 @@ TORCHAO = ("torchao, vendor products", "torchao, Triton")
 """The second tunes itself for minutes per shape."""
 
 Call = Callable[[], Any]
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 def burst(flush: torch.Tensor, call: Call, calls: int, spin: int) -> list[float]:

@@ -26,6 +26,8 @@ from typing import Any
 
 import yaml
 
+from experiments.say import say
+
 ROOT = Path(__file__).parents[2]
 FAMILY = "gemm_fp8_blockwise"
 CAMPAIGNS: dict[str, tuple[tuple[str, ...], int]] = {
@@ -42,11 +44,6 @@ SHAPE = (8192, 4096, 4096)
 """M, N, K of the calls that are timed."""
 
 MLP = ("--device", "cuda", "--width", "4096", "--hidden", "11008", "--tokens", "8192", "--steps", "40")
-
-
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def command(arguments: list[str], seconds: float, **environment: str) -> dict[str, Any]:
