@@ -92,3 +92,8 @@ def spread_picks(size: int, most: int, rng: np.random.Generator) -> np.ndarray:
     count = min(size, most)
     edges = np.linspace(0, size, count + 1).astype(np.int64)
     return np.array([rng.integers(low, max(high, low + 1)) for low, high in itertools.pairwise(edges)])
+
+
+def members(blocks: np.ndarray, size: int) -> np.ndarray:
+    """The indices that blocks of so many hold, block by block."""
+    return (blocks[:, None] * size + np.arange(size)).reshape(-1)

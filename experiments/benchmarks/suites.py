@@ -17,7 +17,7 @@ import numpy as np
 from evolve.evaluator import Job
 from evolve.genome import Genome
 from evolve.space import Space
-from experiments.benchmarks.tables import Table
+from experiments.benchmarks.tables import AtOnce, Table
 from fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
 from fitness.score import geometric_mean
 from seeds.operator import Workload
@@ -89,7 +89,7 @@ def _places(table: Table) -> np.ndarray:
 
 
 @dataclass
-class SuiteEvaluator:
+class SuiteEvaluator(AtOnce):
     """An ``Evaluator`` that looks up one workload after the other, as the cascade's own ``RaceStage`` asks for them.
 
     ``noise``: relative standard deviation of a reading. ``spent``: workloads read by job index.
@@ -99,19 +99,6 @@ class SuiteEvaluator:
     slots: int = 1
     noise: float = 0.0
     spent: dict[int, int] = field(default_factory=dict)
-    _finished: list[tuple[int, Evaluation]] = field(default_factory=list, init=False)
-
-    def submit(self, job: Job) -> None:
-        self._finished.append((job.index, self.evaluate(job)))
-
-    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
-        finished, self._finished = self._finished, []
-        return finished
-
-    def activity(self) -> list[str]:
-        return []
-
-    def close(self) -> None: ...
 
     def evaluate(self, job: Job) -> Evaluation:
         suite, found = self.suite, Found()

@@ -91,21 +91,12 @@ def read_tables(folder: Path = SPACES) -> list[Table]:
 
 
 @dataclass
-class TableEvaluator:
-    """An ``Evaluator`` that looks results up. ``noise`` is the relative standard deviation it adds.
+class AtOnce:
+    """An ``Evaluator`` whose jobs are done when they are submitted; subclasses say how (``evaluate``)."""
 
-    Noise is drawn from the job's seed, so one job always reads the same and a second measurement of a
-    point, under another seed, reads anew. Fitness is 1 TFLOP over the seconds read.
-    """
-
-    table: Table
-    slots: int = 1
-    noise: float = 0.0
-    evaluations: int = field(default=0, init=False)
     _finished: list[tuple[int, Evaluation]] = field(default_factory=list, init=False)
 
     def submit(self, job: Job) -> None:
-        self.evaluations += 1
         self._finished.append((job.index, self.evaluate(job)))
 
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
@@ -116,6 +107,27 @@ class TableEvaluator:
         return []
 
     def close(self) -> None: ...
+
+    def evaluate(self, job: Job) -> Evaluation:
+        raise NotImplementedError
+
+
+@dataclass
+class TableEvaluator(AtOnce):
+    """An ``Evaluator`` that looks results up. ``noise`` is the relative standard deviation it adds.
+
+    Noise is drawn from the job's seed, so one job always reads the same and a second measurement of a
+    point, under another seed, reads anew. Fitness is 1 TFLOP over the seconds read.
+    """
+
+    table: Table
+    slots: int = 1
+    noise: float = 0.0
+    evaluations: int = field(default=0, init=False)
+
+    def submit(self, job: Job) -> None:
+        self.evaluations += 1
+        super().submit(job)
 
     def evaluate(self, job: Job) -> Evaluation:
         seconds = self.table.time(job.genome)

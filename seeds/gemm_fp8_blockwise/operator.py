@@ -36,7 +36,7 @@ from seeds.gemm_fp8_blockwise.contract import (
 from seeds.gemm_fp8_blockwise.shapes import gemm_suites, matrix_suites, wgrad_suites
 from seeds.gemm_fp8_blockwise.step import TrainingStep, step_suites
 from seeds.operator import Arrays, BitExactGate, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
-from seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
+from seeds.sampled import TABLE, Elements, Sample, members, normal_table, spread_picks
 
 SAMPLED = 96
 """Rows, and columns, of a big product that are checked."""
@@ -206,7 +206,7 @@ class Quantiser:
         m, k = self._dims(workload)
         down = spread_picks(-(-m // BLOCK), SAMPLED_BLOCKS, rng)
         across = spread_picks(k // BLOCK, SAMPLED_BLOCKS, rng)
-        rows, cols = _whole(down), _whole(across)
+        rows, cols = members(down, BLOCK), members(across, BLOCK)
         rows = rows[rows < m]
         bits = self.oracle(workload, {"x": elements.at("x", rows, cols)})["bits"]
         blocks = self.shape.startswith("blocks")
@@ -239,11 +239,6 @@ class Quantiser:
                 f"workload {workload.id}: {self.name} needs K (and, but for 1 x 128 rows, M) multiples of {BLOCK}"
             )
         return m, k
-
-
-def _whole(blocks: np.ndarray) -> np.ndarray:
-    """All indices of these blocks."""
-    return (blocks[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
 
 
 def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep]:

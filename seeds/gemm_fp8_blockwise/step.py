@@ -31,7 +31,7 @@ from seeds.gemm_fp8_blockwise.contract import (
     quantise_rows,
 )
 from seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
-from seeds.sampled import Elements, Sample, normal_table, spread_picks
+from seeds.sampled import Elements, Sample, members, normal_table, spread_picks
 
 SAMPLED = 96
 """Rows, and columns, of each product that are checked."""
@@ -196,5 +196,5 @@ def _in_blocks(size: int, rng: np.random.Generator) -> np.ndarray:
 def _whole_blocks(picks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """All indices of the blocks that ``picks`` lie in, and where among them the picks are."""
     blocks = np.unique(picks // BLOCK)
-    every = (blocks[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
+    every = members(blocks, BLOCK)
     return every, np.searchsorted(every, picks)

@@ -23,7 +23,7 @@ from seeds.mx_cast import formats
 from seeds.mx_cast.formats import BLOCK, E2M1, E4M3, NV_BLOCK, RULES, Rule
 from seeds.mx_cast.product import FORMS, NV_LARGEST, MxGemm
 from seeds.operator import Arrays, BitExactGate, Gate, SeedKernel, Suite, TensorSpec, Workload
-from seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
+from seeds.sampled import TABLE, Elements, Sample, members, normal_table, spread_picks
 from seeds.shaped import Shaped
 
 INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "edges")
@@ -151,19 +151,19 @@ class MxCast(Shaped):
         m, k = self.dims(workload)
         row_blocks = spread_picks(-(-m // BLOCK), SAMPLED_BLOCKS, rng)
         column_blocks = spread_picks(k // BLOCK, SAMPLED_BLOCKS, rng)
-        rows, cols = _spread(row_blocks), _spread(column_blocks)
+        rows, cols = members(row_blocks, BLOCK), members(column_blocks, BLOCK)
         rows = rows[rows < m]
         inputs = {"x": elements.at("x", rows, cols)}
         if self.levels:
             inputs["t"] = elements.at("t", np.arange(1))
         references = self._crossing(workload, inputs)
         half = NV_BLOCK if self.levels else BLOCK
-        blocks = _spread(column_blocks, BLOCK // half)
+        blocks = members(column_blocks, BLOCK // half)
         s_where: tuple[np.ndarray, ...] = (rows, blocks)
         if self.layout == "swizzled":
             place = formats.swizzled_place(rows[:, None], column_blocks[None, :], k // BLOCK)
             s_where = (place.reshape(-1),)
-        q_where = (rows, _spread(column_blocks, BLOCK // 2) if self.bits == 4 else cols)
+        q_where = (rows, members(column_blocks, BLOCK // 2) if self.bits == 4 else cols)
         everything = {"q": q_where, "s": s_where, "q_t": (cols, rows), "s_t": (cols, row_blocks)}
         return Sample({name: everything[name] for name in references}, {"bits": references})
 
@@ -183,11 +183,6 @@ class MxCast(Shaped):
         """``x`` read once, every copy and its scales written once."""
         m, k = self.dims(workload)
         return 2 * m * k + sum(math.prod(spec.shape) for spec in self.outputs(workload))
-
-
-def _spread(blocks: np.ndarray, size: int = BLOCK) -> np.ndarray:
-    """The indices that these blocks hold."""
-    return (blocks[:, None] * size + np.arange(size)[None, :]).reshape(-1)
 
 
 def _matrices(*shapes: tuple[int, int]) -> tuple[Workload, ...]:
