@@ -190,7 +190,8 @@ def measured(part: str, operator_name: str, workload: Workload, shop: Shop) -> d
     calls: dict[str, Call] = {}
     picks, notes, chosen = {}, {}, {}
     shared: dict[str, Any] = {}
-    for entry in entries_of(part, operator_name):
+    entries = entries_of(part, operator_name)
+    for entry in entries:
         operator, kernel = entry.loaded
         missing = {s.name for s in operator.inputs(workload)} - shared.keys()
         edge = operator.constants.get("block") if "gridquant" in operator.name else None
@@ -203,7 +204,7 @@ def measured(part: str, operator_name: str, workload: Workload, shop: Shop) -> d
             chosen[entry.label] = (kernel, found[1])
     calls |= peers_of(part, workload, chosen, shared)
     times = shop.bench.compare(calls)
-    by_label = {entry.label: entry.loaded[0] for entry in entries_of(part, operator_name)}
+    by_label = {entry.label: entry.loaded[0] for entry in entries}
     for label, entry_times in times.items():
         known = by_label.get(label)
         if known is not None:
