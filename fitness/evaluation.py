@@ -74,7 +74,10 @@ class WorkloadFigures(BaseModel):
 
 
 class GateReading(BaseModel):
-    """One gate on one input kind. ``value``: dB for SNR, mismatches for bits, share of equal elements for agreement."""
+    """One gate on one input kind. ``value``: dB for SNR, mismatches for bits, share of equal elements for agreement.
+
+    ``bar``: the share that was needed, where the inputs decide it.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -82,6 +85,7 @@ class GateReading(BaseModel):
     inputs: str
     value: float | None
     passed: bool
+    bar: float | None = None
 
 
 class Evaluation(BaseModel):

@@ -74,13 +74,26 @@ def _read(
     if any(outputs[name].dtype != reference[name].dtype for name in gate.outputs):
         return GateReading(gate=gate.name, inputs=kind, value=None, passed=False)
     if isinstance(gate, AgreementGate):
-        counted = references[gate.counted] if gate.counted else {}
-        shares = [agreement(outputs[n], reference[n], counted.get(n)) for n in gate.outputs]
-        return GateReading(gate=gate.name, inputs=kind, value=min(shares), passed=min(shares) >= gate.least)
+        return _read_agreement(gate, outputs, references, kind)
     wrong = 0
     for name in gate.outputs:
         wrong += mismatches(outputs[name], reference[name])
     return GateReading(gate=gate.name, inputs=kind, value=float(wrong), passed=wrong == 0)
+
+
+def _read_agreement(
+    gate: AgreementGate, outputs: Mapping[str, np.ndarray], references: Mapping[str, Arrays], kind: str
+) -> GateReading:
+    """The reading of the output that is nearest to its bar, or farthest below."""
+    reference = references[gate.reference]
+    counted = references[gate.counted] if gate.counted else {}
+    allowed = references[gate.allowance] if gate.allowance else {}
+    shares = {n: agreement(outputs[n], reference[n], counted.get(n)) for n in gate.outputs}
+    bars = {n: gate.least - float(allowed.get(n, 0.0)) for n in gate.outputs}
+    worst = min(gate.outputs, key=lambda n: shares[n] - bars[n])
+    value, bar = shares[worst], bars[worst]
+    shown = bar if gate.allowance else None
+    return GateReading(gate=gate.name, inputs=kind, value=value, passed=value >= bar, bar=shown)
 
 
 def failure(readings: Sequence[GateReading], gates: Sequence[Gate]) -> str | None:
@@ -94,7 +107,8 @@ def failure(readings: Sequence[GateReading], gates: Sequence[Gate]) -> str | Non
             value = "not a number" if reading.value is None else f"{reading.value:.1f} dB"
             return f"gate {gate.name} on {reading.inputs}: {value}, at least {gate.min_db:g} dB needed"
         if isinstance(gate, AgreementGate) and reading.value is not None:
-            share = f"{reading.value:.2%} of the elements agree, at least {gate.least:.2%} must"
+            bar = gate.least if reading.bar is None else reading.bar
+            share = f"{reading.value:.2%} of the elements agree, at least {bar:.2%} must"
             return f"gate {gate.name} on {reading.inputs}: {share}"
         value = "another dtype" if reading.value is None else f"{reading.value:.0f} elements differ"
         return f"gate {gate.name} on {reading.inputs}: {value}"

@@ -104,7 +104,8 @@ class AgreementGate:
 
     For results that are rounded from sums: another order of addition may turn a rounding, which is rare. ``counted``
     names a reference of bool arrays over leading axes of the outputs: what they leave out may be anything. All counts
-    without one.
+    without one. ``allowance`` names a reference of scalars: the share of each output's elements that may differ beside
+    1 - ``least``, because the inputs at hand are sums that some target's accumulator does not hold exactly.
     """
 
     name: str
@@ -112,6 +113,7 @@ class AgreementGate:
     outputs: tuple[str, ...]
     least: float
     counted: str = ""
+    allowance: str = ""
 
 
 Gate = SnrGate | BitExactGate | AgreementGate

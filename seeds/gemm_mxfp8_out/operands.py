@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,13 +13,14 @@ from seeds.gemm_fp8_blockwise.contract import (
     BLOCK,
     FP8_MAX,
     cast,
-    dequantise_blocks,
+    dequantise_rows,
     draw,
     quantise_blocks,
     quantise_rows,
 )
+from seeds.gemm_mxfp8_out import hopper
 from seeds.mx_cast.formats import E4M3, Rule, cast_rows
-from seeds.operator import Arrays, TensorSpec
+from seeds.operator import AgreementGate, Arrays, TensorSpec
 from seeds.sampled import TABLE, normal_table, spread_picks
 from seeds.shaped import Product
 
@@ -26,7 +29,11 @@ MX = 32
 
 INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "edges")
 
-SAMPLED_ROWS, SAMPLED_BLOCKS = 96, 3
+SAMPLED_ROWS, SAMPLED_BLOCKS, MOST_BLOCKS = 96, 3, 32
+"""Rows and blocks of columns of a sample; more blocks where there are fewer rows."""
+
+LEAST_EQUAL = 0.999
+"""Share of codes that must be the float64 product's wherever accumulators hold the sums."""
 
 
 class MxProduct(Product):
@@ -70,15 +77,56 @@ def tables() -> dict[str, np.ndarray]:
     return {"a_q": payload, "a_s": scale, "b_q": payload, "b_s": scale}
 
 
-def picked_columns(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Some blocks of columns, and the columns they hold."""
-    blocks = spread_picks(n // MX, SAMPLED_BLOCKS, rng)
+def accumulator_gate(counted: str = "") -> AgreementGate:
+    """Codes and exponents of the float64 product, but for what an accumulator such as Hopper's turns."""
+    return AgreementGate("accumulator", "mx", ("d", "d_s"), LEAST_EQUAL, counted, "turned")
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The same sums twice, [..., N]: in float64, and as Hopper's accumulators leave them (float32)."""
+
+    exact: np.ndarray
+    coarse: np.ndarray
+
+    @staticmethod
+    def of(a_q: np.ndarray, a_s: np.ndarray, b_q: np.ndarray, b_s: np.ndarray) -> Sums:
+        """Of e4m3 [M, K] and [N, K] under [K/128, M] and [K/128, N] scales."""
+        exact = dequantise_rows(a_q, a_s) @ dequantise_rows(b_q, b_s).T
+        return Sums(exact, hopper.product(a_q, a_s, b_q, b_s))
+
+    @staticmethod
+    def empty(*shape: int) -> Sums:
+        """Zeros, to be filled."""
+        return Sums(np.zeros(shape), np.zeros(shape, np.float32))
+
+    def __setitem__(self, where: Any, found: Sums) -> None:
+        self.exact[where], self.coarse[where] = found.exact, found.coarse
+
+    def references(self, counted: np.ndarray | None = None) -> dict[str, Arrays]:
+        """``mx``: codes of the exact sums; ``turned``: by output the share that the coarse ones may turn.
+
+        ``counted`` (bool, over the leading axes) says what counts, and becomes a third reference.
+        """
+        mx = quantised(self.exact)
+        seen = np.ones(self.exact.shape[:-1], dtype=bool) if counted is None else counted
+        exact, coarse = self.exact[seen], self.coarse[seen]
+        inexact = bool((exact.astype(np.float32) != coarse).any())
+        own = {name: codes[seen] for name, codes in mx.items()}
+        found = {"mx": mx, "turned": hopper.turned(own, quantised(coarse), inexact)}
+        return found if counted is None else {**found, "counted": dict.fromkeys(mx, counted)}
+
+
+def picked_columns(n: int, rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Some blocks of columns to cross so many rows, and the columns they hold."""
+    many = min(MOST_BLOCKS, -(-SAMPLED_ROWS * SAMPLED_BLOCKS // max(1, rows)))
+    blocks = spread_picks(n // MX, many, rng)
     return blocks, (blocks[:, None] * MX + np.arange(MX)[None, :]).reshape(-1)
 
 
-def dequantised(b_q: np.ndarray, b_s: np.ndarray) -> np.ndarray:
-    """float64 B [N, K], N not always a multiple of a block."""
-    return dequantise_blocks(_padded(b_q), b_s)[: b_q.shape[0]]
+def by_rows(b_s: np.ndarray, n: int) -> np.ndarray:
+    """128 x 128 scales [N/128, K/128] as [K/128, N], N not always a multiple of a block."""
+    return np.repeat(b_s, BLOCK, axis=0)[:n].T
 
 
 def operands(rng: np.random.Generator, m: int, n: int, k: int, kind: str) -> Arrays:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seeds.gemm_fp8_blockwise.contract import BLOCK, dequantise_rows, draw, quantise_rows
+from seeds.gemm_fp8_blockwise.contract import BLOCK, draw, quantise_rows
 from seeds.gemm_mxfp8_out import operands as shared
-from seeds.gemm_mxfp8_out.operands import INPUT_KINDS, MX, SAMPLED_ROWS, MxProduct
+from seeds.gemm_mxfp8_out.operands import INPUT_KINDS, MX, SAMPLED_ROWS, MxProduct, Sums
 from seeds.gemm_mxfp8_out.shapes import LEAST, MOST
-from seeds.operator import AgreementGate, Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
+from seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
 from seeds.sampled import TABLE, Elements, Sample, spread_picks
 
 EMPTY_SHARE = 16
@@ -35,7 +35,7 @@ class MaskedGemm(MxProduct):
     expected: int
     suites: Mapping[str, Suite]
     kernels: Mapping[str, SeedKernel]
-    gates: tuple[Gate, ...] = (AgreementGate("accumulator", "mx", ("d", "d_s"), 0.999, "counted"),)
+    gates: tuple[Gate, ...] = (shared.accumulator_gate("counted"),)
     input_kinds: tuple[str, ...] = INPUT_KINDS
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
@@ -65,14 +65,15 @@ class MaskedGemm(MxProduct):
         return {**found, "count": count.astype(np.int32)}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
-        """``mx``: the float64 products of the dequantised operands, quantised by bits; ``counted``: rows that count."""
+        """``mx``: float64 products of the dequantised operands, quantised by bits; ``turned``; ``counted``: rows."""
         m, n, _ = self.dims(workload)
-        product = np.zeros((self.groups, m, n))
+        sums = Sums.empty(self.groups, m, n)
         for g, rows in enumerate(inputs["count"]):
-            a = dequantise_rows(inputs["a_q"][g, :rows], inputs["a_s"][g][:, :rows])
-            product[g, :rows] = a @ shared.dequantised(inputs["b_q"][g], inputs["b_s"][g]).T
+            b_s = shared.by_rows(inputs["b_s"][g], n)
+            a_q, a_s = inputs["a_q"][g, :rows], inputs["a_s"][g][:, :rows]
+            sums[g, :rows] = Sums.of(a_q, a_s, inputs["b_q"][g], b_s)
         counted = np.arange(m)[None, :] < inputs["count"][:, None]
-        return {"mx": shared.quantised(product), "counted": {"d": counted, "d_s": counted}}
+        return sums.references(counted)
 
     def tables(self) -> Mapping[str, np.ndarray]:
         """As the other products'; counts by the published rule, expected x U(0.7, 1.3)."""
@@ -85,15 +86,15 @@ class MaskedGemm(MxProduct):
         count = elements.at("count", np.arange(self.groups))
         one = np.array([rng.choice(np.flatnonzero(count))])
         rows = spread_picks(int(count[one[0]]), SAMPLED_ROWS, rng)
-        blocks, columns = shared.picked_columns(n, rng)
+        blocks, columns = shared.picked_columns(n, len(rows), rng)
         depth, steps = np.arange(k), np.arange(k // BLOCK)
-        a = dequantise_rows(elements.at("a_q", one, rows, depth)[0], elements.at("a_s", one, steps, rows)[0])
+        a_q, a_s = elements.at("a_q", one, rows, depth)[0], elements.at("a_s", one, steps, rows)[0]
         b_s = elements.at("b_s", one, columns // BLOCK, steps)[0]
-        b = dequantise_rows(elements.at("b_q", one, columns, depth)[0], b_s.T)
-        counted = np.ones((1, len(rows)), dtype=bool)
+        sums = Sums.empty(1, len(rows), len(columns))
+        sums[0] = Sums.of(a_q, a_s, elements.at("b_q", one, columns, depth)[0], b_s.T)
         return Sample(
             {"d": (one, rows, columns), "d_s": (one, rows, blocks)},
-            {"mx": shared.quantised((a @ b.T)[None]), "counted": {"d": counted, "d_s": counted}},
+            sums.references(np.ones((1, len(rows)), dtype=bool)),
         )
 
     def flops(self, workload: Workload) -> int:
@@ -118,7 +119,7 @@ class KGroupedGemm(MxProduct):
     expected: int
     suites: Mapping[str, Suite]
     kernels: Mapping[str, SeedKernel]
-    gates: tuple[Gate, ...] = (AgreementGate("accumulator", "mx", ("d", "d_s"), 0.999),)
+    gates: tuple[Gate, ...] = (shared.accumulator_gate(),)
     input_kinds: tuple[str, ...] = INPUT_KINDS
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
@@ -155,14 +156,14 @@ class KGroupedGemm(MxProduct):
         return {**found, "count": count.astype(np.int32)}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
-        """``mx``: the float64 product of the dequantised operands over each group's steps, quantised by bits."""
+        """``mx``: the float64 product of the dequantised operands over each group's steps, by bits; ``turned``."""
         m, n, _ = self.dims(workload)
-        a = dequantise_rows(inputs["a_q"], inputs["a_s"])
-        b = dequantise_rows(inputs["b_q"], inputs["b_s"])
-        product = np.zeros((self.groups, m, n))
+        sums = Sums.empty(self.groups, m, n)
         for g, part in enumerate(spans(inputs["count"])):
-            product[g] = a[:, part] @ b[:, part].T
-        return {"mx": shared.quantised(product)}
+            steps = slice(part.start // BLOCK, part.stop // BLOCK)
+            a, b = inputs["a_q"][:, part], inputs["b_q"][:, part]
+            sums[g] = Sums.of(a, inputs["a_s"][steps], b, inputs["b_s"][steps])
+        return sums.references()
 
     def tables(self) -> Mapping[str, np.ndarray]:
         """As the other products'; depths by the published rule, expected x U(0.7, 1.3), one in 16 groups empty."""
@@ -178,16 +179,16 @@ class KGroupedGemm(MxProduct):
             [int(rng.choice(np.flatnonzero(count == count.min()))), int(rng.integers(self.groups))]
         )
         rows = spread_picks(m, SAMPLED_ROWS, rng)
-        blocks, columns = shared.picked_columns(n, rng)
-        parts = []
-        for g in some:
+        blocks, columns = shared.picked_columns(n, len(rows), rng)
+        sums = Sums.empty(len(some), len(rows), len(columns))
+        for at, g in enumerate(some):
             depth = np.arange(sum(count) * BLOCK)[spans(count)[g]]
             steps = np.unique(depth // BLOCK)
-            a = dequantise_rows(elements.at("a_q", rows, depth), elements.at("a_s", steps, rows))
-            b = dequantise_rows(elements.at("b_q", columns, depth), elements.at("b_s", steps, columns))
-            parts.append(a @ b.T)
+            a_q, a_s = elements.at("a_q", rows, depth), elements.at("a_s", steps, rows)
+            b_q, b_s = elements.at("b_q", columns, depth), elements.at("b_s", steps, columns)
+            sums[at] = Sums.of(a_q, a_s, b_q, b_s)
         where = {"d": (some, rows, columns), "d_s": (some, rows, blocks)}
-        return Sample(where, {"mx": shared.quantised(np.stack(parts))})
+        return Sample(where, sums.references())
 
     def flops(self, workload: Workload) -> int:
         """2 M N for every column of K that belongs to a group, on average."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from evolve.space import Space
 from fitness.gates import failure, read_gates
+from seeds.gemm_mxfp8_out import hopper
+from seeds.gemm_mxfp8_out.operands import INPUT_KINDS, Sums, quantised
 from seeds.gemm_mxfp8_out.operator import operators
 from seeds.gemm_mxfp8_out.shapes import MOTIF_GROUPED, rows_of_groups
 from seeds.operator import Operator, Workload
@@ -89,3 +92,39 @@ def test_rows_past_a_count_may_hold_anything() -> None:
     assert all(reading.passed for reading in read_gates(operator.gates, outputs, references, "randn"))
     outputs["d_s"][int(inputs["count"].argmax()), 0] ^= 1
     assert failure(read_gates(operator.gates, outputs, references, "randn"), operator.gates) is not None
+
+
+def test_an_instruction_of_hopper_cuts_what_it_adds() -> None:
+    """1 and 2^-13 are both held, 2^-14 beside 1 is not, and a sum keeps 13 places: term by term, by hand."""
+    one, small = np.float32(1.0), np.float32(2.0**-6)
+
+    def summed(*terms: tuple[float, float]) -> float:
+        a, b = np.zeros((1, 128), np.float32), np.zeros((1, 128), np.float32)
+        a[0, : len(terms)], b[0, : len(terms)] = zip(*terms, strict=True)
+        return float(hopper.product(a, np.ones((1, 1), np.float32), b, np.ones((1, 1), np.float32))[0, 0])
+
+    assert summed((one, one), (small, small * 2**-1)) == 1 + 2.0**-13
+    assert summed((one, one), (small, small * 2**-2)) == 1.0
+    assert summed((one, one), (-small, small * 2**-2)) == 1.0, "cut towards zero, not down"
+    assert summed((256.0, 256.0), (-256.0, 256.0), (1.0, 1.0)) == 0.0, "lost before the big ones cancel"
+    assert summed(*[(1.0, 1.0)] * 3, (small, small * 2**-1)) == 3.0, "the sum 3 + 2^-13 needs 14 places"
+    later = [(0.0, 0.0)] * 31
+    assert summed((one, one), *later, (small, small * 2**-2)) == 1.0, "the accumulator is one of the terms"
+
+
+@pytest.mark.parametrize("recipe", ["normal", "grouped4", "masked6x20", "kgrouped4"])
+@pytest.mark.parametrize("kind", INPUT_KINDS)
+def test_the_gate_allows_hoppers_sums_and_refuses_a_detour_by_bf16(recipe: str, kind: str) -> None:
+    operator = OPERATORS[recipe]
+    (workload, *_) = next(iter(operator.suites.values())).check
+    inputs = operator.make_inputs(workload, 4, kind)
+    kept: list[Sums] = []
+    with pytest.MonkeyPatch.context() as patch:
+        original = Sums.references
+        patch.setattr(Sums, "references", lambda s, counted=None: (kept.append(s), original(s, counted))[1])
+        references = operator.oracle(workload, inputs)
+    (sums,) = kept
+    detour = sums.exact.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+    for product, right in ((sums.exact, True), (sums.coarse, True), (detour, False)):
+        readings = read_gates(operator.gates, quantised(product), references, kind)
+        assert (failure(readings, operator.gates) is None) == right

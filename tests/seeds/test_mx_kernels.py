@@ -165,22 +165,28 @@ def test_ragged_groups_and_empty_ones_are_right(
 
 
 @pytest.mark.parametrize(
-    ("recipe", "workload", "old", "new"),
+    ("recipe", "kind", "workload", "old", "new"),
     [
-        ("masked6x20", ROOM, "count = tl.load(count_ptr + g)\n        tall", "count = M // 2\n        tall"),
-        ("masked6x20", ROOM, "b_ptr + (g * N + safe_n)", "b_ptr + safe_n"),
-        ("kgrouped4", DEEP, "begin += tl.load(count_ptr + before)", "begin += 1"),
-        ("kgrouped4", DEEP, "* b_scale[None, :]", "* tl.min(b_scale, axis=0)"),
+        (
+            "masked6x20",
+            "spread",
+            ROOM,
+            "count = tl.load(count_ptr + g)\n        tall",
+            "count = M // 2\n        tall",
+        ),
+        ("masked6x20", "spread", ROOM, "b_ptr + (g * N + safe_n)", "b_ptr + safe_n"),
+        ("kgrouped4", "randn", DEEP, "begin += tl.load(count_ptr + before)", "begin += 1"),
+        ("kgrouped4", "spread", DEEP, "* b_scale[None, :]", "* tl.min(b_scale, axis=0)"),
     ],
 )
 def test_wrong_bounds_of_groups_are_refused(
-    recipe: str, workload: Workload, old: str, new: str, station: LocalStation
+    recipe: str, kind: str, workload: Workload, old: str, new: str, station: LocalStation
 ) -> None:
     operator = FUSED[recipe]
     source = next(iter(operator.kernels.values())).source
     assert old in source
     found = objection(
-        station, operator, workload, "spread", source=source.replace(old, new), params={"programs": 3}
+        station, operator, workload, kind, source=source.replace(old, new), params={"programs": 3}
     )
     assert found is not None and "gate" in found
 

@@ -2,7 +2,8 @@
 
 Programs walk over 128 x 128 tiles; a ring of shared tiles is filled by TMA ``stages`` tiles ahead, so reads stay in
 flight while a tile is reduced, cast and stored. Every thread holds pieces of piece_m x piece_k, so both copies leave in
-vectors without a transpose through shared memory: along K for the row copy, along M for the column copy.
+vectors without a transpose: along K for the row copy, along M for the column copy; straight from the threads, or
+(``leave``: tma) through shared tiles in whole lines, which overlaps them with the next tile.
 ``mode``, ``rows`` and ``columns`` are the recipe's, not the search's.
 """
 
@@ -10,7 +11,7 @@ import torch
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 SPACE = {
@@ -19,7 +20,9 @@ SPACE = {
     "lanes_m": (1, 2, 4, 8, 16),
     "warps_m": (1, 2, 4, 8),
     "num_warps": (4, 8, 16),
-    "walk": ("rows", "columns"),
+    "walk": ("rows", "columns", "blocks"),
+    "leave": ("threads", "tma"),
+    "slots": (1, 2),
     "stages": (1, 2, 3, 4),
     "programs": (132, 264, 396, 528),
     "mode": (0, 1, 2, 3),
@@ -33,6 +36,8 @@ DEFAULTS = {
     "warps_m": 4,
     "num_warps": 4,
     "walk": "rows",
+    "leave": "threads",
+    "slots": 1,
     "stages": 3,
     "programs": 132,
     "mode": 0,
@@ -53,19 +58,24 @@ CONSTRAINTS = {
 
 
 @gluon.jit
-def place(t, M, K, BY_COLUMNS: gl.constexpr):
-    """Tile coordinates of tile number t."""
+def place(t, M, K, WALK: gl.constexpr):
+    """Tile coordinates of tile number t: along rows (0), along columns (1), down 8 rows of tiles and on (2)."""
     tall = gl.cdiv(M, 128)
     wide = gl.cdiv(K, 128)
-    if BY_COLUMNS:
+    if WALK == 1:
         return t % tall, t // tall
+    elif WALK == 2:
+        first = t // (8 * wide) * 8
+        rows = min(tall - first, 8)
+        inside = t % (8 * wide)
+        return first + inside % rows, inside // rows
     else:
         return t // wide, t % wide
 
 
 @gluon.jit
-def fetch(x_desc, bufs, ready, t, slot, tiles, M, K, BY_COLUMNS: gl.constexpr):
-    pm, pk = place(t, M, K, BY_COLUMNS)
+def fetch(x_desc, bufs, ready, t, slot, tiles, M, K, WALK: gl.constexpr):
+    pm, pk = place(t, M, K, WALK)
     inside = t < tiles
     mbarrier.expect(ready.index(slot), 128 * 128 * 2, pred=inside)
     tma.async_copy_global_to_shared(
@@ -112,19 +122,35 @@ def quantised(x, MODE: gl.constexpr):
 
 
 @gluon.jit
-def store(q_ptr, s_ptr, q, e, row, col, line, four, pm, pk, M, K, EVEN: gl.constexpr):
-    """One copy of tile (pm, pk) of an M x K matrix: 128 x 128 payloads, 128 x 4 exponents. EVEN: no tile hangs over."""
+def store(q_ptr, q, row, col, pm, pk, M, K, EVEN: gl.constexpr):
+    """Payloads of tile (pm, pk) of an M x K matrix, from the threads. EVEN: no tile hangs over."""
     corner = pm.to(gl.int64) * 128 * K + pk * 128
     at = q_ptr + corner + (row[:, None] * K + col[None, :])
-    codes = gl.convert_layout(e, gl.BlockedLayout([1, 4], [32, 1], [gl.num_warps(), 1], [1, 0]))
     if EVEN:
         gl.store(at, q)
+    else:
+        gl.store(at, q, mask=(pm * 128 + row < M)[:, None] & (pk * 128 + col < K)[None, :])
+
+
+@gluon.jit
+def send(q_desc, tile, q, pm, pk, LEFT: gl.constexpr):
+    """Payloads of tile (pm, pk) through a shared tile that is free once LEFT sends are under way at most."""
+    tma.store_wait(LEFT)
+    tile.store(q)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(q_desc, [pm * 128, pk * 128], tile)
+
+
+@gluon.jit
+def store_exponents(s_ptr, e, line, four, pm, pk, M, K, EVEN: gl.constexpr):
+    """128 x 4 exponents of tile (pm, pk) of an M x K matrix."""
+    codes = gl.convert_layout(e, gl.BlockedLayout([1, 4], [32, 1], [gl.num_warps(), 1], [1, 0]))
+    if EVEN:
         wide = K // 128 * 4
         gl.store(
             s_ptr + (pm.to(gl.int64) * 128 * wide + pk * 4) + (line[:, None] * wide + four[None, :]), codes
         )
     else:
-        gl.store(at, q, mask=(pm * 128 + row < M)[:, None] & (pk * 128 + col < K)[None, :])
         wide = K // 32
         held = (pm * 128 + line < M)[:, None] & (pk * 4 + four < wide)[None, :]
         place_of = s_ptr + (pm.to(gl.int64) * 128 * wide + pk * 4) + (line[:, None] * wide + four[None, :])
@@ -138,12 +164,15 @@ def cast_kernel(
     s_ptr,
     qt_ptr,
     st_ptr,
+    q_desc,
+    qt_desc,
     M,
     K,
     TILE: gl.constexpr,
     TURNED: gl.constexpr,
     STAGES: gl.constexpr,
-    BY_COLUMNS: gl.constexpr,
+    SENT: gl.constexpr,
+    WALK: gl.constexpr,
     MODE: gl.constexpr,
     ROWS: gl.constexpr,
     COLUMNS: gl.constexpr,
@@ -154,10 +183,12 @@ def cast_kernel(
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         mbarrier.init(ready.index(slot), count=1)
+    if SENT > 0:
+        out = gl.allocate_shared_memory(gl.float8e4nv, [SENT, 128, 128], gl.NVMMASharedLayout(128, 8))
     tiles = gl.cdiv(M, 128) * gl.cdiv(K, 128)
     step = gl.num_programs(0)
     for slot in gl.static_range(STAGES):
-        fetch(x_desc, bufs, ready, gl.program_id(0) + slot * step, slot, tiles, M, K, BY_COLUMNS)
+        fetch(x_desc, bufs, ready, gl.program_id(0) + slot * step, slot, tiles, M, K, WALK)
     row = gl.arange(0, 128, gl.SliceLayout(1, TILE))
     col = gl.arange(0, 128, gl.SliceLayout(0, TILE))
     k = gl.arange(0, 128, gl.SliceLayout(1, TURNED))
@@ -166,24 +197,37 @@ def cast_kernel(
     four = gl.arange(0, 4, gl.SliceLayout(0, few))
     slot = 0
     phase = 0
+    sent = 0
     for t in range(gl.program_id(0), tiles, step):
-        pm, pk = place(t, M, K, BY_COLUMNS)
+        pm, pk = place(t, M, K, WALK)
         mbarrier.wait(ready.index(slot), phase)
         x = bufs.index(slot).load(TILE).to(gl.float32)
-        fetch(x_desc, bufs, ready, t + STAGES * step, slot, tiles, M, K, BY_COLUMNS)
+        fetch(x_desc, bufs, ready, t + STAGES * step, slot, tiles, M, K, WALK)
         wrap = slot == STAGES - 1
         slot = gl.where(wrap, 0, slot + 1)
         phase = gl.where(wrap, phase ^ 1, phase)
         if ROWS:
             q, e = quantised(x, MODE)
             q = gl.convert_layout(q, TILE)
-            store(q_ptr, s_ptr, q, e, row, col, line, four, pm, pk, M, K, EVEN)
+            if SENT > 0:
+                send(q_desc, out.index(sent), q, pm, pk, SENT - 1)
+                sent = gl.where(sent == SENT - 1, 0, sent + 1)
+            else:
+                store(q_ptr, q, row, col, pm, pk, M, K, EVEN)
+            store_exponents(s_ptr, e, line, four, pm, pk, M, K, EVEN)
         if COLUMNS:
             # the same elements in the same threads; only registers change places, before they are packed along M
             y = gl.convert_layout(gl.permute(x, (1, 0)), TURNED, assert_trivial=True)
             q_t, e_t = quantised(y, MODE)
             q_t = gl.convert_layout(q_t, TURNED)
-            store(qt_ptr, st_ptr, q_t, e_t, k, m, line, four, pk, pm, K, M, EVEN)
+            if SENT > 0:
+                send(qt_desc, out.index(sent), q_t, pk, pm, SENT - 1)
+                sent = gl.where(sent == SENT - 1, 0, sent + 1)
+            else:
+                store(qt_ptr, q_t, k, m, pk, pm, K, M, EVEN)
+            store_exponents(st_ptr, e_t, line, four, pk, pm, K, M, EVEN)
+    if SENT > 0:
+        tma.store_wait(0)
 
 
 def doublings(start, stop, axis):
@@ -211,6 +255,12 @@ def layouts(params):
     return tile, turned
 
 
+def described(tensor, layout):
+    """A descriptor of 128 x 128 tiles of a matrix."""
+    rows, columns = tensor.shape
+    return TensorDescriptor(tensor, [rows, columns], [columns, 1], [128, 128], layout)
+
+
 def launch(inputs, params):
     x = inputs["x"]
     m, k = x.shape
@@ -225,18 +275,23 @@ def launch(inputs, params):
         st = torch.empty((k, m // 32), dtype=torch.uint8)
         made = (*made, qt, st)
     tile, turned = layouts(params)
+    sent = (params["rows"] + params["columns"]) * params["slots"] if params["leave"] == "tma" else 0
+    bytes_of = gl.NVMMASharedLayout(128, 8)
     cast_kernel[(min(params["programs"], -(-m // 128) * -(-k // 128)),)](
-        TensorDescriptor(x, [m, k], [k, 1], [128, 128], gl.NVMMASharedLayout(128, 16)),
+        described(x, gl.NVMMASharedLayout(128, 16)),
         q,
         s,
         qt,
         st,
+        described(q, bytes_of) if sent and params["rows"] else q,
+        described(qt, bytes_of) if sent and params["columns"] else qt,
         m,
         k,
         tile,
         turned,
         params["stages"],
-        params["walk"] == "columns",
+        sent,
+        {"rows": 0, "columns": 1, "blocks": 2}[params["walk"]],
         params["mode"],
         params["rows"],
         params["columns"],
