@@ -33,8 +33,20 @@ class Streams:
     result: int
 
 
+def resident_bytes(pid: int) -> int:
+    """Memory that a process holds now; 0 once it has ended."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 class Process(Protocol):
     """A started child."""
+
+    @property
+    def pid(self) -> int: ...
 
     def wait(self, seconds: float) -> bool:
         """Whether it has ended, after at most so long."""
@@ -60,6 +72,7 @@ class Spawned:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
+        self.pid = process.pid
 
     def wait(self, seconds: float) -> bool:
         """Whether it has ended, after at most so long."""
@@ -110,6 +123,7 @@ class _Forked:
 
     def __init__(self, template: Template, pid: int) -> None:
         self._template = template
+        self.pid = pid
         self._handle = os.pidfd_open(pid)
 
     def wait(self, seconds: float) -> bool:

@@ -20,10 +20,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from workers.frames import Frame, FrameError, FrameReader, encode
-from workers.processes import Launcher, Process, Spawn, Streams
+from workers.processes import Launcher, Process, Spawn, Streams, resident_bytes
 
 _FATAL = re.compile(rb"^F\d{4} .*?\] (.*)$", re.MULTILINE)
 _CHUNK = 1 << 16
+_LOOK_SECONDS = 0.25
+
+ADDRESS_FACTOR = 3
+"""Address space a child may map, as a multiple of the memory it may hold: libtpu maps far more than it touches."""
 
 
 class Ending(StrEnum):
@@ -34,12 +38,17 @@ class Ending(StrEnum):
     TIMEOUT = "timeout"
     CRASHED = "crashed"
     FLOOD = "flood"
+    MEMORY = "memory"
     GARBAGE = "garbage"
 
 
 @dataclass(frozen=True)
 class ChildLimits:
-    """What one child may use. ``cpu_seconds`` 0 means four times the wall clock."""
+    """What one child may use. ``cpu_seconds`` 0 means four times the wall clock.
+
+    ``memory_bytes`` bounds the resident memory, which the parent looks at four times a second; the address space, which
+    the kernel bounds at once, is ``ADDRESS_FACTOR`` times as much.
+    """
 
     wall_seconds: float
     memory_bytes: int = 8 << 30
@@ -122,7 +131,7 @@ def run_child(
 
 def _confinement(limits: ChildLimits) -> dict[str, int]:
     return {
-        "memory_bytes": limits.memory_bytes,
+        "memory_bytes": ADDRESS_FACTOR * limits.memory_bytes,
         "cpu_seconds": limits.cpu_seconds or int(4 * limits.wall_seconds) + 1,
         "file_bytes": limits.file_bytes,
     }
@@ -191,7 +200,9 @@ class _Listener:
             left = deadline - time.monotonic()
             if left <= 0:
                 return Ending.TIMEOUT, f"still running after {self._limits.wall_seconds:g} s"
-            for key, _ in self._selector.select(min(left, 1.0)):
+            if resident_bytes(self._process.pid) > self._limits.memory_bytes:
+                return Ending.MEMORY, f"held more than {self._limits.memory_bytes / 2**30:g} GiB of memory"
+            for key, _ in self._selector.select(min(left, _LOOK_SECONDS)):
                 try:
                     verdict = self._serve(key.fd)
                 except FrameError as error:

@@ -383,7 +383,8 @@ def _child_failure(outcome: Outcome, doing: str) -> Failure | None:
         return None
     if outcome.ending is Ending.TIMEOUT or "SIGXCPU" in outcome.detail:
         return Failure(Verdict.TIMEOUT, one_line(f"{doing}: {outcome.detail}"), outcome.log)
-    if _RESOURCES.search(outcome.detail) or "MemoryError" in outcome.detail:
+    exhausted = outcome.ending is Ending.MEMORY or "MemoryError" in outcome.detail
+    if exhausted or _RESOURCES.search(outcome.detail):
         return Failure(Verdict.RESOURCE_ERROR, one_line(f"{doing}: {outcome.detail}"), outcome.log)
     return Failure(Verdict.CRASHED, one_line(f"{doing}: {outcome.detail}"), outcome.log)
 

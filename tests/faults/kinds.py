@@ -294,7 +294,7 @@ FAULTS = (
     Fault("child: hangs", in_child("time.sleep(60)", 1.0), "timeout", (Verdict.TIMEOUT,)),
     Fault("child: closes its pipes and stays",
           in_child("os.close(result); os.close(1); os.close(2); time.sleep(60)", 1.0), "timeout", (Verdict.TIMEOUT,)),
-    Fault("child: out of memory", in_child("x = bytearray(2 << 30)"), "resource error or crashed",
+    Fault("child: out of memory", in_child("x = bytearray(4 << 30)"), "resource error or crashed",
           (Verdict.RESOURCE_ERROR, Verdict.CRASHED)),
     Fault("child: floods its output", in_child("while True: os.write(1, b'x' * 65536)"), "crashed", FAILS),
     Fault("child: floods its results", in_child("while True: answer('more', x='y' * 60000)"), "crashed", FAILS),
