@@ -18,6 +18,10 @@ PARTS: Mapping[str, tuple[tuple[str, str, int], ...]] = {
     "squares": (("gridquant/gemm_256", "squares", 3),),
     "normal": (("gemm_mxfp8_out/normal", "motif-normal", 6),),
     "grouped": tuple((f"gemm_mxfp8_out/grouped{n}", "motif-grouped", 2) for n in GROUPED),
+    "masked": tuple(
+        (f"gemm_mxfp8_out/masked{n}", "deepgemm-masked", 2) for n in ("32x192", "6x1024", "6x20")
+    ),
+    "k-grouped": tuple((f"gemm_mxfp8_out/kgrouped{n}", "k-grouped", 2) for n in (4, 8, 16)),
 }
 """Operator, suite and how many of its shapes, by part."""
 
@@ -62,6 +66,8 @@ def entries_of(part: str, operator: str) -> list[Entry]:
         found = [Entry(f"{k} {e}", f"gridquant/gemm_{e}", k) for e in (256, 128) for k in kernels]
         own = [Entry(f"splitk {e}, own", f"gridquant/gemm_{e}", "splitk", tuned=False) for e in (256, 128)]
         return [*found, *(own if part == "few-rows" else [])]
+    if part in ("masked", "k-grouped"):
+        return [Entry(kernel, operator, kernel) for kernel in load_operator(operator).kernels]
     return [Entry(kernel, operator, kernel) for kernel in ("fused", "unfused", "fused_ws", "unfused_ws")]
 
 
@@ -81,6 +87,9 @@ RATIOS = {
     "split-K over persistent, 256": (("splitk 256",), "persistent 256"),
     "cuBLAS over persistent, 128": (("cuBLAS 128 x 128, bf16 out",), "persistent 128"),
     "unfused over fused": (("unfused",), "fused"),
+    "unfused over masked": (("unfused",), "masked"),
+    "unfused over k_grouped": (("unfused",), "k_grouped"),
+    "best unfused over best fused": (("any unfused",), "any fused"),
     "unfused, compiled quantise over fused": (("unfused product + compiled quantise",), "fused"),
     "unfused_ws over fused_ws": (("unfused_ws",), "fused_ws"),
     "unfused_ws, compiled quantise over fused_ws": (("unfused_ws product + compiled quantise",), "fused_ws"),
@@ -91,6 +100,14 @@ ALIASES = {
     "dim1": ("dim1, cast8", "dim1, cast8_tma"),
     "dim0 + dim1": ("dim0 + dim1, one read, cast8", "dim0 + dim1, one read, cast8_tma"),
     "best 256": ("two_pass 256", "held 256"),
+    "any fused": ("fused", "fused_ws"),
+    "any unfused": (
+        "unfused",
+        "unfused_ws",
+        "unfused product + compiled quantise",
+        "unfused_ws product + compiled quantise",
+        "cuBLAS + compiled quantise",
+    ),
 }
 
 

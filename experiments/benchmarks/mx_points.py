@@ -48,12 +48,24 @@ PIECES = [
     {"piece_m": pm, "piece_k": pk, "lanes_m": lm, "warps_m": 4, "num_warps": warps}
     for pm, pk, lm, warps in ((16, 8, 2, 4), (8, 8, 4, 4), (16, 4, 2, 8), (8, 4, 4, 8))
 ]
+PIECES += [{"piece_m": 8, "piece_k": 4, "lanes_m": 4, "warps_m": 4, "num_warps": 16}]
 RINGS = [{"stages": s, "programs": p} for s, p in ((3, 264), (2, 264), (2, 396), (4, 132))]
+SENT = [
+    {"leave": "tma", "stages": s, "programs": p, "slots": n}
+    for s, p, n in ((2, 264, 1), (1, 264, 2), (4, 132, 2), (3, 132, 2), (2, 396, 1))
+]
+FUSED: list[Point] = [
+    *grid(block_m=(64, 128), block_n=(32, 64, 128), num_stages=(3, 4, 5)),
+    *grid(block_m=(128,), block_n=(128,), num_stages=(3, 4), num_warps=(8,)),
+]
+RAGGED = grid(block_m=(16, 64, 128), block_n=(64, 128), num_stages=(3, 4), num_warps=(4, 8))
 
 POINTS: Mapping[str, Sequence[Point]] = {
     "cast8": ALONG,
     "cast8 turned": ACROSS,
-    "cast8_tma": crossed([{**p, **r} for p in PIECES for r in RINGS], walk=("rows", "columns")),
+    "cast8_tma": crossed(
+        [{**p, **r} for p in PIECES for r in (*RINGS, *SENT)], walk=("rows", "columns", "blocks")
+    ),
     "two_pass": crossed(
         [{"sub_m": m, "sub_k": k} for m, k in ((32, 256), (64, 256), (64, 128), (16, 256), (32, 128))],
         num_warps=(8, 16, 32),
@@ -84,10 +96,10 @@ POINTS: Mapping[str, Sequence[Point]] = {
         ),
     ],
     "splitk": grid(block_m=(16, 64), block_n=(32, 64, 128), split=(2, 4, 8), num_stages=(3, 4)),
-    "fused": [
-        *grid(block_m=(64, 128), block_n=(32, 64, 128), num_stages=(3, 4, 5)),
-        *grid(block_m=(128,), block_n=(128,), num_stages=(3, 4), num_warps=(8,)),
-    ],
+    "fused": FUSED,
+    "unfused": FUSED,
+    "masked": RAGGED,
+    "k_grouped": RAGGED,
     "fused_ws": [
         *grid(block_n=(256,), stages=(4,), slots=(1,), group_m=(8, 16, 32), turned=(True, False)),
         *grid(block_n=(128,), stages=(5,), slots=(2,), group_m=(8, 16, 32), turned=(True,)),
@@ -97,7 +109,7 @@ POINTS: Mapping[str, Sequence[Point]] = {
         *grid(block_n=(128,), stages=(5,), slots=(2,), group_m=(8, 16, 32)),
     ],
 }
-"""What is tried besides a seed's own point. ``unfused`` takes the points of ``fused``."""
+"""What is tried besides a seed's own point."""
 
 
 @dataclass(frozen=True)
@@ -130,23 +142,25 @@ class Entry:
         except SpaceError:
             return []  # a kernel that knows no tails has no point for a shape with one
         start = {**space.defaults, **kernel.overrides}
-        tried: Sequence[Point] = POINTS["fused" if self.kernel == "unfused" else self.kernel]
+        twins = [name for name, other in operator.kernels.items() if other.source == kernel.source]
+        tried = POINTS[twins[0] if self.kernel == "unfused" else self.kernel]
         if self.kernel == "cast8" and operator.constants["by_columns"]:
             tried = POINTS["cast8 turned"]
         found: list[Point] = []
         for change in [{}, *(tried if self.tuned else [])]:
             point = {**start, **change}
-            if point not in found and not space.violations(point) and fitting(point, workload):
+            if point not in found and not space.violations(point) and fitting(operator, point, workload):
                 found.append(point)
         return found
 
 
-def fitting(point: Point, workload: Workload) -> bool:
+def fitting(operator: Operator, point: Point, workload: Workload) -> bool:
     """False for tiles that cover a product's few rows more than twice, or its many rows in small pieces."""
-    if "N" not in workload.dims or "block_m" not in point:
+    if "N" not in workload.dims or "block_m" not in point or "masked" in operator.name:
         return True
     m, tall = workload.dims["M"], point["block_m"]
-    return tall <= max(16, 2 * m) and (m <= 128 or tall >= 64)
+    least = 64 if "mxfp8_out" in operator.name else 16
+    return tall <= max(least, 2 * m) and (m <= 128 or tall >= 64)
 
 
 def tasks(pairs: Sequence[tuple[Entry, Workload]]) -> Iterator[tuple[str, Point, list[dict[str, Any]]]]:

@@ -126,7 +126,7 @@ class GroupedProduct:
             once |= {"sub_n": 256, "order": "visits"}
             wide = {**once, "bodies": "shared"}
             once["bodies"] = "split"
-            if (self.recipe.phase, self.recipe.group) == ("fwd", 128):
+            if self.recipe.group == 128 and self.recipe.quantise_x:
                 # partials of 128 are more vector operations than bf16 dots take cycles
                 once["dequant"] = "operands"
         else:
