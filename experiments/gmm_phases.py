@@ -60,7 +60,11 @@ ON_LARGE: tuple[tuple[str, str, tuple[dict, ...]], ...] = (
     (
         "fwd-g128",
         "once",
-        (WHOLE_MATRIX | {"dequant": "operands"}, WHOLE_MATRIX | {"dequant": "operands"} | NARROW),
+        (
+            WHOLE_MATRIX | {"dequant": "operands"} | NARROW | {"block_m": 512},
+            WHOLE_MATRIX | {"dequant": "operands"} | NARROW,
+            WHOLE_MATRIX | {"dequant": "operands"},
+        ),
     ),
     ("dlhs-g128", "once", (WHOLE_MATRIX | {"dequant": "operands"} | NARROW,)),
     ("tgmm-g128", "once", (HALF_MATRIX | {"sub_n": 1024, "placement": "per_use", "narrow": 0} | NARROW,)),
