@@ -135,6 +135,9 @@ class GroupedProduct:
             once |= {"sub_k": 256, "placement": "cached" if self.recipe.quantised else "per_use"}
             if (self.recipe.group or 0) > 256:
                 once |= {"block_m": self.recipe.group, "narrow": 256}
+            elif self.recipe.quantised:
+                # a tile is one group's, quantised once without a cache, on which the simulator aborts at 32 groups
+                once |= {"placement": "per_use", "sub_n": 2048, "sub_k": 512}
         started: dict[str, object] = {"block_k": 2048} if self.recipe.full else {}
         if self.recipe.phase == "dlhs":
             started |= {"block_n": 128, "sub_n": 128}
