@@ -29,7 +29,11 @@ TILINGS: tuple[tuple[str, str, tuple[dict, ...]], ...] = (
     ("tgmm-g128", "once", (NARROW, NARROW | {"sub_k": 256})),
     ("fwd-g512", "bf16", ({"bodies": "shared"},)),
     ("dlhs-g512", "bf16", ({"bodies": "split"},)),
-    ("tgmm-g512", "bf16", (WIDE, {"sub_k": 256}, {"sub_n": 256, "sub_k": 512}, {"sub_n": 2048, "sub_k": 512})),
+    (
+        "tgmm-g512",
+        "bf16",
+        (WIDE, {"sub_k": 256}, {"sub_n": 256, "sub_k": 512}, {"sub_n": 2048, "sub_k": 512}),
+    ),
     ("fwd-g512", "once", ({}, {"sub_m": 128}, {"dequant": "operands"}, {"block_k": 1024}, {"block_n": 256})),
     ("dlhs-g512", "once", ({}, {"scaling": "chained"}, {"bodies": "shared"})),
     ("tgmm-g512", "once", ({"sub_k": 256, "sub_n": 512}, PARTIAL)),
