@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -30,6 +30,7 @@ class Job:
     the user's own sources, which no mutation has touched).
     ``baseline`` names the operator's baseline kernel this is, if any: baselines answer to other
     inputs and are not held to the operator's gates. What falls behind in a ``race`` is stopped.
+    ``only``: ids of the shapes to keep to, timed and checked ones; None: the suite's.
     """
 
     index: int
@@ -40,6 +41,7 @@ class Job:
     scope: Scope = Scope.SUITE
     baseline: str | None = None
     race: Race | None = None
+    only: Collection[str] | None = None
 
 
 class Evaluator(Protocol):
@@ -66,6 +68,11 @@ class Evaluator(Protocol):
 class Comparer(Protocol):
     """What an evaluator of a measured target can do besides: genomes side by side, in rounds that take turns."""
 
-    def compare(self, genomes: Sequence[Genome], seed: int) -> Comparison:
-        """On every workload of the suite. Raises ConnectionError when the device is gone."""
+    def compare(
+        self, genomes: Sequence[Genome], seed: int, only: Mapping[str, Collection[str]] | None = None
+    ) -> Comparison:
+        """On the suite's workloads, or, by genome id, on those that ``only`` names.
+
+        Raises ConnectionError when the device is gone.
+        """
         ...

@@ -11,7 +11,7 @@ from typing import Any
 from fitness.evaluation import Evaluation, Stage, Verdict
 from fitness.race import Race
 from fitness.targets import Target
-from seeds.operator import Operator, SeedKernel, Suite
+from seeds.operator import Operator, SeedKernel, Suite, Workload
 from workers.attempt import Failure, Found, Request, one_line
 from workers.limits import Limits
 from workers.processes import Launcher
@@ -60,6 +60,7 @@ class AnyCascade:
         known_artefacts: Collection[str] = (),
         best: float = 0.0,
         race: Race | None = None,
+        only: Collection[str] | None = None,
         on_stage: Callable[[Stage], None] | None = None,
     ) -> Evaluation:
         """Judge one genome.
@@ -68,11 +69,15 @@ class AnyCascade:
         ``workloads``: ``suite`` for those that decide fitness, ``final`` for the winner's check. A ``baseline`` answers
         to its own inputs and is held to no gate. ``seed`` makes the gates' inputs. What compiles to one of
         ``known_artefacts`` is a duplicate. What has a fitness over ``best`` is checked harder (see the cascade); what
-        falls behind in a ``race`` is stopped. Raises ValueError for another ``figures`` or ``workloads``.
+        falls behind in a ``race`` is stopped. ``only``: ids of the shapes to keep to, timed and checked ones. Raises
+        ValueError for another ``figures`` or ``workloads``, and where ``only`` leaves nothing to time.
         """
         if figures not in ("cycles", "timeline"):
             raise ValueError(f"figures is {figures!r}; it is 'cycles' or 'timeline'")
-        timeline, measured = figures == "timeline", self._suite.timed(workloads)
+        kept = None if only is None else frozenset(only)
+        timeline, measured = figures == "timeline", _kept(self._suite.timed(workloads), kept)
+        if not measured:
+            raise ValueError(f"none of the {workloads} workloads is among {sorted(kept or ())}")
         began = time.monotonic()
         found, stage, failure = Found(), Stage.DIALECT, None
         try:
@@ -87,7 +92,7 @@ class AnyCascade:
                     seed=seed,
                     timeline=timeline,
                     measured=measured[:1] if timeline else measured,
-                    checked=() if baseline else self._suite.check,
+                    checked=() if baseline else _kept(self._suite.check, kept),
                     baseline=baseline,
                     final=workloads == "final",
                     folder=folder,
@@ -96,6 +101,7 @@ class AnyCascade:
                     genome=genome_id,
                     best=best,
                     race=race,
+                    only=kept,
                 )
                 stage, failure = self._judge(request, found, on_stage)
         except (OSError, SessionDied) as error:
@@ -141,3 +147,7 @@ class AnyCascade:
             wall_seconds=wall,
             worker=self._worker,
         )
+
+
+def _kept(workloads: tuple[Workload, ...], only: frozenset[str] | None) -> tuple[Workload, ...]:
+    return workloads if only is None else tuple(w for w in workloads if w.id in only)

@@ -40,7 +40,7 @@ class Request:
 
     ``thorough`` is set for a finalist: every kind of inputs on every checked shape. On ``spots``, large shapes among
     ``checked``, one kind has to do. A fitness over ``best`` is checked harder. With a ``race``, only contenders are
-    timed on all of ``measured``.
+    timed on all of ``measured``. ``only``: ids of the shapes that may run at all; None: all of the suite's.
     """
 
     operator: Operator
@@ -62,6 +62,7 @@ class Request:
     genome: str = ""
     best: float = 0.0
     race: Race | None = None
+    only: frozenset[str] | None = None
     launcher: Launcher = field(default_factory=Spawn)
 
     @property

@@ -52,9 +52,11 @@ class Cascade(AnyCascade):
     ) -> None:
         super().__init__(operator, target, suite, limits, scratch, pallas_template())
 
-    def _spots(self) -> tuple[Workload, ...]:
+    def _spots(self, only: frozenset[str] | None) -> tuple[Workload, ...]:
         """The shape of least work among those that decided the fitness of a finalist and were never checked."""
-        unchecked = [w for w in self._suite.workloads if w not in self._suite.check]
+        unchecked = [
+            w for w in self._suite.workloads if w not in self._suite.check and (only is None or w.id in only)
+        ]
         return tuple(sorted(unchecked, key=self._operator.flops)[:1])
 
     def _prepared(self, request: Request) -> Request:
@@ -63,7 +65,7 @@ class Cascade(AnyCascade):
             return dataclasses.replace(request, checked=())
         if not request.final or request.baseline is not None:
             return request
-        spots = self._spots()
+        spots = self._spots(request.only)
         return dataclasses.replace(request, checked=(*request.checked, *spots), spots=spots, thorough=True)
 
     def _judge(

@@ -1,10 +1,11 @@
 """Several genomes side by side on one device: the figures a campaign's last word is based on.
 
-Every genome runs on every shape in rounds of reversed order; the first genome runs under a second name as control.
+On every shape its genomes run in rounds of reversed order, the first of them a second time as control.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +23,7 @@ from workers.timing import Samples, Timing, measure
 from workers.truth import Truth
 
 CONTROL = "control"
-"""Name of the first genome's second entry."""
+"""Name of the second entry of a shape's first genome."""
 
 EFFORT = (6, 3)
 """Rounds, and timed calls a round."""
@@ -45,8 +46,8 @@ class Comparison:
 
     @property
     def genomes(self) -> tuple[str, ...]:
-        """Those that passed, in the order given."""
-        return tuple(name for name in next(iter(self.rounds.values()), {}) if name != CONTROL)
+        """Those that passed; in the order given, where all ran on every shape."""
+        return tuple(dict.fromkeys(n for names in self.rounds.values() for n in names if n != CONTROL))
 
     def seconds(self, workload: str, genome: str) -> float:
         """The median over all calls."""
@@ -60,9 +61,8 @@ class Comparison:
         )
 
     def control(self) -> dict[str, float]:
-        """By workload: the first genome's second entry over its first."""
-        first = self.genomes[0]
-        return {w: self.ratio(CONTROL, first, [w]).value for w in self.rounds}
+        """By workload: the second entry of its first genome over the first."""
+        return {w: self.ratio(CONTROL, next(iter(names)), [w]).value for w, names in self.rounds.items()}
 
     def to_json(self) -> str:
         """Everything, for a file."""
@@ -104,26 +104,51 @@ def compare(
     )
     left = list(entries)
     while left:
-        control = Entry(CONTROL, left[0].source, left[0].params)
-        timings = measure(station, request, Found(), Samples(operator), [*left, control], effort, {})
-        if not isinstance(timings, Failure):
-            return _comparison(target, station, left, timings, failed)
-        bad = timings.entry if timings.entry in {e.id for e in left} else left[0].id
-        failed[bad] = f"{timings.verdict.value}: {timings.reason}"
-        left = [entry for entry in left if entry.id != bad]
+        timed = _timed(station, request, left, effort)
+        if not isinstance(timed, _Bad):
+            return _comparison(target, station, timed, failed)
+        failed[timed.entry] = f"{timed.failure.verdict.value}: {timed.failure.reason}"
+        left = [entry for entry in left if entry.id != timed.entry]
     return Comparison(target.name, _device(station), {}, {}, failed)
+
+
+@dataclass(frozen=True)
+class _Bad:
+    """The entry that is to blame for a failure."""
+
+    entry: str
+    failure: Failure
+
+
+def _timed(
+    station: Station, request: Request, entries: Sequence[Entry], effort: tuple[int, int]
+) -> list[tuple[Sequence[str], Timing]] | _Bad:
+    """(names in the order of the rounds, timing) of every shape; shapes of the same entries run together."""
+    groups: dict[tuple[str, ...], list[Workload]] = {}
+    for workload in request.measured:
+        present = tuple(e.id for e in entries if e.only is None or workload.id in e.only)
+        if present:
+            groups.setdefault(present, []).append(workload)
+    found: list[tuple[Sequence[str], Timing]] = []
+    for names, workloads in groups.items():
+        side_by_side = [entry for entry in entries if entry.id in names]
+        side_by_side.append(dataclasses.replace(side_by_side[0], id=CONTROL))
+        part = dataclasses.replace(request, measured=tuple(workloads))
+        timings = measure(station, part, Found(), Samples(request.operator), side_by_side, effort, {})
+        if isinstance(timings, Failure):
+            return _Bad(timings.entry if timings.entry in names else names[0], timings)
+        found += [((*names, CONTROL), timing) for timing in timings]
+    return found
 
 
 def _comparison(
     target: Target,
     station: Station,
-    entries: Sequence[Entry],
-    timings: Sequence[Timing],
+    timed: Sequence[tuple[Sequence[str], Timing]],
     failed: dict[str, str],
 ) -> Comparison:
-    names = [*(entry.id for entry in entries), CONTROL]
-    rounds = {t.workload.id: dict(zip(names, t.rounds, strict=True)) for t in timings}
-    host = {t.workload.id: dict(zip(names, t.host_seconds, strict=True)) for t in timings}
+    rounds = {t.workload.id: dict(zip(names, t.rounds, strict=True)) for names, t in timed}
+    host = {t.workload.id: dict(zip(names, t.host_seconds, strict=True)) for names, t in timed}
     return Comparison(target.name, _device(station), rounds, host, failed)
 
 

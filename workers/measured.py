@@ -90,7 +90,9 @@ class MeasuredCascade(AnyCascade):
             steps.append(CompileAheadStage(self._compiler))
         screen = RaceStage([ScreenStage(self._station, self._samples)], _descriptors)
         stage, failure = run_steps([*steps, GateStage(self._station), screen], request, found, on_stage)
-        if failure is None and not request.final and not request.timeline:
+        # what keeps to a part of the suite has no fitness to compare with the champion's
+        whole = request.only is None and not (request.final or request.timeline)
+        if failure is None and whole:
             settled = self._settle(request, found)
             failure = settled if isinstance(settled, Failure) else None
             if isinstance(settled, Confirmation):

@@ -87,6 +87,8 @@ class WorkItem(Protocol):
     def baseline(self) -> str | None: ...
     @property
     def race(self) -> Race | None: ...
+    @property
+    def only(self) -> Collection[str] | None: ...
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ class EvaluatorActor:
             known_artefacts=known,
             best=job["best"],
             race=Race.from_data(job["race"]) if job["race"] else None,
+            only=job["only"],
         )
         named = {name: str(job["params"][name]) for name in self._descriptors if name in job["params"]}
         scheduled = describe(evaluation.workloads, self._descriptors)
@@ -264,19 +267,29 @@ class RayPool:
             for w in self._workers
         ]
 
-    def compare(self, genomes: Sequence[_Genome], seed: int) -> Comparison:
-        """Genomes side by side on the first device. Raises PoolUnavailable when the station is gone."""
-        return self._compare(self._stations[:1], genomes, seed)[0]
+    def compare(
+        self, genomes: Sequence[_Genome], seed: int, only: Mapping[str, Collection[str]] | None = None
+    ) -> Comparison:
+        """Genomes side by side on the first device. Raises PoolUnavailable when the station is gone.
+
+        ``only``: by genome id, the workloads it runs on; those it does not name run on all.
+        """
+        return self._compare(self._stations[:1], genomes, seed, only or {})[0]
 
     def compare_on_all(self, genomes: Sequence[_Genome], seed: int) -> list[Comparison]:
         """The same on every device at once."""
-        return self._compare(self._stations, genomes, seed)
+        return self._compare(self._stations, genomes, seed, {})
 
     def _compare(
-        self, stations: Sequence[ActorHandle], genomes: Sequence[_Genome], seed: int
+        self,
+        stations: Sequence[ActorHandle],
+        genomes: Sequence[_Genome],
+        seed: int,
+        only: Mapping[str, Collection[str]],
     ) -> list[Comparison]:
         suite = load_operator(self.settings.operator).suites[self.settings.suite]
-        entries = [Entry(g.id, g.source, dict(g.params)) for g in genomes]
+        kept = {name: frozenset(shapes) for name, shapes in only.items()}
+        entries = [Entry(g.id, g.source, dict(g.params), kept.get(g.id)) for g in genomes]
         try:
             return ask_comparisons(stations, self.settings.operator, suite.workloads, entries, seed)
         except SessionDied as error:
@@ -389,5 +402,6 @@ def request_for(item: WorkItem, told: Told) -> bytes:
             "known_artefacts": news_of(item.known_artefacts, told),
             "best": item.best,
             "race": item.race and item.race.data(),
+            "only": None if item.only is None else sorted(item.only),
         }
     ).encode()

@@ -27,11 +27,12 @@ CLAIM_SECONDS = 90.0
 
 @dataclass(frozen=True)
 class Entry:
-    """A candidate as a station times it."""
+    """A candidate as a station times it. ``only``: ids of the workloads it runs on in a comparison; None: all."""
 
     id: str
     source: str
     params: Mapping[str, Any]
+    only: frozenset[str] | None = None
 
     def data(self) -> dict[str, Any]:
         """For a job frame."""

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evolve import dispatch
 from evolve.errors import JournalError, UserError
-from evolve.genome import Genome
 from evolve.home import JOURNAL
 from evolve.journal import Journal
 from evolve.promote import contents
-from evolve.promote.choose import Nomination, nominate
+from evolve.promote.choose import nominate
 from evolve.promote.contents import Promotion, names_of
 from evolve.promote.judge import Judgement, judge
 from evolve.promote.runtime import store
-from evolve.promote.shelf import LibraryError, Shelf
+from evolve.promote.serving import incumbents, nominees
+from evolve.promote.shelf import Shelf
 from evolve.promote.verify import ComparingEvaluator, Contender, Refusal, Verification, verify
 from evolve.resolve import Resolved
 from fitness.targets import Target
-from seeds.operator import Workload
 
 EVENT = "promoted"
 
@@ -63,9 +62,14 @@ def promote(folder: Path, shelf: Shelf, options: Options, say: Say, evaluator: M
     operator = options.name or nomination.resolved.operator.name
     current = _current(shelf, operator)
     names = names_of(nomination.candidates)
-    serving, incumbents = _incumbents(nomination, shelf, operator, current, options.against, names)
-    contenders = [Contender(names[c.genome.id], c.genome) for c in nomination.candidates]
-    verification = _verified(nomination.resolved, contenders, incumbents, evaluator, say, options.rounds)
+    contenders = nominees(nomination, names)
+    table_now = None
+    if options.against is None:
+        table_now = _table(shelf, operator, current, nomination.resolved.target)
+    serving, opponents = incumbents(nomination, table_now, options.against, names)
+    if table_now is not None and all(serving[w] == names[nomination.genome_for(w)] for w in serving):
+        raise Refusal(f"promotion refused: {' and '.join(names.values())} already serves {operator}.")
+    verification = _verified(nomination.resolved, contenders, opponents, evaluator, say, options.rounds)
     judgement = judge(nomination, verification, names, serving)
     for line in figure_lines(judgement, nomination.resolved.target):
         say(line)
@@ -125,14 +129,14 @@ def record(promotion: Promotion, version: str) -> str | None:
 def _verified(
     resolved: Resolved,
     contenders: list[Contender],
-    incumbents: list[Contender],
+    opponents: list[Contender],
     make: MakeEvaluator,
     say: Say,
     rounds: int | None,
 ) -> Verification:
     evaluator = make(resolved)
     try:
-        return verify(resolved, contenders, incumbents, evaluator, say, rounds)
+        return verify(resolved, contenders, opponents, evaluator, say, rounds)
     finally:
         evaluator.close()
 
@@ -147,59 +151,14 @@ def _current(shelf: Shelf, operator: str) -> Current | None:
     return shelf.version(operator)
 
 
-def _incumbents(
-    nomination: Nomination,
-    shelf: Shelf,
-    operator: str,
-    current: Current | None,
-    against: str | None,
-    names: Mapping[str, str],
-) -> tuple[dict[str, str], list[Contender]]:
-    """(workload id to the name of what serves it now, those that are not nominated themselves)."""
-    resolved = nomination.resolved
-    table = None
-    if current is not None and against is None:
-        version, _, held = current
-        place = shelf.place(operator) / "versions" / version
-        entry = held["targets"].get(resolved.target.name)
-        if entry:
-            table = store.table(operator, resolved.target.name, held["dimensions"], entry, place)
-    serving: dict[str, str] = {}
-    found: dict[str, Contender] = {}
-    for workload in (*resolved.suite.workloads, *resolved.suite.final):
-        contender = _serving(table, workload) or _baseline(resolved, against)
-        name = names.get(contender.genome.id, contender.name)
-        serving[workload.id] = name
-        if name == contender.name:
-            found[name] = contender
-    if table is not None and all(serving[w] == names[nomination.genome_for(w)] for w in serving):
-        raise Refusal(f"promotion refused: {' and '.join(names.values())} already serves {operator}.")
-    return serving, list(found.values())
-
-
-def _serving(table: store.Table | None, workload: Workload) -> Contender | None:
-    if table is None:
+def _table(shelf: Shelf, operator: str, current: Current | None, target: Target) -> store.Table | None:
+    """What the current version offers on a target; None for nothing."""
+    if current is None:
         return None
-    try:
-        kernel = table.choose(tuple(workload.dims[name] for name in table.dimensions)).kernel
-        return Contender(f"library's {kernel.name}", Genome(kernel.source(), dict(kernel.params)))
-    except store.UnsoundLibrary as error:
-        raise LibraryError(f"{error}.") from error
-    except store.NotServed:
-        return None
-
-
-def _baseline(resolved: Resolved, against: str | None) -> Contender:
-    """The named baseline or seed; by default the operator's first baseline, else the first seed."""
-    everyone = [Contender(kernel.name, genome, kernel.name) for kernel, genome in resolved.baselines]
-    everyone += [Contender(start.name, start.genome) for start in resolved.starts]
-    if against is None:
-        return everyone[0]
-    for contender in everyone:
-        if contender.name == against:
-            return contender
-    known = ", ".join(contender.name for contender in everyone)
-    raise UserError(f"--against: {against!r} is no baseline or seed of this campaign (allowed: {known}).")
+    version, _, held = current
+    entry = held["targets"].get(target.name)
+    place = shelf.place(operator) / "versions" / version
+    return store.table(operator, target.name, held["dimensions"], entry, place) if entry else None
 
 
 # -- writing -----------------------------------------------------------------------------------------

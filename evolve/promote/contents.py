@@ -225,6 +225,7 @@ def _verification(verified: Verified) -> dict[str, Any]:
     gates = gates_read(verified)
     return {
         "evaluations": len(verified.evaluations),
+        "workloads": list(dict.fromkeys(f.workload for e in verified.evaluations for f in e.workloads)),
         "gate_seeds": verified.seeds,
         "input_sets": verified.input_sets,
         "gates": {

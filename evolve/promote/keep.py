@@ -17,6 +17,7 @@ from evolve.errors import UserError
 from evolve.genome import Genome
 from evolve.promote.command import MakeEvaluator
 from evolve.promote.runtime import store
+from evolve.promote.serving import legal_shapes
 from evolve.promote.shelf import TEMPORARY, LibraryError, Shelf
 from evolve.promote.verify import Contender, Refusal, verify
 from evolve.resolve import resolve
@@ -138,15 +139,12 @@ def _run_again(
     }
     try:
         resolved = resolve(parse_config(data))
-        contenders = [
-            Contender(
-                f"candidate {c['index']}",
-                Genome(
-                    (folder / entry["kernels"][c["genome"]]["file"]).read_text(encoding="utf-8"), c["params"]
-                ),
-            )
-            for c in receipt["candidates"]
-        ]
+        contenders = []
+        for candidate in receipt["candidates"]:
+            path = folder / entry["kernels"][candidate["genome"]]["file"]
+            genome = Genome(path.read_text(encoding="utf-8"), candidate["params"])
+            legal = legal_shapes(resolved, genome)
+            contenders.append(Contender(f"candidate {candidate['index']}", genome, only=legal))
         evaluator = make(resolved)
         try:
             verification = verify(resolved, contenders, [], evaluator, say, rounds=1)

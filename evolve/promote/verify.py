@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from evolve.evaluator import Comparer, Evaluator, Job, Scope
 from evolve.genome import Genome
 from evolve.resolve import Resolved
 from fitness.evaluation import Evaluation, Verdict
+from seeds.operator import Workload
 from workers.comparison import Comparison
 
 FACTOR = 10
@@ -40,11 +41,19 @@ class Refusal(UserError):
 
 @dataclass(frozen=True)
 class Contender:
-    """A genome under the name it has in the receipt. ``baseline`` names the operator's baseline kernel it is."""
+    """A genome under the name it has in the receipt. ``baseline`` names the operator's baseline kernel it is.
+
+    ``only``: ids of the shapes it is evaluated on (see ``evolve.promote.serving``); None: all of the suite's.
+    """
 
     name: str
     genome: Genome
     baseline: str | None = None
+    only: frozenset[str] | None = None
+
+    def serves_some(self, workloads: Iterable[Workload]) -> bool:
+        """Whether it is evaluated on any of these."""
+        return self.only is None or any(w.id in self.only for w in workloads)
 
 
 @dataclass
@@ -119,9 +128,14 @@ def verify(
 
 
 def _compared(found: Mapping[str, Verified], evaluator: Comparer, seed: int) -> Comparison:
-    genomes = {v.contender.genome.id: v.contender.genome for v in found.values()}
+    contenders = [v.contender for v in found.values()]
+    genomes = {c.genome.id: c.genome for c in contenders}
+    only: dict[str, frozenset[str]] = {}
+    for contender in contenders:
+        if contender.only is not None:
+            only[contender.genome.id] = only.get(contender.genome.id, frozenset()) | contender.only
     try:
-        comparison = evaluator.compare(list(genomes.values()), seed)
+        comparison = evaluator.compare(list(genomes.values()), seed, only)
     except ConnectionError as error:
         raise UserError(f"the comparison on the device failed: {error}; nothing was promoted.") from error
     for verified in found.values():
@@ -145,11 +159,20 @@ def _jobs(
         plan += [(c, Scope.FINAL) for c in (present if turn % 2 == 0 else present[::-1])]
     if resolved.suite.final:
         plan += [(c, Scope.SUITE) for c in (*contenders, *incumbents)]
+    plan = [(c, scope) for c, scope in plan if c.serves_some(resolved.suite.timed(scope))]
     jobs = []
     for index, (contender, scope) in enumerate(plan):
         seed = int(rng.integers(2**31))
         best = math.inf if contender.baseline else 0.0
-        job = Job(index, contender.genome, seed, best=best, scope=scope, baseline=contender.baseline)
+        job = Job(
+            index,
+            contender.genome,
+            seed,
+            best=best,
+            scope=scope,
+            baseline=contender.baseline,
+            only=contender.only,
+        )
         jobs.append((contender.name, job))
     return jobs
 

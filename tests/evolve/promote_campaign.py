@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,13 +33,21 @@ SHAPES = ("256x256x512", "512x512x512")
 Seconds = Callable[[Genome, str], float]
 
 
-def write_campaign(home: Path, *, finish: bool = True, winner: Genome = CHILD, target: str = "tpu7x") -> Path:
-    """A campaign of three candidates in ``home``; its folder."""
+def write_campaign(
+    home: Path,
+    *,
+    finish: bool = True,
+    winner: Genome = CHILD,
+    target: str = "tpu7x",
+    family: Path = FAMILY,
+    genomes: Sequence[Genome] = GENOMES,
+) -> Path:
+    """A campaign of ``genomes``, the seed first, in ``home``; its folder."""
     folder = home / "campaigns" / "tiny-001"
     folder.mkdir(parents=True)
     config = {
         "name": "tiny",
-        "operator": f"{FAMILY}/good",
+        "operator": f"{family}/good",
         "target": target,
         "suite": "tiny",
         "seed": 3,
@@ -60,12 +68,12 @@ def write_campaign(home: Path, *, finish: bool = True, winner: Genome = CHILD, t
         journal.set_meta("toolchain", {})
         journal.add_event("started")
         seed = Mutation(MutationKind.SEED, "seed", "seed kernel tiled")
-        journal.add_candidate(Candidate(0, SEED, (), seed, 0, 0))
-        for index, genome in enumerate(GENOMES[1:], 1):
+        journal.add_candidate(Candidate(0, genomes[0], (), seed, 0, 0))
+        for index, genome in enumerate(genomes[1:], 1):
             step = Mutation(MutationKind.PARAMETER, "parameters", "block_k 128 -> 512\n# evil\x1b[31m")
-            journal.add_candidate(Candidate(index, genome, (SEED.id,), step, 1, 0))
+            journal.add_candidate(Candidate(index, genome, (genomes[0].id,), step, 1, 0))
         pool = FormulaPool(resolve(parse_config(config)), quick_child)
-        for index, genome in enumerate(GENOMES):
+        for index, genome in enumerate(genomes):
             pool.submit(Job(index, genome, 1))
         for index, evaluation in pool.wait(0):
             journal.add_evaluation(index, evaluation)
@@ -106,7 +114,9 @@ class FormulaPool:
     def activity(self) -> list[str]:
         return []
 
-    def compare(self, genomes: Sequence[Genome], seed: int) -> Comparison:
+    def compare(
+        self, genomes: Sequence[Genome], seed: int, only: Mapping[str, Collection[str]] | None = None
+    ) -> Comparison:
         """Six rounds of three calls, each with the same made-up noise for everyone and a little of its own."""
         assert self.resolved.target.measured, "nothing to compare on a modelled target"
         rng = np.random.default_rng(7)
@@ -119,6 +129,7 @@ class FormulaPool:
                     for d in drift
                 ]
                 for genome in genomes
+                if only is None or shape.id in only[genome.id]
             }
         return Comparison(self.resolved.target.name, {}, rounds, {}, self.failed)
 
@@ -137,6 +148,7 @@ class FormulaPool:
                 kind=self.resolved.target.kind,
             )
             for shape in shapes
+            if job.only is None or shape.id in job.only
         ]
         fitness = math.exp(sum(math.log(f.tflops) for f in figures) / len(figures))
         return Evaluation(

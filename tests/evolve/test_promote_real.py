@@ -35,6 +35,7 @@ class CascadePool(FormulaPool):
             workloads=job.scope.value,
             baseline=baseline,
             best=job.best,
+            only=job.only,
         )
 
 

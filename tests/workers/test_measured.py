@@ -127,6 +127,17 @@ def test_side_by_side(operator, station, honest):
     assert Comparison.from_json(found.to_json()) == found
 
 
+def test_side_by_side_each_where_it_serves(operator, station, honest):
+    small, deep = operator.suites["tiny"].workloads
+    shallow = honest.replace("b.shape[0]", "b.shape[7 if a.shape[1] > 128 else 0]")
+    entries = [Entry("good", honest, POINT), Entry("part", shallow, POINT, frozenset({small.id}))]
+    found = compare(station, operator, load_target("interpreter"), [small, deep], entries, 5, effort=(2, 1))
+    assert found.genomes == ("good", "part") and not found.failed
+    assert set(found.rounds[small.id]) == {"good", "part", CONTROL}
+    assert set(found.rounds[deep.id]) == {"good", CONTROL}
+    assert set(found.control()) == {small.id, deep.id}
+
+
 def test_compiling_ahead_needs_no_gpu(operator, honest, tmp_path, monkeypatch):
     monkeypatch.setenv(gpu_recipe.CACHE_VARIABLE, str(tmp_path))
     keeper = Keeper(compile_config(load_target("h200").gpu))
