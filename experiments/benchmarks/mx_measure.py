@@ -147,7 +147,7 @@ def calc_diff(operator: Operator, sample: Any, seen: Mapping[str, np.ndarray]) -
 
     def values(found: Mapping[str, np.ndarray]) -> np.ndarray:
         scale = np.exp2(found["d_s"].astype(np.float64) - 127)
-        return found["d"].astype(np.float64) * np.repeat(scale, 32, axis=1)
+        return found["d"].astype(np.float64) * np.repeat(scale, 32, axis=-1)
 
     x, y = values(seen), values(sample.references["mx"])
     return float(1 - 2 * (x * y).sum() / ((x * x).sum() + (y * y).sum()))

@@ -48,11 +48,10 @@ PIECES = [
     {"piece_m": pm, "piece_k": pk, "lanes_m": lm, "warps_m": 4, "num_warps": warps}
     for pm, pk, lm, warps in ((16, 8, 2, 4), (8, 8, 4, 4), (16, 4, 2, 8), (8, 4, 4, 8))
 ]
-PIECES += [{"piece_m": 8, "piece_k": 4, "lanes_m": 4, "warps_m": 4, "num_warps": 16}]
-RINGS = [{"stages": s, "programs": p} for s, p in ((3, 264), (2, 264), (2, 396), (4, 132))]
+RINGS = [{"stages": s, "programs": p} for s, p in ((3, 264), (3, 132), (4, 132))]
 SENT = [
     {"leave": "tma", "stages": s, "programs": p, "slots": n}
-    for s, p, n in ((2, 264, 1), (1, 264, 2), (4, 132, 2), (3, 132, 2), (2, 396, 1))
+    for s, p, n in ((2, 264, 1), (1, 264, 2), (4, 132, 2), (3, 132, 2))
 ]
 FUSED: list[Point] = [
     *grid(block_m=(64, 128), block_n=(32, 64, 128), num_stages=(3, 4, 5)),
@@ -64,7 +63,7 @@ POINTS: Mapping[str, Sequence[Point]] = {
     "cast8": ALONG,
     "cast8 turned": ACROSS,
     "cast8_tma": crossed(
-        [{**p, **r} for p in PIECES for r in (*RINGS, *SENT)], walk=("rows", "columns", "blocks")
+        [{**p, **r} for p in PIECES for r in (*RINGS, *SENT)], walk=("rows", "columns", "diagonals")
     ),
     "two_pass": crossed(
         [{"sub_m": m, "sub_k": k} for m, k in ((32, 256), (64, 256), (64, 128), (16, 256), (32, 128))],

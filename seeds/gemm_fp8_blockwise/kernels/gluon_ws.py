@@ -34,6 +34,7 @@ CONSTRAINTS = {
     "(16896 + block_n // 128 * (16384 + 512 * columns)) * stages + 16384 * slots <= 232000": (
         "the ring and the store slots share 227 KB of shared memory"
     ),
+    "M % 4 == 0": "rows of A's scales begin at 16 bytes, where TMA may",
     "N % 128 == 0": "B's scales come in whole 128 x 128 blocks",
     "K % 128 == 0": "a step of K is one scale block",
 }

@@ -2,7 +2,8 @@
 
 One producer warp fills a ring of stages by TMA, two consumer warpgroups of 64 rows each multiply and promote, as the
 blockwise family's ``gluon_ws`` does (128 x block_n tiles, persistent). Payloads leave as 64 x 128 tiles by TMA,
-exponents by plain stores. With ``grouped`` B is [groups x N, K], and every 128 rows of A, a tile's, say whose rows
+exponents by plain stores. Where M is no multiple of 4, A's scales lie where TMA may not begin (16 bytes), and consumers
+load them. With ``grouped`` B is [groups x N, K], and every 128 rows of A, a tile's, say whose rows
 they meet. With ``fused`` 0 the product leaves as bf16 and a second kernel quantises it: the baseline.
 """
 
@@ -90,11 +91,12 @@ def producer(
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     GROUPED: gl.constexpr,
+    SENT: gl.constexpr,
 ):
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
     B_BYTES: gl.constexpr = 128 * 128
-    A_BYTES: gl.constexpr = 2 * 64 * 128 + 2 * 64 * 4
+    A_BYTES: gl.constexpr = 2 * 64 * 128 + 2 * 64 * 4 * SENT
     s = 0
     phase = 1
     for t in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
@@ -109,7 +111,10 @@ def producer(
             mbarrier.expect(bar, A_BYTES + B_BYTES)
             for p in gl.static_range(2):
                 tma.async_copy_global_to_shared(a_desc, [row + p * 64, k * 128], bar, a_bufs.index(s * 2 + p))
-                tma.async_copy_global_to_shared(as_desc, [k * M + row + p * 64], bar, s_bufs.index(s * 2 + p))
+                if SENT:
+                    tma.async_copy_global_to_shared(
+                        as_desc, [k * M + row + p * 64], bar, s_bufs.index(s * 2 + p)
+                    )
             tma.async_copy_global_to_shared(b_desc, [col, k * 128], bar, b_bufs.index(s * HALVES))
             if HALVES == 2:
                 bar1 = ready1.index(s)
@@ -189,6 +194,7 @@ def store_bf16(c_desc, c_bufs, acc, row, col, SLOTS: gl.constexpr, WG: gl.conste
 def consume(
     d_desc,
     ds_ptr,
+    as_ptr,
     bs_ptr,
     g_ptr,
     M,
@@ -206,6 +212,7 @@ def consume(
     GROUP: gl.constexpr,
     SLOTS: gl.constexpr,
     GROUPED: gl.constexpr,
+    SENT: gl.constexpr,
     FUSED: gl.constexpr,
     TURNED: gl.constexpr,
     EVEN: gl.constexpr,
@@ -229,6 +236,7 @@ def consume(
             bs_at += gl.load(g_ptr + pm).to(gl.int64) * gl.cdiv(N, 128) * steps
         bp0 = bs_at + (pn * HALVES) * steps
         bp1 = bs_at + min(pn * HALVES + HALVES - 1, last) * steps
+        own = pm * 128 + WG * 64 + gl.arange(0, 64, rows)
         acc0 = gl.zeros((64, 128), gl.float32, mma)
         acc1 = gl.zeros((64, 128), gl.float32, mma)
         for k in range(steps):
@@ -237,7 +245,10 @@ def consume(
             mbarrier.wait(ready.index(s), phase)
             a = a_bufs.index(s * 2 + WG)
             d = warpgroup_mma(a, b_bufs.index(s * HALVES).permute((1, 0)), zero, use_acc=False, is_async=True)
-            sa = s_bufs.index(s * 2 + WG).load(rows)
+            if SENT:
+                sa = s_bufs.index(s * 2 + WG).load(rows)
+            else:
+                sa = gl.load(as_ptr + k.to(gl.int64) * M + own, mask=own < M, other=0.0)
             d = warpgroup_mma_wait(num_outstanding=0, deps=(d,))
             if HALVES == 2:
                 acc0 = promote(acc0, d, sa * sb0)
@@ -288,6 +299,7 @@ def gemm_kernel(
     b_desc,
     d_desc,
     ds_ptr,
+    as_ptr,
     bs_ptr,
     g_ptr,
     M,
@@ -299,6 +311,7 @@ def gemm_kernel(
     SLOTS: gl.constexpr,
     REGS: gl.constexpr,
     GROUPED: gl.constexpr,
+    SENT: gl.constexpr,
     FUSED: gl.constexpr,
     TURNED: gl.constexpr,
     EVEN: gl.constexpr,
@@ -324,12 +337,12 @@ def gemm_kernel(
     # fmt: off
     gl.warp_specialize(
         [
-            (consume, (d_desc, ds_ptr, bs_ptr, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, d_bufs, empty, ready, ready1,
-                       HALVES, STAGES, GROUP, SLOTS, GROUPED, FUSED, TURNED, EVEN, 0)),
-            (consume, (d_desc, ds_ptr, bs_ptr, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, d_bufs, empty, ready, ready1,
-                       HALVES, STAGES, GROUP, SLOTS, GROUPED, FUSED, TURNED, EVEN, 1)),
+            (consume, (d_desc, ds_ptr, as_ptr, bs_ptr, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, d_bufs, empty, ready,
+                       ready1, HALVES, STAGES, GROUP, SLOTS, GROUPED, SENT, FUSED, TURNED, EVEN, 0)),
+            (consume, (d_desc, ds_ptr, as_ptr, bs_ptr, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, d_bufs, empty, ready,
+                       ready1, HALVES, STAGES, GROUP, SLOTS, GROUPED, SENT, FUSED, TURNED, EVEN, 1)),
             (producer, (a_desc, as_desc, b_desc, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, empty, ready, ready1,
-                        HALVES, STAGES, GROUP, GROUPED)),
+                        HALVES, STAGES, GROUP, GROUPED, SENT)),
         ],
         [4, 1],
         [REGS, 24],
@@ -377,6 +390,7 @@ def product(inputs, params, ds):
         TensorDescriptor(rows_b, [rows_b.shape[0], k], [k, 1], [128, 128], fp8),
         TensorDescriptor(out, [m, n], [n, 1], [64, 128 if fused else 64], fp8 if fused else bf16),
         ds,
+        scales,
         inputs["b_s"],
         inputs["group"] if params["grouped"] else ds,
         m,
@@ -388,6 +402,7 @@ def product(inputs, params, ds):
         params["slots"],
         params["consumer_regs"],
         params["grouped"],
+        m % 4 == 0,
         fused,
         params["turned"],
         n % 128 == 0,

@@ -20,7 +20,7 @@ SPACE = {
     "lanes_m": (1, 2, 4, 8, 16),
     "warps_m": (1, 2, 4, 8),
     "num_warps": (4, 8, 16),
-    "walk": ("rows", "columns", "blocks"),
+    "walk": ("rows", "columns", "blocks", "diagonals"),
     "leave": ("threads", "tma"),
     "slots": (1, 2),
     "stages": (1, 2, 3, 4),
@@ -59,7 +59,11 @@ CONSTRAINTS = {
 
 @gluon.jit
 def place(t, M, K, WALK: gl.constexpr):
-    """Tile coordinates of tile number t: along rows (0), along columns (1), down 8 rows of tiles and on (2)."""
+    """Tile coordinates of tile number t: along rows (0), columns (1), down 8 rows of tiles and on (2), diagonals (3).
+
+    On a diagonal neighbours differ in both coordinates, so that lines of the transposed copy that are written at the
+    same time do not all lie at the same offset of their rows.
+    """
     tall = gl.cdiv(M, 128)
     wide = gl.cdiv(K, 128)
     if WALK == 1:
@@ -69,6 +73,8 @@ def place(t, M, K, WALK: gl.constexpr):
         rows = min(tall - first, 8)
         inside = t % (8 * wide)
         return first + inside % rows, inside // rows
+    elif WALK == 3:
+        return (t // wide + t % wide) % tall, t % wide
     else:
         return t // wide, t % wide
 
@@ -291,7 +297,7 @@ def launch(inputs, params):
         turned,
         params["stages"],
         sent,
-        {"rows": 0, "columns": 1, "blocks": 2}[params["walk"]],
+        {"rows": 0, "columns": 1, "blocks": 2, "diagonals": 3}[params["walk"]],
         params["mode"],
         params["rows"],
         params["columns"],
