@@ -63,7 +63,7 @@ POINTS: Mapping[str, Sequence[Point]] = {
     "cast8": ALONG,
     "cast8 turned": ACROSS,
     "cast8_tma": crossed(
-        [{**p, **r} for p in PIECES for r in (*RINGS, *SENT)], walk=("rows", "columns", "diagonals")
+        [{**p, **r} for p in PIECES for r in (*RINGS, *SENT)], group_m=(1, 2, 4, 16, 1048576)
     ),
     "two_pass": crossed(
         [{"sub_m": m, "sub_k": k} for m, k in ((32, 256), (64, 256), (64, 128), (16, 256), (32, 128))],
@@ -100,10 +100,12 @@ POINTS: Mapping[str, Sequence[Point]] = {
     "masked": RAGGED,
     "k_grouped": RAGGED,
     "fused_ws": [
+        *grid(block_n=(128, 256), stages=(4,), slots=(1,), group_m=(8,), split=(2, 4, 8)),
         *grid(block_n=(256,), stages=(4,), slots=(1,), group_m=(8, 16, 32), turned=(True, False)),
         *grid(block_n=(128,), stages=(5,), slots=(2,), group_m=(8, 16, 32), turned=(True,)),
     ],
     "unfused_ws": [
+        *grid(block_n=(128, 256), stages=(4,), slots=(1,), group_m=(8,), split=(2, 4, 8)),
         *grid(block_n=(256,), stages=(4,), slots=(1, 2), group_m=(8, 16, 32)),
         *grid(block_n=(128,), stages=(5,), slots=(2,), group_m=(8, 16, 32)),
     ],
@@ -154,7 +156,14 @@ class Entry:
 
 
 def fitting(operator: Operator, point: Point, workload: Workload) -> bool:
-    """False for tiles that cover a product's few rows more than twice, or its many rows in small pieces."""
+    """False for tiles that cover a product's few rows more than twice, or its many rows in small pieces or split."""
+    if (
+        "N" in workload.dims
+        and point.get("split", 1) > 1
+        and workload.dims["M"] > 512
+        and "block_m" not in point
+    ):
+        return False
     if "N" not in workload.dims or "block_m" not in point or "masked" in operator.name:
         return True
     m, tall = workload.dims["M"], point["block_m"]

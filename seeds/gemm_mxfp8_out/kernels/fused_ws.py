@@ -3,7 +3,8 @@
 One producer warp fills a ring of stages by TMA, two consumer warpgroups of 64 rows each multiply and promote, as the
 blockwise family's ``gluon_ws`` does (128 x block_n tiles, persistent). Payloads leave as 64 x 128 tiles by TMA,
 exponents by plain stores. Where M is no multiple of 4, A's scales lie where TMA may not begin (16 bytes), and consumers
-load them. With ``grouped`` B is [groups x N, K], and every 128 rows of A, a tile's, say whose rows
+load them. For few rows ``split`` programs share a tile's steps and leave float32 parts, which a second kernel adds and
+quantises. With ``grouped`` B is [groups x N, K], and every 128 rows of A, a tile's, say whose rows
 they meet. With ``fused`` 0 the product leaves as bf16 and a second kernel quantises it: the baseline.
 """
 
@@ -29,6 +30,7 @@ SPACE = {
     "programs": (132, 1048576),
     "consumer_regs": (216, 232, 240),
     "turned": (False, True),
+    "split": (1, 2, 4, 8),
     "grouped": (0, 1),
     "fused": (0, 1),
 }
@@ -40,6 +42,7 @@ DEFAULTS = {
     "programs": 132,
     "consumer_regs": 240,
     "turned": True,
+    "split": 1,
     "grouped": 0,
     "fused": 1,
 }
@@ -48,6 +51,8 @@ CONSTRAINTS = {
     "(16896 + block_n // 128 * 16384) * stages + 16384 * slots + 8192 * turned * fused <= 232000": (
         "the ring, the store slots and the turning share 227 KB of shared memory"
     ),
+    "split == 1 or split * M * N <= 134217728": "float32 parts of a product take 512 MB at most",
+    "split <= K // 128": "a part has a step at least",
     "N % 32 == 0": "an exponent serves 32 columns",
     "K % 128 == 0": "a step of K is one scale block",
 }
@@ -61,6 +66,12 @@ def tile_of(t, num_m, num_n, GROUP: gl.constexpr):
     rows = min(num_m - first, GROUP)
     inside = t % per
     return first + inside % rows, inside // rows
+
+
+@gluon.jit
+def steps_of(part, K, SPLIT: gl.constexpr):
+    """The steps of K, first and past the last, that one of SPLIT parts sums."""
+    return K // 128 * part // SPLIT, K // 128 * (part + 1) // SPLIT
 
 
 @gluon.jit
@@ -90,6 +101,7 @@ def producer(
     HALVES: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
+    SPLIT: gl.constexpr,
     GROUPED: gl.constexpr,
     SENT: gl.constexpr,
 ):
@@ -99,13 +111,14 @@ def producer(
     A_BYTES: gl.constexpr = 2 * 64 * 128 + 2 * 64 * 4 * SENT
     s = 0
     phase = 1
-    for t in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
-        pm, pn = tile_of(t, num_m, num_n, GROUP)
+    for item in range(gl.program_id(0), num_m * num_n * SPLIT, gl.num_programs(0)):
+        pm, pn = tile_of(item % (num_m * num_n), num_m, num_n, GROUP)
+        first, stop = steps_of(item // (num_m * num_n), K, SPLIT)
         row = pm * 128
         col = pn * (128 * HALVES)
         if GROUPED:
             col += gl.load(g_ptr + pm) * N
-        for k in range(K // 128):
+        for k in range(first, stop):
             mbarrier.wait(empty.index(s), phase)
             bar = ready.index(s)
             mbarrier.expect(bar, A_BYTES + B_BYTES)
@@ -191,9 +204,19 @@ def store_bf16(c_desc, c_bufs, acc, row, col, SLOTS: gl.constexpr, WG: gl.conste
 
 
 @gluon.jit
+def store_part(part_ptr, acc, part, row, col, M, N):
+    """Store 64 x 128 f32 of one part [M, N]."""
+    r = row + gl.arange(0, 64, gl.SliceLayout(1, acc.type.layout))
+    c = col + gl.arange(0, 128, gl.SliceLayout(0, acc.type.layout))
+    at = part_ptr + part.to(gl.int64) * M * N + (r.to(gl.int64)[:, None] * N + c[None, :])
+    gl.store(at, acc, mask=(r < M)[:, None] & (c < N)[None, :])
+
+
+@gluon.jit
 def consume(
     d_desc,
     ds_ptr,
+    part_ptr,
     as_ptr,
     bs_ptr,
     g_ptr,
@@ -211,6 +234,7 @@ def consume(
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     SLOTS: gl.constexpr,
+    SPLIT: gl.constexpr,
     GROUPED: gl.constexpr,
     SENT: gl.constexpr,
     FUSED: gl.constexpr,
@@ -229,8 +253,10 @@ def consume(
     zero = gl.zeros((64, 128), gl.float32, mma)
     s = 0
     phase = 0
-    for t in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
-        pm, pn = tile_of(t, num_m, num_n, GROUP)
+    for item in range(gl.program_id(0), num_m * num_n * SPLIT, gl.num_programs(0)):
+        pm, pn = tile_of(item % (num_m * num_n), num_m, num_n, GROUP)
+        part = item // (num_m * num_n)
+        first, stop = steps_of(part, K, SPLIT)
         bs_at = bs_ptr
         if GROUPED:
             bs_at += gl.load(g_ptr + pm).to(gl.int64) * gl.cdiv(N, 128) * steps
@@ -239,7 +265,7 @@ def consume(
         own = pm * 128 + WG * 64 + gl.arange(0, 64, rows)
         acc0 = gl.zeros((64, 128), gl.float32, mma)
         acc1 = gl.zeros((64, 128), gl.float32, mma)
-        for k in range(steps):
+        for k in range(first, stop):
             sb0 = gl.load(bp0 + k)
             sb1 = gl.load(bp1 + k)
             mbarrier.wait(ready.index(s), phase)
@@ -268,7 +294,11 @@ def consume(
             phase = gl.where(wrap, phase ^ 1, phase)
         row = pm * 128 + WG * 64
         col = pn * (128 * HALVES)
-        if FUSED:
+        if SPLIT > 1:
+            store_part(part_ptr, acc0, part, row, col, M, N)
+            if HALVES == 2:
+                store_part(part_ptr, acc1, part, row, col + 128, M, N)
+        elif FUSED:
             store_mx(d_desc, d_bufs, ds_ptr, acc0, row, col, M, N, WG * SLOTS, SLOTS - 1, TURNED, EVEN)
             if HALVES == 2:
                 store_mx(
@@ -299,6 +329,7 @@ def gemm_kernel(
     b_desc,
     d_desc,
     ds_ptr,
+    part_ptr,
     as_ptr,
     bs_ptr,
     g_ptr,
@@ -309,6 +340,7 @@ def gemm_kernel(
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     SLOTS: gl.constexpr,
+    SPLIT: gl.constexpr,
     REGS: gl.constexpr,
     GROUPED: gl.constexpr,
     SENT: gl.constexpr,
@@ -337,12 +369,12 @@ def gemm_kernel(
     # fmt: off
     gl.warp_specialize(
         [
-            (consume, (d_desc, ds_ptr, as_ptr, bs_ptr, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, d_bufs, empty, ready,
-                       ready1, HALVES, STAGES, GROUP, SLOTS, GROUPED, SENT, FUSED, TURNED, EVEN, 0)),
-            (consume, (d_desc, ds_ptr, as_ptr, bs_ptr, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, d_bufs, empty, ready,
-                       ready1, HALVES, STAGES, GROUP, SLOTS, GROUPED, SENT, FUSED, TURNED, EVEN, 1)),
+            (consume, (d_desc, ds_ptr, part_ptr, as_ptr, bs_ptr, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, d_bufs, empty,
+                       ready, ready1, HALVES, STAGES, GROUP, SLOTS, SPLIT, GROUPED, SENT, FUSED, TURNED, EVEN, 0)),
+            (consume, (d_desc, ds_ptr, part_ptr, as_ptr, bs_ptr, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, d_bufs, empty,
+                       ready, ready1, HALVES, STAGES, GROUP, SLOTS, SPLIT, GROUPED, SENT, FUSED, TURNED, EVEN, 1)),
             (producer, (a_desc, as_desc, b_desc, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, empty, ready, ready1,
-                        HALVES, STAGES, GROUP, GROUPED, SENT)),
+                        HALVES, STAGES, GROUP, SPLIT, GROUPED, SENT)),
         ],
         [4, 1],
         [REGS, 24],
@@ -351,13 +383,29 @@ def gemm_kernel(
 
 
 @triton.jit
-def quantise_kernel(c_ptr, d_ptr, ds_ptr, M, N, BM: tl.constexpr, BN: tl.constexpr):
+def added(c_ptr, at, inside, M, N, PARTS: tl.constexpr):
+    """The float32 sum of PARTS products [M, N] at these places."""
+    total = tl.load(c_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(c_ptr + (at + tl.cast(M, tl.int64) * N * part), mask=inside, other=0.0)
+    return total
+
+
+@triton.jit
+def add_kernel(c_ptr, out_ptr, M, N, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < tl.cast(M, tl.int64) * N
+    tl.store(out_ptr + at, added(c_ptr, at, inside, M, N, PARTS).to(tl.bfloat16), mask=inside)
+
+
+@triton.jit
+def quantise_kernel(c_ptr, d_ptr, ds_ptr, M, N, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     num_n = tl.cdiv(N, BN)
     row = (tl.program_id(0) // num_n) * BM + tl.arange(0, BM)
     col = (tl.program_id(0) % num_n) * BN + tl.arange(0, BN)
     inside = (row < M)[:, None] & (col < N)[None, :]
     at = row.to(tl.int64)[:, None] * N + col[None, :]
-    blocks = tl.reshape(tl.load(c_ptr + at, mask=inside, other=0.0).to(tl.float32), (BM, BN // 32, 32))
+    blocks = tl.reshape(added(c_ptr, at, inside, M, N, PARTS), (BM, BN // 32, 32))
     top = tl.max(blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=2)
     bits = (top.to(tl.float32, bitcast=True) * 0.002232142857142857).to(tl.int32, bitcast=True)
     part = bits & 0x7FFFFF
@@ -371,6 +419,14 @@ def quantise_kernel(c_ptr, d_ptr, ds_ptr, M, N, BM: tl.constexpr, BN: tl.constex
     tl.store(ds_ptr + row.to(tl.int64)[:, None] * (N // 32) + block[None, :], e.to(tl.uint8), mask=held)
 
 
+def quantised(c, d, ds, parts):
+    """Payloads ``d`` and exponents ``ds`` [M, N/32] of the sum of parts [M, N]."""
+    m, n = d.shape
+    tall, wide = (8, 128) if parts > 1 else (32, 256)
+    tiles = triton.cdiv(m, tall) * triton.cdiv(n, wide)
+    quantise_kernel[(tiles,)](c, d, ds, m, n, parts, tall, wide, num_warps=4)
+
+
 def product(inputs, params, ds):
     """Payloads, with exponents into ``ds``; or the product in bf16 where ``fused`` is 0."""
     a, b = inputs["a_q"], inputs["b_q"]
@@ -378,18 +434,20 @@ def product(inputs, params, ds):
     n = b.shape[-2]
     rows_b = b.reshape(-1, k)
     scales = inputs["a_s"].reshape(-1)
-    fused = params["fused"]
+    fused, split = params["fused"], params["split"]
     out = torch.empty((m, n), dtype=torch.float8_e4m3fn if fused else torch.bfloat16)
     fp8 = gl.NVMMASharedLayout(128, 8)
     flat = gl.NVMMASharedLayout(0, 32, rank=1)
     bf16 = gl.NVMMASharedLayout(128, 16)
-    tiles = triton.cdiv(m, 128) * triton.cdiv(n, params["block_n"])
+    parts = torch.empty((split, m, n), dtype=torch.float32) if split > 1 else ds
+    tiles = triton.cdiv(m, 128) * triton.cdiv(n, params["block_n"]) * split
     gemm_kernel[(min(tiles, params["programs"]),)](
         TensorDescriptor(a, [m, k], [k, 1], [64, 128], fp8),
         TensorDescriptor(scales, [scales.shape[0]], [1], [64], flat),
         TensorDescriptor(rows_b, [rows_b.shape[0], k], [k, 1], [128, 128], fp8),
         TensorDescriptor(out, [m, n], [n, 1], [64, 128 if fused else 64], fp8 if fused else bf16),
         ds,
+        parts,
         scales,
         inputs["b_s"],
         inputs["group"] if params["grouped"] else ds,
@@ -400,6 +458,7 @@ def product(inputs, params, ds):
         params["stages"],
         params["group_m"],
         params["slots"],
+        split,
         params["consumer_regs"],
         params["grouped"],
         m % 4 == 0,
@@ -409,6 +468,10 @@ def product(inputs, params, ds):
         num_warps=4,
         maxnreg=168,
     )
+    if split > 1 and fused:
+        quantised(parts, out, ds, split)
+    elif split > 1:
+        add_kernel[(triton.cdiv(m * n, 2048),)](parts, out, m, n, split, 2048, num_warps=4)
     return out
 
 
@@ -419,6 +482,5 @@ def launch(inputs, params):
     if params["fused"]:
         return (made, ds)
     d = torch.empty((m, n), dtype=torch.float8_e4m3fn)
-    tiles = triton.cdiv(m, 32) * triton.cdiv(n, 256)
-    quantise_kernel[(tiles,)](made, d, ds, m, n, 32, 256, num_warps=4)
+    quantised(made, d, ds, 1)
     return (d, ds)

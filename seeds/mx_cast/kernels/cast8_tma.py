@@ -20,7 +20,7 @@ SPACE = {
     "lanes_m": (1, 2, 4, 8, 16),
     "warps_m": (1, 2, 4, 8),
     "num_warps": (4, 8, 16),
-    "walk": ("rows", "columns", "blocks", "diagonals"),
+    "group_m": (1, 2, 4, 8, 16, 32, 1048576),
     "leave": ("threads", "tma"),
     "slots": (1, 2),
     "stages": (1, 2, 3, 4),
@@ -35,7 +35,7 @@ DEFAULTS = {
     "lanes_m": 2,
     "warps_m": 4,
     "num_warps": 4,
-    "walk": "rows",
+    "group_m": 1,
     "leave": "threads",
     "slots": 1,
     "stages": 3,
@@ -58,30 +58,22 @@ CONSTRAINTS = {
 
 
 @gluon.jit
-def place(t, M, K, WALK: gl.constexpr):
-    """Tile coordinates of tile number t: along rows (0), columns (1), down 8 rows of tiles and on (2), diagonals (3).
-
-    On a diagonal neighbours differ in both coordinates, so that lines of the transposed copy that are written at the
-    same time do not all lie at the same offset of their rows.
-    """
+def place(t, M, K, GROUP: gl.constexpr):
+    """Tile coordinates of tile number t of a walk that goes down GROUP rows of tiles before it moves one column."""
     tall = gl.cdiv(M, 128)
     wide = gl.cdiv(K, 128)
-    if WALK == 1:
-        return t % tall, t // tall
-    elif WALK == 2:
-        first = t // (8 * wide) * 8
-        rows = min(tall - first, 8)
-        inside = t % (8 * wide)
-        return first + inside % rows, inside // rows
-    elif WALK == 3:
-        return (t // wide + t % wide) % tall, t % wide
-    else:
+    if GROUP == 1:
         return t // wide, t % wide
+    height = min(GROUP, tall)
+    first = t // (height * wide) * height
+    rows = min(tall - first, height)
+    inside = t % (height * wide)
+    return first + inside % rows, inside // rows
 
 
 @gluon.jit
-def fetch(x_desc, bufs, ready, t, slot, tiles, M, K, WALK: gl.constexpr):
-    pm, pk = place(t, M, K, WALK)
+def fetch(x_desc, bufs, ready, t, slot, tiles, M, K, GROUP: gl.constexpr):
+    pm, pk = place(t, M, K, GROUP)
     inside = t < tiles
     mbarrier.expect(ready.index(slot), 128 * 128 * 2, pred=inside)
     tma.async_copy_global_to_shared(
@@ -178,7 +170,7 @@ def cast_kernel(
     TURNED: gl.constexpr,
     STAGES: gl.constexpr,
     SENT: gl.constexpr,
-    WALK: gl.constexpr,
+    GROUP: gl.constexpr,
     MODE: gl.constexpr,
     ROWS: gl.constexpr,
     COLUMNS: gl.constexpr,
@@ -194,7 +186,7 @@ def cast_kernel(
     tiles = gl.cdiv(M, 128) * gl.cdiv(K, 128)
     step = gl.num_programs(0)
     for slot in gl.static_range(STAGES):
-        fetch(x_desc, bufs, ready, gl.program_id(0) + slot * step, slot, tiles, M, K, WALK)
+        fetch(x_desc, bufs, ready, gl.program_id(0) + slot * step, slot, tiles, M, K, GROUP)
     row = gl.arange(0, 128, gl.SliceLayout(1, TILE))
     col = gl.arange(0, 128, gl.SliceLayout(0, TILE))
     k = gl.arange(0, 128, gl.SliceLayout(1, TURNED))
@@ -205,10 +197,10 @@ def cast_kernel(
     phase = 0
     sent = 0
     for t in range(gl.program_id(0), tiles, step):
-        pm, pk = place(t, M, K, WALK)
+        pm, pk = place(t, M, K, GROUP)
         mbarrier.wait(ready.index(slot), phase)
         x = bufs.index(slot).load(TILE).to(gl.float32)
-        fetch(x_desc, bufs, ready, t + STAGES * step, slot, tiles, M, K, WALK)
+        fetch(x_desc, bufs, ready, t + STAGES * step, slot, tiles, M, K, GROUP)
         wrap = slot == STAGES - 1
         slot = gl.where(wrap, 0, slot + 1)
         phase = gl.where(wrap, phase ^ 1, phase)
@@ -297,7 +289,7 @@ def launch(inputs, params):
         turned,
         params["stages"],
         sent,
-        {"rows": 0, "columns": 1, "blocks": 2, "diagonals": 3}[params["walk"]],
+        params["group_m"],
         params["mode"],
         params["rows"],
         params["columns"],
