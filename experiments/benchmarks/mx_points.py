@@ -76,11 +76,18 @@ POINTS: Mapping[str, Sequence[Point]] = {
         *crossed(
             [
                 {"block_k": k, "num_stages": s, "programs": p}
-                for k, s, p in ((256, 4, 132), (256, 6, 132), (128, 8, 132), (256, 3, 264), (128, 6, 264))
+                for k, s, p in ((256, 4, 132), (256, 6, 132), (256, 8, 132), (128, 8, 132), (256, 3, 264))
             ],
             block_m=(16, 32, 64),
             block_n=(64,),
             swap=(True, False),
+        ),
+        *grid(
+            block_m=(16, 32, 64),
+            block_n=(32,),
+            block_k=(256,),
+            num_stages=(3, 4, 6, 8),
+            programs=(264, 1048576),
         ),
         *crossed(
             [
