@@ -112,14 +112,14 @@ def _campaign_file(name: str) -> Path:
 
 
 def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
-    import yaml
+    from evolve.config import read_yaml
 
     overrides: dict[str, Any] = {}
     for item in arguments.set:
         key, separator, text = item.partition("=")
         if not separator or not key:
             raise UserError(f"--set: {item!r} must be KEY=VALUE.")
-        overrides[key] = yaml.safe_load(text)
+        overrides[key] = read_yaml(text, f"--set {key}: {text!r}")
     for key, value in (
         ("target", arguments.target),
         ("seed", arguments.seed),

@@ -135,23 +135,50 @@ class CampaignConfig(_Section):
 def load_config(path: Path, overrides: dict[str, Any] | None = None) -> CampaignConfig:
     """Read and check a YAML file; ``overrides`` maps dotted keys to values. Raises UserError."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"cannot read {path}: {getattr(error, 'strerror', None) or 'not a text file'}."
         ) from error
-    except (ValueError, OverflowError, RecursionError, LookupError, AttributeError) as error:
-        # dates and numbers that are none
-        raise UserError(f"{path} holds a value that YAML cannot read.") from error
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" at line {where.line + 1}" if where else ""
-        raise UserError(f"{path} is not valid YAML{line}.") from error
+    data = read_yaml(text, str(path))
     if not isinstance(data, dict):
         raise UserError(f"{path} must hold a mapping of campaign keys such as operator, target, suite.")
     for key, value in (overrides or {}).items():
         _set(data, key, value)
     return parse_config(data, str(path))
+
+
+def read_yaml(text: str, origin: str) -> Any:
+    """What a YAML document holds. Raises UserError, also for a key that stands twice in one mapping."""
+    try:
+        return yaml.load(text, _Loader)
+    except _Twice as error:
+        raise UserError(f"{origin}: key {error.key!r} is given twice, at line {error.line} again.") from error
+    except (ValueError, OverflowError, RecursionError, LookupError, AttributeError) as error:
+        # dates and numbers that are none
+        raise UserError(f"{origin} holds a value that YAML cannot read.") from error
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" at line {where.line + 1}" if where else ""
+        raise UserError(f"{origin} is not valid YAML{line}.") from error
+
+
+class _Twice(yaml.YAMLError):
+    def __init__(self, key: str, line: int) -> None:
+        super().__init__(key)
+        self.key, self.line = key, line
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe one, for which a key given twice is an error: YAML would keep the last without a word."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys: set[str] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and key.value in keys:
+                raise _Twice(key.value, key.start_mark.line + 1)
+            keys.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 def parse_config(data: dict[str, Any], origin: str = "campaign") -> CampaignConfig:
@@ -160,6 +187,16 @@ def parse_config(data: dict[str, Any], origin: str = "campaign") -> CampaignConf
         return CampaignConfig.model_validate(data)
     except ValidationError as error:
         raise UserError(f"{origin}: {_sentence(error)}.") from error
+
+
+_PYTHON = ((r"valid tuple", "list"), (r"valid dictionary( or instance of \w+)?", "mapping of keys"))
+"""What pydantic calls by Python's words, and a YAML file by its own."""
+
+
+def _in_yaml(message: str) -> str:
+    for python, plain in _PYTHON:
+        message = re.sub(python, plain, message)
+    return message
 
 
 def _set(data: dict[str, Any], dotted: str, value: Any) -> None:
@@ -172,7 +209,8 @@ def _set(data: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _sentence(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
+    # a misspelt key is what another one is missing for
+    first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         allowed = _keys_at(first["loc"][:-1])
@@ -181,7 +219,7 @@ def _sentence(error: ValidationError) -> str:
         return f"unknown key {key!r}{hint} (allowed: {', '.join(allowed)})"
     if first["type"] == "missing":
         return f"key {key!r} is missing"
-    message = first["msg"].removeprefix("Value error, ")
+    message = _in_yaml(first["msg"].removeprefix("Value error, "))
     # a mapping may hold itself a thousandfold by references
     return f"{key}: {message[:1].lower()}{message[1:]} (got {reprlib.repr(first.get('input'))})"
 

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evolve.config import load_config, parse_config
+from evolve.config import load_config, parse_config, read_yaml
 from evolve.errors import UserError
 from evolve.resolve import Resolved, resolve
 
@@ -36,6 +36,8 @@ def test_a_good_configuration_round_trips() -> None:
             {"budget": {"evaluation": 3}},
             ["'budget.evaluation'", "did you mean 'evaluations'", "wall_seconds"],
         ),
+        ({"budget": 5}, ["budget", "a mapping of keys", "5"]),
+        ({"seeds": "fused"}, ["seeds", "a list", "'fused'"]),
         ({"budget": {}}, ["budget", "at least one of evaluations"]),
         ({"budget": {"evaluations": 0}}, ["budget.evaluations", "greater than or equal to 1", "0"]),
         ({"search": {"order": "random"}}, ["search.order", "'index' or 'arrival'"]),
@@ -57,6 +59,22 @@ def test_a_wrong_key_is_named(change: dict, words: list[str]) -> None:
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(UserError, match="key 'operator' is missing"):
         parse_config({k: v for k, v in GOOD.items() if k != "operator"})
+
+
+def test_a_misspelt_key_is_told_before_the_one_that_is_missing_for_it() -> None:
+    data = {("tagret" if k == "target" else k): v for k, v in GOOD.items()}
+    with pytest.raises(UserError, match="unknown key 'tagret'; did you mean 'target'"):
+        parse_config(data)
+
+
+def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text("name: a\nbudget: {evaluations: 1, evaluations: 2}\n")
+    with pytest.raises(UserError, match=r"q.yaml: key 'evaluations' is given twice, at line 2 again\.$"):
+        load_config(path)
+    assert read_yaml("a: &a {b: 1}\nc: {<<: *a, b: 2}", "q")["c"] == {"b": 2}, (
+        "a merged key may be overridden"
+    )
 
 
 def test_files_that_are_no_campaign(tmp_path: Path) -> None:
