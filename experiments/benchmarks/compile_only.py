@@ -137,12 +137,27 @@ def document(seeds: Sequence[Line], findings: Sequence[Line], command: str, miss
         "# What compilers make of the families without a device",
         f"`{command}` on {date}; {versions}. Static counts from the compiled code (*compiled*: no times; an "
         "instruction in a loop counts once). Parameters are the seeds' own. "
-        f"{passed} of {len(seeds)} pairs of kernel and target compile; "
-        f"{missing} more were not reached in the time given.",
+        f"{passed} of {len(seeds)} pairs of kernel and target compile"
+        + (f"; {missing} more were not reached in the time given." if missing else "."),
+        "## Kernels that compile, of those tried\n\n" + summary(seeds),
         "## Published findings, from the code alone\n\n" + "\n".join([HEAD, *map(row, findings)]),
         "## Families × targets\n\n" + "\n".join([HEAD, *map(row, seeds)]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def summary(seeds: Sequence[Line]) -> str:
+    """Families × targets, in counts."""
+    tried: dict[str, dict[str, list[bool]]] = {}
+    for line in seeds:
+        family = tried.setdefault(line.label.split("/")[0], {})
+        family.setdefault(line.target, []).append(line.evaluation.verdict is Verdict.OK)
+    columns = [name for name in TARGETS if any(name in family for family in tried.values())]
+    lines = [f"| family | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for name, family in tried.items():
+        counts = (f"{sum(family[t])} of {len(family[t])}" if t in family else "" for t in columns)
+        lines.append(f"| {name} | {' | '.join(counts)} |")
+    return "\n".join(lines)
 
 
 class Records:

@@ -143,14 +143,15 @@ class Shop:
 
 
 def calc_diff(operator: Operator, sample: Any, seen: Mapping[str, np.ndarray]) -> float:
-    """1 - 2 <x, y> / (<x, x> + <y, y>) of dequantised outputs and the oracle's, in float64."""
+    """1 - 2 <x, y> / (<x, x> + <y, y>) of dequantised outputs and the oracle's, in float64; 0 for zeros."""
 
     def values(found: Mapping[str, np.ndarray]) -> np.ndarray:
         scale = np.exp2(found["d_s"].astype(np.float64) - 127)
         return found["d"].astype(np.float64) * np.repeat(scale, 32, axis=-1)
 
     x, y = values(seen), values(sample.references["mx"])
-    return float(1 - 2 * (x * y).sum() / ((x * x).sum() + (y * y).sum()))
+    both = (x * x).sum() + (y * y).sum()
+    return float(1 - 2 * (x * y).sum() / both) if both else 0.0
 
 
 def peers_of(part: str, workload: Workload, picks: Mapping[str, Any], held: dict) -> dict[str, Call]:

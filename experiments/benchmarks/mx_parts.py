@@ -62,7 +62,7 @@ def entries_of(part: str, operator: str) -> list[Entry]:
         ]
         return [*found, Entry("whole 256, own", "gridquant/quant_256", "whole", tuned=False)]
     if part in ("few-rows", "squares"):
-        kernels = ("persistent", "splitk") if part == "few-rows" else ("persistent",)
+        kernels = ("persistent", "splitk" if part == "few-rows" else "persistent_ws")
         found = [Entry(f"{k} {e}", f"gridquant/gemm_{e}", k) for e in (256, 128) for k in kernels]
         own = [Entry(f"splitk {e}, own", f"gridquant/gemm_{e}", "splitk", tuned=False) for e in (256, 128)]
         return [*found, *(own if part == "few-rows" else [])]
@@ -85,7 +85,8 @@ RATIOS = {
     "whole over the best, 256": (("whole 256",), "best 256"),
     "split-K own over persistent, 256": (("splitk 256, own",), "persistent 256"),
     "split-K over persistent, 256": (("splitk 256",), "persistent 256"),
-    "cuBLAS over persistent, 128": (("cuBLAS 128 x 128, bf16 out",), "persistent 128"),
+    "cuBLAS over the best persistent, 128": (("cuBLAS 128 x 128, bf16 out",), "any persistent 128"),
+    "cuBLAS over the best persistent, 256": (("cuBLAS 128 x 128, bf16 out",), "any persistent 256"),
     "unfused over fused": (("unfused",), "fused"),
     "unfused over masked": (("unfused",), "masked"),
     "unfused over k_grouped": (("unfused",), "k_grouped"),
@@ -100,6 +101,8 @@ ALIASES = {
     "dim1": ("dim1, cast8", "dim1, cast8_tma"),
     "dim0 + dim1": ("dim0 + dim1, one read, cast8", "dim0 + dim1, one read, cast8_tma"),
     "best 256": ("two_pass 256", "held 256"),
+    "any persistent 128": ("persistent 128", "persistent_ws 128"),
+    "any persistent 256": ("persistent 256", "persistent_ws 256"),
     "any fused": ("fused", "fused_ws"),
     "any unfused": (
         "unfused",

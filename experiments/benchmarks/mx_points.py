@@ -108,6 +108,10 @@ POINTS: Mapping[str, Sequence[Point]] = {
             scaling=("step", "ratio"),
         ),
     ],
+    "persistent_ws": [
+        *grid(block_n=(256,), stages=(4,), slots=(1, 2), group_m=(8, 16, 32)),
+        *grid(block_n=(128,), stages=(6,), slots=(2,), group_m=(8, 16, 32)),
+    ],
     "splitk": grid(block_m=(16, 64), block_n=(32, 64, 128), split=(2, 4, 8), num_stages=(3, 4)),
     "fused": FUSED,
     "unfused": FUSED,

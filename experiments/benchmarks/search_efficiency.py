@@ -27,7 +27,7 @@ from evolve.evaluator import Job
 from evolve.genome import Genome
 from evolve.history import Candidate, Proposer
 from evolve.proposers.parameter_crossover import ParameterCrossover
-from evolve.proposers.parameters import ParameterProposer
+from evolve.proposers.parameters import KnownSpaces, ParameterProposer
 from evolve.proposers.portfolio import Portfolio
 from evolve.proposers.surrogate import SurrogateProposer
 from evolve.selection import contenders, race
@@ -88,10 +88,11 @@ def table_campaign(
     """A campaign on a table from a random legal point, or from the best that ``earlier`` campaigns found."""
     archive = Archive(ISLANDS, MIGRATION_INTERVAL)
     records = records_of(earlier, table.space_of)
+    spaces = KnownSpaces(table.space_of)
     builders: dict[str, Callable[[], Proposer]] = {
-        "parameters": lambda: ParameterProposer(archive, table.space_of),
-        "surrogate": lambda: SurrogateProposer(archive, table.space_of, records),
-        "crossover": lambda: ParameterCrossover(archive, table.space_of),
+        "parameters": lambda: ParameterProposer(archive, spaces),
+        "surrogate": lambda: SurrogateProposer(archive, spaces, records),
+        "crossover": lambda: ParameterCrossover(archive, spaces),
     }
     searcher: Searcher = Portfolio([builders[name]() for name in setting.proposers])
     leads = leads_of(earlier, table.space_of)

@@ -233,7 +233,7 @@ def operators() -> dict[str, GridQuant | GridGemm]:
     for edge in (256, 128):
         quant = _seeds(edge, "two_pass", "held", "whole", whole={"num_warps": 16})
         found[f"quant_{edge}"] = GridQuant(f"gridquant/quant_{edge}", edge, _matrix_suites(), quant)
-        gemm = _seeds(edge, "persistent", "splitk")
+        gemm = _seeds(edge, "persistent", "persistent_ws", "splitk")
         found[f"gemm_{edge}"] = GridGemm(f"gridquant/gemm_{edge}", edge, _gemm_suites(), gemm)
     return found
 

@@ -1,0 +1,60 @@
+"""The Gluon seeds of mx_cast, gridquant and gemm_mxfp8_out: they compile for Hopper; on one they pass their gates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.benchmarks.mx_points import Entry, compiled_ahead
+from fitness.targets import load_target
+from seeds.catalogue import load_operator
+from seeds.operator import Workload
+from tests.seeds.triton_station import objection
+from workers.station import LocalStation
+
+WIDE = Workload("check/whole", {"M": 512, "N": 512, "K": 1024})
+
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("mx_cast/mxfp8_both", "cast8_tma", {}),
+    ("mx_cast/mxfp8_both", "cast8_tma", {"leave": "tma", "slots": 2, "group_m": 4}),
+    ("mx_cast/mxfp8_dim1", "cast8_tma", {"leave": "tma", "group_m": 1048576}),
+    ("gridquant/gemm_256", "persistent_ws", {}),
+    ("gridquant/gemm_128", "persistent_ws", {"block_n": 128, "stages": 6}),
+    ("gemm_mxfp8_out/normal", "fused_ws", {}),
+    ("gemm_mxfp8_out/normal", "fused_ws", {"split": 2, "block_n": 128}),
+    ("gemm_mxfp8_out/grouped4", "fused_ws", {}),
+]
+
+
+@pytest.fixture(scope="module")
+def station() -> Iterator[LocalStation]:
+    import torch
+
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    station = LocalStation(load_target("h200").gpu)
+    yield station
+    station.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("operator", "kernel", "params"), CASES)
+def test_gluon_seeds_pass_their_gates_on_the_gpu(
+    operator: str, kernel: str, params: dict[str, Any], station: LocalStation
+) -> None:
+    made = load_operator(operator)
+    (suite, *_) = made.suites.values()
+    for workload in (*suite.check, WIDE):
+        for kind in made.input_kinds:
+            found = objection(station, made, workload, kind, kernel=kernel, params=params)
+            assert found is None, (workload.id, kind, found)
+
+
+def test_gluon_seeds_compile_for_hopper(tmp_path: Path) -> None:
+    pytest.importorskip("triton.experimental.gluon")
+    pairs = [(Entry(kernel, operator, kernel, tuned=False), WIDE) for operator, kernel, _ in CASES]
+    found = compiled_ahead(pairs, str(tmp_path), processes=2, seconds=300.0)
+    assert found["points"] >= 6 and not found["failed"] and not found["late"], found
