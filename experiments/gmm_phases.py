@@ -47,15 +47,16 @@ TILINGS: tuple[tuple[str, str, tuple[dict, ...]], ...] = (
 """Recipe, kernel, and what its parameters change: hand-picked, the named tilings last."""
 
 WHOLE_MATRIX = {"block_k": 8192, "block_n": 8192, "order": "visits"}
+ROWS_512 = WHOLE_MATRIX | {"block_m": 512, "sub_m": 512}
 HALF_MATRIX = {"block_m": 1024, "block_k": 4096, "block_n": 1024, "sub_k": 512, "sub_n": 512}
 QUARTER = {
     "block_k": 2048, "sub_k": 256, "sub_n": 1024, "placement": "per_use", "dequant": "partial", "narrow": 0,
 }  # fmt: skip
 ON_LARGE: tuple[tuple[str, str, tuple[dict, ...]], ...] = (
-    ("fwd-g512", "bf16", (WHOLE_MATRIX,)),
+    ("fwd-g512", "bf16", (ROWS_512, WHOLE_MATRIX)),
     ("fwd-g512", "once", (WHOLE_MATRIX, WHOLE_MATRIX | {"scaling": "chained"})),
     ("fwd-g512", "once", (WHOLE_MATRIX | {"scaling": "chained"} | NARROW,)),
-    ("dlhs-g512", "bf16", (WHOLE_MATRIX,)),
+    ("dlhs-g512", "bf16", (ROWS_512, WHOLE_MATRIX)),
     ("dlhs-g512", "once", (WHOLE_MATRIX, WHOLE_MATRIX | {"scaling": "chained"})),
     ("tgmm-g512", "bf16", (HALF_MATRIX, HALF_MATRIX | {"sub_n": 1024})),
     ("tgmm-g512", "once", (HALF_MATRIX | {"placement": "cached", "narrow": 0},)),
@@ -65,12 +66,16 @@ ON_LARGE: tuple[tuple[str, str, tuple[dict, ...]], ...] = (
         "fwd-g128",
         "once",
         (
-            WHOLE_MATRIX | {"dequant": "operands"} | NARROW | {"block_m": 512},
+            ROWS_512 | {"dequant": "operands"} | NARROW,
             WHOLE_MATRIX | {"dequant": "operands"} | NARROW,
             WHOLE_MATRIX | {"dequant": "operands"},
         ),
     ),
-    ("dlhs-g128", "once", (WHOLE_MATRIX | {"dequant": "operands"} | NARROW,)),
+    (
+        "dlhs-g128",
+        "once",
+        (ROWS_512 | {"dequant": "operands"} | NARROW, WHOLE_MATRIX | {"dequant": "operands"} | NARROW),
+    ),
     ("tgmm-g128", "once", (HALF_MATRIX | {"sub_n": 1024, "placement": "per_use", "narrow": 0} | NARROW,)),
 )
 """The same on one part in 64 of ``gmm-large``."""

@@ -97,8 +97,6 @@ SCHEDULES = [
         {"block_k": 256, "bodies": "split", "dequant": "operands", "arithmetic": "bf16"},
     ),
     ("dlhs-g512", "empty_and_tiny", VISITS),
-    ("fwd-g128", "off_borders", {**VISITS, "dequant": "operands", "weights": "kept"}),
-    ("dlhs-g128", "empty_and_tiny", {**VISITS, "dequant": "operands", "weights": "kept"}),
     ("tgmm-g128", "off_borders", {"dequant": "partial", "block_m": 128}),
     ("tgmm-g512", "empty_and_tiny", {**KEPT, "sums": "direct"}),
     ("tgmm-g128", "on_borders", {**KEPT, "block_m": 256, "arithmetic": "bf16"}),

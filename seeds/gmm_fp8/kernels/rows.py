@@ -9,7 +9,6 @@ that has rows in it; there are at most M / block_m + G - 1, and the grid has tha
 order       outermost in the grid: columns (of F, block_n at a time) or visits, whose output block then has all of F.
 placement   where X is quantised. per_use: in every grid step. cached: once per tile, kept in VMEM for all column
             blocks and for the other groups that visit the tile.
-weights     where operands of w are scaled. per_use: at every visit. kept: once a group, in VMEM for all of its visits.
 dequant     partial: one e4m3 dot a scale group, the f32 partial is scaled. operands: both operands are scaled to
             bf16 and one bf16 dot spans block_k.
 arithmetic  f32, or bf16: maxima are found in bf16, where they are exact and two rows share a register; rows then carry
@@ -35,7 +34,6 @@ SPACE = {
     "sub_n": (128, 256, 512),
     "order": ("columns", "visits"),
     "placement": ("per_use", "cached"),
-    "weights": ("per_use", "kept"),
     "dequant": ("partial", "operands"),
     "arithmetic": ("f32", "bf16"),
     "scaling": ("product", "chained"),
@@ -50,7 +48,6 @@ DEFAULTS = {
     "sub_n": 256,
     "order": "columns",
     "placement": "per_use",
-    "weights": "per_use",
     "dequant": "partial",
     "arithmetic": "f32",
     "scaling": "product",
@@ -76,9 +73,6 @@ CONSTRAINTS = {
     "placement == 'per_use' or dequant == 'operands' or is_transposed == 0": (
         "libtpu's simulator aborts on e4m3 dots with transposed weights beside a cache that is filled"
     ),
-    "weights == 'per_use' or (dequant == 'operands' and order == 'visits' and block_k >= C and block_n >= F)": (
-        "what is kept is the whole matrix of a group, as a bf16 dot takes it, and all its visits follow one another"
-    ),
     "dequant == 'partial' or scaling == 'product'": "operands are scaled before the product",
     "arithmetic == 'f32' or (x_quantised == 1 and rounds_scales == 0)": (
         "rows that carry their maximum are quantised here, and their scales are not rounded"
@@ -90,7 +84,6 @@ CONSTRAINTS = {
     "4 * block_m * min(block_k, C) + (4 - 2 * is_quantised) * min(block_k, C) * min(block_n, F)"
     " + 4 * block_m * (min(block_n, F) + (min(block_n, F) if order == 'columns' else F))"
     " + (block_m * (2 * C + 512 * (C // max(scale_width, 128))) if placement == 'cached' else 0)"
-    " + (2 * C * F if weights == 'kept' else 0)"
     " <= vmem_mib * 1048576": "operand blocks, cache and sums must fit vmem_mib",
 }
 
@@ -186,23 +179,6 @@ def scaled_weights(refs, plan, t, cols):
     return jnp.concatenate(blocks, axis=0)
 
 
-def keep_weights(refs, plan):
-    """Scale the whole matrix of the group."""
-    for column in range(0, plan["block_n"], plan["sub_n"]):
-        cols = slice(column, column + plan["sub_n"])
-        for t in range(plan["groups"]):
-            place = (cols, at_group(t, plan)) if TRANSPOSED else (at_group(t, plan), cols)
-            refs["kept"][place] = scaled_weights(refs, plan, t, cols)
-
-
-def whole_weights(refs, plan, cols):
-    """Scaled weights of these columns over the whole of block_k."""
-    if plan["weights"] == "kept":
-        return refs["kept"][cols, :] if TRANSPOSED else refs["kept"][:, cols]
-    parts = [scaled_weights(refs, plan, t, cols) for t in range(plan["groups"])]
-    return jnp.concatenate(parts, axis=1 if TRANSPOSED else 0)
-
-
 def multiply(x, w):
     """x [m,g] . w in f32."""
     if w.dtype == jnp.float8_e4m3fn and x.dtype == jnp.bfloat16:
@@ -228,7 +204,9 @@ def block_sum(refs, plan, made, cols):
     if not QUANTISED:
         return multiply(made[0][0], refs["w"][cols, :] if TRANSPOSED else refs["w"][:, cols])
     if plan["dequant"] == "operands":
-        return multiply(jnp.concatenate([m[0] for m in made], axis=1), whole_weights(refs, plan, cols))
+        parts = [scaled_weights(refs, plan, t, cols) for t in range(plan["groups"])]
+        whole = jnp.concatenate(parts, axis=1 if TRANSPOSED else 0)
+        return multiply(jnp.concatenate([m[0] for m in made], axis=1), whole)
     total = None
     for t in range(plan["groups"]):
         product = scaled_partial(refs, plan, made[t], t, cols)
@@ -295,13 +273,6 @@ def grid_step(plan, tile, group, low, high, x, w, *others):
         @pl.when((n == 0) & (high[v] > low[v]) & ((v == 0) | (tile[v] != tile[jnp.maximum(v - 1, 0)])))
         def quantise_tile():
             fill(refs, plan)
-
-    if plan["weights"] == "kept":
-        refs["kept"] = others.pop(0)
-
-        @pl.when((high[v] > low[v]) & ((v == 0) | (group[v] != group[jnp.maximum(v - 1, 0)])))
-        def new_group():
-            keep_weights(refs, plan)
 
     inside = (low[v] == 0) & (high[v] == plan["block_m"])
     if plan["bodies"] == "split":
@@ -373,8 +344,6 @@ def build(params):
             scratch.append(pltpu.VMEM((plan["steps"], bm, bk), kind))
             if plan["pairs"]:
                 scratch.append(pltpu.VMEM((plan["steps"] * plan["groups"], bm, 1), jnp.float32))
-        if params["weights"] == "kept":
-            scratch.append(pltpu.VMEM(w.shape[1:], jnp.bfloat16))
         operands, output = specs(plan, features)
         outer = (plan["columns"], tables[0].shape[0])
         return pl.pallas_call(
