@@ -115,16 +115,9 @@ class PoolSettings:
 
 
 class EvaluatorActor:
-    """Runs in a Ray worker process; owns the cascade for one (operator, target, suite).
+    """Runs in a Ray worker process; owns the cascade for one (operator, target, suite)."""
 
-    ``station`` is the actor that holds the GPU of a measured target.
-    """
-
-    def __init__(
-        self,
-        settings_json: bytes,
-        station: ActorHandle | None = None,
-    ) -> None:
+    def __init__(self, settings_json: bytes) -> None:
         settings = json.loads(settings_json)
         self._operator = load_operator(settings["operator"])
         self._descriptors = settings["descriptors"]
@@ -136,22 +129,31 @@ class EvaluatorActor:
         suite = self._operator.suites[settings["suite"]]
         target = load_target(settings["target"])
         scratch = Path(settings["scratch"]) if settings["scratch"] else None
-        self._cascade: Cascade | CompiledCascade | MeasuredCascade
-        if station is not None:
-            remote = RemoteStation(station, {k: Scale(**s) for k, s in settings["scales"].items()})
-            self._cascade = MeasuredCascade(self._operator, target, suite, remote, limits, scratch=scratch)
-        elif target.compile_only:
-            self._cascade = CompiledCascade(self._operator, target, suite, limits, scratch=scratch)
-        else:
-            self._cascade = Cascade(self._operator, target, suite, limits, scratch=scratch)
+        scales = {name: Scale(**scale) for name, scale in settings["scales"].items()}
+
+        def cascade(station: ActorHandle | None) -> Cascade | CompiledCascade | MeasuredCascade:
+            if station is not None:
+                remote = RemoteStation(station, scales)
+                return MeasuredCascade(self._operator, target, suite, remote, limits, scratch=scratch)
+            kind = CompiledCascade if target.compile_only else Cascade
+            return kind(self._operator, target, suite, limits, scratch=scratch)
+
+        self._made = cascade
+        self._cascade = None if target.measured else cascade(None)
         self._heard = Heard()
         self._name = f"{ray.util.get_node_ip_address()}:{os.getpid()}"
 
     def ping(self) -> None:
         """Answers once the actor is constructed, hence able to evaluate."""
 
-    def evaluate(self, request: bytes) -> bytes:
-        """One job as JSON, in and out (see ``request_for`` and ``Evaluation``); or ``LAGGING``."""
+    def evaluate(self, request: bytes, station: ActorHandle | None) -> bytes:
+        """One job as JSON, in and out (see ``request_for`` and ``Evaluation``); or ``LAGGING``.
+
+        ``station`` holds the device of a measured target. It comes with every job, the same one for one worker: among
+        the arguments of the constructor it would be lost when Ray restarts this actor.
+        """
+        if self._cascade is None:
+            self._cascade = self._made(station)
         job = json.loads(request)
         known = self._heard.hear(job["known_artefacts"])
         if known is None:
@@ -223,8 +225,7 @@ class RayPool:
         told = {**asdict(self.settings), "reference": None, "scales": scales, "scratch": scratch}
         payload = json.dumps(told).encode()
         for number in range(self.settings.count):
-            station = self._stations[number % len(self._stations)] if self._stations else None
-            handle = actor.remote(payload, station)
+            handle = actor.remote(payload)
             worker = _Worker(handle, number, Health(handle.ping))
             if self.settings.address:  # its place on the cluster may not be there yet
                 worker.health.doubt(time.monotonic())
@@ -305,6 +306,9 @@ class RayPool:
             self._folder.close()
             self._folder = None
 
+    def _station_of(self, worker: _Worker) -> ActorHandle | None:
+        return self._stations[worker.number % len(self._stations)] if self._stations else None
+
     def _start_stations(self, target: Target, scratch: str | None) -> None:
         """One for each device; several devices are put on one scale before anything else."""
         settings, made = self.settings, start_stations(target, self.settings.gpus, scratch)
@@ -337,7 +341,8 @@ class RayPool:
             if worker.item is None and self._queue and (failing or state is Service.IDLE):
                 worker.item = self._queue.popleft()
                 worker.began = time.monotonic()
-                worker.reply = worker.handle.evaluate.remote(request_for(worker.item, worker.told))
+                request = request_for(worker.item, worker.told)
+                worker.reply = worker.handle.evaluate.remote(request, self._station_of(worker))
 
     def _collect(self, worker: _Worker) -> list[tuple[int, Evaluation]]:
         item = worker.item
