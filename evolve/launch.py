@@ -229,6 +229,8 @@ class _Run:
     def _conclude(
         self, campaign: Campaign, references: References, reason: StopReason, pool: Comparer
     ) -> Outcome:
+        self._last_shown = 0.0  # the last evaluation may have come too soon after the one before it to be shown
+        self._show(campaign)
         name = self.folder.name
         if reason is StopReason.SEED_FAILED:
             raise UserError(_seed_failure(campaign))

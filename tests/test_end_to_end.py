@@ -71,7 +71,7 @@ def test_a_campaign_runs_to_a_verified_winner(
 ) -> None:
     folder, result = unbroken
     assert result.returncode == 0, result.stderr
-    assert "tpu7x, modelled" in result.stdout
+    assert "tpu7x, modelled" in result.stdout and "7/7 evaluations" in result.stdout
     record = content(folder, "tiny-001")
     assert len(record["candidates"]) == len(record["evaluations"]) == 7
     with Journal(folder / "home" / "campaigns" / "tiny-001" / "journal.sqlite") as journal:
