@@ -5,9 +5,11 @@ Children say what they saw; the verdicts are made here, in the parent, which alo
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +33,9 @@ CONFIRM = (4, 3)
 
 CLEAR, CLEAR_CONFIRM = 1.1, (2, 1)
 """Screened faster than the champion by this factor, a contender needs fewer calls to prove it."""
+
+_COMPLAINT = re.compile(r"^\S*: error: (.+)$", re.M)
+"""A line of MLIR's diagnostics."""
 
 NEAR = 0.995
 """A candidate that screens at this share of the champion's fitness or better is measured against it."""
@@ -75,13 +80,21 @@ def compile_all(
         reason = one_line(f"{doing}: the compiler's process was {outcome.detail}")
         return Failure(Verdict.COMPILE_ERROR, reason, outcome.log)
     if (failure := failed(outcome, doing, Stage.COMPILE)) is not None:
-        return failure
+        return _explained(failure, outcome.log)
     compiled = outcome.first("compiled")
     if compiled is None:
         return Failure(Verdict.CRASHED, "the compiling child ended without an answer")
     text = json.dumps([compiled.data["launches"][w.id] for w in request.measured], sort_keys=True)
     found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]
     return [compiled, *(frame for frame in outcome.frames if frame is not compiled)]
+
+
+def _explained(failure: Failure, log: str) -> Failure:
+    """With the compiler's first complaint, which it prints, where what it raises says none."""
+    complaint = _COMPLAINT.search(log)
+    if complaint is None or not failure.reason.startswith("RuntimeError"):
+        return failure
+    return dataclasses.replace(failure, reason=one_line(f"{failure.reason}: {complaint[1]}"))
 
 
 class GateStage:

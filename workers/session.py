@@ -89,8 +89,6 @@ class Session:
             os.close(write)
         self._result = read
         self._reader = FrameReader(_RESULT_LIMIT)
-        self._log = b""
-        self._logged = 0
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._stdin = self._process.stdin.fileno()
         self._logs = (self._process.stdout.fileno(), self._process.stderr.fileno())
@@ -135,6 +133,7 @@ class Session:
         self, message: bytes, last: str, limits: JobLimits, on_frame: Callable[[Frame], object] | None
     ) -> Outcome:
         began = heard = time.monotonic()
+        self._log, self._logged = b"", 0  # what an earlier job said is not this one's
         outcome = Outcome(Ending.DONE)
         pending = memoryview(message)
         with selectors.DefaultSelector() as selector:
@@ -163,6 +162,9 @@ class Session:
                         self._read_frames(outcome, on_frame)
                 if outcome.ending is not Ending.DONE:
                     break
+        for stream in self._logs:
+            with contextlib.suppress(OSError):
+                self._read_log(stream)
         outcome.seconds = time.monotonic() - began
         outcome.log = self._log.decode(errors="replace")
         return outcome
@@ -185,9 +187,6 @@ class Session:
         piece = os.read(self._result, 1 << 22)
         if not piece:
             self._process.wait()
-            for stream in self._logs:
-                with contextlib.suppress(OSError):
-                    self._read_log(stream)
             outcome.ending, outcome.detail = Ending.CRASHED, _death(self._process.returncode)
             return
         try:

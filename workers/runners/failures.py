@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from typing import Any
 
@@ -9,15 +10,46 @@ from workers.frames import Frame
 
 MAX_MESSAGE = 4000
 
+_PLACE = re.compile(r"at \d+:\d+:")
+"""How the text of Triton's errors begins."""
+
+_DEEPEST = 20
+"""Causes of causes that are followed."""
+
 
 def describe(error: BaseException) -> dict[str, str]:
     """``type``, ``message`` (its text, cut) and ``trace`` (the last frames, cut)."""
     try:
-        message = str(error)
+        message = _pointed(error)
     except Exception:  # noqa: BLE001 - an exception class may be the candidate's
         message = "(no message)"
     trace = "".join(traceback.format_exception(error)[-6:])
     return {"type": type(error).__name__, "message": message[:MAX_MESSAGE], "trace": trace[-MAX_MESSAGE:]}
+
+
+def _pointed(error: BaseException) -> str:
+    """Its text; of Triton's errors, which show a dozen lines of source first, the cause and the line it is about."""
+    chain = [error]
+    while chain[-1].__cause__ is not None and len(chain) < _DEEPEST:
+        chain.append(chain[-1].__cause__)
+    placed = [text for text in map(str, chain) if _PLACE.match(text)]
+    if not placed or not _PLACE.match(str(error)):
+        return str(error)
+    # the line of the kernel, then the line of what it calls: a helper of its own or Triton's library
+    lines = dict.fromkeys(_line(text) for text in (placed[0], placed[-1]))
+    said = placed[-1].rpartition("^")[2].strip()
+    if not _PLACE.match(str(chain[-1])):  # the cause itself is none of Triton's errors
+        said = f"{type(chain[-1]).__name__}: {chain[-1]}".removesuffix(": ")
+    where = "; ".join(lines)
+    return f"{said} ({where})" if said else where
+
+
+def _line(text: str) -> str:
+    """Of an error with an excerpt of its source: the place, and the last line of the excerpt."""
+    place, _, rest = text.partition("\n")
+    excerpt, caret, _ = rest.rpartition("^")
+    shown = (excerpt if caret else rest).strip().splitlines()
+    return f"{place} {shown[-1].strip()}" if shown else place
 
 
 def error_frame(phase: str, error: BaseException, *, spoiled: bool = False, **more: Any) -> Frame:
