@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--home", help="where campaigns are kept (default: $TILEWRIGHT_HOME or ./.tilewright)"
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print tilewright's version and commit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="start a campaign from a YAML file or a packaged name")
@@ -66,20 +67,20 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(run=_run)
 
     resume = commands.add_parser("resume", help="go on with a campaign that was stopped or killed")
-    resume.add_argument("campaign", nargs="?", help="its id (default: the newest)")
+    resume.add_argument("campaign", nargs="?", help="its id or folder (default: the newest)")
     resume.add_argument("--address", help="Ray cluster to use instead of this machine")
     resume.set_defaults(run=_resume)
 
     status = commands.add_parser("status", help="what campaigns there are, or how one stands")
-    status.add_argument("campaign", nargs="?")
+    status.add_argument("campaign", nargs="?", help="its id or folder (default: one line for each)")
     status.set_defaults(run=_status)
 
     watch = commands.add_parser("watch", help="look on while a campaign runs elsewhere")
-    watch.add_argument("campaign", nargs="?", help="its id (default: the newest)")
+    watch.add_argument("campaign", nargs="?", help="its id or folder (default: the newest)")
     watch.set_defaults(run=_watch)
 
     report = commands.add_parser("report", help="write a campaign's report as one HTML file")
-    report.add_argument("campaign", nargs="?", help="its id (default: the newest)")
+    report.add_argument("campaign", nargs="?", help="its id or folder (default: the newest)")
     report.add_argument(
         "--against", metavar="CAMPAIGN", help="compare it with this campaign instead (id or folder)"
     )
@@ -91,11 +92,25 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(run=_doctor)
 
     ui = commands.add_parser("ui", help="open the MLflow UI on the campaigns")
-    ui.add_argument("--port", type=int, default=5000)
-    ui.add_argument("--host", default="127.0.0.1")
+    ui.add_argument("--port", type=int, default=5000, help="or the next free one (default: 5000)")
+    ui.add_argument(
+        "--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine)"
+    )
     ui.set_defaults(run=_ui)
     add_commands(commands)
+    for command in commands.choices.values():  # --home may follow the command, too
+        command.add_argument("--home", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
+
+
+class _Version(argparse.Action):
+    """Asks for the version only where it is wanted."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from evolve.system import commit, version
+
+        _say(f"tilewright {version()} ({commit()})")
+        parser.exit()
 
 
 def _packaged() -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from evolve import dispatch
 from evolve.evaluator import Scope
 from evolve.journal import Journal
-from fitness.evaluation import Evaluation, Verdict
+from fitness.evaluation import Evaluation, FigureKind, Verdict
 
 
 def campaign_line(path: Path) -> str:
@@ -17,11 +18,9 @@ def campaign_line(path: Path) -> str:
     with Journal(path) as journal:
         facts, state = journal.meta("campaign", {}), _state(journal)
         evaluations = [evaluation for _, _, evaluation, _ in journal.evaluations()]
-        best = max((e.fitness or 0.0 for e in evaluations), default=0.0)
-        unit = _unit(facts)
         return (
             f"{path.parent.name}  {facts.get('operator', '?')} on {facts.get('target', '?')}  {state}  "
-            f"{len(evaluations)} evaluations  best {best:.0f} {unit}"
+            f"{len(evaluations)} evaluations  {_best(facts, evaluations)}"
         )
 
 
@@ -75,8 +74,12 @@ def figures(evaluation: Evaluation) -> str:
     return "; ".join(parts) + f" ({evaluation.target}, {kind})"
 
 
-def _unit(facts: dict) -> str:
-    return f"{facts.get('unit', 'TFLOP/s')} ({facts.get('target_kind', '?')})"
+def _best(facts: dict, evaluations: Sequence[Evaluation]) -> str:
+    passed = [evaluation.fitness for evaluation in evaluations if evaluation.fitness is not None]
+    kind = facts.get("target_kind", "?")
+    if kind == FigureKind.COMPILED.value:
+        return f"{len(passed)} compile and answer rightly"
+    return f"best {max(passed):.0f} {facts.get('unit', 'TFLOP/s')} ({kind})" if passed else "none correct yet"
 
 
 def _budget(facts: dict) -> str:

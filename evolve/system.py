@@ -1,4 +1,4 @@
-"""What a campaign or a promotion was made with, for the record: this machine, and the commit."""
+"""What a campaign or a promotion was made with, for the record: this machine, the version and the commit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 COMMIT_VARIABLE = "TILEWRIGHT_COMMIT"
@@ -34,6 +35,14 @@ def commit() -> str:
     if not head:
         return os.environ.get(COMMIT_VARIABLE, "unknown")
     return f"{head}+changes" if _git("status", "--porcelain", "--untracked-files=no") else head
+
+
+def version() -> str:
+    """This tilewright's; ``unknown`` where it is not installed."""
+    try:
+        return metadata.version("tilewright")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def _git(*arguments: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ from evolve.tracking import (
 
 FIRST_MIRROR_SECONDS = 120.0
 PORTS_TRIED = 50
+LAST_PORT = 65535
 
 # Without these the server starts four workers and a job runner: 2.3 GB and half a minute.
 SERVER_SETTINGS = {
@@ -91,15 +93,20 @@ def late_campaigns(home: Path, uri: str) -> list[Path]:
 
 def free_port(host: str, port: int) -> int:
     """``port``, or the next one that is free. Raises UserError."""
-    for candidate in range(port, min(port + PORTS_TRIED, 65536)):
+    if not 1 <= port <= LAST_PORT:
+        raise UserError(f"--port: {port} must be from 1 to {LAST_PORT}.")
+    last = min(port + PORTS_TRIED - 1, LAST_PORT)
+    for candidate in range(port, last + 1):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, candidate))
-            except OSError:
+            except OSError as error:
+                if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                    raise UserError(f"--host: {host!r} is no address of this machine.") from error
                 continue
             return candidate
-    raise UserError(f"--port: none of {port} to {port + PORTS_TRIED - 1} is free on {host}.")
+    raise UserError(f"--port: none of {port} to {last} is free on {host}.")
 
 
 def _make_store(home: Path, uri: str, late: list[Path], environment: Mapping[str, str]) -> list[Path]:

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from evolve.promote.judge import Judgement
 from evolve.promote.runtime import checks, store
 from evolve.promote.verify import Verified, gates_read
 from evolve.space import read_declarations
-from evolve.system import commit
+from evolve.system import commit, version
 from fitness.chips import Chip
 from fitness.targets import Target
 from seeds.operator import Operator, Workload
@@ -143,10 +142,10 @@ def _ranges(promotion: Promotion) -> dict[str, tuple[str, str]]:
         for evaluation in verified.evaluations:
             found.update({n: v for n, v in evaluation.toolchain.items() if n in RANGED})
     ranges = {}
-    for name, version in sorted(found.items()):
-        numbers = (*store.version_numbers(version), 0, 0)[:3]
+    for name, verified_with in sorted(found.items()):
+        numbers = (*store.version_numbers(verified_with), 0, 0)[:3]
         below = f"{numbers[0]}.{numbers[1] + 1}" if any(numbers[:2]) else f"0.0.{numbers[2] + 1}"
-        ranges[name] = (version.split("+")[0], below)
+        ranges[name] = (verified_with.split("+")[0], below)
     return ranges
 
 
@@ -200,7 +199,7 @@ def _receipt(promotion: Promotion) -> dict[str, Any]:
             "seed": resolved.config.seed,
         },
         "promoted": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "tilewright": {"version": _version(), "commit": commit()},
+        "tilewright": {"version": version(), "commit": commit()},
         "candidates": candidates,
         "incumbents": {
             name: {"genome": v.contender.genome.id, **_verification(v)}
@@ -257,13 +256,6 @@ def _shape(shape: Any, judgement: Judgement) -> dict[str, Any]:
         "gain": shape.gain,
         "gain_interval": list(shape.gain_interval),
     }
-
-
-def _version() -> str:
-    try:
-        return metadata.version("tilewright")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 # -- the generated test ------------------------------------------------------------------------------

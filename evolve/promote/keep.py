@@ -64,7 +64,7 @@ def check(
     """Every finding on the current versions: files against hashes, toolchain, generated tests, receipts run again."""
     names = [operator] if operator else shelf.operators()
     if not names:
-        raise UserError(f"--library: nothing is promoted in {shelf.root}.")
+        raise _nothing(shelf)
     for fault in shelf.runtime_faults():
         yield Finding(False, fault)
     for name in names:
@@ -174,8 +174,19 @@ def _run_again(
 # -- changes -----------------------------------------------------------------------------------------
 
 
+def _nothing(shelf: Shelf) -> LibraryError:
+    return LibraryError(f"--library: nothing is promoted in {shelf.root}.")
+
+
+def _require_some(shelf: Shelf) -> None:
+    """Raises LibraryError for a library that is not there, rather than make an empty one."""
+    if not shelf.kernels.is_dir():
+        raise _nothing(shelf)
+
+
 def rollback(shelf: Shelf, operator: str, to: str | None, reason: str | None) -> tuple[str, str | None]:
     """Make the version before the current one (or ``to``) current again; (from, to). Raises LibraryError."""
+    _require_some(shelf)
     with shelf.writing():
         index = shelf.index(operator)
         now = index["current"]
@@ -195,6 +206,7 @@ def rollback(shelf: Shelf, operator: str, to: str | None, reason: str | None) ->
 def collect(shelf: Shelf, keep: int) -> list[str]:
     """Remove versions that are neither current nor among the last ``keep`` promoted, and unfinished writing."""
     removed = []
+    _require_some(shelf)
     with shelf.writing():
         for operator in shelf.operators():
             index = shelf.index(operator)

@@ -57,7 +57,9 @@ class Shelf:
         """The folder of one operator (``family/recipe``). Raises UserError for a name that is no such path."""
         parts = operator.split("/")
         if len(parts) != 2 or not all(_PART.fullmatch(part) for part in parts):
-            raise UserError(f"--as: {operator!r} must be family/recipe in letters, digits, '_', '-' and '.'.")
+            raise UserError(
+                f"operator {operator!r} must be family/recipe in letters, digits, '_', '-' and '.'."
+            )
         return self.kernels / parts[0] / parts[1]
 
     def operators(self) -> list[str]:

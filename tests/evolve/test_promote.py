@@ -245,8 +245,8 @@ def test_failing_workers_are_no_verdict(campaign: Path, shelf: Shelf) -> None:
         (Options(candidate="9"), "--candidate: '9' is unknown"),
         (Options(suite="huge"), "suite: 'huge' is unknown"),
         (Options(against="nobody"), "--against: 'nobody' is no baseline or seed"),
-        (Options(name="no-slash"), "--as: 'no-slash' must be family/recipe"),
-        (Options(name="../up"), "--as: '../up' must be"),
+        (Options(name="no-slash"), "operator 'no-slash' must be family/recipe"),
+        (Options(name="../up"), "operator '../up' must be"),
     ],
 )
 def test_bad_options_are_one_sentence(campaign: Path, shelf: Shelf, options: Options, words: str) -> None:

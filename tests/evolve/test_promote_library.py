@@ -184,6 +184,11 @@ def test_rollback_diff_and_gc(campaign: Path, shelf: Shelf) -> None:
         store.load_table(OPERATOR, "interpret", shelf.kernels)
     with pytest.raises(LibraryError, match="nothing is promoted"):
         rollback(shelf, OPERATOR, None, None)
+    absent = Shelf(shelf.library / "absent")
+    for change in (lambda: rollback(absent, OPERATOR, None, None), lambda: collect(absent, 1)):
+        with pytest.raises(LibraryError, match="nothing is promoted"):
+            change()
+    assert not absent.library.exists(), "a refused change makes no library"
     third = run(campaign, shelf).version
     assert sorted(collect(shelf, 1)) == sorted(f"{OPERATOR} {v}" for v in (first, second))
     assert shelf.versions(OPERATOR) == [third]

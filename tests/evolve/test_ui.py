@@ -39,14 +39,19 @@ def test_no_store_and_no_campaign_is_one_sentence(tmp_path: Path, monkeypatch: p
         ui.serve_ui(tmp_path)
 
 
-def test_a_taken_port_gives_the_next_one() -> None:
+def test_a_taken_port_gives_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         assert port < ui.free_port("127.0.0.1", port) <= port + ui.PORTS_TRIED
-    with pytest.raises(UserError, match="--port: none of"):
+        monkeypatch.setattr(ui, "LAST_PORT", port)
+        with pytest.raises(UserError, match=f"--port: none of {port} to {port} is free"):
+            ui.free_port("127.0.0.1", port)
+    with pytest.raises(UserError, match=r"--host: '192\.0\.2\.1' is no address of this machine"):
         ui.free_port("192.0.2.1", 5000)
+    with pytest.raises(UserError, match=r"--port: 0 must be from 1 to"):
+        ui.free_port("127.0.0.1", 0)
 
 
 def test_which_campaigns_are_late(tmp_path: Path) -> None:
