@@ -75,6 +75,6 @@ def _added(part: np.ndarray, a: np.ndarray, a_e: np.ndarray, b: np.ndarray, b_e:
     terms = a[:, None, :] * b[None, :, :]
     terms *= np.ldexp(np.float32(1), PLACES - top)[:, :, None]
     total = np.trunc(terms, out=terms).sum(axis=2) + np.trunc(np.ldexp(part, PLACES - top))
-    # whole numbers below 2^24: exact so far; the last ten places of the significand go
-    cut = (total.view(np.int32) & np.int32(-1 << 10)).view(np.float32)
+    # whole numbers below 2^24: exact so far; the last places of the significand go
+    cut = (total.view(np.int32) & np.int32(-1 << (23 - PLACES))).view(np.float32)
     return np.ldexp(cut, top - PLACES)
