@@ -13,8 +13,6 @@ from types import MappingProxyType
 Value = int | float | bool | str
 """A parameter value."""
 
-_DOCUMENTED = ast.Module | ast.FunctionDef | ast.ClassDef
-
 _PARAMS = json.JSONEncoder(sort_keys=True)
 
 DECLARATIONS = ("SPACE", "DEFAULTS", "CONSTRAINTS")

@@ -24,7 +24,7 @@ from typing import Any
 from evolve.space import read_declarations
 from fitness.evaluation import Evaluation, Verdict
 from fitness.targets import load_target
-from seeds.catalogue import families, load_operator
+from seeds.catalogue import all_operators, families, load_operator
 from seeds.operator import Operator, SeedKernel, Suite
 from workers import gpu_recipe
 from workers.compiled import CompiledCascade
@@ -83,19 +83,14 @@ def judged(
 def seeds_of_families(names: Sequence[str]) -> Iterable[tuple[str, Operator, SeedKernel]]:
     """Every Triton or Gluon seed of these families, with a label; of equal ones the first."""
     seen = set()
-    for family in names:
-        for operator in _recipes(family):
-            for kernel in operator.kernels.values():
-                key = (kernel.source, repr(sorted(kernel.overrides.items())))
-                if "triton" in kernel.source and key not in seen:
-                    seen.add(key)
-                    yield f"{operator.name} {kernel.name}", operator, kernel
-
-
-def _recipes(family: str) -> list[Operator]:
-    import importlib
-
-    return list(importlib.import_module(f"seeds.{family}.operator").operators().values())
+    for name, operator in all_operators().items():
+        if name.split("/")[0] not in names:
+            continue
+        for kernel in operator.kernels.values():
+            key = (kernel.source, repr(sorted(kernel.overrides.items())))
+            if "triton" in kernel.source and key not in seen:
+                seen.add(key)
+                yield f"{operator.name} {kernel.name}", operator, kernel
 
 
 def row(line: Line) -> str:
