@@ -65,7 +65,9 @@ def figures(evaluation: Evaluation) -> str:
     """Time and rate of each workload, for example ``4096^3 81.2 us, 1692 TFLOP/s (tpu7x, modelled)``."""
     if evaluation.verdict is not Verdict.OK:
         return f"{evaluation.verdict.value}: {evaluation.reason}"
-    parts = [f"{w.workload} {w.seconds * 1e6:.1f} us, {w.rate:.0f} {w.unit}" for w in evaluation.workloads]
+    parts = [
+        f"{w.workload} {w.seconds * 1e6:.1f} us, {_rounded(w.rate)} {w.unit}" for w in evaluation.workloads
+    ]
     if not parts:
         return f"compiles ({evaluation.target}): " + ", ".join(
             f"{name} {value}" for name, value in sorted(evaluation.descriptors.items())
@@ -74,12 +76,21 @@ def figures(evaluation: Evaluation) -> str:
     return "; ".join(parts) + f" ({evaluation.target}, {kind})"
 
 
+def _rounded(rate: float) -> str:
+    """Whole numbers where they say enough: interpreted kernels move kilobytes a second."""
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
 def _best(facts: dict, evaluations: Sequence[Evaluation]) -> str:
     passed = [evaluation.fitness for evaluation in evaluations if evaluation.fitness is not None]
     kind = facts.get("target_kind", "?")
     if kind == FigureKind.COMPILED.value:
         return f"{len(passed)} compile and answer rightly"
-    return f"best {max(passed):.0f} {facts.get('unit', 'TFLOP/s')} ({kind})" if passed else "none correct yet"
+    return (
+        f"best {_rounded(max(passed))} {facts.get('unit', 'TFLOP/s')} ({kind})"
+        if passed
+        else "none correct yet"
+    )
 
 
 def _budget(facts: dict) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,17 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evolve.config import load_config, parse_config, read_yaml
+from evolve.config import (
+    BudgetConfig,
+    CampaignConfig,
+    LlmConfig,
+    MlflowConfig,
+    SearchConfig,
+    WorkerConfig,
+    load_config,
+    parse_config,
+    read_yaml,
+)
 from evolve.errors import UserError
 from evolve.resolve import Resolved, resolve
 
@@ -129,3 +140,23 @@ def test_a_descriptor_that_nothing_has_is_named() -> None:
         UserError, match=r"search.descriptors: 'overlaps' is unknown \(allowed: overlap, .*placement"
     ):
         resolved("overlaps")
+
+
+def test_the_page_on_campaigns_names_every_key_with_its_default() -> None:
+    rows = (Path(__file__).parents[2] / "docs" / "campaign.md").read_text().splitlines()
+    told = {
+        key: row
+        for row in rows
+        for key in re.findall(r"`([a-z_.]+)`", row.split("|")[1] if "|" in row else "")
+    }
+    sections = {"budget": BudgetConfig, "search": SearchConfig, "llm": LlmConfig, "workers": WorkerConfig,
+                "mlflow": MlflowConfig}  # fmt: skip
+    keys = {name: field for name, field in CampaignConfig.model_fields.items() if name not in sections}
+    for section, model in sections.items():
+        keys.update({f"{section}.{name}": field for name, field in model.model_fields.items()})
+    assert told.keys() == keys.keys()
+    for key, field in keys.items():
+        if isinstance(field.default, int | float):
+            assert (
+                f"{field.default:g}".lower() in told[key].lower() or str(field.default).lower() in told[key]
+            ), key
