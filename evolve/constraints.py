@@ -261,9 +261,11 @@ class Rule:
         }
         return all(self.constraint.holds({**constants, **chosen}) for constants in self._sets)
 
-    def allows(self, row: Rows) -> bool:
-        places = [int(row[column]) for column in self.columns]
-        return bool(self._table[tuple(places)]) if self.tabulated else self._holds(places)
+    def allows(self, row: Rows | Sequence[int]) -> bool:
+        """Whether it holds at a row of value indices; a list is quicker than an array."""
+        if self.tabulated:
+            return bool(self._table[tuple([row[column] for column in self.columns])])
+        return self._holds([int(row[column]) for column in self.columns])
 
     @cached_property
     def _table(self) -> np.ndarray:

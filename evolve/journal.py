@@ -76,6 +76,7 @@ class Journal:
         self.path = path
         self._lock: IO[str] | None = None
         self._texts: dict[str, str] = {}
+        self._kept: dict[str, str] = {}
         if not create and not path.is_file():
             raise JournalError(f"no journal at {path}.")
         if write:
@@ -142,16 +143,19 @@ class Journal:
 
     def add_candidate(self, candidate: Candidate) -> None:
         genome, mutation = candidate.genome, candidate.mutation
+        source = self._kept.get(genome.source)
         with self._writing():
-            # Keyed by the exact text: declarations and comments are no part of a genome's identity
-            # but are part of what a resumed campaign must see again.
-            self._db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?)", (_text_id(genome), genome.source))
+            if source is None:
+                # Keyed by the exact text: declarations and comments are no part of a genome's identity
+                # but are part of what a resumed campaign must see again.
+                source = _text_id(genome)
+                self._db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?)", (source, genome.source))
             self._db.execute(
                 "INSERT INTO candidates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     candidate.index,
                     genome.id,
-                    _text_id(genome),
+                    source,
                     json.dumps(dict(genome.params)),
                     json.dumps(candidate.parents),
                     mutation.kind.value,
@@ -163,6 +167,14 @@ class Journal:
                     time.time(),
                 ),
             )
+        if genome.source not in self._kept:
+            self._note_kept(genome.source, source)
+
+    def _note_kept(self, text: str, source: str) -> None:
+        """Ids of the latest sources that are in the file for certain."""
+        if len(self._kept) >= _MOST_TEXTS:
+            self._kept.clear()
+        self._kept[text] = source
 
     def add_evaluation(self, index: int, evaluation: Evaluation) -> None:
         with self._writing():

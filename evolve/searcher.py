@@ -21,7 +21,7 @@ from evolve.proposers.llm_client import ChatClient, Exchange, ExchangeStore, Ope
 from evolve.proposers.llm_prompt import Contract
 from evolve.proposers.parameter_crossover import ParameterCrossover
 from evolve.proposers.parameter_records import SourceRecords
-from evolve.proposers.parameters import ParameterProposer
+from evolve.proposers.parameters import KnownSpaces, ParameterProposer
 from evolve.proposers.portfolio import Portfolio
 from evolve.proposers.rewrites import Rewrites
 from evolve.proposers.surrogate import SurrogateProposer
@@ -31,14 +31,14 @@ from fitness import dialect
 
 KEY_VARIABLES = ("TILEWRIGHT_LLM_API_KEY", "OPENAI_API_KEY")
 
-_Builder = Callable[[Archive, Resolved, Sequence[SourceRecords]], Proposer]
+_Builder = Callable[[Archive, KnownSpaces, Sequence[SourceRecords]], Proposer]
 
 _BUILDERS: dict[str, _Builder] = {
-    "parameters": lambda archive, resolved, _: ParameterProposer(archive, resolved.space),
-    "surrogate": lambda archive, resolved, earlier: SurrogateProposer(archive, resolved.space, earlier),
-    "crossover": lambda archive, resolved, _: ParameterCrossover(archive, resolved.space),
-    "rewrite": lambda archive, resolved, _: Rewrites(archive, resolved.space, violations),
-    "source_crossover": lambda archive, resolved, _: SourceCrossover(archive, resolved.space, violations),
+    "parameters": lambda archive, spaces, _: ParameterProposer(archive, spaces),
+    "surrogate": SurrogateProposer,
+    "crossover": lambda archive, spaces, _: ParameterCrossover(archive, spaces),
+    "rewrite": lambda archive, spaces, _: Rewrites(archive, spaces.space_of, violations),
+    "source_crossover": lambda archive, spaces, _: SourceCrossover(archive, spaces.space_of, violations),
 }
 
 
@@ -49,7 +49,8 @@ def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home:
     records = records_of(earlier, resolved.space)
     if search.transfer and not records:
         raise UserError("search.transfer: these campaigns have no point that a seed's space knows.")
-    proposers = [_BUILDERS[name](archive, resolved, records) for name in search.proposers]
+    spaces = KnownSpaces(resolved.space)
+    proposers = [_BUILDERS[name](archive, spaces, records) for name in search.proposers]
     if resolved.config.llm is not None:
         client = _chat_client(resolved.config.llm, journal, home)
         proposers.append(LlmProposer(client, _contract(resolved), archive, resolved.space, violations))

@@ -217,7 +217,8 @@ class Space:
             row = self.encode(params)
         except KeyError:
             return None
-        return row if all(rule.allows(row) for rule in self._rules) and self._is_member(row) else None
+        places = row.tolist()
+        return row if all(rule.allows(places) for rule in self._rules) and self._is_member(row) else None
 
     def legal_rows(self, rows: Rows) -> np.ndarray:
         """bool [points]: which rows are legal."""
@@ -239,8 +240,9 @@ class Space:
 
     def encode(self, params: Mapping[str, Value]) -> Rows:
         """Value indices of a point whose values are all listed. Raises KeyError otherwise."""
+        values = map(params.__getitem__, self.names)
         places = [
-            positions[_key(params[n])] for n, positions in zip(self.names, self._positions, strict=True)
+            positions[isinstance(v, bool), v] for v, positions in zip(values, self._positions, strict=True)
         ]
         return np.array(places, dtype=np.int16)
 

@@ -25,9 +25,9 @@ class ParameterCrossover:
     name = "crossover"
     kind = MutationKind.CROSSOVER
 
-    def __init__(self, archive: Archive, space_of: SpaceOf) -> None:
+    def __init__(self, archive: Archive, spaces: SpaceOf | KnownSpaces) -> None:
         self._archive = archive
-        self._spaces = KnownSpaces(space_of)
+        self._spaces = KnownSpaces.of(spaces)
         self._fittest: list[tuple[float, int, Candidate]] = []
         self._folded = 0
 

@@ -9,7 +9,7 @@ first they count as the worst fitness seen.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +38,10 @@ MOST_POINTS = 240
 MOST_TUNED = 120
 """The same for its hyperparameters."""
 
-MOST_SPLIT = 300
+MOST_SPARE = 240
+"""Points the process takes in between two refits, at most."""
+
+MOST_SPLIT = 200
 """The same for the trees."""
 
 KNEE = 2.0
@@ -95,27 +98,27 @@ class Model:
         ok = ~np.isnan(targets)
         self._warp = fitted_warp(targets, max(records.best for records in self.sources))
         warped = self._warp(targets)
-        smooth, split = self._features()
-        self._learn_process(smooth, warped, spare)
-        kept = self._chosen(np.where(ok, warped, -np.inf), MOST_SPLIT)
-        self._forest = Forest(
-            split[kept], np.where(ok, warped, warped[ok].min())[kept], TREES, seed, bootstrap=True
-        )
+        age = self._ages()
+        self._learn_process(warped, age, spare)
+        kept = _chosen(np.where(ok, warped, -np.inf), age, MOST_SPLIT)
+        split = self._encoded(self._encoder.split, kept)
+        fallen = np.where(ok, warped, warped[ok].min())
+        self._forest = Forest(split, fallen[kept], TREES, seed, bootstrap=True)
         self._failures = None
         if not ok.all():
-            self._failures = Forest(
-                split[kept], ok[kept].astype(float), FAILURE_TREES, seed + 1, bootstrap=False
-            )
+            self._failures = Forest(split, ok[kept].astype(float), FAILURE_TREES, seed + 1, bootstrap=False)
         self._success_rate = float(ok.mean())
         self._best = 0.0
         self._pool = _Pool()
 
-    def _learn_process(self, smooth: np.ndarray, warped: np.ndarray, spare: int) -> None:
-        tuned, chosen = self._chosen(warped, MOST_TUNED), self._chosen(warped, MOST_POINTS)
+    def _learn_process(self, warped: np.ndarray, age: np.ndarray, spare: int) -> None:
+        chosen = _chosen(warped, age, MOST_POINTS)
+        smooth, targets = self._encoded(self._encoder.smooth, chosen), warped[chosen]
+        tuned = _chosen(targets, age[chosen], MOST_TUNED)
         rounds = LATER_ROUNDS if self._tuned else FIRST_ROUNDS
-        self._process.tune(smooth[tuned], warped[tuned], rounds)
+        self._process.tune(smooth[tuned], targets[tuned], rounds)
         self._tuned = True
-        self._posterior: Posterior = self._process.posterior(smooth[chosen], warped[chosen], spare)
+        self._posterior: Posterior = self._process.posterior(smooth, targets, min(spare, MOST_SPARE))
 
     @property
     def room(self) -> int:
@@ -164,22 +167,30 @@ class Model:
         parts = [np.array(r.targets, dtype=float) + (best if r.earlier else 0.0) for r in self._all]
         return np.concatenate(parts)
 
-    def _features(self) -> tuple[np.ndarray, np.ndarray]:
-        rows = [(k, np.array(records.rows)) for k, records in enumerate(self._all) if records.rows]
-        smooth = np.concatenate([self._encoder.smooth(k, r) for k, r in rows])
-        return smooth, np.concatenate([self._encoder.split(k, r) for k, r in rows])
+    def _ages(self) -> np.ndarray:
+        """Index of each record's candidate, -1 where it is of another campaign."""
+        return np.concatenate([[c.index for c in r.candidates] or [-1] * len(r.rows) for r in self._all])
 
-    def _chosen(self, targets: np.ndarray, most: int) -> np.ndarray:
-        """Positions of at most so many points with a target: the best third of these, and the latest."""
-        good = np.flatnonzero(~np.isnan(targets))
-        if len(good) <= most:
-            return good
-        best = good[np.argsort(-targets[good], kind="stable")[: most // 3]]
-        ages = [[c.index for c in r.candidates] or [-1] * len(r.rows) for r in self._all]
-        age = np.concatenate(ages)
-        rest = np.setdiff1d(good, best)
-        latest = rest[np.argsort(-age[rest], kind="stable")[: most - len(best)]]
-        return np.sort(np.concatenate([best, latest]))
+    def _encoded(self, encode: Callable[[int, Rows], np.ndarray], places: np.ndarray) -> np.ndarray:
+        """Columns of the records at these ascending places among those of all sources."""
+        parts, start = [], 0
+        for k, records in enumerate(self._all):
+            mine = places[(places >= start) & (places < start + len(records.rows))] - start
+            start += len(records.rows)
+            if len(mine):
+                parts.append(encode(k, np.array([records.rows[i] for i in mine])))
+        return np.concatenate(parts)
+
+
+def _chosen(targets: np.ndarray, age: np.ndarray, most: int) -> np.ndarray:
+    """Places of at most so many points with a target: the best third of these, and the latest."""
+    good = np.flatnonzero(~np.isnan(targets))
+    if len(good) <= most:
+        return good
+    best = good[np.argsort(-targets[good], kind="stable")[: most // 3]]
+    rest = np.setdiff1d(good, best)
+    latest = rest[np.argsort(-age[rest], kind="stable")[: most - len(best)]]
+    return np.sort(np.concatenate([best, latest]))
 
 
 class _Pool:

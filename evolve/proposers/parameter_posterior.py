@@ -67,7 +67,9 @@ class Posterior:
         n, more = len(self._rest), len(places)
         rows, corner, latest = self._conditioned(places)
         rest = solved(corner, targets - self._mean - rows @ self._rest)
-        self._root = np.block([[self._root, np.zeros((n, more))], [rows, corner]])
+        root = np.zeros((n + more, n + more))
+        root[:n, :n], root[n:, :n], root[n:, n:] = self._root, rows, corner
+        self._root = root
         self._have = np.concatenate([self._have, self._pool[places]])
         self._rest = np.concatenate([self._rest, rest])
         self._products[: len(self._pool), n : n + more] = latest
@@ -98,14 +100,23 @@ class Posterior:
     def _kernel(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
         products = one @ other.T
         norms, others = np.einsum("ij,ij->i", one, one), np.einsum("ij,ij->i", other, other)
-        squared = np.maximum(norms[:, None] + others[None] - 2.0 * products, 0.0)
-        return correlation(squared) + self._trend * products
+        squared = -2.0 * products
+        squared += norms[:, None]
+        squared += others
+        kernel = correlation(np.maximum(squared, 0.0, out=squared))
+        products *= self._trend
+        kernel += products
+        return kernel
 
 
 def correlation(squared: np.ndarray) -> np.ndarray:
     """Matérn 3/2 of a squared distance."""
-    distance = np.sqrt(3.0 * squared)
-    return (1.0 + distance) * np.exp(-distance)
+    distance = 3.0 * squared  # in place from here on: fresh pages cost more than the arithmetic
+    np.sqrt(distance, out=distance)
+    falls = np.exp(-distance)
+    distance += 1.0
+    distance *= falls
+    return distance
 
 
 def profile(root: np.ndarray, targets: np.ndarray) -> tuple[float, np.ndarray]:

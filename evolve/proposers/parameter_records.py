@@ -23,10 +23,21 @@ class SourceRecords:
     earlier: bool = False
     """Of another campaign: log fitness relative to the best there, and no candidates."""
 
-    @property
-    def best(self) -> float:
-        """Largest log fitness, minus infinity while nothing succeeded."""
-        return max((t for t in self.targets if not math.isnan(t)), default=-math.inf)
+    best: float = field(init=False)
+    """Largest log fitness, minus infinity while nothing succeeded."""
+
+    successes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        worked = [target for target in self.targets if not math.isnan(target)]
+        self.best, self.successes = max(worked, default=-math.inf), len(worked)
+
+    def add(self, candidate: Candidate, row: Rows, target: float) -> None:
+        self.rows.append(row)
+        self.targets.append(target)
+        self.candidates.append(candidate)
+        if not math.isnan(target):
+            self.best, self.successes = max(self.best, target), self.successes + 1
 
 
 class Records:
@@ -41,13 +52,14 @@ class Records:
 
         self._folded = 0
 
-    def next_new(self, history: History) -> bool:
-        """Fold one more evaluation; false when all are folded."""
+    def next_new(self, history: History) -> Candidate | None:
+        """Fold one more evaluation and say whose; ``None`` when all are folded."""
         if self._folded >= len(history.evaluated):
-            return False
-        self._take(*history.evaluated[self._folded])
+            return None
+        candidate, evaluation = history.evaluated[self._folded]
+        self._take(candidate, evaluation)
         self._folded += 1
-        return True
+        return candidate
 
     @property
     def sources(self) -> list[SourceRecords]:
@@ -60,9 +72,7 @@ class Records:
         if space is None or target is None or row is None:
             return
         records = self._by_source.setdefault(source, SourceRecords(source, space))
-        records.rows.append(row)
-        records.targets.append(target)
-        records.candidates.append(candidate)
+        records.add(candidate, row, target)
         self.order.append((records, len(records.rows) - 1))
 
     def _target(self, evaluation: Evaluation) -> float | None:

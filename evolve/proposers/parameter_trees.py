@@ -32,22 +32,34 @@ class Forest:
         tree, point = np.nonzero(weights)
         self._trees = trees
         self._levels: list[_Level] = []
-        self._grow(tree, features[point].astype(float), targets[point], weights[tree, point], rng)
+        columns = np.ascontiguousarray(features.T, dtype=float)
+        self._grow(tree, columns[:, point], targets[point], weights[tree, point], rng)
 
     def _grow(
         self, node: np.ndarray, x: np.ndarray, y: np.ndarray, weight: np.ndarray, rng: np.random.Generator
     ) -> None:
-        """``node`` [entries] is sorted: the node of this level that each entry has reached."""
-        nodes = self._trees
-        while nodes:
-            first = np.flatnonzero(np.diff(node, prepend=-1))
-            level, left = _split(first, node, x, y, weight, rng)
+        """``node`` [entries] is sorted: the node of this level that each entry has reached. ``x`` [columns, entries]:
+        sums over the entries of a node run along memory."""
+        values = np.zeros(self._trees)
+        while len(values):
+            level = _Level(values)
             self._levels.append(level)
-            keep = level.child[node] >= 0
-            side = level.child[node] + np.where(left, 0, 1)
-            order = np.flatnonzero(keep)[np.argsort(side[keep], kind="stable")]
-            node, x, y, weight = side[order], x[order], y[order], weight[order]
-            nodes = 2 * int((level.child >= 0).sum())
+            if not len(node):
+                return
+            starts = np.diff(node, prepend=-1) > 0
+            first = np.flatnonzero(starts)
+            left = _split(level, node[first], first, np.cumsum(starts) - 1, x, y, weight, rng)
+            child = level.child[node]
+            on = np.flatnonzero(child >= 0)
+            side = (child + ~left)[on]
+            values = np.zeros(2 * int((level.child >= 0).sum()))
+            values[side] = y[on]
+            # What a single entry has reached is a leaf, and its value all there is to know of it.
+            several = np.bincount(side, minlength=len(values))[side] > 1
+            on, side = on[several], side[several]
+            order = np.argsort(side, kind="stable")
+            node, on = side[order], on[order]
+            x, y, weight = x[:, on], y[on], weight[on]
 
     def predict(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation [points] over the trees."""
@@ -65,45 +77,49 @@ class Forest:
 
 
 class _Level:
-    """Nodes of one depth. ``child`` is the left child's number on the next level, -1 at a leaf; the right child
-    is the next one."""
+    """Nodes of one depth: leaves of these values [nodes] unless ``split`` says more. ``child`` is the left child's
+    number on the next level, -1 at a leaf; the right child is the next one."""
 
-    def __init__(
-        self, value: np.ndarray, column: np.ndarray, threshold: np.ndarray, inner: np.ndarray
-    ) -> None:
-        self.value, self.column, self.threshold = value, column, threshold
-        self.child = np.where(inner, 2 * (np.cumsum(inner) - 1), -1)
+    def __init__(self, values: np.ndarray) -> None:
+        self.value = values
+        self.column, self.child = np.zeros(len(values), dtype=int), np.full(len(values), -1)
+        self.threshold = np.zeros(len(values))
 
 
 def _split(
+    level: _Level,
+    numbers: np.ndarray,
     first: np.ndarray,
     node: np.ndarray,
     x: np.ndarray,
     y: np.ndarray,
     weight: np.ndarray,
     rng: np.random.Generator,
-) -> tuple[_Level, np.ndarray]:
-    """The nodes that start at ``first``, and which entries [entries] go left.
+) -> np.ndarray:
+    """Split those nodes of the level, ``numbers``, whose entries start at ``first``. Which entries [entries] go left.
 
-    Of a random share of the columns that vary, each with a random threshold, the one that leaves least variance.
+    ``node`` [entries] counts these nodes from 0. Of a random share of the columns that vary, each with a random
+    threshold, the one that leaves least variance.
     """
-    total, mass = np.add.reduceat(weight, first), np.add.reduceat(weight * y, first)
-    low, high = np.minimum.reduceat(x, first), np.maximum.reduceat(x, first)
+    heavy = weight * y
+    total, mass = np.add.reduceat(weight, first), np.add.reduceat(heavy, first)
+    low, high = np.minimum.reduceat(x, first, axis=1), np.maximum.reduceat(x, first, axis=1)
     varies = high > low
-    keys = np.where(varies, rng.random(low.shape), 2.0)
-    share = max(1, round(_COLUMNS_TRIED * x.shape[1]))
-    tried = varies & (keys <= np.partition(keys, share - 1, axis=1)[:, share - 1 : share])
-    threshold = low + rng.random(low.shape) * (high - low)
-    left = x <= threshold[node]
-    left_total = np.add.reduceat(left * weight[:, None], first)
-    left_mass = np.add.reduceat(left * (weight * y)[:, None], first)
+    keys = np.where(varies, rng.random(varies.shape[::-1]).T, 2.0)
+    share = max(1, round(_COLUMNS_TRIED * len(x)))
+    tried = varies & (keys <= np.partition(keys, share - 1, axis=0)[share - 1])
+    threshold = low + rng.random(varies.shape[::-1]).T * (high - low)
+    left = x <= np.take(threshold, node, axis=1)
+    left_total = np.add.reduceat(left * weight, first, axis=1)
+    left_mass = np.add.reduceat(left * heavy, first, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        gain = left_mass**2 / left_total + (mass[:, None] - left_mass) ** 2 / (total[:, None] - left_total)
+        gain = left_mass**2 / left_total + (mass - left_mass) ** 2 / (total - left_total)
     gain = np.where(tried, gain, -1.0)
-    scale = gain.max(axis=1, keepdims=True)
-    column = np.argmax(np.round(gain / np.where(scale > 0.0, scale, 1.0), _DIGITS), axis=1)
+    scale = gain.max(axis=0)
+    column = np.argmax(np.round(gain / np.where(scale > 0.0, scale, 1.0), _DIGITS), axis=0)
     pure = np.maximum.reduceat(y, first) <= np.minimum.reduceat(y, first)
-    inner = tried.any(axis=1) & ~pure
-    numbers = np.arange(len(first))
-    level = _Level(mass / total, column, threshold[numbers, column], inner)
-    return level, left[np.arange(len(node)), column[node]]
+    inner = numbers[tried.any(axis=0) & ~pure]
+    level.value[numbers], level.column[numbers] = mass / total, column
+    level.threshold[numbers] = threshold[column, np.arange(len(numbers))]
+    level.child[inner] = 2 * np.arange(len(inner))
+    return left[column[node], np.arange(len(node))]

@@ -28,29 +28,52 @@ _RESTART_TRIES = 50
 
 
 class KnownSpaces:
-    """Spaces by source text, each read once; ``None`` for a source whose space cannot be used."""
+    """Spaces by source text, each read once; ``None`` for a source whose space cannot be used.
+
+    Proposers of one campaign share one, so that each point is looked up once.
+    """
+
+    @classmethod
+    def of(cls, spaces: SpaceOf | KnownSpaces) -> KnownSpaces:
+        return spaces if isinstance(spaces, KnownSpaces) else cls(spaces)
 
     def __init__(self, space_of: SpaceOf) -> None:
-        self._space_of = space_of
+        self.space_of = space_of
+        """Reads a space and remembers nothing."""
+
         self._spaces: dict[str, Space | None] = {}
-        self._rows: dict[str, Rows | None] = {}
+        self._points: dict[str, tuple[Rows, int] | None] = {}
 
     def __getitem__(self, source: str) -> Space | None:
         if source not in self._spaces:
             try:
-                self._spaces[source] = self._space_of(source)
+                self._spaces[source] = self.space_of(source)
             except SpaceError:
                 self._spaces[source] = None
         return self._spaces[source]
 
     def row(self, genome: Genome) -> Rows | None:
-        """Value indices of a legal point of a usable space; those of the latest are remembered."""
-        if genome.id not in self._rows:
-            if len(self._rows) >= _REMEMBERED:
-                self._rows.clear()
+        """Value indices of a legal point of a usable space."""
+        point = self.point(genome)
+        return None if point is None else point[0]
+
+    def point(self, genome: Genome) -> tuple[Rows, int] | None:
+        """Value indices and code of a legal point of a usable space; those of the latest are remembered."""
+        if genome.id not in self._points:
             space = self[genome.source]
-            self._rows[genome.id] = None if space is None else space.legal_row(genome.params)
-        return self._rows[genome.id]
+            row = None if space is None else space.legal_row(genome.params)
+            self.remember(genome, row)
+        return self._points[genome.id]
+
+    def remember(self, genome: Genome, row: Rows | None) -> None:
+        """What ``row`` will say of this genome: its legal row, or that it has none."""
+        if len(self._points) >= _REMEMBERED:
+            self._points.clear()
+        space = self[genome.source]
+        if space is None or row is None:
+            self._points[genome.id] = None
+        else:
+            self._points[genome.id] = row, int(space.codes(row[None])[0])
 
 
 class TriedPoints:
@@ -63,11 +86,9 @@ class TriedPoints:
 
     def fold(self, history: History) -> None:
         for candidate in history.candidates[self._folded :]:
-            source = candidate.genome.source
-            space, row = self._spaces[source], self._spaces.row(candidate.genome)
-            if space is not None and row is not None:
-                (code,) = space.codes(row[None])
-                self._codes.setdefault(source, set()).add(int(code))
+            point = self._spaces.point(candidate.genome)
+            if point is not None:
+                self._codes.setdefault(candidate.genome.source, set()).add(point[1])
         self._folded = len(history.candidates)
 
     def untried(self, source: str, rows: Rows) -> Rows:
@@ -84,9 +105,9 @@ class ParameterProposer:
     name = "parameters"
     kind = MutationKind.PARAMETER
 
-    def __init__(self, archive: Archive, space_of: SpaceOf) -> None:
+    def __init__(self, archive: Archive, spaces: SpaceOf | KnownSpaces) -> None:
         self._archive = archive
-        self._spaces = KnownSpaces(space_of)
+        self._spaces = KnownSpaces.of(spaces)
         self._tried = TriedPoints(self._spaces)
 
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
@@ -94,10 +115,11 @@ class ParameterProposer:
         for _ in range(_TRIES):
             base = self._base(history, island, rng)
             space = self._spaces[base.genome.source] if base else None
-            if base is None or space is None or not space.legal(base.genome.params):
+            row = self._spaces.row(base.genome) if base else None
+            if base is None or space is None or row is None:
                 continue
             if rng.random() >= RESTART_SHARE:
-                proposal = self._step(history, base, space, rng)
+                proposal = self._step(history, base, space, row, rng)
                 if proposal is not None:
                     return proposal
             proposal = self._restart(history, base, space, rng)
@@ -112,14 +134,13 @@ class ParameterProposer:
         return history.candidates[int(rng.integers(len(history.candidates)))] if history.candidates else None
 
     def _step(
-        self, history: History, base: Candidate, space: Space, rng: np.random.Generator
+        self, history: History, base: Candidate, space: Space, row: Rows, rng: np.random.Generator
     ) -> Proposal | None:
-        row = space.encode(base.genome.params)
         near = space.neighbour_rows(row)
         if len(near) and rng.random() < LEAP_SHARE:
             near = space.neighbour_rows(near[int(rng.integers(len(near)))], steps=None)
-        for row in self._tried.untried(base.genome.source, near[rng.permutation(len(near))]):
-            proposal = self._offer(history, base, space, row)
+        for other in self._tried.untried(base.genome.source, near[rng.permutation(len(near))]):
+            proposal = self._offer(history, base, space, other)
             if proposal is not None:
                 return proposal
         return None
@@ -137,6 +158,7 @@ class ParameterProposer:
         genome = Genome(base.genome.source, space.decode(row))
         if genome.id in history:
             return None
+        self._spaces.remember(genome, row.copy())
         detail = changes(base.genome.params, genome.params)
         return Proposal(genome, (base.genome.id,), Mutation(self.kind, self.name, detail))
 

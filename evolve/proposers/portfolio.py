@@ -8,6 +8,7 @@ early rarely helps late, and every proposer keeps a floor, so that it can be fou
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,7 +73,10 @@ class Portfolio:
 
     proposers: Sequence[Proposer]
     _accounts: dict[str, _Account] = field(default_factory=dict, init=False)
-    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), init=False)
+    _recent: deque[float] = field(default_factory=deque, init=False)
+    _ranked: list[float] = field(default_factory=list, init=False)
+    """The recent ones in ascending order."""
+
     _best: float | None = field(default=None, init=False)
     _folded: int = field(default=0, init=False)
 
@@ -120,13 +124,19 @@ class Portfolio:
             owner.credit += credit
             owner.cost += STAGE_COST[evaluation.stage]
         if evaluation.fitness is not None:
-            self._recent.append(evaluation.fitness)
+            self._note_recent(evaluation.fitness)
             self._best = max(self._best or 0.0, evaluation.fitness)
+
+    def _note_recent(self, fitness: float) -> None:
+        self._recent.append(fitness)
+        insort(self._ranked, fitness)
+        if len(self._recent) > RECENT:
+            del self._ranked[bisect_left(self._ranked, self._recent.popleft())]
 
     def _credit(self, fitness: float | None) -> float:
         if fitness is None or fitness <= 0.0 or not self._recent or not self._best:
             return 0.0
-        beaten = sum(fitness >= other for other in self._recent) / len(self._recent)
+        beaten = bisect_right(self._ranked, fitness) / len(self._ranked)
         near = NEAR_SHARE * max(0.0, 2.0 * beaten - 1.0)
         gain = math.log(fitness / self._best)
         return near + (min(1.0, gain / GAIN_SCALE) if gain > 0 else 0.0)

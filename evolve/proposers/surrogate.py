@@ -33,15 +33,15 @@ FIRST_ANYWHERE = 10
 LEAST_SUCCESSES = 3
 
 REFIT_EVERY = 3
-REFIT_RARER = 160
-"""The next refit comes after 3 records, or, of n, after the 160th part of n to the power 1.5: after 6 at 100 and
-17 at 200, and after 400 at the latest. A long campaign spends less time on models for each evaluation, not more."""
+REFIT_RARER = 100
+"""The next refit comes after 3 records, or, of n, after the 100th part of n to the power 1.5: after 10 at 100 and
+28 at 200, and after 1000 at the latest. A long campaign spends less time on models for each evaluation, not more."""
 
-REFIT_SURELY = 400
+REFIT_SURELY = 1000
 
 LOOK_ALWAYS = 400
-LOOK_SHARE = 25
-"""The model looks at its pool again after each record, and from 400 records on after the 25th part of what is beyond
+LOOK_SHARE = 12
+"""The model looks at its pool again after each record, and from 400 records on after the 12th part of what is beyond
 them. What it ranked then is proposed in order."""
 
 MOST_SOURCES = 6
@@ -60,18 +60,20 @@ class SurrogateProposer:
     name = "surrogate"
     kind = MutationKind.PARAMETER
 
-    def __init__(self, archive: Archive, space_of: SpaceOf, earlier: Sequence[SourceRecords] = ()) -> None:
+    def __init__(
+        self, archive: Archive, spaces: SpaceOf | KnownSpaces, earlier: Sequence[SourceRecords] = ()
+    ) -> None:
         """``earlier`` are records of other campaigns, for the model to start from."""
         self._archive = archive
         self._earlier = earlier
-        self._spaces = KnownSpaces(space_of)
+        self._spaces = KnownSpaces.of(spaces)
         self._records = Records(self._spaces)
         self._view: View | None = None
         self._least_successes = 1 if earlier else LEAST_SUCCESSES
         self._next_fit = self._next_look = 0
         self._proposed: dict[str, set[int]] = {}
         self._pending: dict[int, Candidate] = {}
-        self._seen = self._folded = 0
+        self._seen = 0
         self._threads = ThreadpoolController()
 
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
@@ -86,19 +88,17 @@ class SurrogateProposer:
         for candidate in history.candidates[self._seen :]:
             self._note_proposed(candidate)
         self._seen = len(history.candidates)
-        while self._records.next_new(history):
-            candidate = history.evaluated[self._folded][0]
-            self._folded += 1
-            self._pending.pop(candidate.index, None)
-            self._take_in(candidate)
+        while (evaluated := self._records.next_new(history)) is not None:
+            self._pending.pop(evaluated.index, None)
+            self._take_in(evaluated)
 
     def _note_proposed(self, candidate: Candidate) -> None:
         genome = candidate.genome
         self._pending[candidate.index] = candidate
-        space, row = self._spaces[genome.source], self._spaces.row(genome)
-        if space is None or row is None:
+        point = self._spaces.point(genome)
+        if point is None:
             return
-        (code,) = codes_of(space, row[None])
+        code = point[1]
         self._proposed.setdefault(genome.source, set()).add(code)
         if self._view is not None:
             self._view.strike(genome.source, code)
@@ -108,7 +108,7 @@ class SurrogateProposer:
         count = len(self._records.order)
         if not count or self._records.order[-1][0].candidates[-1] is not candidate:
             return
-        if count >= max(self._next_fit, self._first_points()) and self._successes() >= self._least_successes:
+        if (count >= self._next_fit or self._is_ahead_elsewhere()) and self._knows_enough(count):
             with self._one_thread():
                 self._refit(count)
         elif self._view is not None:
@@ -118,6 +118,15 @@ class SurrogateProposer:
                 with self._one_thread():
                     self._view.look(count // _patience(count))
                 self._next_look = count + _patience(count)
+
+    def _is_ahead_elsewhere(self) -> bool:
+        """Whether the latest record leads with a source that the model does not cover."""
+        if self._view is None:
+            return False
+        (records, place), covered = self._records.order[-1], self._view.model.sources
+        if any(records is known for known in covered):
+            return False
+        return records.targets[place] > max(known.best for known in covered)
 
     def _one_thread(self) -> AbstractContextManager[object]:
         """A sum split over threads may round differently, and workers need the cores."""
@@ -136,14 +145,15 @@ class SurrogateProposer:
         rng = np.random.default_rng([count, int(latest.genome.id[:8], 16)])
         self._view = View(model, self._proposed, rng, count // _patience(count))
 
+    def _knows_enough(self, count: int) -> bool:
+        successes = sum(records.successes for records in self._records.sources)
+        return count >= self._first_points() and successes >= self._least_successes
+
     def _first_points(self) -> int:
         if self._earlier:
             return 1
         declared = all(records.space.defaults for records in self._records.sources)
         return FIRST_POINTS if declared else FIRST_ANYWHERE
-
-    def _successes(self) -> int:
-        return sum(int(np.isfinite(records.targets).sum()) for records in self._records.sources)
 
     def _fittest_sources(self) -> list[SourceRecords]:
         working = [records for records in self._records.sources if np.isfinite(records.best)]
@@ -198,6 +208,7 @@ class SurrogateProposer:
         genome = Genome(parent.genome.source, space.decode(row))
         if genome.id in history:
             return None
+        self._spaces.remember(genome, row.copy())
         detail = changes(parent.genome.params, genome.params)
         return Proposal(genome, (parent.genome.id,), Mutation(self.kind, self.name, detail))
 
