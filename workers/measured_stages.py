@@ -34,8 +34,11 @@ CONFIRM = (4, 3)
 CLEAR, CLEAR_CONFIRM = 1.1, (2, 1)
 """Screened faster than the champion by this factor, a contender needs fewer calls to prove it."""
 
-_COMPLAINT = re.compile(r"^\S*: error: (.+)$", re.M)
-"""A line of MLIR's diagnostics."""
+_COMPLAINTS = (
+    re.compile(r"^\S*: error: (?!Failures have been detected)(.+)$", re.M),
+    re.compile(r"(failed while executing \[`\w+`)"),
+)
+"""What MLIR's diagnostics say is wrong, else the pass that failed without a word."""
 
 NEAR = 0.995
 """A candidate that screens at this share of the champion's fitness or better is measured against it."""
@@ -91,10 +94,10 @@ def compile_all(
 
 def _explained(failure: Failure, log: str) -> Failure:
     """With the compiler's first complaint, which it prints, where what it raises says none."""
-    complaint = _COMPLAINT.search(log)
+    complaint = next(filter(None, (pattern.search(log) for pattern in _COMPLAINTS)), None)
     if complaint is None or not failure.reason.startswith("RuntimeError"):
         return failure
-    return dataclasses.replace(failure, reason=one_line(f"{failure.reason}: {complaint[1]}"))
+    return dataclasses.replace(failure, reason=one_line(f"{failure.reason}: {complaint[1].replace('[', '')}"))
 
 
 class GateStage:

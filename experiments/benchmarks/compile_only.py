@@ -27,6 +27,7 @@ from fitness.targets import load_target
 from seeds.catalogue import all_operators, families, load_operator
 from seeds.operator import Operator, SeedKernel, Suite
 from workers import gpu_recipe
+from workers.attempt import one_line
 from workers.compiled import CompiledCascade
 from workers.compiled_stages import describe_config
 from workers.limits import GIB, Limits
@@ -97,7 +98,7 @@ def row(line: Line) -> str:
     """A line of the table; of several kernels, those with a matrix product first."""
     found = line.evaluation
     if found.verdict is not Verdict.OK:
-        reason = found.reason[:110].replace("|", "\\|")
+        reason = one_line(found.reason, 200).replace("|", "\\|")
         return f"| {line.label} | {line.target} | {found.verdict.value} | {reason} | | | | | |"
     cells = []
     for kernel in sorted(found.compiled.values(), key=lambda k: not k["matrix"]):
