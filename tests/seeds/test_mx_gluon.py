@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.benchmarks.mx_points import Entry, compiled_ahead
+from fitness.dialect import check
 from fitness.targets import load_target
 from seeds.catalogue import load_operator
 from seeds.operator import Workload
@@ -58,3 +59,8 @@ def test_gluon_seeds_compile_for_hopper(tmp_path: Path) -> None:
     pairs = [(Entry(kernel, operator, kernel, tuned=False), WIDE) for operator, kernel, _ in CASES]
     found = compiled_ahead(pairs, str(tmp_path), processes=2, seconds=300.0)
     assert found["points"] >= 6 and not found["failed"] and not found["late"], found
+
+
+@pytest.mark.parametrize(("operator", "kernel", "params"), CASES)
+def test_gluon_seeds_are_of_the_dialect(operator: str, kernel: str, params: dict[str, Any]) -> None:
+    assert check(load_operator(operator).kernels[kernel].source, entry="launch") == []

@@ -204,10 +204,10 @@ def store_bf16(c_desc, c_bufs, acc, row, col, SLOTS: gl.constexpr, WG: gl.conste
 
 
 @gluon.jit
-def store_part(part_ptr, acc, part, row, col, M, N):
+def store_part(part_ptr, acc, part, row, col, M, N, MMA: gl.constexpr):
     """Store 64 x 128 f32 of one part [M, N]."""
-    r = row + gl.arange(0, 64, gl.SliceLayout(1, acc.type.layout))
-    c = col + gl.arange(0, 128, gl.SliceLayout(0, acc.type.layout))
+    r = row + gl.arange(0, 64, gl.SliceLayout(1, MMA))
+    c = col + gl.arange(0, 128, gl.SliceLayout(0, MMA))
     at = part_ptr + part.to(gl.int64) * M * N + (r.to(gl.int64)[:, None] * N + c[None, :])
     gl.store(at, acc, mask=(r < M)[:, None] & (c < N)[None, :])
 
@@ -295,9 +295,9 @@ def consume(
         row = pm * 128 + WG * 64
         col = pn * (128 * HALVES)
         if SPLIT > 1:
-            store_part(part_ptr, acc0, part, row, col, M, N)
+            store_part(part_ptr, acc0, part, row, col, M, N, mma)
             if HALVES == 2:
-                store_part(part_ptr, acc1, part, row, col + 128, M, N)
+                store_part(part_ptr, acc1, part, row, col + 128, M, N, mma)
         elif FUSED:
             store_mx(d_desc, d_bufs, ds_ptr, acc0, row, col, M, N, WG * SLOTS, SLOTS - 1, TURNED, EVEN)
             if HALVES == 2:
