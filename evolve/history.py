@@ -93,13 +93,13 @@ class Shelf(Generic[T]):
     def __init__(self, recall: Callable[[int], T] | None, held: int = HELD) -> None:
         self._recall = recall
         self._limit = held
-        self._held: dict[int, T] = {}
+        self._held: OrderedDict[int, T] = OrderedDict()
         self._again: OrderedDict[int, T] = OrderedDict()
 
     def put(self, index: int, thing: T) -> None:
         self._held[index] = thing
         if self._recall is not None and len(self._held) > self._limit:
-            del self._held[next(iter(self._held))]
+            self._held.popitem(last=False)  # a plain dict would walk over all that was deleted before it
 
     def get(self, index: int) -> T:
         """One that was put here. Raises KeyError for one that was not, as far as it can tell."""
