@@ -18,6 +18,11 @@ from fitness.targets import load_target
 from seeds.catalogue import load_operator
 from seeds.operator import SeedKernel
 from workers.cascade import Cascade
+from workers.limits import Limits
+from workers.sandbox import ChildLimits
+
+LIMITS = Limits(ChildLimits(600.0), ChildLimits(600.0))
+"""Wall clocks that only a hung child reaches, even on a busy machine."""
 
 QUICK, WHOLE, LARGE = "quick", "gmm-antpretrain", "gmm-large-slice"
 WIDE = {"sub_n": 512, "sub_k": 2048}
@@ -128,7 +133,7 @@ def _timed(recipe: str, kernel: str, change: dict, suite: str, target: str) -> d
     constants = [{**operator.constants, **w.dims} for w in chosen.workloads]
     params = {**Space.from_source(seed.source, constants).defaults, **seed.overrides, **change}
     timed = SeedKernel(seed.name, seed.source, baseline=True, inputs=seed.inputs)
-    found = Cascade(operator, load_target(target), chosen).evaluate(
+    found = Cascade(operator, load_target(target), chosen, LIMITS).evaluate(
         "timed", seed.source, params, seed=0, baseline=timed
     )
     return {
