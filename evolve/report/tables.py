@@ -213,6 +213,10 @@ def number_cells(*texts: str) -> str:
     return "".join(f'<td class="n">{clean(text)}</td>' for text in texts)
 
 
+_SHARES = re.compile(r"busy|fraction|util|overlap|share|unexplained|dma_latency")
+"""Keys of a diagnosis that are parts of a whole; latencies of DMAs side by side may be more than it."""
+
+
 def _diagnosis_text(key: str, value: object) -> str:
     if value is None:
         return "–"
@@ -221,11 +225,7 @@ def _diagnosis_text(key: str, value: object) -> str:
         return bytes_text(float(value))  # type: ignore[arg-type]
     if number and key.endswith("seconds"):
         return time_text(float(value))  # type: ignore[arg-type]
-    if (
-        isinstance(value, float)
-        and 0 <= value <= 1
-        and re.search(r"busy|fraction|util|overlap|share|unexplained", key)
-    ):
+    if isinstance(value, float) and _SHARES.search(key):
         return percent_text(value)
     return number_text(value)
 
@@ -233,7 +233,8 @@ def _diagnosis_text(key: str, value: object) -> str:
 def _words(key: str) -> str:
     """A key of a diagnosis as words: ``critical_path.mxu`` -> ``cycles on the critical path: MXU``."""
     key = key.replace("critical_path.", "cycles_on_the_critical_path.")
-    key = re.sub(r"(?<![a-z])(mxu|valu|salu|xlu|hbm|vmem|dma)(?![a-z])", lambda m: m[1].upper(), key)
+    key = key.replace("dma_latency", "dma_latencies_over_all_cycles")
+    key = re.sub(r"(?<![a-z])(mxu|valu|salu|xlu|eup|hbm|vmem|dma)(?![a-z])", lambda m: m[1].upper(), key)
     return key.replace("_", " ").replace(".", ": ").replace(" seconds", " time")
 
 

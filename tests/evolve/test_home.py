@@ -1,0 +1,23 @@
+"""Where campaigns live: what is no home is told, rather than taken for an empty one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from evolve.errors import UserError
+from evolve.home import campaigns, find_campaign
+
+
+def test_a_home_that_cannot_be_read_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert campaigns(tmp_path / "not yet") == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"home: .*file is not a folder that can be read\."):
+        find_campaign(tmp_path / "file", None)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UserError, match="is not a folder that can be read"):
+        campaigns(tmp_path)
