@@ -85,15 +85,16 @@ def space_of(source: str) -> Space:
 
 def start() -> History:
     history = History()
-    seeds = [
-        Genome("a", {"block": 16, "stages": 1, "mode": "x"}),
-        Genome("b", {"block": 256, "fast": False}),
-    ]
-    for index, genome in enumerate(seeds):
-        candidate = Candidate(index, genome, (), Mutation(MutationKind.SEED, "seed", ""), 0, 0)
-        history.propose(candidate)
-        history.integrate(candidate, evaluate(candidate))
+    add(history, Genome("a", {"block": 16, "stages": 1, "mode": "x"}))
+    add(history, Genome("b", {"block": 256, "fast": False}))
     return history
+
+
+def add(history: History, genome: Genome) -> None:
+    """An evaluated seed."""
+    seed = Candidate(len(history.candidates), genome, (), Mutation(MutationKind.SEED, "seed", ""), 0, 0)
+    history.propose(seed)
+    history.integrate(seed, evaluate(seed))
 
 
 def advance(proposer: SurrogateProposer, history: History, until: int, lag: int = 2) -> None:
@@ -119,6 +120,18 @@ def test_several_sources_share_one_model() -> None:
     assert history.best[0].genome.params["block"] == 64
 
 
+def test_a_source_that_takes_the_lead_is_modelled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surrogate, "REFIT_EVERY", 100)
+    history = History()
+    add(history, Genome("a", {"block": 16, "stages": 1, "mode": "x"}))
+    proposer = SurrogateProposer(Archive(1, 10), space_of)
+    advance(proposer, history, 16, lag=1)
+    proposer.propose(history, 0, np.random.default_rng(0))
+    add(history, Genome("b", {"block": 64, "fast": False}))
+    advance(proposer, history, 23, lag=1)
+    assert "b" in {candidate.genome.source for candidate, _ in history.evaluated[17:]}
+
+
 def test_a_proposer_made_anew_goes_on_as_the_old_one() -> None:
     history = start()
     proposer = SurrogateProposer(Archive(1, 10), space_of)
@@ -132,6 +145,7 @@ def test_a_proposer_made_anew_goes_on_as_the_old_one() -> None:
 @pytest.mark.parametrize("lag", [1, 4])
 def test_so_it_does_when_it_looks_rarely(table: Table, monkeypatch: pytest.MonkeyPatch, lag: int) -> None:
     """A long campaign proposes in the order of its latest look, which must not depend on when it was asked."""
+    monkeypatch.setattr(surrogate, "LOOK_ALWAYS", 0)
     monkeypatch.setattr(surrogate, "LOOK_SHARE", 10)
     archive = Archive(1, 10)
     proposer = SurrogateProposer(archive, table.space_of)
