@@ -128,3 +128,13 @@ def test_the_gate_allows_hoppers_sums_and_refuses_a_detour_by_bf16(recipe: str, 
     for product, right in ((sums.exact, True), (sums.coarse, True), (detour, False)):
         readings = read_gates(operator.gates, quantised(product), references, kind)
         assert (failure(readings, operator.gates) is None) == right
+
+
+@pytest.mark.parametrize("recipe", ["normal", "grouped4", "masked6x20", "kgrouped4"])
+def test_a_search_cannot_turn_a_seed_into_its_baseline(recipe: str) -> None:
+    operator = OPERATORS[recipe]
+    for seed in operator.kernels.values():
+        space = Space.from_source(seed.source, [{**operator.constants, "M": 4096, "N": 7168, "K": 2048}])
+        point = {**space.defaults, **seed.overrides}
+        if "fused" in point:
+            assert bool(space.violations({**point, "fused": 0})) != seed.baseline
