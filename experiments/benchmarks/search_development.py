@@ -207,7 +207,7 @@ def _change(change: str) -> None:
 def _curves(changes: tuple[str, ...], seeds: int, budget: int, jobs: int) -> np.ndarray:
     """Scores [spaces, seeds, budget]."""
     tasks = [(name, seeds, budget, changes) for name in _MAKERS]
-    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=1) as pool:
+    with multiprocessing.get_context("spawn").Pool(max(1, jobs), maxtasksperchild=1) as pool:
         runs = pool.map(_task, tasks, chunksize=1)
     return np.array([[run.curve for run in mine] for mine in runs])
 

@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     told = parser.parse_args(arguments)
     names = told.only or list(all_suites())
     tasks = [(name, seed, racing) for name in names for seed in range(told.seeds) for racing in (False, True)]
-    with multiprocessing.get_context("spawn").Pool(told.jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(max(1, told.jobs)) as pool:
         runs = pool.map(_task, tasks, chunksize=1)
     table = describe(runs)
     sys.stdout.write(table)
