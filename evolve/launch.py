@@ -33,7 +33,7 @@ from evolve.system import system
 from evolve.tracking import MirrorProcess, start_mirror
 from evolve.worker_settings import pool_settings, unit_of
 from fitness.chips import Chip
-from fitness.evaluation import Evaluation, Verdict
+from fitness.evaluation import Evaluation, Stage, Verdict
 from workers import gpu_recipe, tpu_recipe
 from workers.pool import RayPool
 from workers.ray_start import PoolUnavailable
@@ -229,7 +229,8 @@ class _Run:
     def _conclude(
         self, campaign: Campaign, references: References, reason: StopReason, pool: Comparer
     ) -> Outcome:
-        self._last_shown = 0.0  # the last evaluation may have come too soon after the one before it to be shown
+        # the last evaluation may have come too soon after the one before it to be shown
+        self._last_shown = 0.0
         self._show(campaign)
         name = self.folder.name
         if reason is StopReason.SEED_FAILED:
@@ -391,11 +392,11 @@ def _ctrl_c(run: _Run, campaign: Campaign) -> Iterator[None]:
 def _seed_failure(campaign: Campaign) -> str:
     for candidate, evaluation in campaign.history.evaluated:
         if candidate.index < len(campaign.plan.starts) and evaluation.verdict is not Verdict.OK:
-            name = campaign.plan.starts[candidate.index].name
-            return (
-                f"seeds: {name} fails its own gate: {evaluation.verdict.value} at {evaluation.stage.value}, "
-                f"{evaluation.reason}."
-            )
+            name, stage = campaign.plan.starts[candidate.index].name, evaluation.stage
+            gated = stage is Stage.CHECK
+            how = "fails its own gate" if gated else f"cannot start a campaign on {evaluation.target}"
+            reason = evaluation.reason.removesuffix(".")
+            return f"seeds: {name} {how}: {evaluation.verdict.value} at {stage.value}, {reason}."
     return "seeds: a seed kernel fails its own gate."
 
 
