@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -22,6 +22,8 @@ LEAP_SHARE = 0.25
 """Share of local moves that change two parameters."""
 
 _REMEMBERED = 1024
+_ELITES = 64
+"""Points, and elites with their neighbours, that are remembered."""
 
 _TRIES = 20
 _RESTART_TRIES = 50
@@ -91,12 +93,12 @@ class TriedPoints:
                 self._codes.setdefault(candidate.genome.source, set()).add(point[1])
         self._folded = len(history.candidates)
 
-    def untried(self, source: str, rows: Rows) -> Rows:
+    def untried(self, source: str, rows: Rows) -> Iterator[Rows]:
         """The rows that are new, in the same order. Another text of the same source may have them still."""
-        space, known = self._spaces[source], self._codes.get(source)
-        if space is None or not known or not len(rows):
-            return rows
-        return rows[[int(code) not in known for code in space.codes(rows)]]
+        space, known = self._spaces[source], self._codes.get(source, set())
+        if space is not None:
+            codes = space.codes(rows).tolist()
+            yield from (row for row, code in zip(rows, codes, strict=True) if code not in known)
 
 
 class ParameterProposer:
@@ -109,6 +111,7 @@ class ParameterProposer:
         self._archive = archive
         self._spaces = KnownSpaces.of(spaces)
         self._tried = TriedPoints(self._spaces)
+        self._neighbours: dict[str, Rows] = {}
 
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
         self._tried.fold(history)
@@ -136,7 +139,7 @@ class ParameterProposer:
     def _step(
         self, history: History, base: Candidate, space: Space, row: Rows, rng: np.random.Generator
     ) -> Proposal | None:
-        near = space.neighbour_rows(row)
+        near = self._near(base.genome, space, row)
         if len(near) and rng.random() < LEAP_SHARE:
             near = space.neighbour_rows(near[int(rng.integers(len(near)))], steps=None)
         for other in self._tried.untried(base.genome.source, near[rng.permutation(len(near))]):
@@ -144,6 +147,14 @@ class ParameterProposer:
             if proposal is not None:
                 return proposal
         return None
+
+    def _near(self, genome: Genome, space: Space, row: Rows) -> Rows:
+        """Legal points one step away; those of the latest elites are remembered."""
+        if genome.id not in self._neighbours:
+            if len(self._neighbours) >= _ELITES:
+                self._neighbours.clear()
+            self._neighbours[genome.id] = space.neighbour_rows(row)
+        return self._neighbours[genome.id]
 
     def _restart(
         self, history: History, base: Candidate, space: Space, rng: np.random.Generator
