@@ -118,6 +118,10 @@ def run_campaigns(base: Path, evaluations: int, minutes: float) -> tuple[int, fl
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             codes.append(-signal.SIGKILL)
+        finally:
+            if process.poll() is None:  # this script was interrupted: the campaign ends as by Ctrl-C
+                os.killpg(process.pid, signal.SIGINT)
+                process.wait(timeout=60)
         before, done, seed = done, sum(verdicts(home).values()), seed + 1
         if done == before and seed > 3:
             break
