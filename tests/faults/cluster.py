@@ -64,7 +64,7 @@ class Actor:
         self.calls = [Reply(NEVER if isinstance(found, _Never) else now + seconds, found)]
         return self.calls[0]
 
-    def _evaluate(self, request: bytes) -> Reply:
+    def _evaluate(self, request: bytes, station: None) -> Reply:
         return self._unless_down(float(self.cluster.rng.uniform(1.0, 4.0)), lambda: self._answer(request))
 
     def _answer(self, request: bytes) -> Any:
