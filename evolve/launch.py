@@ -273,7 +273,11 @@ class _Run:
         return self._finals(campaign, references)
 
     def _finals(self, campaign: Campaign, references: References) -> Genome | None:
-        """Run finalists, seeds and baselines on the final workloads; the fittest finalist there wins."""
+        """Check the finalists once more, harder; the fittest that passes wins, and where none does nobody.
+
+        A suite with final workloads times finalists, seeds and baselines there. One without has their times already:
+        its finalists are checked in turn until one passes.
+        """
         suite, search = self.resolved.suite, self.resolved.config.search
         finalists = [candidate.genome for candidate, _ in campaign.history.fittest(search.finalists)]
         if not finalists:
@@ -289,10 +293,28 @@ class _Run:
             self._draw(references, finalists[0] if len(finalists) == 1 else None)
             if not references.drain(lambda: self._progress(campaign)):
                 return None
-        winner = self._pick(finalists)
+            winner = self._pick(finalists)
+        else:
+            winner = self._first_checked(finalists, campaign, references)
+        if winner is None:
+            if not self._interrupted:
+                self.display.note("no finalist passed the final check: there is no winner")
+            return None
         self._draw(references, winner)
         references.drain(lambda: self._progress(campaign))
         return winner
+
+    def _first_checked(
+        self, finalists: list[Genome], campaign: Campaign, references: References
+    ) -> Genome | None:
+        """The first that passes all kinds of inputs on all checked shapes and on a timed one."""
+        for genome in finalists:
+            references.request(f"finalist:{genome.id}", Scope.FINAL, genome, verify=True)
+            if not references.drain(lambda: self._progress(campaign)):
+                return None
+            if (winner := self._pick([genome])) is not None:
+                return winner
+        return None
 
     def _draw(self, references: References, winner: Genome | None) -> None:
         """Request the schedules to draw: the first seed's and, once it is known, the winner's."""
@@ -308,12 +330,12 @@ class _Run:
         self.display.note("final check: the best genomes side by side on the device")
         return conclude_measured(self.resolved, campaign.history, pool, self.journal, self.folder)
 
-    def _pick(self, finalists: list[Genome]) -> Genome:
+    def _pick(self, finalists: list[Genome]) -> Genome | None:
         finals = self.journal.references(Scope.FINAL.value)
         figures = [(finals.get(f"finalist:{genome.id}"), genome) for genome in finalists]
         passed = [(e, g) for e, g in figures if e is not None and e.verdict is Verdict.OK]
         if not passed:
-            return finalists[0]
+            return None
         evaluation, winner = max(passed, key=lambda eg: eg[0].fitness or 0.0)
         if WINNER not in finals:
             self.journal.add_reference(WINNER, Scope.FINAL.value, evaluation)

@@ -153,13 +153,13 @@ def load(journal: Journal) -> CampaignData:
 def _winner(
     events: tuple[Event, ...], points: tuple[Point, ...], candidates: Mapping[str, Candidate]
 ) -> Candidate | None:
-    """The winner the campaign named, else the fittest so far (the earliest on a tie).
+    """The winner that a finished campaign named, if any passed its final check; of others the fittest so far.
 
-    None on a target that only compiles: what has no figures is not ranked.
+    The earliest on a tie; None on a target that only compiles: what has no figures is not ranked.
     """
     for event in reversed(events):
-        if event.kind == "finished" and event.detail.get("winner") in candidates:
-            return candidates[event.detail["winner"]]
+        if event.kind == "finished":
+            return candidates.get(event.detail.get("winner") or "")
     passed = [p for p in points if p.evaluation.verdict is Verdict.OK and p.evaluation.workloads]
     return max(passed, key=lambda p: p.evaluation.fitness or 0.0).candidate if passed else None
 
