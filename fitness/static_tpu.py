@@ -10,7 +10,6 @@ latency plus bytes at 1.7 to 2 times the public bandwidth, and streams add up), 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,8 +172,3 @@ def implausible(
     if not time >= bound:
         return f"{time * 1e6:.2f} us is below the roofline's {bound * 1e6:.2f} us (modelled, {chip.name})"
     return None
-
-
-def operation_names(operations: Sequence[OperationCycles]) -> str:
-    """The operations of a module, for a log."""
-    return ", ".join(f"{op.name} {op.cycles}x{op.count}" for op in operations)

@@ -15,7 +15,6 @@ import numpy as np
 from experiments.benchmarks.search_efficiency import MARKS, Run, Setting, Summary, summarise
 
 GOALS = {25: 0.83, 50: 0.90, 100: 0.97, 200: 0.992}
-WORST_GOAL = (100, 0.88)
 ARRIVED_GOAL = 0.95
 
 PEERS: dict[str, dict[str, tuple[float, ...]]] = {
