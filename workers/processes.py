@@ -34,12 +34,17 @@ class Streams:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that a process holds now; 0 once it has ended."""
-    try:
-        pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
-    except (OSError, IndexError):
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    """Memory that a process and those it started hold now, what they share counted for each; 0 once all have ended."""
+    left, pages = [pid], 0
+    while left:
+        folder = Path("/proc", str(left.pop()))
+        try:
+            pages += int((folder / "statm").read_text(encoding="ascii").split()[1])
+            for thread in (folder / "task").iterdir():
+                left += [int(child) for child in (thread / "children").read_text(encoding="ascii").split()]
+        except (OSError, IndexError):
+            continue  # ended meanwhile
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 class Process(Protocol):

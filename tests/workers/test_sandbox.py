@@ -71,6 +71,7 @@ def test_a_large_job_reaches_a_child_that_reads_it(tmp_path):
         ("while True: answer('more', x='y' * 60000)", Ending.FLOOD, "bytes of results"),
         ("x = bytearray(4 << 30)", Ending.CRASHED, "MemoryError"),
         ("x = b'x' * (3 << 29); time.sleep(60)", Ending.MEMORY, "more than 1 GiB of memory"),
+        ("x = os.fork() or b'x' * (3 << 29); time.sleep(60)", Ending.MEMORY, "more than 1 GiB of memory"),
         ("open('big', 'wb').write(b'x' * (2 << 20))", Ending.CRASHED, ""),
     ],
 )  # fmt: skip
