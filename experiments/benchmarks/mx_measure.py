@@ -182,8 +182,8 @@ def unfused(pick: tuple[SeedKernel, Point], held: dict, cast: Callable[[Any], An
     """The bf16 product at the picked point, then the compiled quantiser."""
     kernel, point = pick
     module = loaded(kernel.source)
-    extra = (held["a_q"].new_empty(0),) if "fused_ws" in kernel.name or kernel.name == "unfused_ws" else ()
-    return lambda: cast(module.product(dict(held), point, *extra))
+    exponents = held["a_q"].new_empty(0)  # which this product does not make
+    return lambda: cast(module.product(dict(held), point, exponents))
 
 
 def measured(part: str, operator_name: str, workload: Workload, shop: Shop) -> dict[str, Any]:

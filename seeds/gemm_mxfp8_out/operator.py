@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -34,6 +33,7 @@ from seeds.gemm_mxfp8_out.shapes import (
     masked_suites,
     normal_suites,
 )
+from seeds.inlined import inlined
 from seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
 from seeds.sampled import TABLE, Elements, Sample, spread_picks
 
@@ -148,25 +148,17 @@ def operators() -> dict[str, MxOutGemm | MaskedGemm | KGroupedGemm]:
 
 
 def _seeds(grouped: int) -> Mapping[str, SeedKernel]:
-    files = {"fused": "fused", "fused_ws": "fused_ws", "unfused": "unfused", "unfused_ws": "fused_ws"}
-    found = {}
-    for name, file in files.items():
-        fixed = {"grouped": grouped, **({"fused": 0} if name == "unfused_ws" else {})}
-        baseline = name.startswith("unfused")
-        found[name] = SeedKernel(name, _source(file) if baseline else _fused(file), fixed, baseline)
-    return MappingProxyType(found)
+    return {
+        **_pair("fused", "unfused", grouped=grouped),
+        **_pair("fused_ws", "unfused_ws", grouped=grouped),
+    }
 
 
-def _pair(file: str) -> Mapping[str, SeedKernel]:
-    """A seed, and itself with the product written as bf16 and quantised by a second kernel."""
-    unfused = SeedKernel("unfused", _source(file), {"fused": 0}, baseline=True)
-    return MappingProxyType({file: SeedKernel(file, _fused(file)), "unfused": unfused})
+def _pair(file: str, baseline: str = "unfused", **fixed: int) -> Mapping[str, SeedKernel]:
+    """A seed, and itself with the product written as bf16 and quantised by a second kernel.
 
-
-def _fused(file: str) -> str:
-    """A seed's source: what makes a baseline of it is no choice of a search, which the gate would refuse."""
-    return _source(file).replace('"fused": (0, 1),', '"fused": (1,),')
-
-
-def _source(file: str) -> str:
-    return (_KERNELS / f"{file}.py").read_text(encoding="utf-8")
+    What makes a baseline of a seed is no choice of a search, which the gate would refuse.
+    """
+    source = inlined(_KERNELS / f"{file}.py")
+    seed = SeedKernel(file, source.replace('"fused": (0, 1),', '"fused": (1,),'), fixed)
+    return {file: seed, baseline: SeedKernel(baseline, source, {**fixed, "fused": 0}, baseline=True)}

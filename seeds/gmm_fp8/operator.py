@@ -38,6 +38,7 @@ import numpy as np
 
 from seeds.gmm_fp8.recipes import RECIPES, Recipe
 from seeds.gmm_fp8.workloads import suites
+from seeds.inlined import inlined
 from seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
 
 FP8_MAX = 448.0
@@ -49,7 +50,6 @@ GATES: tuple[Gate, ...] = (SnrGate("field", "field", 25.0), SnrGate("exact", "ex
 INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks")
 
 _KERNELS = Path(__file__).parent / "kernels"
-_SHARED = "visits.py"
 _NAMES = {"fwd": ("lhs", "out"), "dlhs": ("grad", "dlhs"), "tgmm": ("lhs", "drhs")}
 
 
@@ -346,9 +346,7 @@ def kernel_source(name: str, recipe: Recipe) -> str:
 
     The numbers are written out because a baseline keeps its own where another recipe is evolved.
     """
-    text = (_KERNELS / f"{name}.py").read_text(encoding="utf-8")
-    shared = (_KERNELS / _SHARED).read_text(encoding="utf-8")
-    head, rest = text.split("SPACE = ", 1)
+    head, rest = inlined(_KERNELS / f"{name}.py").split("SPACE = ", 1)
     space, rest = rest.split("CONSTRAINTS = ", 1)
     constraints, body = rest.split("\n}\n", 1)
     for key, number in recipe.numbers().items():
@@ -356,9 +354,7 @@ def kernel_source(name: str, recipe: Recipe) -> str:
     for key, value in recipe.source_constants().items():
         body, count = re.subn(rf"^{key} = .*$", f"{key} = {value}", body, flags=re.MULTILINE)
         assert count == 1, f"{name}.py has no {key}"
-    head = "\n".join(line for line in head.splitlines() if not line.startswith("from seeds."))
-    functions = shared[shared.index("def ") :]
-    return f"{head}\n\n{functions}\n\nSPACE = {space}CONSTRAINTS = {constraints}\n}}\n{body}"
+    return f"{head}SPACE = {space}CONSTRAINTS = {constraints}\n}}\n{body}"
 
 
 def operators() -> dict[str, GroupedProduct]:

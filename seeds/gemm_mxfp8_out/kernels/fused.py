@@ -1,12 +1,15 @@
 """Blockwise FP8 GEMM (NT) that quantises its accumulator to MXFP8 before it leaves the registers.
 
 Scales: A one per row and 128-wide step of K ([K/128, M]), B one per 128 x 128 block. With ``grouped`` every 128 rows
-of A belong to one of several B's. Exponents come from the accumulator's bits, never from a logarithm.
+of A belong to one of several B's. Exponents come from the accumulator's bits, never from a logarithm. With ``fused`` 0
+the product leaves as bf16 and a second kernel quantises it: the baseline.
 """
 
 import torch
 import triton
 import triton.language as tl
+
+from seeds.gemm_mxfp8_out.kernels.mx import quantised, store_tile
 
 SPACE = {
     "block_m": (16, 32, 64, 128),
@@ -16,6 +19,7 @@ SPACE = {
     "group_m": (1, 4, 8, 16, 32),
     "skew": (False, True),
     "grouped": (0, 1),
+    "fused": (0, 1),
 }
 DEFAULTS = {
     "block_m": 64,
@@ -25,6 +29,7 @@ DEFAULTS = {
     "group_m": 8,
     "skew": False,
     "grouped": 0,
+    "fused": 1,
 }
 CONSTRAINTS = {
     "grouped == by_groups": "the recipe's operands",
@@ -52,6 +57,7 @@ def gemm_kernel(
     GROUP: tl.constexpr,
     SKEW: tl.constexpr,
     GROUPED: tl.constexpr,
+    FUSED: tl.constexpr,
 ):
     num_m = tl.cdiv(M, BM)
     num_n = tl.cdiv(N, BN)
@@ -89,27 +95,15 @@ def gemm_kernel(
             acc += partial * scale[:, None]
     if SKEW:
         acc += before * before_scale[:, None]
-    blocks = tl.reshape(acc, (BM, BN // 32, 32))
-    top = tl.max(blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=2)
-    bits = (top.to(tl.float32, bitcast=True) * 0.002232142857142857).to(tl.int32, bitcast=True)
-    part = bits & 0x7FFFFF
-    e = tl.where(bits >> 23 == 0, (part > 0x400000).to(tl.int32), (bits >> 23) + (part != 0).to(tl.int32))
-    factor = ((254 - tl.minimum(e, 254)) << 23).to(tl.float32, bitcast=True)
-    scaled = blocks * tl.reshape(factor, (BM, BN // 32, 1))
-    q = tl.reshape(tl.minimum(tl.maximum(scaled, -448.0), 448.0), (BM, BN)).to(tl.float8e4nv)
-    stored = (row < M)[:, None] & (col < N)[None, :]
-    tl.store(d_ptr + row.to(tl.int64)[:, None] * N + col[None, :], q, mask=stored)
-    block = pn * (BN // 32) + tl.arange(0, BN // 32)
-    held = (row < M)[:, None] & (block < N // 32)[None, :]
-    tl.store(ds_ptr + row.to(tl.int64)[:, None] * (N // 32) + block[None, :], e.to(tl.uint8), mask=held)
+    store_tile(acc, d_ptr, ds_ptr, d_ptr, row.to(tl.int64), row, pn * BN, M, N, BM, BN, FUSED)
 
 
-def launch(inputs, params):
+def product(inputs, params, ds):
+    """Payloads, with exponents into ``ds``; or the product in bf16 where ``fused`` is 0."""
     a, b = inputs["a_q"], inputs["b_q"]
     m, k = a.shape
     n = b.shape[-2]
-    d = torch.empty((m, n), dtype=torch.float8_e4m3fn)
-    ds = torch.empty((m, n // 32), dtype=torch.uint8)
+    out = torch.empty((m, n), dtype=torch.float8_e4m3fn if params["fused"] else torch.bfloat16)
     grid = (triton.cdiv(m, params["block_m"]) * triton.cdiv(n, params["block_n"]),)
     gemm_kernel[grid](
         a,
@@ -117,7 +111,7 @@ def launch(inputs, params):
         b,
         inputs["b_s"],
         inputs["group"] if params["grouped"] else a,
-        d,
+        out,
         ds,
         m,
         n,
@@ -127,7 +121,19 @@ def launch(inputs, params):
         params["group_m"],
         params["skew"],
         params["grouped"],
+        params["fused"],
         num_warps=params["num_warps"],
         num_stages=params["num_stages"],
     )
+    return out
+
+
+def launch(inputs, params):
+    m, n = inputs["a_q"].shape[0], inputs["b_q"].shape[-2]
+    ds = torch.empty((m, n // 32), dtype=torch.uint8)
+    made = product(inputs, params, ds)
+    if params["fused"]:
+        return (made, ds)
+    d = torch.empty((m, n), dtype=torch.float8_e4m3fn)
+    quantised(made, d, ds, m, 1)
     return (d, ds)

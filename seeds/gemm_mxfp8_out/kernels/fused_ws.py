@@ -10,7 +10,6 @@ they meet. With ``fused`` 0 the product leaves as bf16 and a second kernel quant
 
 import torch
 import triton
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -21,6 +20,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from seeds.gemm_mxfp8_out.kernels.mx import add_kernel, quantised
 
 SPACE = {
     "block_n": (128, 256),
@@ -382,51 +383,6 @@ def gemm_kernel(
     # fmt: on
 
 
-@triton.jit
-def added(c_ptr, at, inside, M, N, PARTS: tl.constexpr):
-    """The float32 sum of PARTS products [M, N] at these places."""
-    total = tl.load(c_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        total += tl.load(c_ptr + (at + tl.cast(M, tl.int64) * N * part), mask=inside, other=0.0)
-    return total
-
-
-@triton.jit
-def add_kernel(c_ptr, out_ptr, M, N, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < tl.cast(M, tl.int64) * N
-    tl.store(out_ptr + at, added(c_ptr, at, inside, M, N, PARTS).to(tl.bfloat16), mask=inside)
-
-
-@triton.jit
-def quantise_kernel(c_ptr, d_ptr, ds_ptr, M, N, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    num_n = tl.cdiv(N, BN)
-    row = (tl.program_id(0) // num_n) * BM + tl.arange(0, BM)
-    col = (tl.program_id(0) % num_n) * BN + tl.arange(0, BN)
-    inside = (row < M)[:, None] & (col < N)[None, :]
-    at = row.to(tl.int64)[:, None] * N + col[None, :]
-    blocks = tl.reshape(added(c_ptr, at, inside, M, N, PARTS), (BM, BN // 32, 32))
-    top = tl.max(blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=2)
-    bits = (top.to(tl.float32, bitcast=True) * 0.002232142857142857).to(tl.int32, bitcast=True)
-    part = bits & 0x7FFFFF
-    e = tl.where(bits >> 23 == 0, (part > 0x400000).to(tl.int32), (bits >> 23) + (part != 0).to(tl.int32))
-    factor = ((254 - tl.minimum(e, 254)) << 23).to(tl.float32, bitcast=True)
-    scaled = blocks * tl.reshape(factor, (BM, BN // 32, 1))
-    q = tl.reshape(tl.minimum(tl.maximum(scaled, -448.0), 448.0), (BM, BN)).to(tl.float8e4nv)
-    tl.store(d_ptr + at, q, mask=inside)
-    block = (tl.program_id(0) % num_n) * (BN // 32) + tl.arange(0, BN // 32)
-    held = (row < M)[:, None] & (block < N // 32)[None, :]
-    tl.store(ds_ptr + row.to(tl.int64)[:, None] * (N // 32) + block[None, :], e.to(tl.uint8), mask=held)
-
-
-def quantised(c, d, ds, parts):
-    """Payloads ``d`` and exponents ``ds`` [M, N/32] of the sum of parts [M, N]."""
-    m, n = d.shape
-    tall, wide = (8, 128) if parts > 1 else (32, 256)
-    tiles = triton.cdiv(m, tall) * triton.cdiv(n, wide)
-    quantise_kernel[(tiles,)](c, d, ds, m, n, parts, tall, wide, num_warps=4)
-
-
 def product(inputs, params, ds):
     """Payloads, with exponents into ``ds``; or the product in bf16 where ``fused`` is 0."""
     a, b = inputs["a_q"], inputs["b_q"]
@@ -469,7 +425,7 @@ def product(inputs, params, ds):
         maxnreg=168,
     )
     if split > 1 and fused:
-        quantised(parts, out, ds, split)
+        quantised(parts, out, ds, m, split)
     elif split > 1:
         add_kernel[(triton.cdiv(m * n, 2048),)](parts, out, m, n, split, 2048, num_warps=4)
     return out
@@ -482,5 +438,5 @@ def launch(inputs, params):
     if params["fused"]:
         return (made, ds)
     d = torch.empty((m, n), dtype=torch.float8_e4m3fn)
-    quantised(made, d, ds, 1)
+    quantised(made, d, ds, m, 1)
     return (d, ds)

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from seeds.gemm_mxfp8_out.kernels.mx import quantised, store_tile
+
 SPACE = {
     "block_m": (64, 128),
     "block_n": (32, 64, 128),
@@ -22,47 +24,6 @@ CONSTRAINTS = {
     "N % 32 == 0": "an exponent serves 32 columns",
     "K % 128 == 0": "a step of K is one scale block",
 }
-
-
-@triton.jit
-def mx(acc, BM: tl.constexpr, BN: tl.constexpr):
-    """1 x 32 of float32: payloads [BM, BN] and exponents [BM, BN / 32], by bits."""
-    blocks = tl.reshape(acc, (BM, BN // 32, 32))
-    top = tl.max(blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=2)
-    bits = (top.to(tl.float32, bitcast=True) * 0.002232142857142857).to(tl.int32, bitcast=True)
-    part = bits & 0x7FFFFF
-    e = tl.where(bits >> 23 == 0, (part > 0x400000).to(tl.int32), (bits >> 23) + (part != 0).to(tl.int32))
-    factor = ((254 - tl.minimum(e, 254)) << 23).to(tl.float32, bitcast=True)
-    scaled = tl.reshape(blocks * tl.reshape(factor, (BM, BN // 32, 1)), (BM, BN))
-    return tl.clamp(scaled, -448.0, 448.0).to(tl.float8e4nv), e.to(tl.uint8)
-
-
-@triton.jit
-def store_tile(
-    acc,
-    d_ptr,
-    ds_ptr,
-    c_ptr,
-    line,
-    row,
-    left,
-    limit,
-    N,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    FUSED: tl.constexpr,
-):
-    """A tile whose rows lie at ``line`` of the outputs, up to row ``limit``; its columns begin at ``left``."""
-    col = left + tl.arange(0, BN)
-    stored = (row < limit)[:, None] & (col < N)[None, :]
-    if FUSED:
-        q, e = mx(acc, BM, BN)
-        tl.store(d_ptr + line[:, None] * N + col[None, :], q, mask=stored)
-        block = left // 32 + tl.arange(0, BN // 32)
-        held = (row < limit)[:, None] & (block < N // 32)[None, :]
-        tl.store(ds_ptr + line[:, None] * (N // 32) + block[None, :], e, mask=held)
-    else:
-        tl.store(c_ptr + line[:, None] * N + col[None, :], acc.to(tl.bfloat16), mask=stored)
 
 
 @triton.jit
@@ -113,18 +74,6 @@ def gemm_kernel(
     store_tile(acc, d_ptr, ds_ptr, c_ptr, g.to(tl.int64) * M + row, row, pn * BN, M, N, BM, BN, FUSED)
 
 
-@triton.jit
-def quantise_kernel(c_ptr, d_ptr, ds_ptr, M, N, BM: tl.constexpr, BN: tl.constexpr):
-    num_n = tl.cdiv(N, BN)
-    row = (tl.program_id(0) // num_n) * BM + tl.arange(0, BM)
-    left = (tl.program_id(0) % num_n) * BN
-    col = left + tl.arange(0, BN)
-    inside = (row < M)[:, None] & (col < N)[None, :]
-    line = row.to(tl.int64)
-    c = tl.load(c_ptr + line[:, None] * N + col[None, :], mask=inside, other=0.0).to(tl.float32)
-    store_tile(c, d_ptr, ds_ptr, c_ptr, line, row, left, M, N, BM, BN, 1)
-
-
 def launch(inputs, params):
     a, b = inputs["a_q"], inputs["b_q"]
     m, k = a.shape
@@ -153,7 +102,5 @@ def launch(inputs, params):
         num_stages=params["num_stages"],
     )
     if not params["fused"]:
-        lines = groups * m
-        tiles = triton.cdiv(lines, 32) * triton.cdiv(n, 256)
-        quantise_kernel[(tiles,)](c, d, ds, lines, n, 32, 256, num_warps=4)
+        quantised(c, d, ds, groups * m, 1)
     return (d, ds)

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from seeds.gemm_mxfp8_out.kernels.mx import store_tile
+
 SPACE = {
     "block_m": (16, 32, 64, 128),
     "block_n": (32, 64, 128),
@@ -23,47 +25,6 @@ CONSTRAINTS = {
     "K % 128 == 0": "a step of K is one scale block",
     "block_m >= 64 or num_warps == 4": "a small tile has work for four warps",
 }
-
-
-@triton.jit
-def mx(acc, BM: tl.constexpr, BN: tl.constexpr):
-    """1 x 32 of float32: payloads [BM, BN] and exponents [BM, BN / 32], by bits."""
-    blocks = tl.reshape(acc, (BM, BN // 32, 32))
-    top = tl.max(blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=2)
-    bits = (top.to(tl.float32, bitcast=True) * 0.002232142857142857).to(tl.int32, bitcast=True)
-    part = bits & 0x7FFFFF
-    e = tl.where(bits >> 23 == 0, (part > 0x400000).to(tl.int32), (bits >> 23) + (part != 0).to(tl.int32))
-    factor = ((254 - tl.minimum(e, 254)) << 23).to(tl.float32, bitcast=True)
-    scaled = tl.reshape(blocks * tl.reshape(factor, (BM, BN // 32, 1)), (BM, BN))
-    return tl.clamp(scaled, -448.0, 448.0).to(tl.float8e4nv), e.to(tl.uint8)
-
-
-@triton.jit
-def store_tile(
-    acc,
-    d_ptr,
-    ds_ptr,
-    c_ptr,
-    line,
-    row,
-    left,
-    limit,
-    N,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    FUSED: tl.constexpr,
-):
-    """A tile whose rows lie at ``line`` of the outputs, up to row ``limit``; its columns begin at ``left``."""
-    col = left + tl.arange(0, BN)
-    stored = (row < limit)[:, None] & (col < N)[None, :]
-    if FUSED:
-        q, e = mx(acc, BM, BN)
-        tl.store(d_ptr + line[:, None] * N + col[None, :], q, mask=stored)
-        block = left // 32 + tl.arange(0, BN // 32)
-        held = (row < limit)[:, None] & (block < N // 32)[None, :]
-        tl.store(ds_ptr + line[:, None] * (N // 32) + block[None, :], e, mask=held)
-    else:
-        tl.store(c_ptr + line[:, None] * N + col[None, :], acc.to(tl.bfloat16), mask=stored)
 
 
 @triton.jit

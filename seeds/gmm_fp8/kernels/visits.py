@@ -1,4 +1,4 @@
-"""The walk over ragged groups, put into the source of every kernel of the family (see ``operator.source``)."""
+"""The walk over ragged groups, put into the source of the family's kernels (see ``seeds.inlined``)."""
 
 import jax
 import jax.numpy as jnp
