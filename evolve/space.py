@@ -241,9 +241,7 @@ class Space:
     def encode(self, params: Mapping[str, Value]) -> Rows:
         """Value indices of a point whose values are all listed. Raises KeyError otherwise."""
         values = map(params.__getitem__, self.names)
-        places = [
-            positions[isinstance(v, bool), v] for v, positions in zip(values, self._positions, strict=True)
-        ]
+        places = [positions[_key(v)] for v, positions in zip(values, self._positions, strict=True)]
         return np.array(places, dtype=np.int16)
 
     def decode(self, row: Rows) -> dict[str, Value]:

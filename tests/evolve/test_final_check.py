@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,41 +17,30 @@ from evolve.journal import Journal
 from evolve.launch import _Run
 from evolve.references import References
 from evolve.report.data import load
+from experiments.benchmarks.tables import AtOnce
 from fitness.evaluation import Evaluation, Stage, Verdict
 from tests.evolve.sample_campaign import SampleCampaign
 
 FINALISTS = [Genome("def build(): pass", {"x": x}) for x in range(3)]
 
 
-class Checker:
+@dataclass
+class Checker(AtOnce):
     """Answers at once: ok unless the genome is among the failing."""
 
-    slots = 1
+    failing: set[str]
+    slots: int = 1
+    jobs: list[Job] = field(default_factory=list)
 
-    def __init__(self, failing: set[str]) -> None:
-        self.jobs: list[Job] = []
-        self._failing = failing
-        self._answers: list[tuple[int, Evaluation]] = []
-
-    def submit(self, job: Job) -> None:
+    def evaluate(self, job: Job) -> Evaluation:
         self.jobs.append(job)
-        bad = job.genome.id in self._failing
+        bad = job.genome.id in self.failing
         answer: Mapping = (
             {"verdict": Verdict.INCORRECT, "reason": "outliers", "stage": Stage.CHECK}
             if bad
             else {"verdict": Verdict.OK, "fitness": 1.0, "stage": Stage.MEASURE}
         )
-        found = Evaluation(genome=job.genome.id, target="tpu7x", suite="tiny", **answer)
-        self._answers.append((job.index, found))
-
-    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
-        answers, self._answers = self._answers, []
-        return answers
-
-    def activity(self) -> list[str]:
-        return []
-
-    def close(self) -> None: ...
+        return Evaluation(genome=job.genome.id, target="tpu7x", suite="tiny", **answer)
 
 
 @pytest.mark.parametrize(("failing", "winner", "checked"), [(0, 0, 1), (2, 2, 3), (3, None, 3)])
