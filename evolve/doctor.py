@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from evolve.errors import UserError
-from fitness.chips import CHIPS, Chip
-from fitness.targets import MEASURED_TPUS, TPU, Target, UnknownTarget, load_target, targets
-from workers import gpu_recipe, tpu_recipe
-from workers.recipe import recipe_fault
-from workers.station import station_fault
+from tilewright.evolve.errors import UserError
+from tilewright.fitness.chips import CHIPS, Chip
+from tilewright.fitness.targets import MEASURED_TPUS, TPU, Target, UnknownTarget, load_target, targets
+from tilewright.workers.device.station import station_fault
+from tilewright.workers.toolchains import tpu as tpu_toolchain
+from tilewright.workers.toolchains import triton as triton_toolchain
+from tilewright.workers.toolchains.libtpu_simulator import recipe_fault
 
 MINIMUM_MEMORY_GIB = 6.0
 MINIMUM_DISK_GIB = 2.0
@@ -86,9 +87,9 @@ def _folder(home: Path) -> Finding:
 
 def _tpu(wanted: Chip | None = None) -> Finding:
     """One finding for the measured TPU targets: a machine has one of these chips at most."""
-    fault = tpu_recipe.missing_parts(wanted)
+    fault = tpu_toolchain.missing_parts(wanted)
     if fault is None:
-        chip = CHIPS[tpu_recipe.chip_here() or ""]
+        chip = CHIPS[tpu_toolchain.chip_here() or ""]
         fault = station_fault(chip)
     return Finding(
         f"target {TPU}", fault is None, fault or "runs and times a kernel (measured)", needed=False
@@ -98,11 +99,11 @@ def _tpu(wanted: Chip | None = None) -> Finding:
 def _target(target: Target) -> Finding:
     part = f"target {target.name}"
     if target.compile_only:
-        fault = gpu_recipe.missing_parts(target.architecture)
+        fault = triton_toolchain.missing_parts(target.architecture)
         return Finding(part, fault is None, fault or "compiles a kernel and reads its code", needed=False)
     if not target.measured:
         fault = recipe_fault(target.chip)
         return Finding(part, fault is None, fault or f"compiles and times a kernel ({target.kind.value})")
-    fault = gpu_recipe.missing_parts(target.gpu) or station_fault(target.gpu)
+    fault = triton_toolchain.missing_parts(target.gpu) or station_fault(target.gpu)
     purpose = "for tests of the measuring path" if target.gpu.interpreted else "measured"
     return Finding(part, fault is None, fault or f"runs and times a kernel ({purpose})", needed=False)

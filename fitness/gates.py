@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fitness.evaluation import GateReading
-from seeds.operator import AgreementGate, Arrays, Gate, SnrGate, TensorSpec
+from tilewright.fitness.evaluation import GateReading
+from tilewright.seeds.operator import AgreementGate, Arrays, Gate, SnrGate, TensorSpec
 
 
 def snr_db(output: np.ndarray, reference: np.ndarray) -> float:

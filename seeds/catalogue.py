@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-from seeds.operator import Operator
+from tilewright.seeds.operator import Operator
 
 HERE = Path(__file__).parent
 
@@ -56,7 +56,7 @@ def _recipes(family: str) -> Mapping[str, Operator]:
 
 def _module(folder: Path) -> ModuleType:
     if folder.parent == HERE:
-        return importlib.import_module(f"seeds.{folder.name}.operator")
+        return importlib.import_module(f"tilewright.seeds.{folder.name}.operator")
     name = f"tilewright_user_{folder.name}"
     path = folder.resolve() / "operator.py"
     loaded = sys.modules.get(name)

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from evolve.errors import UserError
-from evolve.home import find_campaign, home_folder
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.record.home import find_campaign, home_folder
 
 Commands = Any
 """What ``ArgumentParser.add_subparsers`` returns."""
@@ -70,7 +70,7 @@ def _shelf_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _shelf(arguments: argparse.Namespace) -> Any:
-    from evolve.promote.shelf import Shelf
+    from tilewright.evolve.promote.library_writer import Shelf
 
     return Shelf(arguments.library, arguments.package)
 
@@ -79,9 +79,9 @@ def _evaluator(address: str | None) -> Any:
     """Makes a Ray pool for a resolved campaign, started."""
 
     def make(resolved: Any) -> Any:
-        from evolve.worker_settings import pool_settings
-        from workers.pool import RayPool
-        from workers.ray_start import PoolUnavailable
+        from tilewright.evolve.campaign.worker_settings import pool_settings
+        from tilewright.workers.cluster.pool import RayPool
+        from tilewright.workers.cluster.ray_start import PoolUnavailable
 
         workers = resolved.config.workers.model_copy(update={"address": address})
         config = resolved.config.model_copy(update={"workers": workers})
@@ -96,8 +96,8 @@ def _evaluator(address: str | None) -> Any:
 
 
 def _promote(arguments: argparse.Namespace) -> int:
-    from evolve.promote.command import Options, promote, record
-    from evolve.promote.registry import register
+    from tilewright.evolve.mlflow_mirror.registry import register
+    from tilewright.evolve.promote.command import Options, promote, record
 
     home = home_folder(arguments.home)
     options = Options(
@@ -124,7 +124,7 @@ def _promote(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from evolve.promote.keep import list_lines
+    from tilewright.evolve.promote.library_commands import list_lines
 
     shelf = _shelf(arguments)
     lines = list(list_lines(shelf))
@@ -134,7 +134,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from evolve.promote.keep import check
+    from tilewright.evolve.promote.library_commands import check
 
     good = True
     make = _evaluator(arguments.address)
@@ -147,7 +147,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _rollback(arguments: argparse.Namespace) -> int:
-    from evolve.promote.keep import rollback
+    from tilewright.evolve.promote.library_commands import rollback
 
     left, now = rollback(_shelf(arguments), arguments.operator, arguments.to, arguments.reason)
     _say(f"{arguments.operator}: {left} is no longer current; {now or 'nothing'} is")
@@ -155,7 +155,7 @@ def _rollback(arguments: argparse.Namespace) -> int:
 
 
 def _diff(arguments: argparse.Namespace) -> int:
-    from evolve.promote.keep import diff_lines
+    from tilewright.evolve.promote.library_commands import diff_lines
 
     for line in diff_lines(_shelf(arguments), arguments.operator, arguments.old, arguments.new):
         _say(line)
@@ -163,7 +163,7 @@ def _diff(arguments: argparse.Namespace) -> int:
 
 
 def _gc(arguments: argparse.Namespace) -> int:
-    from evolve.promote.keep import collect
+    from tilewright.evolve.promote.library_commands import collect
 
     if arguments.keep < 1:
         raise UserError(f"--keep: {arguments.keep} must be at least 1.")

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evolve import dispatch
-from evolve.errors import JournalError, UserError
-from evolve.home import JOURNAL
-from evolve.journal import Journal
-from evolve.promote import contents
-from evolve.promote.choose import nominate
-from evolve.promote.contents import Promotion, names_of
-from evolve.promote.judge import Judgement, judge
-from evolve.promote.runtime import store
-from evolve.promote.serving import incumbents, nominees
-from evolve.promote.shelf import Shelf
-from evolve.promote.verify import ComparingEvaluator, Contender, Refusal, Verification, verify
-from evolve.resolve import Resolved
-from fitness.targets import Target
+from tilewright.evolve.campaign import dispatch_table
+from tilewright.evolve.campaign.resolve import Resolved
+from tilewright.evolve.errors import JournalError, UserError
+from tilewright.evolve.promote import version_files
+from tilewright.evolve.promote.judge import Judgement, judge
+from tilewright.evolve.promote.library_writer import Shelf
+from tilewright.evolve.promote.nominate import nominate
+from tilewright.evolve.promote.runtime import store
+from tilewright.evolve.promote.serving import incumbents, nominees
+from tilewright.evolve.promote.verify import ComparingEvaluator, Contender, Refusal, Verification, verify
+from tilewright.evolve.promote.version_files import Promotion, names_of
+from tilewright.evolve.record.home import JOURNAL
+from tilewright.evolve.record.journal import Journal
+from tilewright.fitness.targets import Target
 
 EVENT = "promoted"
 
@@ -89,7 +89,7 @@ def promote(folder: Path, shelf: Shelf, options: Options, say: Say, evaluator: M
 
 def _own_table(folder: Path, options: Options) -> Path | None:
     """The dispatch table a campaign on a measured target ended with, unless something else is asked for."""
-    path = folder / dispatch.FILE
+    path = folder / dispatch_table.FILE
     return path if path.exists() and options.candidate is None and options.suite is None else None
 
 
@@ -172,7 +172,7 @@ def _write(promotion: Promotion, shelf: Shelf, current: Current | None) -> str:
         kernels = {k["file"]: k["sha256"] for e in held["targets"].values() for k in e["kernels"].values()}
         files = {name: shelf.file(operator, version, name, sha256) for name, sha256 in kernels.items()}
         before = (receipt, held, files)
-    files, receipt = contents.build(promotion, before)
+    files, receipt = version_files.build(promotion, before)
     note: dict[str, Any] = {
         "action": "promote",
         "campaign": promotion.nomination.campaign,

@@ -16,12 +16,9 @@ from dataclasses import dataclass
 import libcst as cst
 import numpy as np
 
-from evolve.archive import Archive
-from evolve.genome import Genome, Value, normalise
-from evolve.history import History, Mutation, MutationKind, Proposal
-from evolve.proposers.inheritance import inherit
-from evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
-from evolve.proposers.rewrite.dataflow import (
+from tilewright.evolve.proposers.inheritance import inherit
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
+from tilewright.evolve.proposers.rewrite.dataflow import (
     BUILTINS,
     assigned_value,
     dedented,
@@ -30,9 +27,12 @@ from evolve.proposers.rewrite.dataflow import (
     statements,
     target_names,
 )
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.transplant import transplant
-from evolve.space import Space, SpaceError
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.transplant import transplant
+from tilewright.evolve.record.archive import Archive
+from tilewright.evolve.record.history import History, Mutation, MutationKind, Proposal
+from tilewright.evolve.space.genome import Genome, Value, normalise
+from tilewright.evolve.space.space import Space, SpaceError
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ TRIES = 8
 
 GRAFT = 0.25
 """Share of children made by exchanging text although rewrites could be repeated. In the recorded campaign most
-such exchanges did not compile (experiments/results/rewrite_g512.md); they remain the only way between kernels
+such exchanges did not compile (experiments/records/rewrites/rewrite_g512.md); they remain the only way between kernels
 that no rule connects."""
 
 ENTRIES = ("build", "launch")

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from evolve.evaluator import Scope
-from evolve.report import svg
-from evolve.report.data import CampaignData, Point
-from evolve.report.units import duration_text, rate_text, ticks
-from fitness.evaluation import Verdict
+from tilewright.evolve.campaign.evaluator import Scope
+from tilewright.evolve.report import svg
+from tilewright.evolve.report.data import CampaignData, Point
+from tilewright.evolve.report.units import duration_text, rate_text, ticks
+from tilewright.fitness.evaluation import Verdict
 
 WIDTH, HEIGHT = 860, 400
 LEFT, RIGHT, TOP, BOTTOM = 62, 150, 34, 62

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evolve.errors import UserError
-from evolve.evaluator import Scope
-from evolve.report import svg
-from evolve.report.charts import (
+from tilewright.evolve.campaign.evaluator import Scope
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.report import svg
+from tilewright.evolve.report.charts import (
     HEIGHT,
     LEFT,
     RIGHT,
@@ -27,16 +27,16 @@ from evolve.report.charts import (
     references,
     span,
 )
-from evolve.report.credit import by_proposer, credit_svg
-from evolve.report.data import CampaignData, Point
-from evolve.report.grid import LETTER, shorten
-from evolve.report.page import chart, note, render_page, section
-from evolve.report.steps import changes
-from evolve.report.svg import clean, tag
-from evolve.report.tables import flatten, head_row, number_cells, table
-from evolve.report.units import duration_text, gain_text, number_text, rate_text, time_text
-from evolve.report.whole import write_whole
-from fitness.evaluation import Evaluation, Verdict
+from tilewright.evolve.report.credit import by_proposer, credit_svg
+from tilewright.evolve.report.data import CampaignData, Point
+from tilewright.evolve.report.grid import LETTER, shorten
+from tilewright.evolve.report.page import chart, note, render_page, section
+from tilewright.evolve.report.steps import changes
+from tilewright.evolve.report.svg import clean, tag
+from tilewright.evolve.report.tables import flatten, head_row, number_cells, table
+from tilewright.evolve.report.units import duration_text, gain_text, number_text, rate_text, time_text
+from tilewright.evolve.report.whole import write_whole
+from tilewright.fitness.evaluation import Evaluation, Verdict
 
 MOST_LETTERS = 20
 """Of a campaign's name beside its line."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from testkit import ROOT
 import re
 import shlex
 import shutil
@@ -10,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from evolve import cli
-from evolve.promote import cli as promote_cli
-from evolve.promote.shelf import Shelf
-from tests.evolve.promote_campaign import FormulaPool, quick_child, write_campaign
+from tilewright.evolve import cli
+from tilewright.evolve.promote import cli as promote_cli
+from tilewright.evolve.promote.library_writer import Shelf
+from testkit.promote_campaign import FormulaPool, quick_child, write_campaign
 
-ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/library.md")
 
 ELSEWHERE = {
@@ -57,13 +57,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         promote_cli, "_evaluator", lambda address: lambda resolved: FormulaPool(resolved, quick_child)
     )
-    monkeypatch.setattr("evolve.promote.registry.register", lambda *arguments: "MLflow: left out")
-    monkeypatch.setattr("evolve.promote.keep._run_test", lambda operator, folder: _passed())
+    monkeypatch.setattr("tilewright.evolve.mlflow_mirror.registry.register", lambda *arguments: "MLflow: left out")
+    monkeypatch.setattr("tilewright.evolve.promote.library_commands._run_test", lambda operator, folder: _passed())
     return tmp_path
 
 
 def _passed() -> Any:
-    from evolve.promote.keep import Finding
+    from tilewright.evolve.promote.library_commands import Finding
 
     return Finding(True, "the generated test is run by test_shipped.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from testkit import ROOT
 import json
 import subprocess
 import sys
@@ -11,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from evolve.promote.shelf import Shelf
-from tests.library.shelves import SMALL, put
+from tilewright.evolve.promote.library_writer import Shelf
+from testkit.library.shelves import SMALL, put
 from tests.library.test_documents import python_blocks
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 PRODUCT = "gemm_fp8_blockwise/gemm_nt"
-CHILD = Path(__file__).with_name("torch_children.py")
+CHILD = ROOT / "testkit" / "library" / "torch_children.py"
 
 
 def child(

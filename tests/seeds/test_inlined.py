@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seeds.inlined import inlined
+from tilewright.seeds.inlined import inlined
 
 SHARED = '''"""Doc."""
 

@@ -27,7 +27,7 @@ from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
-from workers.runners import mosaic_ir as read
+from tilewright.workers.runners import mosaic_ir as read
 
 MAX_VALUES = 1 << 14
 """Most values of all tables of one kernel: what fits scalar memory many times over, and costs few cycles."""

@@ -18,10 +18,10 @@ from typing import Any
 from jax._src.interpreters import mlir
 from jaxlib.mlir import ir, passmanager
 
-from workers.runners import mosaic_ir as read
-from workers.runners.known import Bound, Tables
-from workers.runners.mosaic_ir import ModuleError
-from workers.runners.scalar_flow import Unresolved, matmul_flops
+from tilewright.workers.runners import mosaic_ir as read
+from tilewright.workers.runners.known import Bound, Tables
+from tilewright.workers.runners.mosaic_ir import ModuleError
+from tilewright.workers.runners.scalar_flow import Unresolved, matmul_flops
 
 __all__ = ["ModuleError", "fingerprint", "module_facts"]
 

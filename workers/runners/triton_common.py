@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from workers.frames import Frame, dtype_named
+from tilewright.workers.child.frames import Frame, dtype_named
 
 Answer = Callable[[Frame], None]
 

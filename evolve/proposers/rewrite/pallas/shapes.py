@@ -10,9 +10,15 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import KernelSource, Unsupported
-from evolve.proposers.rewrite.dataflow import assigned_value, dedented, definitions, parameters, small
-from evolve.proposers.rewrite.pallas.view import PallasCall
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
+from tilewright.evolve.proposers.rewrite.dataflow import (
+    assigned_value,
+    dedented,
+    definitions,
+    parameters,
+    small,
+)
+from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall
 
 _BROADCASTING = (
     "maximum",

@@ -7,10 +7,10 @@ from typing import Any
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import walk
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, short
-from evolve.proposers.rewrite.triton.view import Kernel, device_name
+from tilewright.evolve.proposers.rewrite.base import walk
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, short
+from tilewright.evolve.proposers.rewrite.triton.view import Kernel, device_name
 
 
 def _tight(kernel: Kernel, node: cst.BaseExpression) -> str:

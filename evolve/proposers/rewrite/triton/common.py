@@ -8,9 +8,15 @@ from typing import Any
 import libcst as cst
 import numpy as np
 
-from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, Unsupported
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.triton.view import Kernel, jit_kernels
+from tilewright.evolve.proposers.rewrite.base import (
+    KernelSource,
+    Language,
+    RewrittenKernel,
+    Site,
+    Unsupported,
+)
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.triton.view import Kernel, jit_kernels
 
 
 class NodeRule:

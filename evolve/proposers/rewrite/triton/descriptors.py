@@ -8,11 +8,11 @@ from typing import Any
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import Unsupported
-from evolve.proposers.rewrite.dataflow import assigned_value, small
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.triton.common import NodeRule, short
-from evolve.proposers.rewrite.triton.view import (
+from tilewright.evolve.proposers.rewrite.base import Unsupported
+from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, small
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, short
+from tilewright.evolve.proposers.rewrite.triton.view import (
     Kernel,
     argument,
     device_calls,

@@ -7,11 +7,11 @@ from typing import Any
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import walk
-from evolve.proposers.rewrite.dataflow import assigned_value, small
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, short
-from evolve.proposers.rewrite.triton.view import Kernel, argument, device_calls, device_name
+from tilewright.evolve.proposers.rewrite.base import walk
+from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, small
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, short
+from tilewright.evolve.proposers.rewrite.triton.view import Kernel, argument, device_calls, device_name
 
 
 def accumulation(kernel: Kernel, statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:

@@ -8,10 +8,17 @@ from dataclasses import dataclass
 import libcst as cst
 import numpy as np
 
-from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, children, walk
-from evolve.proposers.rewrite.dataflow import assigned_value, dedented, parameters, substitute
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.triton.view import Kernel, device_calls, jit_kernels
+from tilewright.evolve.proposers.rewrite.base import (
+    KernelSource,
+    Language,
+    RewrittenKernel,
+    Site,
+    children,
+    walk,
+)
+from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, dedented, parameters, substitute
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.triton.view import Kernel, device_calls, jit_kernels
 
 
 @dataclass

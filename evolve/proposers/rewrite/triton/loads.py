@@ -8,11 +8,11 @@ from typing import Any
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import Unsupported, walk
-from evolve.proposers.rewrite.dataflow import assigned_value, small, substitute
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.triton.common import NodeRule, short
-from evolve.proposers.rewrite.triton.view import (
+from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
+from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, small, substitute
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, short
+from tilewright.evolve.proposers.rewrite.triton.view import (
     Kernel,
     argument,
     device_calls,
@@ -286,7 +286,7 @@ class CacheHint(NodeRule):
 
 
 def _with_option(node: cst.Call, keyword: str, text: str) -> cst.Call:
-    from evolve.proposers.rewrite.triton.view import _with_keyword
+    from tilewright.evolve.proposers.rewrite.triton.view import _with_keyword
 
     return _with_keyword(node, keyword, text)
 

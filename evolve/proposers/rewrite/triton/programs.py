@@ -8,12 +8,18 @@ from typing import Any
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import Unsupported, walk
-from evolve.proposers.rewrite.dataflow import assigned_value, dedented, parameter_access, small, statements
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.triton.common import NodeRule, short
-from evolve.proposers.rewrite.triton.dots import accumulation, is_dot
-from evolve.proposers.rewrite.triton.view import (
+from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
+from tilewright.evolve.proposers.rewrite.dataflow import (
+    assigned_value,
+    dedented,
+    parameter_access,
+    small,
+    statements,
+)
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, short
+from tilewright.evolve.proposers.rewrite.triton.dots import accumulation, is_dot
+from tilewright.evolve.proposers.rewrite.triton.view import (
     Kernel,
     _with_keyword,
     argument,

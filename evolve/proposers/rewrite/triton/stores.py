@@ -7,9 +7,9 @@ from typing import Any
 
 import libcst as cst
 
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, short
-from evolve.proposers.rewrite.triton.view import Kernel, argument, device_calls
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, short
+from tilewright.evolve.proposers.rewrite.triton.view import Kernel, argument, device_calls
 
 
 def tile_stores(kernel: Kernel) -> list[tuple[cst.Call, str, str, str | None]]:

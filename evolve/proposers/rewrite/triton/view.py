@@ -8,8 +8,8 @@ from functools import cached_property, partial
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import KernelSource, Language, Unsupported, walk
-from evolve.proposers.rewrite.dataflow import (
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, Unsupported, walk
+from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     definitions,
     parameter_access,
@@ -19,7 +19,7 @@ from evolve.proposers.rewrite.dataflow import (
     statements,
     target_names,
 )
-from evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.edit import Edit
 
 LANGUAGES = ("triton.language", "triton.experimental.gluon.language")
 JITS = ("triton.jit", "triton.experimental.gluon.jit")
@@ -177,7 +177,7 @@ class Kernel:
 
 
 def _resolved(source: KernelSource, node: cst.BaseExpression) -> cst.BaseExpression:
-    from evolve.proposers.rewrite.dataflow import resolve
+    from tilewright.evolve.proposers.rewrite.dataflow import resolve
 
     return resolve(source, node)
 
