@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import tilewright
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.cli import add_commands
 from tilewright.evolve.record.home import JOURNAL, REPORT, campaigns, find_campaign, home_folder
 
 INTERRUPTED = 130
-PACKAGED = Path(tilewright.__file__).parent / "campaigns"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="start a campaign from a YAML file or a packaged name")
-    run.add_argument("campaign", help="a YAML file, or one of: " + ", ".join(_packaged()))
+    run.add_argument("campaign", help="a YAML file, or the name of a packaged campaign such as quickstart")
     run.add_argument("--address", help="Ray cluster to use instead of this machine, for example auto")
     run.add_argument("--target", help="target to use instead of the file's")
     run.add_argument("--seed", type=int, help="seed of every random choice")
@@ -114,19 +112,6 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _packaged() -> list[str]:
-    return sorted(path.stem for path in PACKAGED.glob("*.yaml"))
-
-
-def _campaign_file(name: str) -> Path:
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.exists():
-        return path
-    if name in _packaged():
-        return PACKAGED / f"{name}.yaml"
-    raise UserError(f"campaign: {name!r} is neither a file nor one of {', '.join(_packaged())}.")
-
-
 def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     from tilewright.evolve.campaign.config import read_yaml
 
@@ -156,11 +141,11 @@ def _recording(source: str | None) -> str | None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tilewright.evolve.campaign.config import load_config
+    from tilewright.evolve.campaign.config import campaign_file, load_config
     from tilewright.evolve.run import run
     from tilewright.evolve.show.display import make_display
 
-    config = load_config(_campaign_file(arguments.campaign), _overrides(arguments))
+    config = load_config(campaign_file(arguments.campaign), _overrides(arguments))
     return _tell(run(config, home_folder(arguments.home), make_display()), arguments)
 
 

@@ -59,7 +59,7 @@ _TOOLS = (
 
 
 @dataclass
-class Outcome:
+class CampaignOutcome:
     """How a run ended. ``winner`` is a genome id; ``finals`` are figures on the final workloads by name."""
 
     campaign: str
@@ -69,7 +69,7 @@ class Outcome:
     mirrored: bool = True
 
 
-def run(config: CampaignConfig, home: Path, display: Display) -> Outcome:
+def run(config: CampaignConfig, home: Path, display: Display) -> CampaignOutcome:
     """Start a campaign. Raises UserError before anything is written when it cannot work."""
     resolved = resolve(config)
     _require_toolchain(resolved)
@@ -87,7 +87,7 @@ def run(config: CampaignConfig, home: Path, display: Display) -> Outcome:
         raise
 
 
-def resume(folder: Path, home: Path, display: Display, address: str | None = None) -> Outcome:
+def resume(folder: Path, home: Path, display: Display, address: str | None = None) -> CampaignOutcome:
     """Go on with a campaign as if it had never stopped. Raises UserError."""
     with Journal(folder / JOURNAL, write=True) as journal:
         data = journal.meta("config")
@@ -185,7 +185,7 @@ class _Run:
     _last_shown: float = 0.0
     _finished_before: int = 0
 
-    def go(self) -> Outcome:
+    def go(self) -> CampaignOutcome:
         pool = RayPool(pool_settings(self.resolved))
         config = self.resolved.config
         self.display.start(self.journal.meta("campaign"))
@@ -229,7 +229,7 @@ class _Run:
 
     def _conclude(
         self, campaign: Campaign, references: References, reason: StopReason, pool: Comparer
-    ) -> Outcome:
+    ) -> CampaignOutcome:
         # the last evaluation may have come too soon after the one before it to be shown
         self._last_shown = 0.0
         self._show(campaign)
@@ -252,11 +252,11 @@ class _Run:
             self.display.note("MLflow is catching up")
         mirrored = self._mirror is None or self._mirror.wait(MIRROR_PATIENCE_SECONDS)
         finals = self.journal.references(Scope.FINAL.value)
-        return Outcome(name, reason, winner.id if winner else None, finals, mirrored)
+        return CampaignOutcome(name, reason, winner.id if winner else None, finals, mirrored)
 
-    def _give_up(self, name: str) -> Outcome:
+    def _give_up(self, name: str) -> CampaignOutcome:
         self.journal.add_event("interrupted", reason="stopped by the user")
-        return Outcome(name, StopReason.INTERRUPTED)
+        return CampaignOutcome(name, StopReason.INTERRUPTED)
 
     def _finish(self, reason: StopReason, winner: Genome | None) -> None:
         from tilewright.evolve.report.html import write_report

@@ -13,8 +13,8 @@ from testkit import FIXTURES
 from tilewright.evolve.campaign.config import parse_config
 from tilewright.evolve.campaign.evaluator import Job, Scope
 from tilewright.evolve.campaign.resolve import Resolved, resolve
-from tilewright.evolve.promote.command import Options, Outcome, promote
-from tilewright.evolve.promote.library_writer import Shelf
+from tilewright.evolve.promote.command import Options, PromotionOutcome, promote
+from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
@@ -171,14 +171,14 @@ class FormulaPool:
 
 def run(
     folder: Path,
-    shelf: Shelf,
+    writer: LibraryWriter,
     options: Options | None = None,
     seconds: Seconds = quick_child,
     spoil: Callable[[Job, Evaluation], Evaluation] = lambda job, evaluation: evaluation,
-) -> Outcome:
+) -> PromotionOutcome:
     return promote(
         folder,
-        shelf,
+        writer,
         options or Options(),
         lambda line: None,
         lambda resolved: FormulaPool(resolved, seconds, spoil),

@@ -38,7 +38,7 @@ class Failure:
 class Request:
     """What is to be evaluated. ``measured`` are timed, ``checked`` pass the gates; ``folder`` is scratch space.
 
-    ``thorough`` is set for a finalist: every kind of inputs on every checked shape. On ``spots``, large shapes among
+    ``thorough`` is set for a finalist: every kind of inputs on every checked shape. On ``large_checks``, among
     ``checked``, one kind has to do. A fitness over ``best`` is checked harder. With a ``race``, only contenders are
     timed on all of ``measured``. ``only``: ids of the shapes that may run at all; None: all of the suite's.
     """
@@ -57,7 +57,7 @@ class Request:
     final: bool
     folder: Path
     is_known: Callable[[str], str | None]
-    spots: tuple[Workload, ...] = ()
+    large_checks: tuple[Workload, ...] = ()
     thorough: bool = False
     genome: str = ""
     best: float = 0.0
@@ -80,7 +80,7 @@ class Request:
         tensors = sum(math.prod(spec.shape) * dtype_named(spec.dtype).itemsize for spec in specs)
         return min(self.operator.bytes(workload), tensors)
 
-    def known(self, workload: Workload) -> dict[str, list[int]]:
+    def fixed_operands(self, workload: Workload) -> dict[str, list[int]]:
         """Values of operands that are part of the timed workload, by the operand's number in call order."""
         if not isinstance(self.operator, KnownOperands):
             return {}
@@ -102,7 +102,7 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 
 @dataclass
-class Found:
+class Findings:
     """What the stages add."""
 
     modules: dict[str, bytes] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class StageStep(Protocol):
 
     stage: Stage
 
-    def run(self, request: Request, found: Found) -> Failure | None:
+    def run(self, request: Request, found: Findings) -> Failure | None:
         """Add to ``found``, or say why the evaluation ends here."""
         ...
 

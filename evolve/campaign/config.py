@@ -5,14 +5,19 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+import tilewright
 from tilewright.evolve.campaign.loop import Order
 from tilewright.evolve.errors import UserError
+
+PACKAGED = Path(tilewright.__file__).parent / "campaigns"
+"""Campaigns that ship with the package."""
 
 _NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 
@@ -143,9 +148,29 @@ def load_config(path: Path, overrides: dict[str, Any] | None = None) -> Campaign
     data = read_yaml(text, str(path))
     if not isinstance(data, dict):
         raise UserError(f"{path} must hold a mapping of campaign keys such as operator, target, suite.")
-    for key, value in (overrides or {}).items():
+    return parse_config(overridden(data, overrides or {}), str(path))
+
+
+def packaged_campaigns() -> list[str]:
+    """Names of the campaigns that ship with the package."""
+    return sorted(path.stem for path in PACKAGED.glob("*.yaml"))
+
+
+def campaign_file(name: str) -> Path:
+    """The file of a campaign given as a path or by a packaged name. Raises UserError."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.exists():
+        return path
+    if name in packaged_campaigns():
+        return PACKAGED / f"{name}.yaml"
+    raise UserError(f"campaign: {name!r} is neither a file nor one of {', '.join(packaged_campaigns())}.")
+
+
+def overridden(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``data`` with the values of dotted keys changed, in place. Raises UserError."""
+    for key, value in changes.items():
         _set(data, key, value)
-    return parse_config(data, str(path))
+    return data
 
 
 def read_yaml(text: str, origin: str) -> Any:

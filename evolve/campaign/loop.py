@@ -91,7 +91,7 @@ class Searcher(Protocol):
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None: ...
 
 
-class Keeper(Protocol):
+class EliteStore(Protocol):
     """Keeps what is worth building on; the archive."""
 
     def add(self, candidate: Candidate, evaluation: Evaluation) -> object: ...
@@ -119,7 +119,7 @@ class Campaign:
 
     plan: Plan
     searcher: Searcher
-    archive: Keeper
+    archive: EliteStore
     evaluator: Evaluator
     record: Record
     on_progress: Callable[[Campaign], None] = lambda campaign: None

@@ -14,8 +14,8 @@ from typing import Any
 
 from tilewright.evolve.mlflow_mirror.content import CANDIDATE, UID, campaign_uid, experiment_name
 from tilewright.evolve.mlflow_mirror.process import SETTINGS, store_uri
-from tilewright.evolve.promote.command import Outcome
-from tilewright.evolve.promote.library_writer import Shelf
+from tilewright.evolve.promote.command import PromotionOutcome
+from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.runtime import store
 from tilewright.evolve.record.journal import Journal
 
@@ -28,7 +28,7 @@ def model_name(operator: str, target: str) -> str:
     return f"tilewright.{operator.replace('/', '.')}.{target}"
 
 
-def register(outcome: Outcome, shelf: Shelf, home: Path) -> str:
+def register(outcome: PromotionOutcome, writer: LibraryWriter, home: Path) -> str:
     """Write the promotion into MLflow; one line on what was done, or on why it was not."""
     if not outcome.promotion.nomination.resolved.config.mlflow.enabled:
         return "MLflow: the campaign does not use it"
@@ -37,14 +37,14 @@ def register(outcome: Outcome, shelf: Shelf, home: Path) -> str:
     from mlflow.exceptions import MlflowException
 
     try:
-        name, number = _register(outcome, shelf, store_uri(home))
+        name, number = _register(outcome, writer, store_uri(home))
     except (MlflowException, OSError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         return f"MLflow has not been told: {first[:200]}"
     return f"MLflow: model {name} version {number} is @{CHAMPION}"
 
 
-def _register(outcome: Outcome, shelf: Shelf, uri: str) -> tuple[str, str]:
+def _register(outcome: PromotionOutcome, writer: LibraryWriter, uri: str) -> tuple[str, str]:
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
@@ -52,7 +52,7 @@ def _register(outcome: Outcome, shelf: Shelf, uri: str) -> tuple[str, str]:
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     nomination = outcome.promotion.nomination
     target = nomination.resolved.target
-    _, receipt, _ = shelf.version(outcome.operator, outcome.version)
+    _, receipt, _ = writer.version(outcome.operator, outcome.version)
     entry = receipt["targets"][target.name]
     run = _candidate_run(client, outcome)
     client.log_dict(run.info.run_id, receipt, f"{FOLDER}/{store.RECEIPT}")
@@ -75,7 +75,7 @@ def _register(outcome: Outcome, shelf: Shelf, uri: str) -> tuple[str, str]:
     return name, str(made.version)
 
 
-def _candidate_run(client: Any, outcome: Outcome) -> Any:
+def _candidate_run(client: Any, outcome: PromotionOutcome) -> Any:
     """The MLflow run of the first promoted candidate. Raises OSError when the campaign is not mirrored."""
     nomination = outcome.promotion.nomination
     with Journal(nomination.folder / "journal.sqlite") as journal:
@@ -92,7 +92,7 @@ def _candidate_run(client: Any, outcome: Outcome) -> Any:
     return runs[0]
 
 
-def _tags(outcome: Outcome, entry: Mapping[str, Any]) -> dict[str, str]:
+def _tags(outcome: PromotionOutcome, entry: Mapping[str, Any]) -> dict[str, str]:
     gain = entry["gain"]
     return {
         "gain": f"{gain['value']:.4f}",
@@ -107,7 +107,7 @@ def _tags(outcome: Outcome, entry: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _description(outcome: Outcome, entry: Mapping[str, Any]) -> str:
+def _description(outcome: PromotionOutcome, entry: Mapping[str, Any]) -> str:
     rows = [
         f"| {s['workload']} | {s['seconds'] * 1e6:.2f} | {s['incumbent_seconds'] * 1e6:.2f} ({s['incumbent']}) "
         f"| {s['gain']:.3f} |"

@@ -35,7 +35,7 @@ class LibraryError(UserError):
 
 
 @dataclass(frozen=True)
-class Shelf:
+class LibraryWriter:
     """One package in a library folder."""
 
     library: Path

@@ -48,7 +48,7 @@ ENTRIES = ("build", "launch")
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Swap:
     """``receiver`` (a function or loop of the first parent) replaced by ``donor`` (one of the second)."""
 
     description: str
@@ -56,9 +56,9 @@ class Exchange:
     donor: cst.CSTNode
 
 
-def exchanges(first: KernelSource, second: KernelSource) -> list[Exchange]:
+def exchanges(first: KernelSource, second: KernelSource) -> list[Swap]:
     """Every function-level and loop-level exchange that can work, in source order."""
-    found: list[Exchange] = []
+    found: list[Swap] = []
     donors = {_path(second, f): f for f in second.functions}
     for function in first.functions:
         donor = donors.get(_path(first, function))
@@ -66,13 +66,13 @@ def exchanges(first: KernelSource, second: KernelSource) -> list[Exchange]:
             continue
         alike = _signature(function) == _signature(donor) and function.name.value not in ENTRIES
         if alike and _fits(first, second, function, donor):
-            found.append(Exchange(f"function {function.name.value}", function, donor))
+            found.append(Swap(f"function {function.name.value}", function, donor))
         for number, mine in enumerate(_loops(function)):
             for other, theirs in enumerate(_loops(donor)):
                 different = not _same(dedented(first, mine), dedented(second, theirs))
                 if different and _bound(mine) <= _bound(theirs) and _fits(first, second, mine, theirs):
                     found.append(
-                        Exchange(f"loop {number} of {function.name.value} (their loop {other})", mine, theirs)
+                        Swap(f"loop {number} of {function.name.value} (their loop {other})", mine, theirs)
                     )
     return found
 
@@ -161,7 +161,7 @@ def _fits(first: KernelSource, second: KernelSource, receiver: cst.CSTNode, dono
     return wanted <= _visible(first, receiver) | set(_module_names(second)) | set(second.aliases)
 
 
-def _graft(first: KernelSource, second: KernelSource, chosen: Exchange) -> str | None:
+def _graft(first: KernelSource, second: KernelSource, chosen: Swap) -> str | None:
     edit = Edit(first)
     text = dedented(second, chosen.donor)
     edit.replace_statement(chosen.receiver, text)
@@ -275,4 +275,4 @@ class SourceCrossover:
             return None
 
 
-__all__ = ["Exchange", "SourceCrossover", "cross", "exchanges", "parameters"]
+__all__ = ["SourceCrossover", "Swap", "cross", "exchanges", "parameters"]

@@ -87,7 +87,7 @@ def in_memory(evaluation: Evaluation) -> Evaluation:
     return evaluation.model_copy(update={"log": evaluation.log[-LOG_CHARACTERS:]})
 
 
-class Shelf(Generic[T]):
+class LatestHeld(Generic[T]):
     """Things by index. The latest are held; with ``recall``, older ones are fetched when asked for."""
 
     def __init__(self, recall: Callable[[int], T] | None, held: int = HELD) -> None:
@@ -144,8 +144,8 @@ class History:
     """
 
     def __init__(self, recall: Recall | None = None, held: int = HELD) -> None:
-        self._candidates: Shelf[Candidate] = Shelf(recall.candidate if recall else None, held)
-        self._evaluations: Shelf[Evaluation] = Shelf(
+        self._candidates: LatestHeld[Candidate] = LatestHeld(recall.candidate if recall else None, held)
+        self._evaluations: LatestHeld[Evaluation] = LatestHeld(
             (lambda index: in_memory(recall.evaluation(index))) if recall else None, held
         )
         self._places: dict[str, int] = {}

@@ -15,7 +15,7 @@ def logbook(folder: Path) -> Iterator[None]:
     """Append what the search logs, from INFO up, to ``campaign.log`` in ``folder``; the terminal is the display's."""
     handler = logging.FileHandler(folder / LOGBOOK, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-    search = logging.getLogger("evolve")
+    search = logging.getLogger("tilewright.evolve")
     level, handler.level = search.level, logging.INFO
     search.addHandler(handler)
     search.setLevel(logging.INFO)

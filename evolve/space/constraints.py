@@ -230,7 +230,7 @@ class _Compiler:
         return lambda env: function(*(part(env) for part in parts)), Kind.NUMBER
 
 
-class Rule:
+class SpaceRule:
     """One constraint over the rows of a space, under every set of constants it depends on."""
 
     def __init__(

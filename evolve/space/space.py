@@ -22,8 +22,8 @@ from tilewright.evolve.space.constraints import (
     Constants,
     Kind,
     Rows,
-    Rule,
     SpaceError,
+    SpaceRule,
     compile_constraint,
     kind_of,
 )
@@ -138,7 +138,7 @@ class Space:
         self.kinds: Mapping[str, Kind] = self._kinds(sets)
         self.some_constants: Constants = dict(sets[0]) if sets else {}
         self._rules = [
-            Rule(compile_constraint(e, r, self.kinds), self.names, self._values, sets)
+            SpaceRule(compile_constraint(e, r, self.kinds), self.names, self._values, sets)
             for e, r in _checked_constraints(dict(constraints or {})).items()
         ]
         self._members = None if members is None else _unique_rows(members)

@@ -9,13 +9,13 @@ from typing import Any
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.promote import sources
 from tilewright.evolve.promote.runtime import store
-from tilewright.evolve.promote.library_writer import Shelf
+from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.space.space import read_declarations
 from tilewright.seeds.catalogue import load_operator
 
 
 def put(
-    shelf: Shelf,
+    writer: LibraryWriter,
     operator: str,
     seed: str,
     shapes: tuple[tuple[int, ...], ...],
@@ -63,8 +63,8 @@ def put(
     }
     files = {"kernel.py": data, store.DISPATCH: json.dumps(dispatch).encode(), store.TEST: b""}
     receipt = {"format": store.FORMAT, "operator": operator, "targets": {target: {"test": True}}}
-    with shelf.writing():
-        return shelf.add(operator, files, receipt, {"action": "promote"})
+    with writer.writing():
+        return writer.add(operator, files, receipt, {"action": "promote"})
 
 
 SMALL = {"block_m": 64, "block_n": 64, "num_stages": 2, "group_m": 4}

@@ -13,7 +13,7 @@ import pytest
 
 from tilewright.evolve import cli
 from tilewright.evolve.promote import cli as promote_cli
-from tilewright.evolve.promote.library_writer import Shelf
+from tilewright.evolve.promote.library_writer import LibraryWriter
 from testkit.promote_campaign import FormulaPool, quick_child, write_campaign
 
 PAGES = ("README.md", "docs/library.md")
@@ -63,9 +63,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _passed() -> Any:
-    from tilewright.evolve.promote.library_commands import Finding
+    from tilewright.evolve.promote.library_commands import Verification
 
-    return Finding(True, "the generated test is run by test_shipped.")
+    return Verification(True, "the generated test is run by test_shipped.")
 
 
 def test_every_command_of_the_readme_does_what_it_says(
@@ -103,7 +103,7 @@ def test_every_command_of_the_library_page_works(home: Path, capsys: pytest.Capt
         assert cli.main(words) == 0, (line, capsys.readouterr())
         done.append(line)
     assert len(done) >= 9
-    assert Shelf(home / "models", "my_kernels").operators() == [OPERATOR]
+    assert LibraryWriter(home / "models", "my_kernels").operators() == [OPERATOR]
 
 
 def test_the_pages_python_parses() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tilewright.evolve.promote.library_commands import check
-from tilewright.evolve.promote.library_writer import Shelf
+from tilewright.evolve.promote.library_writer import LibraryWriter
 
 pytest.importorskip("jax")
 OPERATOR = "gemm_fp8_fused/g512"
-SHELF = Shelf(ROOT / "library")
+SHELF = LibraryWriter(ROOT / "library")
 CHILD = ROOT / "testkit" / "library" / "jax_children.py"
 
 

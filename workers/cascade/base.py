@@ -16,13 +16,13 @@ from tilewright.workers.child.launch import Launcher
 from tilewright.workers.child.run_once import temporary_folder
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.limits import Limits
-from tilewright.workers.request import Failure, Found, Request, one_line
+from tilewright.workers.request import Failure, Findings, Request, one_line
 from tilewright.workers.truth import Truth
 
 LOG_BYTES = 32 << 10
 
 
-class AnyCascade:
+class Cascade:
     """Evaluates genomes of one operator on one target, one at a time.
 
     Not safe for several threads; make one per worker. Subclasses run the stages (``_judge``) and say what a candidate
@@ -79,7 +79,7 @@ class AnyCascade:
         if not measured:
             raise ValueError(f"none of the {workloads} workloads is among {sorted(kept or ())}")
         began = time.monotonic()
-        found, stage, failure = Found(), Stage.DIALECT, None
+        found, stage, failure = Findings(), Stage.DIALECT, None
         try:
             with temporary_folder(self._scratch) as folder:
                 request = Request(
@@ -109,12 +109,12 @@ class AnyCascade:
         return self._evaluation(genome_id, stage, failure, found, time.monotonic() - began)
 
     def _judge(
-        self, request: Request, found: Found, on_stage: Callable[[Stage], None] | None
+        self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
     ) -> tuple[Stage, Failure | None]:
         """Run the stages."""
         raise NotImplementedError
 
-    def _worth(self, found: Found) -> tuple[float, tuple[float, float], dict[str, str]]:
+    def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         """Fitness, its 95 % interval and the descriptors of what passed."""
         raise NotImplementedError
 
@@ -122,7 +122,7 @@ class AnyCascade:
         raise NotImplementedError
 
     def _evaluation(
-        self, genome: str, stage: Stage, failure: Failure | None, found: Found, wall: float
+        self, genome: str, stage: Stage, failure: Failure | None, found: Findings, wall: float
     ) -> Evaluation:
         fitness, interval, descriptors = self._worth(found) if failure is None else (None, None, {})
         logs = [failure.log, *found.logs] if failure else []

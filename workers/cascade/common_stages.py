@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from tilewright.fitness import dialect
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.seeds.operator import Workload
-from tilewright.workers.request import Failure, Found, Request, StageStep, one_line
+from tilewright.workers.request import Failure, Findings, Request, StageStep, one_line
 
 
 class DialectStage:
@@ -20,7 +20,7 @@ class DialectStage:
         """``entry``: the function a source must define."""
         self._entry = entry
 
-    def run(self, request: Request, found: Found) -> Failure | None:
+    def run(self, request: Request, found: Findings) -> Failure | None:
         """Rejects a source that is not of the dialect."""
         violations = dialect.check(request.source, entry=self._entry)
         if not violations:
@@ -31,7 +31,7 @@ class DialectStage:
 
 
 def run_steps(
-    steps: Iterable[StageStep], request: Request, found: Found, on_stage: Callable[[Stage], None] | None
+    steps: Iterable[StageStep], request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
 ) -> tuple[Stage, Failure | None]:
     """Run stages until one fails: the stage that decided, and why it failed."""
     stage = Stage.DIALECT
@@ -50,12 +50,12 @@ class RaceStage:
 
     stage = Stage.MEASURE
 
-    def __init__(self, steps: Sequence[StageStep], cell: Callable[[Found], Mapping[str, str]]) -> None:
+    def __init__(self, steps: Sequence[StageStep], cell: Callable[[Findings], Mapping[str, str]]) -> None:
         """``cell``: the descriptors that are known so far."""
         self._steps = steps
         self._cell = cell
 
-    def run(self, request: Request, found: Found) -> Failure | None:
+    def run(self, request: Request, found: Findings) -> Failure | None:
         """All of ``measured`` is timed, or the first failure, or ``outpaced``. Without a race it is timed at once."""
         left = list(request.measured)
         for rung in request.race.rungs if request.race is not None else ():
@@ -70,7 +70,7 @@ class RaceStage:
                 return Failure(Verdict.OUTPACED, str(outpaced))
         return self._time(request, found, left) if left else None
 
-    def _time(self, request: Request, found: Found, workloads: Sequence[Workload]) -> Failure | None:
+    def _time(self, request: Request, found: Findings, workloads: Sequence[Workload]) -> Failure | None:
         part = dataclasses.replace(request, measured=tuple(workloads))
         stage, failure = run_steps(self._steps, part, found, None)
         order = {w.id: n for n, w in enumerate(request.measured)}

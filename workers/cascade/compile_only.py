@@ -15,22 +15,22 @@ from tilewright.fitness.evaluation import Stage
 from tilewright.fitness.gpus import GPUS
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Suite
-from tilewright.workers.cascade.base import AnyCascade
+from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.common_stages import DialectStage, run_steps
 from tilewright.workers.cascade.compile_only_stages import CrossCompileStage, describe_config
 from tilewright.workers.cascade.measured_stages import GateStage
 from tilewright.workers.child.launch import Spawn
-from tilewright.workers.child.session import Keeper
+from tilewright.workers.child.session import SessionPool
 from tilewright.workers.device.station import LocalStation
 from tilewright.workers.limits import Limits
-from tilewright.workers.request import Failure, Found, Request, StageStep
+from tilewright.workers.request import Failure, Findings, Request, StageStep
 from tilewright.workers.toolchains import triton as triton_toolchain
 
 FITNESS = 1.0
 """Of everything that passes: what only compiles is not ranked."""
 
 
-class CompiledCascade(AnyCascade):
+class CompileOnlyCascade(Cascade):
     """Evaluates genomes of one operator for one target that only compiles, one at a time.
 
     Not safe for several threads; make one per worker. ``close`` ends its children. ``best`` and ``race`` are not used.
@@ -45,14 +45,14 @@ class CompiledCascade(AnyCascade):
         *,
         scratch: Path | None = None,
         checked: bool = True,
-        compiler: Keeper | None = None,
+        compiler: SessionPool | None = None,
     ) -> None:
         """``checked``: whether answers pass the gates; without, only the code is looked at.
 
         ``compiler``: the child of ``describe_config`` to use, for cascades that share one.
         """
         super().__init__(operator, target, suite, limits, scratch, Spawn())
-        self._compiler = compiler or Keeper(dataclasses.replace(describe_config(), scratch=scratch))
+        self._compiler = compiler or SessionPool(dataclasses.replace(describe_config(), scratch=scratch))
         self._station = LocalStation(GPUS["interpreter"], scratch) if checked else None
 
     @property
@@ -67,14 +67,14 @@ class CompiledCascade(AnyCascade):
             self._station.close()
 
     def _judge(
-        self, request: Request, found: Found, on_stage: Callable[[Stage], None] | None
+        self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
     ) -> tuple[Stage, Failure | None]:
         steps: list[StageStep] = [DialectStage("launch"), CrossCompileStage(self._compiler)]
         if self._station is not None and request.checked:
             steps.append(GateStage(self._station))
         return run_steps(steps, request, found, on_stage)
 
-    def _worth(self, found: Found) -> tuple[float, tuple[float, float], dict[str, str]]:
+    def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         return FITNESS, (FITNESS, FITNESS), descriptors(found.compiled)
 
     def _toolchain(self, failure: Failure | None) -> dict[str, str]:

@@ -11,8 +11,8 @@ from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.isa import KernelIsa, UnreadableCode, read_isa
 from tilewright.workers.cascade.measured_stages import compile_all
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.session import Keeper, SessionConfig
-from tilewright.workers.request import Failure, Found, Request, duplicate, one_line
+from tilewright.workers.child.session import SessionConfig, SessionPool
+from tilewright.workers.request import Failure, Findings, Request, duplicate, one_line
 from tilewright.workers.toolchains import triton as triton_toolchain
 
 MOST_CODE_BYTES = 64 << 20
@@ -23,10 +23,10 @@ class CrossCompileStage:
 
     stage = Stage.COMPILE
 
-    def __init__(self, compiler: Keeper) -> None:
+    def __init__(self, compiler: SessionPool) -> None:
         self._compiler = compiler
 
-    def run(self, request: Request, found: Found) -> Failure | None:
+    def run(self, request: Request, found: Findings) -> Failure | None:
         """Refuses what does not compile, does not fit, or was compiled before; notes what the code says."""
         names = ("backend", "arch", "lanes", "smem_bytes")
         target = {name: getattr(request.target.architecture, name) for name in names}

@@ -20,7 +20,7 @@ from tilewright.fitness.evaluation import Stage
 from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Suite
-from tilewright.workers.cascade.base import AnyCascade
+from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, run_steps
 from tilewright.workers.cascade.measured_stages import (
     NEAR,
@@ -36,11 +36,11 @@ from tilewright.workers.cascade.measured_stages import (
 from tilewright.workers.cascade.modelled import pallas_template
 from tilewright.workers.cascade.modelled_stages import CompileStage, TraceStage
 from tilewright.workers.child.launch import Launcher, Spawn
-from tilewright.workers.child.session import Keeper, SessionDied
+from tilewright.workers.child.session import SessionDied, SessionPool
 from tilewright.workers.device.station import CLAIM_SECONDS, Champion, Entry, Station, compile_config
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.limits import Limits
-from tilewright.workers.request import Failure, Found, Request, StageStep
+from tilewright.workers.request import Failure, Findings, Request, StageStep
 from tilewright.workers.toolchains import libtpu_simulator
 from tilewright.workers.toolchains import triton as triton_toolchain
 
@@ -49,7 +49,7 @@ _WAIT_SECONDS = 0.25
 """Between two tries to claim the champion."""
 
 
-class MeasuredCascade(AnyCascade):
+class MeasuredCascade(Cascade):
     """Evaluates genomes of one operator on one measured target, one at a time.
 
     Not safe for several threads; make one per worker. Several may share a station. ``close`` ends its children.
@@ -73,7 +73,7 @@ class MeasuredCascade(AnyCascade):
         self._station = station
         ahead = not (self._pallas or target.interpreted)
         self._compiler = (
-            Keeper(dataclasses.replace(compile_config(target.gpu), scratch=scratch)) if ahead else None
+            SessionPool(dataclasses.replace(compile_config(target.gpu), scratch=scratch)) if ahead else None
         )
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class MeasuredCascade(AnyCascade):
             self._compiler.close()
 
     def _judge(
-        self, request: Request, found: Found, on_stage: Callable[[Stage], None] | None
+        self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
     ) -> tuple[Stage, Failure | None]:
         steps: list[StageStep] = [DialectStage(request.target.entry)]
         if self._pallas:
@@ -104,7 +104,7 @@ class MeasuredCascade(AnyCascade):
         found.gates = list(worst_gates(found.gates))
         return stage, failure
 
-    def _settle(self, request: Request, found: Found) -> Confirmation | Failure | None:
+    def _settle(self, request: Request, found: Findings) -> Confirmation | Failure | None:
         """Measure against the champion what may be faster, and crown what is. None when it met nobody."""
         entry = Entry(request.genome, request.source, request.params)
         for _ in range(int(CLAIM_SECONDS / _WAIT_SECONDS)):
@@ -117,7 +117,7 @@ class MeasuredCascade(AnyCascade):
             time.sleep(_WAIT_SECONDS)
         return None
 
-    def _contend(self, entry: Entry, request: Request, found: Found) -> Confirmation | Failure | None:
+    def _contend(self, entry: Entry, request: Request, found: Findings) -> Confirmation | Failure | None:
         """With the claim in hand: nobody else is crowned meanwhile."""
         verdict: Confirmation | Failure | None = None
         crowned = None
@@ -133,7 +133,7 @@ class MeasuredCascade(AnyCascade):
             self._station.release(entry.id, crowned)
         return verdict
 
-    def _worth(self, found: Found) -> tuple[float, tuple[float, float], dict[str, str]]:
+    def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         fitness = geometric_mean(f.rate for f in found.figures)
         champion = self._station.champion()
         if champion is not None and not found.crowned:
@@ -151,7 +151,7 @@ class MeasuredCascade(AnyCascade):
         return {**versions, **{k: str(hello[k]) for k in ("device", "cuda", "torch", "triton") if k in hello}}
 
 
-def _descriptors(found: Found) -> dict[str, str]:
+def _descriptors(found: Findings) -> dict[str, str]:
     """Where a kernel belongs in an archive: its shared memory, and what a launch costs the host, binned."""
     result = {}
     if "shared" in found.claimed:

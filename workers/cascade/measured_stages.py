@@ -20,10 +20,10 @@ from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadF
 from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import Ending
-from tilewright.workers.child.session import JobLimits, Keeper
+from tilewright.workers.child.session import JobLimits, SessionPool
 from tilewright.workers.device.station import Champion, Entry, Station
 from tilewright.workers.device.timing import Samples, failed, job_limits, judge, measure
-from tilewright.workers.request import Failure, Found, Request, duplicate, one_line
+from tilewright.workers.request import Failure, Findings, Request, duplicate, one_line
 
 SCREEN = (1, 5)
 """Rounds, and timed calls a round, of a first look."""
@@ -49,10 +49,10 @@ class CompileAheadStage:
 
     stage = Stage.COMPILE
 
-    def __init__(self, compiler: Keeper) -> None:
+    def __init__(self, compiler: SessionPool) -> None:
         self._compiler = compiler
 
-    def run(self, request: Request, found: Found) -> Failure | None:
+    def run(self, request: Request, found: Findings) -> Failure | None:
         """Refuses what does not compile, does not fit, or was compiled before."""
         answer = compile_all(self._compiler, request, found, "compiling")
         if isinstance(answer, Failure):
@@ -63,7 +63,11 @@ class CompileAheadStage:
 
 
 def compile_all(
-    compiler: Keeper, request: Request, found: Found, doing: str, target: Mapping[str, Any] | None = None
+    compiler: SessionPool,
+    request: Request,
+    found: Findings,
+    doing: str,
+    target: Mapping[str, Any] | None = None,
 ) -> list[Frame] | Failure:
     """Compile every shape in a child: its ``compiled`` frame, then all others. ``found`` gets the artefact's hash.
 
@@ -108,7 +112,7 @@ class GateStage:
     def __init__(self, station: Station) -> None:
         self._station = station
 
-    def run(self, request: Request, found: Found) -> Failure | None:
+    def run(self, request: Request, found: Findings) -> Failure | None:
         """Every checked shape; each kind of inputs on one of them, or on all for a finalist."""
         plan = [(w, _kinds(request, place)) for place, w in enumerate(request.checked)]
         arrays = {
@@ -150,7 +154,7 @@ class ScreenStage:
         self._station = station
         self._samples = samples
 
-    def run(self, request: Request, found: Found) -> Failure | None:
+    def run(self, request: Request, found: Findings) -> Failure | None:
         """Adds figures, unless the times cannot be true or the outputs of the timed calls are wrong."""
         champion = self._station.champion()
         pace = {f.workload: f.seconds for f in champion.figures} if champion else {}
@@ -188,7 +192,7 @@ class Confirmation:
 
 
 def confirm(
-    station: Station, request: Request, found: Found, samples: Samples, champion: Champion, fitness: float
+    station: Station, request: Request, found: Findings, samples: Samples, champion: Champion, fitness: float
 ) -> Confirmation | Failure:
     """The contender, of this fitness so far, between two entries of the champion, in rounds of reversed order.
 

@@ -21,7 +21,7 @@ from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Suite, Workload
-from tilewright.workers.cascade.base import AnyCascade
+from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, run_steps
 from tilewright.workers.cascade.modelled_stages import (
     CompileStage,
@@ -33,14 +33,14 @@ from tilewright.workers.cascade.modelled_stages import (
 from tilewright.workers.child.launch import Template
 from tilewright.workers.child.run_once import environment
 from tilewright.workers.limits import Limits
-from tilewright.workers.request import Failure, Found, Request, StageStep
+from tilewright.workers.request import Failure, Findings, Request, StageStep
 from tilewright.workers.toolchains import libtpu_simulator
 
 _VMEM_EDGES = (8, 16, 32, 64)  # MiB
 _PRELOADED = ("tilewright.workers.runners.pallas_trace", "tilewright.workers.runners.pallas_compile")
 
 
-class Cascade(AnyCascade):
+class ModelledCascade(Cascade):
     """Evaluates genomes of one operator on one modelled TPU target, one at a time.
 
     Not safe for several threads; make one per worker. What has a fitness over ``best`` passes the gates on a measured
@@ -58,7 +58,7 @@ class Cascade(AnyCascade):
     ) -> None:
         super().__init__(operator, target, suite, limits, scratch, pallas_template())
 
-    def _spots(self, only: frozenset[str] | None) -> tuple[Workload, ...]:
+    def _large_checks(self, only: frozenset[str] | None) -> tuple[Workload, ...]:
         """The shape of least work among those that decided the fitness of a finalist and were never checked."""
         unchecked = [
             w for w in self._suite.workloads if w not in self._suite.check and (only is None or w.id in only)
@@ -71,11 +71,13 @@ class Cascade(AnyCascade):
             return dataclasses.replace(request, checked=())
         if not request.final or request.baseline is not None:
             return request
-        spots = self._spots(request.only)
-        return dataclasses.replace(request, checked=(*request.checked, *spots), spots=spots, thorough=True)
+        large_checks = self._large_checks(request.only)
+        return dataclasses.replace(
+            request, checked=(*request.checked, *large_checks), large_checks=large_checks, thorough=True
+        )
 
     def _judge(
-        self, request: Request, found: Found, on_stage: Callable[[Stage], None] | None
+        self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
     ) -> tuple[Stage, Failure | None]:
         if (absent := libtpu_simulator.missing_parts()) is not None:
             return run_steps([DialectStage("build"), _Missing(absent)], request, found, on_stage)
@@ -93,7 +95,7 @@ class Cascade(AnyCascade):
             stage = checked if failure is not None else stage
         return stage, failure
 
-    def _worth(self, found: Found) -> tuple[float, tuple[float, float], dict[str, str]]:
+    def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         fitness = geometric_mean(f.rate for f in found.figures)
         return fitness, (fitness, fitness), _descriptors(found)
 
@@ -118,12 +120,12 @@ class _Missing:
     def __init__(self, reason: str) -> None:
         self._reason = reason
 
-    def run(self, request: Request, found: Found) -> Failure | None:
+    def run(self, request: Request, found: Findings) -> Failure | None:
         """Always an infrastructure fault: it says nothing about the genome."""
         return Failure(Verdict.INFRA_ERROR, self._reason)
 
 
-def _descriptors(found: Found) -> dict[str, str]:
+def _descriptors(found: Findings) -> dict[str, str]:
     """Where the kernel belongs in an archive, as far as the target knows: its VMEM use, binned."""
     mebibytes = max(f.diagnosis["vmem_bytes"] for f in found.figures) / 2**20
     low = 0

@@ -12,8 +12,8 @@ from tilewright.fitness.llo import ParseError
 from tilewright.seeds.operator import Arrays, Workload
 from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import ChildLimits, Ending, Outcome, run_child, temporary_folder
-from tilewright.workers.request import Failure, Found, Request, artefact_hash, duplicate, one_line
+from tilewright.workers.child.run_once import ChildLimits, ChildOutcome, Ending, run_child, temporary_folder
+from tilewright.workers.request import Failure, Findings, Request, artefact_hash, duplicate, one_line
 from tilewright.workers.toolchains import libtpu_simulator
 
 _RESOURCES = re.compile(
@@ -26,7 +26,7 @@ class TraceStage:
 
     stage = Stage.COMPILE
 
-    def run(self, request: Request, found: Found) -> Failure | None:
+    def run(self, request: Request, found: Findings) -> Failure | None:
         """One child; each answer is judged as it arrives, and the first failure stops the child."""
         conversation = _Conversation(request, found)
         job = Frame("pallas.trace", conversation.job(), conversation.operands)
@@ -48,7 +48,7 @@ class TraceStage:
 class _Conversation:
     """What the parent makes of a trace child's frames. Their content is data of unknown quality."""
 
-    def __init__(self, request: Request, found: Found) -> None:
+    def __init__(self, request: Request, found: Findings) -> None:
         self.failure: Failure | None = None
         self._request = request
         self._found = found
@@ -125,7 +125,7 @@ class _Conversation:
         if (fault := gates.ill_formed(frame.arrays, operator.outputs(workload))) is not None:
             return Failure(Verdict.INCORRECT, fault, stage=where)
         references = self._request.truth.references(workload, self._request.seed, kind)
-        label = kind if workload not in self._request.spots else f"{kind} at {workload.id}"
+        label = kind if workload not in self._request.large_checks else f"{kind} at {workload.id}"
         readings = gates.read_gates(operator.gates, frame.arrays, references, label)
         self._found.gates.extend(readings)
         self._checked.add((workload.id, kind))
@@ -143,7 +143,7 @@ class CompileStage:
         """Without ``compiles`` the modules' structure is judged and nothing else: a device compiles them."""
         self._compiles = compiles
 
-    def run(self, request: Request, found: Found) -> Failure | None:
+    def run(self, request: Request, found: Findings) -> Failure | None:
         """Judges the modules' structure before they are compiled, then keeps the dumps' folders."""
         folder = request.folder / f"compile{len(found.logs)}"  # a race compiles some workloads at a time
         folder.mkdir()
@@ -177,7 +177,7 @@ class CompileStage:
             return _estimated(request, found, failure)
         return failure
 
-    def _judge(self, request: Request, found: Found, frame: Frame) -> Failure | None:
+    def _judge(self, request: Request, found: Findings, frame: Frame) -> Failure | None:
         facts = structure.ModuleFacts.from_data(frame.data)
         workload = next(w for w in (*request.measured, *request.checked) if w.id == frame.data["workload"])
         found.facts[workload.id] = facts
@@ -195,7 +195,7 @@ class CompileStage:
         return None
 
 
-def _estimated(request: Request, found: Found, failure: Failure) -> Failure:
+def _estimated(request: Request, found: Findings, failure: Failure) -> Failure:
     """The failure of a kernel that the simulator aborts on, with what its scheduled code alone says of its time."""
     folder = request.folder / "estimate"
     folder.mkdir()
@@ -235,7 +235,7 @@ class MeasureStage:
 
     stage = Stage.MEASURE
 
-    def run(self, request: Request, found: Found) -> Failure | None:
+    def run(self, request: Request, found: Findings) -> Failure | None:
         """One workload after the other."""
         for workload in request.measured:
             if workload.id not in found.dumps:
@@ -248,7 +248,7 @@ class MeasureStage:
                 return failure
         return None
 
-    def _measure(self, request: Request, found: Found, workload: Workload) -> Failure | None:
+    def _measure(self, request: Request, found: Findings, workload: Workload) -> Failure | None:
         chip, operator = request.target.chip, request.operator
         run = static_tpu.read_dumps(found.dumps[workload.id], chip, timeline=request.timeline)
         time = static_tpu.seconds(run.cycles, run.executed.hbm_bytes, chip)
@@ -291,13 +291,13 @@ class VerifyStage:
     def __init__(self, workloads: Sequence[Workload]) -> None:
         self._workloads = tuple(workloads)
 
-    def run(self, request: Request, found: Found) -> Failure | None:
+    def run(self, request: Request, found: Findings) -> Failure | None:
         """Another trace child; it must trace to what was compiled."""
         again = dataclasses.replace(
             request,
             measured=self._workloads,
             checked=self._workloads,
-            spots=self._workloads,
+            large_checks=self._workloads,
             is_known=lambda artefact: None,
         )
         failure = TraceStage().run(again, found)
@@ -309,7 +309,7 @@ class VerifyStage:
         return None
 
 
-def to_verify(request: Request, found: Found, *, best: bool) -> list[Workload]:
+def to_verify(request: Request, found: Findings, *, best: bool) -> list[Workload]:
     """Measured shapes on which the gates must be passed, too.
 
     Those whose kernel does kinds of operations that no checked one does, or the reverse; and for a new ``best`` at
@@ -326,21 +326,21 @@ def to_verify(request: Request, found: Found, *, best: bool) -> list[Workload]:
 def _kinds(request: Request, position: int) -> Sequence[str]:
     """Input kinds for one checked shape: dealt while searching, all for a finalist, one on a spot, which is large."""
     kinds = request.operator.input_kinds
-    if request.checked[position] in request.spots:
+    if request.checked[position] in request.large_checks:
         return [kinds[request.seed % len(kinds)]]
     if request.thorough:
         return kinds
     return dealt_kinds(request, position)
 
 
-def _compile_job(request: Request, found: Found, *, compiles: bool = True) -> Frame:
+def _compile_job(request: Request, found: Findings, *, compiles: bool = True) -> Frame:
     checked = (w for w in request.checked if w not in request.measured and w.id not in found.facts)
     order = [*request.measured, *checked]
     workloads = [
         {
             **request.described(workload),
             "calling_convention": found.conventions[workload.id],
-            "known": request.known(workload),
+            "known": request.fixed_operands(workload),
         }
         for workload in order
     ]
@@ -377,7 +377,7 @@ def _candidate_failure(frame: Frame) -> Failure:
     return Failure(Verdict.INCORRECT, reason, trace, Stage.CHECK)
 
 
-def _child_failure(outcome: Outcome, doing: str) -> Failure | None:
+def _child_failure(outcome: ChildOutcome, doing: str) -> Failure | None:
     """A verdict for a child that did not end by itself."""
     if outcome.ending is Ending.DONE:
         return None
@@ -389,7 +389,7 @@ def _child_failure(outcome: Outcome, doing: str) -> Failure | None:
     return Failure(Verdict.CRASHED, one_line(f"{doing}: {outcome.detail}"), outcome.log)
 
 
-def _compiler_failure(outcome: Outcome, limits: ChildLimits) -> Failure | None:
+def _compiler_failure(outcome: ChildOutcome, limits: ChildLimits) -> Failure | None:
     """The same for the compile child, whose own aborts are the compiler's answer to the kernel."""
     if "SIGABRT" in outcome.detail and not _RESOURCES.search(outcome.log + outcome.detail):
         reason = one_line(f"libtpu aborted: {outcome.detail}")

@@ -60,7 +60,7 @@ class ChildLimits:
 
 
 @dataclass
-class Outcome:
+class ChildOutcome:
     """What is known about a finished child. ``detail`` is one line for any ending but ``done``."""
 
     ending: Ending
@@ -104,7 +104,7 @@ def run_child(
     extra_environment: Mapping[str, str] | None = None,
     on_frame: Callable[[Frame], bool] | None = None,
     launcher: Launcher | None = None,
-) -> Outcome:
+) -> ChildOutcome:
     """Run one job to its end. ``on_frame`` sees each frame as it arrives; False stops the child.
 
     ``folder`` becomes the child's working directory and the only place it can write.
@@ -126,7 +126,7 @@ def run_child(
     if ending is Ending.DONE and not listener.complete:
         ending, detail = Ending.CRASHED, _death(code, listener.log)
     log = listener.log.decode(errors="replace")
-    return Outcome(ending, listener.frames, detail, log, time.monotonic() - began)
+    return ChildOutcome(ending, listener.frames, detail, log, time.monotonic() - began)
 
 
 def _confinement(limits: ChildLimits) -> dict[str, int]:

@@ -25,7 +25,7 @@ from typing import Any
 
 from tilewright.workers.child.frames import Frame, FrameError, FrameReader, encode
 from tilewright.workers.child.launch import PROGRAMS, ROOT
-from tilewright.workers.child.run_once import Ending, Outcome, environment
+from tilewright.workers.child.run_once import ChildOutcome, Ending, environment
 
 START_SECONDS = 90.0
 """How long a child may take to import its libraries and open its device."""
@@ -109,7 +109,7 @@ class Session:
 
     def run(
         self, job: Frame, limits: JobLimits, on_frame: Callable[[Frame], object] | None = None
-    ) -> Outcome:
+    ) -> ChildOutcome:
         """One job to its ``done`` frame, which is not among the outcome's frames. Raises SessionDied."""
         self.wait_ready()
         found = self._converse(encode(job), "done", limits, on_frame)
@@ -132,10 +132,10 @@ class Session:
 
     def _converse(
         self, message: bytes, last: str, limits: JobLimits, on_frame: Callable[[Frame], object] | None
-    ) -> Outcome:
+    ) -> ChildOutcome:
         began = heard = time.monotonic()
         self._log, self._logged = b"", 0  # what an earlier job said is not this one's
-        outcome = Outcome(Ending.DONE)
+        outcome = ChildOutcome(Ending.DONE)
         pending = memoryview(message)
         with selectors.DefaultSelector() as selector:
             for stream in (self._result, *self._logs):
@@ -184,7 +184,7 @@ class Session:
         self._log = (self._log + piece)[-_KEPT_LOG:]
         return bool(piece) and self._logged < _LOG_LIMIT
 
-    def _read_frames(self, outcome: Outcome, on_frame: Callable[[Frame], object] | None) -> None:
+    def _read_frames(self, outcome: ChildOutcome, on_frame: Callable[[Frame], object] | None) -> None:
         piece = os.read(self._result, 1 << 22)
         if not piece:
             self._process.wait()
@@ -200,7 +200,7 @@ class Session:
 
 
 @dataclass
-class Keeper:
+class SessionPool:
     """Keeps one session ready, and with ``config.spare`` another behind it. Not safe for several threads."""
 
     config: SessionConfig
@@ -220,7 +220,7 @@ class Keeper:
 
     def run(
         self, job: Frame, limits: JobLimits, on_frame: Callable[[Frame], object] | None = None
-    ) -> Outcome:
+    ) -> ChildOutcome:
         """One job; a child that ended badly, or says it is ``spoiled``, is replaced before this returns.
 
         Raises SessionDied when a fresh child cannot start, OSError when no process can be made.

@@ -26,9 +26,9 @@ from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.fitness.race import Race
 from tilewright.fitness.targets import Target, load_target
 from tilewright.seeds.catalogue import load_operator
-from tilewright.workers.cascade.compile_only import CompiledCascade
+from tilewright.workers.cascade.compile_only import CompileOnlyCascade
 from tilewright.workers.cascade.measured import MeasuredCascade
-from tilewright.workers.cascade.modelled import Cascade
+from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.cluster.actor_health import PROBE_SECONDS, Health, Service
@@ -43,7 +43,7 @@ from tilewright.workers.cluster.ray_start import (
 )
 from tilewright.workers.cluster.station_actor import RemoteStation, ask_comparisons, calibrate, start_stations
 from tilewright.workers.device.comparison import Comparison
-from tilewright.workers.device.station import Entry, Scale
+from tilewright.workers.device.station import DeviceRatio, Entry
 from tilewright.workers.limits import GIB, Limits
 
 log = logging.getLogger(__name__)
@@ -135,13 +135,13 @@ class EvaluatorActor:
         suite = self._operator.suites[settings["suite"]]
         target = load_target(settings["target"])
         scratch = Path(settings["scratch"]) if settings["scratch"] else None
-        scales = {name: Scale(**scale) for name, scale in settings["scales"].items()}
+        scales = {name: DeviceRatio(**scale) for name, scale in settings["scales"].items()}
 
-        def cascade(station: ActorHandle | None) -> Cascade | CompiledCascade | MeasuredCascade:
+        def cascade(station: ActorHandle | None) -> ModelledCascade | CompileOnlyCascade | MeasuredCascade:
             if station is not None:
                 remote = RemoteStation(station, scales)
                 return MeasuredCascade(self._operator, target, suite, remote, limits, scratch=scratch)
-            kind = CompiledCascade if target.compile_only else Cascade
+            kind = CompileOnlyCascade if target.compile_only else ModelledCascade
             return kind(self._operator, target, suite, limits, scratch=scratch)
 
         self._made = cascade
@@ -209,7 +209,7 @@ class RayPool:
     _queue: deque[WorkItem] = field(default_factory=deque)
     _attempts: dict[int, int] = field(default_factory=dict)
     retried: int = 0
-    scales: dict[str, Scale] = field(default_factory=dict)
+    scales: dict[str, DeviceRatio] = field(default_factory=dict)
     """Of the devices of several stations, by device."""
     _folder: RayFolder | None = None
     """Files of a Ray that is this pool's own."""

@@ -17,11 +17,11 @@ from tilewright.fitness.targets import Target, load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import Outcome
+from tilewright.workers.child.run_once import ChildOutcome
 from tilewright.workers.child.session import START_SECONDS, JobLimits, SessionDied
 from tilewright.workers.device import calibration
 from tilewright.workers.device.comparison import EFFORT, Comparison, compare
-from tilewright.workers.device.station import Champion, Entry, LocalStation, Scale
+from tilewright.workers.device.station import Champion, DeviceRatio, Entry, LocalStation
 from tilewright.workers.toolchains import tpu as tpu_toolchain
 
 CALIBRATION_SECONDS = 180.0
@@ -55,7 +55,7 @@ class StationActor:
         self._seed_uses += 1
         return self._seed
 
-    def run(self, job: Frame, limits: JobLimits) -> Outcome:
+    def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         return self._station.run(job, limits)
 
     def champion(self) -> Champion | None:
@@ -85,7 +85,7 @@ class StationActor:
 class RemoteStation:
     """A station seen from an evaluator: implements ``workers.device.station.Station``. ``scales`` by device."""
 
-    def __init__(self, handle: ActorHandle, scales: Mapping[str, Scale]) -> None:
+    def __init__(self, handle: ActorHandle, scales: Mapping[str, DeviceRatio]) -> None:
         self._handle = handle
         self._scales = scales
         self._hello: Mapping[str, Any] | None = None
@@ -95,12 +95,12 @@ class RemoteStation:
             self._hello = self._ask(self._handle.hello.remote())
         return self._hello
 
-    def run(self, job: Frame, limits: JobLimits) -> Outcome:
+    def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         return self._ask(self._handle.run.remote(job, limits))
 
-    def scale(self) -> Scale:
+    def scale(self) -> DeviceRatio:
         if not self._scales:
-            return Scale()
+            return DeviceRatio()
         self._hello = None  # a restarted station may hold another device
         found = calibration.scale_here(hello := self.hello(), self._scales)
         if found is None:
@@ -176,7 +176,7 @@ def _station_on(node: str, target: Target, gpus: int, scratch: str | None) -> Ac
 
 def calibrate(
     stations: Sequence[ActorHandle], operator: str, suite: str, target: Target, reference: Entry, seed: int
-) -> tuple[list[ActorHandle], dict[str, Scale]]:
+) -> tuple[list[ActorHandle], dict[str, DeviceRatio]]:
     """Have every station time the reference; those to measure on, and their devices' scales.
 
     A station that does not answer in ``CALIBRATION_SECONDS`` is left out. Raises SessionDied when none answers.

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from tilewright.fitness.paired import Ratio, paired_ratio
 from tilewright.seeds.operator import Operator, Suite, Workload
 from tilewright.workers.device.comparison import Comparison
-from tilewright.workers.device.station import Scale
+from tilewright.workers.device.station import DeviceRatio
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +51,18 @@ def ratio_to_first(here: Comparison, first: Comparison, reference: str) -> Ratio
     )
 
 
-def scale_of(device: str, ratio: Ratio) -> Scale:
+def scale_of(device: str, ratio: Ratio) -> DeviceRatio:
     """The scale of a device from the reference's ratio; the first's is 1 without error."""
     if ratio.low == ratio.high:
-        return Scale(device, ratio.value)
-    return Scale(device, ratio.value, math.hypot(math.log(ratio.high / ratio.low) / (2 * 1.96), CARRIED))
+        return DeviceRatio(device, ratio.value)
+    return DeviceRatio(
+        device, ratio.value, math.hypot(math.log(ratio.high / ratio.low) / (2 * 1.96), CARRIED)
+    )
 
 
 def in_service(
     answers: Sequence[tuple[Handle, str, Comparison]], reference: str, farthest: float = FARTHEST
-) -> tuple[list[Handle], dict[str, Scale]]:
+) -> tuple[list[Handle], dict[str, DeviceRatio]]:
     """Of (station, device, what it timed) the stations to measure on, and the scale of each one's device.
 
     The first that timed the reference sets the scale. Where none did, the reference is at fault, not the devices:
@@ -70,7 +72,7 @@ def in_service(
     if not timed:
         return [handle for handle, *_ in answers[:1]], {}
     kept: list[Handle] = []
-    scales: dict[str, Scale] = {}
+    scales: dict[str, DeviceRatio] = {}
     for handle, device, found in timed:
         ratio = ratio_to_first(found, timed[0][2], reference)
         if max(ratio.value, 1 / ratio.value) > farthest or device in scales:
@@ -81,6 +83,6 @@ def in_service(
     return kept, scales if len(kept) > 1 else {}
 
 
-def scale_here(hello: Mapping[str, Any], scales: Mapping[str, Scale]) -> Scale | None:
+def scale_here(hello: Mapping[str, Any], scales: Mapping[str, DeviceRatio]) -> DeviceRatio | None:
     """The scale of the device that said ``hello``; None where it was never calibrated, and others were."""
-    return scales.get(str(hello.get(DEVICE, ""))) if scales else Scale()
+    return scales.get(str(hello.get(DEVICE, ""))) if scales else DeviceRatio()

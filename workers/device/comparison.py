@@ -19,7 +19,7 @@ from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.device.station import Entry, Station
 from tilewright.workers.device.timing import Samples, Timing, measure
 from tilewright.workers.limits import Limits
-from tilewright.workers.request import Failure, Found, Request
+from tilewright.workers.request import Failure, Findings, Request
 from tilewright.workers.truth import Truth
 
 CONTROL = "control"
@@ -134,7 +134,7 @@ def _timed(
         side_by_side = [entry for entry in entries if entry.id in names]
         side_by_side.append(dataclasses.replace(side_by_side[0], id=CONTROL))
         part = dataclasses.replace(request, measured=tuple(workloads))
-        timings = measure(station, part, Found(), Samples(request.operator), side_by_side, effort, {})
+        timings = measure(station, part, Findings(), Samples(request.operator), side_by_side, effort, {})
         if isinstance(timings, Failure):
             return _Bad(timings.entry if timings.entry in names else names[0], timings)
         found += [((*names, CONTROL), timing) for timing in timings]

@@ -16,8 +16,8 @@ from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import WorkloadFigures
 from tilewright.fitness.gpus import Gpu
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import Outcome
-from tilewright.workers.child.session import JobLimits, Keeper, SessionConfig, SessionDied
+from tilewright.workers.child.run_once import ChildOutcome
+from tilewright.workers.child.session import JobLimits, SessionConfig, SessionDied, SessionPool
 from tilewright.workers.device.lock import exclusive
 from tilewright.workers.toolchains import tpu as tpu_toolchain
 from tilewright.workers.toolchains import triton as triton_toolchain
@@ -50,7 +50,7 @@ class Champion:
 
 
 @dataclass(frozen=True)
-class Scale:
+class DeviceRatio:
     """A device's times over those of the campaign's first device (``workers.device.calibration``).
 
     ``error`` is the ratio's relative standard error. The default is that of a device that is compared with no other.
@@ -68,11 +68,11 @@ class Station(Protocol):
         """Device and versions. Raises SessionDied or OSError where there is no usable device."""
         ...
 
-    def run(self, job: Frame, limits: JobLimits) -> Outcome:
+    def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         """One job, alone on the device. Raises SessionDied or OSError."""
         ...
 
-    def scale(self) -> Scale:
+    def scale(self) -> DeviceRatio:
         """What its times are divided by. Raises SessionDied on a device that has none where others have."""
         ...
 
@@ -99,20 +99,20 @@ class LocalStation:
 
     def __init__(self, device: Gpu | Chip, scratch: Path | None = None) -> None:
         config = tpu_toolchain.device_config(device) if isinstance(device, Chip) else device_config(device)
-        self._keeper = Keeper(dataclasses.replace(config, scratch=scratch))
+        self._keeper = SessionPool(dataclasses.replace(config, scratch=scratch))
         self._champion: Champion | None = None
         self._claim: tuple[str, float] | None = None
 
     def hello(self) -> Mapping[str, Any]:
         return self._keeper.hello()
 
-    def run(self, job: Frame, limits: JobLimits) -> Outcome:
+    def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         identity = self._keeper.hello().get("identity")
         with exclusive(None if identity is None else str(identity)):
             return self._keeper.run(job, limits)
 
-    def scale(self) -> Scale:
-        return Scale()
+    def scale(self) -> DeviceRatio:
+        return DeviceRatio()
 
     def operand_seed(self, proposed: int) -> int:
         return proposed

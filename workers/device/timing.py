@@ -19,10 +19,10 @@ from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Arrays, Operator, TensorSpec, Workload
 from tilewright.seeds.sampled import Elements, Sample, Sampled
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import Ending, Outcome
+from tilewright.workers.child.run_once import ChildOutcome, Ending
 from tilewright.workers.child.session import JobLimits
-from tilewright.workers.device.station import Entry, Scale, Station
-from tilewright.workers.request import Failure, Found, Request, one_line
+from tilewright.workers.device.station import DeviceRatio, Entry, Station
+from tilewright.workers.request import Failure, Findings, Request, one_line
 
 STALL_SECONDS = 10.0
 """Silence of a device child after which its kernel is taken for hung."""
@@ -80,7 +80,7 @@ class Timing:
     wall_seconds: list[float]
     brief: bool
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
-    scale: Scale = field(default_factory=Scale)
+    scale: DeviceRatio = field(default_factory=DeviceRatio)
     seed: int = 0
     """Of the operands."""
 
@@ -116,7 +116,7 @@ class Timing:
 def measure(
     station: Station,
     request: Request,
-    found: Found,
+    found: Findings,
     samples: Samples,
     entries: Sequence[Entry],
     effort: tuple[int, int],
@@ -177,7 +177,7 @@ def _timing(frame: Frame, workload: Workload) -> Timing:
 
 
 def _objection(
-    request: Request, found: Found, samples: Samples, timing: Timing, frame: Frame, place: int
+    request: Request, found: Findings, samples: Samples, timing: Timing, frame: Frame, place: int
 ) -> Failure | None:
     """Why a timing does not count."""
     workload = timing.workload
@@ -210,7 +210,7 @@ def _objection(
 
 def judge(
     request: Request,
-    found: Found,
+    found: Findings,
     outputs: Mapping[str, np.ndarray],
     specs: Sequence[TensorSpec],
     references: Mapping[str, Arrays],
@@ -235,7 +235,7 @@ def job_limits(request: Request) -> JobLimits:
     return JobLimits(wall, min(STALL_SECONDS, wall))
 
 
-def failed(outcome: Outcome, doing: str, stage: Stage) -> Failure | None:
+def failed(outcome: ChildOutcome, doing: str, stage: Stage) -> Failure | None:
     """A verdict for a child that said ``error``, hung or died."""
     error = outcome.first("error")
     if error is not None:

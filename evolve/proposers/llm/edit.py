@@ -26,14 +26,14 @@ class EditError(ValueError):
 
 
 @dataclass(frozen=True)
-class Edit:
+class ReplyEdit:
     """A new module and one line about what changed."""
 
     source: str
     summary: str
 
 
-def read_reply(reply: str, parent: str) -> Edit:
+def read_reply(reply: str, parent: str) -> ReplyEdit:
     """The module a reply describes, given its parent's source.
 
     Search/replace blocks win over a fenced whole module. Raises EditError.
@@ -50,7 +50,7 @@ def read_reply(reply: str, parent: str) -> Edit:
             f"the edited module does not parse: {what} at line {getattr(error, 'lineno', '?')}"
         ) from error
     summary = _SUMMARY.search(reply)
-    return Edit(source, summary[1].strip()[:200] if summary else "no summary given")
+    return ReplyEdit(source, summary[1].strip()[:200] if summary else "no summary given")
 
 
 def _apply_blocks(reply: str, parent: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.evolve.proposers.inheritance import inherit
 from tilewright.evolve.proposers.llm import prompt as llm_prompt
 from tilewright.evolve.proposers.llm.client import BudgetSpent, ChatClient, EndpointFailed
-from tilewright.evolve.proposers.llm.edit import Edit, EditError, read_reply
+from tilewright.evolve.proposers.llm.edit import EditError, ReplyEdit, read_reply
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
 from tilewright.evolve.space.genome import Genome
@@ -78,7 +78,7 @@ class LlmProposer:
                 messages = llm_prompt.again(messages, reply, str(error))
         return None
 
-    def _proposal(self, history: History, parent: Candidate, edit: Edit) -> Proposal:
+    def _proposal(self, history: History, parent: Candidate, edit: ReplyEdit) -> Proposal:
         """Raises EditError when the edited module is not a new, legal genome."""
         if reasons := self.violations(edit.source):
             raise EditError(f"the module is not allowed: {reasons[0]}")

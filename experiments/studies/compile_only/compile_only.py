@@ -26,10 +26,10 @@ from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import all_operators, families, load_operator
 from tilewright.seeds.operator import Operator, SeedKernel, Suite
-from tilewright.workers.cascade.compile_only import CompiledCascade
+from tilewright.workers.cascade.compile_only import CompileOnlyCascade
 from tilewright.workers.cascade.compile_only_stages import describe_config
 from tilewright.workers.child.run_once import ChildLimits
-from tilewright.workers.child.session import Keeper
+from tilewright.workers.child.session import SessionPool
 from tilewright.workers.limits import GIB, Limits
 from tilewright.workers.request import one_line
 from tilewright.workers.toolchains import triton as triton_toolchain
@@ -71,13 +71,15 @@ class Line:
 
 
 def judged(
-    compiler: Keeper, operator: Operator, kernel: SeedKernel, target: str, changes: Mapping[str, Any]
+    compiler: SessionPool, operator: Operator, kernel: SeedKernel, target: str, changes: Mapping[str, Any]
 ) -> Evaluation:
     """The compile-only verdict of a seed with some parameters changed."""
     (shape, *_) = next(iter(operator.suites.values())).check
     params = {**read_declarations(kernel.source).defaults, **kernel.overrides, **changes}
     suite = Suite("shape", (shape,), (shape,))
-    cascade = CompiledCascade(operator, load_target(target), suite, LIMITS, checked=False, compiler=compiler)
+    cascade = CompileOnlyCascade(
+        operator, load_target(target), suite, LIMITS, checked=False, compiler=compiler
+    )
     return cascade.evaluate(kernel.name, kernel.source, params, seed=1)
 
 
@@ -159,7 +161,7 @@ def summary(seeds: Sequence[Line]) -> str:
 class Records:
     """What was found before, kept as JSON lines, so that a survey can be done in pieces."""
 
-    def __init__(self, path: Path | None, compiler: Keeper, deadline: float) -> None:
+    def __init__(self, path: Path | None, compiler: SessionPool, deadline: float) -> None:
         self._path, self._compiler, self._deadline = path, compiler, deadline
         known = path.read_text(encoding="utf-8").splitlines() if path is not None and path.is_file() else []
         self._held = {tuple(key): text for key, text in map(json.loads, known)}
@@ -195,7 +197,7 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no compilation after so long")
     args = parser.parse_args()
-    compiler = Keeper(describe_config())
+    compiler = SessionPool(describe_config())
     try:
         records = Records(args.records, compiler, time.monotonic() + args.seconds)
         findings, lines, missing = survey(records, args.families, args.targets)

@@ -41,7 +41,7 @@ from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.seeds.operator import Suite, Workload
-from tilewright.workers.cascade.modelled import Cascade
+from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.cluster.pool import RayPool
 from tilewright.workers.limits import GIB, Limits
@@ -75,12 +75,14 @@ class Memo:
     evaluated: int = 0
     _known: dict[str, Evaluation] = field(default_factory=dict)
     _queue: deque[Job] = field(default_factory=deque)
-    _cascade: Cascade | None = None
+    _cascade: ModelledCascade | None = None
 
     _read: int = 0
 
     def __post_init__(self) -> None:
-        self._cascade = Cascade(self.resolved.operator, self.resolved.target, self.resolved.suite, LIMITS)
+        self._cascade = ModelledCascade(
+            self.resolved.operator, self.resolved.target, self.resolved.suite, LIMITS
+        )
 
     @property
     def slots(self) -> int:

@@ -22,7 +22,7 @@ from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
 from tilewright.fitness.score import geometric_mean
 from tilewright.seeds.operator import Workload
 from tilewright.workers.cascade.common_stages import RaceStage
-from tilewright.workers.request import Failure, Found, Request
+from tilewright.workers.request import Failure, Findings, Request
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class SuiteEvaluator(AtOnce):
     spent: dict[int, int] = field(default_factory=dict)
 
     def evaluate(self, job: Job) -> Evaluation:
-        suite, found = self.suite, Found()
+        suite, found = self.suite, Findings()
         about: dict[str, Any] = {
             "genome": job.genome.id,
             "target": f"recorded:{suite.name}",
@@ -135,7 +135,7 @@ class _Reading:
     noise: float
     stage: Stage = Stage.MEASURE
 
-    def run(self, request: Request, found: Found) -> Failure | None:
+    def run(self, request: Request, found: Findings) -> Failure | None:
         for workload in request.measured:
             seconds = self.seconds[workload.id]
             found.figures.append(

@@ -24,7 +24,7 @@ from tilewright.evolve.space.space import Space
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Suite, Workload
-from tilewright.workers.cascade.modelled import Cascade
+from tilewright.workers.cascade.modelled import ModelledCascade
 
 OUT = RECORDS / "tpu" / "tpu7x_fused_factorial.jsonl"
 
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     constants = [{**operator.constants, **target.constants, **w.dims} for w in (*suite.workloads, check)]
     space = Space.from_source(source, constants)
     done = OUT.read_text().count("\n") if OUT.is_file() else 0
-    cascade = Cascade(operator, target, suite)
+    cascade = ModelledCascade(operator, target, suite)
     began = time.monotonic()
     for number, point in enumerate(points(space)[: told.points]):
         if number < done:

@@ -18,7 +18,7 @@ from tilewright.evolve.space.space import Space
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import SeedKernel
-from tilewright.workers.cascade.modelled import Cascade
+from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.limits import Limits
 
@@ -134,7 +134,7 @@ def _timed(recipe: str, kernel: str, change: dict, suite: str, target: str) -> d
     constants = [{**operator.constants, **w.dims} for w in chosen.workloads]
     params = {**Space.from_source(seed.source, constants).defaults, **seed.overrides, **change}
     timed = SeedKernel(seed.name, seed.source, baseline=True, inputs=seed.inputs)
-    found = Cascade(operator, load_target(target), chosen, LIMITS).evaluate(
+    found = ModelledCascade(operator, load_target(target), chosen, LIMITS).evaluate(
         "timed", seed.source, params, seed=0, baseline=timed
     )
     return {

@@ -30,7 +30,7 @@ from tilewright.fitness.structure import ModuleFacts
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import SeedKernel, Suite, Workload
-from tilewright.workers.cascade.modelled import Cascade, pallas_template
+from tilewright.workers.cascade.modelled import ModelledCascade, pallas_template
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.launch import Launcher
 from tilewright.workers.child.run_once import ChildLimits, run_child, temporary_folder
@@ -118,7 +118,9 @@ def sliced_cycles(row: dict[str, Any]) -> float:
         kernel.name, kernel.source, baseline=True, inputs=kernel.inputs if kernel.baseline else None
     )
     suite = Suite("slice", (part,), (part,))
-    found = Cascade(operator, target, suite).evaluate("slice", kernel.source, params, seed=0, baseline=timed)
+    found = ModelledCascade(operator, target, suite).evaluate(
+        "slice", kernel.source, params, seed=0, baseline=timed
+    )
     if found.fitness is None:
         raise RuntimeError(found.reason)
     return float(found.workloads[0].diagnosis["cycles"] * (SHAPE["M"] // rows))

@@ -12,7 +12,7 @@ from tests.evolve.promote.test_command import OPERATOR, run
 from tilewright.evolve.mlflow_mirror import process as mirror_process
 from tilewright.evolve.mlflow_mirror.registry import CHAMPION, PREVIOUS, model_name, register
 from tilewright.evolve.promote.command import Options
-from tilewright.evolve.promote.library_writer import Shelf
+from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 
@@ -26,15 +26,19 @@ def test_promotions_become_champions_with_their_receipts(
 
     monkeypatch.delenv(mirror_process.URI_VARIABLE, raising=False)
     home = tmp_path / "home"
-    folder, shelf, uri = write_campaign(home), Shelf(tmp_path / "library"), mirror_process.store_uri(home, {})
-    assert register(run(folder, shelf, Options(dry_run=False)), shelf, home).startswith(
+    folder, writer, uri = (
+        write_campaign(home),
+        LibraryWriter(tmp_path / "library"),
+        mirror_process.store_uri(home, {}),
+    )
+    assert register(run(folder, writer, Options(dry_run=False)), writer, home).startswith(
         "MLflow has not been told"
     )
     with Journal(folder / JOURNAL) as journal:
         mirror = Mirror(journal, uri, home / mirror_process.ARTIFACTS)
         while mirror.advance():
             pass
-    second = Shelf(tmp_path / "second")
+    second = LibraryWriter(tmp_path / "second")
     lines, versions = [], []
     for candidate in ("1", "2"):
         outcome = run(folder, second, Options(candidate=candidate))

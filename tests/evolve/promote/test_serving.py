@@ -20,7 +20,7 @@ from testkit.promote_campaign import (
 from tests.evolve.promote.test_verify import CascadePool
 from tilewright.evolve.promote import library_commands
 from tilewright.evolve.promote.command import Options, promote
-from tilewright.evolve.promote.library_writer import Shelf
+from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.verify import Refusal
 from tilewright.evolve.space.genome import Genome
 
@@ -51,19 +51,21 @@ def genome(family: Path, **params: int) -> Genome:
     return Genome((family / "kernels" / "tiled.py").read_text(), {**CHILD.params, **params})
 
 
-def promoted(family: Path, home: Path, shelf: Shelf, target: str = "tpu7x") -> tuple[Path, Genome, Genome]:
+def promoted(
+    family: Path, home: Path, writer: LibraryWriter, target: str = "tpu7x"
+) -> tuple[Path, Genome, Genome]:
     """A campaign whose winner, of block_k 512, is in the library; then a candidate that divides every K."""
     winner, other = genome(family), genome(family, block_k=256)
     genomes = (genome(family, block_k=128), winner, other)
     folder = write_campaign(home, family=family, genomes=genomes, winner=winner, target=target)
-    run(folder, shelf, seconds=lambda g, workload: 5e-5 if g == winner else 1e-4)
+    run(folder, writer, seconds=lambda g, workload: 5e-5 if g == winner else 1e-4)
     return folder, winner, other
 
 
 def test_an_incumbent_is_evaluated_only_where_it_serves(family: Path, tmp_path: Path) -> None:
     pytest.importorskip("libtpu")
-    shelf = Shelf(tmp_path / "library", "small")
-    folder, winner, other = promoted(family, tmp_path / "home", shelf)
+    writer = LibraryWriter(tmp_path / "library", "small")
+    folder, winner, other = promoted(family, tmp_path / "home", writer)
     options = Options(candidate="2", suite="mixed", rounds=1, force_reason="its speed is not the point here")
     pools: list[CascadePool] = []
 
@@ -71,60 +73,60 @@ def test_an_incumbent_is_evaluated_only_where_it_serves(family: Path, tmp_path: 
         pools.append(CascadePool(resolved))
         return pools[-1]
 
-    outcome = promote(folder, shelf, options, lambda line: None, make)
+    outcome = promote(folder, writer, options, lambda line: None, make)
     assert [shape.incumbent for shape in outcome.judgement.shapes] == [f"library's {winner.id}", "whole"]
     kept = {job.genome.id: job.only for job in pools[0].jobs}
     assert kept[winner.id] == {SHORT, "128x128x512"}, "one of the checked shapes is not for it, either"
     assert kept[other.id] == {SHORT, ODD, "128x128x512", "128x128x256"}
-    receipt = shelf.version(OPERATOR)[1]["targets"]["tpu7x"]
+    receipt = writer.version(OPERATOR)[1]["targets"]["tpu7x"]
     assert receipt["incumbents"][f"library's {winner.id}"]["workloads"] == [SHORT]
     assert receipt["incumbents"]["whole"]["workloads"] == [ODD]
     assert receipt["candidates"][0]["workloads"] == [SHORT, ODD]
 
 
 def test_on_a_device_everyone_is_compared_where_it_serves(family: Path, tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "library")
-    folder, winner, other = promoted(family, tmp_path / "home", shelf, "interpreter")
+    writer = LibraryWriter(tmp_path / "library")
+    folder, winner, other = promoted(family, tmp_path / "home", writer, "interpreter")
 
     def seconds(g: Genome, workload: str) -> float:
         assert g != winner or workload != ODD, "timed where it does not serve"
         return {winner.id: 5e-5, other.id: 4e-5}.get(g.id, 1e-4)
 
-    judgement = run(folder, shelf, Options(candidate="2", suite="mixed"), seconds).judgement
+    judgement = run(folder, writer, Options(candidate="2", suite="mixed"), seconds).judgement
     gains = {shape.figures.workload: shape.gain for shape in judgement.shapes}
     assert gains == {SHORT: pytest.approx(5 / 4, rel=0.05), ODD: pytest.approx(10 / 4, rel=0.05)}
 
 
 def test_a_nominated_kernel_must_serve_what_it_is_promoted_for(family: Path, tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "library")
-    folder, *_ = promoted(family, tmp_path / "home", shelf)
-    before = shelf.index(OPERATOR)["current"]
+    writer = LibraryWriter(tmp_path / "library")
+    folder, *_ = promoted(family, tmp_path / "home", writer)
+    before = writer.index(OPERATOR)["current"]
     with pytest.raises(Refusal) as refused:
-        run(folder, shelf, Options(suite="mixed", force_reason="I insist"))
+        run(folder, writer, Options(suite="mixed", force_reason="I insist"))
     text = str(refused.value)
     assert one_sentence(text) and not refused.value.forceable
     assert f"candidate 1 does not serve {ODD}: whole steps (K % block_k == 0)" in text
-    assert shelf.index(OPERATOR)["current"] == before
+    assert writer.index(OPERATOR)["current"] == before
 
 
 def test_a_receipt_is_repeated_where_its_kernels_serve(
     family: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        library_commands, "_run_test", lambda operator, folder: library_commands.Finding(True, "not run here")
+        library_commands, "_run_test", lambda operator, folder: library_commands.Verification(True, "not run here")
     )
-    shelf = Shelf(tmp_path / "library")
-    folder, winner, other = promoted(family, tmp_path / "home", shelf)
+    writer = LibraryWriter(tmp_path / "library")
+    folder, winner, other = promoted(family, tmp_path / "home", writer)
     table = tmp_path / "table.json"
     entries = f'[{{"workload": "{SHORT}", "genome": "{winner.id}"}}, {{"workload": "{ODD}", "genome": "{other.id}"}}]'
     table.write_text(f'{{"entries": {entries}}}')
-    run(folder, shelf, Options(suite="mixed", table=table, against="whole"))
+    run(folder, writer, Options(suite="mixed", table=table, against="whole"))
     pools: list[FormulaPool] = []
 
     def make(resolved):
         pools.append(FormulaPool(resolved, quick_child))
         return pools[-1]
 
-    findings = list(library_commands.check(shelf, None, files_only=False, make=make, say=str))
+    findings = list(library_commands.check(writer, None, files_only=False, make=make, say=str))
     assert any(f"{ODD} takes" in f.sentence for f in findings)
     assert all(ODD not in job.only for job in pools[0].jobs if job.genome.params == winner.params)

@@ -11,9 +11,9 @@ from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.evolve.promote.command import Options, promote
 from tilewright.evolve.promote.library_commands import _run_test
-from tilewright.evolve.promote.library_writer import Shelf
+from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.fitness.evaluation import Evaluation
-from tilewright.workers.cascade.modelled import Cascade
+from tilewright.workers.cascade.modelled import ModelledCascade
 
 OPERATOR = "small_gemm/good"
 
@@ -23,7 +23,7 @@ class CascadePool(FormulaPool):
 
     def __init__(self, resolved: Resolved) -> None:
         super().__init__(resolved, quick_child)
-        self._cascade = Cascade(resolved.operator, resolved.target, resolved.suite)
+        self._cascade = ModelledCascade(resolved.operator, resolved.target, resolved.suite)
 
     def _evaluation(self, job: Job) -> Evaluation:
         baseline = self.resolved.operator.kernels[job.baseline] if job.baseline else None
@@ -41,13 +41,13 @@ class CascadePool(FormulaPool):
 
 def test_a_kernel_is_verified_written_and_still_right_without_tilewright(tmp_path: Path) -> None:
     pytest.importorskip("libtpu")
-    folder, shelf = write_campaign(tmp_path / "home"), Shelf(tmp_path / "library", "small")
+    folder, writer = write_campaign(tmp_path / "home"), LibraryWriter(tmp_path / "library", "small")
     options = Options(rounds=1, force_reason="its speed is not the point here")
-    outcome = promote(folder, shelf, options, lambda line: None, CascadePool)
-    version, receipt, _ = shelf.version(OPERATOR)
+    outcome = promote(folder, writer, options, lambda line: None, CascadePool)
+    version, receipt, _ = writer.version(OPERATOR)
     (candidate,) = receipt["targets"]["tpu7x"]["candidates"]
     assert candidate["genome"] == CHILD.id and candidate["gates"]["exact"]["worst"] >= 45.0
     assert candidate["artefacts"] and all(shape.seconds > 0 for shape in outcome.judgement.shapes)
-    place = shelf.place(OPERATOR) / "versions" / version
+    place = writer.place(OPERATOR) / "versions" / version
     finding = _run_test(OPERATOR, place)
     assert finding.good, finding.sentence

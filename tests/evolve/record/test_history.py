@@ -9,7 +9,14 @@ import pytest
 
 from tests.evolve.campaign.test_campaign import Genome, Nothing, ShuffledEvaluator, Walk, plan
 from tilewright.evolve.campaign.loop import Campaign, Order
-from tilewright.evolve.record.history import LOG_CHARACTERS, Candidate, History, Mutation, MutationKind, Shelf
+from tilewright.evolve.record.history import (
+    LOG_CHARACTERS,
+    Candidate,
+    History,
+    LatestHeld,
+    Mutation,
+    MutationKind,
+)
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness.evaluation import Evaluation, Verdict
 
@@ -99,9 +106,9 @@ def test_logs_are_as_short_when_they_come_back(tmp_path: Path) -> None:
 
 
 def test_a_shelf_without_recall_keeps_everything() -> None:
-    shelf: Shelf[int] = Shelf(None, 1)
+    writer: LatestHeld[int] = LatestHeld(None, 1)
     for index in range(5):
-        shelf.put(index, index)
-    assert [shelf.get(index) for index in range(5)] == list(range(5))
+        writer.put(index, index)
+    assert [writer.get(index) for index in range(5)] == list(range(5))
     with pytest.raises(KeyError):
-        shelf.get(5)
+        writer.get(5)

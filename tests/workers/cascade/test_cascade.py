@@ -15,11 +15,11 @@ from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Suite, Workload
-from tilewright.workers.cascade.modelled import Cascade
+from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.cascade.modelled_stages import TraceStage
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.limits import Limits
-from tilewright.workers.request import Found, Request
+from tilewright.workers.request import Findings, Request
 from tilewright.workers.toolchains import libtpu_simulator
 from tilewright.workers.truth import Truth
 
@@ -39,7 +39,7 @@ def operator():
 
 
 def cascade(operator, target="tpu7x", limits=LIMITS, **options):
-    return Cascade(operator, load_target(target), operator.suites["tiny"], limits, **options)
+    return ModelledCascade(operator, load_target(target), operator.suites["tiny"], limits, **options)
 
 
 @functools.cache
@@ -70,7 +70,7 @@ def test_the_honest_kernel_has_a_fitness(operator, target):
 
 def test_a_race_stops_what_falls_behind_and_measures_the_rest_whole(operator):
     two = Suite("two", (SHAPES[0], SHAPES[1]), operator.suites["tiny"].check)
-    raced = Cascade(operator, load_target("tpu7x"), two, LIMITS)
+    raced = ModelledCascade(operator, load_target("tpu7x"), two, LIMITS)
 
     def judged(bar):
         rung = Rung((SHAPES[1].id,), 0.0, 0.1)
@@ -169,7 +169,7 @@ def test_what_escapes_the_dialect_still_has_no_say(operator, name, tmp_path):
         folder=tmp_path,
         is_known=lambda artefact: None,
     )
-    failure = TraceStage().run(request, Found())
+    failure = TraceStage().run(request, Findings())
     assert failure is not None and failure.verdict is Verdict.CRASHED, failure
 
 

@@ -16,7 +16,7 @@ from tilewright.seeds.operator import Workload
 from tilewright.workers.cascade.measured import MeasuredCascade
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits, Ending
-from tilewright.workers.child.session import JobLimits, Keeper
+from tilewright.workers.child.session import JobLimits, SessionPool
 from tilewright.workers.device.comparison import CONTROL, Comparison, compare
 from tilewright.workers.device.station import Entry, LocalStation, compile_config, station_fault
 from tilewright.workers.limits import GIB, Limits
@@ -141,7 +141,7 @@ def test_side_by_side_each_where_it_serves(operator, station, honest):
 
 def test_compiling_ahead_needs_no_gpu(operator, honest, tmp_path, monkeypatch):
     monkeypatch.setenv(triton_toolchain.CACHE_VARIABLE, str(tmp_path))
-    keeper = Keeper(compile_config(load_target("h200").gpu))
+    keeper = SessionPool(compile_config(load_target("h200").gpu))
     workload = operator.suites["tiny"].workloads[0]
 
     def tensors(specs):

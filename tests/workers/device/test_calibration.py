@@ -10,7 +10,7 @@ from tilewright.workers.child.session import SessionDied
 from tilewright.workers.cluster.station_actor import RemoteStation
 from tilewright.workers.device.calibration import CARRIED, in_service, reference_shapes, scale_here
 from tilewright.workers.device.comparison import Comparison
-from tilewright.workers.device.station import Scale
+from tilewright.workers.device.station import DeviceRatio
 
 
 def timed(speed: float, seed: int = 0, genome: str = "seed", rounds: int = 5) -> Comparison:
@@ -52,10 +52,10 @@ def test_a_reference_that_fails_leaves_one_device_and_no_scale() -> None:
 
 
 def test_an_uncalibrated_device_gives_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    scales = {"gpu a": Scale("gpu a"), "gpu b": Scale("gpu b", 1.02)}
+    scales = {"gpu a": DeviceRatio("gpu a"), "gpu b": DeviceRatio("gpu b", 1.02)}
     assert scale_here({"identity": "gpu b"}, scales) == scales["gpu b"]
     assert scale_here({"identity": "gpu c"}, scales) is None
-    assert scale_here({"identity": "gpu c"}, {}) == Scale()
+    assert scale_here({"identity": "gpu c"}, {}) == DeviceRatio()
 
     station = RemoteStation(None, scales)  # type: ignore[arg-type]
     monkeypatch.setattr(station, "hello", lambda: {"identity": "gpu c"})

@@ -51,7 +51,7 @@ def argument(call: cst.Call, name: str, position: int) -> cst.BaseExpression | N
 
 
 @dataclass
-class Kernel:
+class TritonKernel:
     """A jitted function with the launches that use it."""
 
     source: KernelSource
@@ -206,7 +206,7 @@ def _with_keyword(node: cst.Call, name: str, text: str) -> cst.Call:
     return node.with_changes(args=[*listed, fresh])
 
 
-def jit_kernels(kernel: KernelSource, entry_only: bool = False) -> list[Kernel]:
+def jit_kernels(kernel: KernelSource, entry_only: bool = False) -> list[TritonKernel]:
     """Jitted functions; with ``entry_only`` those that are launched from the host."""
     if kernel.language is Language.PALLAS:
         return []
@@ -223,7 +223,7 @@ def jit_kernels(kernel: KernelSource, entry_only: bool = False) -> list[Kernel]:
         if any(m in JITS for m in marks):
             mine = launches.get(function.name.value, [])
             if mine or not entry_only:
-                found.append(Kernel(kernel, function, mine))
+                found.append(TritonKernel(kernel, function, mine))
     return found
 
 

@@ -9,7 +9,7 @@ from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
-from tilewright.workers.cascade.modelled import Cascade
+from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.limits import Limits
 
@@ -26,7 +26,7 @@ STEPS = (
 @pytest.fixture(scope="module")
 def judge():
     operator = load_operator("gemm_fp8_fused/g512")
-    cascade = Cascade(operator, load_target("tpu7x"), operator.suites["small"], LIMITS)
+    cascade = ModelledCascade(operator, load_target("tpu7x"), operator.suites["small"], LIMITS)
 
     def run(source: str, params: dict, **options: object) -> Evaluation:
         return cascade.evaluate("g", source, params, seed=3, best=float("inf"), **options)

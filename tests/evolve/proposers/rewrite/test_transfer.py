@@ -13,7 +13,7 @@ from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.operator import SnrGate, Suite, TensorSpec, Workload
-from tilewright.workers.cascade.modelled import Cascade
+from tilewright.workers.cascade.modelled import ModelledCascade
 
 SHAPE = Workload("256x256x128", {"M": 256, "N": 256, "K": 128})
 PARAMS = {"rows": 128, "cols": 128}
@@ -53,7 +53,7 @@ class ScaledTiles:
 
 @pytest.fixture(scope="module")
 def judge():
-    cascade = Cascade(ScaledTiles(), load_target("tpu7x"), Suite("one", (SHAPE,), (SHAPE,)))
+    cascade = ModelledCascade(ScaledTiles(), load_target("tpu7x"), Suite("one", (SHAPE,), (SHAPE,)))
 
     def run(source: str) -> Evaluation:
         return cascade.evaluate("g", source, PARAMS, seed=1, best=math.inf)
