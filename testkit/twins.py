@@ -100,19 +100,22 @@ ROUNDED = edited(
 )  # fmt: skip
 """Wrong, but the simulator aborts on it when it checks types."""
 
+REAL_IMPORT = 'import functools\nreal = functools.wraps.__globals__["__builtins__"]["__import__"]\n'
+"""The import that a candidate's module does not have."""
+
 ESCAPES = {
-    "exit": "import os\nos._exit(0)",
-    "flood": "import sys\nwhile True:\n    sys.stdout.write('x' * 65536)",
+    "exit": "os = real('os')\nos._exit(0)",
+    "flood": "sys = real('sys')\nwhile True:\n    sys.stdout.write('x' * 65536)",
     "forged": (
-        "import os, sys\nfrom tilewright.workers.child.frames import Frame, encode\n"
-        "os.write(int(sys.argv[3]), encode(Frame('done')))\nos._exit(0)"
+        "os, sys, frames = real('os'), real('sys'), real('tilewright.workers.child.frames').workers.child.frames\n"
+        "os.write(int(sys.argv[3]), frames.encode(frames.Frame('done')))\nos._exit(0)"
     ),
-    "garbage": "import os, sys\nos.write(int(sys.argv[3]), b'fitness: 1e9' * 100)",
-    "segfault": "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)",
+    "garbage": "os, sys = real('os'), real('sys')\nos.write(int(sys.argv[3]), b'fitness: 1e9' * 100)",
+    "segfault": "os, signal = real('os'), real('signal')\nos.kill(os.getpid(), signal.SIGSEGV)",
 }
-"""Module-level code that the dialect refuses, to show what holds behind it."""
+"""Module-level code that the dialect refuses, to show what holds behind it and behind the bare module."""
 
 
-def escaped(name):
-    """The honest kernel with one of the escapes before it."""
-    return ESCAPES[name] + "\n" + HONEST
+def escaped(name, source=HONEST):
+    """An honest kernel with one of the escapes before it."""
+    return REAL_IMPORT + ESCAPES[name] + "\n" + source

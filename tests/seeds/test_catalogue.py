@@ -10,9 +10,9 @@ import pytest
 from tilewright.seeds import operator
 from tilewright.seeds.catalogue import UnknownOperator, families, load_operator
 
-OLD = """from seeds.operator import Workload
-import seeds.sampled
-import fitness.gates
+OLD = """from tilewright.seeds.operator import Workload
+import tilewright.seeds.sampled
+import tilewright.fitness.gates
 
 def operators():
     return {"row": Workload}

@@ -113,7 +113,9 @@ def test_a_receipt_is_repeated_where_its_kernels_serve(
     family: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        library_commands, "_run_test", lambda operator, folder: library_commands.Verification(True, "not run here")
+        library_commands,
+        "_run_test",
+        lambda operator, folder: library_commands.Verification(True, "not run here"),
     )
     writer = LibraryWriter(tmp_path / "library")
     folder, winner, other = promoted(family, tmp_path / "home", writer)
