@@ -1,6 +1,6 @@
 """Whether a candidate measured on a few workloads can still be a contender on the whole suite.
 
-What stands behind the numbers of a ``Race`` is made by the search (``evolve.campaign.loop.loop.racing``); here a
+What stands behind the numbers of a ``Race`` is made by the search (``evolve.campaign.racing``); here a
 candidate's first
 figures are held against them. What is stopped has no fitness: it was never measured on the whole suite.
 """

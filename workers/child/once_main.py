@@ -1,6 +1,6 @@
 """The program of a child process: confine itself, read one job frame, run its runner, answer in frames.
 
-Started by ``workers.child.once_main.run_once`` as ``python -I once_main.py ROOT PARENT_PID RESULT_FD LIMITS_JSON``
+Started by ``workers.child.run_once`` as ``python -I once_main.py ROOT PARENT_PID RESULT_FD LIMITS_JSON``
 with the job on standard input. It answers on RESULT_FD and nowhere else; standard output and error are logs.
 """
 

@@ -1,6 +1,6 @@
 """Runs one child process and brings back what it said: data, never a verdict.
 
-The child gets its own session, temporary folder, scrubbed environment, limits (see ``workers.child.once_main.confine``) and
+The child gets its own session, temporary folder, scrubbed environment, limits (see ``workers.child.confine``) and
 a wall clock; whatever happens, its whole process group is dead and its folder gone when the run is over.
 """
 

@@ -1,6 +1,6 @@
 """Children that serve many jobs, because starting one costs seconds; replaced at the first sign of trouble.
 
-A session's child is confined like that of ``workers.child.once_main.run_once``. What ends it: a job over its wall
+A session's child is confined like that of ``workers.child.run_once``. What ends it: a job over its wall
 clock, no frame for
 longer than ``stall_seconds``, a death, a malformed answer, or an answer that says the device is not to be trusted any
 more. A spare that has already imported everything takes its place, so that the next job waits for nothing.

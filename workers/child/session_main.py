@@ -1,6 +1,6 @@
 """The program of a session's child: confine itself, start its runner, then serve one job frame after another.
 
-Started by ``workers.child.once_main.session`` as ``python -I session_main.py ROOT PARENT_PID RESULT_FD CONFIG_JSON``;
+Started by ``workers.child.session`` as ``python -I session_main.py ROOT PARENT_PID RESULT_FD CONFIG_JSON``;
 jobs come on
 standard input, answers go to RESULT_FD and end with a ``done`` frame for each job. Standard output and error are logs.
 """

@@ -1,6 +1,6 @@
 """The program of a template process: import once, then fork one child per order.
 
-Started by ``workers.child.once_main.launch.Template`` as ``python -I template_main.py ROOT PARENT_PID CHANNEL_FD
+Started by ``workers.child.launch.Template`` as ``python -I template_main.py ROOT PARENT_PID CHANNEL_FD
 MODULE...``. An order
 comes with the child's four streams and is answered with its process id; ``end`` kills the child's group and is
 answered with how it ended. The template itself never runs a job.

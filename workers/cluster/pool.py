@@ -75,7 +75,7 @@ class _Genome(Protocol):
 
 
 class WorkItem(Protocol):
-    """What the pool reads of a job (see ``evolve.campaign.loop.evaluator.Job``)."""
+    """What the pool reads of a job (see ``evolve.campaign.evaluator.Job``)."""
 
     @property
     def index(self) -> int: ...
