@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from seeds.operator import SnrGate
+from tilewright.seeds.operator import SnrGate
 
 TILE = 32
 ROUNDING_DB = 40.0

@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fitness import dialect_names as names
-from fitness import dialect_scopes as scopes
+from tilewright.fitness import dialect_names as names
+from tilewright.fitness import dialect_scopes as scopes
 
 MAX_SOURCE_BYTES = 64 << 10
 MAX_NODES = 20_000

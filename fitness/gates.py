@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fitness import detail
-from fitness.evaluation import GateReading
-from seeds.operator import AgreementGate, Arrays, Gate, SnrGate, TensorSpec
+from tilewright.fitness import detail
+from tilewright.fitness.evaluation import GateReading
+from tilewright.seeds.operator import AgreementGate, Arrays, Gate, SnrGate, TensorSpec
 
 
 def snr_db(output: np.ndarray, reference: np.ndarray) -> float:

@@ -36,10 +36,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from seeds.gmm_fp8.recipes import RECIPES, Recipe
-from seeds.gmm_fp8.workloads import suites
-from seeds.inlined import inlined
-from seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
+from tilewright.seeds.gmm_fp8.recipes import RECIPES, Recipe
+from tilewright.seeds.gmm_fp8.workloads import suites
+from tilewright.seeds.inlined import inlined
+from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
 
 FP8_MAX = 448.0
 ABSMAX_FLOOR = 1e-12

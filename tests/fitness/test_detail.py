@@ -4,9 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fitness.detail import ROUNDED, Allowance, allowance, objection
-from fitness.gates import failure, read_gates, snr_db
-from seeds.operator import SnrGate
+from tilewright.fitness.detail import ROUNDED, Allowance, allowance, objection
+from tilewright.fitness.gates import failure, read_gates, snr_db
+from tilewright.seeds.operator import SnrGate
 
 GATE = SnrGate("exact", "exact", 45.0)
 ALLOWED = allowance(GATE)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fitness.gates import failure, ill_formed, mismatches, read_gates, snr_db
-from seeds.operator import BitExactGate, SnrGate, TensorSpec
+from tilewright.fitness.gates import failure, ill_formed, mismatches, read_gates, snr_db
+from tilewright.seeds.operator import BitExactGate, SnrGate, TensorSpec
 
 GATES = (SnrGate("exact", "exact", 45.0),)
 REFERENCE = np.random.default_rng(0).standard_normal((32, 32))

@@ -11,7 +11,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fitness.dialect_names import BUILTINS, MODULES
+from tilewright.fitness.dialect_names import BUILTINS, MODULES
 
 
 def bare_builtins() -> dict[str, Any]:

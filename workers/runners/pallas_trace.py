@@ -24,10 +24,10 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.sharding import AbstractDevice, AbstractMesh
 
-from workers.frames import Frame, dtype_named
-from workers.runners import bare_module
-from workers.runners.failures import describe
-from workers.runners.mosaic import fingerprint
+from tilewright.workers.child.frames import Frame, dtype_named
+from tilewright.workers.runners import bare_module
+from tilewright.workers.runners.failures import describe
+from tilewright.workers.runners.mosaic import fingerprint
 
 Answer = Callable[[Frame], None]
 CANDIDATE_FILE = "candidate.py"

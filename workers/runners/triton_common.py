@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from workers.frames import Frame, dtype_named
-from workers.runners import bare_module
+from tilewright.workers.child.frames import Frame, dtype_named
+from tilewright.workers.runners import bare_module
 
 Answer = Callable[[Frame], None]
 
