@@ -37,7 +37,7 @@ from tilewright.workers.request import Failure, Findings, Request, StageStep
 from tilewright.workers.toolchains import libtpu_simulator
 
 _VMEM_EDGES = (8, 16, 32, 64)  # MiB
-_PRELOADED = ("tilewright.workers.runners.pallas_trace", "tilewright.workers.runners.pallas_compile")
+_PRELOADED = tuple(f"tilewright.workers.runners.pallas_{name}" for name in ("trace", "check", "compile"))
 
 
 class ModelledCascade(Cascade):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 RUNNERS = {
     "pallas.trace": "tilewright.workers.runners.pallas_trace",
+    "pallas.check": "tilewright.workers.runners.pallas_check",
     "pallas.compile": "tilewright.workers.runners.pallas_compile",
     "pallas.probe": "tilewright.workers.runners.pallas_probe",
 }

@@ -1,4 +1,4 @@
-"""A traced kernel as plain data: what leaves the process that ran a candidate's Python, and is interpreted and compiled.
+"""A traced kernel as plain data: what leaves the process that ran its Python, to be interpreted and compiled.
 
 A jaxpr is written as JSON with the arrays it holds beside it, and made again from that by names on lists: primitives,
 data classes with their fields, enumerations, nodes of trees. Nothing in it is code, and reading it runs none of its
@@ -15,14 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import core, literals, tree_util
 from jax._src.mesh import Mesh
 from jax._src.named_sharding import UNSPECIFIED, NamedSharding, UnspecifiedValue
 from jax._src.state import types as state
 
-from workers.frames import dtype_named
-from workers.runners import jaxpr_names as names
+from tilewright.workers.child.frames import dtype_named
+from tilewright.workers.runners import jaxpr_names as names
 
 MAX_DEPTH = 64
 MAX_VALUES = 2_000_000
@@ -184,7 +185,7 @@ class _Writer:
             return writer(self, value)
         if isinstance(value, np.dtype) or kind in names.DTYPES:
             return {"dt": names.DTYPES.get(kind) or value.name}
-        if isinstance(value, type) and issubclass(value, np.generic):
+        if (isinstance(value, type) and issubclass(value, np.generic)) or kind is type(jnp.float32):
             return {"dt": np.dtype(value).name}
         if isinstance(value, np.ndarray | np.generic | jax.Array):
             return self._array(value, "a")
@@ -330,6 +331,8 @@ class _Reader:
         try:
             if data is None or isinstance(data, bool | int | str):
                 return data
+            if not isinstance(data, dict) or not data:
+                raise NoForm("a value that is none")
             tag = next(iter(data))
             return getattr(self, f"_read_{_TAGS[tag]}")(data[tag], data)
         finally:
@@ -364,7 +367,7 @@ class _Reader:
     def _read_array(self, item: Any, data: Any) -> Any:
         array = self._arrays[item]
         if "w" not in data:
-            return array
+            return array if array.ndim else array[()]
         aval = core.ShapedArray(array.shape, array.dtype, weak_type=bool(data["w"]))
         return literals.TypedNdArray(array, aval)
 
@@ -388,11 +391,18 @@ class _Reader:
             return tree_util.tree_structure(0)
         if item == "none":
             return tree_util.tree_structure(None)
-        children = [self._read_tree(child["T"], child) for child in data["c"]]
-        kind = names.NODE_TYPES[item]
-        return tree_util.PyTreeDef.from_node_data_and_children(
-            tree_util.default_registry, (kind, self.value(data["x"])), children
-        )
+        registry = tree_util.tracing_registry if _refers(data) else tree_util.default_registry
+        return self._node(data, registry)
+
+    def _node(self, data: Any, registry: Any) -> Any:
+        if data["T"] is None:
+            return tree_util.PyTreeDef.from_node_data_and_children(registry, None, [])
+        if data["T"] == "none":
+            node: Any = (type(None), None)
+            return tree_util.PyTreeDef.from_node_data_and_children(registry, node, [])
+        children = [self._node(child, registry) for child in data["c"]]
+        node = (names.NODE_TYPES[data["T"]], self.value(data["x"]))
+        return tree_util.PyTreeDef.from_node_data_and_children(registry, node, children)
 
     def _read_enum(self, item: Any, data: Any) -> Any:
         kind, member = item
@@ -423,9 +433,14 @@ class _Reader:
         return literals.TypedFloat(float.fromhex(item[0]), dtype_named(item[1]))
 
 
+def _refers(data: Any) -> bool:
+    """Whether a tree has views of references among its nodes, which another registry knows."""
+    return data["T"] == "TransformedRef" or any(map(_refers, data.get("c", ())))
+
+
 _TAGS = {
-    "f": "float", "t": "tuple", "l": "list", "d": "dict", "cj": "closed", "cr": "again", "oj": "open", "dt": "dtype", "a": "array",
-    "sa": "shaped", "ns": "sharding", "ref": "reference", "T": "tree", "e": "enum", "o": "object",
-    "u": "unspecified", "m": "mesh", "ti": "int", "tf": "real",
+    "f": "float", "t": "tuple", "l": "list", "d": "dict", "cj": "closed", "cr": "again", "oj": "open",
+    "dt": "dtype", "a": "array", "sa": "shaped", "ns": "sharding", "ref": "reference", "T": "tree", "e": "enum",
+    "o": "object", "u": "unspecified", "m": "mesh", "ti": "int", "tf": "real",
 }  # fmt: skip
 """Tag of a value to what reads it."""

@@ -1,7 +1,7 @@
-"""What a traced kernel may hold: primitives, data classes, enumerations, effects and nodes of trees, each by its name.
+"""What a traced kernel may hold: primitives, data classes, enumerations, effects and nodes of trees, by name.
 
-Primitives are those of ``jax.lax`` that compute, of references, of control flow, and of Pallas on a TPU; none that calls
-back into Python, talks to another device or calls foreign code.
+Primitives are those of ``jax.lax`` that compute, of references, of control flow, and of Pallas on a TPU; none that
+calls back into Python, talks to another device or calls foreign code.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from jax._src import core, pjit
-from jax._src.lax import control_flow, lax, slicing
+from jax._src import ad_util, core, pjit
+from jax._src.lax import control_flow, lax, slicing, special
 from jax._src.pallas import core as pallas_core
 from jax._src.pallas import pallas_call
 from jax._src.pallas import primitives as pallas_primitives
@@ -23,13 +23,14 @@ from jax._src.state import primitives as state_primitives
 from jax._src.state import types as state
 
 _LAX = (
-    "abs acos acosh add and argmax argmin asin asinh atan atan2 atanh bitcast_convert_type broadcast_in_dim cbrt ceil "
-    "clamp clz concatenate convert_element_type copy cos cosh div dot_general eq erf erf_inv erfc exp exp2 expm1 floor "
-    "ge gt imag integer_pow iota is_finite le log log1p logistic lt max min mul ne neg nextafter not or pad population_count "
-    "pow real reduce_and reduce_max reduce_min reduce_or reduce_precision reduce_prod reduce_sum reduce_xor rem "
-    "reshape rev round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sort split "
-    "sqrt square squeeze sub tan tanh transpose xor"
+    "abs acos acosh add and argmax argmin asin asinh atan atan2 atanh bitcast_convert_type broadcast_in_dim cbrt "
+    "ceil clamp clz concatenate convert_element_type copy cos cosh div dot_general eq exp exp2 "
+    "expm1 floor ge gt imag integer_pow iota is_finite le log log1p logistic lt max min mul ne neg nextafter not "
+    "or pad population_count pow real reduce_and reduce_max reduce_min reduce_or reduce_precision reduce_prod "
+    "reduce_sum reduce_xor rem reshape rev round rsqrt select_n shift_left shift_right_arithmetic "
+    "shift_right_logical sign sin sinh sort split sqrt square squeeze sub tan tanh transpose xor"
 )
+_SPECIAL = "erf erf_inv erfc lgamma digamma"
 _SLICING = "dynamic_slice dynamic_update_slice gather slice scatter scatter_add"
 _CONTROL = "cond scan while cumsum cummax cummin cumprod cumlogsumexp"
 _STATE = "get swap addupdate broadcast_to"
@@ -37,8 +38,8 @@ _PALLAS = (
     "program_id num_programs multiple_of reciprocal run_scoped semaphore_read semaphore_signal semaphore_wait"
 )
 _TPU = (
-    "bitcast roll dma_start dma_wait pack_elementwise unpack_elementwise touch matmul_push_rhs matmul_acc_lhs matmul_pop "
-    "stochastic_round"
+    "bitcast roll dma_start dma_wait pack_elementwise unpack_elementwise touch matmul_push_rhs matmul_acc_lhs "
+    "matmul_pop stochastic_round"
 )
 
 
@@ -47,6 +48,7 @@ def _collected() -> dict[str, core.Primitive]:
     found: list[Any] = [pjit.jit_p, pallas_call.pallas_call_p]
     for module, wanted in (
         (lax, _LAX),
+        (special, _SPECIAL),
         (slicing, _SLICING),
         (control_flow, _CONTROL),
         (state_primitives, _STATE),
@@ -56,6 +58,7 @@ def _collected() -> dict[str, core.Primitive]:
         found += [getattr(module, f"{name}_p", None) for name in wanted.split()]
     # the loads and stores of Pallas have the names of those of references in their module
     found += [pallas_primitives.load_p, pallas_primitives.swap_p, lax.and_p, lax.or_p, lax.not_p]
+    found.append(ad_util.stop_gradient_p)
     return {primitive.name: primitive for primitive in found if primitive is not None}
 
 
@@ -128,6 +131,7 @@ ENUMS: Mapping[str, Any] = {
             lax.RoundingMethod,
             lax.RandomAlgorithm,
             slicing.GatherScatterMode,
+            pallas_primitives.DeviceIdType,
             tpu_core.GridDimensionSemantics,
             tpu_core.MemorySpace,
             tpu_core.SemaphoreType,
