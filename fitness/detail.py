@@ -22,7 +22,7 @@ ROUNDING_DB = 40.0
 ROUNDED = 2.0**-12
 """Share of the tile's root mean square that sums in float32 explain, with room: 2^-15 is the most seen."""
 
-NOISE_FACTOR = 16.0
+NOISE_FACTOR = 64.0
 """Largest error of one element of a noisier recipe, as a multiple of the noise its bar allows."""
 
 NOISE_DB = 1.5

@@ -58,6 +58,8 @@ class Request:
     folder: Path
     is_known: Callable[[str], str | None]
     large_checks: tuple[Workload, ...] = ()
+    unmeasured: tuple[Workload, ...] = ()
+    """Shapes of the suite that the kernel is to be right on as well, and legal for."""
     thorough: bool = False
     genome: str = ""
     best: float = 0.0

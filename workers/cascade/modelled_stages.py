@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import re
 from collections.abc import Callable, Sequence
 
@@ -363,18 +364,42 @@ class VerifyStage:
         return trace(again, found) or check(again, found)
 
 
-def to_verify(request: Request, found: Findings, *, best: bool) -> list[Workload]:
-    """Measured shapes on which the gates must be passed, too.
+CHEAP_FLOPS = 1 << 30
+"""Measured shapes of so much work together pass the gates whatever the fitness."""
 
-    Those whose kernel does kinds of operations that no checked one does, or the reverse; and for a new ``best`` at
-    least the one of least work.
+BEST_FLOPS = 12 << 30
+"""Work of the shapes, measured and final ones, that a new best or a finalist passes the gates on."""
+
+
+def to_verify(request: Request, found: Findings, *, best: bool) -> list[Workload]:
+    """Shapes beside the checked ones on which the gates must be passed, too; chosen after the kernel is traced.
+
+    Those whose kernel does kinds of operations that no checked one does, or the reverse; all measured ones where that
+    is cheap; for a new ``best`` as many as ``BEST_FLOPS`` allows, measured and final ones, and one at least.
     """
+    flops = request.operator.flops
     checked = {found.facts[w.id].signature for w in request.checked if w.id in found.facts}
-    unchecked = [w for w in request.measured if w not in request.checked]
-    wanted = [w for w in unchecked if found.facts[w.id].signature not in checked]
-    if best and not wanted and len(unchecked) == len(request.measured):
-        wanted = [min(unchecked, key=request.operator.flops)]
+    measured = [w for w in request.measured if w not in request.checked]
+    wanted = [w for w in measured if found.facts[w.id].signature not in checked]
+    if sum(map(flops, measured)) <= CHEAP_FLOPS:
+        wanted += [w for w in measured if w not in wanted]
+    if not best:
+        return wanted
+    pool = [*measured, *(w for w in request.unmeasured if w not in request.checked)]
+    left = BEST_FLOPS - sum(map(flops, wanted))
+    for workload in _shuffled(pool, request, found):
+        if workload not in wanted and flops(workload) <= left:
+            wanted.append(workload)
+            left -= flops(workload)
+    if not wanted and len(measured) == len(request.measured):
+        wanted = [min(measured, key=flops)]
     return wanted
+
+
+def _shuffled(workloads: Sequence[Workload], request: Request, found: Findings) -> list[Workload]:
+    """In an order that only the seed of the gates' inputs, which no candidate knows, and the kernel decide."""
+    key = f"{request.seed} {sorted(found.sources.items())}"
+    return random.Random(key).sample(list(workloads), len(workloads))
 
 
 def _kinds(request: Request, position: int) -> Sequence[str]:
