@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import triton
 
-from workers.frames import Frame
-from workers.runners.failures import error_frame
-from workers.runners.triton_common import Answer, load_module
-from workers.runners.triton_record import Recorder
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.runners.failures import error_frame
+from tilewright.workers.runners.triton_common import Answer, load_module
+from tilewright.workers.runners.triton_record import Recorder
 
 
 class Runner:

@@ -23,10 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver as runtime_driver
+from triton.runtime.jit import TensorWrapper
 
-from workers.plans.format import Fill, Launch, Output, Plan, Pointer, Scalar, Tensor, TensorMap
-from workers.runners.triton_common import bits_of, checked_results, torch_dtype
-from workers.runners.triton_guard import FRESH, RESET, VIEWS, ZEROS, ForeignWork
+from tilewright.workers.plans.format import Fill, Launch, Output, Plan, Pointer, Scalar, Tensor, TensorMap
+from tilewright.workers.runners.triton_common import bits_of, checked_results, torch_dtype
+from tilewright.workers.runners.triton_guard import FRESH, RESET, VIEWS, ZEROS, ForeignWork
 
 SHIFT = 1 << 12
 """Bytes by which addresses of the second call differ; a multiple of every alignment a kernel is compiled for."""
@@ -251,6 +252,8 @@ class _Call(TorchDispatchMode):
 
     def _located(self, tensor: Any, what: str) -> tuple[int, int]:
         """Slot of a tensor, and bytes before its first element."""
+        if isinstance(tensor, TensorWrapper):  # what ``triton.reinterpret`` makes
+            tensor = tensor.base
         if not isinstance(tensor, torch.Tensor):
             raise NotRecorded(f"{what} is a {type(tensor).__name__}: pass tensors, not addresses")
         slot = self._slots.get(tensor.untyped_storage()._cdata)
