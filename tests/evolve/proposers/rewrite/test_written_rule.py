@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from testkit.rewriting import Trial, load_cases, run_checks
 from testkit import ROOT
+from testkit.rewriting import Trial, load_cases, run_checks
 from tilewright.evolve.proposers.rewrite.base import KernelSource
 from tilewright.evolve.proposers.rewrite.proposer import rewrite
 from tilewright.fitness.dialect import check
