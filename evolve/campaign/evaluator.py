@@ -14,7 +14,7 @@ from tilewright.workers.device.comparison import Comparison
 
 
 class Scope(StrEnum):
-    """The part of a suite that a job runs: workloads that decide fitness, the final ones, or the first with a timeline."""
+    """The part of a suite that a job runs: what decides fitness, the final shapes, or the first with a timeline."""
 
     SUITE = "suite"
     FINAL = "final"
