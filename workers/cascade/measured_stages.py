@@ -18,8 +18,8 @@ from typing import Any
 from tilewright.fitness import intervals
 from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
 from tilewright.workers.cascade.common_stages import dealt_kinds
+from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import Ending
 from tilewright.workers.child.session import JobLimits, SessionPool
 from tilewright.workers.device.station import Champion, Entry, Station
 from tilewright.workers.device.timing import Samples, failed, job_limits, judge, measure
