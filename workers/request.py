@@ -106,6 +106,9 @@ class Findings:
     """What the stages add."""
 
     modules: dict[str, bytes] = field(default_factory=dict)
+    plans: dict[str, bytes] = field(default_factory=dict)
+    """By workload, what a device launches: see ``workers.plans``."""
+
     conventions: dict[str, int] = field(default_factory=dict)
     claimed: dict[str, str] = field(default_factory=dict)
     facts: dict[str, ModuleFacts] = field(default_factory=dict)

@@ -32,8 +32,18 @@ class Clock(Protocol):
         """Wait for the device. Raises RuntimeError when it has failed."""
         ...
 
-    def burst(self, call: Callable[[], Any], count: int) -> tuple[list[float], Any]:
-        """One call that is thrown away, then ``count`` timed ones: their times, and the results of any one of them."""
+    def burst(
+        self,
+        call: Callable[[], Any],
+        count: int,
+        prepare: Callable[[], object] = lambda: None,
+        keep: Callable[[Any], Any] = lambda results: results,
+    ) -> tuple[list[float], Any]:
+        """One call that is thrown away, then ``count`` timed ones: their times, and what is kept of any one of them.
+
+        ``prepare`` comes before each call and is not timed; ``keep`` makes what is kept of a call's results, before the
+        next call.
+        """
         ...
 
     def overheads(self, call: Callable[[], Any], brief: bool) -> tuple[float, float]:
@@ -55,12 +65,20 @@ class GpuClock:
     def synchronise(self) -> None:
         torch.cuda.synchronize()
 
-    def burst(self, call: Callable[[], Any], count: int) -> tuple[list[float], Any]:
+    def burst(
+        self,
+        call: Callable[[], Any],
+        count: int,
+        prepare: Callable[[], object] = lambda: None,
+        keep: Callable[[Any], Any] = lambda results: results,
+    ) -> tuple[list[float], Any]:
         chosen = int.from_bytes(os.urandom(2)) % count
         kept = None
+        prepare()
         call()
         pairs = []
         for number in range(count):
+            prepare()
             self._flush.zero_()
             self._sleep(SPIN_CYCLES)
             start, end = self._event(enable_timing=True), self._event(enable_timing=True)
@@ -69,7 +87,7 @@ class GpuClock:
             end.record()
             pairs.append((start, end))
             if number == chosen:
-                kept = results
+                kept = keep(results)
             del results
         torch.cuda.synchronize()
         found = [start.elapsed_time(end) * 1e-3 for start, end in pairs]
@@ -103,12 +121,22 @@ class CpuClock:
     def synchronise(self) -> None:
         return
 
-    def burst(self, call: Callable[[], Any], count: int) -> tuple[list[float], Any]:
+    def burst(
+        self,
+        call: Callable[[], Any],
+        count: int,
+        prepare: Callable[[], object] = lambda: None,
+        keep: Callable[[Any], Any] = lambda results: results,
+    ) -> tuple[list[float], Any]:
+        chosen = int.from_bytes(os.urandom(2)) % count
         found, kept = [], None
-        for _ in range(count):
+        for number in range(count):
+            prepare()
             begun = time.perf_counter()
-            kept = call()
+            results = call()
             found.append(time.perf_counter() - begun)
+            if number == chosen:
+                kept = keep(results)
         return found, kept
 
     def overheads(self, call: Callable[[], Any], brief: bool) -> tuple[float, float]:

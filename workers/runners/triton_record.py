@@ -26,7 +26,8 @@ from triton.runtime import driver as runtime_driver
 from triton.runtime.jit import TensorWrapper
 
 from tilewright.workers.plans.format import Fill, Launch, Output, Plan, Pointer, Scalar, Tensor, TensorMap
-from tilewright.workers.runners.triton_common import bits_of, checked_results, torch_dtype
+from tilewright.workers.runners.tensors import bits_of, torch_dtype
+from tilewright.workers.runners.triton_common import checked_results
 from tilewright.workers.runners.triton_guard import FRESH, RESET, VIEWS, ZEROS, ForeignWork
 
 SHIFT = 1 << 12
