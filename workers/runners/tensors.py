@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,9 @@ OPERAND_SETS = 2
 
 PIECE = 1 << 26
 """Elements made at a time."""
+
+SUMMED = 1 << 22
+"""Words summed at a time."""
 
 _RAW = {
     1: (np.uint8, torch.uint8),
@@ -61,20 +64,22 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 class Checksums:
     """Sums over tensors' bits that depend on their places, in a way only this process can tell."""
 
-    def __init__(self) -> None:
-        self._salt = int.from_bytes(os.urandom(4))
+    def __init__(self, device: str) -> None:
+        self._salt = int.from_bytes(os.urandom(4)) | 1
+        places = torch.arange(SUMMED, device=device, dtype=torch.int64) + self._salt
+        self._weights = places * places
 
     def of(self, tensors: Tensors) -> list[int]:
         """One for each tensor."""
-        return [self._sum(tensor.view(-1).view(torch.uint8)) for tensor in tensors.values()]
+        sums = [self._sum(tensor.view(-1).view(torch.uint8)) for tensor in tensors.values()]
+        return [int(total) for total in torch.stack(sums).tolist()] if sums else []
 
-    def _sum(self, octets: torch.Tensor) -> int:
+    def _sum(self, octets: torch.Tensor) -> torch.Tensor:
         words = octets.view(torch.int64) if octets.numel() % 8 == 0 else octets
-        total = 0
-        for start in range(0, words.numel(), PIECE):
-            piece = words[start : start + PIECE]
-            weights = torch.arange(start, start + piece.numel(), device=piece.device) + self._salt
-            total += int((piece.to(torch.int64) * weights * weights).sum())
+        total = torch.zeros((), dtype=torch.int64, device=self._weights.device)
+        for number, start in enumerate(range(0, words.numel(), SUMMED)):
+            piece = words[start : start + SUMMED]
+            total += (number * self._salt + 1) * (piece * self._weights[: piece.numel()]).sum()
         return total
 
 
@@ -83,7 +88,7 @@ class Operands:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._checksums = Checksums()
+        self._checksums = Checksums(device)
         self._sets: OrderedDict[int, dict[str, Tensors]] = OrderedDict()
         self._sums: dict[tuple[int, str], list[int]] = {}
 
@@ -107,9 +112,12 @@ class Operands:
             self._sets.clear()
         return found
 
-    def any_changed(self) -> bool:
-        """Whether a kernel wrote to any operands that are kept, those of other workloads included."""
-        return any(self.changed(seed, name) for seed, sets in list(self._sets.items()) for name in list(sets))
+    def others_changed(self, seed: int, names: Collection[str]) -> bool:
+        """Whether a kernel wrote to operands that are kept for other workloads than these of this seed."""
+        kept = [
+            (s, name) for s, sets in self._sets.items() for name in sets if s != seed or name not in names
+        ]
+        return any(self.changed(*one) for one in kept)
 
     def _made(self, job: Frame, seed: int, name: str, spec: Mapping[str, Any]) -> torch.Tensor:
         table = job.arrays.get(f"table/{spec['name']}")

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-SPIN_CYCLES = 1_000_000
-"""About half a millisecond: more than any launch here takes on the host."""
+SPIN_CYCLES = 400_000
+"""About a fifth of a millisecond: more than a plan of ten launches takes on the host."""
 
 PAUSE_SECONDS = 0.002
 PAUSE_FACTOR = 1.5
@@ -47,10 +47,7 @@ class Clock(Protocol):
         ...
 
     def overheads(self, call: Callable[[], Any], brief: bool) -> tuple[float, float]:
-        """Host time to issue one call, and wall time per call of calls issued back to back; ``brief``: of one call.
-
-        The wall time is the least of a few readings.
-        """
+        """Host time to issue one call, the mean of two unless ``brief``, and wall time of one: the least of a few."""
         ...
 
 
@@ -103,16 +100,15 @@ class GpuClock:
             call()
         host = (time.perf_counter() - begun) / count
         torch.cuda.synchronize()
-        return host, min(self._wall(call, count) for _ in range(WALL_ATTEMPTS))
+        return host, min(self._wall(call) for _ in range(WALL_ATTEMPTS))
 
     @staticmethod
-    def _wall(call: Callable[[], Any], count: int) -> float:
-        """Seconds per call of ``count`` calls, the device idle before and after."""
+    def _wall(call: Callable[[], Any]) -> float:
+        """Seconds of one call, the device idle before and after."""
         begun = time.perf_counter()
-        for _ in range(count):
-            call()
+        call()
         torch.cuda.synchronize()
-        return (time.perf_counter() - begun) / count
+        return time.perf_counter() - begun
 
 
 class CpuClock:
