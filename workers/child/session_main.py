@@ -1,8 +1,8 @@
 """The program of a session's child: confine itself, start its runner, then serve one job frame after another.
 
 Started by ``workers.child.session`` as ``python -I session_main.py ROOT PARENT_PID RESULT_FD CONFIG_JSON``;
-jobs come on
-standard input, answers go to RESULT_FD and end with a ``done`` frame for each job. Standard output and error are logs.
+jobs come on standard input, answers go to RESULT_FD and end with a ``done`` frame that has the job's number. A ``ping``
+is a job of nothing. Standard output and error are logs.
 Every runner's child also answers a job ``modules`` with what it has imported.
 """
 
@@ -29,7 +29,9 @@ def main(arguments: list[str]) -> int:
     root, parent, result, config = Path(arguments[0]), int(arguments[1]), int(arguments[2]), arguments[3]
     sys.path.insert(0, str(root))
     from tilewright.workers.child import confine
+    from tilewright.workers.child.descendants import become_wardens_child
 
+    parent = become_wardens_child(parent)
     settings = json.loads(config)
     reach = {name: settings[name] for name in ("readable", "shared", "devices")}
     isolation = confine.confine_child(root, parent, settings["limits"], **reach)
@@ -44,9 +46,9 @@ def main(arguments: list[str]) -> int:
         for job in reader.feed(piece):
             if job.kind == "modules":
                 answer(Frame("modules", _loaded()))
-            else:
+            elif job.kind != "ping":
                 runner.run(job, answer)
-            answer(Frame("done"))
+            answer(Frame("done", {"job": job.data.get("job")}))
     return 0
 
 
