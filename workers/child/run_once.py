@@ -44,7 +44,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class ChildLimits:
-    """What one child may use. ``cpu_seconds`` 0 means four times the wall clock.
+    """Limits of one child. ``cpu_seconds`` 0 means four times the wall clock.
 
     ``memory_bytes`` bounds the resident memory, which the parent looks at four times a second; the address space, which
     the kernel bounds at once, is ``ADDRESS_FACTOR`` times as much.
@@ -61,7 +61,7 @@ class ChildLimits:
 
 @dataclass
 class ChildOutcome:
-    """What is known about a finished child. ``detail`` is one line for any ending but ``done``."""
+    """The outcome of a finished child. ``detail`` is one line for any ending but ``done``."""
 
     ending: Ending
     frames: list[Frame] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the runners of Triton sources share: a candidate as a module, and the look at what its launch returns."""
+"""Parts that the runners of Triton sources share: a candidate as a module, and the look at what its launch returns."""
 
 from __future__ import annotations
 
