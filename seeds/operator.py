@@ -147,7 +147,7 @@ class SeedKernel:
 
 @runtime_checkable
 class Operator(Protocol):
-    """What is computed, and when an answer counts as right."""
+    """An operator: what is computed, and when an answer counts as right."""
 
     name: str
     """``family/recipe``, for example ``gemm_fp8_fused/g512``."""
@@ -191,7 +191,7 @@ class Operator(Protocol):
 
 @runtime_checkable
 class KnownOperands(Protocol):
-    """What an operator adds when the time of its kernels depends on the values of small integer operands.
+    """An operator's addition when the time of its kernels depends on the values of small integer operands.
 
     A kernel over ragged groups runs as long as the group sizes say. The time model needs them before the run, and the
     operator, never a candidate, says what they are: the distribution a workload stands for. The gates are passed on

@@ -58,7 +58,7 @@ class Evaluator(Protocol):
 
 
 class Comparer(Protocol):
-    """What an evaluator of a measured target can do besides: genomes side by side, in rounds that take turns."""
+    """The further part of a measured target's evaluator: genomes side by side, in rounds that take turns."""
 
     def compare(
         self, genomes: Sequence[Genome], seed: int, only: Mapping[str, Collection[str]] | None = None

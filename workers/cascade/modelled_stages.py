@@ -103,7 +103,7 @@ def _with_phase(frame: Frame, phase: str) -> Frame:
 
 
 class _Conversation:
-    """What the parent makes of a check child's frames."""
+    """A check child's frames, as the parent understands them."""
 
     def __init__(self, request: Request, found: Findings) -> None:
         self.failure: Failure | None = None

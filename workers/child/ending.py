@@ -23,7 +23,7 @@ class Ending(StrEnum):
 
 @dataclass
 class ChildOutcome:
-    """What is known about a finished child. ``detail`` is one line for any ending but ``done``.
+    """The outcome of a finished child. ``detail`` is one line for any ending but ``done``.
 
     ``signal``: what killed it, if a signal did.
     """

@@ -31,7 +31,7 @@ ADDRESS_FACTOR = 3
 
 @dataclass(frozen=True)
 class ChildLimits:
-    """What one child may use. ``cpu_seconds`` 0 means four times the wall clock.
+    """Limits of one child. ``cpu_seconds`` 0 means four times the wall clock.
 
     ``memory_bytes`` bounds the resident memory, which the parent looks at four times a second; the address space, which
     the kernel bounds at once, is ``ADDRESS_FACTOR`` times as much.
