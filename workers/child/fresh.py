@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.launch import Template
-from tilewright.workers.child.run_once import ChildLimits, ChildOutcome, Ending, run_child, temporary_folder
+from tilewright.workers.child.run_once import ChildLimits, run_child, temporary_folder
 from tilewright.workers.child.session import JobLimits, SessionDied
 
 START_SECONDS = 90.0
