@@ -150,7 +150,7 @@ def _rollback(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.promote.library_commands import rollback
 
     left, now = rollback(_writer(arguments), arguments.operator, arguments.to, arguments.reason)
-    _say(f"{arguments.operator}: {left} is no longer current; {now or 'nothing'} is")
+    _say(f"{arguments.operator}: {left or 'nothing'} is no longer current; {now or 'nothing'} is")
     return 0
 
 

@@ -193,14 +193,16 @@ def _require_some(writer: LibraryWriter) -> None:
 
 def rollback(
     writer: LibraryWriter, operator: str, to: str | None, reason: str | None
-) -> tuple[str, str | None]:
+) -> tuple[str | None, str | None]:
     """Make the version before the current one (or ``to``) current again; (from, to). Raises LibraryError."""
     _require_some(writer)
     with writer.writing():
         index = writer.index(operator)
         now = index["current"]
-        if now is None:
-            raise LibraryError(f"{operator}: nothing is promoted, so nothing can be rolled back.")
+        if now is None and to is None:
+            raise LibraryError(
+                f"{operator}: nothing is current, so nothing can be rolled back; --to VERSION makes one current."
+            )
         if to is not None:
             target: str | None = writer.version(operator, to)[0]
         else:

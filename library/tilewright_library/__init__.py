@@ -10,9 +10,10 @@ A shape, device or toolchain that no promoted kernel serves gets the recipe's re
 
 import importlib
 
-from .store import FallbackWarning, NotServed, UnsoundLibrary, operators, served
+from .serving import FallbackWarning, Service, served
+from .store import NotServed, UnsoundLibrary, operators
 
-__all__ = ["FallbackWarning", "NotServed", "UnsoundLibrary", "operators", "served"]
+__all__ = ["FallbackWarning", "NotServed", "Service", "UnsoundLibrary", "operators", "served"]
 
 _EXPORTS = {
     "gemm_fp8_blockwise": ".torch_ops",

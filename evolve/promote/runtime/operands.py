@@ -63,7 +63,7 @@ class Operands:
                 raise NoFit(f"operands {self._taken()}, not {_shown(shapes)}")
             for text, size in zip(operand.shape, shape, strict=True):
                 match = _SINGLE.fullmatch(text)
-                if match is None or match[2] in found and not match[3]:
+                if match is None or (match[2] in found and not match[3]):
                     continue
                 name = match[2]
                 if match[3]:
@@ -110,9 +110,7 @@ def read(data: Mapping[str, Any], dimensions: Sequence[str]) -> Operands:
     return Operands(tuple(dimensions), part("inputs"), part("outputs"))
 
 
-def fitted(
-    dimensions: Sequence[str], cases: Sequence[tuple[Mapping[str, int], Sequence[Any], Sequence[Any]]]
-) -> Operands | None:
+def fitted(dimensions: Sequence[str], cases: Sequence[Sequence[Any]]) -> Operands | None:
     """The operands that explain every case: (dims, inputs, outputs), each tensor with name, shape and dtype.
 
     None where a size is no such function of the dimensions, or the shapes of the inputs do not tell the dimensions.

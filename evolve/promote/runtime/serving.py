@@ -1,4 +1,4 @@
-"""Which kernel serves a shape, remembered: tables by operator and device, one warning a reason. Standard library only."""
+"""What serves a shape, remembered: tables by operator and device, one warning a reason. Standard library only."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Dispatcher:
 class Service:
     """What serves a shape, and what it was seen to take.
 
-    ``seconds`` and ``interval`` (95 %) are of a call at the verified shape ``workload``, ``figure`` says ``measured`` or
-    ``modelled``; scaled to no other shape. ``exact``: the shape asked for is that shape. ``verified_on``: the device
+    ``seconds`` and ``interval`` (95 %) are of a call at the verified shape ``workload``, ``figure`` says ``measured``
+    or ``modelled``; scaled to no other shape. ``exact``: the shape asked for is that shape. ``verified_on``: the device
     and versions of the receipt. ``kernel`` is None where the reference answers, ``reason`` says why.
     """
 
@@ -82,7 +82,7 @@ class Service:
 
 
 def served(operator: str, device: str, dims: tuple[int, ...], folder: Path = store.KERNELS) -> Service:
-    """What serves ``dims`` (in the operator's order) on ``device``, or why nothing does, as data; prints as one line."""
+    """What serves ``dims`` (in the operator's order) on ``device``, or why nothing does; prints as a line."""
     try:
         table = store.load_table(operator, device, folder)
         region = table.choose(dims)
@@ -91,19 +91,18 @@ def served(operator: str, device: str, dims: tuple[int, ...], folder: Path = sto
     except store.NotServed as error:
         return Service(operator, None, reason=str(error))
     told = store.read_receipt(table.version)["targets"].get(table.target, {})
-    shape: dict[str, Any] = next(
-        (s for s in told.get("shapes", ()) if s["workload"] == region.workload), {}
-    )
-    candidates = told.get("candidates", ({},))
-    verified = next((c for c in candidates if c.get("genome") == region.kernel.name), {}).get("toolchain", {})
+    shapes: list[dict[str, Any]] = told.get("shapes", [])
+    shape = next((s for s in shapes if s["workload"] == region.workload), None)
+    candidates: list[dict[str, Any]] = told.get("candidates", [])
+    verified = next((c["toolchain"] for c in candidates if c.get("genome") == region.kernel.name), {})
     return Service(
         operator,
         region.kernel.name,
         region.workload,
         exact=region.dims == dims,
-        seconds=shape.get("seconds"),
+        seconds=shape["seconds"] if shape else None,
         interval=tuple(shape["seconds_interval"]) if shape else None,
-        figure=shape.get("kind"),
+        figure=shape["kind"] if shape else None,
         verified_on=tuple(sorted(verified.items())),
     )
 

@@ -238,7 +238,7 @@ class Chain:
     def add(
         self, served: Served, inputs: Sequence[Place], outputs: Sequence[Place], work: Callable[[int], Place]
     ) -> None:
-        """One more plan; ``work`` makes room for its scratch. Raises NotServed for what is no plan, or not so simple."""
+        """One more plan; ``work`` makes room for scratch. Raises NotServed for what is no plan, or not so simple."""
         ready = served.plan
         alone = None if ready is None else _alone(ready.plan)
         if ready is None or alone is None:

@@ -140,9 +140,7 @@ class _Call(TorchDispatchMode):
         return tensor
 
     def _located(self, tensor: Any) -> tuple[int, int]:
-        slot = (
-            self._slots.get(tensor.untyped_storage()._cdata) if isinstance(tensor, torch.Tensor) else None
-        )
+        slot = self._slots.get(tensor.untyped_storage()._cdata) if isinstance(tensor, torch.Tensor) else None
         if slot is None:
             raise NotRecorded("an argument is no input and no tensor that launch made")
         return slot, int(tensor.storage_offset()) * tensor.element_size()
@@ -150,7 +148,9 @@ class _Call(TorchDispatchMode):
     def _fill(self, tensor: torch.Tensor, value: Any) -> None:
         width = tensor.element_size()
         if not tensor.is_contiguous() or not isinstance(value, bool | int | float) or width == 8:
-            raise NotRecorded("launch fills a tensor with gaps, of 8-byte elements, or with what is no number")
+            raise NotRecorded(
+                "launch fills a tensor with gaps, of 8-byte elements, or with what is no number"
+            )
         with _disable_current_modes():
             one = torch.full((1,), value, dtype=tensor.dtype, device="cpu").view(torch.uint8)
             pattern = int.from_bytes(bytes(one.tolist()), "little")
