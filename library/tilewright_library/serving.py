@@ -93,8 +93,10 @@ def served(operator: str, device: str, dims: tuple[int, ...], folder: Path = sto
     told = store.read_receipt(table.version)["targets"].get(table.target, {})
     shapes: list[dict[str, Any]] = told.get("shapes", [])
     shape = next((s for s in shapes if s["workload"] == region.workload), None)
-    candidates = told.get("candidates", ({},))
-    verified = next((c for c in candidates if c.get("genome") == region.kernel.name), {}).get("toolchain", {})
+    candidates: list[dict[str, Any]] = told.get("candidates", [])
+    verified: dict[str, str] = next(
+        (c["toolchain"] for c in candidates if c.get("genome") == region.kernel.name), {}
+    )
     return Service(
         operator,
         region.kernel.name,

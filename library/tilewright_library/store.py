@@ -199,11 +199,8 @@ def operators(folder: Path = KERNELS) -> list[str]:
     return sorted("/".join(path.parent.parts[-2:]) for path in folder.glob(f"*/*/{INDEX}"))
 
 
-def load_table(operator: str, device: str, folder: Path = KERNELS) -> Table:
-    """The current table of ``operator`` for a device key such as ``cuda:9.0``, ``tpu:TPU7x`` or ``interpret``.
-
-    Raises NotServed.
-    """
+def current_version(operator: str, folder: Path = KERNELS) -> Path:
+    """The folder of an operator's current version. Raises NotServed."""
     place = folder / operator
     if not (place / INDEX).exists():
         raise NotServed(f"{operator}: no kernel has been promoted")
@@ -212,7 +209,20 @@ def load_table(operator: str, device: str, folder: Path = KERNELS) -> Table:
         raise NotServed(f"{operator}: its promotion was rolled back")
     if not set(str(current)) <= set("0123456789abcdef"):
         raise UnsoundLibrary(f"{_place(place / INDEX)} names no version: {str(current)[:40]!a}")
-    return version_table(place / "versions" / str(current), device)
+    return place / "versions" / str(current)
+
+
+def current_dispatch(operator: str, folder: Path = KERNELS) -> dict[str, Any]:
+    """dispatch.json of an operator's current version, hash checked. Raises NotServed."""
+    return read_version(current_version(operator, folder))[1]
+
+
+def load_table(operator: str, device: str, folder: Path = KERNELS) -> Table:
+    """The current table of ``operator`` for a device key such as ``cuda:9.0``, ``tpu:TPU7x`` or ``interpret``.
+
+    Raises NotServed.
+    """
+    return version_table(current_version(operator, folder), device)
 
 
 def version_table(version: Path, device: str) -> Table:

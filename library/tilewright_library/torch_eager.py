@@ -1,8 +1,9 @@
 """The linear layer in eager mode on a CUDA device: launch plans in a row, nothing else between torch and the driver.
 
 What a shape needs (plans, addresses within allocations, sizes) is worked out once and kept in a ``Layer``. A further
-call allocates what comes back, what is kept, and one workspace, and queues three kernels. Used where nothing watches the
-call: no torch.compile, no dispatch mode, no functorch transform, no tensor subclass; the registered ops do the rest.
+call allocates what comes back, what is kept, and one workspace, and queues three kernels. Used where nothing watches
+the call: no torch.compile, no dispatch mode, no functorch transform, no tensor subclass; the registered ops do the
+rest.
 """
 
 from __future__ import annotations

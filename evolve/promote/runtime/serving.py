@@ -94,7 +94,9 @@ def served(operator: str, device: str, dims: tuple[int, ...], folder: Path = sto
     shapes: list[dict[str, Any]] = told.get("shapes", [])
     shape = next((s for s in shapes if s["workload"] == region.workload), None)
     candidates: list[dict[str, Any]] = told.get("candidates", [])
-    verified = next((c["toolchain"] for c in candidates if c.get("genome") == region.kernel.name), {})
+    verified: dict[str, str] = next(
+        (c["toolchain"] for c in candidates if c.get("genome") == region.kernel.name), {}
+    )
     return Service(
         operator,
         region.kernel.name,

@@ -96,8 +96,8 @@ def takes(linear: nn.Linear) -> bool:
 def convert(model: nn.Module, filter: Filter | None = None) -> nn.Module:
     """Replace, in place, every ``nn.Linear`` whose sizes the recipe takes and for which ``filter(name, module)`` holds.
 
-    The root itself is returned converted when it is a linear layer. Subclasses of ``nn.Linear`` are left alone. A module
-    that is used in two places stays one module.
+    The root itself is returned converted when it is a linear layer. Subclasses of ``nn.Linear`` are left alone. A
+    module that is used in two places stays one module.
     """
     made: dict[int, Linear] = {}
 
@@ -125,9 +125,9 @@ def convert(model: nn.Module, filter: Filter | None = None) -> nn.Module:
 def kept_weights(model: nn.Module) -> Iterator[None]:
     """While open, each layer's weight is quantised once, at its first use: for the micro-batches of one step.
 
-    Weights must not change inside: an optimiser's step or a load of a state dict belongs outside. (In-place changes that
-    autograd sees are noticed; those of FSDP, which gathers weights anew, are why this is not automatic.) Costs both FP8
-    copies of every weight in memory. Without effect in compiled code.
+    Weights must not change inside: an optimiser's step or a load of a state dict belongs outside. (In-place changes
+    that autograd sees are noticed; those of FSDP, which gathers weights anew, are why this is not automatic.) Costs
+    both FP8 copies of every weight in memory. Without effect in compiled code.
     """
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     for layer in layers:

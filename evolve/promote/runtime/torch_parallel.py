@@ -1,7 +1,7 @@
 """How the layer's ops shard: for DTensor, so that tensor parallel plans of ``nn.Linear`` hold for ``Linear``.
 
-Columns (w by rows of w): x whole, y by columns. Rows (w by columns of w): x by columns, y a sum over devices. Data: x by
-rows, w whole, dw a sum over devices. A cut goes along whole 128-blocks, else the operands are made whole first.
+Columns (w by rows of w): x whole, y by columns. Rows (w by columns of w): x by columns, y a sum over devices. Data: x
+by rows, w whole, dw a sum over devices. A cut goes along whole 128-blocks, else the operands are made whole first.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class _Distributed(torch.autograd.Function):
         kept_x, kept_w = ctx.saved_tensors
         need_x, need_w = ctx.needs_input_grad
         k = x_shape[1]
-        dx_cut, dw_cut = [], []
+        dx_cut: list[Any] = []
+        dw_cut: list[Any] = []
         for axis, (y, of_x, of_w) in enumerate(zip(*ctx.cut, strict=True)):
             if y.is_partial():  # cut along K
                 k //= mesh.size(axis)
