@@ -204,7 +204,7 @@ def rollback(
         now = index["current"]
         if now is None and to is None:
             raise LibraryError(
-                f"{operator}: nothing is current, so nothing can be rolled back; --to VERSION makes one current."
+                f"{operator}: nothing is promoted now, so nothing can be rolled back; --to VERSION brings one back."
             )
         if to is not None:
             target: str | None = writer.version(operator, to)[0]

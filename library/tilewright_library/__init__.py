@@ -33,12 +33,12 @@ _EXPORTS = {
 }
 
 
-def _by_name():
+def _by_name() -> dict[str, str]:
     """Promoted operators by a Python name, ``family_recipe``."""
     return {re.sub(r"\W", "_", operator): operator for operator in operators()}
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> object:
     """Imports torch or JAX with the first function of theirs that is asked for."""
     if name in _EXPORTS:
         return getattr(importlib.import_module(_EXPORTS[name], __name__), name)
@@ -47,5 +47,5 @@ def __getattr__(name):
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted({*__all__, *_EXPORTS, *_by_name()})

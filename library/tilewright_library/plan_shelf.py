@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from .plans.format import Plan, PlanError
-from .store import Kernel, UnsoundLibrary, digest, read_checked, read_receipt
+from .store import PACK, Kernel, UnsoundLibrary, digest, read_checked, read_receipt
 
-PACK = "plans_"
 FORMAT = 1
 CACHE_VARIABLE = "TILEWRIGHT_CACHE"
 _HEAD_START = 12

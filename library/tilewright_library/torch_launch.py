@@ -21,7 +21,7 @@ from . import plan_shelf, store
 from .operands import Operands
 from .plans import driver
 from .plans.format import ALIGNMENT, Output, Plan, PlanError, Tensor
-from .plans.replay import Codes, Ready
+from .plans.replay import Codes, Prepared, Ready
 from .serving import Dispatcher
 
 Tensors = tuple[torch.Tensor, ...]
@@ -229,11 +229,25 @@ Place = tuple[int, int]
 """The number of a base address, and bytes beyond it."""
 
 
+MOST_PREPARED = 64
+"""Sets of addresses for which a chain keeps its launches ready; allocators hand out the same few again and again."""
+
+MOST_SEEN = 1024
+
+
 class Chain:
-    """Plans launched one after the other, over base addresses that are given with each call."""
+    """Plans launched one after the other, over base addresses that are given with each call.
+
+    For addresses that come again on the same stream, everything a launch needs is kept. What is kept never changes, so
+    that threads share it, and it holds no address of memory it would read or write by itself: an address that torch has
+    given to somebody else means what that somebody put there.
+    """
 
     def __init__(self) -> None:
         self._steps: list[tuple[Ready, tuple[Place, ...]]] = []
+        self._prepared: dict[tuple[tuple[int, ...], int], list[Prepared]] = {}
+        self._seen: set[tuple[tuple[int, ...], int]] = set()
+        self._lock = threading.Lock()
 
     def add(
         self, served: Served, inputs: Sequence[Place], outputs: Sequence[Place], work: Callable[[int], Place]
@@ -248,10 +262,49 @@ class Chain:
             places.append(outputs[alone.index(number)] if number in alone else work(size))
         self._steps.append((ready, tuple(places)))
 
-    def __call__(self, bases: Sequence[int], stream: int) -> None:
-        """Queue all of it on a stream."""
-        for ready, places in self._steps:
-            ready([bases[base] + offset for base, offset in places], stream)
+    def __call__(self, bases: tuple[int, ...], stream: int) -> None:
+        """Queue all of it on a stream. Raises CudaError."""
+        steps = self._prepared.get((bases, stream))
+        if steps is None:
+            steps = self._missed(bases, stream)
+        for call, arguments, _ in steps:
+            code = call(*arguments)
+            if code:
+                self._again(call, arguments, code)
+
+    def _missed(self, bases: tuple[int, ...], stream: int) -> list[Prepared]:
+        """Queue it for addresses that are new, or keep what is needed for those seen before; what is left to queue."""
+        self._steps[0][0].bind()
+        key = (bases, stream)
+        if key not in self._seen:
+            if len(self._seen) >= MOST_SEEN:
+                self._seen.clear()
+            self._seen.add(key)
+            for ready, places in self._steps:
+                ready([bases[base] + offset for base, offset in places], stream)
+            return []
+        made = [
+            step
+            for ready, places in self._steps
+            for step in ready.prepared([bases[base] + offset for base, offset in places], stream)
+        ]
+        with self._lock:
+            while len(self._prepared) >= MOST_PREPARED:
+                del self._prepared[next(iter(self._prepared))]
+            self._prepared[key] = made
+        return made
+
+    def _again(self, call: Callable[..., int], arguments: tuple[Any, ...], code: int) -> None:
+        """A launch was refused: once more in the right context, which this thread did not have, or CudaError."""
+        ready = self._steps[0][0]
+        if code in (driver.NO_CONTEXT, driver.INVALID_HANDLE) and driver.current_context() != ready.context:
+            if not driver.current_context():
+                ready.bind()
+                code = call(*arguments)
+            else:
+                with driver.within(ready.context):
+                    code = call(*arguments)
+        driver.check(code, "launching a promoted plan")
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:

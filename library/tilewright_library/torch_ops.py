@@ -258,13 +258,16 @@ def _require_operands(x: torch.Tensor, w: torch.Tensor) -> None:
         )
 
 
-@torch.compiler.assume_constant_result
 def _note_unfit() -> int:
     """Runs while tracing, too; returns something that can be a constant."""
     LAUNCHER.dispatcher.warn(
         "shape", "a shape that is no multiple of the recipe's blocks is multiplied in bf16"
     )
     return 0
+
+
+# what torch.compiler.assume_constant_result sets, which for that imports the whole compiler: seconds
+_note_unfit._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 __all__ = ["E4M3", "LAUNCHER", "NAMESPACE", "OPS", "gemm_fp8_blockwise", "run", "store"]

@@ -12,7 +12,7 @@ import numpy as np
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from testkit.faults.campaigns import answer
-from tests.workers.cluster.test_pool import pool_settings
+from testkit.pool import pool_settings
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
@@ -26,7 +26,7 @@ RESTART_SECONDS = 5.0
 
 @dataclass(eq=False)
 class Reply:
-    """What a call will have come to at ``at``."""
+    """The outcome of a call, at ``at``."""
 
     at: float
     value: Any

@@ -56,6 +56,20 @@ class MemoryPlan:
             _at(buffers[output.buffer], output).copy_(result)
 
 
+    def bind(self) -> None:
+        """There is no context to enter."""
+
+    def prepared(self, addresses: Sequence[int], stream: int) -> list[tuple[Any, ...]]:
+        """As ``Ready.prepared``."""
+        kept = list(addresses)
+
+        def launch() -> int:
+            self(kept, stream)
+            return 0
+
+        return [(launch, (), self)]
+
+
 def _at(address: int, tensor: Tensor) -> torch.Tensor:
     """The tensor at an address."""
     memory = (ctypes.c_ubyte * tensor.bytes).from_address(address)

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from testkit.library.memory_plans import MemoryLauncher  # noqa: E402
-from tilewright.evolve.promote.runtime import store, torch_eager, torch_ops  # noqa: E402
+from tilewright.evolve.promote.runtime import store, torch_eager, torch_launch, torch_ops  # noqa: E402
 from tilewright.evolve.promote.runtime.torch_eager import Layer  # noqa: E402
 
 M, N, K = 256, 384, 128
@@ -117,3 +117,25 @@ def test_threads_share_a_layer(launcher: MemoryLauncher) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_addresses_that_come_again_are_prepared_once_and_bounded(
+    launcher: MemoryLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_launch, "MOST_PREPARED", 4)
+    layer = Layer(M, N, K, torch.device("cpu"))
+    layer.ready(training=False)
+    chain, size = layer._chain("infer")
+    held = []
+    for seed in range(6):
+        x, w, _ = operands(seed)
+        y, work = torch.empty(M, N, dtype=torch.bfloat16), torch.empty(size, dtype=torch.uint8)
+        bases = (x.data_ptr(), w.data_ptr(), y.data_ptr(), 0, 0, work.data_ptr())
+        for turn in range(3):
+            x.copy_(operands(seed + turn)[0])  # other values at the same addresses
+            chain(bases, 7)
+            assert torch.equal(y, torch_ops.linear_forward_only(x, w))
+        held.append((x, w, y, work))
+    assert len(chain._prepared) == 4
+    chain(bases, 8)
+    assert (bases, 8) not in chain._prepared, "another stream is another set"

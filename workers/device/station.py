@@ -62,7 +62,7 @@ class DeviceRatio:
 
 
 class Station(Protocol):
-    """What an evaluator needs of the place where candidates are measured."""
+    """A place where candidates are measured, as an evaluator needs it."""
 
     def hello(self) -> Mapping[str, Any]:
         """Device and versions. Raises SessionDied or OSError where there is no usable device."""

@@ -86,8 +86,6 @@ def served(operator: str, device: str, dims: tuple[int, ...], folder: Path = sto
     try:
         table = store.load_table(operator, device, folder)
         region = table.choose(dims)
-        if table.fault is not None and not _compiled(table):
-            raise store.NotServed(f"{operator}: {table.fault}")
     except store.NotServed as error:
         return Service(operator, None, reason=str(error))
     told = store.read_receipt(table.version)["targets"].get(table.target, {})
@@ -107,10 +105,3 @@ def served(operator: str, device: str, dims: tuple[int, ...], folder: Path = sto
         figure=shape["kind"] if shape else None,
         verified_on=tuple(sorted(verified.items())),
     )
-
-
-def _compiled(table: store.Table) -> bool:
-    """Whether the version brings plans, which no installed toolchain makes stale."""
-    from .plan_shelf import packs
-
-    return bool(packs(table.version, table.target))

@@ -29,6 +29,9 @@ ID_LENGTH = 16
 KERNELS = Path(__file__).parent / "kernels"
 INDEX, RECEIPT, DISPATCH, TEST = "index.json", "receipt.json", "dispatch.json", "test_promoted.py"
 
+PACK = "plans_"
+"""Beginning of the names of files that hold launch plans (``plan_shelf``)."""
+
 INTERPRET = "interpret"
 """The device key under which plain Triton and Pallas kernels run without their device, for tests."""
 
@@ -227,14 +230,18 @@ def load_table(operator: str, device: str, folder: Path = KERNELS) -> Table:
 
 def version_table(version: Path, device: str) -> Table:
     """As ``load_table``, of one version whether it is current or not. Raises NotServed."""
-    _, dispatch = read_version(version)
+    receipt, dispatch = read_version(version)
     operator = dispatch["operator"]
     for target, entry in dispatch["targets"].items():
         if device != INTERPRET and device not in entry["serves"]:
             continue
         if device == INTERPRET and entry["language"] not in ("triton", "pallas"):
             continue
-        return table(operator, target, dispatch, version, check_toolchain=device != INTERPRET)
+        found = table(operator, target, dispatch, version, check_toolchain=device != INTERPRET)
+        compiled = any(name.startswith(f"{PACK}{target}_") for name in receipt["files"])
+        if found.fault is not None and not compiled:
+            raise NotServed(f"{operator}: {found.fault}")
+        return found
     known = ", ".join(key for entry in dispatch["targets"].values() for key in entry["serves"])
     raise NotServed(f"{operator}: promoted for {known or 'no device'}, not for {device}")
 

@@ -31,6 +31,8 @@ class Layer:
         self._lock = threading.Lock()
         self._chains: dict[str, tuple[Chain, int]] = {}
         self.trains = m % BLOCK == 0
+        self._kept_x, self._kept_w = ops.kept_bytes(m, k), ops.kept_weight_bytes(n, k)
+        self._joint = -(-self._kept_x // 256) * 256
 
     def _serve(self, name: str, dims: tuple[int, ...]) -> Served:
         operator = f"{FAMILY}/{name}"
@@ -134,6 +136,25 @@ class Layer:
         chain(bases, self._stream(self._index))
         return y, kept_x, kept_w
 
+    def forward_jointly(self, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """y, and one tensor that holds what is kept of x and of w."""
+        chain, size = self._chain("forward")
+        y, work = self._results(self.m, self.n), self._bytes(size)
+        kept = self._bytes(self._joint + self._kept_w)
+        at = kept.data_ptr()
+        bases = (x.data_ptr(), w.data_ptr(), y.data_ptr(), at, at + self._joint, work.data_ptr())
+        chain(bases, self._stream(self._index))
+        return y, kept
+
+    def backward_jointly(self, dy: torch.Tensor, kept: torch.Tensor, need_x: bool, need_w: bool) -> Tensors:
+        """As ``backward``, of ``forward_jointly``."""
+        at = kept.data_ptr()
+        return self._backward(dy, at, at + self._joint, need_x, need_w)
+
+    def parts(self, kept: torch.Tensor) -> Tensors:
+        """What is kept of x and of w, of ``forward_jointly``."""
+        return kept[: self._kept_x], kept[self._joint :]
+
     def forward_kept(self, x: torch.Tensor, kept_w: torch.Tensor) -> Tensors:
         """y and what is kept of x; ``kept_w`` holds both copies of w."""
         m, n, k = self.m, self.n, self.k
@@ -154,15 +175,16 @@ class Layer:
         self, dy: torch.Tensor, kept_x: torch.Tensor, kept_w: torch.Tensor, need_x: bool, need_w: bool
     ) -> Tensors:
         """dx and dw, empty where not needed, from a contiguous dy."""
+        return self._backward(dy, kept_x.data_ptr(), kept_w.data_ptr(), need_x, need_w)
+
+    def _backward(self, dy: torch.Tensor, kept_x: int, kept_w: int, need_x: bool, need_w: bool) -> Tensors:
         m, n, k = self.m, self.n, self.k
         name = "backward" if need_x and need_w else "backward_x" if need_x else "backward_w"
         chain, size = self._chain(name)
         dx = self._results(m, k) if need_x else self._bytes(0)
         dw = self._results(n, k) if need_w else self._bytes(0)
         work = self._bytes(size)
-        bases = (
-            dy.data_ptr(), dw.data_ptr(), dx.data_ptr(), kept_x.data_ptr(), kept_w.data_ptr(), work.data_ptr(),
-        )  # fmt: skip
+        bases = (dy.data_ptr(), dw.data_ptr(), dx.data_ptr(), kept_x, kept_w, work.data_ptr())
         chain(bases, self._stream(self._index))
         return dx, dw
 
@@ -205,19 +227,20 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, layer: Layer) -> torch.Tensor:
-        y, kept_x, kept_w = layer.forward(x, w)
-        ctx.save_for_backward(kept_x, kept_w)
+        y, kept = layer.forward_jointly(x, w)
+        ctx.save_for_backward(kept)
         ctx.layer = layer
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         need_x, need_w, _ = ctx.needs_input_grad
-        kept_x, kept_w = ctx.saved_tensors
+        (kept,) = ctx.saved_tensors
+        layer = ctx.layer
         if torch.is_grad_enabled():  # a second derivative is asked for, which the op refuses in words
-            dx, dw = ops.OPS.linear_backward(dy, kept_x, kept_w, ctx.layer.k, need_x, need_w)
+            dx, dw = ops.OPS.linear_backward(dy, *layer.parts(kept), layer.k, need_x, need_w)
         else:
-            dx, dw = ctx.layer.backward(aligned(dy), kept_x, kept_w, need_x, need_w)
+            dx, dw = layer.backward_jointly(aligned(dy), kept, need_x, need_w)
         return dx if need_x else None, dw if need_w else None, None
 
 
