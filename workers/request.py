@@ -112,6 +112,9 @@ class Findings:
     sources: dict[str, str] = field(default_factory=dict)
     """Per workload the hash of what was traced: of what is interpreted, and of what is compiled."""
     modules: dict[str, bytes] = field(default_factory=dict)
+    plans: dict[str, bytes] = field(default_factory=dict)
+    """By workload, what a device launches: see ``workers.plans``."""
+
     conventions: dict[str, int] = field(default_factory=dict)
     claimed: dict[str, str] = field(default_factory=dict)
     facts: dict[str, ModuleFacts] = field(default_factory=dict)
