@@ -16,8 +16,19 @@ from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import KnownOperands, Operator, SeedKernel, TensorSpec, Workload
 from tilewright.workers.child.frames import Frame, dtype_named
 from tilewright.workers.child.launch import Launcher, Spawn
-from tilewright.workers.limits import Limits
+from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.truth import Truth
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of the two children. A final evaluation (larger shapes) gets ``final_factor`` times the wall clocks."""
+
+    trace: ChildLimits = field(default_factory=lambda: ChildLimits(60.0, 8 * GIB))
+    compile: ChildLimits = field(default_factory=lambda: ChildLimits(150.0, 12 * GIB))
+    final_factor: float = 4.0
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
+from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import ChildOutcome
 from tilewright.workers.child.session import START_SECONDS, JobLimits, SessionDied
 from tilewright.workers.device import calibration
 from tilewright.workers.device.comparison import EFFORT, Comparison, compare

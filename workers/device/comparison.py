@@ -21,8 +21,7 @@ from tilewright.workers.child.session import SessionPool
 from tilewright.workers.device.compile_ahead import CompileAheadStage
 from tilewright.workers.device.station import Entry, Station, compile_config
 from tilewright.workers.device.timing import Samples, Timing, measure
-from tilewright.workers.limits import Limits
-from tilewright.workers.request import Failure, Findings, Request
+from tilewright.workers.request import Failure, Findings, Limits, Request
 from tilewright.workers.truth import Truth
 
 CONTROL = "control"

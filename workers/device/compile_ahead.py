@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilewright.fitness.evaluation import Stage, Verdict
+from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import Ending
 from tilewright.workers.child.session import JobLimits, SessionPool
 from tilewright.workers.device.timing import failed
 from tilewright.workers.plans.format import Plan, PlanError

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import WorkloadFigures
 from tilewright.fitness.gpus import Gpu
+from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import ChildOutcome
 from tilewright.workers.child.session import JobLimits, SessionConfig, SessionDied, SessionPool
 from tilewright.workers.device.lock import exclusive
 from tilewright.workers.toolchains import tpu as tpu_toolchain

@@ -18,8 +18,8 @@ from tilewright.fitness import gates, intervals, score
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Arrays, Operator, TensorSpec, Workload
 from tilewright.seeds.sampled import Elements, Sample, Sampled
+from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import ChildOutcome, Ending
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.station import DeviceRatio, Entry, Station
 from tilewright.workers.request import Failure, Findings, Request, one_line
