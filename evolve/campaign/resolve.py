@@ -53,7 +53,7 @@ def resolve(config: CampaignConfig) -> Resolved:
     """Look up everything the configuration names. Raises UserError."""
     try:
         operator = load_operator(config.operator)
-        config = config.model_copy(update={"target": _named(config.target)})
+        config = config.model_copy(update={"target": named_target(config.target)})
         target = load_target(config.target)
     except (UnknownOperator, UnknownTarget) as error:
         raise UserError(f"{error}.") from error
@@ -81,7 +81,7 @@ def resolve(config: CampaignConfig) -> Resolved:
     return Resolved(config, operator, target, suite, starts, measured)
 
 
-def _named(target: str) -> str:
+def named_target(target: str) -> str:
     """``tpu`` as the target of this machine's TPU, so that a campaign's record says which; any other as it is."""
     if target != TPU:
         return target

@@ -63,15 +63,17 @@ def _literal(value: Mapping[str, Any]) -> str:
 
 
 def emit(trace: Trace, literals: Mapping[str, tuple[int, str, int]], names: Mapping[str, str], origin: str,
-         wanted: Sequence[tuple[tuple[int, ...], torch.dtype]] | None) -> Taken:  # fmt: skip
+         dims: Mapping[str, Sequence[Any]], wanted: Sequence[tuple[tuple[int, ...], torch.dtype]] | None) -> Taken:  # fmt: skip
     """The module of a recording. ``wanted``: shapes and dtypes of the results that are judged. Raises Refusal."""
-    return _Emitter(trace, literals, names, origin).module(wanted)
+    return _Emitter(trace, literals, names, origin, dims).module(wanted)
 
 
 class _Emitter:
     def __init__(
-        self, trace: Trace, literals: Mapping[str, tuple[int, str, int]], names: Mapping[str, str], origin: str
-    ) -> None:
+        self, trace: Trace, literals: Mapping[str, tuple[int, str, int]], names: Mapping[str, str], origin: str,
+        dims: Mapping[str, Sequence[Any]],
+    ) -> None:  # fmt: skip
+        self._dims = dims
         self._trace, self._literals, self._names, self._origin = trace, literals, names, origin
         self._kernels = Kernels()
         self._knobs: dict[str, Knob] = {}
@@ -144,7 +146,7 @@ class _Emitter:
             raise Refusal("the call returns no tensor, and its kernels write to none of its arguments")
         for var in chosen:
             if var.foreign or var.kind == "foreign":
-                raise Refusal(f"torch computes {var.foreign} after the kernel", var.line)
+                self._kernels.refusals.append((var.line, f"torch computes {var.foreign} after the kernel"))
         return chosen, replaced
 
     def _root(self, var: Var) -> Var:
@@ -165,8 +167,7 @@ class _Emitter:
         used = self._used_vars(launches, outputs)
         for name, var in self._trace.inputs.items():
             if name in replaced:
-                shape = ", ".join(f'inputs["{name}"].shape[{n}]' for n in range(var.tensor.dim()))
-                shape = self._fresh_shape(var) or shape
+                shape = self._fresh_shape(var, replaced)
                 lines.append(f"{name} = torch.empty(({shape},), dtype={var.tensor.dtype})")
                 if replaced[name] == "copied":
                     raise Refusal(
@@ -186,9 +187,14 @@ class _Emitter:
         lines.append(f"return ({', '.join(v.name for v in outputs)},)")
         return "".join(f"    {_tidy(line)}\n" for line in lines)
 
-    def _fresh_shape(self, var: Var) -> str:
+    def _fresh_shape(self, var: Var, replaced: Mapping[str, str]) -> str:
         """The shape of an output argument, said by the shapes of what is truly given."""
-        return ", ".join(str(int(n)) for n in var.tensor.shape)
+        said = []
+        for size, dim in zip(var.tensor.shape, self._dims[var.name], strict=True):
+            places = [(n, axis) for n, shape in self._dims.items() if n not in replaced
+                      for axis, other in enumerate(shape) if isinstance(dim, str) and other == dim]  # fmt: skip
+            said.append(f'inputs["{places[0][0]}"].shape[{places[0][1]}]' if places else str(int(size)))
+        return ", ".join(said)
 
     def _used_vars(self, launches: Sequence[Launch], outputs: Sequence[Var]) -> set[str]:
         used: set[str] = set()
@@ -199,7 +205,7 @@ class _Emitter:
                 return
             used.add(var.name)
             if var.foreign or var.kind == "foreign":
-                raise Refusal(f"torch computes {var.foreign} before the kernel", var.line)
+                self._kernels.refusals.append((var.line, f"torch computes {var.foreign} outside a kernel"))
             if var.base is not None:
                 add(var.base)
             if var.text:

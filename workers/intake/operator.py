@@ -30,6 +30,11 @@ LARGE = 1 << 22
 """Elements above which operands are made on the device and the answer is sampled."""
 
 
+def size_of(size: int | str, dims: Mapping[str, int]) -> int:
+    """A number, a dimension, or a product of dimensions such as ``M*N``."""
+    return size if isinstance(size, int) else math.prod(dims[name] for name in size.split("*"))
+
+
 @dataclass(frozen=True)
 class Operand:
     """``shape``: sizes or names of dimensions. ``below``: exclusive bound of integers. ``transposed``: given as a view."""
@@ -40,7 +45,7 @@ class Operand:
     below: int = 0
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
-        return tuple(dims[n] if isinstance(n, str) else n for n in self.shape)
+        return tuple(size_of(n, dims) for n in self.shape)
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Result:
     """Among the results of the reference."""
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
-        return tuple(dims[n] if isinstance(n, str) else n for n in self.shape)
+        return tuple(size_of(n, dims) for n in self.shape)
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,8 @@ class TakenOperator:
     kernels: Mapping[str, SeedKernel]
     precision: str = "float64"
     independent: tuple[str, ...] = ()
-    work: str = "0"
-    """Floating-point operations as an expression over dimensions."""
+    work: Mapping[str, int] = field(default_factory=dict)
+    """Floating-point operations of products of matrices by workload, as torch counts them in the reference."""
 
     kinds: tuple[str, ...] = KINDS
     spread: int = 4
@@ -89,11 +94,7 @@ class TakenOperator:
     @property
     def memory_bound(self) -> bool:
         """Ranked by GB/s where no product of matrices dominates."""
-        return not any(ch == "*" for ch in self.work) or self.work.count("*") <= self._rank
-
-    @property
-    def _rank(self) -> int:
-        return max((len(o.shape) for o in self.operands), default=1)
+        return not any(self.work.values())
 
     @property
     def gates(self) -> tuple[Gate, ...]:
@@ -129,8 +130,7 @@ class TakenOperator:
 
     def flops(self, workload: Workload) -> int:
         """``work``, at least one operation for each element that is written."""
-        worked = int(eval(compile(self.work, "work", "eval"), {"__builtins__": {}}, dict(workload.dims)))
-        return max(worked, sum(math.prod(r.sizes(workload.dims)) for r in self.results))
+        return max(self.work.get(workload.id, 0), sum(math.prod(r.sizes(workload.dims)) for r in self.results))
 
     def bytes(self, workload: Workload) -> int:
         specs = (*self.inputs(workload), *self.outputs(workload))
@@ -156,7 +156,7 @@ class SampledOperator(TakenOperator):
         picks = {name: spread_picks(dims[name], SAMPLED, rng) for name in self.independent}
 
         def axes(shape: Sequence[int | str]) -> list[np.ndarray]:
-            return [picks[n] if n in picks else np.arange(dims[n] if isinstance(n, str) else n) for n in shape]
+            return [picks[n] if n in picks else np.arange(size_of(n, dims)) for n in shape]
 
         inputs = {o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands}
         answers = self.answers(inputs)
