@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from tilewright.fitness import dialect
-from tilewright.fitness.dialect_names import ALL_BUILTINS
+from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake import judge
-from tilewright.workers.intake.arguments import Call, Literal, TensorArgument, parse
+from tilewright.workers.intake.arguments import Call, Literal, parse
 from tilewright.workers.intake.emit import Knob, Taken, emit
 from tilewright.workers.intake.load import Literals, load
 from tilewright.workers.intake.operator import (
@@ -37,8 +37,6 @@ from tilewright.workers.runners.triton_interpreter import repair
 
 RUN_SECONDS = 12
 EVIDENCE_SECONDS = 25.0
-PROGRAMS = 96
-LETTERS = "MNKLPQRSUVWABCDEFGHIJ"
 
 
 class TooSlow(Exception):
@@ -66,6 +64,8 @@ def main() -> None:
     os.dup2(2, 1)
     try:
         answer = take(request)
+    except dimensions.Uneven as error:
+        answer = {"refusals": [{"line": 0, "what": str(error)}]}
     except Refusal as refusal:
         answer = {"refusals": [{"line": refusal.line, "what": refusal.what}]}
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
@@ -110,7 +110,21 @@ def _recorded(request: Mapping[str, Any]) -> tuple[Site, Taken]:
                 raise Refusal(f"{Path(path).name} defines no {request['function']}")
             function = getattr(function, name)
         site = Site(function, path, request["function"], [parse(text) for text in request["calls"]], literals=literals, part=part)
-        _name_operands(site)
+        names = _signature_names(function, site.calls[0])
+        raw, site.places = dimensions.operands(site.calls, dimensions.slots(site.calls, names), frozenset())
+
+        def works(dims: Mapping[str, int], operands: list[Operand]) -> bool:
+            site.operands, site.dims = operands, [dict(dims)]
+            try:
+                wanted = _wanted(request, site)
+                if wanted is None:
+                    return False
+                _traced(site, site.dims[0], wanted)
+            except Exception:  # noqa: BLE001 - these dimensions are not different ones
+                return False
+            return True
+
+        site.operands, site.dims = dimensions.settle(raw, len(site.calls), works)
         wanted = _wanted(request, site)
         return site, _traced(site, site.dims[0], wanted)
 
@@ -128,52 +142,6 @@ def _signature_names(function: Any, call: Call) -> list[str]:
         except (TypeError, ValueError):
             names = []
     return [names[n] if n < len(names) else f"x{n}" for n in range(len(call.arguments))]
-
-
-def _name_operands(site: Site) -> None:
-    """Operands with dimensions by letter: sizes that agree in every call are one."""
-    first = site.calls[0]
-    names = _signature_names(site.function, first)
-    slots: list[tuple[str, tuple[Any, ...]]] = []
-
-    def walk(value: Any, name: str, place: tuple[Any, ...]) -> None:
-        if isinstance(value, TensorArgument):
-            slots.append((name, place))
-        elif isinstance(value, tuple | list):
-            for n, part in enumerate(value):
-                walk(part, f"{name}_{n}", (*place, n))
-
-    for n, value in enumerate(first.arguments):
-        walk(value, names[n], (n,))
-    for key, value in first.keywords.items():
-        walk(value, key, (key,))
-    letters: dict[tuple[int, ...], str] = {}
-    site.dims = [{} for _ in site.calls]
-    for name, place in slots:
-        tensors = [_at(call, place) for call in site.calls]
-        shape: list[int | str] = []
-        for axis in range(len(tensors[0].shape)):
-            sizes = tuple(t.shape[axis] for t in tensors)
-            if set(sizes) == {1}:
-                shape.append(1)
-                continue
-            if sizes not in letters:
-                letters[sizes] = LETTERS[len(letters)] if len(letters) < len(LETTERS) else f"D{len(letters)}"
-                for dims, size in zip(site.dims, sizes, strict=True):
-                    dims[letters[sizes]] = size
-            shape.append(letters[sizes])
-        plain = name.lstrip("_") or "x"
-        while plain in ALL_BUILTINS or plain in ("torch", "triton", "tl", "math", "inputs", "params", "reference"):
-            plain += "_"
-        site.operands.append(Operand(plain, tensors[0].dtype, tuple(shape), max(t.below for t in tensors)))
-        site.places.append(place)
-
-
-def _at(call: Call, place: Sequence[Any]) -> Any:
-    value: Any = call.keywords[place[0]] if isinstance(place[0], str) else call.arguments[place[0]]
-    for part in place[1:]:
-        value = value[part]
-    return value
 
 
 def _filled(call: Call, values: Mapping[tuple[Any, ...], Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -208,7 +176,7 @@ def _traced(site: Site, dims: Mapping[str, int], wanted: Any) -> Taken:
     for operand, place in zip(site.operands, site.places, strict=True):
         tensor = torch.empty(operand.sizes(dims), dtype=getattr(torch, operand.dtype), device="meta")
         tensors[operand.name] = tensor
-        given = _at(site.calls[0], place)
+        given = dimensions.at(site.calls[0], place)
         by_place[place] = tensor.T if given.transposed else tensor
         if given.transposed:
             raise Refusal("a transposed argument: give it as it lies in memory, and let the wrapper transpose it")
@@ -366,18 +334,19 @@ def _run(module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray
     return [to_numpy(result) for result in results]
 
 
-def _check_dims(dims: Mapping[str, int], scale: str) -> dict[str, int]:
+def _check_dims(dims: Mapping[str, int], scale: str, rank: int) -> dict[str, int]:
     """Small sizes of the same kind: with tails (``odd``), round (``even``), or deep in the last dimension."""
     names = list(dims)
     odd = (7, 70, 37, 19, 11, 5)
     even = (16, 128, 64, 32, 16, 16)
     large = (32, 256, 128, 64, 32, 16)
     made = {}
+    flat = len(names) == 1 and rank < 2
     for n, name in enumerate(names):
         small = {"odd": odd, "even": even, "large": large, "deep": (4, 4, 4, 4, 4, 4)}[scale][min(n, 5)]
         if scale == "deep" and name == max(names, key=lambda k: (dims[k] <= 16384, names.index(k))):
             small = dims[name]
-        if n == 0 and len(names) == 1 and scale != "deep":
+        if flat and scale != "deep":
             small = {"odd": 3001, "even": 4096, "large": 16384}[scale]
         made[name] = min(dims[name], small)
     return made
@@ -451,7 +420,7 @@ def _shapes(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, d
     found: list[Shape] = []
     reasons: list[str] = []
     for scale in ("odd", "even", "large", "deep", "whole"):
-        small = dict(dims) if scale == "whole" else _check_dims(dims, scale)
+        small = dict(dims) if scale == "whole" else _check_dims(dims, scale, max(len(o.shape) for o in site.operands))
         if any(s.dims == small for s in found) or (found and scale in ("large", "whole")):
             continue
         if scale == "whole" and sum(int(np.prod(o.sizes(small))) for o in site.operands) > 1 << 24:

@@ -7,6 +7,7 @@ cannot), on a sample of the answer where the shape is large and the reference tr
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -203,8 +204,8 @@ def function_of(reference: str) -> Callable[..., Any]:
         if not hasattr(value, part):
             raise LookupError(f"--reference: {reference} names nothing")
         value = getattr(value, part)
-    if isinstance(value, type):
-        raise LookupError(f"--reference: {reference} is a class; name a function")
+    if isinstance(value, type) or not callable(value):
+        raise LookupError(f"--reference: {reference} is no function")
     return value  # type: ignore[no-any-return]
 
 
@@ -221,6 +222,8 @@ def run_reference(
     function: Callable[..., Any], call: str, inputs: Mapping[str, np.ndarray], precision: str
 ) -> list[np.ndarray]:
     """Its results as arrays; floats are given in ``precision`` ("" for their own)."""
+    if is_jax(function):
+        return _run_jax(function, call, inputs, precision)
     import torch
 
     given = {name: to_tensor(array, precision) for name, array in inputs.items()}
@@ -228,6 +231,28 @@ def run_reference(
     with torch.no_grad():
         result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
     return [to_array(part) for part in flat(result)]
+
+
+def is_jax(function: Callable[..., Any]) -> bool:
+    """Whether a reference speaks JAX: it is JAX's own, or its module imports it and no torch."""
+    module = str(getattr(function, "__module__", "") or "")
+    known = getattr(inspect.unwrap(function), "__globals__", {})
+    said = {str(getattr(v, "__name__", "")) for v in known.values() if inspect.ismodule(v)}
+    return module.partition(".")[0] in ("jax", "jaxlib") or ("torch" not in said and any(n.startswith("jax") for n in said))
+
+
+def _run_jax(function: Callable[..., Any], call: str, inputs: Mapping[str, np.ndarray], precision: str) -> list[np.ndarray]:
+    import jax
+
+    def given(array: np.ndarray) -> Any:
+        floats = array.dtype.kind == "f" or array.dtype.name in _FLOATS
+        return jax.numpy.asarray(array.astype(precision) if floats and precision else array)
+
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        scope = {"jax": jax, "jnp": jax.numpy, "reference": function, **{n: given(a) for n, a in inputs.items()}}
+        result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
+        leaves = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(result)]
+    return [a.astype(np.float64) if a.dtype.name == "bfloat16" or a.dtype.kind == "f" else a for a in leaves]
 
 
 def flat(result: Any) -> list[Any]:

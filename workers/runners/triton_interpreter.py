@@ -62,6 +62,15 @@ def repair() -> None:
         right = _scaled(_unpacked(b, b_form, 0 if b_packed else 1), b_scale, 0)
         return interpreter.TensorHandle((left @ right + d.data).astype(d.data.dtype), d.dtype.scalar)
 
+    old_argument = interpreter._implicit_cvt
+
+    def argument(value: Any) -> Any:
+        """A float argument is a float32 scalar of the language, as it is on a device, and no Python number."""
+        if type(value) is float:
+            return tl.tensor(interpreter.TensorHandle(np.array([value], dtype=np.float32), tl.float32), tl.float32)
+        return old_argument(value)
+
+    interpreter._implicit_cvt = argument
     old_dot_scaled = interpreter.interpreter_semantic.dot_scaled
 
     def dot_scaled(a: Any, a_scale: Any, a_form: Any, b: Any, b_scale: Any, b_form: Any, *rest: Any) -> Any:
