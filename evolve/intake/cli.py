@@ -58,8 +58,9 @@ def _request(arguments: argparse.Namespace) -> Any:
 
 
 def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
-    from tilewright.evolve.intake.tune import config_of, prepare, target_named
-    from tilewright.evolve.record.home import home_folder
+    from tilewright.api import RecordedCampaign
+    from tilewright.evolve.intake.tune import config_of, export, prepare, target_named
+    from tilewright.evolve.record.home import find_campaign, home_folder
     from tilewright.evolve.run import run
     from tilewright.evolve.show.display import make_display
 
@@ -72,8 +73,14 @@ def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
     if arguments.no_mlflow:
         overrides["mlflow.enabled"] = False
     config_of(request, target, where, overrides)  # bad numbers are told before anything is done
-    prepare(request, target, where, _say)
-    return tell(run(config_of(request, target, where, overrides), home_folder(arguments.home), make_display()), arguments)
+    answer = prepare(request, target, where, _say)
+    home = home_folder(arguments.home)
+    outcome = run(config_of(request, target, where, overrides), home, make_display())
+    code = tell(outcome, arguments)
+    if code == 0:
+        module = export(RecordedCampaign(find_campaign(home, outcome.campaign)), request, answer, where)
+        _say(f"winner: {module} (a plain module: {request.name})")
+    return code
 
 
 def _check(arguments: argparse.Namespace) -> int:

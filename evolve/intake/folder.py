@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tilewright.workers.intake.operator import size_of
+
 RECIPE = "taken"
 SEED = "seed"
 CALLS, SMALL = "calls", "small"
@@ -82,11 +84,7 @@ def operators():
 
 def _elements(answer: Mapping[str, Any], dims: Mapping[str, int]) -> int:
     shapes = [o[2] for o in answer["operands"]] + [r[2] for r in answer["results"]]
-    return sum(math.prod(_size(n, dims) for n in shape) for shape in shapes)
-
-
-def _size(size: Any, dims: Mapping[str, int]) -> int:
-    return size if isinstance(size, int) else math.prod(dims[name] for name in str(size).split("*"))
+    return sum(math.prod(size_of(n, dims) for n in shape) for shape in shapes)
 
 
 def _operand(row: Any) -> str:

@@ -116,3 +116,20 @@ def prepare(request: Request, target: Target, where: Path, say: Say) -> Mapping[
     except OSError as error:
         raise UserError(f"--out: cannot write {where}: {error.strerror}.") from error
     return answer
+
+
+def export(campaign: Any, request: Request, answer: Mapping[str, Any], where: Path) -> Path:
+    """Write the winner (where nothing won, the seed) as a plain module beside the operator; its path."""
+    from tilewright.evolve.intake.winner import plain_module
+
+    winner = campaign.winner
+    source = winner["source"] if winner else answer["source"]
+    params = winner["params"] if winner else answer["defaults"]
+    note = f"{request.function} of {request.path.name}, tuned: winner of campaign {campaign.id}."
+    path = where / f"{request.name}.py"
+    text = plain_module(source, params, request.name, [row[0] for row in answer["operands"]], note)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--out: cannot write {path}: {error.strerror}.") from error
+    return path

@@ -13,8 +13,14 @@ import torch
 import triton.language as tl
 
 from tilewright.workers.intake import symbols
-from tilewright.workers.intake.normalise import Kernels, _dtype_name, _jitted, definition
+from tilewright.workers.intake.normalise import Kernels, Text, _dtype_name, _jitted, definition
 from tilewright.workers.intake.record import Launch, Refusal, Trace, Var
+
+COPY = "copy_argument"
+_COPY_TEXT = """@triton.jit
+def copy_argument(source, target, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at, mask=at < size), mask=at < size)"""
 
 WARPS = (1, 2, 4, 8, 16, 32)
 STAGES = (1, 2, 3, 4, 5)
@@ -167,12 +173,15 @@ class _Emitter:
         used = self._used_vars(launches, outputs)
         for name, var in self._trace.inputs.items():
             if name in replaced:
-                shape = self._fresh_shape(var, replaced)
-                lines.append(f"{name} = torch.empty(({shape},), dtype={var.tensor.dtype})")
                 if replaced[name] == "copied":
-                    raise Refusal(
-                        f"the call changes its argument {name} in place: a candidate must leave its inputs as they are"
-                    )
+                    given = f'inputs["{name}"]'
+                    lines.append(f"{name} = torch.empty_like({given})")
+                    lines.append(f"{COPY}[(triton.cdiv({name}.numel(), 4096),)]({given}, {name}, {name}.numel(), 4096)")
+                    self._kernels.functions.setdefault(COPY, Text(COPY, _COPY_TEXT, ""))
+                    self._notes.append(f"{name} is changed in place: it is copied first, and the copy's time counts")
+                else:
+                    shape = self._fresh_shape(var, replaced)
+                    lines.append(f"{name} = torch.empty(({shape},), dtype={var.tensor.dtype})")
             else:
                 lines.append(f'{name} = inputs["{name}"]')
         for step in self._trace.steps:

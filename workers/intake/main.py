@@ -543,6 +543,11 @@ def _symbolic(site: Site, shape: Shape, small: Sequence[int], whole: Sequence[in
             found.append(int(one))
             continue
         pairs = [p for p in itertools.permutations(dims, 2) if dims[p[0]] * dims[p[1]] == other and shape.dims[p[0]] * shape.dims[p[1]] == one]
+        parts = [(n, 1 << k) for n in dims for k in range(1, 13)
+                 if -(-dims[n] // (1 << k)) == other and -(-shape.dims[n] // (1 << k)) == one]  # fmt: skip
+        if parts and not pairs:
+            found.append(f"{parts[0][0]}/{parts[0][1]}")
+            continue
         if not pairs:
             raise Refusal(f"a result's size {other} follows from no dimension of the arguments")
         found.append("*".join(pairs[0]))

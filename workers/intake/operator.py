@@ -32,8 +32,14 @@ LARGE = 1 << 22
 
 
 def size_of(size: int | str, dims: Mapping[str, int]) -> int:
-    """A number, a dimension, or a product of dimensions such as ``M*N``."""
-    return size if isinstance(size, int) else math.prod(dims[name] for name in size.split("*"))
+    """A number, a dimension, or a product of dimensions such as ``M*N``; ``N/128`` is a quotient, rounded up."""
+    if isinstance(size, int):
+        return size
+    found = 1
+    for part in size.split("*"):
+        name, _, by = part.partition("/")
+        found *= -(-dims[name] // int(by or 1))
+    return found
 
 
 @dataclass(frozen=True)
