@@ -88,6 +88,8 @@ class GateReading(BaseModel):
     passed: bool
     bar: float | None = None
     detail: str = ""
+    artefact: str = ""
+    """Hash of what ran on the inputs, where that is data (TPU targets); figures have the one that was timed."""
 
 
 class Evaluation(BaseModel):

@@ -83,8 +83,8 @@ class SnrGate:
 
     ``reference`` names one of the references that ``Operator.oracle`` returns. Single elements are judged as well
     (``fitness.detail``): none may be off, beside rounding, by more than the share ``worst`` of the reference's root
-    mean square around it. None: what sums in float32 explain if the bar is 40 dB or more, else what its noise
-    explains. A recipe that rounds within, where another order of operations turns a rounding, states its own.
+    mean square around it. None: what sums in float32 explain if the bar is 40 dB or more, else no bound. A recipe that
+    rounds within, where another order of operations turns a rounding, states its own.
     """
 
     name: str

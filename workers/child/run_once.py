@@ -202,7 +202,10 @@ class _Listener:
                 return Ending.TIMEOUT, f"still running after {self._limits.wall_seconds:g} s"
             if resident_bytes(self._process.pid) > self._limits.memory_bytes:
                 return Ending.MEMORY, f"held more than {self._limits.memory_bytes / 2**30:g} GiB of memory"
-            for key, _ in self._selector.select(min(left, _LOOK_SECONDS)):
+            ready = self._selector.select(min(left, _LOOK_SECONDS))
+            if not ready and self._process.wait(0):
+                break  # what it left behind may hold its pipes open
+            for key, _ in ready:
                 try:
                     verdict = self._serve(key.fd)
                 except FrameError as error:
