@@ -13,7 +13,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tilewright.api import Budget, RecordedCampaign, capture, load_library, open_campaign, resume, run, tune
+    from tilewright.api import (
+        Budget,
+        RecordedCampaign,
+        capture,
+        load_library,
+        open_campaign,
+        resume,
+        run,
+        tune,
+    )
     from tilewright.evolve.errors import UserError
 
     __version__: str

@@ -45,7 +45,9 @@ class Captured:
                 setattr(self._module, name, self._watched(name, value))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for name, value in self._before.items():
             setattr(self._module, name, value)
         self._restore()

@@ -31,7 +31,12 @@ def part_of(target: Target) -> dict[str, Any]:
 
 
 def ask(
-    path: Path, function: str | None, reference: str, calls: Sequence[str], target: Target, program: str = "main"
+    path: Path,
+    function: str | None,
+    reference: str,
+    calls: Sequence[str],
+    target: Target,
+    program: str = "main",
 ) -> Mapping[str, Any]:
     """The child's answer. Raises UserError where it gives none."""
     with tempfile.TemporaryDirectory(prefix="tilewright-intake-") as folder:
@@ -46,7 +51,12 @@ def ask(
         command = [sys.executable, "-m", f"tilewright.workers.intake.{program}"]
         try:
             done = subprocess.run(
-                command, input=json.dumps(request).encode(), capture_output=True, env=environment, timeout=SECONDS, check=False
+                command,
+                input=json.dumps(request).encode(),
+                capture_output=True,
+                env=environment,
+                timeout=SECONDS,
+                check=False,
             )
         except subprocess.TimeoutExpired as error:
             raise UserError(f"{path.name}: taking {function} in took more than {SECONDS:.0f} s.") from error
@@ -54,7 +64,9 @@ def ask(
         answer = json.loads(done.stdout)
     except ValueError as error:
         last = " ".join(done.stderr.decode(errors="replace").strip().splitlines()[-_LAST_LINES:])
-        raise UserError(f"{path.name}: the child that takes {function} in ended without an answer: {last}") from error
+        raise UserError(
+            f"{path.name}: the child that takes {function} in ended without an answer: {last}"
+        ) from error
     if not isinstance(answer, dict):
         raise UserError(f"{path.name}: the child that takes {function} in gave no answer.")
     return answer

@@ -23,14 +23,18 @@ def add_commands(commands: Any, tell: Tell) -> None:
     tune.add_argument("--seed", type=int, default=0, help="seed of every random choice")
     tune.add_argument("--no-mlflow", action="store_true", help="record in the journal alone")
     tune.set_defaults(run=lambda arguments: _tune(arguments, tell))
-    check = commands.add_parser("check", help="say what stands against a kernel file, and what to do about it")
+    check = commands.add_parser(
+        "check", help="say what stands against a kernel file, and what to do about it"
+    )
     check.add_argument("place", metavar="FILE[:FUNCTION]", help="a file of kernels, or a function in it")
     _add_call(check, required=False)
     check.set_defaults(run=_check)
 
 
 def _add_call(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    parser.add_argument("--reference", required=required, help="what it must compute: torch.softmax, or FILE:function")
+    parser.add_argument(
+        "--reference", required=required, help="what it must compute: torch.softmax, or FILE:function"
+    )
     parser.add_argument(
         "--args", action="append", default=[], required=required, metavar="CALL",
         help='how it is called, for example "f32[4096, 1024], dim=1"; again for another shape',
@@ -92,7 +96,9 @@ def _check(arguments: argparse.Namespace) -> int:
     if function is None:
         return _check_file(path, target)
     if not arguments.reference or not arguments.args:
-        raise UserError("check: a function needs --reference and --args; without a function the whole file is looked at.")
+        raise UserError(
+            "check: a function needs --reference and --args; without a function the whole file is looked at."
+        )
     request = _request(arguments)
     try:
         answer = take(request, target)

@@ -41,8 +41,8 @@ def operator_text(name: str, title: str, reference: str, answer: Mapping[str, An
     calls = "".join(f"    {_workload(dims)},\n" for dims in answer["dims"])
     return f'''"""{title}, judged by {reference}. Written by `tilewright tune`; yours to change.
 
-Precision: floats of the reference run in {answer["precision"] or "their own dtype"}. Bounds: what the data types explain, seconded by the
-kernel's own error on the checked shapes.
+Floats of the reference run in {answer["precision"] or "their own dtype"}. Bounds: what the data types explain,
+seconded by the kernel's own error on the checked shapes.
 """
 
 from pathlib import Path

@@ -6,7 +6,14 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64", "int64": "i64", "int32": "i32"}
+_SHORT = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float64": "f64",
+    "int64": "i64",
+    "int32": "i32",
+}
 
 
 def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[str]:

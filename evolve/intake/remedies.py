@@ -75,7 +75,13 @@ def remedy(what: str) -> str:
 def refused(found: Sequence[Mapping[str, Any]], file: str) -> list[Refused]:
     """Refusals as the child tells them, in the order of lines."""
     made = [
-        Refused(str(f.get("file") or file), int(f["line"]), str(f["what"]).rstrip("."), remedy(str(f["what"])), str(f.get("said", "")))
+        Refused(
+            str(f.get("file") or file),
+            int(f["line"]),
+            str(f["what"]).rstrip("."),
+            remedy(str(f["what"])),
+            str(f.get("said", "")),
+        )
         for f in found
     ]
     return sorted(made, key=lambda r: (r.file, r.line))

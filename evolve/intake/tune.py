@@ -70,7 +70,10 @@ def take(request: Request, target: Target) -> Mapping[str, Any]:
     found = refused(answer.get("refusals", ()), request.path.name)
     if found:
         listed = "\n".join(f"  {r.text()}" for r in found)
-        raise NotTaken(f"{request.path.name}:{request.function} cannot be taken in, for {len(found)} reason(s):\n{listed}", found)
+        raise NotTaken(
+            f"{request.path.name}:{request.function} cannot be taken in, for {len(found)} reason(s):\n{listed}",
+            found,
+        )
     return answer
 
 

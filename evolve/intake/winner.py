@@ -18,13 +18,19 @@ _DECLARED = ("SPACE", "DEFAULTS", "CONSTRAINTS")
 _MADE = ("empty", "zeros")
 
 
-def plain_module(source: str, params: Mapping[str, Any], function: str, operands: Sequence[str], note: str) -> str:
+def plain_module(
+    source: str, params: Mapping[str, Any], function: str, operands: Sequence[str], note: str
+) -> str:
     """A kernel module as one that depends on torch and Triton (or JAX) alone, with ``function(*operands)``."""
     tree = ast.parse(source)
     body: list[ast.stmt] = []
     entry = "launch"
     for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in _DECLARED:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id in _DECLARED
+        ):
             continue
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue
@@ -108,7 +114,9 @@ class Tuned:
         named = self._named(arguments, keywords)
         if named is None:
             if self.original is None:
-                raise UserError(f"{self._name}: tuned for other dtypes or ranks, and there is no original to call.")
+                raise UserError(
+                    f"{self._name}: tuned for other dtypes or ranks, and there is no original to call."
+                )
             return self.original(*arguments, **keywords)
         return self._loaded()(**named)
 
@@ -150,7 +158,9 @@ def place_of(function: Any) -> tuple[Path, str]:
     except TypeError:
         file = None
     if not file or not Path(file).is_file() or "<" in plain.__qualname__:
-        raise UserError(f"{getattr(plain, '__qualname__', plain)!r} is not a function of a file; define it by name in one.")
+        raise UserError(
+            f"{getattr(plain, '__qualname__', plain)!r} is not a function of a file; define it by name in one."
+        )
     return Path(file), plain.__qualname__
 
 
@@ -159,7 +169,15 @@ def reference_text(reference: Any) -> str:
     if isinstance(reference, str):
         return reference
     name = getattr(reference, "__name__", "")
-    for module in ("torch", "torch.nn.functional", "torch.linalg", "torch.special", "jax.numpy", "jax.nn", "jax.lax"):
+    for module in (
+        "torch",
+        "torch.nn.functional",
+        "torch.linalg",
+        "torch.special",
+        "jax.numpy",
+        "jax.nn",
+        "jax.lax",
+    ):
         import sys
 
         loaded = sys.modules.get(module)

@@ -65,7 +65,9 @@ def parse(text: str) -> Call:
     try:
         node = ast.parse(f"f({text})", mode="eval").body
     except SyntaxError as error:
-        raise BadCall(f"--args: {text!r} cannot be read; write for example \"f32[4096, 1024], dim=1\"") from error
+        raise BadCall(
+            f'--args: {text!r} cannot be read; write for example "f32[4096, 1024], dim=1"'
+        ) from error
     assert isinstance(node, ast.Call)
     keywords = {str(k.arg): _value(k.value) for k in node.keywords}
     return Call(tuple(_value(a) for a in node.args), keywords)

@@ -49,7 +49,9 @@ def slots(calls: Sequence[Call], names: Sequence[str]) -> list[tuple[str, Place]
     return found
 
 
-def operands(calls: Sequence[Call], found: Sequence[tuple[str, Place]], taken: Set[str]) -> tuple[list[Operand], list[Place]]:
+def operands(
+    calls: Sequence[Call], found: Sequence[tuple[str, Place]], taken: Set[str]
+) -> tuple[list[Operand], list[Place]]:
     """Operands whose shapes are ``Sizes``, not yet named. Raises Uneven."""
     made, places = [], []
     for name, place in found:
@@ -66,7 +68,10 @@ def operands(calls: Sequence[Call], found: Sequence[tuple[str, Place]], taken: S
 
 
 def settle(
-    raw: Sequence[Operand], calls: int, works: Callable[[Mapping[str, int], list[Operand]], bool], size: int = 16
+    raw: Sequence[Operand],
+    calls: int,
+    works: Callable[[Mapping[str, int], list[Operand]], bool],
+    size: int = 16,
 ) -> tuple[list[Operand], list[dict[str, int]]]:
     """Operands with named dimensions, and those of every call: as many different ones as ``works`` bears.
 
@@ -107,7 +112,9 @@ def _assignments(raw: Sequence[Sizes], *, merged: bool = False) -> Iterator[list
     """Ways to name axes: tensors of one shape alike, axes of one size as one dimension or another."""
     shapes = list(dict.fromkeys(raw))
 
-    def go(place: int, axis: int, known: dict[Any, list[str]], names: tuple[Any, ...], made: dict[Any, Any]) -> Iterator[Any]:
+    def go(
+        place: int, axis: int, known: dict[Any, list[str]], names: tuple[Any, ...], made: dict[Any, Any]
+    ) -> Iterator[Any]:
         if place == len(shapes):
             yield made
             return
@@ -126,7 +133,11 @@ def _assignments(raw: Sequence[Sizes], *, merged: bool = False) -> Iterator[list
             options = before[:1]
         else:
             new = [fresh] if not before or (not merged and len(before) < 3) else []
-            options = [*new, *(n for n in before if n not in names)] if place == 0 else [*(n for n in before if n not in names), *new]
+            options = (
+                [*new, *(n for n in before if n not in names)]
+                if place == 0
+                else [*(n for n in before if n not in names), *new]
+            )
         for name in options:
             more = known if name in before else {**known, size: [*before, name]}
             yield from go(place, axis + 1, more, (*names, name), made)

@@ -131,7 +131,9 @@ class _Emitter:
                 replaced[var.name] = "copied"
                 if all(var is not other for other, _ in candidates):
                     candidates.append((var, var.tensor))
-        candidates = [(v, t) for v, t in candidates if self._root(v).kind != "input" or self._root(v).name in replaced]
+        candidates = [
+            (v, t) for v, t in candidates if self._root(v).kind != "input" or self._root(v).name in replaced
+        ]
         if wanted is None:
             chosen = [v for v, _ in candidates]
         else:
@@ -147,7 +149,9 @@ class _Emitter:
                 left = [c for c in left if c[0] is not fits[0][0]]
                 chosen.append(fits[0][0])
             if left:
-                self._notes.append(f"{len(left)} more result(s) of the call are not judged: the reference has none")
+                self._notes.append(
+                    f"{len(left)} more result(s) of the call are not judged: the reference has none"
+                )
         if not chosen:
             raise Refusal("the call returns no tensor, and its kernels write to none of its arguments")
         for var in chosen:
@@ -168,7 +172,9 @@ class _Emitter:
 
     # -- launch ----------------------------------------------------------------------------------
 
-    def _statements(self, launches: Sequence[Launch], outputs: Sequence[Var], replaced: Mapping[str, str]) -> str:
+    def _statements(
+        self, launches: Sequence[Launch], outputs: Sequence[Var], replaced: Mapping[str, str]
+    ) -> str:
         lines: list[str] = []
         used = self._used_vars(launches, outputs)
         for name, var in self._trace.inputs.items():
@@ -176,9 +182,13 @@ class _Emitter:
                 if replaced[name] == "copied":
                     given = f'inputs["{name}"]'
                     lines.append(f"{name} = torch.empty_like({given})")
-                    lines.append(f"{COPY}[(triton.cdiv({name}.numel(), 4096),)]({given}, {name}, {name}.numel(), 4096)")
+                    lines.append(
+                        f"{COPY}[(triton.cdiv({name}.numel(), 4096),)]({given}, {name}, {name}.numel(), 4096)"
+                    )
                     self._kernels.functions.setdefault(COPY, Text(COPY, _COPY_TEXT, ""))
-                    self._notes.append(f"{name} is changed in place: it is copied first, and the copy's time counts")
+                    self._notes.append(
+                        f"{name} is changed in place: it is copied first, and the copy's time counts"
+                    )
                 else:
                     shape = self._fresh_shape(var, replaced)
                     lines.append(f"{name} = torch.empty(({shape},), dtype={var.tensor.dtype})")
@@ -225,7 +235,10 @@ class _Emitter:
                 if isinstance(value, torch.Tensor):
                     found = self._trace.find(value)
                     if found is None:
-                        raise Refusal("a kernel is given a tensor that is neither argument nor made by the call", launch.line)
+                        raise Refusal(
+                            "a kernel is given a tensor that is neither argument nor made by the call",
+                            launch.line,
+                        )
                     add(found)
                 elif isinstance(value, symbols.Traced):
                     texts.append(value.code)
@@ -274,11 +287,15 @@ class _Emitter:
         own = "num_stages" in launch.arguments
         if not own and (loops or stages is not None):
             value = int(symbols.plain(stages if stages is not None else 3))
-            said.append(f"num_stages={self._option(f'num_stages{suffix}', value, STAGES, launch, 'num_stages')}")
+            said.append(
+                f"num_stages={self._option(f'num_stages{suffix}', value, STAGES, launch, 'num_stages')}"
+            )
         for key, value in given.items():
             plain = symbols.plain(value)
             if key in ("waves_per_eu", "matrix_instr_nonkdim", "kpack"):
-                self._notes.append(f"{key}={plain} of the launch is left out: it speaks of another vendor's device")
+                self._notes.append(
+                    f"{key}={plain} of the launch is left out: it speaks of another vendor's device"
+                )
             elif key == "num_ctas" and plain == 1:
                 continue
             else:
@@ -327,7 +344,12 @@ class _Emitter:
     # -- numbers and knobs -----------------------------------------------------------------------
 
     def _number(
-        self, value: Any, line: int, parameter: str = "", constexpr: bool = False, launch: Launch | None = None
+        self,
+        value: Any,
+        line: int,
+        parameter: str = "",
+        constexpr: bool = False,
+        launch: Launch | None = None,
     ) -> str:
         if not isinstance(value, symbols.Traced):
             return symbols.number_text(value)
@@ -353,7 +375,16 @@ class _Emitter:
                 default, _, line = self._literals[atom]
                 exact = value.code == atom
                 name = parameter if exact else self._names.get(atom) or f"{parameter}_{default}"
-                self._add(Knob(self._knob_name(name, launch), default, _around(default), atom, f"literal at line {line}", False))
+                self._add(
+                    Knob(
+                        self._knob_name(name, launch),
+                        default,
+                        _around(default),
+                        atom,
+                        f"literal at line {line}",
+                        False,
+                    )
+                )
 
     def _knob_name(self, wanted: str, launch: Launch) -> str:
         name = re.sub(r"\W", "_", wanted).lstrip("_") or "knob"
@@ -378,7 +409,7 @@ class _Emitter:
                     "programs that stay on the device, which the wrapper works out from compiled code", True)  # fmt: skip
         self._add(knob)
         if whole is None:
-            return f'params["programs"]'
+            return 'params["programs"]'
         text = ast.unparse(tree).replace(whole, 'params["programs"]')
         return self._resolved(text)
 
@@ -408,7 +439,11 @@ def _device_value(atom: str) -> str:
 def _around(default: int) -> tuple[int, ...]:
     """Values of a literal that may be a knob: powers of two around one, else small steps."""
     if default & (default - 1) == 0:
-        return tuple(sorted({default, *(max(1, default >> n) for n in (1, 2, 3, 4)), *(default << n for n in (1, 2, 3))}))
+        return tuple(
+            sorted(
+                {default, *(max(1, default >> n) for n in (1, 2, 3, 4)), *(default << n for n in (1, 2, 3))}
+            )
+        )
     return tuple(sorted({default, default * 2, max(1, default // 2), default * 4}))
 
 
@@ -449,7 +484,9 @@ def pointer_uses(fn: Any, depth: int = 0) -> dict[str, str]:
     """By parameter of a kernel: what it does through that pointer."""
     node, _ = definition(fn)
     roots: dict[str, set[str]] = {a.arg: {a.arg} for a in node.args.args}
-    statements = [n for n in ast.walk(node) if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr)]
+    statements = [
+        n for n in ast.walk(node) if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr)
+    ]
     for _ in range(4):
         for statement in statements:
             if statement.value is None or _is_value(statement.value):
@@ -466,7 +503,11 @@ def pointer_uses(fn: Any, depth: int = 0) -> dict[str, str]:
         name = ast.unparse(call.func).rpartition(".")[2]
         if not call.args:
             continue
-        through = set().union(*(roots.get(n, set()) for n in _names(call.args[0]))) if _names(call.args[0]) else set()
+        through = (
+            set().union(*(roots.get(n, set()) for n in _names(call.args[0])))
+            if _names(call.args[0])
+            else set()
+        )
         if name == "load":
             reads |= _pointers(call.args[0], roots)
         elif name == "store":
@@ -507,7 +548,8 @@ def uses_order(fn: Any) -> list[str]:
 def _is_value(node: ast.expr) -> bool:
     """Whether an assigned expression is loaded or computed, and no address."""
     return any(
-        isinstance(n, ast.Call) and ast.unparse(n.func).rpartition(".")[2] in ("load", "program_id", "dot", "sum", "max", "arange")
+        isinstance(n, ast.Call)
+        and ast.unparse(n.func).rpartition(".")[2] in ("load", "program_id", "dot", "sum", "max", "arange")
         for n in ([node] if isinstance(node, ast.Call) else [])
     )
 

@@ -49,7 +49,13 @@ def read(output: np.ndarray, reference: np.ndarray) -> Reading:
     flat = int(np.argmax(share)) if share.size else 0
     place = np.unravel_index(flat, output.shape or (1,))
     needed = float(share.reshape(-1)[flat]) if share.size else 0.0
-    return Reading(db, needed, tuple(int(n) for n in place), float(found.reshape(-1)[flat]), float(wanted.reshape(-1)[flat]))
+    return Reading(
+        db,
+        needed,
+        tuple(int(n) for n in place),
+        float(found.reshape(-1)[flat]),
+        float(wanted.reshape(-1)[flat]),
+    )
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,9 @@ def bar(readings: Sequence[Reading], dtypes: Sequence[str], *, products: bool) -
     cap = 2.0**-6 if products and kind == "float32" else CAP[kind]
     if not least >= expected - ROOM_DB or not worst.needed <= cap:
         shown = min(readings, key=lambda r: r.db) if not least >= expected - ROOM_DB else worst
-        where = f"element {list(worst.place)} is {worst.found:.6g} where the reference says {worst.wanted:.6g}"
+        where = (
+            f"element {list(worst.place)} is {worst.found:.6g} where the reference says {worst.wanted:.6g}"
+        )
         return None, f"{shown.db:.1f} dB where {kind} explains {expected - ROOM_DB:.0f} dB; {where}"
     min_db = expected if least >= expected + 3 else least - 3
     share = None

@@ -6,7 +6,6 @@ files of the same package are imported in the same way.
 """
 
 from __future__ import annotations
-
 import __future__
 
 import ast
@@ -137,7 +136,10 @@ def _real(value: Any = 0.0) -> Any:
 
 def _hooks(literals: Literals) -> dict[str, Any]:
     made = {name: symbols.call(name, getattr(builtins, name)) for name in ("min", "max", "abs", "round")}
-    maths = {name: symbols.call(f"math.{name}", getattr(math, name)) for name in ("ceil", "floor", "sqrt", "log2", "log")}
+    maths = {
+        name: symbols.call(f"math.{name}", getattr(math, name))
+        for name in ("ceil", "floor", "sqrt", "log2", "log")
+    }
     return {
         **{HOOK + name: function for name, function in made.items()},
         f"{HOOK}int": lambda *a, **k: _whole(a[0]) if len(a) == 1 and not k else int(*a, **k),
@@ -221,7 +223,12 @@ class PackageLoader(MetaPathFinder, Loader):
         module.__dict__.update(self._hooks)
         tree = ast.parse(text, path)
         needed = _needed(tree, wanted) if wanted else None
-        future = [n.name for s in tree.body if isinstance(s, ast.ImportFrom) and s.module == "__future__" for n in s.names]
+        future = [
+            n.name
+            for s in tree.body
+            if isinstance(s, ast.ImportFrom) and s.module == "__future__"
+            for n in s.names
+        ]
         flags = __future__.annotations.compiler_flag if "annotations" in future else 0
         for statement in tree.body:
             if not _kept(statement, needed):
@@ -229,7 +236,9 @@ class PackageLoader(MetaPathFinder, Loader):
             bound = list(_bound(statement))
             hooked = ast.fix_missing_locations(_Hooked(path).visit(statement)) if self._traced else statement
             try:
-                exec(compile(ast.Module([hooked], []), path, "exec", flags, dont_inherit=True), module.__dict__)
+                exec(
+                    compile(ast.Module([hooked], []), path, "exec", flags, dont_inherit=True), module.__dict__
+                )
             except Exception as error:  # noqa: BLE001 - whatever the user's statement raises
                 why = f"{type(error).__name__}: {error}".splitlines()[0]
                 self.missing.append(f"line {statement.lineno}: {why}")

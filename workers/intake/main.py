@@ -29,7 +29,15 @@ from tilewright.workers.intake.arguments import Call, Literal, parse
 from tilewright.workers.intake.emit import Knob, Taken, emit
 from tilewright.workers.intake.load import Literals, load
 from tilewright.workers.intake.operator import (
-    Operand, Result, TakenOperator, _is_float, _is_narrow, flat, function_of, run_reference, to_tensor,
+    Operand,
+    Result,
+    TakenOperator,
+    _is_float,
+    _is_narrow,
+    flat,
+    function_of,
+    run_reference,
+    to_tensor,
 )  # fmt: skip
 from tilewright.workers.intake.record import Refusal, noted_device, record
 from tilewright.workers.runners.triton_common import load_module, to_numpy, to_torch
@@ -72,9 +80,18 @@ def main() -> None:
         import traceback
 
         traceback.print_exc()
-        line = next((f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == request["path"]), 0)
+        line = next(
+            (
+                f.lineno
+                for f in reversed(traceback.extract_tb(error.__traceback__))
+                if f.filename == request["path"]
+            ),
+            0,
+        )
         text = str(error).splitlines()[0] if str(error) else ""
-        answer = {"refusals": [{"line": line or 0, "what": f"the call raises {type(error).__name__}: {text}"}]}
+        answer = {
+            "refusals": [{"line": line or 0, "what": f"the call raises {type(error).__name__}: {text}"}]
+        }
     json.dump(answer, out)
     out.close()
 
@@ -87,7 +104,10 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
     site, taken = _recorded(request)
     answer: dict[str, Any] = {"notes": taken.notes, "dims": site.dims}
     answer["refusals"] = _refusals(taken, site)
-    answer["knobs"] = [{"name": k.name, "default": k.default, "values": list(k.values), "source": k.source} for k in taken.knobs]
+    answer["knobs"] = [
+        {"name": k.name, "default": k.default, "values": list(k.values), "source": k.source}
+        for k in taken.knobs
+    ]
     if answer["refusals"]:
         return answer
     answer.update(_judged(request, site, taken))
@@ -103,13 +123,20 @@ def _recorded(request: Mapping[str, Any]) -> tuple[Site, Taken]:
     path = str(Path(request["path"]).resolve())
     with noted_device(part):
         literals = Literals()
-        module, loader = load(Path(path), request["function"], literals)
+        module, _ = load(Path(path), request["function"], literals)
         function: Any = module
         for name in request["function"].split("."):
             if not hasattr(function, name):
                 raise Refusal(f"{Path(path).name} defines no {request['function']}")
             function = getattr(function, name)
-        site = Site(function, path, request["function"], [parse(text) for text in request["calls"]], literals=literals, part=part)
+        site = Site(
+            function,
+            path,
+            request["function"],
+            [parse(text) for text in request["calls"]],
+            literals=literals,
+            part=part,
+        )
         names = _signature_names(function, site.calls[0])
         raw, site.places = dimensions.operands(site.calls, dimensions.slots(site.calls, names), frozenset())
 
@@ -138,7 +165,9 @@ def _signature_names(function: Any, call: Call) -> list[str]:
         )
     else:
         try:
-            names = [n for n, p in inspect.signature(function).parameters.items() if p.kind not in (p.VAR_KEYWORD,)]
+            names = [
+                n for n, p in inspect.signature(function).parameters.items() if p.kind not in (p.VAR_KEYWORD,)
+            ]
         except (TypeError, ValueError):
             names = []
     return [names[n] if n < len(names) else f"x{n}" for n in range(len(call.arguments))]
@@ -156,7 +185,9 @@ def _filled(call: Call, values: Mapping[tuple[Any, ...], Any]) -> tuple[list[Any
             return eval(value.text, {"torch": torch})
         return value
 
-    return [put(v, (n,)) for n, v in enumerate(call.arguments)], {k: put(v, (k,)) for k, v in call.keywords.items()}
+    return [put(v, (n,)) for n, v in enumerate(call.arguments)], {
+        k: put(v, (k,)) for k, v in call.keywords.items()
+    }
 
 
 def _accepted(function: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,7 +210,9 @@ def _traced(site: Site, dims: Mapping[str, int], wanted: Any) -> Taken:
         given = dimensions.at(site.calls[0], place)
         by_place[place] = tensor.T if given.transposed else tensor
         if given.transposed:
-            raise Refusal("a transposed argument: give it as it lies in memory, and let the wrapper transpose it")
+            raise Refusal(
+                "a transposed argument: give it as it lies in memory, and let the wrapper transpose it"
+            )
     arguments, keywords = _filled(site.calls[0], by_place)
     keywords = _accepted(site.function, keywords)
     trace = record(site.function, arguments, keywords, tensors, [site.path])
@@ -194,7 +227,7 @@ def _refusals(taken: Taken, site: Site) -> list[dict[str, Any]]:
     lines = taken.source.splitlines()
     starts = {}
     for text in taken.kernels.functions.values():
-        head = next((l for l in text.text.splitlines() if l.startswith("def ")), "")
+        head = next((row for row in text.text.splitlines() if row.startswith("def ")), "")
         if head in lines:
             starts[text.name] = lines.index(head) - text.text.splitlines().index(head)
     for violation in dialect.check(taken.source, entry="launch"):
@@ -204,14 +237,21 @@ def _refusals(taken: Taken, site: Site) -> list[dict[str, Any]]:
             within = violation.line - start
             if 0 < within <= len(text.text.splitlines()):
                 line, file = text.lines.get(within, 0), text.file
-        found.append({"line": line, "what": violation.what, "file": file, "said": lines[violation.line - 1].strip() if violation.line else ""})
+        found.append(
+            {
+                "line": line,
+                "what": violation.what,
+                "file": file,
+                "said": lines[violation.line - 1].strip() if violation.line else "",
+            }
+        )
     unique = {(f["file"], f["line"], f["what"]): f for f in found}
     return list(unique.values())
 
 
 def _surveyed(request: Mapping[str, Any]) -> dict[str, Any]:
     """What stands in a file: its kernels, each with what the dialect has against it, and the functions around them."""
-    from tilewright.workers.intake.normalise import Kernels, Text, _jitted
+    from tilewright.workers.intake.normalise import Kernels, _jitted
 
     path = str(Path(request["path"]).resolve())
     with noted_device(request["part"]):
@@ -228,7 +268,11 @@ def _surveyed(request: Mapping[str, Any]) -> dict[str, Any]:
                 taken = Kernels()
                 taken.take(value)
                 found += _violations(taken, path)
-            elif inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("tilewright_"):
+            elif (
+                inspect.isfunction(value)
+                and value.__module__ == module.__name__
+                and not name.startswith("tilewright_")
+            ):
                 functions.append(name)
     unique = {(f["file"], f["line"], f["what"]): f for f in found}
     refusals = sorted(unique.values(), key=lambda f: (f["file"], f["line"]))
@@ -272,7 +316,10 @@ def _wanted(request: Mapping[str, Any], site: Site) -> Any:
     except LookupError as error:
         raise Refusal(str(error)) from error
     for call in _reference_calls(site):
-        given = {o.name: torch.empty(o.sizes(site.dims[0]), dtype=getattr(torch, o.dtype), device="meta") for o in site.operands}
+        given = {
+            o.name: torch.empty(o.sizes(site.dims[0]), dtype=getattr(torch, o.dtype), device="meta")
+            for o in site.operands
+        }
         try:
             with torch.no_grad():
                 result = eval(f"reference({call})", {"torch": torch, "reference": function, **given})
@@ -380,7 +427,10 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
         return {"refusals": [{"line": 0, "what": shapes}], "notes": [*taken.notes, *notes]}
     results, failed, spread = _bars(request, site, taken, module, defaults, shapes, places, notes)
     if failed:
-        return {"refusals": [{"line": 0, "what": f"the kernel's own answer is not the reference's: {failed}"}], "notes": [*taken.notes, *notes]}
+        return {
+            "refusals": [{"line": 0, "what": f"the kernel's own answer is not the reference's: {failed}"}],
+            "notes": [*taken.notes, *notes],
+        }
     gated = _operator(request, site, reference, results, spread)
     space, fixed = _evidence(taken, module, defaults, shapes, gated, notes)
     independent = _independent(site, reference, shapes[0], results)
@@ -420,7 +470,11 @@ def _shapes(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, d
     found: list[Shape] = []
     reasons: list[str] = []
     for scale in ("odd", "even", "large", "deep", "whole"):
-        small = dict(dims) if scale == "whole" else _check_dims(dims, scale, max(len(o.shape) for o in site.operands))
+        small = (
+            dict(dims)
+            if scale == "whole"
+            else _check_dims(dims, scale, max(len(o.shape) for o in site.operands))
+        )
         if any(s.dims == small for s in found) or (found and scale in ("large", "whole")):
             continue
         if scale == "whole" and sum(int(np.prod(o.sizes(small))) for o in site.operands) > 1 << 24:
@@ -428,7 +482,11 @@ def _shapes(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, d
         try:
             with noted_device(site.part):
                 wanted = None
-                again = _traced(site, small, wanted if wanted else _wanted(request, site) and _wanted_at(request, site, small))
+                again = _traced(
+                    site,
+                    small,
+                    wanted if wanted else _wanted(request, site) and _wanted_at(request, site, small),
+                )
             if again.source != taken.source:
                 reasons.append(f"{_id(small)}: the wrapper launches otherwise there")
                 continue
@@ -521,7 +579,11 @@ def _bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, def
         symbolic = _symbolic(site, shapes[0], outputs[id(shapes[0]), "randn"][number].shape, tensor.shape)
         bound = judge.Bar(0.0, None)
         if _is_float(dtype) and not _is_narrow(dtype):
-            readings = [judge.read(outputs[id(s), kind][number], s.answers[kind][places[number]]) for s in shapes for kind in s.inputs]
+            readings = [
+                judge.read(outputs[id(s), kind][number], s.answers[kind][places[number]])
+                for s in shapes
+                for kind in s.inputs
+            ]
             made, why = judge.bar(readings, [*dtypes, dtype], products=products)
             if made is None:
                 return [], f"result {number}: {why}", spread
@@ -542,7 +604,11 @@ def _symbolic(site: Site, shape: Shape, small: Sequence[int], whole: Sequence[in
         if one == other:
             found.append(int(one))
             continue
-        pairs = [p for p in itertools.permutations(dims, 2) if dims[p[0]] * dims[p[1]] == other and shape.dims[p[0]] * shape.dims[p[1]] == one]
+        pairs = [
+            p
+            for p in itertools.permutations(dims, 2)
+            if dims[p[0]] * dims[p[1]] == other and shape.dims[p[0]] * shape.dims[p[1]] == one
+        ]
         parts = [(n, 1 << k) for n in dims for k in range(1, 13)
                  if -(-dims[n] // (1 << k)) == other and -(-shape.dims[n] // (1 << k)) == one]  # fmt: skip
         if parts and not pairs:
@@ -554,7 +620,9 @@ def _symbolic(site: Site, shape: Shape, small: Sequence[int], whole: Sequence[in
     return tuple(found)
 
 
-def _operator(request: Mapping[str, Any], site: Site, reference: Oracle, results: Sequence[Result], spread: int) -> TakenOperator:
+def _operator(
+    request: Mapping[str, Any], site: Site, reference: Oracle, results: Sequence[Result], spread: int
+) -> TakenOperator:
     return TakenOperator("taken/one", request["reference"], reference.call, tuple(site.operands), tuple(results), {}, {},
                          reference.precision, (), {}, ("randn",), spread)  # fmt: skip
 
@@ -578,7 +646,9 @@ def _evidence(taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Se
         named = {r.name: o for r, o in zip(operator.results, outputs, strict=True)}
         from tilewright.workers.intake.operator import as_result
 
-        wanted = {r.name: {r.name: as_result(shape.answers["randn"][r.place], r.dtype)} for r in operator.results}
+        wanted = {
+            r.name: {r.name: as_result(shape.answers["randn"][r.place], r.dtype)} for r in operator.results
+        }
         return failure(read_gates(operator.gates, named, wanted, "randn"), operator.gates) is None
 
     for knob in taken.knobs:
@@ -605,9 +675,21 @@ def _evidence(taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Se
         if len(kept) > 1:
             space[knob.name] = tuple(sorted(kept))
         elif changed:
-            fixed.append({"name": knob.name, "value": knob.default, "why": "another value gives another answer: it is part of the meaning"})
+            fixed.append(
+                {
+                    "name": knob.name,
+                    "value": knob.default,
+                    "why": "another value gives another answer: it is part of the meaning",
+                }
+            )
         else:
-            fixed.append({"name": knob.name, "value": knob.default, "why": "other values change nothing on these shapes"})
+            fixed.append(
+                {
+                    "name": knob.name,
+                    "value": knob.default,
+                    "why": "other values change nothing on these shapes",
+                }
+            )
     return space, fixed
 
 
@@ -616,10 +698,14 @@ def _uses(taken: Taken, knob: Knob) -> bool:
     import ast
 
     text = taken.source[taken.source.index("def launch(") :]
-    calls = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript)]
+    calls = [
+        n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript)
+    ]
     for call in calls:
         kernel = taken.kernels.functions.get(ast.unparse(call.func.value))
-        if f"'{knob.name}'" in ast.unparse(call.func.slice) or any(f"'{knob.name}'" in ast.unparse(k.value) for k in call.keywords):
+        if f"'{knob.name}'" in ast.unparse(call.func.slice) or any(
+            f"'{knob.name}'" in ast.unparse(k.value) for k in call.keywords
+        ):
             return True
         if kernel is None:
             continue
@@ -645,7 +731,10 @@ def _arguments(taken: Taken, module: Any, params: Mapping[str, Any], shapes: Seq
     GridExecutor.__call__ = note
     try:
         for shape in shapes:
-            tensors = {n: torch.empty(a.shape, dtype=to_tensor(a[:0] if a.ndim else a, "").dtype) for n, a in shape.inputs["randn"].items()}
+            tensors = {
+                n: torch.empty(a.shape, dtype=to_tensor(a[:0] if a.ndim else a, "").dtype)
+                for n, a in shape.inputs["randn"].items()
+            }
             module.launch(tensors, dict(params))
     except Exception as error:  # noqa: BLE001 - no arguments either
         noted.append(repr(error))
@@ -663,7 +752,9 @@ def _independent(site: Site, reference: Oracle, shape: Shape, results: Sequence[
             continue
         picks = np.array([0, size // 2, size - 1])
 
-        def some(array: np.ndarray, of: Sequence[Any], name: str = name, picks: np.ndarray = picks) -> np.ndarray:
+        def some(
+            array: np.ndarray, of: Sequence[Any], name: str = name, picks: np.ndarray = picks
+        ) -> np.ndarray:
             for axis, dim in enumerate(of):
                 if dim == name:
                     array = np.take(array, picks, axis=axis)
@@ -675,7 +766,11 @@ def _independent(site: Site, reference: Oracle, shape: Shape, results: Sequence[
             continue
         wanted = [some(whole[r.place], r.shape) for r in results]
         got = [part[r.place] for r in results]
-        if all(g.shape == w.shape and np.allclose(g.astype(np.float64), w.astype(np.float64), rtol=1e-6, atol=1e-9) for g, w in zip(got, wanted, strict=True)):
+        if all(
+            g.shape == w.shape
+            and np.allclose(g.astype(np.float64), w.astype(np.float64), rtol=1e-6, atol=1e-9)
+            for g, w in zip(got, wanted, strict=True)
+        ):
             found.append(name)
     return found
 
@@ -686,11 +781,16 @@ def _work(site: Site, reference: Oracle) -> dict[str, int]:
 
     found = {}
     for dims in site.dims:
-        given = {o.name: torch.empty(o.sizes(dims), dtype=getattr(torch, o.dtype), device="meta") for o in site.operands}
+        given = {
+            o.name: torch.empty(o.sizes(dims), dtype=getattr(torch, o.dtype), device="meta")
+            for o in site.operands
+        }
         counter = FlopCounterMode(display=False)
         try:
             with torch.no_grad(), counter:
-                eval(f"reference({reference.call})", {"torch": torch, "reference": reference.function, **given})
+                eval(
+                    f"reference({reference.call})", {"torch": torch, "reference": reference.function, **given}
+                )
             found[_id(dims)] = int(counter.get_total_flops())
         except Exception:  # noqa: BLE001 - a reference that wants data
             found[_id(dims)] = 0

@@ -156,9 +156,14 @@ class _Transform(ast.NodeTransformer):
         self._owner, self._known, self._closure, self._mapping = owner, known, closure, mapping
         arguments = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
         self._constexprs = {
-            a.arg for a in node.args.args if a.annotation is not None and "constexpr" in ast.unparse(a.annotation)
+            a.arg
+            for a in node.args.args
+            if a.annotation is not None and "constexpr" in ast.unparse(a.annotation)
         }
-        bound = [*arguments, *(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))]
+        bound = [
+            *arguments,
+            *(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)),
+        ]
         self._local = set(bound)
         for name in bound:
             if name == "_" or name in mapping:
@@ -234,8 +239,8 @@ class _Transform(ast.NodeTransformer):
         said = _language(value, name)
         if said is not None:
             return said
-        if value is triton.cdiv or name in ("cdiv", "next_power_of_2") and callable(value):
-            return f"tl.cdiv" if name == "cdiv" else f"triton.{name}"
+        if value is triton.cdiv or (name in ("cdiv", "next_power_of_2") and callable(value)):
+            return "tl.cdiv" if name == "cdiv" else f"triton.{name}"
         if isinstance(value, tl.constexpr):
             return self._constant(name, value.value, line)
         if isinstance(value, bool | int | float | str | tl.dtype) or value is None:
@@ -352,4 +357,8 @@ def _language(value: Any, name: str) -> str | None:
     if getattr(tl.math, name, None) is value:
         return f"tl.{name}" if hasattr(tl, name) else f"tl.math.{name}"
     found = next((n for n in dir(tl) if not n.startswith("_") and getattr(tl, n) is value), None)
-    return None if found is None or isinstance(value, bool | int | float | str) or value is None else f"tl.{found}"
+    return (
+        None
+        if found is None or isinstance(value, bool | int | float | str) or value is None
+        else f"tl.{found}"
+    )

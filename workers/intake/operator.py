@@ -19,7 +19,15 @@ import ml_dtypes
 import numpy as np
 
 from tilewright.seeds.operator import (
-    AgreementGate, Arrays, BitExactGate, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload,
+    AgreementGate,
+    Arrays,
+    BitExactGate,
+    Gate,
+    SeedKernel,
+    SnrGate,
+    Suite,
+    TensorSpec,
+    Workload,
 )  # fmt: skip
 from tilewright.seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
 
@@ -137,7 +145,9 @@ class TakenOperator:
 
     def flops(self, workload: Workload) -> int:
         """``work``, at least one operation for each element that is written."""
-        return max(self.work.get(workload.id, 0), sum(math.prod(r.sizes(workload.dims)) for r in self.results))
+        return max(
+            self.work.get(workload.id, 0), sum(math.prod(r.sizes(workload.dims)) for r in self.results)
+        )
 
     def bytes(self, workload: Workload) -> int:
         specs = (*self.inputs(workload), *self.outputs(workload))
@@ -174,7 +184,9 @@ class SampledOperator(TakenOperator):
 # -- inputs and references -------------------------------------------------------------------------
 
 
-def draw(operand: Operand, shape: tuple[int, ...], kind: str, spread: int, rng: np.random.Generator) -> np.ndarray:
+def draw(
+    operand: Operand, shape: tuple[int, ...], kind: str, spread: int, rng: np.random.Generator
+) -> np.ndarray:
     """An operand: normal values; ``spread``: rows of sizes apart by 2^±spread, one outlier, one row of zeros;
     ``repeated``: few distinct values."""
     dtype = _numpy(operand.dtype)
@@ -244,10 +256,14 @@ def is_jax(function: Callable[..., Any]) -> bool:
     module = str(getattr(function, "__module__", "") or "")
     known = getattr(inspect.unwrap(function), "__globals__", {})
     said = {str(getattr(v, "__name__", "")) for v in known.values() if inspect.ismodule(v)}
-    return module.partition(".")[0] in ("jax", "jaxlib") or ("torch" not in said and any(n.startswith("jax") for n in said))
+    return module.partition(".")[0] in ("jax", "jaxlib") or (
+        "torch" not in said and any(n.startswith("jax") for n in said)
+    )
 
 
-def _run_jax(function: Callable[..., Any], call: str, inputs: Mapping[str, np.ndarray], precision: str) -> list[np.ndarray]:
+def _run_jax(
+    function: Callable[..., Any], call: str, inputs: Mapping[str, np.ndarray], precision: str
+) -> list[np.ndarray]:
     import jax
 
     def given(array: np.ndarray) -> Any:
@@ -255,7 +271,12 @@ def _run_jax(function: Callable[..., Any], call: str, inputs: Mapping[str, np.nd
         return jax.numpy.asarray(array.astype(precision) if floats and precision else array)
 
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        scope = {"jax": jax, "jnp": jax.numpy, "reference": function, **{n: given(a) for n, a in inputs.items()}}
+        scope = {
+            "jax": jax,
+            "jnp": jax.numpy,
+            "reference": function,
+            **{n: given(a) for n, a in inputs.items()},
+        }
         result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
         leaves = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(result)]
     return [a.astype(np.float64) if a.dtype.name == "bfloat16" or a.dtype.kind == "f" else a for a in leaves]

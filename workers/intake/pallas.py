@@ -36,7 +36,7 @@ from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake import judge
 from tilewright.workers.intake.arguments import Literal, parse
 from tilewright.workers.intake.load import Literals, load
-from tilewright.workers.intake.operator import Operand, as_result, draw, flat, function_of, run_reference
+from tilewright.workers.intake.operator import Operand, as_result, draw, function_of, run_reference
 
 MODULES = {
     "jax": "jax", "jax.numpy": "jnp", "jax.lax": "jax.lax", "jax.nn": "jax.nn", "jax.experimental.pallas": "pl",
@@ -121,7 +121,9 @@ class Module:
             if isinstance(value, ast.Constant) and type(value.value) is int and value.value >= 8:
                 lifted.append((statement.targets[0].id, value.value, statement.lineno))
                 node.body[place] = ast.copy_location(ast.Pass(), statement)
-        globals_used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        globals_used = {
+            n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+        }
         for name in sorted(globals_used):
             value = fn.__globals__.get(name)
             if type(value) is int and value >= 8:
@@ -155,13 +157,17 @@ def _plain(function: Any) -> Any:
 
 
 def _around(default: int) -> tuple[int, ...]:
-    return tuple(sorted({default, *(max(8, default >> n) for n in (1, 2, 3)), *(default << n for n in (1, 2, 3))}))
+    return tuple(
+        sorted({default, *(max(8, default >> n) for n in (1, 2, 3)), *(default << n for n in (1, 2, 3))})
+    )
 
 
 class _Transform(ast.NodeTransformer):
     """Rewrites one function."""
 
-    def __init__(self, module: Module, known: Mapping[str, Any], closure: Mapping[str, Any], node: ast.FunctionDef) -> None:
+    def __init__(
+        self, module: Module, known: Mapping[str, Any], closure: Mapping[str, Any], node: ast.FunctionDef
+    ) -> None:
         self._module, self._known, self._closure = module, known, closure
         bound = [n.arg for n in ast.walk(node) if isinstance(n, ast.arg)]
         bound += [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
@@ -234,7 +240,9 @@ class _Transform(ast.NodeTransformer):
         if isinstance(value, bool | int | float | str) or value is None:
             if value is None:
                 return "None"
-            shown = f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
+            shown = (
+                f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
+            )
             return shown if shown.startswith("float") else self._module.constant(name, shown)
         if isinstance(value, tuple) and all(isinstance(v, int | float | str) for v in value):
             return self._module.constant(name, repr(value))
@@ -278,20 +286,27 @@ class _Transform(ast.NodeTransformer):
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
         said = ast.Constant("refused by the function")
-        return ast.copy_location(ast.Raise(ast.Call(ast.Name("ValueError", ast.Load()), [said], []), None), node)
+        return ast.copy_location(
+            ast.Raise(ast.Call(ast.Name("ValueError", ast.Load()), [said], []), None), node
+        )
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         return ast.copy_location(ast.Assert(self.visit(node.test), None), node)
 
     def visit_With(self, node: ast.With) -> Any:
-        if all("named_scope" in ast.unparse(i.context_expr) or "annotate" in ast.unparse(i.context_expr) for i in node.items):
+        if all(
+            "named_scope" in ast.unparse(i.context_expr) or "annotate" in ast.unparse(i.context_expr)
+            for i in node.items
+        ):
             return self._block(node.body)
         return self.generic_visit(node)
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         if isinstance(node.value, ast.Constant):
             return None
-        if isinstance(node.value, ast.Call) and re.match(r"(jax\.debug|pl\.debug|print|logging|logger)", ast.unparse(node.value.func)):
+        if isinstance(node.value, ast.Call) and re.match(
+            r"(jax\.debug|pl\.debug|print|logging|logger)", ast.unparse(node.value.func)
+        ):
             return None
         node.value = self.visit(node.value)
         return node
@@ -364,7 +379,11 @@ def _surveyed(module: Any, path: str, missing: Sequence[str]) -> dict[str, Any]:
     functions, refusals = [], []
     for name, value in list(vars(module).items()):
         plain = _plain(value) if callable(value) else None
-        if not isinstance(plain, types.FunctionType) or plain.__module__ != module.__name__ or name.startswith("tilewright_"):
+        if (
+            not isinstance(plain, types.FunctionType)
+            or plain.__module__ != module.__name__
+            or name.startswith("tilewright_")
+        ):
             continue
         functions.append(name)
         made = Module()
@@ -379,7 +398,9 @@ def _surveyed(module: Any, path: str, missing: Sequence[str]) -> dict[str, Any]:
     return {"kernels": [], "functions": functions, "refusals": list(unique.values()), "notes": list(missing)}
 
 
-def _operands(calls: Sequence[Any], parameters: Sequence[str]) -> tuple[list[Operand], dict[Any, str], list[Any]]:
+def _operands(
+    calls: Sequence[Any], parameters: Sequence[str]
+) -> tuple[list[Operand], dict[Any, str], list[Any]]:
     """Operands; the other arguments as text, by position or keyword."""
     names = [parameters[n] if n < len(parameters) else f"x{n}" for n in range(len(calls[0].arguments))]
     slots = dimensions.slots(calls, names)
@@ -411,7 +432,10 @@ def _knobs(made: Module, call: Any, function: Any, said: dict[Any, str]) -> list
         parts = value if isinstance(value, tuple) else (value,)
         if not all(type(v) is int and v >= 8 for v in parts) or not parts:
             continue
-        names = [name.strip("_") if len(parts) == 1 and not isinstance(value, tuple) else f"{name.strip('_')}_{n}" for n in range(len(parts))]
+        names = [
+            name.strip("_") if len(parts) == 1 and not isinstance(value, tuple) else f"{name.strip('_')}_{n}"
+            for n in range(len(parts))
+        ]
         for one, number in zip(names, parts, strict=True):
             found.append(Knob(one, number, _around(number), f"argument {name} of the call"))
         text = ", ".join(f'params["{one}"]' for one in names)
@@ -421,7 +445,14 @@ def _knobs(made: Module, call: Any, function: Any, said: dict[Any, str]) -> list
     return found
 
 
-def _source(made: Module, entry: str, operands: Sequence[Operand], said: Mapping[Any, str], knobs: Sequence[Knob], origin: str) -> str:
+def _source(
+    made: Module,
+    entry: str,
+    operands: Sequence[Operand],
+    said: Mapping[Any, str],
+    knobs: Sequence[Knob],
+    origin: str,
+) -> str:
     constants = "".join(f"{n} = {t}\n" for n, t in made.constants.items())
     functions = "\n\n\n".join(made.functions.values())
     text = constants + functions
@@ -448,7 +479,7 @@ def _violations(made: Module, source: str, path: str) -> list[dict[str, Any]]:
         line, file = 0, path
         for name, text in made.functions.items():
             parts = text.splitlines()
-            for start in (n for n, l in enumerate(lines) if l == parts[0]):
+            for start in (n for n, row in enumerate(lines) if row == parts[0]):
                 within = violation.line - start
                 if 0 < within <= len(parts):
                     line, file = made.lines[name].get(within, 0), made.files[name]
@@ -483,10 +514,16 @@ def _judged(request: Mapping[str, Any], source: str, operands: list[Operand], ca
                 if values:
                     state.update(call=way, precision=precision)
                     return values
-        raise Refused(f"the reference cannot be called with these arguments: {errors[0] if errors else 'no result'}")
+        raise Refused(
+            f"the reference cannot be called with these arguments: {errors[0] if errors else 'no result'}"
+        )
 
-    def runs(dims: Mapping[str, int], params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        return interpreted(target.chip, build, params, [(o.name, o.sizes(dims), o.dtype) for o in operands], inputs)
+    def runs(
+        dims: Mapping[str, int], params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]
+    ) -> list[np.ndarray]:
+        return interpreted(
+            target.chip, build, params, [(o.name, o.sizes(dims), o.dtype) for o in operands], inputs
+        )
 
     def works(dims: Mapping[str, int], named: Sequence[Operand]) -> bool:
         inputs = {o.name: np.zeros(o.sizes(dims), dtype=_np(o.dtype)) for o in named}
@@ -499,13 +536,28 @@ def _judged(request: Mapping[str, Any], source: str, operands: list[Operand], ca
     state.clear()
     shapes, why = _shapes(all_dims[0], operands, defaults, answers, runs)
     if not shapes:
-        return {"refusals": [{"line": 0, "what": f"the kernel agrees with the reference on no small shape: {why}"}]}
-    dims, inputs, wanted, outputs = shapes[0]
-    results, failed = _results(operands, shapes, all_dims[0], lambda sizes: _eval_shapes(target.chip, build, defaults, operands, sizes))
+        return {
+            "refusals": [
+                {"line": 0, "what": f"the kernel agrees with the reference on no small shape: {why}"}
+            ]
+        }
+    results, failed = _results(
+        operands,
+        shapes,
+        all_dims[0],
+        lambda sizes: _eval_shapes(target.chip, build, defaults, operands, sizes),
+    )
     if failed:
-        return {"refusals": [{"line": 0, "what": f"the kernel's own answer is not the reference's: {failed}"}]}
+        return {
+            "refusals": [{"line": 0, "what": f"the kernel's own answer is not the reference's: {failed}"}]
+        }
     space, fixed = _evidence(knobs, defaults, shapes, results, runs)
-    text = re.sub(r"SPACE = .*\nDEFAULTS = .*\n", f"SPACE = {space!r}\nDEFAULTS = { {k: defaults[k] for k in space}!r}\n", source, count=1)
+    text = re.sub(
+        r"SPACE = .*\nDEFAULTS = .*\n",
+        f"SPACE = {space!r}\nDEFAULTS = { {k: defaults[k] for k in space}!r}\n",
+        source,
+        count=1,
+    )
     for knob in knobs:
         if knob.name not in space:
             text = text.replace(f'params["{knob.name}"]', repr(knob.default))
@@ -519,11 +571,17 @@ def _judged(request: Mapping[str, Any], source: str, operands: list[Operand], ca
     }  # fmt: skip
 
 
-def interpreted(chip: Any, build: Any, params: Mapping[str, Any], specs: Sequence[Any], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+def interpreted(
+    chip: Any, build: Any, params: Mapping[str, Any], specs: Sequence[Any], inputs: Mapping[str, np.ndarray]
+) -> list[np.ndarray]:
     """The outputs of a ``build`` under the interpreter that gates use."""
     from tilewright.workers.runners.pallas_trace import interpret, mesh_of
 
-    with mesh_of({"kind": chip.device_kind, "cores": chip.cores}) if hasattr(chip, "device_kind") else _no_mesh():
+    with (
+        mesh_of({"kind": chip.device_kind, "cores": chip.cores})
+        if hasattr(chip, "device_kind")
+        else _no_mesh()
+    ):
         tensors = [jax.ShapeDtypeStruct(shape, _np(dtype)) for _, shape, dtype in specs]
         closed = jax.jit(build(dict(params))).trace(*tensors).jaxpr
         settings = pltpu.InterpretParams(out_of_bounds_reads="raise", uninitialized_memory="nan")
@@ -531,7 +589,9 @@ def interpreted(chip: Any, build: Any, params: Mapping[str, Any], specs: Sequenc
         return [np.asarray(r) for r in compiled(*(inputs[name] for name, _, _ in specs))]
 
 
-def _eval_shapes(chip: Any, build: Any, params: Mapping[str, Any], operands: Sequence[Operand], dims: Mapping[str, int]) -> list[tuple[int, ...]]:
+def _eval_shapes(
+    chip: Any, build: Any, params: Mapping[str, Any], operands: Sequence[Operand], dims: Mapping[str, int]
+) -> list[tuple[int, ...]]:
     tensors = [jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in operands]
     found = jax.eval_shape(build(dict(params)), *tensors)
     return [tuple(leaf.shape) for leaf in jax.tree_util.tree_leaves(found)]
@@ -546,7 +606,9 @@ def _no_mesh() -> Any:
 def _reference_ways(call: Any, operands: Sequence[Operand], places: Sequence[Any]) -> list[str]:
     by_place = {p: o.name for o, p in zip(operands, places, strict=True)}
     positional = [by_place.get((n,), repr(v)) for n, v in enumerate(call.arguments)]
-    keyword = [f"{k}={by_place.get((k,), repr(v))}" for k, v in call.keywords.items() if not isinstance(v, Literal)]
+    keyword = [
+        f"{k}={by_place.get((k,), repr(v))}" for k, v in call.keywords.items() if not isinstance(v, Literal)
+    ]
     tensors = [o.name for o in operands]
     return list(dict.fromkeys(", ".join(w) for w in ([*positional, *keyword], positional, tensors)))
 
@@ -555,7 +617,9 @@ def _np(dtype: str) -> Any:
     return jnp.dtype(dtype)
 
 
-def _shapes(dims: Mapping[str, int], operands: Sequence[Operand], defaults: Mapping[str, int], answers: Any, runs: Any) -> tuple[list[Any], str]:
+def _shapes(
+    dims: Mapping[str, int], operands: Sequence[Operand], defaults: Mapping[str, int], answers: Any, runs: Any
+) -> tuple[list[Any], str]:
     """Small shapes on which the default is right: multiples of blocks, then the whole if it is small."""
     largest = max([128, *(v for v in defaults.values() if v <= 1024)])
     tries = [
@@ -584,7 +648,11 @@ def _shapes(dims: Mapping[str, int], operands: Sequence[Operand], defaults: Mapp
         except Exception as error:  # noqa: BLE001 - a shape the kernel does not take
             reasons.append(f"{label}: {type(error).__name__}: {error}".splitlines()[0][:200])
             continue
-        bad = [judge.read(o, w.astype(np.float64)).db for o, w in zip(outputs, wanted, strict=False) if o.shape != w.shape or not judge.read(o, w.astype(np.float64)).db > 20]
+        bad = [
+            judge.read(o, w.astype(np.float64)).db
+            for o, w in zip(outputs, wanted, strict=False)
+            if o.shape != w.shape or not judge.read(o, w.astype(np.float64)).db > 20
+        ]
         if bad:
             reasons.append(f"{label}: {bad[0]:.1f} dB from the reference")
             continue
@@ -592,7 +660,9 @@ def _shapes(dims: Mapping[str, int], operands: Sequence[Operand], defaults: Mapp
     return found, "; ".join(reasons)
 
 
-def _results(operands: Sequence[Operand], shapes: Sequence[Any], whole: Mapping[str, int], shapes_at: Any) -> tuple[list[Any], str]:
+def _results(
+    operands: Sequence[Operand], shapes: Sequence[Any], whole: Mapping[str, int], shapes_at: Any
+) -> tuple[list[Any], str]:
     results = []
     unlike = {n: 4096 * (1 << place) for place, n in enumerate(whole)}
     try:
@@ -619,7 +689,13 @@ def _results(operands: Sequence[Operand], shapes: Sequence[Any], whole: Mapping[
     return results, ""
 
 
-def _evidence(knobs: Sequence[Knob], defaults: Mapping[str, int], shapes: Sequence[Any], results: Sequence[Any], runs: Any) -> tuple[dict[str, Any], list[Any]]:
+def _evidence(
+    knobs: Sequence[Knob],
+    defaults: Mapping[str, int],
+    shapes: Sequence[Any],
+    results: Sequence[Any],
+    runs: Any,
+) -> tuple[dict[str, Any], list[Any]]:
     from tilewright.fitness.gates import failure, read_gates
     from tilewright.seeds.operator import BitExactGate, SnrGate
 
@@ -646,20 +722,31 @@ def _evidence(knobs: Sequence[Knob], defaults: Mapping[str, int], shapes: Sequen
         if len(kept) > 1:
             space[knob.name] = tuple(sorted(kept))
         else:
-            why = "another value gives another answer, or none: it is part of the meaning" if tried else "no time to try other values"
+            why = (
+                "another value gives another answer, or none: it is part of the meaning"
+                if tried
+                else "no time to try other values"
+            )
             fixed.append({"name": knob.name, "value": knob.default, "why": why})
     return space, fixed
 
 
-def _work(reference: Any, call: str, operands: Sequence[Operand], all_dims: Sequence[Mapping[str, int]]) -> dict[str, int]:
+def _work(
+    reference: Any, call: str, operands: Sequence[Operand], all_dims: Sequence[Mapping[str, int]]
+) -> dict[str, int]:
     """Floating-point operations of matrix products, as XLA counts them in the reference."""
     found = {}
     for dims in all_dims:
         key = "x".join(str(n) for n in dims.values()) or "one"
         try:
             names = [o.name for o in operands]
-            made = eval(f"lambda {', '.join(names)}: reference({call})", {"reference": reference, "jnp": jnp, "jax": jax})
-            lowered = jax.jit(made).lower(*(jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in operands))
+            made = eval(
+                f"lambda {', '.join(names)}: reference({call})",
+                {"reference": reference, "jnp": jnp, "jax": jax},
+            )
+            lowered = jax.jit(made).lower(
+                *(jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in operands)
+            )
             analysis = lowered.cost_analysis() or {}
             text = lowered.as_text()
             found[key] = int(analysis.get("flops", 0)) if "dot_general" in text else 0

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch.overrides import TorchFunctionMode
 from triton.runtime import autotuner, interpreter
 
@@ -118,7 +117,8 @@ _VIEWS = {
     "view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "flatten", "expand", "narrow",
     "swapaxes", "movedim", "view_as", "reshape_as", "unflatten",
 }  # fmt: skip
-_FREE = {"detach", "requires_grad_", "is_contiguous", "data_ptr", "dim", "ndimension", "element_size", "is_floating_point",
+_FREE = {"detach", "requires_grad_", "is_contiguous", "data_ptr", "dim", "ndimension", "element_size",
+         "is_floating_point",
          "storage_offset", "get_device", "is_complex", "__repr__", "__format__", "__hash__", "__len__", "is_pinned",
          "untyped_storage", "storage", "is_set_to", "record_stream", "__deepcopy__", "register_hook", "is_signed",
          "is_inference", "is_same_size", "type", "__bool__", "__index__", "__int__", "__float__"}  # fmt: skip
@@ -152,7 +152,17 @@ class Recording(TorchFunctionMode):
             return self._same(name, func, args, options)
         if name in _VIEWS or name in ("__getitem__", "chunk", "split", "unbind", "view_as_real"):
             return self._view(name, func, args, options)
-        if name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "nonzero", "cpu", "numpy"):
+        if name in (
+            "item",
+            "tolist",
+            "__bool__",
+            "__int__",
+            "__float__",
+            "__index__",
+            "nonzero",
+            "cpu",
+            "numpy",
+        ):
             raise Refusal(f"the wrapper reads a tensor's values ({name})", user_line())
         if name == "data_ptr":
             return 0
@@ -184,7 +194,8 @@ class Recording(TorchFunctionMode):
 
     def _sizes(self, var: Var, values: Sequence[int]) -> list[Any]:
         return [
-            symbols.traced(int(v), f"{var.name}.shape[{n}]", frozenset(["shape"])) for n, v in enumerate(values)
+            symbols.traced(int(v), f"{var.name}.shape[{n}]", frozenset(["shape"]))
+            for n, v in enumerate(values)
         ]
 
     def _metadata(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
@@ -202,7 +213,8 @@ class Recording(TorchFunctionMode):
         if name == "size":
             return torch.Size(self._sizes(var, value))
         return tuple(
-            symbols.traced(int(v), f"{var.name}.stride({n})", frozenset(["shape"])) for n, v in enumerate(value)
+            symbols.traced(int(v), f"{var.name}.stride({n})", frozenset(["shape"]))
+            for n, v in enumerate(value)
         )
 
     def _made(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
@@ -289,7 +301,9 @@ class Recording(TorchFunctionMode):
         known = self._trace.find(value)
         if known is not None and known is base:
             return value if id(value) in self._trace.vars else self._alias(value, base)
-        self._trace.add(Var(self._trace.fresh_name("v"), value, "view", text, base, user_line(), base.foreign))
+        self._trace.add(
+            Var(self._trace.fresh_name("v"), value, "view", text, base, user_line(), base.foreign)
+        )
         return value
 
     def _alias(self, value: torch.Tensor, base: Var) -> torch.Tensor:
@@ -425,7 +439,9 @@ class _Compiled:
         self.n_regs = symbols.traced(32, "Dn_regs_", unknown)
         self.n_spills = 0
         shared = symbols.traced(1024, "Dshared_", unknown)
-        self.metadata = types.SimpleNamespace(shared=shared, num_warps=options.get("num_warps", 4), name="kernel")
+        self.metadata = types.SimpleNamespace(
+            shared=shared, num_warps=options.get("num_warps", 4), name="kernel"
+        )
         self.asm: dict[str, str] = {}
         self.function = self.module = None
 
@@ -598,8 +614,3 @@ def _flat(result: Any) -> Iterator[Any]:
         yield from _flat(tuple(result.values()))
     elif isinstance(result, torch.Tensor):
         yield result
-
-
-def dtype_text(value: Any) -> str | None:
-    """A Triton dtype as an expression."""
-    return f"tl.{value}".replace("fp", "float").replace("tl.bf16", "tl.bfloat16") if isinstance(value, tl.dtype) else None

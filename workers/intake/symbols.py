@@ -110,7 +110,11 @@ def call(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` of plain numbers, as one that notes ``name(...)`` where an argument is traced."""
 
     def noted(*arguments: Any, **options: Any) -> Any:
-        flat = tuple(arguments[0]) if len(arguments) == 1 and isinstance(arguments[0], list | tuple) else arguments
+        flat = (
+            tuple(arguments[0])
+            if len(arguments) == 1 and isinstance(arguments[0], list | tuple)
+            else arguments
+        )
         if options or not is_traced(*flat) or not all(isinstance(a, int | float) for a in flat):
             return function(*arguments, **options)
         value = function(*map(plain, flat))
@@ -166,4 +170,4 @@ for _kind in (TracedInt, TracedBool, TracedFloat):
         setattr(_kind, f"__r{_name}__", _binary(_symbol, _function, True))
     for _name, (_symbol, _function) in _COMPARED.items():
         setattr(_kind, f"__{_name}__", _binary(_symbol, _function, False))
-    setattr(_kind, "__neg__", _unary("-", operator.neg))
+    _kind.__neg__ = _unary("-", operator.neg)
