@@ -45,7 +45,10 @@ def plain_module(
         called = f"    return build(PARAMS)({given})\n"
     else:
         inputs = ", ".join(f'"{name}": {name}' for name in operands)
-        called = f"    results = launch({{{inputs}}}, PARAMS)\n    return results[0] if len(results) == 1 else results\n"
+        called = (
+            f"    results = launch({{{inputs}}}, PARAMS)\n"
+            "    return results[0] if len(results) == 1 else results\n"
+        )
     return f'"""{note}"""\n\n{text}\n\nPARAMS = {dict(params)!r}\n\n\ndef {function}({given}):\n{called}'
 
 

@@ -26,7 +26,7 @@ class BadCall(ValueError):
 
 @dataclass(frozen=True)
 class TensorArgument:
-    """A tensor: numpy's name of its dtype, its sizes, integers' exclusive upper bound, and whether it is a transpose."""
+    """A tensor: numpy's name of its dtype, sizes, integers' exclusive upper bound, whether it is a transpose."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -68,26 +68,38 @@ def _literal(value: Mapping[str, Any]) -> str:
     return ("{\n" + inner + "}").replace("'", '"') if value else "{}"
 
 
-def emit(trace: Trace, literals: Mapping[str, tuple[int, str, int]], names: Mapping[str, str], origin: str,
-         dims: Mapping[str, Sequence[Any]], wanted: Sequence[tuple[tuple[int, ...], torch.dtype]] | None) -> Taken:  # fmt: skip
-    """The module of a recording. ``wanted``: shapes and dtypes of the results that are judged. Raises Refusal."""
-    return _Emitter(trace, literals, names, origin, dims).module(wanted)
+Wanted = Sequence[tuple[tuple[int, ...], torch.dtype]] | None
+"""Shapes and dtypes of the results that are judged; None: all there are."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What is known beside a recording: where it is from, literals by atom (value, file, line) and the names they were
+    given, operands' dimensions, and the device's figures by atom."""
+
+    title: str
+    literals: Mapping[str, tuple[int, str, int]]
+    names: Mapping[str, str]
+    dims: Mapping[str, Sequence[Any]]
+    device: Mapping[str, int]
+
+
+def emit(trace: Trace, origin: Origin, wanted: Wanted) -> Taken:
+    """The module of a recording. Raises Refusal."""
+    return _Emitter(trace, origin).module(wanted)
 
 
 class _Emitter:
-    def __init__(
-        self, trace: Trace, literals: Mapping[str, tuple[int, str, int]], names: Mapping[str, str], origin: str,
-        dims: Mapping[str, Sequence[Any]],
-    ) -> None:  # fmt: skip
-        self._dims = dims
-        self._trace, self._literals, self._names, self._origin = trace, literals, names, origin
+    def __init__(self, trace: Trace, origin: Origin) -> None:
+        self._trace, self._origin, self._dims, self._device = trace, origin.title, origin.dims, origin.device
+        self._literals, self._names = origin.literals, origin.names
         self._kernels = Kernels()
         self._knobs: dict[str, Knob] = {}
         self._notes: list[str] = list(trace.notes)
         self._fixed: list[str] = []
         self._renamed: dict[str, str] = {}
 
-    def module(self, wanted: Sequence[tuple[tuple[int, ...], torch.dtype]] | None) -> Taken:
+    def module(self, wanted: Wanted) -> Taken:
         launches = [step for step in self._trace.steps if isinstance(step, Launch)]
         if not launches:
             raise Refusal("the call launches no Triton kernel")
@@ -103,16 +115,15 @@ class _Emitter:
         if "TensorDescriptor(" in body:
             source = source.replace(
                 "import triton.language as tl\n",
-                "import triton.language as tl\nfrom triton.tools.tensor_descriptor import TensorDescriptor\n", 1)  # fmt: skip
+                "import triton.language as tl\n"
+                "from triton.tools.tensor_descriptor import TensorDescriptor\n", 1)  # fmt: skip
         notes = [*self._notes, *self._kernels.notes]
         tensors = [var.tensor for var in outputs]
         return Taken(source, list(self._knobs.values()), tensors, self._kernels, notes, self._fixed)
 
     # -- outputs ---------------------------------------------------------------------------------
 
-    def _outputs(
-        self, launches: Sequence[Launch], wanted: Sequence[tuple[tuple[int, ...], torch.dtype]] | None
-    ) -> tuple[list[Var], dict[str, str]]:
+    def _outputs(self, launches: Sequence[Launch], wanted: Wanted) -> tuple[list[Var], dict[str, str]]:
         """Tensors that ``launch`` returns, and the inputs that are outputs in disguise."""
         written = _written(launches)
         candidates: list[tuple[Var, torch.Tensor]] = []
@@ -144,7 +155,7 @@ class _Emitter:
                 if not fits:
                     made = ", ".join(f"{list(t.shape)} {t.dtype}" for _, t in candidates) or "none"
                     raise Refusal(
-                        f"the reference returns a result of shape {list(shape)}, and the call makes no such one ({made})"
+                        f"the reference returns a result of shape {list(shape)}, and the call makes none ({made})"
                     )
                 left = [c for c in left if c[0] is not fits[0][0]]
                 chosen.append(fits[0][0])
@@ -398,13 +409,11 @@ class _Emitter:
         whole = None
         for node in pieces:  # outermost first
             text = ast.unparse(node)
-            if "Dn_regs_" in text or "Dshared_" in text:
-                if not re.search(r"\.shape|\.stride|\.numel", text):
-                    whole = text
-                    break
-        programs = 132
-        found = re.search(r"\bD(multiprocessor_count)_", value.code)
-        programs = 132 if found else max(plain, 1)
+            if re.search(r"Dn_regs_|Dshared_", text) and not re.search(r"\.shape|\.stride|\.numel", text):
+                whole = text
+                break
+        found = re.search(r"\bDmultiprocessor_count_", value.code)
+        programs = self._device["Dmultiprocessor_count_"] if found else max(plain, 1)
         knob = Knob("programs", programs * 4, tuple(programs * n for n in (1, 2, 4, 8, 16, 32)), "programs",
                     "programs that stay on the device, which the wrapper works out from compiled code", True)  # fmt: skip
         self._add(knob)
@@ -428,12 +437,7 @@ class _Emitter:
             return atom
 
         text = re.sub(r"\b[LC]\w+_\b", say, code)
-        return re.sub(r"\bD\w+_\b", lambda m: _device_value(m[0]), text)
-
-
-def _device_value(atom: str) -> str:
-    return {"Dmultiprocessor_count_": "132", "DwarpSize_": "32", "Dwarp_size_": "32", "Dmax_num_regs_": "65536",
-            "Dmax_shared_mem_": "232448"}.get(atom, "65536")  # fmt: skip
+        return re.sub(r"\bD\w+_\b", lambda m: str(self._device.get(m[0], 1)), text)
 
 
 def _around(default: int) -> tuple[int, ...]:

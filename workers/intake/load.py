@@ -105,7 +105,9 @@ class _Hooked(ast.NodeTransformer):
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         if type(node.value) is not int or not 2 <= node.value <= 1 << 20:
             return node
-        where = [ast.Constant(v) for v in (node.value, self._file, node.lineno, node.col_offset, self._name)]
+        where: list[ast.expr] = [
+            ast.Constant(v) for v in (node.value, self._file, node.lineno, node.col_offset, self._name)
+        ]
         return ast.copy_location(ast.Call(ast.Name(f"{HOOK}literal", ast.Load()), where, []), node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -191,7 +193,7 @@ class PackageLoader(MetaPathFinder, Loader):
         self.run(module, path)
 
     def _lazily(self, module: types.ModuleType, path: str) -> Any:
-        """What a package's ``__init__`` imports, once somebody asks for it; for what it defines itself all of it runs."""
+        """What a package's ``__init__`` imports, once asked for; for what it defines itself all of it runs."""
         origins: dict[str, tuple[str, str]] = {}
         for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):

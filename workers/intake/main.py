@@ -26,7 +26,7 @@ from tilewright.fitness import dialect
 from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake import judge
 from tilewright.workers.intake.arguments import Call, Literal, parse
-from tilewright.workers.intake.emit import Knob, Taken, emit
+from tilewright.workers.intake.emit import Knob, Origin, Taken, emit
 from tilewright.workers.intake.load import Literals, load
 from tilewright.workers.intake.operator import (
     Operand,
@@ -39,7 +39,7 @@ from tilewright.workers.intake.operator import (
     run_reference,
     to_tensor,
 )  # fmt: skip
-from tilewright.workers.intake.record import Refusal, noted_device, record
+from tilewright.workers.intake.record import Refusal, device_numbers, noted_device, record
 from tilewright.workers.runners.triton_common import load_module, to_numpy, to_torch
 from tilewright.workers.runners.triton_interpreter import repair
 
@@ -218,7 +218,8 @@ def _traced(site: Site, dims: Mapping[str, int], wanted: Any) -> Taken:
     trace = record(site.function, arguments, keywords, tensors, [site.path])
     origin = f"{Path(site.path).name}:{site.name}"
     shapes = {o.name: o.shape for o in site.operands}
-    return emit(trace, site.literals.found, site.literals.names, origin, shapes, wanted)
+    device = {f"D{name}_": value for name, value in device_numbers(site.part).items()}
+    return emit(trace, Origin(origin, site.literals.found, site.literals.names, shapes, device), wanted)
 
 
 def _refusals(taken: Taken, site: Site) -> list[dict[str, Any]]:
@@ -282,7 +283,8 @@ def _surveyed(request: Mapping[str, Any]) -> dict[str, Any]:
 def _violations(kernels: Any, path: str) -> list[dict[str, Any]]:
     constants = "".join(f"{n} = {t}\n" for n, t in kernels.constants.items())
     functions = "\n\n".join(t.text for t in kernels.functions.values())
-    source = f"import torch\nimport triton\nimport triton.language as tl\n{constants}\n{functions}\n\ndef launch(inputs, params):\n    return ()\n"
+    head = f"import torch\nimport triton\nimport triton.language as tl\n{constants}\n{functions}\n\n"
+    source = f"{head}def launch(inputs, params):\n    return ()\n"
     taken = Taken(source, [], [], kernels)
     return _refusals(taken, Site(None, path, "", []))  # type: ignore[arg-type]
 
@@ -584,10 +586,10 @@ def _bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, def
                 for s in shapes
                 for kind in s.inputs
             ]
-            made, why = judge.bar(readings, [*dtypes, dtype], products=products)
-            if made is None:
+            derived, why = judge.bar(readings, [*dtypes, dtype], products=products)
+            if derived is None:
                 return [], f"result {number}: {why}", spread
-            bound = made
+            bound = derived
         results.append(Result(f"o{number}", dtype, symbolic, bound.min_db, bound.worst, places[number]))
     return results, "", spread
 
@@ -623,8 +625,8 @@ def _symbolic(site: Site, shape: Shape, small: Sequence[int], whole: Sequence[in
 def _operator(
     request: Mapping[str, Any], site: Site, reference: Oracle, results: Sequence[Result], spread: int
 ) -> TakenOperator:
-    return TakenOperator("taken/one", request["reference"], reference.call, tuple(site.operands), tuple(results), {}, {},
-                         reference.precision, (), {}, ("randn",), spread)  # fmt: skip
+    judge_of = (request["reference"], reference.call, tuple(site.operands), tuple(results))
+    return TakenOperator("taken/one", *judge_of, {}, {}, reference.precision, (), {}, ("randn",), spread)
 
 
 def _evidence(taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Sequence[Shape], operator: TakenOperator,
@@ -698,10 +700,9 @@ def _uses(taken: Taken, knob: Knob) -> bool:
     import ast
 
     text = taken.source[taken.source.index("def launch(") :]
-    calls = [
-        n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript)
-    ]
-    for call in calls:
+    for call in (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)):
+        if not isinstance(call.func, ast.Subscript):
+            continue
         kernel = taken.kernels.functions.get(ast.unparse(call.func.value))
         if f"'{knob.name}'" in ast.unparse(call.func.slice) or any(
             f"'{knob.name}'" in ast.unparse(k.value) for k in call.keywords

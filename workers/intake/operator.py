@@ -52,7 +52,7 @@ def size_of(size: int | str, dims: Mapping[str, int]) -> int:
 
 @dataclass(frozen=True)
 class Operand:
-    """``shape``: sizes or names of dimensions. ``below``: exclusive bound of integers. ``transposed``: given as a view."""
+    """``shape``: sizes or names of dimensions. ``below``: exclusive bound of integers."""
 
     name: str
     dtype: str
@@ -224,7 +224,7 @@ def function_of(reference: str) -> Callable[..., Any]:
         value = getattr(value, part)
     if isinstance(value, type) or not callable(value):
         raise LookupError(f"--reference: {reference} is no function")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _module(parts: Sequence[str]) -> tuple[Any, str]:

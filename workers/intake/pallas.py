@@ -113,7 +113,7 @@ class Module:
 
     def _lift(self, node: ast.FunctionDef, fn: Any) -> None:
         """Literal sizes that the wrapper assigns become keyword parameters of it, with the literal as default."""
-        lifted = []
+        lifted: list[tuple[str, int, int]] = []
         for place, statement in enumerate(node.body):
             if not (isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)):
                 continue
@@ -125,13 +125,13 @@ class Module:
             n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
         }
         for name in sorted(globals_used):
-            value = fn.__globals__.get(name)
-            if type(value) is int and value >= 8:
-                lifted.append((name, value, node.lineno))
-        for name, value, line in lifted:
+            known = fn.__globals__.get(name)
+            if type(known) is int and known >= 8:
+                lifted.append((name, known, node.lineno))
+        for name, size, line in lifted:
             node.args.kwonlyargs.append(ast.arg(name))
-            node.args.kw_defaults.append(ast.Constant(value))
-            self.knobs[name] = Knob(name.lower().strip("_"), value, _around(value), f"literal at line {line}")
+            node.args.kw_defaults.append(ast.Constant(size))
+            self.knobs[name] = Knob(name.lower().strip("_"), size, _around(size), f"literal at line {line}")
         for part in (*node.args.kwonlyargs, *node.args.kw_defaults):
             if part is not None:
                 ast.copy_location(part, node)
@@ -468,7 +468,8 @@ def _source(
     return (
         f'"""Taken from {Path(origin).name}."""\n\n{imports}import jax\nimport jax.numpy as jnp\n'
         "from jax.experimental import pallas as pl\nfrom jax.experimental.pallas import tpu as pltpu\n\n"
-        f"{head}\n{constants}\n\n{functions}\n\n\ndef build(params):\n    def apply({names}):\n        return {called}\n\n    return apply\n"
+        f"{head}\n{constants}\n\n{functions}\n\n\ndef build(params):\n"
+        f"    def apply({names}):\n        return {called}\n\n    return apply\n"
     )
 
 
@@ -488,7 +489,8 @@ def _violations(made: Module, source: str, path: str) -> list[dict[str, Any]]:
     return list({(f["file"], f["line"], f["what"]): f for f in found}.values())
 
 
-def _judged(request: Mapping[str, Any], source: str, operands: list[Operand], calls: Sequence[Any], knobs: Sequence[Knob],
+def _judged(request: Mapping[str, Any], source: str, operands: list[Operand], calls: Sequence[Any],
+            knobs: Sequence[Knob],
             said: Mapping[Any, str], places: Sequence[Any]) -> dict[str, Any]:  # fmt: skip
     """Checked shapes, bounds and evidence, all by the interpreter that candidates are judged with."""
     from tilewright.workers.runners.pallas_trace import load_build
@@ -563,7 +565,8 @@ def _judged(request: Mapping[str, Any], source: str, operands: list[Operand], ca
             text = text.replace(f'params["{knob.name}"]', repr(knob.default))
     kinds = ["randn", "repeated"]
     return {
-        "source": text, "space": {k: list(v) for k, v in space.items()}, "defaults": {k: defaults[k] for k in space}, "fixed": fixed,
+        "source": text, "space": {k: list(v) for k, v in space.items()},
+        "defaults": {k: defaults[k] for k in space}, "fixed": fixed,
         "operands": [[o.name, o.dtype, list(o.shape), o.below] for o in operands],
         "results": results, "call": state["call"], "precision": state["precision"], "check": [s[0] for s in shapes],
         "kinds": kinds, "spread": 2, "independent": [], "dims": all_dims,
@@ -575,13 +578,10 @@ def interpreted(
     chip: Any, build: Any, params: Mapping[str, Any], specs: Sequence[Any], inputs: Mapping[str, np.ndarray]
 ) -> list[np.ndarray]:
     """The outputs of a ``build`` under the interpreter that gates use."""
-    from tilewright.workers.runners.pallas_trace import interpret, mesh_of
+    from tilewright.workers.runners.pallas_check import interpret
+    from tilewright.workers.runners.pallas_trace import mesh_of
 
-    with (
-        mesh_of({"kind": chip.device_kind, "cores": chip.cores})
-        if hasattr(chip, "device_kind")
-        else _no_mesh()
-    ):
+    with mesh_of({"kind": chip.device_kind, "cores": chip.cores}):
         tensors = [jax.ShapeDtypeStruct(shape, _np(dtype)) for _, shape, dtype in specs]
         closed = jax.jit(build(dict(params))).trace(*tensors).jaxpr
         settings = pltpu.InterpretParams(out_of_bounds_reads="raise", uninitialized_memory="nan")
@@ -595,12 +595,6 @@ def _eval_shapes(
     tensors = [jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in operands]
     found = jax.eval_shape(build(dict(params)), *tensors)
     return [tuple(leaf.shape) for leaf in jax.tree_util.tree_leaves(found)]
-
-
-def _no_mesh() -> Any:
-    import contextlib
-
-    return contextlib.nullcontext()
 
 
 def _reference_ways(call: Any, operands: Sequence[Operand], places: Sequence[Any]) -> list[str]:

@@ -380,9 +380,9 @@ class _Properties(dict):
             raise AttributeError(name) from error
 
 
-def device_properties(part: Mapping[str, int], trace: Trace | None = None) -> _Properties:
-    """The names that CUDA, Triton and torch give them."""
-    said = {
+def device_numbers(part: Mapping[str, Any]) -> dict[str, int]:
+    """What a wrapper may ask of a device, under the names that CUDA, Triton and torch have for it."""
+    return {
         "multiprocessor_count": part["multiprocessors"],
         "max_num_regs": 65536,
         "regs_per_multiprocessor": 65536,
@@ -394,8 +394,12 @@ def device_properties(part: Mapping[str, int], trace: Trace | None = None) -> _P
         "total_memory": 80 << 30,
         "max_threads_per_multi_processor": 2048,
     }
+
+
+def device_properties(part: Mapping[str, Any]) -> _Properties:
+    """The same, each number with its atom."""
     found = _Properties()
-    for name, value in said.items():
+    for name, value in device_numbers(part).items():
         found[name] = symbols.traced(int(value), f"D{name}_", frozenset(["device", f"D{name}_"]))
     found["major"], found["minor"] = divmod(part["capability"], 10)
     found["name"] = part.get("product", "GPU")

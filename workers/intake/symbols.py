@@ -170,4 +170,4 @@ for _kind in (TracedInt, TracedBool, TracedFloat):
         setattr(_kind, f"__r{_name}__", _binary(_symbol, _function, True))
     for _name, (_symbol, _function) in _COMPARED.items():
         setattr(_kind, f"__{_name}__", _binary(_symbol, _function, False))
-    _kind.__neg__ = _unary("-", operator.neg)
+    _kind.__neg__ = _unary("-", operator.neg)  # type: ignore[method-assign]
