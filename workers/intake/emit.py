@@ -415,7 +415,7 @@ class _Emitter:
         found = re.search(r"\bDmultiprocessor_count_", value.code)
         programs = self._device["Dmultiprocessor_count_"] if found else max(plain, 1)
         knob = Knob("programs", programs * 4, tuple(programs * n for n in (1, 2, 4, 8, 16, 32)), "programs",
-                    "programs that stay on the device, which the wrapper works out from compiled code", True)  # fmt: skip
+                    "programs on the device at once, which the wrapper works out from compiled code", True)  # fmt: skip
         self._add(knob)
         if whole is None:
             return 'params["programs"]'

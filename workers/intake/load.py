@@ -57,9 +57,7 @@ class Missing:
         self._said = f"{name} is not there: {why}"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)
-        raise ModuleNotFoundError(self._said)
+        raise AttributeError(self._said)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs and isinstance(args[0], types.FunctionType | type):
