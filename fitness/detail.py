@@ -1,4 +1,4 @@
-"""What a signal-to-noise ratio does not see: a few wrong elements, signs, zeros, more noise than rounding explains.
+"""Details beneath a signal-to-noise ratio: a few wrong elements, signs, zeros, more noise than rounding explains.
 
 A ratio over a whole output forgives whatever is small. So each element is held to what its data types explain as well:
 one unit in the last place of the output (two roundings), and a share ``worst`` of the reference's root mean square in

@@ -1,4 +1,4 @@
-"""What the cascade found for one genome: verdict, figures, diagnosis. Plain, typed data."""
+"""Findings of the cascade for one genome: verdict, figures, diagnosis. Plain, typed data."""
 
 from __future__ import annotations
 
