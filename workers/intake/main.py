@@ -41,7 +41,8 @@ from tilewright.workers.intake.operator import (
     to_tensor,
 )  # fmt: skip
 from tilewright.workers.intake.record import Refusal, device_numbers, noted_device, record
-from tilewright.workers.runners.triton_common import load_module, to_numpy, to_torch
+from tilewright.workers.runners.tensors import to_numpy, to_torch
+from tilewright.workers.runners.triton_common import load_module
 from tilewright.workers.runners.triton_interpreter import repair
 
 RUN_SECONDS = 12
