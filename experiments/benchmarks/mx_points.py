@@ -236,12 +236,18 @@ def compiled_ahead(
     pairs: Sequence[tuple[Entry, Workload]], cache: str, processes: int, seconds: float
 ) -> dict[str, Any]:
     """Compiles every point of these shapes into ``cache``, and says what failed or was not reached in ``seconds``."""
+    return compile_tasks(list(tasks(pairs)), cache, processes, seconds)
+
+
+def compile_tasks(
+    todo: Sequence[tuple[str, Point, list[dict[str, Any]]]], cache: str, processes: int, seconds: float
+) -> dict[str, Any]:
+    """Compiles sources at points for shapes (see ``tasks``), and says what failed or was not reached."""
     begun = time.monotonic()
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, context, initializer=_start, initargs=(cache,))
     futures: dict[Future[str], str] = {}
     failed, late = {}, 0
-    todo = list(tasks(pairs))
     for source, point, workloads in todo:
         name = source.splitlines()[0].strip('"')[:60]
         futures[pool.submit(_compile, source, point, workloads)] = f"{name} {point}"

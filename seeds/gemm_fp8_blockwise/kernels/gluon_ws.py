@@ -6,7 +6,13 @@ multiplies one 128-column half at a time into a partial and promotes it into f32
 while one warpgroup promotes, the other's wgmma keeps the tensor cores busy. 128 x 256 tiles read 170 FLOP
 per byte from L2, where 128 x 128 tiles read 128: on an H200 the wider tile is what lifts the L2 bound.
 Programs are persistent, so the producer runs ahead into the next tile during the epilogue, and the epilogue
-stores 64 x 64 pieces through a ring of two slots by TMA.
+stores 64 x 64 pieces through a ring of ``slots`` by TMA: with four of them a tile's store is not waited for before the
+next tile's products begin.
+
+A consumer that loads the scale of a 128 x 128 block itself stalls between two wgmma whenever that load misses the
+first-level cache; with ``b_scales`` "ring" the producer loads it, a step ahead, and leaves it in the stage.
+``a_from`` "registers" reads A once for both halves, where wgmma otherwise reads it from shared memory for each: 128
+bytes a cycle instead of 144, with what the copies write, of the 128 that shared memory has.
 """
 
 import torch
@@ -24,18 +30,30 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 SPACE = {
     "block_n": (128, 256),
     "stages": (3, 4, 5, 6),
-    "slots": (1, 2),
+    "slots": (1, 2, 4),
     "group_m": (1, 2, 4, 6, 8, 12, 16, 24, 32),
     "programs": (132, 1048576),
     "consumer_regs": (216, 232, 240),
+    "b_scales": ("global", "ring"),
+    "a_from": ("shared", "registers"),
 }
-DEFAULTS = {"block_n": 256, "stages": 4, "slots": 2, "group_m": 32, "programs": 132, "consumer_regs": 240}
+DEFAULTS = {
+    "block_n": 256,
+    "stages": 4,
+    "slots": 2,
+    "group_m": 32,
+    "programs": 132,
+    "consumer_regs": 240,
+    "b_scales": "global",
+    "a_from": "shared",
+}
 CONSTRAINTS = {
-    "(16896 + block_n // 128 * (16384 + 512 * columns)) * stages + 16384 * slots <= 232000": (
-        "the ring and the store slots share 227 KB of shared memory"
-    ),
+    "(16896 + block_n // 128 * (16384 + (512 if columns else 128 * (b_scales == 'ring')))) * stages"
+    " + 16384 * slots <= 232000": "the ring and the store slots share 227 KB of shared memory",
+    "columns == 0 or b_scales == 'global'": "scales per column come through the ring by themselves",
     "M % 4 == 0": "rows of A's scales begin at 16 bytes, where TMA may",
-    "N % 128 == 0": "B's scales come in whole 128 x 128 blocks",
+    "columns == 0 or N % 4 == 0": "rows of B's scales begin at 16 bytes, where TMA may",
+    "N % 8 == 0": "rows of C begin at 16 bytes",
     "K % 128 == 0": "a step of K is one scale block",
 }
 
@@ -71,6 +89,7 @@ def producer(
     as_desc,
     b_desc,
     bs_desc,
+    bs_ptr,
     M,
     N,
     K,
@@ -85,21 +104,38 @@ def producer(
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     COLUMNS: gl.constexpr,
+    RING: gl.constexpr,
 ):
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
     steps = K // 128
     B_BYTES: gl.constexpr = 128 * 128 + (128 * 4 if COLUMNS else 0)
     A_BYTES: gl.constexpr = 2 * 64 * 128 + 2 * 64 * 4
+    lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    last = gl.cdiv(N, 128) - 1
     s = 0
     phase = 1
     for t in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
         pm, pn = tile_of(t, num_m, num_n, GROUP)
         row = pm * 128
         col = pn * (128 * HALVES)
+        bp0 = bs_ptr + pn * HALVES * steps
+        bp1 = bs_ptr + min(pn * HALVES + HALVES - 1, last) * steps
+        sb0 = 1.0
+        sb1 = 1.0
+        if RING:
+            sb0 = gl.load(bp0)
+            sb1 = gl.load(bp1)
         for k in range(steps):
             mbarrier.wait(empty.index(s), phase)
             bar = ready.index(s)
+            if RING:
+                t_bufs.index(s * HALVES).store(gl.full((32,), sb0, gl.float32, lanes))
+                if HALVES == 2:
+                    t_bufs.index(s * 2 + 1).store(gl.full((32,), sb1, gl.float32, lanes))
+                ahead = min(k + 1, steps - 1)
+                sb0 = gl.load(bp0 + ahead)
+                sb1 = gl.load(bp1 + ahead)
             mbarrier.expect(bar, A_BYTES + B_BYTES)
             for p in gl.static_range(2):
                 tma.async_copy_global_to_shared(a_desc, [row + p * 64, k * 128], bar, a_bufs.index(s * 2 + p))
@@ -121,11 +157,21 @@ def producer(
 
 
 @gluon.jit
-def store_half(c_desc, c_bufs, acc, row, col, SLOTS: gl.constexpr, WG: gl.constexpr, SMALL: gl.constexpr):
+def store_half(
+    c_desc,
+    c_bufs,
+    acc,
+    row,
+    col,
+    FIRST: gl.constexpr,
+    SLOTS: gl.constexpr,
+    WG: gl.constexpr,
+    SMALL: gl.constexpr,
+):
     """Store 64 x 128 f32 as bf16, in two 64 x 64 pieces through this warpgroup's slots."""
     left, right = acc.to(gl.bfloat16).reshape([64, 2, 64]).permute(0, 2, 1).split()
     for p in gl.static_range(2):
-        slot = c_bufs.index(WG * SLOTS + p % SLOTS)
+        slot = c_bufs.index(WG * SLOTS + (FIRST + p) % SLOTS)
         tma.store_wait(SLOTS - 1)
         slot.store(gl.convert_layout(left if p == 0 else right, SMALL))
         fence_async_shared()
@@ -152,6 +198,8 @@ def consume(
     GROUP: gl.constexpr,
     SLOTS: gl.constexpr,
     COLUMNS: gl.constexpr,
+    RING: gl.constexpr,
+    HELD: gl.constexpr,
     WG: gl.constexpr,
 ):
     mma: gl.constexpr = gl.NVMMADistributedLayout(
@@ -161,10 +209,11 @@ def consume(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32]
     )
     rows: gl.constexpr = gl.SliceLayout(1, mma)
+    first: gl.constexpr = gl.DotOperandLayout(0, mma, 4)
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
     steps = K // 128
-    last = N // 128 - 1
+    last = gl.cdiv(N, 128) - 1
     zero = gl.zeros((64, 128), gl.float32, mma)
     s = 0
     phase = 0
@@ -177,13 +226,17 @@ def consume(
         for k in range(steps):
             sb0 = 1.0
             sb1 = 1.0
-            if not COLUMNS:
+            if not COLUMNS and not RING:
                 sb0 = gl.load(bp0 + k)
                 sb1 = gl.load(bp1 + k)
             mbarrier.wait(ready.index(s), phase)
             a = a_bufs.index(s * 2 + WG)
+            if HELD:
+                a = a.load(first)
             d = warpgroup_mma(a, b_bufs.index(s * HALVES).permute((1, 0)), zero, use_acc=False, is_async=True)
             sa = s_bufs.index(s * 2 + WG).load(rows)
+            if RING:
+                sb0 = t_bufs.index(s * HALVES).slice(0, 1).load(rows)
             d = warpgroup_mma_wait(num_outstanding=0, deps=(d,))
             if HALVES == 2:
                 acc0 = promote(acc0, d, sa, sb0, t_bufs.index(s * HALVES), COLUMNS, mma)
@@ -193,6 +246,8 @@ def consume(
                 e = warpgroup_mma(
                     a, b_bufs.index(s * 2 + 1).permute((1, 0)), zero, use_acc=False, is_async=True
                 )
+                if RING:
+                    sb1 = t_bufs.index(s * 2 + 1).slice(0, 1).load(rows)
                 e = warpgroup_mma_wait(num_outstanding=0, deps=(e,))
                 if not COLUMNS:
                     mbarrier.arrive(empty.index(s), count=1)
@@ -209,9 +264,9 @@ def consume(
             phase = gl.where(wrap, phase ^ 1, phase)
         row = pm * 128 + WG * 64
         col = pn * (128 * HALVES)
-        store_half(c_desc, c_bufs, acc0, row, col, SLOTS, WG, small)
+        store_half(c_desc, c_bufs, acc0, row, col, 0, SLOTS, WG, small)
         if HALVES == 2:
-            store_half(c_desc, c_bufs, acc1, row, col + 128, SLOTS, WG, small)
+            store_half(c_desc, c_bufs, acc1, row, col + 128, 2, SLOTS, WG, small)
     tma.store_wait(0)
 
 
@@ -232,6 +287,8 @@ def gemm_kernel(
     SLOTS: gl.constexpr,
     REGS: gl.constexpr,
     COLUMNS: gl.constexpr,
+    RING: gl.constexpr,
+    HELD: gl.constexpr,
 ):
     fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
     bf16: gl.constexpr = gl.NVMMASharedLayout(128, 16)
@@ -243,6 +300,8 @@ def gemm_kernel(
     t_bufs = s_bufs
     if COLUMNS:
         t_bufs = gl.allocate_shared_memory(gl.float32, [STAGES * HALVES, 128], flat)
+    elif RING:
+        t_bufs = gl.allocate_shared_memory(gl.float32, [STAGES * HALVES, 32], flat)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     # two rings of barriers, not one: waits on the same allocation get a thread barrier between them
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -255,11 +314,11 @@ def gemm_kernel(
     gl.warp_specialize(
         [
             (consume, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1,
-                       HALVES, STAGES, GROUP, SLOTS, COLUMNS, 0)),
+                       HALVES, STAGES, GROUP, SLOTS, COLUMNS, RING, HELD, 0)),
             (consume, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1,
-                       HALVES, STAGES, GROUP, SLOTS, COLUMNS, 1)),
-            (producer, (a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready,
-                        ready1, HALVES, STAGES, GROUP, COLUMNS)),
+                       HALVES, STAGES, GROUP, SLOTS, COLUMNS, RING, HELD, 1)),
+            (producer, (a_desc, as_desc, b_desc, bs_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready,
+                        ready1, HALVES, STAGES, GROUP, COLUMNS, RING)),
         ],
         [4, 1],
         [REGS, 24],
@@ -297,6 +356,8 @@ def launch(inputs, params):
         params["slots"],
         params["consumer_regs"],
         per_column,
+        params["b_scales"] == "ring",
+        params["a_from"] == "registers",
         num_warps=4,
         maxnreg=168,
     )
