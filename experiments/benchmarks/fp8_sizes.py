@@ -54,6 +54,21 @@ RAGGED = (
     (130, 8200, 256),
     (1024, 8200, 384),
 )
+"""(M, N, K) that no tile divides, for the gates."""
+
+PROMOTED = {"block_n": 256, "stages": 4, "slots": 2, "group_m": 12}
+"""The genome the library serves today, of ``gluon_ws``."""
+
+REGISTERS = {(1, 1): 224, (1, 2): 128, (1, 3): 80, (1, 4): 64, (2, 1): 168, (2, 2): 80}
+"""``max_regs`` by teams and programs on a multiprocessor."""
+
+Point = dict[str, Any]
+Chosen = tuple[str, Point]
+
+
+def few_rows_points(m: int, n: int, k: int) -> Iterator[Point]:
+    """Points of ``few_rows`` for a shape: tiles of either orientation, the deepest ring that so many programs share."""
+    least = max(8, min(128, triton.next_power_of_2(m)))
     tiles = [(least, bn, True) for bn in (64, 128)] if least <= 64 else [(64, 128, True)]
     tiles += [(64 if m <= 64 else bm, bn, False) for bn in (16, 32, 64, 128) for bm in (64, 128)]
     for bm, bn, swap in dict.fromkeys(tiles):
