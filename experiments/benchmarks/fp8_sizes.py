@@ -59,7 +59,7 @@ RAGGED = (
 PROMOTED = {"block_n": 256, "stages": 4, "slots": 2, "group_m": 12}
 """The genome the library serves today, of ``gluon_ws``."""
 
-REGISTERS = {(1, 1): 224, (1, 2): 128, (1, 3): 80, (1, 4): 64, (2, 1): 168, (2, 2): 80}
+REGISTERS = {(1, 1): 224, (1, 2): 120, (1, 3): 80, (2, 1): 168, (2, 2): 80}
 """``max_regs`` by teams and programs on a multiprocessor."""
 
 Point = dict[str, Any]

@@ -30,8 +30,8 @@ SPACE = {
     "stages": (2, 3, 4, 5, 6, 8, 10, 12, 14, 16),
     "swap": (False, True),
     "teams": (1, 2),
-    "max_regs": (64, 80, 96, 128, 168, 224),
-    "programs": (132, 264, 396, 528),
+    "max_regs": (80, 96, 104, 120, 168, 224),
+    "programs": (132, 264, 396),
 }
 DEFAULTS = {
     "block_m": 64,
@@ -40,7 +40,7 @@ DEFAULTS = {
     "stages": 6,
     "swap": False,
     "teams": 1,
-    "max_regs": 128,
+    "max_regs": 120,
     "programs": 132,
 }
 CONSTRAINTS = {
@@ -54,7 +54,7 @@ CONSTRAINTS = {
     ),
     "max_regs >= (block_m if swap else block_n) // 2 + 32": "the assembler refuses an instruction without registers",
     "stages >= 2 * teams": "a team's next stage is on its way while it multiplies",
-    "max_regs * 128 * (teams + 1) * (programs // 132) <= 65536": "a multiprocessor has 65536 registers",
+    "max_regs * 128 * (teams + 1) * (programs // 132) < 65536": "a multiprocessor has 65536 registers",
     "N % 8 == 0": "rows of C begin at 16 bytes",
     "K % 128 == 0": "a step of K is one scale block",
 }
