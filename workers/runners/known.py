@@ -27,7 +27,7 @@ from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
-from workers.runners import mosaic_ir as read
+from tilewright.workers.runners import mosaic_ir as read
 
 MAX_VALUES = 1 << 14
 """Most values of all tables of one kernel: what fits scalar memory many times over, and costs few cycles."""
@@ -167,7 +167,7 @@ def _write_tables(call: Any, known: Mapping[int, Sequence[int]]) -> Tables:
     custom = config["custom_call_config"]
     with read.kernel_context(), ir.Location.unknown():
         module = read.parse_body(base64.b64decode(custom["body"]))
-        kernel = read.Kernel.of(module)
+        kernel = read.MosaicKernel.of(module)
         tables = {
             number: values
             for number, values in operands.items()
@@ -194,7 +194,7 @@ def _replace_constants(call: Any, tables: Tables) -> None:
                 call.operands[number] = stablehlo.ConstantOp(other).results[0]
 
 
-def _insert_stores(kernel: read.Kernel, tables: Tables) -> None:
+def _insert_stores(kernel: read.MosaicKernel, tables: Tables) -> None:
     """At the first grid point, before the first block's position is computed (in the body if no block has one)."""
     function = kernel.index_maps[0] if kernel.index_maps else kernel.function
     block = function.operation.regions[0].blocks[0]

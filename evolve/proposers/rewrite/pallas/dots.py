@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import libcst as cst
+import libcst.matchers as m
 import numpy as np
 
-from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.pallas.accumulation import (
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.pallas.accumulation import (
     Accumulate,
     absorbed,
     accumulates,
@@ -19,8 +20,8 @@ from evolve.proposers.rewrite.pallas.accumulation import (
     factors,
     scaled_dot,
 )
-from evolve.proposers.rewrite.pallas.find import pallas_calls
-from evolve.proposers.rewrite.pallas.view import PallasCall
+from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall
 
 _PLAIN = cst.Module(body=[])
 
@@ -31,6 +32,11 @@ def _text(node: cst.CSTNode) -> str:
 
 def _label(view: PallasCall, item: Accumulate, number: int) -> str:
     return f"{view.name}/{_text(item.target)}/{number}"
+
+
+def _has_own_names(value: cst.BaseExpression) -> bool:
+    """Whether it holds a comprehension: the names that one binds mean nothing outside it, where chunks are cut."""
+    return bool(m.findall(value, m.ListComp() | m.SetComp() | m.DictComp() | m.GeneratorExp()))
 
 
 class _Chunk:
@@ -45,7 +51,8 @@ class _Chunk:
         found = []
         for view in pallas_calls(kernel):
             for number, item in enumerate(accumulates(view)):
-                if item.whole and len(dots(kernel, expanded(view, item))) == 1:
+                value = expanded(view, item)
+                if item.whole and len(dots(kernel, value)) == 1 and not _has_own_names(value):
                     found.append(
                         Site(
                             _label(view, item, number),
