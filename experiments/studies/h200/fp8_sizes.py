@@ -36,14 +36,10 @@ from testkit.compile_ahead import Point, Task, compiled_ahead, described
 from tilewright.evolve.space.constraints import SpaceError
 from tilewright.evolve.space.space import Space
 from tilewright.seeds.catalogue import load_operator
-from tilewright.seeds.gemm_fp8_blockwise.shapes import core, primus84
+from tilewright.seeds.gemm_fp8_blockwise.shapes import SERVING_WEIGHTS, core, primus84, serving
 from tilewright.seeds.operator import Workload
 
 OPERATOR = "gemm_fp8_blockwise/gemm_nt"
-ROWS = (1, 8, 16, 32, 64, 128, 160, 256)
-WEIGHTS = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
-"""(N, K) of DeepSeek-V3's projections."""
-TALL = tuple((4096, n, k) for n, k in WEIGHTS)
 RAGGED = (
     (1, 576, 1280),
     (37, 2112, 640),
@@ -102,11 +98,9 @@ def few_rows_points(m: int, n: int, k: int) -> Iterator[Point]:
 
 
 LARGE = [
-    *grid(b_scales=("global",), slots=(2,), stages=(4,), group_m=(4, 8, 16, 32)),
-    *grid(b_scales=("ring",), slots=(1,), stages=(4,), group_m=(4, 8, 16, 32)),
-    *grid(b_scales=("ring",), slots=(4,), stages=(3,), group_m=(4, 8, 16, 32)),
-    *grid(b_scales=("ring",), slots=(1,), stages=(4,), group_m=(8, 16), a_from=("registers",)),
-    *grid(b_scales=("ring",), slots=(4,), stages=(3,), group_m=(8, 16), a_from=("registers",)),
+    *grid(scales=("late",), slots=(2,), stages=(4,), group_m=(4, 16)),
+    *grid(scales=("early",), slots=(2,), stages=(4,), group_m=(4, 8, 16, 32)),
+    *grid(scales=("early",), slots=(4,), stages=(3,), group_m=(4, 8, 16, 32)),
 ]
 """Points of ``gluon_ws`` for many rows."""
 
@@ -358,9 +352,9 @@ def main() -> None:
 
     lists = {
         "gates": list(RAGGED),
-        "rows": [(m, n, k) for n, k in WEIGHTS for m in ROWS],
+        "rows": dims(serving()),
         "large": dims(core()),
-        "tall": list(TALL),
+        "tall": [(4096, n, k) for n, k in SERVING_WEIGHTS],
         "all84": dims(primus84()),
     }
     known = points_of(args.points) if args.points else {}

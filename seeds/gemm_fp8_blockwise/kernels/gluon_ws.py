@@ -9,10 +9,10 @@ Programs are persistent, so the producer runs ahead into the next tile during th
 stores 64 x 64 pieces through a ring of ``slots`` by TMA: with four of them a tile's store is not waited for before the
 next tile's products begin.
 
-A consumer that loads the scale of a 128 x 128 block itself stalls between two wgmma whenever that load misses the
-first-level cache; with ``b_scales`` "ring" the producer loads it, a step ahead, and leaves it in the stage.
-``a_from`` "registers" reads A once for both halves, where wgmma otherwise reads it from shared memory for each: 128
-bytes a cycle instead of 144, with what the copies write, of the 128 that shared memory has.
+What a consumer does between the four instructions of a product delays them: a scale that is multiplied there waits
+for shared memory, which the tensor cores keep busy. With ``scales`` "early" the scales of A have a barrier of their
+own, and both halves' products of scales are ready before the first instruction is given; the scales of B are loaded a
+step ahead. "late" loads them as they are needed.
 """
 
 import torch
@@ -34,8 +34,7 @@ SPACE = {
     "group_m": (1, 2, 4, 6, 8, 12, 16, 24, 32),
     "programs": (132, 1048576),
     "consumer_regs": (216, 232, 240),
-    "b_scales": ("global", "ring"),
-    "a_from": ("shared", "registers"),
+    "scales": ("late", "early"),
 }
 DEFAULTS = {
     "block_n": 256,
@@ -44,13 +43,13 @@ DEFAULTS = {
     "group_m": 32,
     "programs": 132,
     "consumer_regs": 240,
-    "b_scales": "global",
-    "a_from": "shared",
+    "scales": "late",
 }
 CONSTRAINTS = {
-    "(16896 + block_n // 128 * (16384 + (512 if columns else 128 * (b_scales == 'ring')))) * stages"
-    " + 16384 * slots <= 232000": "the ring and the store slots share 227 KB of shared memory",
-    "columns == 0 or b_scales == 'global'": "scales per column come through the ring by themselves",
+    "(16896 + block_n // 128 * (16384 + 512 * columns)) * stages + 16384 * slots <= 232000": (
+        "the ring and the store slots share 227 KB of shared memory"
+    ),
+    "columns == 0 or scales == 'late'": "scales per column are read as they are needed",
     "M % 4 == 0": "rows of A's scales begin at 16 bytes, where TMA may",
     "columns == 0 or N % 4 == 0": "rows of B's scales begin at 16 bytes, where TMA may",
     "N % 8 == 0": "rows of C begin at 16 bytes",
@@ -66,6 +65,14 @@ def tile_of(t, num_m, num_n, GROUP: gl.constexpr):
     rows = min(num_m - first, GROUP)
     inside = t % per
     return first + inside % rows, inside // rows
+
+
+@gluon.jit
+def block_scales(bs_ptr, t, num_m, num_n, N, steps, HALVES: gl.constexpr, GROUP: gl.constexpr):
+    """Where the scales of both halves of tile t begin; those of the last tile when t is past it."""
+    _, pn = tile_of(min(t, num_m * num_n - 1), num_m, num_n, GROUP)
+    last = gl.cdiv(N, 128) - 1
+    return bs_ptr + pn * HALVES * steps, bs_ptr + min(pn * HALVES + HALVES - 1, last) * steps
 
 
 @gluon.jit
@@ -89,7 +96,6 @@ def producer(
     as_desc,
     b_desc,
     bs_desc,
-    bs_ptr,
     M,
     N,
     K,
@@ -100,46 +106,37 @@ def producer(
     empty,
     ready,
     ready1,
+    known,
     HALVES: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     COLUMNS: gl.constexpr,
-    RING: gl.constexpr,
+    EARLY: gl.constexpr,
 ):
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
     steps = K // 128
     B_BYTES: gl.constexpr = 128 * 128 + (128 * 4 if COLUMNS else 0)
-    A_BYTES: gl.constexpr = 2 * 64 * 128 + 2 * 64 * 4
-    lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    last = gl.cdiv(N, 128) - 1
+    A_BYTES: gl.constexpr = 2 * 64 * 128 + (0 if EARLY else 2 * 64 * 4)
     s = 0
     phase = 1
     for t in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
         pm, pn = tile_of(t, num_m, num_n, GROUP)
         row = pm * 128
         col = pn * (128 * HALVES)
-        bp0 = bs_ptr + pn * HALVES * steps
-        bp1 = bs_ptr + min(pn * HALVES + HALVES - 1, last) * steps
-        sb0 = 1.0
-        sb1 = 1.0
-        if RING:
-            sb0 = gl.load(bp0)
-            sb1 = gl.load(bp1)
         for k in range(steps):
             mbarrier.wait(empty.index(s), phase)
             bar = ready.index(s)
-            if RING:
-                t_bufs.index(s * HALVES).store(gl.full((32,), sb0, gl.float32, lanes))
-                if HALVES == 2:
-                    t_bufs.index(s * 2 + 1).store(gl.full((32,), sb1, gl.float32, lanes))
-                ahead = min(k + 1, steps - 1)
-                sb0 = gl.load(bp0 + ahead)
-                sb1 = gl.load(bp1 + ahead)
+            scaled = bar
+            if EARLY:
+                scaled = known.index(s)
+                mbarrier.expect(scaled, 2 * 64 * 4)
             mbarrier.expect(bar, A_BYTES + B_BYTES)
             for p in gl.static_range(2):
                 tma.async_copy_global_to_shared(a_desc, [row + p * 64, k * 128], bar, a_bufs.index(s * 2 + p))
-                tma.async_copy_global_to_shared(as_desc, [k * M + row + p * 64], bar, s_bufs.index(s * 2 + p))
+                tma.async_copy_global_to_shared(
+                    as_desc, [k * M + row + p * 64], scaled, s_bufs.index(s * 2 + p)
+                )
             tma.async_copy_global_to_shared(b_desc, [col, k * 128], bar, b_bufs.index(s * HALVES))
             if COLUMNS:
                 tma.async_copy_global_to_shared(bs_desc, [k * N + col], bar, t_bufs.index(s * HALVES))
@@ -193,13 +190,13 @@ def consume(
     empty,
     ready,
     ready1,
+    known,
     HALVES: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     SLOTS: gl.constexpr,
     COLUMNS: gl.constexpr,
-    RING: gl.constexpr,
-    HELD: gl.constexpr,
+    EARLY: gl.constexpr,
     WG: gl.constexpr,
 ):
     mma: gl.constexpr = gl.NVMMADistributedLayout(
@@ -209,34 +206,43 @@ def consume(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32]
     )
     rows: gl.constexpr = gl.SliceLayout(1, mma)
-    first: gl.constexpr = gl.DotOperandLayout(0, mma, 4)
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
     steps = K // 128
-    last = gl.cdiv(N, 128) - 1
     zero = gl.zeros((64, 128), gl.float32, mma)
     s = 0
     phase = 0
+    next0 = 1.0
+    next1 = 1.0
+    if EARLY:
+        bp0, bp1 = block_scales(bs_ptr, gl.program_id(0), num_m, num_n, N, steps, HALVES, GROUP)
+        next0 = gl.load(bp0)
+        next1 = gl.load(bp1)
     for t in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
         pm, pn = tile_of(t, num_m, num_n, GROUP)
-        bp0 = bs_ptr + (pn * HALVES) * steps
-        bp1 = bs_ptr + min(pn * HALVES + HALVES - 1, last) * steps
+        bp0, bp1 = block_scales(bs_ptr, t, num_m, num_n, N, steps, HALVES, GROUP)
         acc0 = gl.zeros((64, 128), gl.float32, mma)
         acc1 = gl.zeros((64, 128), gl.float32, mma)
         for k in range(steps):
             sb0 = 1.0
             sb1 = 1.0
-            if not COLUMNS and not RING:
+            if EARLY:
+                mbarrier.wait(known.index(s), phase)
+                early = s_bufs.index(s * 2 + WG).load(rows)
+                # the wait has nothing to wait for: it keeps the products on this side of the branch below
+                sa, both = warpgroup_mma_wait(num_outstanding=0, deps=(early * next0, early * next1))
+                ahead = min(k + 1, steps - 1)
+                next0 = gl.load(bp0 + ahead)
+                next1 = gl.load(bp1 + ahead)
+            elif not COLUMNS:
                 sb0 = gl.load(bp0 + k)
                 sb1 = gl.load(bp1 + k)
             mbarrier.wait(ready.index(s), phase)
             a = a_bufs.index(s * 2 + WG)
-            if HELD:
-                a = a.load(first)
             d = warpgroup_mma(a, b_bufs.index(s * HALVES).permute((1, 0)), zero, use_acc=False, is_async=True)
-            sa = s_bufs.index(s * 2 + WG).load(rows)
-            if RING:
-                sb0 = t_bufs.index(s * HALVES).slice(0, 1).load(rows)
+            if not EARLY:
+                sa = s_bufs.index(s * 2 + WG).load(rows)
+                both = sa
             d = warpgroup_mma_wait(num_outstanding=0, deps=(d,))
             if HALVES == 2:
                 acc0 = promote(acc0, d, sa, sb0, t_bufs.index(s * HALVES), COLUMNS, mma)
@@ -246,12 +252,10 @@ def consume(
                 e = warpgroup_mma(
                     a, b_bufs.index(s * 2 + 1).permute((1, 0)), zero, use_acc=False, is_async=True
                 )
-                if RING:
-                    sb1 = t_bufs.index(s * 2 + 1).slice(0, 1).load(rows)
                 e = warpgroup_mma_wait(num_outstanding=0, deps=(e,))
                 if not COLUMNS:
                     mbarrier.arrive(empty.index(s), count=1)
-                acc1 = promote(acc1, e, sa, sb1, t_bufs.index(s * 2 + 1), COLUMNS, mma)
+                acc1 = promote(acc1, e, both, sb1, t_bufs.index(s * 2 + 1), COLUMNS, mma)
             else:
                 if not COLUMNS:
                     mbarrier.arrive(empty.index(s), count=1)
@@ -262,6 +266,12 @@ def consume(
             wrap = s == STAGES - 1
             s = gl.where(wrap, 0, s + 1)
             phase = gl.where(wrap, phase ^ 1, phase)
+        if EARLY:
+            after0, after1 = block_scales(
+                bs_ptr, t + gl.num_programs(0), num_m, num_n, N, steps, HALVES, GROUP
+            )
+            next0 = gl.load(after0)
+            next1 = gl.load(after1)
         row = pm * 128 + WG * 64
         col = pn * (128 * HALVES)
         store_half(c_desc, c_bufs, acc0, row, col, 0, SLOTS, WG, small)
@@ -287,8 +297,7 @@ def gemm_kernel(
     SLOTS: gl.constexpr,
     REGS: gl.constexpr,
     COLUMNS: gl.constexpr,
-    RING: gl.constexpr,
-    HELD: gl.constexpr,
+    EARLY: gl.constexpr,
 ):
     fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
     bf16: gl.constexpr = gl.NVMMASharedLayout(128, 16)
@@ -300,25 +309,28 @@ def gemm_kernel(
     t_bufs = s_bufs
     if COLUMNS:
         t_bufs = gl.allocate_shared_memory(gl.float32, [STAGES * HALVES, 128], flat)
-    elif RING:
-        t_bufs = gl.allocate_shared_memory(gl.float32, [STAGES * HALVES, 32], flat)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     # two rings of barriers, not one: waits on the same allocation get a thread barrier between them
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready1 = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    known = ready
+    if EARLY:
+        known = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
         mbarrier.init(empty.index(s), count=2)
         mbarrier.init(ready.index(s), count=1)
         mbarrier.init(ready1.index(s), count=1)
+        if EARLY:
+            mbarrier.init(known.index(s), count=1)
     # fmt: off
     gl.warp_specialize(
         [
-            (consume, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1,
-                       HALVES, STAGES, GROUP, SLOTS, COLUMNS, RING, HELD, 0)),
-            (consume, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1,
-                       HALVES, STAGES, GROUP, SLOTS, COLUMNS, RING, HELD, 1)),
-            (producer, (a_desc, as_desc, b_desc, bs_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready,
-                        ready1, HALVES, STAGES, GROUP, COLUMNS, RING)),
+            (consume, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, known,
+                       HALVES, STAGES, GROUP, SLOTS, COLUMNS, EARLY, 0)),
+            (consume, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, known,
+                       HALVES, STAGES, GROUP, SLOTS, COLUMNS, EARLY, 1)),
+            (producer, (a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready,
+                        ready1, known, HALVES, STAGES, GROUP, COLUMNS, EARLY)),
         ],
         [4, 1],
         [REGS, 24],
@@ -356,8 +368,7 @@ def launch(inputs, params):
         params["slots"],
         params["consumer_regs"],
         per_column,
-        params["b_scales"] == "ring",
-        params["a_from"] == "registers",
+        params["scales"] == "early",
         num_warps=4,
         maxnreg=168,
     )
