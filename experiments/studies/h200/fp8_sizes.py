@@ -98,9 +98,10 @@ def few_rows_points(m: int, n: int, k: int) -> Iterator[Point]:
 
 
 LARGE = [
-    *grid(scales=("late",), slots=(2,), stages=(4,), group_m=(4, 16)),
-    *grid(scales=("early",), slots=(2,), stages=(4,), group_m=(4, 8, 16, 32)),
-    *grid(scales=("early",), slots=(4,), stages=(3,), group_m=(4, 8, 16, 32)),
+    *grid(release=("at_once",), slots=(2,), stages=(4,), group_m=(4, 16)),
+    *grid(release=("behind",), slots=(2,), stages=(4,), group_m=(4, 8, 16, 32)),
+    *grid(release=("behind", "at_once"), stagger=(True,), slots=(2,), stages=(4,), group_m=(4, 16)),
+    *grid(release=("behind",), slots=(4,), stages=(3,), group_m=(4, 16)),
 ]
 """Points of ``gluon_ws`` for many rows."""
 

@@ -137,6 +137,7 @@ def consume(
     ready,
     done,
     read,
+    met,
     BM: gl.constexpr,
     BN: gl.constexpr,
     UNROLL: gl.constexpr,
@@ -195,6 +196,10 @@ def consume(
                     acc += part * scale[None, :]
                 else:
                     acc += part * scale[:, None]
+            # the scales must have been read when the stage is given back. Nothing waits for loads before a barrier of
+            # threads, and copies overtake them; the sums are made of the scales, and stay before the branch of a wait
+            acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+            mbarrier.wait(met, 1)
             mbarrier.arrive(empty.index(s), count=1)
         before += groups
         if TEAM > 0:
@@ -251,19 +256,21 @@ def rows_kernel(
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     done = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     read = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    met = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
         mbarrier.init(empty.index(s), count=1)
         mbarrier.init(ready.index(s), count=1)
     mbarrier.init(done, count=1)
     mbarrier.init(read, count=1)
+    mbarrier.init(met, count=1)
     # fmt: off
     if TEAMS == 2:
         sums = gl.allocate_shared_memory(gl.float32, [BN, BM] if SWAP else [BM, BN], plain)
         gl.warp_specialize(
             [
-                (consume, (as_ptr, c_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, sums, empty, ready, done, read,
+                (consume, (as_ptr, c_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, sums, empty, ready, done, read, met,
                            BM, BN, UNROLL, STAGES, SWAP, SCALES, 2, 0)),
-                (consume, (as_ptr, c_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, sums, empty, ready, done, read,
+                (consume, (as_ptr, c_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, sums, empty, ready, done, read, met,
                            BM, BN, UNROLL, STAGES, SWAP, SCALES, 2, 1)),
                 (producer, (a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready,
                             BM, BN, UNROLL, STAGES, SCALES)),
@@ -275,7 +282,7 @@ def rows_kernel(
         gl.warp_specialize(
             [
                 (consume, (as_ptr, c_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, s_bufs, empty, ready, done, read,
-                           BM, BN, UNROLL, STAGES, SWAP, SCALES, 1, 0)),
+                           met, BM, BN, UNROLL, STAGES, SWAP, SCALES, 1, 0)),
                 (producer, (a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready,
                             BM, BN, UNROLL, STAGES, SCALES)),
             ],

@@ -9,10 +9,10 @@ Programs are persistent, so the producer runs ahead into the next tile during th
 stores 64 x 64 pieces through a ring of ``slots`` by TMA: with four of them a tile's store is not waited for before the
 next tile's products begin.
 
-What a consumer does between the four instructions of a product delays them: a scale that is multiplied there waits
-for shared memory, which the tensor cores keep busy. With ``scales`` "early" the scales of A have a barrier of their
-own, and both halves' products of scales are ready before the first instruction is given; the scales of B are loaded a
-step ahead. "late" loads them as they are needed.
+The tensor cores share themselves out between the two warpgroups, which therefore end their products together and
+promote together unless one is behind: whatever stands between a product and the next one's first instruction costs
+time. ``release`` "behind" gives a stage back, and loads the next scales of B, only after the next product has been
+started; ``stagger`` holds the second warpgroup back by half a step at the start of a tile.
 """
 
 import torch
@@ -34,7 +34,8 @@ SPACE = {
     "group_m": (1, 2, 4, 6, 8, 12, 16, 24, 32),
     "programs": (132, 1048576),
     "consumer_regs": (216, 232, 240),
-    "scales": ("late", "early"),
+    "release": ("at_once", "behind"),
+    "stagger": (False, True),
 }
 DEFAULTS = {
     "block_n": 256,
@@ -43,13 +44,13 @@ DEFAULTS = {
     "group_m": 32,
     "programs": 132,
     "consumer_regs": 240,
-    "scales": "late",
+    "release": "at_once",
+    "stagger": False,
 }
 CONSTRAINTS = {
     "(16896 + block_n // 128 * (16384 + 512 * columns)) * stages + 16384 * slots <= 232000": (
         "the ring and the store slots share 227 KB of shared memory"
     ),
-    "columns == 0 or scales == 'late'": "scales per column are read as they are needed",
     "M % 4 == 0": "rows of A's scales begin at 16 bytes, where TMA may",
     "columns == 0 or N % 4 == 0": "rows of B's scales begin at 16 bytes, where TMA may",
     "N % 8 == 0": "rows of C begin at 16 bytes",
@@ -106,18 +107,16 @@ def producer(
     empty,
     ready,
     ready1,
-    known,
     HALVES: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     COLUMNS: gl.constexpr,
-    EARLY: gl.constexpr,
 ):
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
     steps = K // 128
     B_BYTES: gl.constexpr = 128 * 128 + (128 * 4 if COLUMNS else 0)
-    A_BYTES: gl.constexpr = 2 * 64 * 128 + (0 if EARLY else 2 * 64 * 4)
+    A_BYTES: gl.constexpr = 2 * 64 * 128 + 2 * 64 * 4
     s = 0
     phase = 1
     for t in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
@@ -127,16 +126,10 @@ def producer(
         for k in range(steps):
             mbarrier.wait(empty.index(s), phase)
             bar = ready.index(s)
-            scaled = bar
-            if EARLY:
-                scaled = known.index(s)
-                mbarrier.expect(scaled, 2 * 64 * 4)
             mbarrier.expect(bar, A_BYTES + B_BYTES)
             for p in gl.static_range(2):
                 tma.async_copy_global_to_shared(a_desc, [row + p * 64, k * 128], bar, a_bufs.index(s * 2 + p))
-                tma.async_copy_global_to_shared(
-                    as_desc, [k * M + row + p * 64], scaled, s_bufs.index(s * 2 + p)
-                )
+                tma.async_copy_global_to_shared(as_desc, [k * M + row + p * 64], bar, s_bufs.index(s * 2 + p))
             tma.async_copy_global_to_shared(b_desc, [col, k * 128], bar, b_bufs.index(s * HALVES))
             if COLUMNS:
                 tma.async_copy_global_to_shared(bs_desc, [k * N + col], bar, t_bufs.index(s * HALVES))
@@ -190,13 +183,15 @@ def consume(
     empty,
     ready,
     ready1,
-    known,
+    begun,
+    met,
     HALVES: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     SLOTS: gl.constexpr,
     COLUMNS: gl.constexpr,
-    EARLY: gl.constexpr,
+    BEHIND: gl.constexpr,
+    STAGGER: gl.constexpr,
     WG: gl.constexpr,
 ):
     mma: gl.constexpr = gl.NVMMADistributedLayout(
@@ -212,9 +207,11 @@ def consume(
     zero = gl.zeros((64, 128), gl.float32, mma)
     s = 0
     phase = 0
+    turn = 0
+    given = 0
     next0 = 1.0
     next1 = 1.0
-    if EARLY:
+    if BEHIND and not COLUMNS:
         bp0, bp1 = block_scales(bs_ptr, gl.program_id(0), num_m, num_n, N, steps, HALVES, GROUP)
         next0 = gl.load(bp0)
         next1 = gl.load(bp1)
@@ -223,27 +220,31 @@ def consume(
         bp0, bp1 = block_scales(bs_ptr, t, num_m, num_n, N, steps, HALVES, GROUP)
         acc0 = gl.zeros((64, 128), gl.float32, mma)
         acc1 = gl.zeros((64, 128), gl.float32, mma)
+        if STAGGER and WG == 1:
+            mbarrier.wait(begun, turn)
+            turn ^= 1
         for k in range(steps):
-            sb0 = 1.0
-            sb1 = 1.0
-            if EARLY:
-                mbarrier.wait(known.index(s), phase)
-                early = s_bufs.index(s * 2 + WG).load(rows)
-                # the wait has nothing to wait for: it keeps the products on this side of the branch below
-                sa, both = warpgroup_mma_wait(num_outstanding=0, deps=(early * next0, early * next1))
-                ahead = min(k + 1, steps - 1)
-                next0 = gl.load(bp0 + ahead)
-                next1 = gl.load(bp1 + ahead)
-            elif not COLUMNS:
+            sb0 = next0
+            sb1 = next1
+            if not COLUMNS and not BEHIND:
                 sb0 = gl.load(bp0 + k)
                 sb1 = gl.load(bp1 + k)
             mbarrier.wait(ready.index(s), phase)
             a = a_bufs.index(s * 2 + WG)
             d = warpgroup_mma(a, b_bufs.index(s * HALVES).permute((1, 0)), zero, use_acc=False, is_async=True)
-            if not EARLY:
-                sa = s_bufs.index(s * 2 + WG).load(rows)
-                both = sa
+            sa = s_bufs.index(s * 2 + WG).load(rows)
+            if BEHIND:
+                mbarrier.arrive(empty.index(gl.where(s == 0, STAGES - 1, s - 1)), count=1, pred=given == 1)
+                given = 1
+                # passes at once: a thread barrier that the next wait would get stands here, behind the product
+                mbarrier.wait(met, 1)
+                if not COLUMNS:
+                    ahead = min(k + 1, steps - 1)
+                    next0 = gl.load(bp0 + ahead)
+                    next1 = gl.load(bp1 + ahead)
             d = warpgroup_mma_wait(num_outstanding=0, deps=(d,))
+            if STAGGER and WG == 0 and k == 0:
+                mbarrier.arrive(begun, count=1)
             if HALVES == 2:
                 acc0 = promote(acc0, d, sa, sb0, t_bufs.index(s * HALVES), COLUMNS, mma)
                 # the second half has its own barrier: the branch of its wait also keeps ptxas from starting the
@@ -253,20 +254,20 @@ def consume(
                     a, b_bufs.index(s * 2 + 1).permute((1, 0)), zero, use_acc=False, is_async=True
                 )
                 e = warpgroup_mma_wait(num_outstanding=0, deps=(e,))
-                if not COLUMNS:
+                if not COLUMNS and not BEHIND:
                     mbarrier.arrive(empty.index(s), count=1)
-                acc1 = promote(acc1, e, both, sb1, t_bufs.index(s * 2 + 1), COLUMNS, mma)
+                acc1 = promote(acc1, e, sa, sb1, t_bufs.index(s * 2 + 1), COLUMNS, mma)
             else:
-                if not COLUMNS:
+                if not COLUMNS and not BEHIND:
                     mbarrier.arrive(empty.index(s), count=1)
                 acc0 = promote(acc0, d, sa, sb0, t_bufs.index(s * HALVES), COLUMNS, mma)
-            if COLUMNS:
+            if COLUMNS and not BEHIND:
                 # the promotion still read the stage's column scales
                 mbarrier.arrive(empty.index(s), count=1)
             wrap = s == STAGES - 1
             s = gl.where(wrap, 0, s + 1)
             phase = gl.where(wrap, phase ^ 1, phase)
-        if EARLY:
+        if BEHIND and not COLUMNS:
             after0, after1 = block_scales(
                 bs_ptr, t + gl.num_programs(0), num_m, num_n, N, steps, HALVES, GROUP
             )
@@ -297,7 +298,8 @@ def gemm_kernel(
     SLOTS: gl.constexpr,
     REGS: gl.constexpr,
     COLUMNS: gl.constexpr,
-    EARLY: gl.constexpr,
+    BEHIND: gl.constexpr,
+    STAGGER: gl.constexpr,
 ):
     fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
     bf16: gl.constexpr = gl.NVMMASharedLayout(128, 16)
@@ -313,24 +315,23 @@ def gemm_kernel(
     # two rings of barriers, not one: waits on the same allocation get a thread barrier between them
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready1 = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    known = ready
-    if EARLY:
-        known = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    begun = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    met = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
         mbarrier.init(empty.index(s), count=2)
         mbarrier.init(ready.index(s), count=1)
         mbarrier.init(ready1.index(s), count=1)
-        if EARLY:
-            mbarrier.init(known.index(s), count=1)
+    mbarrier.init(begun, count=1)
+    mbarrier.init(met, count=1)
     # fmt: off
     gl.warp_specialize(
         [
-            (consume, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, known,
-                       HALVES, STAGES, GROUP, SLOTS, COLUMNS, EARLY, 0)),
-            (consume, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, known,
-                       HALVES, STAGES, GROUP, SLOTS, COLUMNS, EARLY, 1)),
+            (consume, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, begun,
+                       met, HALVES, STAGES, GROUP, SLOTS, COLUMNS, BEHIND, STAGGER, 0)),
+            (consume, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, begun,
+                       met, HALVES, STAGES, GROUP, SLOTS, COLUMNS, BEHIND, STAGGER, 1)),
             (producer, (a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready,
-                        ready1, known, HALVES, STAGES, GROUP, COLUMNS, EARLY)),
+                        ready1, HALVES, STAGES, GROUP, COLUMNS)),
         ],
         [4, 1],
         [REGS, 24],
@@ -368,7 +369,8 @@ def launch(inputs, params):
         params["slots"],
         params["consumer_regs"],
         per_column,
-        params["scales"] == "early",
+        params["release"] == "behind",
+        params["stagger"],
         num_warps=4,
         maxnreg=168,
     )
