@@ -226,12 +226,11 @@ def hopper_cases() -> list:
     cases = []
     for recipe, columns in (("gemm_nt", False), ("gemm_nt_rows", True)):
         fixed = [*names, ("COLUMNS", columns)]
-        wide = [*fixed, ("HALVES", 2), ("EARLY", False)]
+        wide = [*fixed, ("HALVES", 2), ("BEHIND", False), ("STAGGER", False)]
         cases.append([recipe, "gluon_ws", {}, "gemm_kernel", product, wide])
         cases.append([recipe, "gluon_skew", {}, "gemm_kernel", product, fixed])
-    early = {"scales": "early", "slots": 4, "stages": 3}
-    fixed = [*names, ("COLUMNS", False), ("HALVES", 2), ("EARLY", True)]
-    cases.append(["gemm_nt", "gluon_ws", early, "gemm_kernel", product, fixed])
+    fixed = [*names, ("COLUMNS", False), ("HALVES", 2), ("BEHIND", True), ("STAGGER", True)]
+    cases.append(["gemm_nt", "gluon_ws", {"slots": 4, "stages": 3}, "gemm_kernel", product, fixed])
     cases += [few_rows_case(*case) for case in ((64, 16, False, 2, "rows"), (8, 128, True, 1, "one"))]
     matrix = {
         "x_desc": f"tensordesc<bf16[128, 128],{bf16!r}>",
