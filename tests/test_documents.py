@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from testkit import RECORDS, ROOT
 from tilewright.evolve import cli
 from tilewright.evolve.campaign.config import packaged_campaigns
+from tilewright.seeds.catalogue import all_operators
 
 MAP = ROOT / "docs" / "architecture.md"
 INDEX = RECORDS / "README.md"
@@ -27,6 +29,8 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 FOLDERS = "evolve|fitness|workers|seeds|experiments|tests|testkit|docs|library|examples|tilewright"
 PATH = re.compile(rf"(?<![\w./<-])(?:\.\./)*((?:{FOLDERS})/[\w./*-]*[\w*/])(?![\w<])")
 MODULE = re.compile(r"(?:-m|from|import) ((?:experiments|testkit|tilewright)(?:\.\w+)*)")
+STUDY = re.compile(r"python -m (experiments[\w.]*\w)([^`\n#]*)")
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 CAMPAIGN = re.compile(r"tilewright run ([\w-]+)(?![\w./-])")
 
 QUESTIONS = 12
@@ -75,6 +79,16 @@ def test_every_module_and_packaged_campaign_that_a_page_names_exists(page: Path)
     assert not [name for name in sorted(set(MODULE.findall(text))) if not _module(name)]
     known = packaged_campaigns()
     assert not [name for name in set(CAMPAIGN.findall(text)) if name.islower() and name not in known]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=_id)
+def test_every_option_of_a_study_that_a_page_names_is_one(page: Path) -> None:
+    lost = []
+    for module, words in STUDY.findall(_text(page)):
+        path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+        source = path.read_text(encoding="utf-8") if path.is_file() else ""
+        lost += [f"{module} {option}" for option in OPTION.findall(words) if f'"{option}"' not in source]
+    assert not lost
 
 
 def _module(dotted: str) -> bool:
@@ -131,6 +145,18 @@ def test_the_map_has_a_line_for_every_folder() -> None:
     ]
     wanted = [*tops, *(_id(path) for path in inner)]
     assert not [name for name in wanted if f"`{name}/`" not in text]
+
+
+def test_the_page_on_operators_names_every_one_and_its_suites() -> None:
+    named = re.findall(r"`([^`]+)`", _text(ROOT / "docs" / "operators.md"))
+    patterns = [name for name in named if "/" in name]
+    shipped = all_operators()
+    assert not [name for name in shipped if not any(fnmatch(name, pattern) for pattern in patterns)]
+    assert not {suite for operator in shipped.values() for suite in operator.suites} - set(named)
+    families = [
+        pattern for pattern in patterns if pattern.split("/")[0] in {name.split("/")[0] for name in shipped}
+    ]
+    assert not [pattern for pattern in families if not any(fnmatch(name, pattern) for name in shipped)]
 
 
 def test_the_readme_leads_to_the_map_at_once_and_to_every_page() -> None:

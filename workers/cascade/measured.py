@@ -24,7 +24,6 @@ from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, run_steps
 from tilewright.workers.cascade.measured_stages import (
     NEAR,
-    CompileAheadStage,
     Confirmation,
     GateStage,
     ScreenStage,
@@ -37,6 +36,7 @@ from tilewright.workers.cascade.modelled import pallas_template
 from tilewright.workers.cascade.modelled_stages import CompileStage, TraceStage
 from tilewright.workers.child.launch import Launcher, Spawn
 from tilewright.workers.child.session import SessionDied, SessionPool
+from tilewright.workers.device.compile_ahead import CompileAheadStage
 from tilewright.workers.device.station import CLAIM_SECONDS, Champion, Entry, Station, compile_config
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.limits import Limits
@@ -106,7 +106,7 @@ class MeasuredCascade(Cascade):
 
     def _settle(self, request: Request, found: Findings) -> Confirmation | Failure | None:
         """Measure against the champion what may be faster, and crown what is. None when it met nobody."""
-        entry = Entry(request.genome, request.source, request.params)
+        entry = Entry(request.genome, request.source, request.params, plans=found.plans)
         for _ in range(int(CLAIM_SECONDS / _WAIT_SECONDS)):
             champion = self._station.champion()
             fitness = geometric_mean(f.rate for f in found.figures)
