@@ -204,7 +204,14 @@ def few_rows_case(bm: int, bn: int, swap: bool, teams: int, scales: str) -> list
         **dict.fromkeys("MNK", "i32"),
     }
     fixed = [("BM", bm), ("BN", bn), ("UNROLL", 2), ("STAGES", 6), ("SWAP", swap), ("SCALES", scales)]
-    return ["gemm_nt", "few_rows", {}, "rows_kernel", types, [*fixed, ("TEAMS", teams), ("REGS", 232)]]
+    return [
+        "gemm_nt",
+        "few_rows",
+        {"teams": teams},
+        "rows_kernel",
+        types,
+        [*fixed, ("TEAMS", teams), ("REGS", 232)],
+    ]
 
 
 def hopper_cases() -> list:

@@ -56,34 +56,25 @@ RAGGED = (
 PROMOTED = {"block_n": 256, "stages": 4, "slots": 2, "group_m": 12}
 """The genome the library serves today, of ``gluon_ws``."""
 
-REGISTERS = {(1, 1): 224, (1, 2): 120, (1, 3): 80, (2, 1): 168, (2, 2): 80}
-"""``max_regs`` by teams and programs on a multiprocessor."""
-
 Chosen = tuple[str, Point]
 
 
 def few_rows_points(m: int, n: int, k: int) -> Iterator[Point]:
-    """Points of ``few_rows`` for a shape: tiles of either orientation, the deepest ring that so many programs share."""
+    """Points of ``few_rows`` for a shape: tiles of either orientation, the deepest ring that fits."""
     least = max(8, min(128, triton.next_power_of_2(m)))
     tiles = [(least, bn, True) for bn in (64, 128)] if least <= 64 else [(64, 128, True)]
     tiles += [(64 if m <= 64 else bm, bn, False) for bn in (16, 32, 64, 128) for bm in (64, 128)]
     for bm, bn, swap in dict.fromkeys(tiles):
         count = -(-m // bm) * -(-n // bn)
-        for teams, unroll, resident in itertools.product((1, 2), (4, 2, 1), (1, 2, 3, 4)):
-            if (
-                count < 24
-                or (resident > 1 and count <= 132 * (resident - 1))
-                or (teams, resident) not in REGISTERS
-            ):
-                continue
-            if (unroll == 4 and k // 128 < 8) or (unroll == 1 and bm * bn < 64 * 128):
+        for teams, unroll in itertools.product((1, 2), (4, 2, 1)):
+            if count < 24 or (unroll == 4 and k // 128 < 8) or (unroll == 1 and bm * bn < 64 * 128):
                 continue
             stage = ((bm + bn) * 128 + 4 * max(bm, 32)) * unroll + 128
-            room = 232000 // resident - 1536 - 2 * bm * bn - (4 * bm * bn if teams == 2 else 0)
+            room = 230464 - 2 * bm * bn - (4 * bm * bn if teams == 2 else 0)
             fitting = [s for s in (2, 3, 4, 5, 6, 8, 10, 12, 14, 16) if s * stage <= room]
             if not fitting or (fitting[-1] < 4 and unroll > 1 and k // 128 > 8):
                 continue
-            useful = -(-(k // 128) // unroll) * -(-count // (132 * resident))
+            useful = -(-(k // 128) // unroll) * -(-count // 132)
             stages = next((s for s in fitting if s >= useful), fitting[-1])
             yield {
                 "block_m": bm,
@@ -92,8 +83,6 @@ def few_rows_points(m: int, n: int, k: int) -> Iterator[Point]:
                 "stages": stages,
                 "swap": swap,
                 "teams": teams,
-                "max_regs": REGISTERS[teams, resident],
-                "programs": 132 * resident,
             }
 
 
@@ -232,7 +221,7 @@ def side_by_side(
     best = sorted(good, key=lambda name: tried[name].get("seconds", 0.0))[:3]
     calls: dict[str, Callable[[], Any]] = {name: good[name] for name in best}
     others = peers(x)
-    if n % 128 == 0:
+    if n % 128 == 0 and m % 4 == 0:
         promoted = contenders.kernel("gluon_ws", PROMOTED)
         others["promoted"] = lambda: promoted(x)[0]
     read |= {name: snr(x, call) for name, call in others.items()}
@@ -353,7 +342,7 @@ def main() -> None:
 
     lists = {
         "gates": list(RAGGED),
-        "rows": dims(serving()),
+        "rows": sorted(dims(serving())),
         "large": dims(core()),
         "tall": [(4096, n, k) for n, k in SERVING_WEIGHTS],
         "all84": dims(primus84()),

@@ -4,8 +4,8 @@ With M of 1 to 256 a product is a read of B. A program's producer warp asks for 
 holds, with A and the scales of both, and runs on into the next tile; ``teams`` of four warps take turns at the
 stages. A stage holds ``unroll`` steps of K, whose wgmma are issued together into partials of their own, so that a
 stage costs one wait and one arrival. K is not split between programs: one launch, and one order of additions.
-``programs`` is how many run at most, 132 for each that small rings and ``max_regs`` leave room for on a
-multiprocessor: all are there at once.
+There is one program on a multiprocessor and it stays: with several, loads and barriers of one were seen to wait behind
+the other's stores.
 
 ``swap`` makes the rows of B the matrix instruction's first operand (64 at least) and the few rows of A its flexible
 second one: a narrow A then costs little shared memory. Without it tiles may be as narrow as 16 columns, which is what
@@ -16,6 +16,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -30,8 +31,6 @@ SPACE = {
     "stages": (2, 3, 4, 5, 6, 8, 10, 12, 14, 16),
     "swap": (False, True),
     "teams": (1, 2),
-    "max_regs": (80, 96, 104, 120, 168, 224),
-    "programs": (132, 264, 396),
 }
 DEFAULTS = {
     "block_m": 64,
@@ -40,21 +39,17 @@ DEFAULTS = {
     "stages": 6,
     "swap": False,
     "teams": 1,
-    "max_regs": 120,
-    "programs": 132,
 }
 CONSTRAINTS = {
-    "(((block_m + block_n) * 128 + 4 * max(block_m, 32)) * unroll * stages + 128 * stages"
-    " + 4 * block_m * block_n * (teams - 1) + 2 * block_m * block_n + 1536) * (programs // 132) <= 232000": (
-        "the rings, the teams' sums and the tiles on their way out have 227 KB of shared memory"
+    "((block_m + block_n) * 128 + 4 * max(block_m, 32)) * unroll * stages + 128 * stages"
+    " + 4 * block_m * block_n * (teams - 1) + 2 * block_m * block_n + 1536 <= 232000": (
+        "the ring, the teams' sums and the tile on its way out have 227 KB of shared memory"
     ),
     "(block_n if swap else block_m) >= 64": "the instruction's first operand has 64 rows",
-    "block_m * block_n * (unroll + 1) // 128 + 48 <= min(240, (max_regs * (teams + 1) - 24) // teams)": (
+    "block_m * block_n * (unroll + 1) // 128 + 48 <= 240": (
         "sums and partials live in the registers that the producer leaves to the teams"
     ),
-    "max_regs >= (block_m if swap else block_n) // 2 + 32": "the assembler refuses an instruction without registers",
     "stages >= 2 * teams": "a team's next stage is on its way while it multiplies",
-    "max_regs * 128 * (teams + 1) * (programs // 132) < 65536": "a multiprocessor has 65536 registers",
     "N % 8 == 0": "rows of C begin at 16 bytes",
     "K % 128 == 0": "a step of K is one scale block",
 }
@@ -263,6 +258,8 @@ def rows_kernel(
     mbarrier.init(done, count=1)
     mbarrier.init(read, count=1)
     mbarrier.init(met, count=1)
+    # what the copies complete must have been made before the first copy is asked for
+    fence_async_shared()
     # fmt: off
     if TEAMS == 2:
         sums = gl.allocate_shared_memory(gl.float32, [BN, BM] if SWAP else [BM, BN], plain)
@@ -301,7 +298,8 @@ def launch(inputs, params):
     out = torch.empty((m, n), dtype=torch.bfloat16)
     fp8 = gl.NVMMASharedLayout(128, 8)
     flat = gl.NVMMASharedLayout(0, 32, rank=1)
-    rows_kernel[(min(-(-m // bm) * -(-n // bn), params["programs"]),)](
+    # one program for each multiprocessor of an H200
+    rows_kernel[(min(-(-m // bm) * -(-n // bn), 132),)](
         TensorDescriptor(a, [m, k], [k, 1], [bm, 128], fp8),
         TensorDescriptor(rows, [rows.shape[0]], [1], [32 if m == 1 else max(bm, 32)], flat),
         TensorDescriptor(b, [n, k], [k, 1], [bn, 128], fp8),
@@ -318,8 +316,9 @@ def launch(inputs, params):
         params["swap"],
         "rows" if m % 4 == 0 else "one" if m == 1 else "loaded",
         params["teams"],
-        min(240, (3 * params["max_regs"] - 24) // 16 * 8),
+        240,
         num_warps=4,
-        maxnreg=params["max_regs"],
+        # of 65536 registers the producer keeps 24 a thread; one team or two share the rest
+        maxnreg=224 if params["teams"] == 1 else 168,
     )
     return (out,)

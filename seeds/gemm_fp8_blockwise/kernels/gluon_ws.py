@@ -323,6 +323,8 @@ def gemm_kernel(
         mbarrier.init(ready1.index(s), count=1)
     mbarrier.init(begun, count=1)
     mbarrier.init(met, count=1)
+    # what the copies complete must have been made before the first copy is asked for
+    fence_async_shared()
     # fmt: off
     gl.warp_specialize(
         [
