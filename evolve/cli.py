@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evolve.errors import UserError
-from evolve.home import JOURNAL, REPORT, campaigns, find_campaign, home_folder
-from evolve.promote.cli import add_commands
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.promote.cli import add_commands
+from tilewright.evolve.record.home import JOURNAL, REPORT, campaigns, find_campaign, home_folder
 
 INTERRUPTED = 130
-PACKAGED = Path(__file__).resolve().parent.parent / "experiments"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="start a campaign from a YAML file or a packaged name")
-    run.add_argument("campaign", help="a YAML file, or one of: " + ", ".join(_packaged()))
+    run.add_argument("campaign", help="a YAML file, or the name of a packaged campaign such as quickstart")
     run.add_argument("--address", help="Ray cluster to use instead of this machine, for example auto")
     run.add_argument("--target", help="target to use instead of the file's")
     run.add_argument("--seed", type=int, help="seed of every random choice")
@@ -107,27 +106,14 @@ class _Version(argparse.Action):
     """Asks for the version only where it is wanted."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from evolve.system import commit, version
+        from tilewright.evolve.record.system import commit, version
 
         _say(f"tilewright {version()} ({commit()})")
         parser.exit()
 
 
-def _packaged() -> list[str]:
-    return sorted(path.stem for path in PACKAGED.glob("*.yaml"))
-
-
-def _campaign_file(name: str) -> Path:
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.exists():
-        return path
-    if name in _packaged():
-        return PACKAGED / f"{name}.yaml"
-    raise UserError(f"campaign: {name!r} is neither a file nor one of {', '.join(_packaged())}.")
-
-
 def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
-    from evolve.config import read_yaml
+    from tilewright.evolve.campaign.config import read_yaml
 
     overrides: dict[str, Any] = {}
     for item in arguments.set:
@@ -155,17 +141,17 @@ def _recording(source: str | None) -> str | None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from evolve.config import load_config
-    from evolve.display import make_display
-    from evolve.launch import run
+    from tilewright.evolve.campaign.config import campaign_file, load_config
+    from tilewright.evolve.run import run
+    from tilewright.evolve.show.display import make_display
 
-    config = load_config(_campaign_file(arguments.campaign), _overrides(arguments))
+    config = load_config(campaign_file(arguments.campaign), _overrides(arguments))
     return _tell(run(config, home_folder(arguments.home), make_display()), arguments)
 
 
 def _resume(arguments: argparse.Namespace) -> int:
-    from evolve.display import make_display
-    from evolve.launch import resume
+    from tilewright.evolve.run import resume
+    from tilewright.evolve.show.display import make_display
 
     home = home_folder(arguments.home)
     folder = find_campaign(home, arguments.campaign)
@@ -173,8 +159,8 @@ def _resume(arguments: argparse.Namespace) -> int:
 
 
 def _tell(outcome: Any, arguments: argparse.Namespace) -> int:
-    from evolve.campaign import StopReason
-    from evolve.summary import closing_lines
+    from tilewright.evolve.campaign.loop import StopReason
+    from tilewright.evolve.show.summary import closing_lines
 
     home = home_folder(arguments.home)
     if outcome.reason is StopReason.INTERRUPTED:
@@ -190,7 +176,7 @@ def _tell(outcome: Any, arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from evolve.summary import campaign_line, status_lines
+    from tilewright.evolve.show.summary import campaign_line, status_lines
 
     home = home_folder(arguments.home)
     if arguments.campaign is None:
@@ -206,9 +192,9 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _watch(arguments: argparse.Namespace) -> int:
-    from evolve.display import make_display
-    from evolve.summary import closing_lines
-    from evolve.watch import watch
+    from tilewright.evolve.show.display import make_display
+    from tilewright.evolve.show.summary import closing_lines
+    from tilewright.evolve.show.watch import watch
 
     folder = find_campaign(home_folder(arguments.home), arguments.campaign)
     ended = watch(folder, make_display())
@@ -221,9 +207,9 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from evolve.journal import Journal
-    from evolve.report.graph import PAGE
-    from evolve.report.html import write_report
+    from tilewright.evolve.record.journal import Journal
+    from tilewright.evolve.report.graph import PAGE
+    from tilewright.evolve.report.html import write_report
 
     folder = find_campaign(home_folder(arguments.home), arguments.campaign)
     if arguments.against is not None:
@@ -240,9 +226,9 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _compare(folder: Path, arguments: argparse.Namespace) -> int:
-    from evolve.journal import Journal
-    from evolve.report.compare import pair_of, write_comparison
-    from evolve.report.data import load
+    from tilewright.evolve.record.journal import Journal
+    from tilewright.evolve.report.compare import pair_of, write_comparison
+    from tilewright.evolve.report.data import load
 
     other = find_campaign(home_folder(arguments.home), arguments.against)
     if other.resolve() == folder.resolve():
@@ -259,7 +245,7 @@ def _compare(folder: Path, arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from evolve.doctor import examine, examine_target
+    from tilewright.evolve.doctor import examine, examine_target
 
     healthy = True
     findings = (
@@ -274,7 +260,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _ui(arguments: argparse.Namespace) -> int:
-    from evolve.ui import serve_ui
+    from tilewright.evolve.ui import serve_ui
 
     home = home_folder(arguments.home)
     return serve_ui(home, arguments.host, arguments.port)

@@ -10,19 +10,20 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from evolve.errors import UserError
-from fitness.chips import CHIPS, Chip
-from fitness.targets import MEASURED_TPUS, TPU, Target, UnknownTarget, load_target, targets
-from workers import gpu_recipe, tpu_recipe
-from workers.recipe import recipe_fault
-from workers.station import station_fault
+from tilewright.evolve.errors import UserError
+from tilewright.fitness.chips import CHIPS, Chip
+from tilewright.fitness.targets import MEASURED_TPUS, TPU, Target, UnknownTarget, load_target, targets
+from tilewright.workers.device.station import station_fault
+from tilewright.workers.toolchains import tpu as tpu_toolchain
+from tilewright.workers.toolchains import triton as triton_toolchain
+from tilewright.workers.toolchains.libtpu_simulator import recipe_fault
 
 MINIMUM_MEMORY_GIB = 6.0
 MINIMUM_DISK_GIB = 2.0
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """``needed`` is false for what only some campaigns want."""
 
     part: str
@@ -31,9 +32,9 @@ class Finding:
     needed: bool = True
 
 
-def examine(home: Path) -> Iterator[Finding]:
+def examine(home: Path) -> Iterator[Diagnosis]:
     """Findings in the order a newcomer needs them. Each target compiles a small kernel (seconds)."""
-    yield Finding("python", True, platform.python_version())
+    yield Diagnosis("python", True, platform.python_version())
     yield from (_package(name) for name in ("ray", "mlflow"))
     yield _cores()
     yield _memory()
@@ -44,7 +45,7 @@ def examine(home: Path) -> Iterator[Finding]:
     yield _tpu()
 
 
-def examine_target(name: str) -> Finding:
+def examine_target(name: str) -> Diagnosis:
     """One target alone, needed. Raises UserError for a name that is none."""
     if name == TPU:
         finding = _tpu()
@@ -57,52 +58,52 @@ def examine_target(name: str) -> Finding:
     return replace(finding, needed=True)
 
 
-def _package(name: str) -> Finding:
+def _package(name: str) -> Diagnosis:
     try:
-        return Finding(name, True, metadata.version(name))
+        return Diagnosis(name, True, metadata.version(name))
     except metadata.PackageNotFoundError:
-        return Finding(name, False, f"not installed; pip install {name}")
+        return Diagnosis(name, False, f"not installed; pip install {name}")
 
 
-def _cores() -> Finding:
+def _cores() -> Diagnosis:
     cores = len(os.sched_getaffinity(0))
-    return Finding("cores", True, f"{cores}, so {cores} evaluations at a time")
+    return Diagnosis("cores", True, f"{cores}, so {cores} evaluations at a time")
 
 
-def _memory() -> Finding:
+def _memory() -> Diagnosis:
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     enough = gib >= MINIMUM_MEMORY_GIB
     advice = "" if enough else f"; the simulator wants {MINIMUM_MEMORY_GIB:g} GiB"
-    return Finding("memory", enough, f"{gib:.1f} GiB{advice}")
+    return Diagnosis("memory", enough, f"{gib:.1f} GiB{advice}")
 
 
-def _folder(home: Path) -> Finding:
+def _folder(home: Path) -> Diagnosis:
     existing = next(path for path in (home.absolute(), *home.absolute().parents) if path.exists())
     if not os.access(existing, os.W_OK):
-        return Finding("home", False, f"{home} cannot be written; choose another with --home")
+        return Diagnosis("home", False, f"{home} cannot be written; choose another with --home")
     free = shutil.disk_usage(existing).free / 2**30
-    return Finding("home", free >= MINIMUM_DISK_GIB, f"{home}, {free:.0f} GiB free")
+    return Diagnosis("home", free >= MINIMUM_DISK_GIB, f"{home}, {free:.0f} GiB free")
 
 
-def _tpu(wanted: Chip | None = None) -> Finding:
+def _tpu(wanted: Chip | None = None) -> Diagnosis:
     """One finding for the measured TPU targets: a machine has one of these chips at most."""
-    fault = tpu_recipe.missing_parts(wanted)
+    fault = tpu_toolchain.missing_parts(wanted)
     if fault is None:
-        chip = CHIPS[tpu_recipe.chip_here() or ""]
+        chip = CHIPS[tpu_toolchain.chip_here() or ""]
         fault = station_fault(chip)
-    return Finding(
+    return Diagnosis(
         f"target {TPU}", fault is None, fault or "runs and times a kernel (measured)", needed=False
     )
 
 
-def _target(target: Target) -> Finding:
+def _target(target: Target) -> Diagnosis:
     part = f"target {target.name}"
     if target.compile_only:
-        fault = gpu_recipe.missing_parts(target.architecture)
-        return Finding(part, fault is None, fault or "compiles a kernel and reads its code", needed=False)
+        fault = triton_toolchain.missing_parts(target.architecture)
+        return Diagnosis(part, fault is None, fault or "compiles a kernel and reads its code", needed=False)
     if not target.measured:
         fault = recipe_fault(target.chip)
-        return Finding(part, fault is None, fault or f"compiles and times a kernel ({target.kind.value})")
-    fault = gpu_recipe.missing_parts(target.gpu) or station_fault(target.gpu)
+        return Diagnosis(part, fault is None, fault or f"compiles and times a kernel ({target.kind.value})")
+    fault = triton_toolchain.missing_parts(target.gpu) or station_fault(target.gpu)
     purpose = "for tests of the measuring path" if target.gpu.interpreted else "measured"
-    return Finding(part, fault is None, fault or f"runs and times a kernel ({purpose})", needed=False)
+    return Diagnosis(part, fault is None, fault or f"runs and times a kernel ({purpose})", needed=False)

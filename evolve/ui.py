@@ -12,10 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from evolve.errors import JournalError, UserError
-from evolve.home import JOURNAL, campaigns
-from evolve.journal import Journal
-from evolve.tracking import (
+from tilewright.evolve.errors import JournalError, UserError
+from tilewright.evolve.mlflow_mirror.process import (
     ARTIFACTS,
     behind,
     being_mirrored,
@@ -23,6 +21,8 @@ from evolve.tracking import (
     mirror_environment,
     store_uri,
 )
+from tilewright.evolve.record.home import JOURNAL, campaigns
+from tilewright.evolve.record.journal import Journal
 
 FIRST_MIRROR_SECONDS = 120.0
 PORTS_TRIED = 50

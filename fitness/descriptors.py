@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fitness.evaluation import WorkloadFigures
+from tilewright.fitness.evaluation import WorkloadFigures
 
 UNKNOWN = "unknown"
 

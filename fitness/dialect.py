@@ -1,9 +1,10 @@
 """The kernel dialect, checked on the syntax tree before anything runs: the first wall.
 
-A module holds a docstring, imports from an allowlist, constants and functions. It can name only what it defines,
-what it imports and a few builtins; it can reach only allowed attributes; nothing it can say starts with an
-underscore. So it cannot open a file, look at its caller, keep state between calls, or find the harness. The
-tables are in ``fitness.dialect_names``.
+A module holds a docstring, imports from an allowlist, constants and functions. It can name only what its scopes define
+(``fitness.dialect_scopes``), what it imports and a few builtins; it can reach only allowed attributes and say only
+allowed keywords; nothing it can say starts with an underscore. What runs at import makes nothing that could be changed
+later. So it cannot open a file, look at its caller, keep state between calls, or find the harness. The tables are in
+``fitness.dialect_names``. It is the first wall and not the last: see ``docs/security.md``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fitness import dialect_names as names
+from tilewright.fitness import dialect_names as names
+from tilewright.fitness import dialect_scopes as scopes
 
 MAX_SOURCE_BYTES = 64 << 10
 MAX_NODES = 20_000
@@ -42,6 +44,16 @@ _FORBIDDEN: dict[type[ast.AST], str] = {
     ast.Delete: "a del statement",
     ast.Match: "a match statement",
 }
+"""What is refused in words of its own; whatever is not among ``_KNOWN`` is refused by its name."""
+
+_KNOWN = (
+    ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.FunctionDef, ast.Return, ast.If, ast.For, ast.While,
+    ast.Break, ast.Continue, ast.Pass, ast.Assert, ast.Raise, ast.Import, ast.ImportFrom, ast.alias, ast.arguments,
+    ast.arg, ast.keyword, ast.Name, ast.Constant, ast.Attribute, ast.Call, ast.Subscript, ast.Slice, ast.Starred,
+    ast.Tuple, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
+    ast.comprehension, ast.Lambda, ast.IfExp, ast.NamedExpr, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare,
+    ast.JoinedStr, ast.FormattedValue, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,7 +85,11 @@ def check(source: str, *, entry: str = "build") -> list[Violation]:
         return [Violation(0, f"the source nests deeper than {MAX_DEPTH} levels")]
     if nodes > MAX_NODES:
         return [Violation(0, f"the source has {nodes} syntax nodes, at most {MAX_NODES} are allowed")]
-    checker = _Checker(tree, products=entry == "build")
+    try:
+        held = scopes.read(source)
+    except SyntaxError as error:
+        return [Violation(error.lineno or 0, f"not Python: {error.msg}")]
+    checker = _Checker(tree, held, products=entry == "build")
     violations = [*_readings(source, tree), *checker.run(), *_entry(tree, entry)]
     return sorted(set(violations), key=lambda violation: (violation.line, violation.what))
 
@@ -115,6 +131,10 @@ def _too_long(value: object) -> bool:
 def _entry(tree: ast.Module, entry: str) -> Iterator[Violation]:
     functions = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == entry]
     wanted = ENTRIES[entry]
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == entry for target in targets):
+            yield Violation(node.lineno, f"{entry} is bound again")
     if len(functions) != 1:
         yield Violation(0, f"the module defines {len(functions)} functions called {entry}, it needs one")
         return
@@ -133,22 +153,25 @@ def _entry(tree: ast.Module, entry: str) -> Iterator[Violation]:
 class _Checker:
     """Walks one module. ``_aliases`` maps a name to the dotted path it was imported as."""
 
-    def __init__(self, tree: ast.Module, *, products: bool) -> None:
+    def __init__(self, tree: ast.Module, held: scopes.Scopes, *, products: bool) -> None:
         self._tree = tree
+        self._held = held
         self._products = products
         """Whether ``@`` may stand outside a jitted function, where torch would compute it."""
         self._called: set[int] = set()
         self._aliases: dict[str, str] = {}
         self._found: list[Violation] = []
-        self._bound: set[str] = set()
+        self._functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
     def run(self) -> list[Violation]:
         for statement in self._tree.body:
             self._top_level(statement)
-        self._collect_bindings()
+        self._scopes()
         for statement in self._tree.body:
             if not isinstance(statement, ast.Import | ast.ImportFrom):
                 self._node(statement)
+            if isinstance(statement, ast.FunctionDef):
+                self._made_at_import(statement)
         return self._found
 
     def _say(self, node: ast.AST, what: str) -> None:
@@ -216,21 +239,62 @@ class _Checker:
                 self._say(node, "a module-level constant is a number, a string, a dtype or a tuple of them")
                 return
 
-    def _collect_bindings(self) -> None:
-        for node in ast.walk(self._tree):
-            if isinstance(node, ast.FunctionDef):
-                self._bind(node, node.name)
-            elif isinstance(node, ast.arg):
-                self._bind(node, node.arg)
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                self._bind(node, node.id)
+    def _scopes(self) -> None:
+        """No builtin is bound, no import bound again, and every name is one of a scope it can be seen from."""
+        for name, line in self._held.bound:
+            if name in self._aliases and (line, name) not in self._held.imports:
+                self._found.append(Violation(line, f"the imported name {name} is bound again"))
+            if name in names.ALL_BUILTINS:
+                self._found.append(Violation(line, f"the builtin name {name} is bound again"))
+        known = self._held.module | names.BUILTINS | set(names.DECLARATIONS)
+        for name, line in self._held.free:
+            if name not in known and not name.startswith("_"):
+                self._found.append(Violation(line, f"the name {name} is not defined here"))
 
-    def _bind(self, node: ast.AST, name: str) -> None:
-        self._bound.add(name)
-        if name in self._aliases:
-            self._say(node, f"the imported name {name} is bound again")
-        if name in names.BUILTINS:
-            self._say(node, f"the builtin name {name} is bound again")
+    # ------------------------------------------------------------------ at import
+
+    def _made_at_import(self, function: ast.FunctionDef) -> None:
+        """Decorators, defaults and annotations of a function of the module run once: all they make is immutable."""
+        arguments = function.args
+        for default in (*arguments.defaults, *filter(None, arguments.kw_defaults)):
+            if not self._immutable(default):
+                self._say(default, f"a default argument of {function.name} that is not a constant")
+        for decorator in function.decorator_list:
+            if not isinstance(decorator, ast.Call):
+                continue
+            path = self._path(decorator.func) or ""
+            for value in (*decorator.args, *(keyword.value for keyword in decorator.keywords)):
+                listed = isinstance(value, ast.List) and path in names.DECORATOR_KEYWORDS
+                parts = value.elts if isinstance(value, ast.List) and listed else [value]
+                if not all(map(self._immutable, parts)):
+                    self._say(
+                        value, f"an argument of the decorator {path} that is neither constant nor known"
+                    )
+
+    def _immutable(self, node: ast.AST) -> bool:
+        """Whether it is a constant, a name of the module or of an import, or a tuple of these."""
+        if isinstance(node, ast.UnaryOp | ast.Constant):
+            return isinstance(node, ast.Constant) or isinstance(node.operand, ast.Constant)
+        if isinstance(node, ast.Tuple):
+            return all(map(self._immutable, node.elts))
+        if isinstance(node, ast.Name):
+            return node.id in self._held.module or node.id in names.BUILTINS
+        return self._path(node) is not None
+
+    def _annotation(self, node: ast.AST | None) -> None:
+        """An annotation runs: names and constants, in brackets or joined by ``|``."""
+        if node is None or self._annotates(node):
+            return
+        self._say(node, f"the annotation {ast.unparse(node)[:60]}")
+
+    def _annotates(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Subscript):
+            return self._annotates(node.value) and self._annotates(node.slice)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return self._annotates(node.left) and self._annotates(node.right)
+        if isinstance(node, ast.Tuple):
+            return all(map(self._annotates, node.elts))
+        return self._immutable(node)
 
     # ------------------------------------------------------------------ everywhere
 
@@ -238,14 +302,20 @@ class _Checker:
         kind = type(node)
         if kind in _FORBIDDEN:
             self._say(node, _FORBIDDEN[kind])
+        elif not isinstance(node, _KNOWN):
+            self._say(node, f"the syntax {kind.__name__}")
         elif isinstance(node, ast.Import | ast.ImportFrom):
             self._say(node, "an import inside a function")
         elif isinstance(node, ast.FunctionDef):
             self._function(node)
+        elif isinstance(node, ast.Lambda):
+            self._defaults(node, "a lambda")
         elif isinstance(node, ast.arg):
-            self._identifier(node, node.arg)
-        elif isinstance(node, ast.keyword):
-            self._keyword(node)
+            if node.arg != "_":
+                self._identifier(node, node.arg)
+            self._annotation(node.annotation)
+        elif isinstance(node, ast.AnnAssign):
+            self._annotation(node.annotation)
         elif isinstance(node, ast.Call):
             self._call(node)
         elif isinstance(node, ast.BinOp | ast.AugAssign):
@@ -265,17 +335,6 @@ class _Checker:
         if name.startswith("_"):
             self._say(node, f"the name {name} starts with an underscore")
 
-    def _keyword(self, node: ast.keyword) -> None:
-        if node.arg is None:
-            return
-        self._identifier(node, node.arg)
-        if node.arg in names.REFUSED_KEYWORDS:
-            self._say(node.value, f"the keyword argument {node.arg}")
-        value = node.value.value if isinstance(node.value, ast.Constant) else None
-        if node.arg == "name" and not (isinstance(value, str) and value.isidentifier() and value.isascii()):
-            # it ends up in the compiler's dumps, where it must not look like anything else
-            self._say(node.value, "a name that is not a plain identifier in quotes")
-
     def _call(self, node: ast.Call) -> None:
         """Keywords must be readable here: refused ones could hide in a mapping or in a position."""
         path = self._path(node.func)
@@ -285,17 +344,46 @@ class _Checker:
             self._called.add(id(node.func))
             if node.args:
                 self._say(node, f"{path} with positional arguments")
+        if isinstance(node.func, ast.Name) and node.func.id == "dict":
+            allowed: frozenset[str] | None = None
+        elif path is not None and path != "functools.partial":
+            allowed = names.DECORATOR_KEYWORDS.get(path, names.KEYWORDS)
+        else:
+            allowed = (
+                names.KEYWORDS | names.LAUNCH_OPTIONS | (self._held.parameters - names.RESERVED_KEYWORDS)
+            )
+        for keyword in node.keywords:
+            self._keyword(keyword, allowed)
+
+    def _keyword(self, node: ast.keyword, allowed: frozenset[str] | None) -> None:
+        if node.arg is None:
+            return
+        self._identifier(node, node.arg)
+        if allowed is not None and node.arg not in allowed:
+            self._say(node.value, f"the keyword argument {node.arg}")
+        value = node.value.value if isinstance(node.value, ast.Constant) else None
+        if node.arg == "name" and not (isinstance(value, str) and value.isidentifier() and value.isascii()):
+            # it ends up in the compiler's dumps, where it must not look like anything else
+            self._say(node.value, "a name that is not a plain identifier in quotes")
+
+    def _defaults(self, node: ast.FunctionDef | ast.Lambda, name: str) -> None:
+        for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
+            if not (self._immutable(default) or isinstance(default, ast.Name)):
+                self._say(default, f"a default argument of {name} that is not a constant")
 
     def _function(self, node: ast.FunctionDef) -> None:
         self._identifier(node, node.name)
-        for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
-            plain = default.operand if isinstance(default, ast.UnaryOp) else default
-            if not isinstance(plain, ast.Constant) and not self._path(plain):
-                self._say(default, f"a default argument of {node.name} that is not a constant")
+        self._defaults(node, node.name)
+        self._annotation(node.returns)
+        if getattr(node, "type_params", None):
+            self._say(node, f"type parameters of {node.name}")
         for decorator in node.decorator_list:
             called = isinstance(decorator, ast.Call)
             path = self._path(decorator.func if isinstance(decorator, ast.Call) else decorator)
-            if path not in (names.CALLED_DECORATORS if called else names.DECORATORS):
+            allowed = path in (names.CALLED_DECORATORS if called else names.DECORATORS)
+            if allowed and path == "functools.partial" and isinstance(decorator, ast.Call):
+                allowed = bool(decorator.args) and self._path(decorator.args[0]) in names.PARTIAL_DECORATORS
+            if not allowed:
                 self._say(decorator, f"the decorator {ast.unparse(decorator)[:60]}")
 
     def _name(self, node: ast.Name) -> None:
@@ -310,8 +398,6 @@ class _Checker:
             if self._aliases[node.id] in names.MODULES:
                 self._say(node, f"the module {node.id} used as a value")
             self._keywords_only(node, self._aliases[node.id])
-        elif node.id not in self._bound and node.id not in names.BUILTINS:
-            self._say(node, f"the name {node.id} is not defined here")
 
     def _attribute(self, node: ast.Attribute) -> bool:
         """True when the chain is a module path and needs no further look."""

@@ -5,6 +5,7 @@ Allowlists, so that a name nobody thought of is refused: triton.language has a p
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping
 
 
@@ -137,24 +138,81 @@ BUILTINS = _names(
     "True False None ValueError AssertionError NotImplementedError slice map filter any all"
 )
 
+ALL_BUILTINS = frozenset(name for name in dir(builtins) if not name.startswith("_")) | _names(
+    "aiter anext exit quit copyright credits license help"
+)
+"""What nothing in a module may be called, so that a name always is what it looks like."""
+
 DECORATORS = _names("triton.jit triton.experimental.gluon.jit jax.jit")
 """Plain decorators of module-level and nested functions."""
 
+PARTIAL_DECORATORS = DECORATORS | {"jax.experimental.pallas.pallas_call"}
+"""What ``functools.partial`` may be of, in a decorator."""
+
 CALLED_DECORATORS = _names(
     "jax.experimental.pallas.when jax.experimental.pallas.loop jax.experimental.pallas.with_scoped "
-    "functools.partial triton.jit jax.jit"
+    "functools.partial triton.jit triton.experimental.gluon.jit jax.jit"
 )
-"""Decorators that are calls. ``functools.partial`` only of a function that may itself be named."""
+"""Decorators that are calls."""
 
-REFUSED_KEYWORDS = _names(
-    "interpret debug metadata backend device donate_argnums donate_argnames input_output_aliases flags cost_estimate "
-    "disable_bounds_checks disable_semaphore_checks skip_device_barrier internal_scratch_in_bytes "
-    "serialization_format warmup instrumentation_mode sanitize_overflow pre_hook ir_override ptx_options ptx_version "
-    "extern_libs arch backend_name warp_size schedule_hint stream supported_fp8_dtypes "
-    "deprecated_fp8_dot_operand_dtypes default_dot_input_precision allowed_dot_input_precisions "
-    "max_num_imprecise_acc_default"
+KEYWORDS = _names(
+    "a acc acc_addr accumulation_type accuracy add alignment alloc_shape allow_imprecise_accumulation "
+    "allow_input_fusion allow_negative_indices allow_tf32 approx approximate array arrays ary assert_trivial axes "
+    "axis axis1 axis2 b base bitcast block_bases block_shape block_size body body_fun boundary_check branches "
+    "broadcast_dimensions buffer_count bytes_per_cta cache_modifier can_reorder cga_layout cluster cmp combine_fn "
+    "compiler_params computation cond cond_fun condition const coord copy count decimals default deps desc "
+    "destination dim dimension dimension_numbers dimension_semantics dimensions disable_licm "
+    "disallow_acc_multi_buffer do_not_specialize do_not_specialize_on_alignment dst_ref dtype elem_type "
+    "element_bitwidth element_ty end endpoint equation eviction_policy exponent_bits false_fun fast_math "
+    "fill_value flatten fp4_padded fp_downcast_rounding full_range fuse_transposed_lhs_in_matmul grid grid_spec "
+    "has_side_effects ieee_rounding in_specs index index_dtype index_map indices indices_are_sorted "
+    "indices_or_sections init init_carry init_val init_values initial input input_precision instr_shape "
+    "interval_padding_pairs is_async k k_width keep_dims keepdims kernel key lane_bases layout length lhs "
+    "lhs_component_count lhs_format lhs_k_pack lhs_precision_type lhs_scale limit_index limit_indices "
+    "load_staged_rhs loop_unroll_factor lower mantissa_bits mask max max_num_imprecise_acc max_phase mbarrier "
+    "memory_space min mode msg multicast mxu_index name new_dtype new_sizes noinline num num_bins num_outstanding "
+    "num_primitive_operations num_scalar_prefetch num_stages object offset_bases offsets on_false on_true operand "
+    "operand_index operands order other out_dtype out_shape out_specs packed_dtype pad_width padding "
+    "padding_config padding_option padding_value parent pendings per_phase permutation phase pipeline_mode "
+    "pointer precision pred preferred_element_type priority promote_integers propagate_nan rank recv_sem "
+    "reg_bases repeats reps result reverse revisit rhs rhs_component_count rhs_format rhs_k_pack "
+    "rhs_precision_type rhs_scale round_f32_to_tf32 rounding_method scope scratch_shapes sem send_sem shape shift "
+    "size size_per_thread sizes slice_size slice_sizes source src src_ref staging_register start start_dimension "
+    "start_index start_indices static_argnames static_argnums step stop stop_dimension strict stride stride_axis "
+    "strides swizzle_byte_width tensor_desc threads_per_warp tiling transpose transposed true_fun tup ty "
+    "unique_indices unpacked_dtype unroll update upper use_acc use_lookahead val value values vec version "
+    "vmem_limit_bytes volatile warp_bases warp_specialize warps_per_cta where which worker_num_regs "
+    "worker_num_warps x x1 x2 xs y z"
 )
-"""Keyword arguments that switch a kernel to another way of running or compiling, or name devices."""
+"""Keyword arguments of what a kernel may call, whatever it is; besides, names of the module's own parameters."""
+
+LAUNCH_OPTIONS = _names(
+    "num_warps num_stages num_ctas maxnreg enable_fp_fusion launch_cooperative_grid launch_pdl waves_per_eu "
+    "matrix_instr_nonkdim kpack"
+)
+"""Options of a launch, beside the kernel's own parameters."""
+
+DECORATOR_KEYWORDS: Mapping[str, frozenset[str]] = {
+    "triton.jit": _names("do_not_specialize do_not_specialize_on_alignment noinline"),
+    "triton.experimental.gluon.jit": _names("do_not_specialize do_not_specialize_on_alignment noinline"),
+    "jax.jit": _names("static_argnums static_argnames inline"),
+}
+"""Keywords of a decorator that compiles a function, the only ones that may be lists of constants."""
+
+RESERVED_KEYWORDS = _names(
+    "allow_collective_id_without_custom_barrier allowed_dot_input_precisions arch backend backend_name boundary "
+    "cluster_dims collective_axes collective_id compiler_options core_axis core_axis_name cost_estimate "
+    "ctas_per_cga debug default_dot_input_precision deprecated_fp8_dot_operand_dtypes device "
+    "disable_bounds_checks disable_semaphore_checks donate_argnames donate_argnums enable_iisan extern_libs flags "
+    "fn generator global_scratch grf_mode handle in_shardings input_output_aliases instrumentation_mode "
+    "internal_scratch_in_bytes interpret ir_override is_ref keep_unused launch_metadata manual_axis_type "
+    "max_num_imprecise_acc_default metadata module names needs_layout_passes num_buffers_warp_spec opt_level "
+    "optimize out out_sharding out_shardings pin_memory pre_hook profile_scratch ptx_options ptx_version qualname "
+    "repr requires_grad sanitize sanitize_overflow schedule_hint serialization_format shape_invariant_numerics "
+    "sharding skip_device_barrier stream supported_fp8_dtypes trace_scopes type use_tc_tiling_on_sc warmup "
+    "warp_size weak_type"
+)
+"""Options that switch a kernel to another way of running or compiling: no keyword, not even of its own functions."""
 
 MAY_UNPACK = _names("jax.experimental.pallas.BlockSpec")
 """Where ``**`` of a mapping may stand in a call: nothing here takes a refused keyword."""

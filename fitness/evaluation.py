@@ -76,7 +76,8 @@ class WorkloadFigures(BaseModel):
 class GateReading(BaseModel):
     """One gate on one input kind. ``value``: dB for SNR, mismatches for bits, share of equal elements for agreement.
 
-    ``bar``: the share that was needed, where the inputs decide it.
+    ``bar``: the share that was needed, where the inputs decide it. ``detail``: what is wrong with single elements of an
+    output whose value is high enough.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -86,6 +87,7 @@ class GateReading(BaseModel):
     value: float | None
     passed: bool
     bar: float | None = None
+    detail: str = ""
 
 
 class Evaluation(BaseModel):

@@ -14,8 +14,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from fitness.chips import Chip
-from fitness.llo import ParseError, matmul_type
+from tilewright.fitness.chips import Chip
+from tilewright.fitness.llo import ParseError, matmul_type
 
 _BUNDLE = re.compile(r"^ *(?:0x[0-9a-f]+|0) +(?:[A-Z]{2})? *: *((?:> *)*)\{(.*)$", re.MULTILINE)
 _MATMUL = re.compile(r"= (?:\([^)\n]*\) )?(vmatmul[\w.]*)")

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fitness.evaluation import GateReading
-from seeds.operator import AgreementGate, Arrays, Gate, SnrGate, TensorSpec
+from tilewright.fitness import detail
+from tilewright.fitness.evaluation import GateReading
+from tilewright.seeds.operator import AgreementGate, Arrays, Gate, SnrGate, TensorSpec
 
 
 def snr_db(output: np.ndarray, reference: np.ndarray) -> float:
@@ -55,14 +56,22 @@ def ill_formed(outputs: Mapping[str, np.ndarray], specs: Sequence[TensorSpec]) -
 
 
 def read_gates(
-    gates: Sequence[Gate], outputs: Mapping[str, np.ndarray], references: Mapping[str, Arrays], kind: str
+    gates: Sequence[Gate],
+    outputs: Mapping[str, np.ndarray],
+    references: Mapping[str, Arrays],
+    kind: str,
+    *,
+    least: float = 0.0,
 ) -> list[GateReading]:
-    """Every gate on one set of outputs; ``kind`` names their inputs. Shapes and dtypes are checked before."""
-    return [_read(gate, outputs, references, kind) for gate in gates]
+    """Every gate on one set of outputs; ``kind`` names their inputs. Shapes and dtypes are checked before.
+
+    ``least``: what the target's own sums explain of an element's error (see ``fitness.detail``).
+    """
+    return [_read(gate, outputs, references, kind, least) for gate in gates]
 
 
 def _read(
-    gate: Gate, outputs: Mapping[str, np.ndarray], references: Mapping[str, Arrays], kind: str
+    gate: Gate, outputs: Mapping[str, np.ndarray], references: Mapping[str, Arrays], kind: str, least: float
 ) -> GateReading:
     reference = references[gate.reference]
     if isinstance(gate, SnrGate):
@@ -70,7 +79,12 @@ def _read(
         value = min(values) if values and not any(np.isnan(values)) else float("nan")
         passed = value >= gate.min_db
         shown = value if np.isfinite(value) else None
-        return GateReading(gate=gate.name, inputs=kind, value=shown, passed=passed)
+        allowed = detail.allowance(gate, least)
+        faults = [detail.objection(outputs[n], wanted, allowed) for n, wanted in reference.items() if passed]
+        fault = next(filter(None, faults), "")
+        return GateReading(
+            gate=gate.name, inputs=kind, value=shown, passed=passed and not fault, detail=fault
+        )
     if any(outputs[name].dtype != reference[name].dtype for name in gate.outputs):
         return GateReading(gate=gate.name, inputs=kind, value=None, passed=False)
     if isinstance(gate, AgreementGate):
@@ -103,6 +117,8 @@ def failure(readings: Sequence[GateReading], gates: Sequence[Gate]) -> str | Non
         if reading.passed:
             continue
         gate = by_name[reading.gate]
+        if reading.detail:
+            return f"gate {gate.name} on {reading.inputs}: {reading.detail}"
         if isinstance(gate, SnrGate):
             value = "not a number" if reading.value is None else f"{reading.value:.1f} dB"
             return f"gate {gate.name} on {reading.inputs}: {value}, at least {gate.min_db:g} dB needed"

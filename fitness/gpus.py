@@ -3,7 +3,7 @@
 ``h200``: NVIDIA H200 SXM. Dense peaks and memory bandwidth from the vendor's datasheet (half of its "with sparsity"
 figures); shared memory per block, L2 and multiprocessors from the CUDA programming guide's table for compute
 capability 9.0 and the device's own properties. The peaks are upper bounds: a time below what they allow is refused.
-``copy`` was measured (``experiments/results/h200_fp8_quantise.json``, 8192 x 29568 bf16).
+``copy`` was measured (``experiments/records/h200_fp8/h200_fp8_quantise.json``, 8192 x 29568 bf16).
 ``interpreter``: Triton's interpreter on this machine's CPU. Its times say nothing about a kernel; it exists so that the
 whole measuring path runs in tests, and its peaks are bounds no CPU reaches.
 """

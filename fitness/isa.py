@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fitness.architectures import Architecture
+from tilewright.fitness.architectures import Architecture
 
 
 class UnreadableCode(ValueError):

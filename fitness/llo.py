@@ -1,6 +1,6 @@
 """Readers of the text libtpu dumps about a compiled kernel. Text in, values out; ParseError for anything else.
 
-Three kinds of file, all written by libtpu 0.0.51 under the flags of ``workers.recipe``:
+Three kinds of file, all written by libtpu 0.0.51 under the flags of ``workers.toolchains.libtpu_simulator``:
 
 * ``*_static_llo_profile.textproto``: the simulator's cycles of one HLO operation, all grid steps;
 * ``*_bundles.txt``: every bundle the simulator executed, loops unrolled, predicated-off DMAs absent;

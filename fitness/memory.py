@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fitness.replay import Events, Kind
+from tilewright.fitness.replay import Events, Kind
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Whether a candidate measured on a few workloads can still be a contender on the whole suite.
 
-What stands behind the numbers of a ``Race`` is made by the search (``evolve.racing``); here a candidate's first
+What stands behind the numbers of a ``Race`` is made by the search (``evolve.campaign.racing``); here a
+candidate's first
 figures are held against them. What is stopped has no fitness: it was never measured on the whole suite.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fitness.evaluation import FigureKind, WorkloadFigures
+from tilewright.fitness.evaluation import FigureKind, WorkloadFigures
 
 DRIFT = 0.02
 """By how much a device's clock may have drifted since the figures a measured candidate is held against."""

@@ -16,20 +16,20 @@ from enum import IntEnum
 
 import numpy as np
 
-from fitness.llo import GRANULE_BYTES, ParseError
-from fitness.timeline import WAITS, issue_cycles, read_critical_path
+from tilewright.fitness.llo import GRANULE_BYTES, ParseError
+from tilewright.fitness.timeline import WAITS, issue_cycles, read_critical_path
 
 _BUNDLE = re.compile(rb": bundle slots:\n  %[a-z]*([0-9]{1,15})(?![0-9])")
-_EVENT = re.compile(
-    rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?dma\.([\w.]+)([^\n]*)"
-)
+_EVENT = re.compile(rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?dma\.([\w.]+)([^\n]*)")
 _FLAG = re.compile(
     rb"\n  %(s[0-9]{1,15})_\w+ = (?:\([^)\n]*\) )?scalar_lea\.sflag \[#allocation([0-9]{1,9})[^\]\n]*\]"
 )
 _FLAG_AT = re.compile(rb"#allocation([0-9]{1,9})")
 _GRANULES = re.compile(rb"size_in_granules=\*/([0-9]{1,15})(?![0-9])")
 _DESTINATION = re.compile(rb"dst_syncflagno=\*/(?:%(s[0-9]{1,15})_|\[#allocation([0-9]{1,9}))")
-_WAIT = re.compile(rb"^(?: \[[^\]\n]*\])? *(?:%(s[0-9]{1,15})_\w+|\[#allocation([0-9]{1,9})[^\]\n]*\]), ([0-9]{1,15})")
+_WAIT = re.compile(
+    rb"^(?: \[[^\]\n]*\])? *(?:%(s[0-9]{1,15})_\w+|\[#allocation([0-9]{1,9})[^\]\n]*\]), ([0-9]{1,15})"
+)
 
 
 class Kind(IntEnum):
@@ -86,7 +86,9 @@ def read_events(bundles: bytes, critical: bytes, cycles: int) -> Events:
     return Events(work, *_matched(bundles, found))
 
 
-def _matched(bundles: bytes, found: Sequence[tuple[bytes, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _matched(
+    bundles: bytes, found: Sequence[tuple[bytes, bytes, bytes]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Kinds, sizes and what is waited for. A flag's copies are waited for in the order in which they were started."""
     flags = dict(_FLAG.findall(bundles))
     kinds = np.zeros(len(found), np.int64)
@@ -141,9 +143,8 @@ def _direction(opcode: bytes, operands: bytes) -> Kind:
         return Kind.READ
     if opcode.endswith(b"to_hbm"):
         return Kind.WRITE
-    if opcode.startswith(b"general"):
-        source, _, target = operands.partition(b"dst")
-        if b"hbm" in target.lower():
-            return Kind.WRITE
-        return Kind.READ
+    if opcode == b"general":  # its comment says between what
+        if b"hbm-to-" in operands:
+            return Kind.READ
+        return Kind.WRITE if b"-to-hbm" in operands else Kind.LOCAL
     return Kind.LOCAL

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from fitness.chips import LANES, Chip
-from fitness.gpus import Gpu
-from seeds.operator import Operator, TensorSpec, Workload
+from tilewright.fitness.chips import LANES, Chip
+from tilewright.fitness.gpus import Gpu
+from tilewright.seeds.operator import Operator, TensorSpec, Workload
 
 
 def geometric_mean(values: Iterable[float]) -> float:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fitness.chips import Chip
-from fitness.llo import (
+from tilewright.fitness.chips import Chip
+from tilewright.fitness.llo import (
     Executed,
     OperationCycles,
     ParseError,
@@ -24,7 +24,7 @@ from fitness.llo import (
     scan_bundles,
     vmem_bytes,
 )
-from fitness.timeline import read_timeline
+from tilewright.fitness.timeline import read_timeline
 
 LATENCY_LIMIT = 0.5
 """Part of the cycles that fixed DMA latencies may come to before a time is flagged."""

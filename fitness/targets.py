@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fitness.architectures import ARCHITECTURES, Architecture
-from fitness.chips import CHIPS, Chip
-from fitness.evaluation import FigureKind
-from fitness.gpus import GPUS, Gpu
+from tilewright.fitness.architectures import ARCHITECTURES, Architecture
+from tilewright.fitness.chips import CHIPS, Chip
+from tilewright.fitness.evaluation import FigureKind
+from tilewright.fitness.gpus import GPUS, Gpu
 
 TPU = "tpu"
-"""The measured target of whatever TPU this machine has; ``workers.tpu_recipe`` finds out which of MEASURED_TPUS."""
+"""The measured target of whatever TPU this machine has; ``workers.toolchains.tpu`` finds out which of MEASURED_TPUS."""
 
 MEASURED_TPUS: Mapping[str, str] = {"tpu-v5e": "v5e", "tpu-v6e": "v6e", "tpu-7x": "tpu7x"}
 """Measured targets by name, with the chip they run on."""

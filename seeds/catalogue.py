@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
 from pathlib import Path
 from types import ModuleType
 
-from seeds.operator import Operator
+from tilewright.seeds.operator import Operator
 
 HERE = Path(__file__).parent
 
@@ -56,7 +61,7 @@ def _recipes(family: str) -> Mapping[str, Operator]:
 
 def _module(folder: Path) -> ModuleType:
     if folder.parent == HERE:
-        return importlib.import_module(f"seeds.{folder.name}.operator")
+        return importlib.import_module(f"tilewright.seeds.{folder.name}.operator")
     name = f"tilewright_user_{folder.name}"
     path = folder.resolve() / "operator.py"
     loaded = sys.modules.get(name)
@@ -67,5 +72,41 @@ def _module(folder: Path) -> ModuleType:
         raise UnknownOperator(f"operator: {path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    with _former_names():
+        spec.loader.exec_module(module)
     return module
+
+
+class _FormerNames(MetaPathFinder):
+    """Finds ``seeds`` and ``fitness`` as the parts of ``tilewright`` that they are: the same modules."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] not in ("seeds", "fitness"):
+            return None
+        return spec_from_loader(fullname, _Former())
+
+
+class _Former(Loader):
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(f"tilewright.{spec.name}")
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """The module is there; only its own spec is put back."""
+        module.__spec__ = self._spec
+
+
+@contextmanager
+def _former_names() -> Iterator[None]:
+    """An operator written before version 0.2 imports ``seeds.operator``; it works as it did."""
+    finder = _FormerNames()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("seeds", "fitness")]:
+            del sys.modules[name]

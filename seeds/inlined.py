@@ -1,8 +1,9 @@
 """Functions that kernels of a family share: one text, put into the source of every module that imports them.
 
-A dialect module imports nothing of this project. So a family's kernels say ``from seeds.FAMILY.kernels.MODULE import
-name``, as they would, and what a campaign starts from has that module's imports there, and those functions, with what
-they call, before its space.
+A dialect module imports nothing of this project. So a family's kernels say ``from
+tilewright.seeds.FAMILY.kernels.MODULE
+import name``, as they would, and what a campaign starts from has that module's imports there, and those
+functions, with what they call, before its space.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import ast
 import re
 from pathlib import Path
 
-_IMPORT = re.compile(r"^(from seeds\.\w+\.kernels\.(\w+) import (.+)\n)", re.MULTILINE)
+_IMPORT = re.compile(r"^(from tilewright\.seeds\.\w+\.kernels\.(\w+) import (.+)\n)", re.MULTILINE)
 _IMPORTED = re.compile(r"^import .+\n", re.MULTILINE)
 
 

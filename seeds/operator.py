@@ -81,12 +81,16 @@ class Suite:
 class SnrGate:
     """``10 log10(|ref|^2 / |ref - out|^2) >= min_db`` in dB, in float64.
 
-    ``reference`` names one of the references that ``Operator.oracle`` returns.
+    ``reference`` names one of the references that ``Operator.oracle`` returns. Single elements are judged as well
+    (``fitness.detail``): none may be off, beside rounding, by more than the share ``worst`` of the reference's root
+    mean square around it. None: what sums in float32 explain if the bar is 40 dB or more, else what its noise
+    explains. A recipe that rounds within, where another order of operations turns a rounding, states its own.
     """
 
     name: str
     reference: str
     min_db: float
+    worst: float | None = None
 
 
 @dataclass(frozen=True)

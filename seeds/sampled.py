@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from seeds.operator import Arrays, Workload
+from tilewright.seeds.operator import Arrays, Workload
 
 TABLE = 1 << 16
 _WORD = 0xFFFFFFFF

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from seeds.operator import TensorSpec, Workload
+from tilewright.seeds.operator import TensorSpec, Workload
 
 
 class Shaped:

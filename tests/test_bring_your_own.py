@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evolve.journal import Journal
-from fitness.evaluation import Verdict
-from fitness.gates import failure, read_gates
+from testkit import ROOT
+from tilewright.evolve.record.journal import Journal
+from tilewright.fitness.evaluation import Verdict
+from tilewright.fitness.gates import failure, read_gates
 
 pytest.importorskip("triton")
 
-ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "bring_your_own.md").read_text(encoding="utf-8")
 FILES = re.findall(r"^```\w+ (\S+)\n(.*?)^```$", PAGE, re.M | re.S)
 COMMANDS = [
@@ -53,7 +53,7 @@ def test_the_page_builds_an_operator_and_evolves_it(folder: Path) -> None:
         program, *arguments = command.split()
         assert program == "tilewright"
         done = subprocess.run(
-            [sys.executable, "-m", "evolve.cli", *arguments],
+            [sys.executable, "-m", "tilewright.evolve.cli", *arguments],
             cwd=folder,
             env={**clean, "PYTHONPATH": str(ROOT)},
             capture_output=True,

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from evolve.journal import Journal
+from testkit import FIXTURES, ROOT
+from tilewright.evolve.record.journal import Journal
 
-FAMILY = Path(__file__).parent / "fixtures" / "small_gemm"
-ROOT = Path(__file__).parent.parent
-TILEWRIGHT = [sys.executable, "-m", "evolve.cli"]
+FAMILY = FIXTURES / "small_gemm"
+TILEWRIGHT = [sys.executable, "-m", "tilewright.evolve.cli"]
 
 
 def campaign_file(folder: Path, **changes: object) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workers.sandbox import ChildLimits
+from tilewright.workers.child.run_once import ChildLimits
 
 GIB = 1 << 30
 

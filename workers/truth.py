@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TypeVar
 
-from seeds.operator import Arrays, Operator, Workload
+from tilewright.seeds.operator import Arrays, Operator, Workload
 
 K = TypeVar("K")
 V = TypeVar("V")

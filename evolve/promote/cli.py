@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from evolve.errors import UserError
-from evolve.home import find_campaign, home_folder
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.record.home import find_campaign, home_folder
 
 Commands = Any
 """What ``ArgumentParser.add_subparsers`` returns."""
@@ -31,7 +31,7 @@ def add_commands(commands: Commands) -> None:
         "--force-reason", metavar="TEXT", help="promote in spite of a loss; TEXT is recorded"
     )
     promote.add_argument("--address", help="Ray cluster to use instead of this machine")
-    _shelf_options(promote)
+    _library_options(promote)
     promote.set_defaults(run=_promote)
 
     library = commands.add_parser("library", help="look after promoted kernels")
@@ -61,27 +61,27 @@ def add_commands(commands: Commands) -> None:
     )
     collect.set_defaults(run=_gc)
     for action in (listing, verify, rollback, diff, collect):
-        _shelf_options(action)
+        _library_options(action)
 
 
-def _shelf_options(parser: argparse.ArgumentParser) -> None:
+def _library_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--library", type=Path, default=Path("library"), help="folder (default: ./library)")
     parser.add_argument("--package", default="tilewright_library", help="name of the package in it")
 
 
-def _shelf(arguments: argparse.Namespace) -> Any:
-    from evolve.promote.shelf import Shelf
+def _writer(arguments: argparse.Namespace) -> Any:
+    from tilewright.evolve.promote.library_writer import LibraryWriter
 
-    return Shelf(arguments.library, arguments.package)
+    return LibraryWriter(arguments.library, arguments.package)
 
 
 def _evaluator(address: str | None) -> Any:
     """Makes a Ray pool for a resolved campaign, started."""
 
     def make(resolved: Any) -> Any:
-        from evolve.worker_settings import pool_settings
-        from workers.pool import RayPool
-        from workers.ray_start import PoolUnavailable
+        from tilewright.evolve.campaign.worker_settings import pool_settings
+        from tilewright.workers.cluster.pool import RayPool
+        from tilewright.workers.cluster.ray_start import PoolUnavailable
 
         workers = resolved.config.workers.model_copy(update={"address": address})
         config = resolved.config.model_copy(update={"workers": workers})
@@ -96,8 +96,8 @@ def _evaluator(address: str | None) -> Any:
 
 
 def _promote(arguments: argparse.Namespace) -> int:
-    from evolve.promote.command import Options, promote, record
-    from evolve.promote.registry import register
+    from tilewright.evolve.mlflow_mirror.registry import register
+    from tilewright.evolve.promote.command import Options, promote, record
 
     home = home_folder(arguments.home)
     options = Options(
@@ -109,37 +109,37 @@ def _promote(arguments: argparse.Namespace) -> int:
         dry_run=arguments.dry_run,
         force_reason=arguments.force_reason,
     )
-    shelf = _shelf(arguments)
+    writer = _writer(arguments)
     folder = find_campaign(home, arguments.campaign)
-    outcome = promote(folder, shelf, options, _say, _evaluator(arguments.address))
+    outcome = promote(folder, writer, options, _say, _evaluator(arguments.address))
     if outcome.version is None:
         _say(f"dry run: nothing was written; {outcome.operator} would be promoted")
         return 0
-    _say(f"promoted {outcome.operator} version {outcome.version} to {shelf.place(outcome.operator)}")
+    _say(f"promoted {outcome.operator} version {outcome.version} to {writer.place(outcome.operator)}")
     fault = record(outcome.promotion, outcome.version)
     if fault is not None:
         _say(f"not noted in the campaign's journal: {fault}")
-    _say(register(outcome, shelf, home))
+    _say(register(outcome, writer, home))
     return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from evolve.promote.keep import list_lines
+    from tilewright.evolve.promote.library_commands import list_lines
 
-    shelf = _shelf(arguments)
-    lines = list(list_lines(shelf))
-    for line in lines or [f"nothing is promoted in {shelf.root}"]:
+    writer = _writer(arguments)
+    lines = list(list_lines(writer))
+    for line in lines or [f"nothing is promoted in {writer.root}"]:
         _say(line)
     return 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from evolve.promote.keep import check
+    from tilewright.evolve.promote.library_commands import check
 
     good = True
     make = _evaluator(arguments.address)
     for finding in check(
-        _shelf(arguments), arguments.operator, files_only=arguments.files, make=make, say=_say
+        _writer(arguments), arguments.operator, files_only=arguments.files, make=make, say=_say
     ):
         good = good and finding.good
         _say(f"{'ok  ' if finding.good else 'no  '} {finding.sentence}")
@@ -147,27 +147,27 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _rollback(arguments: argparse.Namespace) -> int:
-    from evolve.promote.keep import rollback
+    from tilewright.evolve.promote.library_commands import rollback
 
-    left, now = rollback(_shelf(arguments), arguments.operator, arguments.to, arguments.reason)
+    left, now = rollback(_writer(arguments), arguments.operator, arguments.to, arguments.reason)
     _say(f"{arguments.operator}: {left} is no longer current; {now or 'nothing'} is")
     return 0
 
 
 def _diff(arguments: argparse.Namespace) -> int:
-    from evolve.promote.keep import diff_lines
+    from tilewright.evolve.promote.library_commands import diff_lines
 
-    for line in diff_lines(_shelf(arguments), arguments.operator, arguments.old, arguments.new):
+    for line in diff_lines(_writer(arguments), arguments.operator, arguments.old, arguments.new):
         _say(line)
     return 0
 
 
 def _gc(arguments: argparse.Namespace) -> int:
-    from evolve.promote.keep import collect
+    from tilewright.evolve.promote.library_commands import collect
 
     if arguments.keep < 1:
         raise UserError(f"--keep: {arguments.keep} must be at least 1.")
-    removed = collect(_shelf(arguments), arguments.keep)
+    removed = collect(_writer(arguments), arguments.keep)
     for name in removed:
         _say(f"removed {name}")
     _say(f"{len(removed)} versions removed")

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evolve import dispatch
-from evolve.errors import JournalError, UserError
-from evolve.home import JOURNAL
-from evolve.journal import Journal
-from evolve.promote import contents
-from evolve.promote.choose import nominate
-from evolve.promote.contents import Promotion, names_of
-from evolve.promote.judge import Judgement, judge
-from evolve.promote.runtime import store
-from evolve.promote.serving import incumbents, nominees
-from evolve.promote.shelf import Shelf
-from evolve.promote.verify import ComparingEvaluator, Contender, Refusal, Verification, verify
-from evolve.resolve import Resolved
-from fitness.targets import Target
+from tilewright.evolve.campaign import dispatch_table
+from tilewright.evolve.campaign.resolve import Resolved
+from tilewright.evolve.errors import JournalError, UserError
+from tilewright.evolve.promote import version_files
+from tilewright.evolve.promote.judge import Judgement, judge
+from tilewright.evolve.promote.library_writer import LibraryWriter
+from tilewright.evolve.promote.nominate import nominate
+from tilewright.evolve.promote.runtime import store
+from tilewright.evolve.promote.serving import incumbents, nominees
+from tilewright.evolve.promote.verify import ComparingEvaluator, Contender, Refusal, Verification, verify
+from tilewright.evolve.promote.version_files import Promotion, names_of
+from tilewright.evolve.record.home import JOURNAL
+from tilewright.evolve.record.journal import Journal
+from tilewright.fitness.targets import Target
 
 EVENT = "promoted"
 
@@ -44,7 +44,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PromotionOutcome:
     """``version`` is None for a dry run."""
 
     operator: str
@@ -53,19 +53,21 @@ class Outcome:
     promotion: Promotion
 
 
-def promote(folder: Path, shelf: Shelf, options: Options, say: Say, evaluator: MakeEvaluator) -> Outcome:
+def promote(
+    folder: Path, writer: LibraryWriter, options: Options, say: Say, evaluator: MakeEvaluator
+) -> PromotionOutcome:
     """Promote from the campaign in ``folder``. Raises UserError (a Refusal where the kernel is to blame)."""
     if options.force_reason is not None and not options.force_reason.strip():
         raise UserError("--force-reason: say why, in words.")
     table = options.table or _own_table(folder, options)
     nomination = nominate(folder, suite=options.suite, candidate=options.candidate, table=table)
     operator = options.name or nomination.resolved.operator.name
-    current = _current(shelf, operator)
+    current = _current(writer, operator)
     names = names_of(nomination.candidates)
     contenders = nominees(nomination, names)
     table_now = None
     if options.against is None:
-        table_now = _table(shelf, operator, current, nomination.resolved.target)
+        table_now = _table(writer, operator, current, nomination.resolved.target)
     serving, opponents = incumbents(nomination, table_now, options.against, names)
     if table_now is not None and all(serving[w] == names[nomination.genome_for(w)] for w in serving):
         raise Refusal(f"promotion refused: {' and '.join(names.values())} already serves {operator}.")
@@ -83,13 +85,13 @@ def promote(folder: Path, shelf: Shelf, options: Options, say: Say, evaluator: M
         options.force_reason if overruled else None,
         overruled,
     )
-    version = None if options.dry_run else _write(promotion, shelf, current)
-    return Outcome(operator, version, judgement, promotion)
+    version = None if options.dry_run else _write(promotion, writer, current)
+    return PromotionOutcome(operator, version, judgement, promotion)
 
 
 def _own_table(folder: Path, options: Options) -> Path | None:
     """The dispatch table a campaign on a measured target ended with, unless something else is asked for."""
-    path = folder / dispatch.FILE
+    path = folder / dispatch_table.FILE
     return path if path.exists() and options.candidate is None and options.suite is None else None
 
 
@@ -144,35 +146,37 @@ def _verified(
 # -- what serves now ---------------------------------------------------------------------------------
 
 
-def _current(shelf: Shelf, operator: str) -> Current | None:
+def _current(writer: LibraryWriter, operator: str) -> Current | None:
     """The current version with every file it needs, or None. Raises LibraryError for a damaged one."""
-    if shelf.index(operator)["current"] is None:
+    if writer.index(operator)["current"] is None:
         return None
-    return shelf.version(operator)
+    return writer.version(operator)
 
 
-def _table(shelf: Shelf, operator: str, current: Current | None, target: Target) -> store.Table | None:
+def _table(
+    writer: LibraryWriter, operator: str, current: Current | None, target: Target
+) -> store.Table | None:
     """What the current version offers on a target; None for nothing."""
     if current is None:
         return None
     version, _, held = current
     entry = held["targets"].get(target.name)
-    place = shelf.place(operator) / "versions" / version
+    place = writer.place(operator) / "versions" / version
     return store.table(operator, target.name, held["dimensions"], entry, place) if entry else None
 
 
 # -- writing -----------------------------------------------------------------------------------------
 
 
-def _write(promotion: Promotion, shelf: Shelf, current: Current | None) -> str:
+def _write(promotion: Promotion, writer: LibraryWriter, current: Current | None) -> str:
     operator = promotion.operator
     before = None
     if current is not None:
         version, receipt, held = current
         kernels = {k["file"]: k["sha256"] for e in held["targets"].values() for k in e["kernels"].values()}
-        files = {name: shelf.file(operator, version, name, sha256) for name, sha256 in kernels.items()}
+        files = {name: writer.file(operator, version, name, sha256) for name, sha256 in kernels.items()}
         before = (receipt, held, files)
-    files, receipt = contents.build(promotion, before)
+    files, receipt = version_files.build(promotion, before)
     note: dict[str, Any] = {
         "action": "promote",
         "campaign": promotion.nomination.campaign,
@@ -181,10 +185,10 @@ def _write(promotion: Promotion, shelf: Shelf, current: Current | None) -> str:
         "kind": promotion.judgement.kind.value,
         "forced": promotion.forced,
     }
-    with shelf.writing():
-        if shelf.index(operator)["current"] != (current[0] if current else None):
+    with writer.writing():
+        if writer.index(operator)["current"] != (current[0] if current else None):
             raise Refusal(
                 f"promotion refused: {operator} was changed by another promotion meanwhile; run it again to be "
                 "compared with what serves now."
             )
-        return shelf.add(operator, files, receipt, note)
+        return writer.add(operator, files, receipt, note)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evolve.promote.choose import Nomination
-from evolve.promote.verify import Refusal, Verification, Verified
-from fitness.evaluation import FigureKind, WorkloadFigures
-from fitness.paired import Ratio, paired_ratio, relative_error
-from fitness.score import geometric_mean
-from seeds.operator import Workload
-from workers.comparison import Comparison
+from tilewright.evolve.promote.nominate import Nomination
+from tilewright.evolve.promote.verify import Refusal, Verification, Verified
+from tilewright.fitness.evaluation import FigureKind, WorkloadFigures
+from tilewright.fitness.paired import Ratio, paired_ratio, relative_error
+from tilewright.fitness.score import geometric_mean
+from tilewright.seeds.operator import Workload
+from tilewright.workers.device.comparison import Comparison
 
 FLOOR = 0.95
 """Of the incumbent's rate: what every shape must keep."""

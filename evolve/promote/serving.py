@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from evolve.constraints import SpaceError
-from evolve.errors import UserError
-from evolve.genome import Genome
-from evolve.promote.choose import Nomination
-from evolve.promote.runtime import store
-from evolve.promote.shelf import LibraryError
-from evolve.promote.verify import Contender, Refusal
-from evolve.resolve import Resolved
-from evolve.space import Space
-from seeds.operator import Workload
+from tilewright.evolve.campaign.resolve import Resolved
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.promote.library_writer import LibraryError
+from tilewright.evolve.promote.nominate import Nomination
+from tilewright.evolve.promote.runtime import store
+from tilewright.evolve.promote.verify import Contender, Refusal
+from tilewright.evolve.space.constraints import SpaceError
+from tilewright.evolve.space.genome import Genome
+from tilewright.evolve.space.space import Space
+from tilewright.seeds.operator import Workload
 
 
 def objection(resolved: Resolved, genome: Genome, workload: Workload) -> str | None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 
-from evolve.genome import Genome, normalise
+from tilewright.evolve.space.genome import Genome, normalise
 
 LANGUAGES = (
     ("gluon", "triton.experimental.gluon"),

@@ -16,13 +16,13 @@ from typing import Protocol
 
 import numpy as np
 
-from evolve.errors import UserError
-from evolve.evaluator import Comparer, Evaluator, Job, Scope
-from evolve.genome import Genome
-from evolve.resolve import Resolved
-from fitness.evaluation import Evaluation, Verdict
-from seeds.operator import Workload
-from workers.comparison import Comparison
+from tilewright.evolve.campaign.evaluator import Comparer, Evaluator, Job, Scope
+from tilewright.evolve.campaign.resolve import Resolved
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.seeds.operator import Workload
+from tilewright.workers.device.comparison import Comparison
 
 FACTOR = 10
 """Sets of inputs, as a multiple of what the search checked a candidate on."""

@@ -16,12 +16,9 @@ from dataclasses import dataclass
 import libcst as cst
 import numpy as np
 
-from evolve.archive import Archive
-from evolve.genome import Genome, Value, normalise
-from evolve.history import History, Mutation, MutationKind, Proposal
-from evolve.proposers.inheritance import inherit
-from evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
-from evolve.proposers.rewrite.dataflow import (
+from tilewright.evolve.proposers.inheritance import inherit
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
+from tilewright.evolve.proposers.rewrite.dataflow import (
     BUILTINS,
     assigned_value,
     dedented,
@@ -30,9 +27,12 @@ from evolve.proposers.rewrite.dataflow import (
     statements,
     target_names,
 )
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.transplant import transplant
-from evolve.space import Space, SpaceError
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.transplant import transplant
+from tilewright.evolve.record.archive import Archive
+from tilewright.evolve.record.history import History, Mutation, MutationKind, Proposal
+from tilewright.evolve.space.genome import Genome, Value, normalise
+from tilewright.evolve.space.space import Space, SpaceError
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ TRIES = 8
 
 GRAFT = 0.25
 """Share of children made by exchanging text although rewrites could be repeated. In the recorded campaign most
-such exchanges did not compile (experiments/results/rewrite_g512.md); they remain the only way between kernels
+such exchanges did not compile (experiments/records/rewrites/rewrite_g512.md); they remain the only way between kernels
 that no rule connects."""
 
 ENTRIES = ("build", "launch")
@@ -48,7 +48,7 @@ ENTRIES = ("build", "launch")
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Swap:
     """``receiver`` (a function or loop of the first parent) replaced by ``donor`` (one of the second)."""
 
     description: str
@@ -56,9 +56,9 @@ class Exchange:
     donor: cst.CSTNode
 
 
-def exchanges(first: KernelSource, second: KernelSource) -> list[Exchange]:
+def exchanges(first: KernelSource, second: KernelSource) -> list[Swap]:
     """Every function-level and loop-level exchange that can work, in source order."""
-    found: list[Exchange] = []
+    found: list[Swap] = []
     donors = {_path(second, f): f for f in second.functions}
     for function in first.functions:
         donor = donors.get(_path(first, function))
@@ -66,13 +66,13 @@ def exchanges(first: KernelSource, second: KernelSource) -> list[Exchange]:
             continue
         alike = _signature(function) == _signature(donor) and function.name.value not in ENTRIES
         if alike and _fits(first, second, function, donor):
-            found.append(Exchange(f"function {function.name.value}", function, donor))
+            found.append(Swap(f"function {function.name.value}", function, donor))
         for number, mine in enumerate(_loops(function)):
             for other, theirs in enumerate(_loops(donor)):
                 different = not _same(dedented(first, mine), dedented(second, theirs))
                 if different and _bound(mine) <= _bound(theirs) and _fits(first, second, mine, theirs):
                     found.append(
-                        Exchange(f"loop {number} of {function.name.value} (their loop {other})", mine, theirs)
+                        Swap(f"loop {number} of {function.name.value} (their loop {other})", mine, theirs)
                     )
     return found
 
@@ -161,7 +161,7 @@ def _fits(first: KernelSource, second: KernelSource, receiver: cst.CSTNode, dono
     return wanted <= _visible(first, receiver) | set(_module_names(second)) | set(second.aliases)
 
 
-def _graft(first: KernelSource, second: KernelSource, chosen: Exchange) -> str | None:
+def _graft(first: KernelSource, second: KernelSource, chosen: Swap) -> str | None:
     edit = Edit(first)
     text = dedented(second, chosen.donor)
     edit.replace_statement(chosen.receiver, text)
@@ -275,4 +275,4 @@ class SourceCrossover:
             return None
 
 
-__all__ = ["Exchange", "SourceCrossover", "cross", "exchanges", "parameters"]
+__all__ = ["SourceCrossover", "Swap", "cross", "exchanges", "parameters"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from evolve.genome import Value
-from evolve.space import Space
+from tilewright.evolve.space.genome import Value
+from tilewright.evolve.space.space import Space
 
 
 def inherit(space: Space, params: Mapping[str, Value]) -> dict[str, Value]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from evolve.archive import Archive
-from evolve.genome import Genome
-from evolve.history import Candidate, History, Mutation, MutationKind, Proposal
-from evolve.proposers.parameters import KnownSpaces, SpaceOf, changes
-from evolve.space import Space
+from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, SpaceOf, changes
+from tilewright.evolve.record.archive import Archive
+from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
+from tilewright.evolve.space.genome import Genome
+from tilewright.evolve.space.space import Space
 
 _TRIES = 12
 

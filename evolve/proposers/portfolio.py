@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from evolve.history import Candidate, History, Proposal, Proposer
-from fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.evolve.record.history import Candidate, History, Proposal, Proposer
+from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
 FLOOR = 0.02
 """Least probability of a proposer that has something to offer."""

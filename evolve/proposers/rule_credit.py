@@ -13,8 +13,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from evolve.history import Candidate, History, MutationKind
-from fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.evolve.record.history import Candidate, History, MutationKind
+from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
 EXPLORE = 0.2
 """Share of the draws that ignores credit."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evolve.genome import Genome, Value
-from evolve.history import History, MutationKind
-from evolve.proposers.rewrite.proposer import RewriteProposal, offers, rewrite
-from evolve.proposers.rule_credit import describe
+from tilewright.evolve.proposers.rewrite.proposer import RewriteProposal, offers, rewrite
+from tilewright.evolve.proposers.rule_credit import describe
+from tilewright.evolve.record.history import History, MutationKind
+from tilewright.evolve.space.genome import Genome, Value
 
 ANOTHER = 0.5
 """Probability of each further rewrite of the other line, once one is in: most discoveries work alone."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from evolve.archive import Archive, Cell, Elite
-from evolve.report.data import CampaignData
-from evolve.report.grid import Row, Square, grid_svg
-from evolve.report.steps import anchor
-from evolve.report.units import rate_text
-from fitness.evaluation import Verdict
+from tilewright.evolve.record.archive import Archive, Cell, Elite
+from tilewright.evolve.report.data import CampaignData
+from tilewright.evolve.report.grid import Row, Square, grid_svg
+from tilewright.evolve.report.steps import anchor
+from tilewright.evolve.report.units import rate_text
+from tilewright.fitness.evaluation import Verdict
 
 MOST_CELLS = 40
 """Of more cells, the fittest are drawn; the lineage page has every candidate."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from evolve.evaluator import Scope
-from evolve.report import svg
-from evolve.report.data import CampaignData, Point
-from evolve.report.units import duration_text, rate_text, ticks
-from fitness.evaluation import Verdict
+from tilewright.evolve.campaign.evaluator import Scope
+from tilewright.evolve.report import svg
+from tilewright.evolve.report.data import CampaignData, Point
+from tilewright.evolve.report.units import duration_text, rate_text, ticks
+from tilewright.fitness.evaluation import Verdict
 
 WIDTH, HEIGHT = 860, 400
 LEFT, RIGHT, TOP, BOTTOM = 62, 150, 34, 62
@@ -31,7 +31,7 @@ class Axis(StrEnum):
 
 
 @dataclass(frozen=True)
-class Frame:
+class PlotArea:
     """Maps figures to pixels. ``high_x`` in evaluations or seconds, ``low_y``/``high_y`` in the campaign's unit."""
 
     high_x: float
@@ -47,7 +47,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """A horizontal reference: a seed's or baseline's fitness in the campaign's unit, and the interval it lies in."""
 
     name: str
@@ -74,12 +74,12 @@ def convergence_svg(data: CampaignData, axis: Axis = Axis.EVALUATIONS, *, standa
     return svg.drawing(WIDTH, HEIGHT, label, *parts, standalone=standalone)
 
 
-def frame_of(fitnesses: Sequence[float], lines: Sequence[Line], high_x: float) -> Frame:
+def frame_of(fitnesses: Sequence[float], lines: Sequence[Curve], high_x: float) -> PlotArea:
     """A frame that all figures and their intervals fit into."""
     values = [*fitnesses, *(line.fitness for line in lines)]
     values += [end for line in lines for end in line.interval or ()]
     margin = (max(values) - min(values)) * 0.06 or max(values) * 0.05
-    return Frame(high_x, max(0.0, min(values) - margin), max(values) + margin)
+    return PlotArea(high_x, max(0.0, min(values) - margin), max(values) + margin)
 
 
 def span(data: CampaignData, axis: Axis) -> float:
@@ -87,17 +87,17 @@ def span(data: CampaignData, axis: Axis) -> float:
     return max(1.0, *(axis.of(p) for p in data.points)) * 1.01
 
 
-def references(data: CampaignData) -> list[Line]:
+def references(data: CampaignData) -> list[Curve]:
     """Seeds and baselines on the suite, fittest first."""
     rows = [row for row in data.ranking(Scope.SUITE) if row.role != "winner"]
     return [
-        Line(row.name, row.role, row.evaluation.fitness, row.evaluation.interval)
+        Curve(row.name, row.role, row.evaluation.fitness, row.evaluation.interval)
         for row in rows
         if row.evaluation.fitness
     ]
 
 
-def axes(data: CampaignData, frame: Frame, axis: Axis) -> str:
+def axes(data: CampaignData, frame: PlotArea, axis: Axis) -> str:
     """Rules, their values, and what both axes mean."""
     parts = []
     for value in ticks(frame.low_y, frame.high_y):
@@ -119,7 +119,7 @@ def axes(data: CampaignData, frame: Frame, axis: Axis) -> str:
     return "".join(parts)
 
 
-def _rug(data: CampaignData, frame: Frame, axis: Axis) -> str:
+def _rug(data: CampaignData, frame: PlotArea, axis: Axis) -> str:
     """One tick under the chart for every evaluation that failed."""
     top = HEIGHT - BOTTOM + 3
     failed = [p for p in data.points if p.evaluation.verdict is not Verdict.OK]
@@ -130,12 +130,12 @@ def _rug(data: CampaignData, frame: Frame, axis: Axis) -> str:
     return svg.tag("path", svg.title(f"{len(failed)} evaluations failed"), d=path, class_="fails") + note
 
 
-def _dots(passed: Sequence[Point], frame: Frame, axis: Axis) -> str:
+def _dots(passed: Sequence[Point], frame: PlotArea, axis: Axis) -> str:
     path = "".join(f"M{frame.x(axis.of(p)):.1f} {frame.y(p.evaluation.fitness or 0.0):.1f}h0" for p in passed)
     return svg.tag("path", d=path, class_="dots")
 
 
-def _reference(line: Line, frame: Frame) -> str:
+def _reference(line: Curve, frame: PlotArea) -> str:
     y = frame.y(line.fitness)
     return svg.tag("path", d=f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", class_=f"reference {line.role}")
 
@@ -149,7 +149,7 @@ def records(passed: Sequence[Point]) -> list[Point]:
     return found
 
 
-def best_path(steps: Sequence[Point], frame: Frame, axis: Axis, end: float = WIDTH - RIGHT) -> str:
+def best_path(steps: Sequence[Point], frame: PlotArea, axis: Axis, end: float = WIDTH - RIGHT) -> str:
     """The line of the best so far, to ``end`` in pixels (default: the right edge), as data of a path."""
     path = ""
     for point in steps:
@@ -158,7 +158,7 @@ def best_path(steps: Sequence[Point], frame: Frame, axis: Axis, end: float = WID
     return path + f"H{end:g}"
 
 
-def _best(data: CampaignData, passed: Sequence[Point], frame: Frame, axis: Axis) -> str:
+def _best(data: CampaignData, passed: Sequence[Point], frame: PlotArea, axis: Axis) -> str:
     steps, marks = records(passed), []
     for point in steps:
         fitness = point.evaluation.fitness or 0.0
@@ -169,7 +169,7 @@ def _best(data: CampaignData, passed: Sequence[Point], frame: Frame, axis: Axis)
     return svg.tag("path", d=best_path(steps, frame, axis), class_="best") + "".join(marks)
 
 
-def _bands(passed: Sequence[Point], lines: Sequence[Line], frame: Frame, axis: Axis) -> str:
+def _bands(passed: Sequence[Point], lines: Sequence[Curve], frame: PlotArea, axis: Axis) -> str:
     """The interval of the best so far and of each reference; nothing where figures repeat exactly."""
     steps = records(passed)
     ends = [*(frame.x(axis.of(p)) for p in steps[1:]), float(WIDTH - RIGHT)]
@@ -181,7 +181,7 @@ def _bands(passed: Sequence[Point], lines: Sequence[Line], frame: Frame, axis: A
     return "".join(parts)
 
 
-def _band(begin: float, end: float, interval: Interval | None, frame: Frame, role: str) -> str:
+def _band(begin: float, end: float, interval: Interval | None, frame: PlotArea, role: str) -> str:
     if interval is None or interval[0] == interval[1]:
         return ""
     low, high = (min(max(value, frame.low_y), frame.high_y) for value in interval)
@@ -189,7 +189,7 @@ def _band(begin: float, end: float, interval: Interval | None, frame: Frame, rol
     return svg.tag("rect", x=begin, y=top, width=end - begin, height=height, class_=f"band {role}".strip())
 
 
-def _labels(passed: Sequence[Point], lines: Sequence[Line], frame: Frame) -> str:
+def _labels(passed: Sequence[Point], lines: Sequence[Curve], frame: PlotArea) -> str:
     best = max(p.evaluation.fitness or 0.0 for p in passed)
     wanted = [(frame.y(best), f"best {best:.4g}", "winner strong")]
     wanted += [(frame.y(line.fitness), f"{line.name} {line.fitness:.4g}", line.role) for line in lines]

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evolve.errors import UserError
-from evolve.evaluator import Scope
-from evolve.report import svg
-from evolve.report.charts import (
+from tilewright.evolve.campaign.evaluator import Scope
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.report import svg
+from tilewright.evolve.report.charts import (
     HEIGHT,
     LEFT,
     RIGHT,
     WIDTH,
     Axis,
-    Line,
+    Curve,
     axes,
     axis_buttons,
     best_path,
@@ -27,23 +27,23 @@ from evolve.report.charts import (
     references,
     span,
 )
-from evolve.report.credit import by_proposer, credit_svg
-from evolve.report.data import CampaignData, Point
-from evolve.report.grid import LETTER, shorten
-from evolve.report.page import chart, note, render_page, section
-from evolve.report.steps import changes
-from evolve.report.svg import clean, tag
-from evolve.report.tables import flatten, head_row, number_cells, table
-from evolve.report.units import duration_text, gain_text, number_text, rate_text, time_text
-from evolve.report.whole import write_whole
-from fitness.evaluation import Evaluation, Verdict
+from tilewright.evolve.report.credit import by_proposer, credit_svg
+from tilewright.evolve.report.data import CampaignData, Point
+from tilewright.evolve.report.grid import LETTER, shorten
+from tilewright.evolve.report.page import chart, note, render_page, section
+from tilewright.evolve.report.steps import changes
+from tilewright.evolve.report.svg import clean, tag
+from tilewright.evolve.report.tables import flatten, head_row, number_cells, table
+from tilewright.evolve.report.units import duration_text, gain_text, number_text, rate_text, time_text
+from tilewright.evolve.report.whole import write_whole
+from tilewright.fitness.evaluation import Evaluation, Verdict
 
 MOST_LETTERS = 20
 """Of a campaign's name beside its line."""
 
 
 @dataclass(frozen=True)
-class Pair:
+class ComparedCampaigns:
     """``this`` is what the comparison is about, ``other`` what it is held against."""
 
     this: CampaignData
@@ -64,7 +64,7 @@ class Pair:
         return self.this.facts.get("suite") == self.other.facts.get("suite")
 
 
-def pair_of(this: CampaignData, other: CampaignData) -> Pair:
+def pair_of(this: CampaignData, other: CampaignData) -> ComparedCampaigns:
     """Raises UserError for campaigns whose figures say nothing about each other."""
     for key, label in (("operator", "operator"), ("target", "target"), ("target_kind", "kind of figures")):
         if this.facts.get(key) != other.facts.get(key):
@@ -72,15 +72,15 @@ def pair_of(this: CampaignData, other: CampaignData) -> Pair:
                 f"--against: {other.facts.get('id')} has {label} {other.facts.get(key)} and {this.facts.get('id')} has "
                 f"{this.facts.get(key)}; only campaigns of one operator and one target are compared."
             )
-    return Pair(this, other)
+    return ComparedCampaigns(this, other)
 
 
-def write_comparison(pair: Pair, path: Path) -> Path:
+def write_comparison(pair: ComparedCampaigns, path: Path) -> Path:
     """Write the page to ``path``, whole or not at all, and return it. Raises OSError."""
     return write_whole(path, render_comparison(pair))
 
 
-def render_comparison(pair: Pair) -> str:
+def render_comparison(pair: ComparedCampaigns) -> str:
     """The page as text; it needs no other file and no network."""
     this, other = pair.names
     sections = [
@@ -97,7 +97,7 @@ def render_comparison(pair: Pair) -> str:
     return render_page(title, body, script="report.js", styles=("picture.css", "report.css"))
 
 
-def _header(pair: Pair) -> str:
+def _header(pair: ComparedCampaigns) -> str:
     this, other = pair.names
     facts = pair.this.facts
     rows = {"operator": facts.get("operator", "?"), "target": f"{pair.this.target} ({pair.this.kind})"}
@@ -111,7 +111,7 @@ def _header(pair: Pair) -> str:
     return tag("header", heading + tag("dl", items, class_="facts"))
 
 
-def _convergence(pair: Pair) -> str:
+def _convergence(pair: ComparedCampaigns) -> str:
     if not pair.same_suite:
         return note("The suites differ, and with them what fitness means: there is no common axis.")
     if not all(_passed(data) for data in pair.both):
@@ -125,7 +125,7 @@ def _convergence(pair: Pair) -> str:
     return axis_buttons() + charts + note(told)
 
 
-def overlay_svg(pair: Pair, axis: Axis = Axis.EVALUATIONS, *, standalone: bool = False) -> str:
+def overlay_svg(pair: ComparedCampaigns, axis: Axis = Axis.EVALUATIONS, *, standalone: bool = False) -> str:
     """Both curves on one pair of axes; both campaigns have a candidate that passed."""
     passed = [_passed(data) for data in pair.both]
     lines = _lines(pair)
@@ -150,7 +150,7 @@ def overlay_svg(pair: Pair, axis: Axis = Axis.EVALUATIONS, *, standalone: bool =
     return svg.drawing(WIDTH, HEIGHT, label, *parts, edge_labels(labels), standalone=standalone)
 
 
-def _key(pair: Pair) -> str:
+def _key(pair: ComparedCampaigns) -> str:
     """Which line is whose, at the upper right."""
     names = [shorten(name, MOST_LETTERS) for name in pair.names]
     other = WIDTH - len(names[1]) * LETTER
@@ -162,9 +162,9 @@ def _key(pair: Pair) -> str:
     )
 
 
-def _lines(pair: Pair) -> list[Line]:
+def _lines(pair: ComparedCampaigns) -> list[Curve]:
     """Seeds and baselines of both; one that both have with the same figure is drawn once."""
-    found: dict[tuple[str, float], Line] = {}
+    found: dict[tuple[str, float], Curve] = {}
     for line in (*references(pair.this), *references(pair.other)):
         found.setdefault((line.name, line.fitness), line)
     return list(found.values())
@@ -174,7 +174,7 @@ def _passed(data: CampaignData) -> list[Point]:
     return [p for p in data.points if p.evaluation.verdict is Verdict.OK]
 
 
-def _winners(pair: Pair) -> str:
+def _winners(pair: ComparedCampaigns) -> str:
     """Times of both winners on every shape both were timed on."""
     this, other = pair.names
     parts = []
@@ -216,7 +216,7 @@ def _winner(data: CampaignData, scope: Scope) -> Evaluation | None:
     return next((row.evaluation for row in data.ranking(scope) if row.role == "winner"), None)
 
 
-def _verdicts(pair: Pair) -> str:
+def _verdicts(pair: ComparedCampaigns) -> str:
     counts = [Counter(p.evaluation.verdict.value for p in data.points) for data in pair.both]
     body = [
         tag("tr", tag("th", clean(verdict), scope="row") + number_cells(*(str(c[verdict]) for c in counts)))
@@ -225,7 +225,7 @@ def _verdicts(pair: Pair) -> str:
     return table("Evaluations by verdict", head_row("verdict", *map(clean, pair.names)), body) if body else ""
 
 
-def _credit(pair: Pair) -> str:
+def _credit(pair: ComparedCampaigns) -> str:
     parts = []
     for name, data in zip(pair.names, pair.both, strict=True):
         rows = by_proposer(data)
@@ -236,7 +236,7 @@ def _credit(pair: Pair) -> str:
     return "".join(parts)
 
 
-def _differences(pair: Pair) -> str:
+def _differences(pair: ComparedCampaigns) -> str:
     mine, theirs = (data.winner for data in pair.both)
     if mine is None or theirs is None:
         return ""
@@ -247,7 +247,7 @@ def _differences(pair: Pair) -> str:
     return tag("details", tag("summary", "Parameters and source") + told)
 
 
-def _settings(pair: Pair) -> str:
+def _settings(pair: ComparedCampaigns) -> str:
     """Keys of configuration and toolchain in which the campaigns differ."""
     columns = [{**flatten(data.config), **flatten(data.toolchain, "toolchain.")} for data in pair.both]
     body = []

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from evolve.history import MutationKind
-from evolve.proposers.rule_credit import rules_of
-from evolve.report import svg
-from evolve.report.data import CampaignData, Point
-from evolve.report.grid import LETTER, shorten
-from evolve.report.lineage import gain_over_parents
-from fitness.evaluation import Verdict
+from tilewright.evolve.proposers.rule_credit import rules_of
+from tilewright.evolve.record.history import MutationKind
+from tilewright.evolve.report import svg
+from tilewright.evolve.report.data import CampaignData, Point
+from tilewright.evolve.report.grid import LETTER, shorten
+from tilewright.evolve.report.lineage import gain_over_parents
+from tilewright.fitness.evaluation import Verdict
 
 WIDTH, ROW, BAR, TOP = 860, 26, 16, 60
 LABEL, FIGURES = 240, 270

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evolve.evaluator import Scope
-from evolve.history import Candidate, MutationKind
-from evolve.journal import Event, Journal
-from fitness.evaluation import Evaluation, Verdict
+from tilewright.evolve.campaign.evaluator import Scope
+from tilewright.evolve.record.history import Candidate, MutationKind
+from tilewright.evolve.record.journal import Event, Journal
+from tilewright.fitness.evaluation import Evaluation, Verdict
 
 WINNER = "winner"
 SEED_PREFIX = "seed:"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from evolve.genome import Genome
+from tilewright.evolve.space.genome import Genome
 
 
 def parameter_changes(parent: Genome, child: Genome) -> list[tuple[str, str, str]]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 
-from evolve.report.archive_map import archive_map, archive_svg
-from evolve.report.charts import Axis, convergence_svg
-from evolve.report.credit import by_proposer, by_rule, credit_svg
-from evolve.report.data import CampaignData
-from evolve.report.graph import PAGE, render_lineage
-from evolve.report.heat import heat_svg, ratios
-from evolve.report.html import render
-from evolve.report.lineage import lineage_svg
-from evolve.report.roofline import roofline, roofline_svg
-from evolve.report.timeline import seed_and_winner_timelines, timeline_svg
+from tilewright.evolve.report.archive_map import archive_map, archive_svg
+from tilewright.evolve.report.charts import Axis, convergence_svg
+from tilewright.evolve.report.credit import by_proposer, by_rule, credit_svg
+from tilewright.evolve.report.data import CampaignData
+from tilewright.evolve.report.graph import PAGE, render_lineage
+from tilewright.evolve.report.heat import heat_svg, ratios
+from tilewright.evolve.report.html import render
+from tilewright.evolve.report.lineage import lineage_svg
+from tilewright.evolve.report.roofline import roofline, roofline_svg
+from tilewright.evolve.report.timeline import seed_and_winner_timelines, timeline_svg
 
 
 def campaign_files(data: CampaignData) -> dict[str, str]:

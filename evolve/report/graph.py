@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evolve.genome import Genome
-from evolve.history import Candidate
-from evolve.report.data import CampaignData
-from evolve.report.diffs import source_diff
-from evolve.report.page import render_page
-from evolve.report.svg import clean, tag
-from evolve.report.whole import write_whole
+from tilewright.evolve.record.history import Candidate
+from tilewright.evolve.report.data import CampaignData
+from tilewright.evolve.report.diffs import source_diff
+from tilewright.evolve.report.page import render_page
+from tilewright.evolve.report.svg import clean, tag
+from tilewright.evolve.report.whole import write_whole
+from tilewright.evolve.space.genome import Genome
 
 PAGE = "lineage.html"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evolve.report import svg
+from tilewright.evolve.report import svg
 
 WIDTH, ROW, GAP, TOP = 860, 30, 3, 62
 WIDEST_LABEL, WIDEST_COLUMN = 380, 190

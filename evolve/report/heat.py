@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from evolve.evaluator import Scope
-from evolve.report.data import CampaignData, Named
-from evolve.report.grid import Row, Square, grid_svg
-from evolve.report.units import time_text
+from tilewright.evolve.campaign.evaluator import Scope
+from tilewright.evolve.report.data import CampaignData, Named
+from tilewright.evolve.report.grid import Row, Square, grid_svg
+from tilewright.evolve.report.units import time_text
 
 MOST_SHAPES = 120
 FULL = 2.0

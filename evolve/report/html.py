@@ -7,24 +7,24 @@ from pathlib import Path
 
 import yaml
 
-from evolve.evaluator import Scope
-from evolve.journal import Journal
-from evolve.report import tables
-from evolve.report.archive_map import archive_map, archive_svg
-from evolve.report.charts import Axis, axis_buttons, convergence_svg
-from evolve.report.credit import by_proposer, by_rule, credit_svg
-from evolve.report.data import CampaignData, load
-from evolve.report.graph import PAGE, write_lineage
-from evolve.report.heat import heat_svg, ratios
-from evolve.report.lineage import drawn_ancestors, lineage_svg
-from evolve.report.page import chart, note, render_page, section
-from evolve.report.roofline import roofline, roofline_svg
-from evolve.report.steps import code, step
-from evolve.report.svg import clean, tag
-from evolve.report.timeline import seed_and_winner_timelines, timeline_svg
-from evolve.report.units import duration_text, percent_text, rate_text, time_text
-from evolve.report.whole import write_whole
-from fitness.evaluation import Verdict
+from tilewright.evolve.campaign.evaluator import Scope
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report import tables
+from tilewright.evolve.report.archive_map import archive_map, archive_svg
+from tilewright.evolve.report.charts import Axis, axis_buttons, convergence_svg
+from tilewright.evolve.report.credit import by_proposer, by_rule, credit_svg
+from tilewright.evolve.report.data import CampaignData, load
+from tilewright.evolve.report.graph import PAGE, write_lineage
+from tilewright.evolve.report.heat import heat_svg, ratios
+from tilewright.evolve.report.lineage import drawn_ancestors, lineage_svg
+from tilewright.evolve.report.page import chart, note, render_page, section
+from tilewright.evolve.report.roofline import roofline, roofline_svg
+from tilewright.evolve.report.steps import code, step
+from tilewright.evolve.report.svg import clean, tag
+from tilewright.evolve.report.timeline import seed_and_winner_timelines, timeline_svg
+from tilewright.evolve.report.units import duration_text, percent_text, rate_text, time_text
+from tilewright.evolve.report.whole import write_whole
+from tilewright.fitness.evaluation import Verdict
 
 
 def write_report(journal: Journal, path: Path) -> Path:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from evolve.history import Candidate
-from evolve.report import svg
-from evolve.report.data import CampaignData, ancestry
-from evolve.report.units import gain_text, rate_text
+from tilewright.evolve.record.history import Candidate
+from tilewright.evolve.report import svg
+from tilewright.evolve.report.data import CampaignData, ancestry
+from tilewright.evolve.report.units import gain_text, rate_text
 
 ROW, LANE, LEFT, TOP = 34, 22, 18, 22
 WIDTH = 860

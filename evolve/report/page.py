@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from evolve.report.svg import clean, tag
+from tilewright.evolve.report.svg import clean, tag
 
 
 def render_page(title: str, body: str, *, script: str, styles: Sequence[str], data: Any = None) -> str:
@@ -54,7 +54,7 @@ def note(text: str) -> str:
 
 def resource(name: str) -> str:
     """The text of a file in this package."""
-    return resources.files("evolve.report").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("tilewright.evolve.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _inert(data: Any) -> str:

@@ -10,15 +10,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from evolve.evaluator import Scope
-from evolve.report import svg
-from evolve.report.data import CampaignData, Named
-from evolve.report.grid import shorten
-from evolve.report.units import bytes_text, rate_text, time_text
-from fitness.chips import Chip
-from fitness.evaluation import WorkloadFigures
-from fitness.gpus import Gpu
-from fitness.targets import UnknownTarget, load_target
+from tilewright.evolve.campaign.evaluator import Scope
+from tilewright.evolve.report import svg
+from tilewright.evolve.report.data import CampaignData, Named
+from tilewright.evolve.report.grid import shorten
+from tilewright.evolve.report.units import bytes_text, rate_text, time_text
+from tilewright.fitness.chips import Chip
+from tilewright.fitness.evaluation import WorkloadFigures
+from tilewright.fitness.gpus import Gpu
+from tilewright.fitness.targets import UnknownTarget, load_target
 
 WIDTH, HEIGHT = 860, 420
 LEFT, RIGHT, TOP, BOTTOM = 62, 170, 34, 52

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from evolve.genome import Genome
-from evolve.history import Candidate
-from evolve.report.data import CampaignData
-from evolve.report.diffs import parameter_changes, source_diff
-from evolve.report.lineage import gain_over_parents
-from evolve.report.svg import clean, tag
-from evolve.report.units import gain_text, rate_text
+from tilewright.evolve.record.history import Candidate
+from tilewright.evolve.report.data import CampaignData
+from tilewright.evolve.report.diffs import parameter_changes, source_diff
+from tilewright.evolve.report.lineage import gain_over_parents
+from tilewright.evolve.report.svg import clean, tag
+from tilewright.evolve.report.units import gain_text, rate_text
+from tilewright.evolve.space.genome import Genome
 
 DIFF_LINES = 600
 """Longer diffs are cut in the page; the candidate's MLflow run has them whole."""

@@ -51,7 +51,7 @@ def drawing(width: float, height: float, label: str, *parts: str, standalone: bo
 
 def stylesheet() -> str:
     """Colours of pictures, shared by the report and by single files."""
-    return resources.files("evolve.report").joinpath("picture.css").read_text(encoding="utf-8")
+    return resources.files("tilewright.evolve.report").joinpath("picture.css").read_text(encoding="utf-8")
 
 
 def _name(key: str) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evolve.report import svg
-from evolve.report.data import CampaignData
-from evolve.report.tables import seed_and_winner
-from evolve.report.units import number_text, ticks
+from tilewright.evolve.report import svg
+from tilewright.evolve.report.data import CampaignData
+from tilewright.evolve.report.tables import seed_and_winner
+from tilewright.evolve.report.units import number_text, ticks
 
 WIDTH = 860
 LEFT, RIGHT, TOP = 70, 64, 40

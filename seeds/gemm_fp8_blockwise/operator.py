@@ -21,7 +21,7 @@ from types import MappingProxyType
 import ml_dtypes
 import numpy as np
 
-from seeds.gemm_fp8_blockwise.contract import (
+from tilewright.seeds.gemm_fp8_blockwise.contract import (
     BLOCK,
     FP8_MAX,
     INPUT_KINDS,
@@ -33,10 +33,19 @@ from seeds.gemm_fp8_blockwise.contract import (
     quantise_blocks,
     quantise_rows,
 )
-from seeds.gemm_fp8_blockwise.shapes import gemm_suites, matrix_suites, wgrad_suites
-from seeds.gemm_fp8_blockwise.step import TrainingStep, step_suites
-from seeds.operator import Arrays, BitExactGate, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
-from seeds.sampled import TABLE, Elements, Sample, members, normal_table, spread_picks
+from tilewright.seeds.gemm_fp8_blockwise.shapes import gemm_suites, matrix_suites, wgrad_suites
+from tilewright.seeds.gemm_fp8_blockwise.step import TrainingStep, step_suites
+from tilewright.seeds.operator import (
+    Arrays,
+    BitExactGate,
+    Gate,
+    SeedKernel,
+    SnrGate,
+    Suite,
+    TensorSpec,
+    Workload,
+)
+from tilewright.seeds.sampled import TABLE, Elements, Sample, members, normal_table, spread_picks
 
 SAMPLED = 96
 """Rows, and columns, of a big product that are checked."""

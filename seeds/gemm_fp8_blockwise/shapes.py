@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from seeds.operator import Suite, Workload
+from tilewright.seeds.operator import Suite, Workload
 
 HEAD_DIM = 128
 

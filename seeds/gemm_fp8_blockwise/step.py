@@ -19,8 +19,8 @@ from types import MappingProxyType
 import ml_dtypes
 import numpy as np
 
-from seeds.composition import Part, compose
-from seeds.gemm_fp8_blockwise.contract import (
+from tilewright.seeds.composition import Part, compose
+from tilewright.seeds.gemm_fp8_blockwise.contract import (
     BLOCK,
     INPUT_KINDS,
     dequantise_blocks,
@@ -30,8 +30,8 @@ from seeds.gemm_fp8_blockwise.contract import (
     quantise_blocks,
     quantise_rows,
 )
-from seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
-from seeds.sampled import Elements, Sample, members, normal_table, spread_picks
+from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
+from tilewright.seeds.sampled import Elements, Sample, members, normal_table, spread_picks
 
 SAMPLED = 96
 """Rows, and columns, of each product that are checked."""

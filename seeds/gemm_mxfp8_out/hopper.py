@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from seeds.gemm_fp8_blockwise.contract import BLOCK
-from seeds.operator import Arrays
+from tilewright.seeds.gemm_fp8_blockwise.contract import BLOCK
+from tilewright.seeds.operator import Arrays
 
 DEPTH = 32
 """Products that one instruction adds."""

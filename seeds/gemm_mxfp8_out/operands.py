@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from seeds.gemm_fp8_blockwise.contract import (
+from tilewright.seeds.gemm_fp8_blockwise.contract import (
     BLOCK,
     FP8_MAX,
     cast,
@@ -18,11 +18,11 @@ from seeds.gemm_fp8_blockwise.contract import (
     quantise_blocks,
     quantise_rows,
 )
-from seeds.gemm_mxfp8_out import hopper
-from seeds.mx_cast.formats import E4M3, Rule, cast_rows
-from seeds.operator import AgreementGate, Arrays, TensorSpec
-from seeds.sampled import TABLE, normal_table, spread_picks
-from seeds.shaped import Product
+from tilewright.seeds.gemm_mxfp8_out import hopper
+from tilewright.seeds.mx_cast.formats import E4M3, Rule, cast_rows
+from tilewright.seeds.operator import AgreementGate, Arrays, TensorSpec
+from tilewright.seeds.sampled import TABLE, normal_table, spread_picks
+from tilewright.seeds.shaped import Product
 
 MX = 32
 """Columns under one exponent of the output."""

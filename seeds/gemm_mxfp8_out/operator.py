@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
-from seeds.gemm_fp8_blockwise.contract import BLOCK
-from seeds.gemm_mxfp8_out import operands as shared
-from seeds.gemm_mxfp8_out.operands import INPUT_KINDS, MX, SAMPLED_ROWS, MxProduct, Sums
-from seeds.gemm_mxfp8_out.ragged import KGroupedGemm, MaskedGemm
-from seeds.gemm_mxfp8_out.shapes import (
+from tilewright.seeds.gemm_fp8_blockwise.contract import BLOCK
+from tilewright.seeds.gemm_mxfp8_out import operands as shared
+from tilewright.seeds.gemm_mxfp8_out.operands import INPUT_KINDS, MX, SAMPLED_ROWS, MxProduct, Sums
+from tilewright.seeds.gemm_mxfp8_out.ragged import KGroupedGemm, MaskedGemm
+from tilewright.seeds.gemm_mxfp8_out.shapes import (
     K_GROUPED,
     MASKED_GROUPS,
     grouped_suites,
@@ -33,9 +33,9 @@ from seeds.gemm_mxfp8_out.shapes import (
     masked_suites,
     normal_suites,
 )
-from seeds.inlined import inlined
-from seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
-from seeds.sampled import TABLE, Elements, Sample, spread_picks
+from tilewright.seeds.inlined import inlined
+from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
+from tilewright.seeds.sampled import TABLE, Elements, Sample, spread_picks
 
 _KERNELS = Path(__file__).parent / "kernels"
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seeds.gemm_fp8_blockwise.contract import BLOCK, draw, quantise_rows
-from seeds.gemm_mxfp8_out import operands as shared
-from seeds.gemm_mxfp8_out.operands import INPUT_KINDS, MX, SAMPLED_ROWS, MxProduct, Sums
-from seeds.gemm_mxfp8_out.shapes import LEAST, MOST
-from seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
-from seeds.sampled import TABLE, Elements, Sample, spread_picks
+from tilewright.seeds.gemm_fp8_blockwise.contract import BLOCK, draw, quantise_rows
+from tilewright.seeds.gemm_mxfp8_out import operands as shared
+from tilewright.seeds.gemm_mxfp8_out.operands import INPUT_KINDS, MX, SAMPLED_ROWS, MxProduct, Sums
+from tilewright.seeds.gemm_mxfp8_out.shapes import LEAST, MOST
+from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
+from tilewright.seeds.sampled import TABLE, Elements, Sample, spread_picks
 
 EMPTY_SHARE = 16
 """One in so many groups of big k-grouped workloads is empty."""

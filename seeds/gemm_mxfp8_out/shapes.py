@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from seeds.operator import Suite, Workload
+from tilewright.seeds.operator import Suite, Workload
 
 ALIGNED = 128
 """Rows of every group are a multiple of this."""

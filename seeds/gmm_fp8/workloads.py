@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seeds.operator import Suite, Workload
+from tilewright.seeds.operator import Suite, Workload
 
 
 def _workload(phase: str, prefix: str, sizes: tuple[int, int, int, int], ragged: int = 0) -> Workload:

@@ -17,10 +17,26 @@ from types import MappingProxyType
 
 import numpy as np
 
-from seeds.gemm_fp8_blockwise.contract import AMAX_FLOOR, FP8_MAX, INPUT_KINDS, cast, draw, generator
-from seeds.operator import Arrays, BitExactGate, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
-from seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
-from seeds.shaped import Product, Shaped
+from tilewright.seeds.gemm_fp8_blockwise.contract import (
+    AMAX_FLOOR,
+    FP8_MAX,
+    INPUT_KINDS,
+    cast,
+    draw,
+    generator,
+)
+from tilewright.seeds.operator import (
+    Arrays,
+    BitExactGate,
+    Gate,
+    SeedKernel,
+    SnrGate,
+    Suite,
+    TensorSpec,
+    Workload,
+)
+from tilewright.seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
+from tilewright.seeds.shaped import Product, Shaped
 
 STEP = 128
 """K is a multiple of this."""

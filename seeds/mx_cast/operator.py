@@ -18,13 +18,13 @@ from types import MappingProxyType
 import ml_dtypes
 import numpy as np
 
-from seeds.gemm_fp8_blockwise.contract import draw
-from seeds.mx_cast import formats
-from seeds.mx_cast.formats import BLOCK, E2M1, E4M3, NV_BLOCK, RULES, Rule
-from seeds.mx_cast.product import FORMS, NV_LARGEST, MxGemm
-from seeds.operator import Arrays, BitExactGate, Gate, SeedKernel, Suite, TensorSpec, Workload
-from seeds.sampled import TABLE, Elements, Sample, members, normal_table, spread_picks
-from seeds.shaped import Shaped
+from tilewright.seeds.gemm_fp8_blockwise.contract import draw
+from tilewright.seeds.mx_cast import formats
+from tilewright.seeds.mx_cast.formats import BLOCK, E2M1, E4M3, NV_BLOCK, RULES, Rule
+from tilewright.seeds.mx_cast.product import FORMS, NV_LARGEST, MxGemm
+from tilewright.seeds.operator import Arrays, BitExactGate, Gate, SeedKernel, Suite, TensorSpec, Workload
+from tilewright.seeds.sampled import TABLE, Elements, Sample, members, normal_table, spread_picks
+from tilewright.seeds.shaped import Shaped
 
 INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "edges")
 

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from seeds.gemm_fp8_blockwise.contract import draw
-from seeds.mx_cast import formats
-from seeds.mx_cast.formats import BLOCK, E2M1, E4M3, NV_BLOCK, Rule
-from seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
-from seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
-from seeds.shaped import Product
+from tilewright.seeds.gemm_fp8_blockwise.contract import draw
+from tilewright.seeds.mx_cast import formats
+from tilewright.seeds.mx_cast.formats import BLOCK, E2M1, E4M3, NV_BLOCK, Rule
+from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
+from tilewright.seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
+from tilewright.seeds.shaped import Product
 
 INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks")
 STEP, SAMPLED = 128, 64

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from evolve import tracking, ui
-from evolve.errors import UserError
-from evolve.journal import Journal
-from evolve.report.data import load
-from experiments.browser import browser_page, missing_browser
-from experiments.screenshots import PLAIN_PAGE, MlflowPages, candidate_columns
-from tests.evolve.sample_campaign import SampleCampaign, write_sample
+from experiments.studies.records.screenshots import PLAIN_PAGE, MlflowPages, candidate_columns
+from testkit.browser import browser_page, missing_browser
+from testkit.sample_campaign import SampleCampaign, write_sample
+from tilewright.evolve import ui
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.mlflow_mirror import process as mirror_process
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.data import load
 
 needs_browser = pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
 
@@ -31,10 +32,10 @@ def campaign(home: Path, name: str = "quickstart-001") -> Path:
 
 
 def test_no_store_and_no_campaign_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(tracking.URI_VARIABLE, raising=False)
+    monkeypatch.delenv(mirror_process.URI_VARIABLE, raising=False)
     with pytest.raises(UserError, match=r"no MLflow store at sqlite:.*tilewright run quickstart"):
         ui.serve_ui(tmp_path)
-    monkeypatch.setenv(tracking.URI_VARIABLE, "http://mlflow.example:5000")
+    monkeypatch.setenv(mirror_process.URI_VARIABLE, "http://mlflow.example:5000")
     with pytest.raises(UserError, match="is a server already"):
         ui.serve_ui(tmp_path)
 
@@ -55,17 +56,17 @@ def test_a_taken_port_gives_the_next_one(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_which_campaigns_are_late(tmp_path: Path) -> None:
-    uri = tracking.store_uri(tmp_path, {})
+    uri = mirror_process.store_uri(tmp_path, {})
     whole, late, empty = (campaign(tmp_path, f"c-00{n}") for n in (1, 2, 3))
     write_sample(whole, 2)
     write_sample(late, 2)
     empty.parent.mkdir()
     Journal(empty, write=True, create=True).close()
-    follower = tracking.Follower(whole, uri, tmp_path, None)
-    follower._report(tracking.Progress(uri, 2, complete=True))
+    follower = mirror_process.Follower(whole, uri, tmp_path, None)
+    follower._report(mirror_process.Progress(uri, 2, complete=True))
     assert ui.late_campaigns(tmp_path, uri) == [late]
     assert ui.late_campaigns(tmp_path, "sqlite:///other.db") == [whole, late]
-    with tracking._only_one(late, follower):
+    with mirror_process._only_one(late, follower):
         assert ui.late_campaigns(tmp_path, uri) == []
 
 
@@ -81,16 +82,16 @@ def test_a_server_that_comes_late_shows_campaigns_and_ends_whole(tmp_path: Path)
     write_sample(here, 3, campaign="other-001")
     there.parent.mkdir(parents=True)
     sample = SampleCampaign(there)
-    env = {**os.environ, tracking.URI_VARIABLE: address}
-    mirror = tracking.start_mirror(there, tmp_path / "there", env)
+    env = {**os.environ, mirror_process.URI_VARIABLE: address}
+    mirror = mirror_process.start_mirror(there, tmp_path / "there", env)
     sample.grow(8)
     sample.finish()
     sample.close()
-    _await(lambda: bool(tracking.read_progress(there).problem))
-    assert "trying again" in (there.parent / tracking.LOG).read_text() and mirror.lag() == 8
+    _await(lambda: bool(mirror_process.read_progress(there).problem))
+    assert "trying again" in (there.parent / mirror_process.LOG).read_text() and mirror.lag() == 8
     with _served(tmp_path / "here", port):
-        assert tracking.read_progress(here).complete
-        assert mirror.wait(120), (there.parent / tracking.LOG).read_text()
+        assert mirror_process.read_progress(here).complete
+        assert mirror.wait(120), (there.parent / mirror_process.LOG).read_text()
         assert mirror.lag() == 0
         with browser_page(1440, 1000, storage=PLAIN_PAGE) as browser, Journal(there) as journal:
             data = load(journal)
@@ -105,10 +106,10 @@ def test_a_server_that_comes_late_shows_campaigns_and_ends_whole(tmp_path: Path)
 @contextmanager
 def _served(home: Path, port: int) -> Iterator[None]:
     code = (
-        "import sys, pathlib; from evolve.ui import serve_ui; "
+        "import sys, pathlib; from tilewright.evolve.ui import serve_ui; "
         "sys.exit(serve_ui(pathlib.Path(sys.argv[1]), port=int(sys.argv[2])))"
     )
-    env = {k: v for k, v in os.environ.items() if k != tracking.URI_VARIABLE}
+    env = {k: v for k, v in os.environ.items() if k != mirror_process.URI_VARIABLE}
     server = subprocess.Popen(
         [sys.executable, "-c", code, str(home), str(port)], env=env, stderr=subprocess.DEVNULL
     )

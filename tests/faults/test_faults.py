@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from evolve.campaign import StopReason
-from evolve.evaluator import Job
-from evolve.genome import Genome
-from tests.faults.campaigns import Table, content, go
-from tests.faults.cluster import NEVER, Cluster, pool_of
-from tests.faults.kinds import FAULTS, differences
+from testkit.faults.campaigns import Table, content, go
+from testkit.faults.cluster import NEVER, Cluster, pool_of
+from testkit.faults.kinds import FAULTS, differences
+from tilewright.evolve.campaign.evaluator import Job
+from tilewright.evolve.campaign.loop import StopReason
+from tilewright.evolve.space.genome import Genome
 
 
 @pytest.fixture(scope="module")

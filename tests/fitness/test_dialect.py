@@ -1,15 +1,14 @@
 """The first wall: what the syntax tree of a kernel may hold."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fitness import dialect
-from seeds.catalogue import all_operators
+from testkit import FIXTURES
+from tilewright.fitness import dialect
+from tilewright.seeds.catalogue import all_operators
 
-HONEST = (Path(__file__).parent.parent / "fixtures/small_gemm/kernels/tiled.py").read_text()
+HONEST = (FIXTURES / "small_gemm/kernels/tiled.py").read_text()
 HEAD = "import jax\nimport jax.numpy as jnp\nfrom jax.experimental import pallas as pl\n"
 BUILD = HEAD + "def build(params):\n    return params\n"
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from fitness import static_tpu
-from fitness.chips import CHIPS
-from fitness.fallback import estimate_cycles
-from fitness.llo import ParseError
+from tilewright.fitness import static_tpu
+from tilewright.fitness.chips import CHIPS
+from tilewright.fitness.fallback import estimate_cycles
+from tilewright.fitness.llo import ParseError
 
 CHIP = CHIPS["tpu7x"]
 MATMUL = "%5 = vmatmul.mubr.bf16.gmra.mrb[0].mxu0 %v1  ;;  %6 = vmatmul.mubr.bf16.gmra.mrb[0].mxu1 %v1"

@@ -6,14 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fitness import static_tpu, structure
-from fitness.chips import CHIPS
-from fitness.llo import Executed, OperationCycles, ParseError, read_profile, scan_bundles, vmem_bytes
-from fitness.score import floors, geometric_mean, operand_kind
-from fitness.targets import UnknownTarget, load_target
-from fitness.timeline import read_timeline
-from seeds.catalogue import load_operator
-from seeds.operator import TensorSpec
+from tilewright.fitness import static_tpu, structure
+from tilewright.fitness.chips import CHIPS
+from tilewright.fitness.llo import (
+    Executed,
+    OperationCycles,
+    ParseError,
+    read_profile,
+    scan_bundles,
+    vmem_bytes,
+)
+from tilewright.fitness.score import floors, geometric_mean, operand_kind
+from tilewright.fitness.targets import UnknownTarget, load_target
+from tilewright.fitness.timeline import read_timeline
+from tilewright.seeds.catalogue import load_operator
+from tilewright.seeds.operator import TensorSpec
 
 CHIP = CHIPS["tpu7x"]
 PROFILE = 'hlo_op_estimate {\n  hlo_op_name: "k.1"\n  estimated_cycles: 34252\n  num_equivalent_hlos: 2\n}\n'

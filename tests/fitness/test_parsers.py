@@ -1,14 +1,15 @@
-"""Every parser of foreign text gives a value or its own named error (``experiments.fuzz`` does this for longer)."""
+"""Every parser of foreign text gives a value or its own named error (``experiments.studies.robustness.fuzz``
+does this for longer)."""
 
 import random
 import time
 
 import pytest
 
-from evolve.proposers.llm_edit import EditError, read_reply
-from experiments.fuzz import Fuzzed, attempt, corpus
-from experiments.fuzz_targets import FRAME, PARENT, Parser, parsers
-from workers.frames import FrameError, FrameReader
+from experiments.studies.robustness.fuzz import Fuzzed, attempt, corpus
+from experiments.studies.robustness.fuzz_targets import FRAME, PARENT, Parser, parsers
+from tilewright.evolve.proposers.llm.edit import EditError, read_reply
+from tilewright.workers.child.frames import FrameError, FrameReader
 
 PARSERS = parsers()
 INPUTS = 20

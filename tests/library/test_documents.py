@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from testkit import ROOT
 import re
 import shlex
 import shutil
@@ -10,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from evolve import cli
-from evolve.promote import cli as promote_cli
-from evolve.promote.shelf import Shelf
-from tests.evolve.promote_campaign import FormulaPool, quick_child, write_campaign
+from tilewright.evolve import cli
+from tilewright.evolve.promote import cli as promote_cli
+from tilewright.evolve.promote.library_writer import LibraryWriter
+from testkit.promote_campaign import FormulaPool, quick_child, write_campaign
 
-ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/library.md")
 
 ELSEWHERE = {
@@ -57,15 +57,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         promote_cli, "_evaluator", lambda address: lambda resolved: FormulaPool(resolved, quick_child)
     )
-    monkeypatch.setattr("evolve.promote.registry.register", lambda *arguments: "MLflow: left out")
-    monkeypatch.setattr("evolve.promote.keep._run_test", lambda operator, folder: _passed())
+    monkeypatch.setattr("tilewright.evolve.mlflow_mirror.registry.register", lambda *arguments: "MLflow: left out")
+    monkeypatch.setattr("tilewright.evolve.promote.library_commands._run_test", lambda operator, folder: _passed())
     return tmp_path
 
 
 def _passed() -> Any:
-    from evolve.promote.keep import Finding
+    from tilewright.evolve.promote.library_commands import Verification
 
-    return Finding(True, "the generated test is run by test_shipped.")
+    return Verification(True, "the generated test is run by test_shipped.")
 
 
 def test_every_command_of_the_readme_does_what_it_says(
@@ -103,7 +103,7 @@ def test_every_command_of_the_library_page_works(home: Path, capsys: pytest.Capt
         assert cli.main(words) == 0, (line, capsys.readouterr())
         done.append(line)
     assert len(done) >= 9
-    assert Shelf(home / "models", "my_kernels").operators() == [OPERATOR]
+    assert LibraryWriter(home / "models", "my_kernels").operators() == [OPERATOR]
 
 
 def test_the_pages_python_parses() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from testkit import ROOT
 import json
 import subprocess
 import sys
@@ -10,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from evolve.promote.keep import check
-from evolve.promote.shelf import Shelf
+from tilewright.evolve.promote.library_commands import check
+from tilewright.evolve.promote.library_writer import LibraryWriter
 
 pytest.importorskip("jax")
 OPERATOR = "gemm_fp8_fused/g512"
-SHELF = Shelf(Path(__file__).parents[2] / "library")
-CHILD = Path(__file__).with_name("jax_children.py")
+SHELF = LibraryWriter(ROOT / "library")
+CHILD = ROOT / "testkit" / "library" / "jax_children.py"
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from testkit import ROOT
 import json
 import subprocess
 import sys
@@ -11,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from evolve.promote.shelf import Shelf
-from tests.library.shelves import SMALL, put
+from tilewright.evolve.promote.library_writer import LibraryWriter
+from testkit.library.shelves import SMALL, put
 from tests.library.test_documents import python_blocks
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 PRODUCT = "gemm_fp8_blockwise/gemm_nt"
-CHILD = Path(__file__).with_name("torch_children.py")
+CHILD = ROOT / "testkit" / "library" / "torch_children.py"
 
 
 def child(
@@ -45,12 +46,12 @@ DAMAGES = {
 
 def damage(library: Path, how: str) -> None:
     """A package called ``how`` whose product kernel must not be used."""
-    shelf = Shelf(library, how)
+    writer = LibraryWriter(library, how)
     toolchain, serves = (
         ({"triton": ("3.0.0", "3.1")}, "cpu") if how == "stale_toolchain" else (None, "interpret")
     )
-    version = put(shelf, PRODUCT, "pointer", ((256,) * 3,), params=SMALL, toolchain=toolchain, serves=serves)
-    folder = shelf.place(PRODUCT) / "versions" / version
+    version = put(writer, PRODUCT, "pointer", ((256,) * 3,), params=SMALL, toolchain=toolchain, serves=serves)
+    folder = writer.place(PRODUCT) / "versions" / version
     if how == "edited_kernel":
         text = (folder / "kernel.py").read_text()
         (folder / "kernel.py").write_text(text.replace("acc += partial * scale[:, None]", "acc += partial"))
@@ -61,18 +62,18 @@ def damage(library: Path, how: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    shelf = Shelf(tmp_path_factory.mktemp("blockwise"))
-    put(shelf, PRODUCT, "pointer", ((128, 128, 256), (256, 256, 256)), params=SMALL)
+def writer(tmp_path_factory: pytest.TempPathFactory) -> LibraryWriter:
+    writer = LibraryWriter(tmp_path_factory.mktemp("blockwise"))
+    put(writer, PRODUCT, "pointer", ((128, 128, 256), (256, 256, 256)), params=SMALL)
     for how in DAMAGES:
-        damage(shelf.library, how)
-    return shelf
+        damage(writer.library, how)
+    return writer
 
 
 @pytest.fixture(scope="module")
-def answers(shelf: Shelf) -> dict[str, Any]:
+def answers(writer: LibraryWriter) -> dict[str, Any]:
     return child(
-        shelf.library,
+        writer.library,
         "numbers",
         "compiled",
         "fallbacks",

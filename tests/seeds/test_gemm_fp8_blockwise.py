@@ -12,19 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evolve.space import read_declarations
-from fitness.gates import failure, read_gates
-from fitness.score import floors
-from fitness.targets import load_target
-from seeds.composition import Part, compose
-from seeds.gemm_fp8_blockwise.contract import quantise_rows
-from seeds.gemm_fp8_blockwise.operator import operators
-from seeds.gemm_fp8_blockwise.shapes import CORE, core, primus84
-from seeds.operator import Operator, Workload
-from seeds.sampled import Elements, Sampled
+from testkit import ROOT
+from tilewright.evolve.space.space import read_declarations
+from tilewright.fitness.gates import failure, read_gates
+from tilewright.fitness.score import floors
+from tilewright.fitness.targets import load_target
+from tilewright.seeds.composition import Part, compose
+from tilewright.seeds.gemm_fp8_blockwise.contract import quantise_rows
+from tilewright.seeds.gemm_fp8_blockwise.operator import operators
+from tilewright.seeds.gemm_fp8_blockwise.shapes import CORE, core, primus84
+from tilewright.seeds.operator import Operator, Workload
+from tilewright.seeds.sampled import Elements, Sampled
 
 OPERATORS = operators()
-CHILD = Path(__file__).with_name("fp8_blockwise_children.py")
+CHILD = ROOT / "testkit" / "seeds" / "fp8_blockwise_children.py"
 INTERPRETED_STEP_DB = 18.0
 """The interpreter's fp8 cast loses the carry when it rounds up to a power of two (127 becomes 64, 3 % of the
 payloads), which leaves 20 to 23 dB. A swapped operand or scale reads below 5 dB on these inputs."""

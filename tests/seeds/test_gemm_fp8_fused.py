@@ -13,12 +13,17 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from evolve.space import Space
-from fitness.dialect import check
-from fitness.evaluation import GateReading
-from fitness.gates import ill_formed, read_gates
-from seeds.gemm_fp8_fused.operator import INPUT_KINDS, FusedFp8Gemm, operators, quantise_activations
-from seeds.operator import Workload
+from tilewright.evolve.space.space import Space
+from tilewright.fitness.dialect import check
+from tilewright.fitness.evaluation import GateReading
+from tilewright.fitness.gates import ill_formed, read_gates
+from tilewright.seeds.gemm_fp8_fused.operator import (
+    INPUT_KINDS,
+    FusedFp8Gemm,
+    operators,
+    quantise_activations,
+)
+from tilewright.seeds.operator import Workload
 
 SMALL = Workload("512x512x1024", {"M": 512, "N": 512, "K": 1024})
 TINY = Workload("256x256x1024", {"M": 256, "N": 256, "K": 1024})

@@ -6,14 +6,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from evolve.space import Space
-from fitness.gates import failure, read_gates
-from seeds.gemm_mxfp8_out import hopper
-from seeds.gemm_mxfp8_out.operands import INPUT_KINDS, Sums, quantised
-from seeds.gemm_mxfp8_out.operator import operators
-from seeds.gemm_mxfp8_out.shapes import MOTIF_GROUPED, rows_of_groups
-from seeds.operator import Operator, Workload
-from seeds.sampled import Elements, Sampled
+from tilewright.evolve.space.space import Space
+from tilewright.fitness.gates import failure, read_gates
+from tilewright.seeds.gemm_mxfp8_out import hopper
+from tilewright.seeds.gemm_mxfp8_out.operands import INPUT_KINDS, Sums, quantised
+from tilewright.seeds.gemm_mxfp8_out.operator import operators
+from tilewright.seeds.gemm_mxfp8_out.shapes import MOTIF_GROUPED, rows_of_groups
+from tilewright.seeds.operator import Operator, Workload
+from tilewright.seeds.sampled import Elements, Sampled
 
 OPERATORS = operators()
 

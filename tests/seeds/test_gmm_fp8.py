@@ -12,15 +12,15 @@ import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
-from evolve.space import Space
-from fitness.dialect import check
-from fitness.evaluation import Verdict
-from fitness.gates import ill_formed, read_gates
-from fitness.targets import load_target
-from seeds.gmm_fp8.operator import INPUT_KINDS, draw_sizes, kernel_source, operators
-from seeds.gmm_fp8.recipes import MIXES, RECIPES
-from seeds.operator import KnownOperands, SeedKernel, Suite, Workload
-from workers.cascade import Cascade
+from tilewright.evolve.space.space import Space
+from tilewright.fitness.dialect import check
+from tilewright.fitness.evaluation import Verdict
+from tilewright.fitness.gates import ill_formed, read_gates
+from tilewright.fitness.targets import load_target
+from tilewright.seeds.gmm_fp8.operator import INPUT_KINDS, draw_sizes, kernel_source, operators
+from tilewright.seeds.gmm_fp8.recipes import MIXES, RECIPES
+from tilewright.seeds.operator import KnownOperands, SeedKernel, Suite, Workload
+from tilewright.workers.cascade.modelled import ModelledCascade
 
 STRICT = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan")
 ROWS = {"block_m": 128, "block_n": 256, "block_k": 512, "sub_m": 128, "sub_n": 256}
@@ -236,7 +236,7 @@ def judged(name: str, source: str, params, *, ragged: int = 0):
     workload = shape(operator.recipe.phase)
     workload = Workload(workload.id, {**workload.dims, "ragged": ragged})
     assert isinstance(operator, KnownOperands)
-    cascade = Cascade(operator, load_target("tpu7x"), Suite("small", (workload,), (workload,)))
+    cascade = ModelledCascade(operator, load_target("tpu7x"), Suite("small", (workload,), (workload,)))
     defaults = Space.from_source(source, [{**operator.constants, **workload.dims}]).defaults
     baseline = SeedKernel("timed", source, baseline=True)
     whole = {**defaults, **ROWS, **params}

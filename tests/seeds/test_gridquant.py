@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evolve.space import Space
-from seeds.gridquant.operator import dequantise_grid, operators, quantise_grid
-from seeds.operator import Operator, Workload
-from seeds.sampled import Elements, Sampled
+from tilewright.evolve.space.space import Space
+from tilewright.seeds.gridquant.operator import dequantise_grid, operators, quantise_grid
+from tilewright.seeds.operator import Operator, Workload
+from tilewright.seeds.sampled import Elements, Sampled
 
 OPERATORS = operators()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seeds.inlined import inlined
+from tilewright.seeds.inlined import inlined
 
 SHARED = '''"""Doc."""
 
@@ -27,7 +27,7 @@ KERNEL = '''"""A kernel."""
 
 import torch
 
-from seeds.family.kernels.shared import wanted
+from tilewright.seeds.family.kernels.shared import wanted
 
 SPACE = {}
 
@@ -41,7 +41,7 @@ def test_a_source_has_what_it_imports_and_what_that_calls(tmp_path: Path) -> Non
     (tmp_path / "shared.py").write_text(SHARED)
     (tmp_path / "kernel.py").write_text(KERNEL)
     source = inlined(tmp_path / "kernel.py")
-    assert "seeds." not in source and "def other" not in source
+    assert "tilewright." not in source and "def other" not in source
     assert source.index("import math") < source.index("def inner") < source.index("@decorated\ndef wanted")
     assert source.index("def wanted") < source.index("SPACE = ") < source.index("def launch")
     assert source.startswith('"""A kernel."""')
@@ -49,6 +49,6 @@ def test_a_source_has_what_it_imports_and_what_that_calls(tmp_path: Path) -> Non
 
 def test_a_module_that_imports_nothing_of_its_neighbours_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(
-        KERNEL.replace("from seeds.family.kernels.shared import wanted\n", "")
+        KERNEL.replace("from tilewright.seeds.family.kernels.shared import wanted\n", "")
     )
     assert inlined(tmp_path / "kernel.py") == (tmp_path / "kernel.py").read_text()

@@ -6,14 +6,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from evolve.space import Space
-from fitness.gates import snr_db
-from seeds.gemm_fp8_blockwise.contract import draw
-from seeds.mx_cast import formats
-from seeds.mx_cast.formats import E2M1, E4M3, Rule
-from seeds.mx_cast.operator import operators
-from seeds.operator import Operator, Workload
-from seeds.sampled import Elements, Sampled
+from tilewright.evolve.space.space import Space
+from tilewright.fitness.gates import snr_db
+from tilewright.seeds.gemm_fp8_blockwise.contract import draw
+from tilewright.seeds.mx_cast import formats
+from tilewright.seeds.mx_cast.formats import E2M1, E4M3, Rule
+from tilewright.seeds.mx_cast.operator import operators
+from tilewright.seeds.operator import Operator, Workload
+from tilewright.seeds.sampled import Elements, Sampled
 
 OPERATORS = operators()
 

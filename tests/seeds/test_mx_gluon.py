@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from experiments.benchmarks.mx_points import Entry, compiled_ahead
-from fitness.dialect import check
-from fitness.targets import load_target
-from seeds.catalogue import load_operator
-from seeds.operator import Workload
-from tests.seeds.triton_station import objection
-from workers.station import LocalStation
+from experiments.studies.h200.mx_points import Entry, compiled_ahead
+from testkit.seeds.triton_station import objection
+from tilewright.fitness.dialect import check
+from tilewright.fitness.targets import load_target
+from tilewright.seeds.catalogue import load_operator
+from tilewright.seeds.operator import Workload
+from tilewright.workers.device.station import LocalStation
 
 WIDE = Workload("check/whole", {"M": 512, "N": 512, "K": 1024})
 

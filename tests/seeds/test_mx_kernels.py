@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from seeds.gemm_mxfp8_out.operator import operators as mxfp8_out
-from seeds.gridquant.operator import operators as gridquant
-from seeds.mx_cast.operator import operators as mx_cast
-from seeds.operator import Workload
-from tests.seeds.triton_station import interpreter, objection
-from workers.station import LocalStation
+from testkit.seeds.triton_station import interpreter, objection
+from tilewright.seeds.gemm_mxfp8_out.operator import operators as mxfp8_out
+from tilewright.seeds.gridquant.operator import operators as gridquant
+from tilewright.seeds.mx_cast.operator import operators as mx_cast
+from tilewright.seeds.operator import Workload
+from tilewright.workers.device.station import LocalStation
 
 pytest.importorskip("triton")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from workers.frames import Frame
-from workers.runners.failures import error_frame
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.runners.failures import error_frame
 
 Answer = Callable[[Frame], None]
 

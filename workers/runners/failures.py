@@ -6,7 +6,7 @@ import re
 import traceback
 from typing import Any
 
-from workers.frames import Frame
+from tilewright.workers.child.frames import Frame
 
 MAX_MESSAGE = 4000
 

@@ -9,8 +9,8 @@ all here, in the process that never ran candidate code:
 * kernel operands in scalar memory (scalar prefetch, or operands that the kernel keeps there) thus have known values,
   which the rules on control flow use (``workers.runners.mosaic``);
 * the module that is simulated writes these values into that memory itself, once, when the first block's position is
-  computed or the body begins. Loads, branches and the blocks that are fetched or kept are then simulated as they would run; the cost is
-  one scalar store a value.
+  computed or the body begins. Loads, branches and the blocks that are fetched or kept are then simulated as they
+  would run; the cost is one scalar store a value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
-from workers.runners import mosaic_ir as read
+from tilewright.workers.runners import mosaic_ir as read
 
 MAX_VALUES = 1 << 14
 """Most values of all tables of one kernel: what fits scalar memory many times over, and costs few cycles."""
@@ -108,7 +108,7 @@ def _dense(value: Any, given: Any) -> Any:
     shape = tuple(kind.shape)
     if str(kind.element_type) != "i32" or math.prod(shape) != values.size:
         raise read.ModuleError(f"a known operand is {kind}, not {values.size} values of int32")
-    return ir.DenseElementsAttr.get(np.ascontiguousarray(values.reshape(shape)))
+    return ir.DenseElementsAttr.get(values.reshape(shape).data)
 
 
 def _values(operand: Any, known: Known) -> np.ndarray | None:
@@ -179,7 +179,7 @@ def _write_tables(call: Any, known: Known) -> Tables:
     custom = config["custom_call_config"]
     with read.kernel_context(), ir.Location.unknown():
         module = read.parse_body(base64.b64decode(custom["body"]))
-        kernel = read.Kernel.of(module)
+        kernel = read.MosaicKernel.of(module)
         tables = {
             number: values
             for number, values in operands.items()
@@ -207,11 +207,11 @@ def _replace_constants(call: Any, tables: Tables) -> None:
         for number, values in tables.items():
             if not isinstance(call.operands[number].owner, ir.Block):
                 squares = np.arange(values.size, dtype=np.int32).reshape(values.shape) ** 2
-                other = ir.DenseElementsAttr.get(np.ascontiguousarray(squares))
+                other = ir.DenseElementsAttr.get(squares.data)
                 call.operands[number] = stablehlo.ConstantOp(other).results[0]
 
 
-def _insert_stores(kernel: read.Kernel, function: Any, tables: Tables) -> None:
+def _insert_stores(kernel: read.MosaicKernel, function: Any, tables: Tables) -> None:
     """Fill tables where ``function`` begins, at the first grid point."""
     block = function.operation.regions[0].blocks[0]
     grid = list(block.arguments)[: len(kernel.grid)]

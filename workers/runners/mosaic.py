@@ -18,10 +18,10 @@ from typing import Any
 from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 
-from workers.runners import mosaic_ir as read
-from workers.runners.known import Bound, Tables
-from workers.runners.mosaic_ir import ModuleError
-from workers.runners.scalar_flow import Unresolved, matmul_flops
+from tilewright.workers.runners import mosaic_ir as read
+from tilewright.workers.runners.known import Bound, Tables
+from tilewright.workers.runners.mosaic_ir import ModuleError
+from tilewright.workers.runners.scalar_flow import Unresolved, matmul_flops
 
 __all__ = ["ModuleError", "fingerprint", "module_facts"]
 
@@ -128,7 +128,7 @@ def _only_from_kernels(value: Any) -> bool:
 
 def _kernel_facts(config: dict[str, Any], tables: Tables) -> dict[str, Any]:
     with read.kernel_context():
-        kernel = read.Kernel.of(read.parse_body(base64.b64decode(config["custom_call_config"]["body"])))
+        kernel = read.MosaicKernel.of(read.parse_body(base64.b64decode(config["custom_call_config"]["body"])))
         main = kernel.function
         taint = _Taint()
         taint.function(main, _arguments(kernel, main, tables))
@@ -147,7 +147,7 @@ def _kernel_facts(config: dict[str, Any], tables: Tables) -> dict[str, Any]:
         }
 
 
-def _arguments(kernel: read.Kernel, function: Any, tables: Tables) -> set[Any]:
+def _arguments(kernel: read.MosaicKernel, function: Any, tables: Tables) -> set[Any]:
     """Arguments of a function of the kernel that are tables of known values."""
     seen = (number for number in tables if function is kernel.function or number < kernel.prefetched)
     return {kernel.argument(function, number) for number in seen}
@@ -162,7 +162,7 @@ def _unknown_loads(index_map: Any, tables: set[Any]) -> int:
     return taint.unknown_loads
 
 
-def _matmul_flops(kernel: read.Kernel, tables: Tables) -> int | None:
+def _matmul_flops(kernel: read.MosaicKernel, tables: Tables) -> int | None:
     known = {kernel.argument(kernel.function, number): values for number, values in tables.items()}
     try:
         return matmul_flops(kernel.function, kernel.grid, known)

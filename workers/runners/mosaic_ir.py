@@ -117,7 +117,7 @@ def is_kernel(op: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class MosaicKernel:
     """A kernel's body: its function, the functions that say where its blocks are, and its grid.
 
     Arguments of all of them start with the grid indices, then the ``prefetched`` operands in scalar memory.
@@ -131,7 +131,7 @@ class Kernel:
     prefetched: int
 
     @classmethod
-    def of(cls, module: Any) -> Kernel:
+    def of(cls, module: Any) -> MosaicKernel:
         """The kernel of a parsed body."""
         functions = [op for op in module.body.operations if "iteration_bounds" in op.operation.attributes]
         others = [op for op in module.body.operations if op not in functions]

@@ -21,10 +21,10 @@ from jax.experimental import topologies
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from workers.frames import Frame, dtype_named
-from workers.runners.failures import describe
-from workers.runners.known import bind
-from workers.runners.mosaic import ModuleError, module_facts
+from tilewright.workers.child.frames import Frame, dtype_named
+from tilewright.workers.runners.failures import describe
+from tilewright.workers.runners.known import bind
+from tilewright.workers.runners.mosaic import ModuleError, module_facts
 
 Answer = Callable[[Frame], None]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from workers.frames import Frame
-from workers.runners import pallas_compile, pallas_trace
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.runners import pallas_compile, pallas_trace
 
 SOURCE = """
 import jax

@@ -12,7 +12,6 @@ Answers, in order: one ``traced`` per workload (blob ``module``: portable Stable
 from __future__ import annotations
 
 import contextlib
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,9 +24,10 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.sharding import AbstractDevice, AbstractMesh
 
-from workers.frames import Frame, dtype_named
-from workers.runners.failures import describe
-from workers.runners.mosaic import fingerprint
+from tilewright.workers.child.frames import Frame, dtype_named
+from tilewright.workers.runners import bare_module
+from tilewright.workers.runners.failures import describe
+from tilewright.workers.runners.mosaic import fingerprint
 
 Answer = Callable[[Frame], None]
 CANDIDATE_FILE = "candidate.py"
@@ -68,9 +68,8 @@ def mesh_of(chip: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
 
 def load_build(source: str) -> Callable[..., Any]:
     """A candidate's ``build``: runs its module."""
-    module = types.ModuleType("candidate")
-    exec(compile(source, CANDIDATE_FILE, "exec"), module.__dict__)
-    return module.build
+    build: Callable[..., Any] = bare_module.execute(source, "candidate", CANDIDATE_FILE).build
+    return build
 
 
 def trace(build: Callable[..., Any], params: Mapping[str, Any], workload: Mapping[str, Any]) -> ClosedJaxpr:

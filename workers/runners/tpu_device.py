@@ -24,11 +24,11 @@ import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import jaxpr_as_fun
 
-from seeds.sampled import places, stream
-from workers.frames import Frame
-from workers.runners.device import ALIVE_SECONDS, Answer, DeviceRunner, far_behind
-from workers.runners.pallas_trace import interpret, load_build, mesh_of, trace
-from workers.runners.tpu_clock import Clock, ProfilerClock, Program, WallClock, overheads
+from tilewright.seeds.sampled import places, stream
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.runners.device import ALIVE_SECONDS, Answer, DeviceRunner, far_behind
+from tilewright.workers.runners.pallas_trace import interpret, load_build, mesh_of, trace
+from tilewright.workers.runners.tpu_clock import Clock, ProfilerClock, Program, WallClock, overheads
 
 PROGRAMS = 64
 """Compiled programs that are kept, for one candidate and one shape each."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from workers.frames import Frame, dtype_named
+from tilewright.workers.child.frames import Frame, dtype_named
+from tilewright.workers.runners import bare_module
 
 Answer = Callable[[Frame], None]
 
@@ -45,11 +45,7 @@ def load_module(source: str) -> ModuleType:
     number = next(_numbers)
     path = Path(f"candidate{number}.py").absolute()
     path.write_text(source, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(f"candidate{number}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return bare_module.execute(source, f"candidate{number}", str(path))
 
 
 def to_torch(array: np.ndarray, device: str) -> torch.Tensor:

@@ -22,10 +22,10 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver as runtime_driver
 from triton.runtime.jit import JITFunction
 
-from workers.frames import Frame
-from workers.runners.failures import error_frame
-from workers.runners.triton_common import Answer, checked_results, load_module, torch_dtype
-from workers.runners.triton_guard import LaunchGuard
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.runners.failures import error_frame
+from tilewright.workers.runners.triton_common import Answer, checked_results, load_module, torch_dtype
+from tilewright.workers.runners.triton_guard import LaunchGuard
 
 
 class AheadDriver:

@@ -20,9 +20,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver as runtime_driver
 from triton.runtime.jit import JITFunction
 
-from workers.frames import Frame
-from workers.runners import triton_compile
-from workers.runners.triton_common import Answer
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.runners import triton_compile
+from tilewright.workers.runners.triton_common import Answer
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 

@@ -26,11 +26,11 @@ import numpy as np
 import torch
 import triton
 
-from seeds.sampled import places, stream
-from workers.frames import Frame
-from workers.runners.device import ALIVE_SECONDS, Answer, DeviceRunner, far_behind
-from workers.runners.triton_clock import Clock, CpuClock, GpuClock
-from workers.runners.triton_common import (
+from tilewright.seeds.sampled import places, stream
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.runners.device import ALIVE_SECONDS, Answer, DeviceRunner, far_behind
+from tilewright.workers.runners.triton_clock import Clock, CpuClock, GpuClock
+from tilewright.workers.runners.triton_common import (
     bits_of,
     checked_results,
     load_module,
@@ -38,8 +38,13 @@ from workers.runners.triton_common import (
     to_torch,
     torch_dtype,
 )
-from workers.runners.triton_guard import Canaries, LaunchGuard, OutsideWrite, leave_interpreter_unguarded
-from workers.runners.triton_interpreter import repair as repair_interpreter
+from tilewright.workers.runners.triton_guard import (
+    Canaries,
+    LaunchGuard,
+    OutsideWrite,
+    leave_interpreter_unguarded,
+)
+from tilewright.workers.runners.triton_interpreter import repair as repair_interpreter
 
 Tensors = dict[str, torch.Tensor]
 Call = Callable[[], Any]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
 
 BUILTINS = frozenset(dir(builtins))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import KernelSource, RewrittenKernel, Unsupported, Value, walk
+from tilewright.evolve.proposers.rewrite.base import KernelSource, RewrittenKernel, Unsupported, Value, walk
 
 _LOOSE = (
     cst.BinaryOperation,

@@ -9,8 +9,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from evolve.proposers.rewrite.base import KernelSource, Rule, Site, Unsupported, Value
-from evolve.proposers.rewrite.registry import rules
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Rule, Site, Unsupported, Value
+from tilewright.evolve.proposers.rewrite.registry import rules
 
 log = logging.getLogger(__name__)
 

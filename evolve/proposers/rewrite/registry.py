@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from evolve.proposers.rewrite.base import Language, Rule
-from evolve.proposers.rewrite.pallas import (
+from tilewright.evolve.proposers.rewrite.base import Language, Rule
+from tilewright.evolve.proposers.rewrite.pallas import (
     accumulators,
     arithmetic,
     caching,
@@ -14,9 +14,9 @@ from evolve.proposers.rewrite.pallas import (
     memory,
     transfer,
 )
-from evolve.proposers.rewrite.triton import arithmetic as device_arithmetic
-from evolve.proposers.rewrite.triton import descriptors, fusion, loads, programs, stores
-from evolve.proposers.rewrite.triton import dots as device_dots
+from tilewright.evolve.proposers.rewrite.triton import arithmetic as device_arithmetic
+from tilewright.evolve.proposers.rewrite.triton import descriptors, fusion, loads, programs, stores
+from tilewright.evolve.proposers.rewrite.triton import dots as device_dots
 
 
 def pallas_rules() -> tuple[Rule, ...]:

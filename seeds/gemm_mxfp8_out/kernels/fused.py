@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from seeds.gemm_mxfp8_out.kernels.mx import quantised, store_tile
+from tilewright.seeds.gemm_mxfp8_out.kernels.mx import quantised, store_tile
 
 SPACE = {
     "block_m": (16, 32, 64, 128),

@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from seeds.gemm_mxfp8_out.kernels.mx import add_kernel, quantised
+from tilewright.seeds.gemm_mxfp8_out.kernels.mx import add_kernel, quantised
 
 SPACE = {
     "block_n": (128, 256),

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from seeds.gemm_mxfp8_out.kernels.mx import store_tile
+from tilewright.seeds.gemm_mxfp8_out.kernels.mx import store_tile
 
 SPACE = {
     "block_m": (16, 32, 64, 128),

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from seeds.gmm_fp8.kernels.visits import border, visits
+from tilewright.seeds.gmm_fp8.kernels.visits import border, visits
 
 SPACE = {
     "block_m": (128, 256, 512, 1024),

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import KernelSource, children, walk
-from evolve.proposers.rewrite.dataflow import (
+from tilewright.evolve.proposers.rewrite.base import KernelSource, children, walk
+from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     definitions,
     parameters,
     small,
     statements,
 )
-from evolve.proposers.rewrite.pallas.view import PallasCall, when_of
+from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, when_of
 
 DOTS = ("jax.numpy.dot", "jax.numpy.matmul", "jax.lax.dot", "jax.experimental.pallas.dot")
 GENERAL = "jax.lax.dot_general"

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import libcst as cst
 import numpy as np
 
-from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
-from evolve.proposers.rewrite.dataflow import assigned_value, resolve, small
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.pallas.accumulation import accumulates, block_of, full_index
-from evolve.proposers.rewrite.pallas.find import pallas_calls
-from evolve.proposers.rewrite.pallas.view import PallasCall, Ref, first_statement
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
+from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, resolve, small
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.pallas.accumulation import accumulates, block_of, full_index
+from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, Ref, first_statement
 
 
 def _names(node: cst.CSTNode, name: str) -> list[cst.CSTNode]:

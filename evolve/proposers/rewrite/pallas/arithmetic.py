@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 import numpy as np
 
-from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
-from evolve.proposers.rewrite.dataflow import assigned_value, definitions, resolve
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.pallas.view import PALLAS
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
+from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, definitions, resolve
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.pallas.view import PALLAS
 
 _MAXIMA = ("jax.numpy.max", "jax.numpy.amax")
 

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 import libcst as cst
 import numpy as np
 
-from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, Unsupported
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.pallas.chain import Chain, find_chain, ordinal, take_from
-from evolve.proposers.rewrite.pallas.find import pallas_calls
-from evolve.proposers.rewrite.pallas.shapes import Inference, Shaped, loop_count
-from evolve.proposers.rewrite.pallas.view import (
+from tilewright.evolve.proposers.rewrite.base import (
+    KernelSource,
+    Language,
+    RewrittenKernel,
+    Site,
+    Unsupported,
+)
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.pallas.chain import Chain, find_chain, ordinal, take_from
+from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.shapes import Inference, ShapedValue, loop_count
+from tilewright.evolve.proposers.rewrite.pallas.view import (
     PALLAS_TPU,
     PallasCall,
     num_programs_axis,
@@ -44,7 +50,7 @@ def reserve(
     for value in chain.values:
         names[value.name] = kernel.fresh(f"{value.name}_{purpose}")
         shape = shaped.get(value.name)
-        if not isinstance(shape, Shaped) or shape.dtype is None:
+        if not isinstance(shape, ShapedValue) or shape.dtype is None:
             raise Unsupported(f"the shape of {value.name} cannot be inferred")
         dims = [*lead, *shape.dims]
         if value.loop is not None:

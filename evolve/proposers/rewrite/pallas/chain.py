@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import KernelSource, Unsupported, children, walk
-from evolve.proposers.rewrite.dataflow import (
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, children, walk
+from tilewright.evolve.proposers.rewrite.dataflow import (
     BUILTINS,
     assigned_value,
     dedented,
@@ -22,8 +22,8 @@ from evolve.proposers.rewrite.dataflow import (
     small,
     target_names,
 )
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.pallas.view import PallasCall, when_of
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, when_of
 
 _STATIC_ATTRIBUTES = ("shape", "dtype", "ndim", "size")
 MINIMUM_WORK = 2

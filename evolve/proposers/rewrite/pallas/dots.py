@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import libcst as cst
 import numpy as np
 
-from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.pallas.accumulation import (
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.pallas.accumulation import (
     Accumulate,
     absorbed,
     accumulates,
@@ -19,8 +19,8 @@ from evolve.proposers.rewrite.pallas.accumulation import (
     factors,
     scaled_dot,
 )
-from evolve.proposers.rewrite.pallas.find import pallas_calls
-from evolve.proposers.rewrite.pallas.view import PallasCall
+from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall
 
 _PLAIN = cst.Module(body=[])
 

@@ -6,9 +6,9 @@ import logging
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import KernelSource, Language, Unsupported
-from evolve.proposers.rewrite.dataflow import parameters, resolve
-from evolve.proposers.rewrite.pallas.view import PALLAS, PallasCall, Ref, Spec
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, Unsupported
+from tilewright.evolve.proposers.rewrite.dataflow import parameters, resolve
+from tilewright.evolve.proposers.rewrite.pallas.view import PALLAS, PallasCall, Ref, Spec
 
 log = logging.getLogger(__name__)
 

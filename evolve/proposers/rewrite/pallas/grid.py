@@ -9,11 +9,18 @@ from typing import Any
 import libcst as cst
 import numpy as np
 
-from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, Unsupported, walk
-from evolve.proposers.rewrite.dataflow import dedented, reads_of, resolve, target_names
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.pallas.find import pallas_calls
-from evolve.proposers.rewrite.pallas.view import (
+from tilewright.evolve.proposers.rewrite.base import (
+    KernelSource,
+    Language,
+    RewrittenKernel,
+    Site,
+    Unsupported,
+    walk,
+)
+from tilewright.evolve.proposers.rewrite.dataflow import dedented, reads_of, resolve, target_names
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.view import (
     PallasCall,
     Spec,
     When,

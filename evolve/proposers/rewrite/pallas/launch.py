@@ -8,11 +8,11 @@ from functools import partial
 import libcst as cst
 import numpy as np
 
-from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
-from evolve.proposers.rewrite.dataflow import parameter_access, resolve
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.pallas.find import pallas_calls
-from evolve.proposers.rewrite.pallas.view import PALLAS_TPU, PallasCall, with_keyword
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
+from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, resolve
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.view import PALLAS_TPU, PallasCall, with_keyword
 
 
 class DimensionSemantics:

@@ -7,8 +7,15 @@ from collections.abc import Sequence
 import libcst as cst
 import numpy as np
 
-from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, Unsupported, walk
-from evolve.proposers.rewrite.dataflow import (
+from tilewright.evolve.proposers.rewrite.base import (
+    KernelSource,
+    Language,
+    RewrittenKernel,
+    Site,
+    Unsupported,
+    walk,
+)
+from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     dedented,
     definitions,
@@ -18,11 +25,11 @@ from evolve.proposers.rewrite.dataflow import (
     substitute,
     target_names,
 )
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.pallas.chain import Chain, find_chain
-from evolve.proposers.rewrite.pallas.find import pallas_calls
-from evolve.proposers.rewrite.pallas.shapes import extent_text
-from evolve.proposers.rewrite.pallas.view import PallasCall
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.pallas.chain import Chain, find_chain
+from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.shapes import extent_text
+from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall
 
 FORI = "jax.lax.fori_loop"
 

@@ -7,11 +7,18 @@ from collections.abc import Sequence
 import libcst as cst
 import numpy as np
 
-from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, Unsupported, walk
-from evolve.proposers.rewrite.dataflow import reads_of, substitute
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.pallas.find import pallas_calls
-from evolve.proposers.rewrite.pallas.view import PALLAS_TPU, PallasCall, Ref, first_statement
+from tilewright.evolve.proposers.rewrite.base import (
+    KernelSource,
+    Language,
+    RewrittenKernel,
+    Site,
+    Unsupported,
+    walk,
+)
+from tilewright.evolve.proposers.rewrite.dataflow import reads_of, substitute
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.view import PALLAS_TPU, PallasCall, Ref, first_statement
 
 
 class ManualCopy:

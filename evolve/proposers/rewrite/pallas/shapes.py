@@ -10,9 +10,15 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import KernelSource, Unsupported
-from evolve.proposers.rewrite.dataflow import assigned_value, dedented, definitions, parameters, small
-from evolve.proposers.rewrite.pallas.view import PallasCall
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
+from tilewright.evolve.proposers.rewrite.dataflow import (
+    assigned_value,
+    dedented,
+    definitions,
+    parameters,
+    small,
+)
+from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall
 
 _BROADCASTING = (
     "maximum",
@@ -49,14 +55,14 @@ _UNARY = (
 
 
 @dataclass(frozen=True)
-class Shaped:
+class ShapedValue:
     """``dims`` are texts; ``dtype`` is a text, None for Python scalars."""
 
     dims: tuple[str, ...] = ()
     dtype: str | None = None
 
 
-Abstract = Shaped | tuple
+Abstract = ShapedValue | tuple
 
 
 @dataclass
@@ -95,7 +101,7 @@ class Inference:
                 dims = [self.kernel.code(d) for d in ref.spec.shape]
                 kept = tuple(f"{d}" for d in dims if d not in ("None",) and not d.endswith("squeezed"))
                 operand = self.kernel.code(view.operands[ref.position])
-                self.frame.values[ref.name] = Shaped(kept, f"{operand}.dtype")
+                self.frame.values[ref.name] = ShapedValue(kept, f"{operand}.dtype")
         for name, argument in view.bound.items():
             self.frame.texts[name] = _expression(self.kernel.code(argument.value))
         self._static_locals()
@@ -153,9 +159,9 @@ class Inference:
 
     def value(self, node: ast.expr) -> Abstract:
         if isinstance(node, ast.Constant):
-            return Shaped()
+            return ShapedValue()
         if isinstance(node, ast.Name):
-            return self.frame.values.get(node.id, Shaped())
+            return self.frame.values.get(node.id, ShapedValue())
         if isinstance(node, ast.Tuple | ast.List):
             return tuple(self.value(e) for e in node.elts)
         if isinstance(node, ast.Subscript):
@@ -167,21 +173,21 @@ class Inference:
         if isinstance(node, ast.Attribute):
             if node.attr == "T":
                 base = self._array(node.value)
-                return Shaped(base.dims[::-1], base.dtype)
-            return Shaped()
+                return ShapedValue(base.dims[::-1], base.dtype)
+            return ShapedValue()
         if isinstance(node, ast.Call):
             return self._call(node)
         raise Unsupported(f"a shape that cannot be inferred: {ast.unparse(node)[:60]}")
 
-    def _array(self, node: ast.expr) -> Shaped:
+    def _array(self, node: ast.expr) -> ShapedValue:
         found = self.value(node)
-        if not isinstance(found, Shaped):
+        if not isinstance(found, ShapedValue):
             raise Unsupported(f"a tuple where an array was expected: {ast.unparse(node)[:60]}")
         return found
 
     def _indexed(self, node: ast.Subscript) -> Abstract:
         base = self.value(node.value)
-        if not isinstance(base, Shaped):
+        if not isinstance(base, ShapedValue):
             if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, int):
                 return base[node.slice.value]
             raise Unsupported(f"a computed tuple index: {ast.unparse(node)[:60]}")
@@ -194,7 +200,7 @@ class Inference:
             elif isinstance(item, ast.Constant) and item.value is None:
                 dims.append("1")
             elif not left:
-                return Shaped()
+                return ShapedValue()
             elif isinstance(item, ast.Slice):
                 dims.append(self._slice(item, left.pop(0)))
             elif isinstance(item, ast.Call) and ast.unparse(item.func).split(".")[-1] in ("ds", "dslice"):
@@ -202,7 +208,7 @@ class Inference:
                 dims.append(self.static(item.args[1]))
             else:
                 left.pop(0)
-        return Shaped((*dims, *left), base.dtype)
+        return ShapedValue((*dims, *left), base.dtype)
 
     def _slice(self, item: ast.Slice, whole: str) -> str:
         if item.step is not None:
@@ -226,7 +232,7 @@ class Inference:
             raise Unsupported(f"an extent that changes in a loop: {text}")
         return text
 
-    def _broadcast(self, parts: list[Shaped]) -> Shaped:
+    def _broadcast(self, parts: list[ShapedValue]) -> ShapedValue:
         rank = max(len(p.dims) for p in parts)
         dims = []
         for place in range(rank):
@@ -240,7 +246,7 @@ class Inference:
             dtypes = {d for d in dtypes if d.endswith("float32")} or dtypes
         if len(dtypes) > 1:
             raise Unsupported("a promotion of dtypes that cannot be followed")
-        return Shaped(tuple(dims), dtypes.pop() if dtypes else None)
+        return ShapedValue(tuple(dims), dtypes.pop() if dtypes else None)
 
     def _call(self, node: ast.Call) -> Abstract:
         path = ast.unparse(node.func)
@@ -250,7 +256,7 @@ class Inference:
             [node.func.value, *node.args] if method and isinstance(node.func, ast.Attribute) else node.args
         )
         if name == "astype" and method:
-            return Shaped(self._array(arguments[0]).dims, ast.unparse(node.args[0]))
+            return ShapedValue(self._array(arguments[0]).dims, ast.unparse(node.args[0]))
         if name in _REDUCING:
             return self._reduced(node, self._array(arguments[0]), list(arguments[1:]))
         if name in _UNARY:
@@ -261,7 +267,7 @@ class Inference:
         if name in ("broadcast_to", "reshape"):
             shape = arguments[1] if len(arguments) == 2 else ast.Tuple(list(arguments[1:]), ast.Load())
             if isinstance(shape, ast.Tuple | ast.List) and "-1" not in ast.unparse(shape):
-                return Shaped(tuple(self.static(e) for e in shape.elts), self._array(arguments[0]).dtype)
+                return ShapedValue(tuple(self.static(e) for e in shape.elts), self._array(arguments[0]).dtype)
         function = self.kernel.function(path, near=self.view.function) if path.isidentifier() else None
         if function is not None:
             return self._apply(function, node)
@@ -272,20 +278,20 @@ class Inference:
             node = node.value
         return isinstance(node, ast.Name) and node.id in self.kernel.aliases
 
-    def _reduced(self, node: ast.Call, base: Shaped, rest: list[ast.expr]) -> Shaped:
+    def _reduced(self, node: ast.Call, base: ShapedValue, rest: list[ast.expr]) -> ShapedValue:
         options = {k.arg: k.value for k in node.keywords}
         axis = options.get("axis", rest[0] if rest else None)
         keep = ast.unparse(options["keepdims"]) == "True" if "keepdims" in options else False
         if axis is None:
-            return Shaped(("1",) * len(base.dims) if keep else (), base.dtype)
+            return ShapedValue(("1",) * len(base.dims) if keep else (), base.dtype)
         try:
             chosen = ast.literal_eval(axis)
         except ValueError as error:
             raise Unsupported("a reduction over a computed axis") from error
         axes = {a % len(base.dims) for a in (chosen if isinstance(chosen, tuple) else (chosen,))}
         if keep:
-            return Shaped(tuple("1" if i in axes else d for i, d in enumerate(base.dims)), base.dtype)
-        return Shaped(tuple(d for i, d in enumerate(base.dims) if i not in axes), base.dtype)
+            return ShapedValue(tuple("1" if i in axes else d for i, d in enumerate(base.dims)), base.dtype)
+        return ShapedValue(tuple(d for i, d in enumerate(base.dims) if i not in axes), base.dtype)
 
     def _apply(self, function: cst.FunctionDef, node: ast.Call) -> Abstract:
         """Interpret a local helper on the arguments' abstract values."""
@@ -329,7 +335,7 @@ class _Translate(ast.NodeTransformer):
         base = node.value
         if isinstance(base, ast.Attribute) and base.attr == "shape" and isinstance(base.value, ast.Name):
             shaped = self.inference.frame.values.get(base.value.id)
-            if isinstance(shaped, Shaped) and isinstance(node.slice, ast.Constant):
+            if isinstance(shaped, ShapedValue) and isinstance(node.slice, ast.Constant):
                 return _expression(shaped.dims[int(node.slice.value)])  # type: ignore[arg-type]
         return self.generic_visit(node)  # type: ignore[return-value]
 
@@ -349,4 +355,4 @@ def loop_count(inference: Inference, kernel: KernelSource, loop: cst.For) -> str
     return texts[0] if len(texts) == 1 else f"len(range({', '.join(texts)}))"
 
 
-__all__ = ["Inference", "Shaped", "extent_text", "loop_count", "small"]
+__all__ = ["Inference", "ShapedValue", "extent_text", "loop_count", "small"]

@@ -8,12 +8,18 @@ from functools import partial
 import libcst as cst
 import numpy as np
 
-from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
-from evolve.proposers.rewrite.dataflow import resolve, substitute
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.pallas.find import pallas_calls
-from evolve.proposers.rewrite.pallas.memory import copy_sites, leave_in_hbm
-from evolve.proposers.rewrite.pallas.view import PALLAS_TPU, PallasCall, Ref, first_statement, with_keyword
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
+from tilewright.evolve.proposers.rewrite.dataflow import resolve, substitute
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.memory import copy_sites, leave_in_hbm
+from tilewright.evolve.proposers.rewrite.pallas.view import (
+    PALLAS_TPU,
+    PallasCall,
+    Ref,
+    first_statement,
+    with_keyword,
+)
 
 
 class DoubleBufferedCopy:

@@ -8,8 +8,8 @@ from functools import cached_property, partial
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import KernelSource, Unsupported, children, walk
-from evolve.proposers.rewrite.dataflow import (
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, children, walk
+from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     dedented,
     definitions,
@@ -21,7 +21,7 @@ from evolve.proposers.rewrite.dataflow import (
     small,
     statements,
 )
-from evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.edit import Edit
 
 PALLAS = "jax.experimental.pallas"
 PALLAS_TPU = "jax.experimental.pallas.tpu"

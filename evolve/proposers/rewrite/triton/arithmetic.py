@@ -7,13 +7,13 @@ from typing import Any
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import walk
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, short
-from evolve.proposers.rewrite.triton.view import Kernel, device_name
+from tilewright.evolve.proposers.rewrite.base import walk
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, short
+from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, device_name
 
 
-def _tight(kernel: Kernel, node: cst.BaseExpression) -> str:
+def _tight(kernel: TritonKernel, node: cst.BaseExpression) -> str:
     text = kernel.source.code(node)
     return f"({text})" if isinstance(node, cst.BinaryOperation | cst.IfExp) and not node.lpar else text
 
@@ -24,13 +24,13 @@ class DivideToReciprocal(NodeRule):
     name = "triton_divide_to_reciprocal"
     why = "One division per row and a product per element instead of a division per element, where the gate allows it."
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for node in walk(kernel.function):
             quotient = isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide)
             if quotient and not isinstance(node.left, cst.Integer | cst.Float):  # type: ignore[attr-defined]
                 yield f"multiply instead of {short(kernel.source, node)}", node
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         edit.replace(payload, f"{_tight(kernel, payload.left)} * (1.0 / {_tight(kernel, payload.right)})")
 
 
@@ -40,7 +40,7 @@ class ReciprocalToDivide(NodeRule):
     name = "triton_reciprocal_to_divide"
     why = "Division rounds once: needed where a gate compares every bit."
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for node in walk(kernel.function):
             if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
                 for left, right in ((node.left, node.right), (node.right, node.left)):
@@ -49,7 +49,7 @@ class ReciprocalToDivide(NodeRule):
                         yield f"divide instead of {short(kernel.source, node)}", (node, left, right.right)  # type: ignore[attr-defined]
                         break
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         node, left, divisor = payload
         edit.replace(node, f"{_tight(kernel, left)} / {_tight(kernel, divisor)}")
 
@@ -76,7 +76,7 @@ class ExponentByBits(NodeRule):
         "wrong side next to powers of two, and avoids the special-function unit."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for node in walk(kernel.function):
             if not isinstance(node, cst.Call) or len(node.args) != 1:
                 continue
@@ -87,7 +87,7 @@ class ExponentByBits(NodeRule):
             if device_name(kernel.source, inner.func).split(".")[-1] == "log2":
                 yield f"bits for {short(kernel.source, node)}", (node, outer, inner.args[0].value)
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         node, outer, value = payload
         name = kernel.source.fresh(f"{outer}_log2")
         add_device_helper(edit, kernel, (_CEIL if outer == "ceil" else _FLOOR).replace("NAME", name))

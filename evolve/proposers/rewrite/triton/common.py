@@ -8,9 +8,15 @@ from typing import Any
 import libcst as cst
 import numpy as np
 
-from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, Unsupported
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.triton.view import Kernel, jit_kernels
+from tilewright.evolve.proposers.rewrite.base import (
+    KernelSource,
+    Language,
+    RewrittenKernel,
+    Site,
+    Unsupported,
+)
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, jit_kernels
 
 
 class NodeRule:
@@ -22,11 +28,11 @@ class NodeRule:
     launched = False
     """Only kernels that the host launches, exactly once."""
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         """(description, payload) of every place in ``kernel``."""
         raise NotImplementedError
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         raise NotImplementedError
 
     def sites(self, kernel: KernelSource) -> Sequence[Site]:
@@ -57,7 +63,7 @@ def short(kernel: KernelSource, node: cst.CSTNode) -> str:
     return " ".join(kernel.code(node).split())[:60]
 
 
-def add_device_helper(edit: Edit, kernel: Kernel, text: str) -> None:
+def add_device_helper(edit: Edit, kernel: TritonKernel, text: str) -> None:
     """A jitted helper before the kernel; ``{jit}`` and ``{tl}`` in ``text`` are filled in."""
     decorator = kernel.source.code(kernel.function.decorators[0].decorator)
     filled = text.replace("{jit}", decorator).replace("{tl}", kernel.tl)

@@ -8,12 +8,12 @@ from typing import Any
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import Unsupported
-from evolve.proposers.rewrite.dataflow import assigned_value, small
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.triton.common import NodeRule, short
-from evolve.proposers.rewrite.triton.view import (
-    Kernel,
+from tilewright.evolve.proposers.rewrite.base import Unsupported
+from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, small
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, short
+from tilewright.evolve.proposers.rewrite.triton.view import (
+    TritonKernel,
     argument,
     device_calls,
     device_name,
@@ -23,7 +23,7 @@ from evolve.proposers.rewrite.triton.view import (
 
 
 @dataclass
-class Axis:
+class BlockAxis:
     """One axis of an address tile: first offset (text), extent (text), stride (text, "" for none)."""
 
     start: str
@@ -37,10 +37,10 @@ class Address:
 
     base: str
     tensor: str
-    rows: Axis
-    columns: Axis
+    rows: BlockAxis
+    columns: BlockAxis
 
-    def contiguous_columns(self, kernel: Kernel) -> bool:
+    def contiguous_columns(self, kernel: TritonKernel) -> bool:
         """Which axis has unit stride. Raises Unsupported if that cannot be told."""
         unit = [_is_unit(kernel, a.stride) for a in (self.rows, self.columns)]
         if unit[0] == unit[1]:
@@ -48,7 +48,7 @@ class Address:
         return unit[1]
 
 
-def _is_unit(kernel: Kernel, stride: str) -> bool:
+def _is_unit(kernel: TritonKernel, stride: str) -> bool:
     if stride in ("", "1"):
         return True
     names = {p.name.value for p in kernel.function.params.params}
@@ -57,10 +57,10 @@ def _is_unit(kernel: Kernel, stride: str) -> bool:
     return text in ("1",) or text.endswith((".stride(1)", ".stride(-1)"))
 
 
-def address_of(kernel: Kernel, pointer: cst.BaseExpression, at: cst.CSTNode) -> Address | None:
+def address_of(kernel: TritonKernel, pointer: cst.BaseExpression, at: cst.CSTNode) -> Address | None:
     """The affine form of a pointer tile; None for anything else."""
     scalars: list[str] = []
-    axes: dict[int, Axis] = {}
+    axes: dict[int, BlockAxis] = {}
     bases: list[str] = []
     pending = list(terms(pointer))
     steps: list[tuple[str, str]] = []
@@ -99,7 +99,7 @@ def address_of(kernel: Kernel, pointer: cst.BaseExpression, at: cst.CSTNode) -> 
     return _with_offsets(kernel, found, scalars, steps)
 
 
-def _is_tensor(kernel: Kernel, name: str) -> bool:
+def _is_tensor(kernel: TritonKernel, name: str) -> bool:
     names = {p.name.value for p in kernel.function.params.params}
     return (
         name in names
@@ -110,7 +110,7 @@ def _is_tensor(kernel: Kernel, name: str) -> bool:
     )
 
 
-def _is_pointer(kernel: Kernel, name: str) -> bool:
+def _is_pointer(kernel: TritonKernel, name: str) -> bool:
     """A parameter that only ever begins an address: it is never multiplied, divided or compared."""
     given = kernel.given(name)
     text = kernel.source.code(given) if given is not None else ""
@@ -126,7 +126,7 @@ def _is_pointer(kernel: Kernel, name: str) -> bool:
 
 
 def _running(
-    kernel: Kernel, name: str, at: cst.CSTNode
+    kernel: TritonKernel, name: str, at: cst.CSTNode
 ) -> tuple[cst.BaseExpression | None, list[tuple[str, str]]]:
     """(first value, [(iteration text, increment text)]) of a name that a loop may advance."""
     first: cst.BaseExpression | None = None
@@ -152,7 +152,7 @@ def _running(
     return first, steps
 
 
-def _axis(kernel: Kernel, term: cst.BaseExpression) -> Axis | None:
+def _axis(kernel: TritonKernel, term: cst.BaseExpression) -> BlockAxis | None:
     """``offsets[:, None]`` or ``offsets[:, None] * stride``."""
     stride = ""
     if isinstance(term, cst.BinaryOperation) and isinstance(term.operator, cst.Multiply):
@@ -165,10 +165,10 @@ def _axis(kernel: Kernel, term: cst.BaseExpression) -> Axis | None:
     if not isinstance(term, cst.Subscript):
         return None
     parts = _offsets(kernel, term.value)
-    return Axis(parts[0], parts[1], stride) if parts else None
+    return BlockAxis(parts[0], parts[1], stride) if parts else None
 
 
-def _offsets(kernel: Kernel, node: cst.BaseExpression) -> tuple[str, str] | None:
+def _offsets(kernel: TritonKernel, node: cst.BaseExpression) -> tuple[str, str] | None:
     """(start, extent) of ``start + arange(0, extent)`` behind names, casts, wraps and clamps."""
     starts: list[str] = []
     extent = ""
@@ -207,7 +207,7 @@ def _offsets(kernel: Kernel, node: cst.BaseExpression) -> tuple[str, str] | None
 
 
 def _with_offsets(
-    kernel: Kernel, found: Address, scalars: list[str], steps: list[tuple[str, str]]
+    kernel: TritonKernel, found: Address, scalars: list[str], steps: list[tuple[str, str]]
 ) -> Address | None:
     """Attribute scalar summands and increments to the axis whose stride they carry."""
     moves = [(text, "") for text in scalars] + [(count, step) for count, step in steps]
@@ -227,7 +227,7 @@ def _with_offsets(
     return found
 
 
-def _host(kernel: Kernel, extent: str) -> str:
+def _host(kernel: TritonKernel, extent: str) -> str:
     if extent in kernel.constexprs:
         given = kernel.given(extent)
         if given is None:
@@ -238,7 +238,7 @@ def _host(kernel: Kernel, extent: str) -> str:
     raise Unsupported(f"a tile extent that is no constexpr: {extent}")
 
 
-def _declare(edit: Edit, kernel: Kernel, address: Address, columns_last: bool) -> str:
+def _declare(edit: Edit, kernel: TritonKernel, address: Address, columns_last: bool) -> str:
     """Pass a host descriptor of the tensor; returns its name in the kernel."""
     first, second = (address.rows, address.columns) if columns_last else (address.columns, address.rows)
     name = kernel.source.fresh(f"{address.base.removesuffix('_ptr')}_desc")
@@ -261,7 +261,7 @@ class DescriptorLoad(NodeRule):
         "freeing the registers and threads that a tile of pointers costs."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for call in device_calls(kernel.source, kernel.function, "load"):
             other = argument(call, "other", 2)
             if not call.args or (other is not None and kernel.source.code(other) not in ("0", "0.0")):
@@ -274,7 +274,7 @@ class DescriptorLoad(NodeRule):
             if address is not None:
                 yield f"descriptor for {short(kernel.source, call)}", (call, address, last)
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         call, address, last = payload
         name = _declare(edit, kernel, address, last)
         first, second = (address.rows, address.columns) if last else (address.columns, address.rows)
@@ -291,7 +291,7 @@ class DescriptorStore(NodeRule):
         "One bulk store from shared memory frees the warps that would otherwise compute addresses and masks."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for call in device_calls(kernel.source, kernel.function, "store"):
             if len(call.args) < 2:
                 continue
@@ -303,7 +303,7 @@ class DescriptorStore(NodeRule):
             if address is not None and last:
                 yield f"descriptor for {short(kernel.source, call)}", (call, address)
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         call, address = payload
         name = _declare(edit, kernel, address, True)
         value = kernel.source.code(call.args[1].value)

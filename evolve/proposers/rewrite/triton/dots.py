@@ -7,14 +7,14 @@ from typing import Any
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import walk
-from evolve.proposers.rewrite.dataflow import assigned_value, small
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, short
-from evolve.proposers.rewrite.triton.view import Kernel, argument, device_calls, device_name
+from tilewright.evolve.proposers.rewrite.base import walk
+from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, small
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, short
+from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_calls, device_name
 
 
-def accumulation(kernel: Kernel, statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:
+def accumulation(kernel: TritonKernel, statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:
     """(name, value) of ``acc += value`` and ``acc = acc + value``."""
     line = small(statement)
     adds = isinstance(line, cst.AugAssign) and isinstance(line.operator, cst.AddAssign)
@@ -31,7 +31,7 @@ def accumulation(kernel: Kernel, statement: cst.CSTNode) -> tuple[str, cst.BaseE
     return None
 
 
-def is_dot(kernel: Kernel, node: cst.CSTNode) -> bool:
+def is_dot(kernel: TritonKernel, node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Call) and device_name(kernel.source, node.func) == "dot"
 
 
@@ -50,7 +50,7 @@ class SkewPromotion(NodeRule):
         "Promoting the previous partial instead overlaps the scaling with the next dot."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for loop in kernel.loops:
             for statement in loop.body.body:
                 found = accumulation(kernel, statement)
@@ -68,13 +68,13 @@ class SkewPromotion(NodeRule):
                             (loop, statement, found[0], dots[0], scales, starts, shape),
                         )
 
-    def _dot(self, kernel: Kernel, loop: cst.For, node: cst.BaseExpression) -> bool:
+    def _dot(self, kernel: TritonKernel, loop: cst.For, node: cst.BaseExpression) -> bool:
         if isinstance(node, cst.Name):
             value = kernel.value_of(node.value)
             return value is not None and is_dot(kernel, value)
         return is_dot(kernel, node)
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         loop, statement, acc, dot, scales, starts, shape = payload
         code = kernel.source.code
         before = kernel.source.fresh("partial_before")
@@ -95,7 +95,7 @@ class SkewPromotion(NodeRule):
         edit.after(loop, promote)
 
 
-def _zeros_shape(kernel: Kernel, name: str) -> list[str] | None:
+def _zeros_shape(kernel: TritonKernel, name: str) -> list[str] | None:
     """Extents of ``name = tl.zeros((A, B), ...)``."""
     for place in kernel.bound.get(name, ()):
         found = assigned_value(place)
@@ -110,7 +110,7 @@ def _zeros_shape(kernel: Kernel, name: str) -> list[str] | None:
     return None
 
 
-def _start(kernel: Kernel, scale: cst.BaseExpression, shape: list[str]) -> tuple[str, str, str] | None:
+def _start(kernel: TritonKernel, scale: cst.BaseExpression, shape: list[str]) -> tuple[str, str, str] | None:
     """(first value, held expression, how it is used) of a scale factor; None if its shape is unknown."""
     text = "".join(kernel.source.code(scale).split())
     for tail, extent in (("[:,None]", shape[0]), ("[None,:]", shape[1])):
@@ -145,13 +145,13 @@ class _Halves(NodeRule):
     helper: str
     word: str
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for call in device_calls(kernel.source, kernel.function, "dot"):
             plain = all(a.keyword is None or a.keyword.value in ("acc", "out_dtype") for a in call.args)
             if plain and len(call.args) >= 2 and "dot_halves" not in kernel.name:
                 yield f"{self.word} of {short(kernel.source, call)}", call
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         name = kernel.source.fresh("dot_halves")
         add_device_helper(edit, kernel, self.helper.replace("NAME", name))
         code = kernel.source.code
@@ -181,7 +181,7 @@ class SwapOperands(NodeRule):
         "it, and the other operand comes through registers."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for call in device_calls(kernel.source, kernel.function, "dot"):
             parent = kernel.source.parents.get(call)
             turned = (
@@ -192,14 +192,14 @@ class SwapOperands(NodeRule):
             if plain and not turned:
                 yield f"swap the operands of {short(kernel.source, call)}", call
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         tl = kernel.tl
         left, right = (self._turned(kernel, payload.args[i].value) for i in (0, 1))
         text = f"{tl}.trans({tl}.dot({right}, {left}))"
         acc = argument(payload, "acc", 2)
         edit.replace(payload, f"{kernel.source.code(acc)} + {text}" if acc is not None else text)
 
-    def _turned(self, kernel: Kernel, node: cst.BaseExpression) -> str:
+    def _turned(self, kernel: TritonKernel, node: cst.BaseExpression) -> str:
         if (
             isinstance(node, cst.Call)
             and device_name(kernel.source, node.func) == "trans"
@@ -217,13 +217,13 @@ class AccumulateInDot(NodeRule):
     name = "triton_accumulate_in_dot"
     why = "Handing the accumulator to the dot keeps it in the matrix unit's registers and saves an add per element."
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for node in walk(kernel.function):
             found = accumulation(kernel, node) if isinstance(node, cst.SimpleStatementLine) else None
             if found and is_dot(kernel, found[1]) and len(found[1].args) == 2:  # type: ignore[attr-defined]
                 yield f"{found[0]} inside the dot", (node, *found)
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         statement, acc, dot = payload
         left, right = (kernel.source.code(a.value) for a in dot.args[:2])
         edit.replace_statement(statement, f"{acc} = {kernel.source.code(dot.func)}({left}, {right}, {acc})")
@@ -235,7 +235,7 @@ class AccumulateAfterDot(NodeRule):
     name = "triton_accumulate_after_dot"
     why = "A separate add rounds every step in float32 where the matrix unit would keep fewer bits."
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for node in walk(kernel.function):
             found = assigned_value(node) if isinstance(node, cst.SimpleStatementLine) else None
             if found and len(found[0]) == 1 and is_dot(kernel, found[1]):
@@ -243,7 +243,7 @@ class AccumulateAfterDot(NodeRule):
                 if acc is not None and kernel.source.code(acc) == found[0][0]:
                     yield f"{found[0][0]} after the dot", (node, found[0][0], found[1])
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         statement, acc, dot = payload
         left, right = (kernel.source.code(a.value) for a in dot.args[:2])
         edit.replace_statement(statement, f"{acc} += {kernel.source.code(dot.func)}({left}, {right})")

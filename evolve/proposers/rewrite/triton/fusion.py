@@ -8,16 +8,23 @@ from dataclasses import dataclass
 import libcst as cst
 import numpy as np
 
-from evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, children, walk
-from evolve.proposers.rewrite.dataflow import assigned_value, dedented, parameters, substitute
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.triton.view import Kernel, device_calls, jit_kernels
+from tilewright.evolve.proposers.rewrite.base import (
+    KernelSource,
+    Language,
+    RewrittenKernel,
+    Site,
+    children,
+    walk,
+)
+from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, dedented, parameters, substitute
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, device_calls, jit_kernels
 
 
 @dataclass
 class Pair:
-    first: Kernel
-    second: Kernel
+    first: TritonKernel
+    second: TritonKernel
     shared: dict[str, str]
     """Parameters of the second kernel to those of the first that get the same argument."""
 
@@ -90,12 +97,12 @@ def _declaration(kernel: KernelSource, node: cst.Param, name: str) -> str:
     return f"{name}{note}"
 
 
-def _given(kernel: Kernel, node: cst.Param) -> str:
+def _given(kernel: TritonKernel, node: cst.Param) -> str:
     value = kernel.given(node.name.value)
     return kernel.source.code(value) if value is not None else "None"
 
 
-def _same_walk(kernel: KernelSource, first: Kernel, second: Kernel) -> bool:
+def _same_walk(kernel: KernelSource, first: TritonKernel, second: TritonKernel) -> bool:
     """Same launching function and grid text, in this order, as statements of one block."""
     a, b = first.launch(), second.launch()
     if kernel.code(a.func).partition("[")[2] != kernel.code(b.func).partition("[")[2]:
@@ -107,7 +114,7 @@ def _same_walk(kernel: KernelSource, first: Kernel, second: Kernel) -> bool:
     return order.index(kernel.statement(a)) < order.index(kernel.statement(b))
 
 
-def _pair(first: Kernel, second: Kernel) -> Pair | None:
+def _pair(first: TritonKernel, second: TritonKernel) -> Pair | None:
     """The pair with its shared parameters, None if it is unsafe: one writes what the other touches."""
     given = {p.name.value: _given(first, p) for p in parameters(first.function)}
     shared: dict[str, str] = {}
@@ -137,12 +144,12 @@ def _pair(first: Kernel, second: Kernel) -> Pair | None:
     return Pair(first, second, shared)
 
 
-def _conflict(pair_written: tuple[Kernel, Kernel], shared: dict[str, str]) -> bool:
+def _conflict(pair_written: tuple[TritonKernel, TritonKernel], shared: dict[str, str]) -> bool:
     first, second = pair_written
     return bool(_written(second) & set(shared)) or bool(_written(first) & set(shared.values()))
 
 
-def _written(kernel: Kernel) -> set[str]:
+def _written(kernel: TritonKernel) -> set[str]:
     """Parameters that a store's address begins with."""
     names: set[str] = set()
     listed = [p.name.value for p in parameters(kernel.function)]
@@ -152,7 +159,7 @@ def _written(kernel: Kernel) -> set[str]:
     return names
 
 
-def _is_base(kernel: Kernel, name: str) -> bool:
+def _is_base(kernel: TritonKernel, name: str) -> bool:
     """A parameter the host passes as a tensor, not as a number."""
     text = _given(kernel, next(p for p in parameters(kernel.function) if p.name.value == name))
     return (

@@ -8,12 +8,12 @@ from typing import Any
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import Unsupported, walk
-from evolve.proposers.rewrite.dataflow import assigned_value, small, substitute
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.triton.common import NodeRule, short
-from evolve.proposers.rewrite.triton.view import (
-    Kernel,
+from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
+from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, small, substitute
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, short
+from tilewright.evolve.proposers.rewrite.triton.view import (
+    TritonKernel,
     argument,
     device_calls,
     device_name,
@@ -31,7 +31,7 @@ class HoistInvariantLoad(NodeRule):
         "asynchronous copies keep the compiler from moving it."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for loop in kernel.loops:
             for call in device_calls(kernel.source, loop.body, "load"):
                 if kernel.source.enclosing(call, cst.For) is not loop or kernel.moves(call, loop):
@@ -39,7 +39,7 @@ class HoistInvariantLoad(NodeRule):
                 if kernel.source.enclosing(call, cst.If) is None:
                     yield f"hoist {short(kernel.source, call)}", (loop, call)
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         loop, call = payload
         name = kernel.source.fresh("hoisted")
         edit.before(loop, f"{name} = {kernel.source.code(call)}")
@@ -54,7 +54,7 @@ class StrengthReducePointer(NodeRule):
         "An address advanced by one add per iteration frees the multiplier and often a register per pointer."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for loop in kernel.loops:
             bounds = range_of(kernel.source, loop)
             if bounds is None:
@@ -67,7 +67,7 @@ class StrengthReducePointer(NodeRule):
                 if split and not inside_if:
                     yield f"advance {short(kernel.source, call.args[0].value)}", (loop, call, split, bounds)
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         loop, call, (base, factor), (start, _, step) = payload
         name = kernel.source.fresh("running")
         first = base if start == "0" else f"{base} + ({start}) * {factor}"
@@ -76,7 +76,7 @@ class StrengthReducePointer(NodeRule):
         edit.after(loop.body.body[-1], f"{name} += {factor if step == '1' else f'({step}) * {factor}'}")
 
 
-def _split_step(kernel: Kernel, address: cst.BaseExpression, loop: cst.For) -> tuple[str, str] | None:
+def _split_step(kernel: TritonKernel, address: cst.BaseExpression, loop: cst.For) -> tuple[str, str] | None:
     """(invariant part, factor of the index) of ``base + k * factor``."""
     index = kernel.source.code(loop.target)
     moving: list[cst.BaseExpression] = []
@@ -109,7 +109,7 @@ class IndexPointer(NodeRule):
         "computed from the index lets the compiler recompute or fold it."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for loop in kernel.loops:
             bounds = range_of(kernel.source, loop)
             for statement in loop.body.body if bounds else ():
@@ -131,7 +131,7 @@ class IndexPointer(NodeRule):
                 if loads and len(uses) == len(loads) + 1 and len(outside) <= len(uses) + 1:
                     yield f"index {name}", (loop, statement, line, loads, bounds)
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         loop, statement, line, loads, (start, _, step) = payload
         index = kernel.source.code(loop.target)
         count = index if start == "0" else f"({index} - ({start}))"
@@ -153,7 +153,7 @@ class EvenGuard(NodeRule):
         "divide the extent it is always true, so a compile-time guard removes it."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for call in device_calls(kernel.source, kernel.function, "load"):
             mask = argument(call, "mask", 1)
             parent = kernel.source.parents.get(call)
@@ -163,7 +163,7 @@ class EvenGuard(NodeRule):
             if condition is not None:
                 yield f"no mask on {short(kernel.source, call)} when {condition}", (call, condition)
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         call, condition = payload
         name = kernel.source.fresh("EVEN")
         kernel.add_argument(edit, name, condition, constexpr=True)
@@ -177,7 +177,7 @@ class EvenGuard(NodeRule):
         edit.replace(call, f"({plain} if {name} else {kernel.source.code(call)})")
 
 
-def _even_condition(kernel: Kernel, mask: cst.BaseExpression) -> str | None:
+def _even_condition(kernel: TritonKernel, mask: cst.BaseExpression) -> str | None:
     """Host text under which the mask is always true, from its ``offsets < bound`` comparisons."""
     conditions: list[str] = []
     pending = [mask]
@@ -201,7 +201,7 @@ def _even_condition(kernel: Kernel, mask: cst.BaseExpression) -> str | None:
     return " and ".join(dict.fromkeys(conditions)) or None
 
 
-def _even_comparison(kernel: Kernel, node: cst.Comparison) -> str | None:
+def _even_comparison(kernel: TritonKernel, node: cst.Comparison) -> str | None:
     """``K % BLOCK == 0`` of ``offsets < K - k * BLOCK`` and the like."""
     if len(node.comparisons) != 1 or not isinstance(node.comparisons[0].operator, cst.LessThan):
         return None
@@ -245,7 +245,7 @@ class DropEvenGuard(NodeRule):
     name = "triton_drop_even_guard"
     why = "A second, unmasked specialisation can cost more registers or code than the mask it saves."
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for node in walk(kernel.function):
             if isinstance(node, cst.IfExp):
                 sides = [node.body, node.orelse]
@@ -255,7 +255,7 @@ class DropEvenGuard(NodeRule):
                 if both and argument(node.orelse, "mask", 1) is not None:  # type: ignore[arg-type]
                     yield f"always masked {short(kernel.source, node.orelse)}", node
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         edit.replace(payload, payload.orelse)
 
 
@@ -268,7 +268,7 @@ class CacheHint(NodeRule):
         "hint says so."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for call in device_calls(kernel.source, kernel.function, "load"):
             given = {a.keyword.value for a in call.args if a.keyword is not None}
             if given & {"eviction_policy", "cache_modifier"}:
@@ -280,13 +280,13 @@ class CacheHint(NodeRule):
             ):
                 yield f"{value} on {short(kernel.source, call)}", (call, keyword, value)
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         call, keyword, value = payload
         edit.transform(call, partial(_with_option, keyword=keyword, text=repr(value)))
 
 
 def _with_option(node: cst.Call, keyword: str, text: str) -> cst.Call:
-    from evolve.proposers.rewrite.triton.view import _with_keyword
+    from tilewright.evolve.proposers.rewrite.triton.view import _with_keyword
 
     return _with_keyword(node, keyword, text)
 
@@ -297,11 +297,11 @@ class NarrowIndex(NodeRule):
     name = "triton_narrow_index"
     why = "A 64-bit address tile takes two registers per element and slower arithmetic; 32 bits do below 2^31 elements."
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for call in _wide(kernel):
             yield f"32 bits for {short(kernel.source, call)}", call
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         edit.replace(payload, payload.func.value)
         dims = sorted({d for text in kernel.source.constraints for d in "MNK" if d in text.split()})
         pairs = [f"{a} * {b}" for i, a in enumerate(dims) for b in dims[i + 1 :]]
@@ -311,7 +311,7 @@ class NarrowIndex(NodeRule):
             )
 
 
-def _wide(kernel: Kernel) -> list[cst.Call]:
+def _wide(kernel: TritonKernel) -> list[cst.Call]:
     return [
         n
         for n in walk(kernel.function)
@@ -329,7 +329,7 @@ class WidenIndex(NodeRule):
     name = "triton_widen_index"
     why = "Offsets of tensors past 2^31 elements wrap in 32 bits; widening the row offset alone makes them right."
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for node in walk(kernel.function):
             if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
                 left = node.left
@@ -339,11 +339,11 @@ class WidenIndex(NodeRule):
                 if text.endswith(("[:,None]", "[None,:]")) and _integral(kernel, left.value):
                     yield f"64 bits for {short(kernel.source, node)}", left
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         edit.replace(payload.value, f"{kernel.source.code(payload.value)}.to({kernel.tl}.int64)")
 
 
-def _integral(kernel: Kernel, node: cst.BaseExpression) -> bool:
+def _integral(kernel: TritonKernel, node: cst.BaseExpression) -> bool:
     """Whether a name is an offset: it comes from ``arange`` and no load."""
     if not isinstance(node, cst.Name):
         return False

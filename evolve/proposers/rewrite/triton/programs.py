@@ -8,13 +8,19 @@ from typing import Any
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import Unsupported, walk
-from evolve.proposers.rewrite.dataflow import assigned_value, dedented, parameter_access, small, statements
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.triton.common import NodeRule, short
-from evolve.proposers.rewrite.triton.dots import accumulation, is_dot
-from evolve.proposers.rewrite.triton.view import (
-    Kernel,
+from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
+from tilewright.evolve.proposers.rewrite.dataflow import (
+    assigned_value,
+    dedented,
+    parameter_access,
+    small,
+    statements,
+)
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, short
+from tilewright.evolve.proposers.rewrite.triton.dots import accumulation, is_dot
+from tilewright.evolve.proposers.rewrite.triton.view import (
+    TritonKernel,
     _with_keyword,
     argument,
     device_calls,
@@ -23,7 +29,7 @@ from evolve.proposers.rewrite.triton.view import (
 )
 
 
-def program_axis(kernel: Kernel, node: cst.CSTNode) -> int | None:
+def program_axis(kernel: TritonKernel, node: cst.CSTNode) -> int | None:
     if isinstance(node, cst.Call) and device_name(kernel.source, node.func) == "program_id":
         axis = argument(node, "axis", 0)
         return int(axis.value) if isinstance(axis, cst.Integer) else None
@@ -40,7 +46,7 @@ class ProgramOrder(NodeRule):
         "the group becomes a parameter."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         if len(kernel.grid()) != 1:
             return
         quotients: dict[tuple[str, str], tuple[cst.CSTNode, str]] = {}
@@ -62,13 +68,13 @@ class ProgramOrder(NodeRule):
                 for order in ("grouped", "transposed"):
                     yield f"{order} order", (order, key, quotients[key], remainders[key])
 
-    def _is_program(self, kernel: Kernel, node: cst.BaseExpression) -> bool:
+    def _is_program(self, kernel: TritonKernel, node: cst.BaseExpression) -> bool:
         if isinstance(node, cst.Name):
             value = kernel.value_of(node.value)
             return value is not None and program_axis(kernel, value) == 0
         return program_axis(kernel, node) == 0
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         order, (program, inner), (first, slow), (second, fast) = payload
         width = inner if inner.isidentifier() else f"({inner})"
         outer = kernel.source.fresh("slow_tiles")
@@ -99,12 +105,12 @@ class SwapProgramAxes(NodeRule):
         "The first grid axis runs fastest: exchanging the axes changes which operand neighbours share in L2."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         grid = kernel.grid()
         if len(grid) == 2:
             yield "exchange the grid's axes", grid
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         first, second = payload
         edit.replace(first, kernel.source.code(second))
         edit.replace(second, kernel.source.code(first))
@@ -124,7 +130,7 @@ class PersistentGrid(NodeRule):
         "next tile's loads start during this one's epilogue."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         grid = kernel.grid()
         text = kernel.source.code(kernel.function.body)
         loops = any(isinstance(n, cst.Return) for n in walk(kernel.function))
@@ -133,7 +139,7 @@ class PersistentGrid(NodeRule):
         if len(grid) == 1 and "num_programs" not in text and not loops and calls and not converted:
             yield "loop over tiles", grid[0]
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         total, tile = kernel.source.fresh("total_tiles"), kernel.source.fresh("tile_id")
         parameter = edit.add_parameter("programs", (66, 132, 264, 528), 132)
         access = parameter_access(kernel.source, kernel.launch(), parameter)
@@ -174,7 +180,7 @@ class SplitK(NodeRule):
         "programs, at the price of a float32 output that parts are added to."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         stores = device_calls(kernel.source, kernel.function, "store")
         if len(kernel.grid()) != 1 or len(stores) != 1 or len(kernel.loops) != 1:
             return
@@ -192,7 +198,7 @@ class SplitK(NodeRule):
         if bounds and bounds[0] == "0" and holds and output and value in sums and moved <= sums | {value}:
             yield "split the reduction", (loop, bounds, store, value, output)
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         loop, (_, stop, step), store, value, (name, allocation, dtype) = payload
         parameter = edit.add_parameter("split_k", (1, 2, 4, 8), 2)
         access = parameter_access(kernel.source, kernel.launch(), parameter)
@@ -211,7 +217,7 @@ class SplitK(NodeRule):
         _convert_result(edit, kernel, name, dtype)
 
 
-def _plain(kernel: Kernel, node: cst.BaseExpression | None) -> str:
+def _plain(kernel: TritonKernel, node: cst.BaseExpression | None) -> str:
     """The accumulator behind ``acc.to(...)`` and names bound to it."""
     while node is not None:
         if (
@@ -231,7 +237,7 @@ def _plain(kernel: Kernel, node: cst.BaseExpression | None) -> str:
     return ""
 
 
-def _allocated(kernel: Kernel, store: cst.Call) -> tuple[str, cst.Call, str] | None:
+def _allocated(kernel: TritonKernel, store: cst.Call) -> tuple[str, cst.Call, str] | None:
     """(name, allocation, dtype text) of the output a store writes, if ``launch`` allocates it with empty."""
     names = kernel.definition_closure(store.args[0].value)
     source = kernel.source
@@ -252,7 +258,7 @@ def _allocated(kernel: Kernel, store: cst.Call) -> tuple[str, cst.Call, str] | N
     return None
 
 
-def _grid_tuple(kernel: Kernel) -> cst.CSTNode:
+def _grid_tuple(kernel: TritonKernel) -> cst.CSTNode:
     element = kernel.source.parents[kernel.grid()[0]]
     return kernel.source.parents[element]
 
@@ -265,7 +271,7 @@ def _with_element(node: Any, text: str) -> Any:
     raise Unsupported("a grid that is no tuple")
 
 
-def _convert_result(edit: Edit, kernel: Kernel, name: str, dtype: str) -> None:
+def _convert_result(edit: Edit, kernel: TritonKernel, name: str, dtype: str) -> None:
     scope = kernel.source.enclosing(kernel.launch(), cst.FunctionDef)
     for node in walk(scope) if scope else ():
         if isinstance(node, cst.Return) and node.value is not None:
@@ -295,7 +301,7 @@ class RangeOption(NodeRule):
         "the compiler's choice unless the loop says otherwise."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for number, loop in enumerate(kernel.loops):
             call = loop.iter
             if range_of(kernel.source, loop) is None or not isinstance(call, cst.Call):
@@ -305,7 +311,7 @@ class RangeOption(NodeRule):
                 if option not in given:
                     yield f"{option} of loop {number}", (call, option, values, default)
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         call, option, values, default = payload
         name = kernel.add_tunable(edit, option if option != "num_stages" else "loop_stages", values, default)
         edit.replace(call.func, f"{kernel.tl}.range")
@@ -322,7 +328,7 @@ class LaunchOption(NodeRule):
         "particular."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         given = {a.keyword.value for a in kernel.launch().args if a.keyword is not None}
         options = (
             ("num_warps", (2, 4, 8), 4),
@@ -333,7 +339,7 @@ class LaunchOption(NodeRule):
             if option not in given:
                 yield f"choose {option}", (option, values, default)
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         option, values, default = payload
         parameter = edit.add_parameter(option, values, default)
         access = parameter_access(kernel.source, kernel.launch(), parameter)

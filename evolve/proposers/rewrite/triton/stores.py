@@ -7,12 +7,12 @@ from typing import Any
 
 import libcst as cst
 
-from evolve.proposers.rewrite.edit import Edit
-from evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, short
-from evolve.proposers.rewrite.triton.view import Kernel, argument, device_calls
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, short
+from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_calls
 
 
-def tile_stores(kernel: Kernel) -> list[tuple[cst.Call, str, str, str | None]]:
+def tile_stores(kernel: TritonKernel) -> list[tuple[cst.Call, str, str, str | None]]:
     """(call, pointer, value, mask) of stores through two-dimensional pointer tiles."""
     found = []
     for call in device_calls(kernel.source, kernel.function, "store"):
@@ -41,19 +41,19 @@ class TransposedStore(NodeRule):
         "lets each thread write wide runs."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for item in tile_stores(kernel):
             if not item[1].startswith(f"{kernel.tl}.trans"):
                 yield f"transpose {short(kernel.source, item[0])}", item
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         call, pointer, value, mask = payload
         turn = f"{kernel.tl}.trans"
         masked = f", mask={turn}({kernel.tl}.broadcast_to({mask}, {_shape(kernel, value)}))" if mask else ""
         edit.replace(call, f"{kernel.tl}.store({turn}({pointer}), {turn}({value}){masked})")
 
 
-def _shape(kernel: Kernel, value: str) -> str:
+def _shape(kernel: TritonKernel, value: str) -> str:
     base = value if value.isidentifier() or value.endswith(")") else f"({value})"
     return f"({base}).shape" if not value.isidentifier() else f"{value}.shape"
 
@@ -89,12 +89,12 @@ class SubtiledStore(NodeRule):
         "need half, which can buy another pipeline stage."
     )
 
-    def find(self, kernel: Kernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
         for item in tile_stores(kernel):
             if not item[1].startswith(f"{kernel.tl}.trans"):
                 yield f"halves of {short(kernel.source, item[0])}", item
 
-    def change(self, edit: Edit, kernel: Kernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         call, pointer, value, mask = payload
         name = kernel.source.fresh("store_halves")
         add_device_helper(edit, kernel, (_SUBTILES_MASKED if mask else _SUBTILES).replace("NAME", name))

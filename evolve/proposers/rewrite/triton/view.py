@@ -8,8 +8,8 @@ from functools import cached_property, partial
 
 import libcst as cst
 
-from evolve.proposers.rewrite.base import KernelSource, Language, Unsupported, walk
-from evolve.proposers.rewrite.dataflow import (
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, Unsupported, walk
+from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     definitions,
     parameter_access,
@@ -19,7 +19,7 @@ from evolve.proposers.rewrite.dataflow import (
     statements,
     target_names,
 )
-from evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.edit import Edit
 
 LANGUAGES = ("triton.language", "triton.experimental.gluon.language")
 JITS = ("triton.jit", "triton.experimental.gluon.jit")
@@ -51,7 +51,7 @@ def argument(call: cst.Call, name: str, position: int) -> cst.BaseExpression | N
 
 
 @dataclass
-class Kernel:
+class TritonKernel:
     """A jitted function with the launches that use it."""
 
     source: KernelSource
@@ -177,7 +177,7 @@ class Kernel:
 
 
 def _resolved(source: KernelSource, node: cst.BaseExpression) -> cst.BaseExpression:
-    from evolve.proposers.rewrite.dataflow import resolve
+    from tilewright.evolve.proposers.rewrite.dataflow import resolve
 
     return resolve(source, node)
 
@@ -206,7 +206,7 @@ def _with_keyword(node: cst.Call, name: str, text: str) -> cst.Call:
     return node.with_changes(args=[*listed, fresh])
 
 
-def jit_kernels(kernel: KernelSource, entry_only: bool = False) -> list[Kernel]:
+def jit_kernels(kernel: KernelSource, entry_only: bool = False) -> list[TritonKernel]:
     """Jitted functions; with ``entry_only`` those that are launched from the host."""
     if kernel.language is Language.PALLAS:
         return []
@@ -223,7 +223,7 @@ def jit_kernels(kernel: KernelSource, entry_only: bool = False) -> list[Kernel]:
         if any(m in JITS for m in marks):
             mine = launches.get(function.name.value, [])
             if mine or not entry_only:
-                found.append(Kernel(kernel, function, mine))
+                found.append(TritonKernel(kernel, function, mine))
     return found
 
 

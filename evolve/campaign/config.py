@@ -1,0 +1,259 @@
+"""Campaign configuration: a YAML file, checked whole before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import reprlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+import tilewright
+from tilewright.evolve.campaign.loop import Order
+from tilewright.evolve.errors import UserError
+
+PACKAGED = Path(tilewright.__file__).parent / "campaigns"
+"""Campaigns that ship with the package."""
+
+_NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BudgetConfig(_Section):
+    """Limits of a campaign; the first one reached ends it. ``fitness`` is on the suite, in the operator's unit."""
+
+    evaluations: int | None = Field(default=None, ge=1)
+    wall_seconds: float | None = Field(default=None, gt=0)
+    fitness: float | None = Field(default=None, gt=0)
+
+    @property
+    def bounded(self) -> bool:
+        return any(v is not None for v in (self.evaluations, self.wall_seconds, self.fitness))
+
+
+class SearchConfig(_Section):
+    """How the search goes on. ``lag`` is how many proposals may be in flight, whatever the workers."""
+
+    proposers: tuple[Literal["parameters", "surrogate", "crossover", "rewrite", "source_crossover"], ...] = (
+        "parameters",
+        "surrogate",
+        "crossover",
+        "rewrite",
+        "source_crossover",
+    )
+    islands: int = Field(default=2, ge=1, le=64)
+    migration_interval: int = Field(default=20, ge=1)
+    lag: int = Field(default=4, ge=1, le=4096)
+    order: Order = Order.INDEX
+    descriptors: tuple[str, ...] = ()
+    """What is part of a candidate's cell beside the descriptors of the target: names of parameters and, on modelled
+    targets, ``overlap``, ``spills``, ``stall`` and ``bound`` (see ``fitness.descriptors``)."""
+
+    transfer: tuple[str, ...] = ()
+    """Finished campaigns (ids, or paths of their folders) whose points this search starts from."""
+
+    racing: bool = False
+    """Candidates are timed on a few workloads of the suite first, and on all of them only if they may still be the best
+    of their cell or the fastest on a workload."""
+
+    finalists: int = Field(default=2, ge=1, le=16)
+    """The fittest so many are run on the suite's final workloads; the best of them there wins."""
+
+
+class LlmConfig(_Section):
+    """A language model that proposes as well, at an OpenAI-compatible endpoint.
+
+    The key comes from the environment only (``TILEWRIGHT_LLM_API_KEY`` or ``OPENAI_API_KEY``). ``total_tokens``
+    is the budget of the campaign, questions and answers together. ``retries`` are those of one call, on a
+    time-out, a rate limit (as late as it asks for) or a server's fault. ``replay`` is a campaign (its id, or the path
+    of a journal) whose recorded exchanges answer instead of the endpoint; ``model`` is then the recorded one.
+    """
+
+    model: str | None = None
+    base_url: str = "https://api.openai.com/v1"
+    total_tokens: int = Field(default=500_000, ge=1)
+    completion_tokens: int = Field(default=8192, ge=1)
+    timeout_seconds: float = Field(default=120.0, gt=0)
+    retries: int = Field(default=3, ge=0)
+    replay: str | None = None
+
+
+class WorkerConfig(_Section):
+    """``count`` defaults to one a core. Limits hold for one candidate's child process."""
+
+    count: int | None = Field(default=None, ge=1)
+    address: str | None = None
+    memory_gib: float = Field(default=8.0, gt=0)
+    check_seconds: float = Field(default=90.0, gt=0)
+    measure_seconds: float = Field(default=180.0, gt=0)
+
+
+class MlflowConfig(_Section):
+    enabled: bool = True
+
+
+class CampaignConfig(_Section):
+    """A campaign. ``seeds`` and ``baselines`` name kernels of the operator; empty means all of them."""
+
+    name: str
+    operator: str
+    target: str
+    suite: str
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    seeds: tuple[str, ...] = ()
+    baselines: tuple[str, ...] | None = None
+    budget: BudgetConfig
+    search: SearchConfig = SearchConfig()
+    llm: LlmConfig | None = None
+    workers: WorkerConfig = WorkerConfig()
+    mlflow: MlflowConfig = MlflowConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        if not _NAME.match(name):
+            raise ValueError("must be lower-case letters, digits, '.', '_' or '-', at most 64")
+        return name
+
+    @field_validator("llm")
+    @classmethod
+    def _names_a_model(cls, llm: LlmConfig | None) -> LlmConfig | None:
+        if llm is not None and not llm.model and llm.replay is None:
+            raise ValueError("needs a model (--llm-model), or a campaign to replay (--llm-replay)")
+        return llm
+
+    @field_validator("budget")
+    @classmethod
+    def _bounded(cls, budget: BudgetConfig) -> BudgetConfig:
+        if not budget.bounded:
+            raise ValueError("needs at least one of evaluations, wall_seconds, fitness")
+        return budget
+
+
+def load_config(path: Path, overrides: dict[str, Any] | None = None) -> CampaignConfig:
+    """Read and check a YAML file; ``overrides`` maps dotted keys to values. Raises UserError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or 'not a text file'}."
+        ) from error
+    data = read_yaml(text, str(path))
+    if not isinstance(data, dict):
+        raise UserError(f"{path} must hold a mapping of campaign keys such as operator, target, suite.")
+    return parse_config(overridden(data, overrides or {}), str(path))
+
+
+def packaged_campaigns() -> list[str]:
+    """Names of the campaigns that ship with the package."""
+    return sorted(path.stem for path in PACKAGED.glob("*.yaml"))
+
+
+def campaign_file(name: str) -> Path:
+    """The file of a campaign given as a path or by a packaged name. Raises UserError."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.exists():
+        return path
+    if name in packaged_campaigns():
+        return PACKAGED / f"{name}.yaml"
+    raise UserError(f"campaign: {name!r} is neither a file nor one of {', '.join(packaged_campaigns())}.")
+
+
+def overridden(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``data`` with the values of dotted keys changed, in place. Raises UserError."""
+    for key, value in changes.items():
+        _set(data, key, value)
+    return data
+
+
+def read_yaml(text: str, origin: str) -> Any:
+    """What a YAML document holds. Raises UserError, also for a key that stands twice in one mapping."""
+    try:
+        return yaml.load(text, _Loader)
+    except _Twice as error:
+        raise UserError(f"{origin}: key {error.key!r} is given twice, at line {error.line} again.") from error
+    except (ValueError, OverflowError, RecursionError, LookupError, AttributeError) as error:
+        # dates and numbers that are none
+        raise UserError(f"{origin} holds a value that YAML cannot read.") from error
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" at line {where.line + 1}" if where else ""
+        raise UserError(f"{origin} is not valid YAML{line}.") from error
+
+
+class _Twice(yaml.YAMLError):
+    def __init__(self, key: str, line: int) -> None:
+        super().__init__(key)
+        self.key, self.line = key, line
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe one, for which a key given twice is an error: YAML would keep the last without a word."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys: set[str] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and key.value in keys:
+                raise _Twice(key.value, key.start_mark.line + 1)
+            keys.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def parse_config(data: dict[str, Any], origin: str = "campaign") -> CampaignConfig:
+    """Check a mapping. Raises UserError with one sentence naming the first wrong key."""
+    try:
+        return CampaignConfig.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"{origin}: {_sentence(error)}.") from error
+
+
+_PYTHON = ((r"valid tuple", "list"), (r"valid dictionary( or instance of \w+)?", "mapping of keys"))
+"""What pydantic calls by Python's words, and a YAML file by its own."""
+
+
+def _in_yaml(message: str) -> str:
+    for python, plain in _PYTHON:
+        message = re.sub(python, plain, message)
+    return message
+
+
+def _set(data: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    for part in parents:
+        data = data.setdefault(part, {})
+        if not isinstance(data, dict):
+            raise UserError(f"--set {dotted}: {part} is not a section.")
+    data[last] = value
+
+
+def _sentence(error: ValidationError) -> str:
+    # a misspelt key is what another one is missing for
+    first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        allowed = _keys_at(first["loc"][:-1])
+        close = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"unknown key {key!r}{hint} (allowed: {', '.join(allowed)})"
+    if first["type"] == "missing":
+        return f"key {key!r} is missing"
+    message = _in_yaml(first["msg"].removeprefix("Value error, "))
+    # a mapping may hold itself a thousandfold by references
+    return f"{key}: {message[:1].lower()}{message[1:]} (got {reprlib.repr(first.get('input'))})"
+
+
+def _keys_at(location: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = CampaignConfig
+    for part in location:
+        inner = model.model_fields[str(part)].annotation
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        model = inner
+    return list(model.model_fields)

@@ -1,0 +1,78 @@
+"""The seam between search and evaluation: search sees no device and no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import Evaluation
+from tilewright.fitness.race import Race
+from tilewright.workers.device.comparison import Comparison
+
+
+class Scope(StrEnum):
+    """What a job runs: the workloads that decide fitness, the final ones, or the first with a timeline."""
+
+    SUITE = "suite"
+    FINAL = "final"
+    TIMELINE = "timeline"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One genome to evaluate. ``index`` names the job; ``seed`` makes the gates' inputs.
+
+    ``known_artefacts`` are hashes of compiled artefacts whose repetition is a ``duplicate``.
+    ``best`` is the best fitness known when the job was made: what beats it is checked harder (infinite for
+    the user's own sources, which no mutation has touched).
+    ``baseline`` names the operator's baseline kernel this is, if any: baselines answer to other
+    inputs and are not held to the operator's gates. What falls behind in a ``race`` is stopped.
+    ``only``: ids of the shapes to keep to, timed and checked ones; None: the suite's.
+    """
+
+    index: int
+    genome: Genome
+    seed: int
+    known_artefacts: Collection[str] = ()
+    best: float = 0.0
+    scope: Scope = Scope.SUITE
+    baseline: str | None = None
+    race: Race | None = None
+    only: Collection[str] | None = None
+
+
+class Evaluator(Protocol):
+    """Evaluates genomes, several at a time, finishing in any order."""
+
+    @property
+    def slots(self) -> int:
+        """Evaluations that can run at once."""
+        ...
+
+    def submit(self, job: Job) -> None: ...
+
+    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        """Finished jobs as (index, evaluation); empty when none finished in time."""
+        ...
+
+    def activity(self) -> list[str]:
+        """One short line per worker: what it does now."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Comparer(Protocol):
+    """What an evaluator of a measured target can do besides: genomes side by side, in rounds that take turns."""
+
+    def compare(
+        self, genomes: Sequence[Genome], seed: int, only: Mapping[str, Collection[str]] | None = None
+    ) -> Comparison:
+        """On the suite's workloads, or, by genome id, on those that ``only`` names.
+
+        Raises ConnectionError when the device is gone.
+        """
+        ...

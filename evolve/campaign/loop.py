@@ -1,0 +1,298 @@
+"""The steady-state campaign: propose, submit, record, integrate, without generations.
+
+Two orders of integration. In ``index`` order, evaluation ``k`` is integrated only after all before it,
+and proposal ``k + lag`` is made right then: what a campaign proposes depends on its seed and on the
+evaluations alone, never on which worker was faster. In ``arrival`` order evaluations are integrated as
+they come, so that one slow evaluation holds nobody up; the journal keeps the order, and a resumed
+campaign replays it. In both, at most ``lag`` proposals are in flight.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+
+from tilewright.evolve.campaign.evaluator import Evaluator, Job
+from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal, in_memory
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.fitness.race import Race
+from tilewright.workers.cluster.artefacts import Artefacts
+
+
+class Order(StrEnum):
+    INDEX = "index"
+    ARRIVAL = "arrival"
+
+
+class StopReason(StrEnum):
+    EVALUATIONS = "evaluations"
+    WALL_TIME = "wall_time"
+    TARGET = "target_reached"
+    EXHAUSTED = "space_exhausted"
+    INTERRUPTED = "interrupted"
+    SEED_FAILED = "seed_failed"
+    INFRASTRUCTURE = "infrastructure"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A campaign stops at the first limit reached. ``None`` sets no limit.
+
+    ``evaluations`` counts proposals, failures included; as many duplicates again are free, since they cost no
+    figure. ``fitness`` is in the operator's unit (``fitness.score.rate_unit``).
+    """
+
+    evaluations: int | None = None
+    wall_seconds: float | None = None
+    fitness: float | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """A seed genome under the name it has in reports."""
+
+    name: str
+    genome: Genome
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the loop needs to know. ``lag`` >= 1; ``islands`` >= 1."""
+
+    starts: Sequence[Start]
+    budget: Budget
+    seed: int
+    lag: int
+    islands: int = 1
+    order: Order = Order.INDEX
+    must_pass: bool = True
+    """A start that fails ends the campaign (off for tables, where any point may fail)."""
+
+
+class Record(Protocol):
+    """The part of the journal the loop writes."""
+
+    def add_candidate(self, candidate: Candidate) -> None: ...
+
+    def add_evaluation(self, index: int, evaluation: Evaluation) -> None: ...
+
+
+class Searcher(Protocol):
+    """Chooses the next proposal; a portfolio of proposers."""
+
+    def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None: ...
+
+
+class EliteStore(Protocol):
+    """Keeps what is worth building on; the archive."""
+
+    def add(self, candidate: Candidate, evaluation: Evaluation) -> object: ...
+
+
+class Racer(Protocol):
+    """Says what a candidate is held against while it is measured; ``evolve.campaign.racing``."""
+
+    def race(self, history: History, candidate: Candidate) -> Race | None: ...
+
+
+GATE_EPOCH = 8
+"""Candidates in a row whose gates see the same fresh inputs, so that a worker computes their oracle once."""
+
+INFRASTRUCTURE_LIMIT = 5
+"""Infrastructure faults in a row after which going on only burns budget."""
+
+WAIT_SECONDS = 0.25
+"""How long the loop blocks before it looks at the clock and the display again."""
+
+
+@dataclass
+class Campaign:
+    """One search over one evaluator. ``run`` returns when the budget is spent or ``stop`` was called."""
+
+    plan: Plan
+    searcher: Searcher
+    archive: EliteStore
+    evaluator: Evaluator
+    record: Record
+    on_progress: Callable[[Campaign], None] = lambda campaign: None
+    racer: Racer | None = None
+    """Stops what falls behind; without one every candidate is measured on the whole suite."""
+
+    history: History = field(default_factory=History)
+    elapsed_before: float = 0.0
+    """Wall seconds spent in earlier runs of a resumed campaign."""
+
+    _known: dict[int, Candidate] = field(default_factory=dict)
+    _arrived: dict[int, Evaluation] = field(default_factory=dict)
+    _queue: deque[int] = field(default_factory=deque)
+    _artefacts: Artefacts = field(default_factory=Artefacts)
+    _integrated: int = 0
+    _duplicates: int = 0
+    _began: float = field(default_factory=time.monotonic)
+    _closing: StopReason | None = None
+    _interrupted: bool = False
+    _faults: int = 0
+    _dry_at: int = -1
+    _gate_seed: tuple[int, int] = (-1, 0)
+    """The latest epoch and the seed of its inputs."""
+
+    def restore(self, candidates: Sequence[Candidate], evaluations: Sequence[tuple[int, Evaluation]]) -> None:
+        """Take what a journal holds: candidates by index, evaluations in order of arrival."""
+        self._known = {c.index: c for c in candidates}
+        for index, evaluation in evaluations:
+            self._arrive(index, evaluation)
+
+    def stop(self) -> None:
+        """Ask the loop to end soon; what is in flight is left to be evaluated by a resume."""
+        self._interrupted = True
+
+    @property
+    def elapsed_seconds(self) -> float:
+        return self.elapsed_before + time.monotonic() - self._began
+
+    def begin(self) -> None:
+        """Replay what is recorded and submit the first proposals, before ``run`` waits for any of them."""
+        self._advance()
+
+    @property
+    def charged(self) -> int:
+        """Finished evaluations that count against the budget."""
+        return self._integrated - self._free_duplicates
+
+    @property
+    def _free_duplicates(self) -> int:
+        budget = self.plan.budget.evaluations
+        return self._duplicates if budget is None else min(self._duplicates, budget)
+
+    def run(self) -> StopReason:
+        self._began = time.monotonic()
+        while True:
+            self._advance()
+            self.on_progress(self)
+            if self._interrupted:
+                return StopReason.INTERRUPTED
+            if self._closing in (StopReason.SEED_FAILED, StopReason.INFRASTRUCTURE):
+                return self._closing
+            if self._integrated == len(self.history.candidates):
+                return self._closing or StopReason.EXHAUSTED
+            for index, evaluation in self.evaluator.wait(WAIT_SECONDS):
+                self.record.add_evaluation(index, evaluation)
+                self._arrive(index, evaluation)
+
+    def _arrive(self, index: int, evaluation: Evaluation) -> None:
+        self._arrived[index] = in_memory(evaluation)
+        if self.plan.order is Order.ARRIVAL:
+            self._queue.append(index)
+
+    # -- the deterministic core: proposals are made as early as allowed, before anything is integrated ----
+
+    def _advance(self) -> None:
+        while not self._interrupted:
+            if self._may_propose():
+                self._propose()
+            elif (index := self._next_arrived()) is not None:
+                self._integrate(index)
+            else:
+                return
+
+    def _may_propose(self) -> bool:
+        if self._closing in (None, StopReason.EVALUATIONS):  # what is in flight may turn out to be free
+            self._closing = self._budget_spent()
+        in_flight = len(self.history.candidates) - self._integrated
+        dry = self._dry_at == self._integrated
+        return self._closing is None and in_flight < self.plan.lag and not dry
+
+    def _budget_spent(self) -> StopReason | None:
+        budget, best = self.plan.budget, self.history.best
+        if budget.fitness is not None and best and (best[1].fitness or 0.0) >= budget.fitness:
+            return StopReason.TARGET
+        proposed = len(self.history.candidates)
+        if budget.evaluations is not None and proposed - self._free_duplicates >= budget.evaluations:
+            return StopReason.EVALUATIONS
+        recorded = proposed in self._known
+        if budget.wall_seconds is not None and not recorded and self.elapsed_seconds >= budget.wall_seconds:
+            return StopReason.WALL_TIME
+        return None
+
+    def _propose(self) -> None:
+        index = len(self.history.candidates)
+        candidate = self._known.get(index)
+        if candidate is None:
+            candidate = self._new_candidate(index)
+            if candidate is not None:
+                self.record.add_candidate(candidate)
+        # A recorded candidate waits for the moment it was proposed at, so that a replay is exact.
+        if candidate is None or candidate.seen > self._integrated:
+            self._dry_at = self._integrated
+            return
+        self._known.pop(index, None)
+        self.history.propose(candidate)
+        if index not in self._arrived:
+            self.evaluator.submit(self._job(candidate))
+
+    def _new_candidate(self, index: int) -> Candidate | None:
+        island = index % self.plan.islands
+        if index < len(self.plan.starts):
+            start = self.plan.starts[index]
+            mutation = Mutation(MutationKind.SEED, "seed", f"seed kernel {start.name}")
+            return Candidate(index, start.genome, (), mutation, 0, island, self._integrated)
+        rng = np.random.default_rng([self.plan.seed, index])
+        proposal = self.searcher.propose(self.history, island, rng)
+        if proposal is None:
+            return None
+        generation = 1 + max((self.history.candidate(p).generation for p in proposal.parents), default=-1)
+        return Candidate(
+            index, proposal.genome, proposal.parents, proposal.mutation, generation, island, self._integrated
+        )
+
+    def _job(self, candidate: Candidate) -> Job:
+        epoch = candidate.index // GATE_EPOCH
+        if epoch != self._gate_seed[0]:
+            self._gate_seed = epoch, int(np.random.default_rng([self.plan.seed, epoch, 1]).integers(2**31))
+        _, seed = self._gate_seed
+        known, best = self._artefacts.known(), self._bar(candidate)
+        race = None
+        if self.racer is not None and candidate.mutation.kind is not MutationKind.SEED:
+            race = self.racer.race(self.history, candidate)
+        return Job(candidate.index, candidate.genome, seed, known, best, race=race)
+
+    def _bar(self, candidate: Candidate) -> float:
+        """The fitness above which a candidate is checked harder: none for the user's own seed sources."""
+        if any(candidate.genome.source_id == start.genome.source_id for start in self.plan.starts):
+            return math.inf
+        best = self.history.best
+        return (best and best[1].fitness) or 0.0
+
+    def _next_arrived(self) -> int | None:
+        if self.plan.order is Order.INDEX:
+            return self._integrated if self._integrated in self._arrived else None
+        return self._queue[0] if self._queue else None
+
+    def _integrate(self, index: int) -> None:
+        if self.plan.order is Order.ARRIVAL:
+            self._queue.popleft()
+        candidate, evaluation = self.history.candidates[index], self._arrived.pop(index)
+        self.history.integrate(candidate, evaluation)
+        self._integrated += 1
+        self._duplicates += evaluation.verdict is Verdict.DUPLICATE
+        if evaluation.artefact and evaluation.verdict in (Verdict.OK, Verdict.OUTPACED):
+            self._artefacts.add(evaluation.artefact)
+        if evaluation.verdict is Verdict.INFRA_ERROR:
+            self._faults += 1
+            if self._faults >= INFRASTRUCTURE_LIMIT:
+                self._closing = StopReason.INFRASTRUCTURE
+            return
+        self._faults = 0
+        if candidate.mutation.kind is MutationKind.SEED and evaluation.verdict is not Verdict.OK:
+            if self.plan.must_pass:
+                self._closing = StopReason.SEED_FAILED
+            return
+        self.archive.add(candidate, evaluation)

@@ -1,0 +1,123 @@
+"""From a checked configuration to the things it names, each missing one told in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tilewright.evolve.campaign.config import CampaignConfig
+from tilewright.evolve.campaign.loop import Start
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.space.genome import Genome, Value
+from tilewright.evolve.space.space import Space, SpaceError
+from tilewright.fitness.descriptors import FIGURES
+from tilewright.fitness.score import floors
+from tilewright.fitness.targets import MEASURED_TPUS, TPU, Target, UnknownTarget, load_target
+from tilewright.seeds.catalogue import UnknownOperator, load_operator
+from tilewright.seeds.operator import Operator, SeedKernel, Suite
+from tilewright.workers.toolchains import tpu as tpu_toolchain
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The parts of a campaign, all known to exist and to fit together."""
+
+    config: CampaignConfig
+    operator: Operator
+    target: Target
+    suite: Suite
+    starts: tuple[Start, ...]
+    baselines: tuple[tuple[SeedKernel, Genome], ...]
+
+    def space(self, source: str) -> Space:
+        """The space a kernel source declares, legal on every workload it will meet. Raises SpaceError."""
+        return Space.from_source(source, self.constants)
+
+    @property
+    def constants(self) -> list[Mapping[str, int | float]]:
+        """What constraints may name beside parameters: one mapping for each shape a candidate runs on."""
+        suite = self.suite
+        shapes = (*suite.workloads, *suite.final, *suite.check)
+        fixed = {**self.operator.constants, **self.target.constants}
+        return [{**fixed, **shape.dims} for shape in shapes]
+
+    def floors(self) -> dict[str, dict[str, float]]:
+        """Seconds no schedule can beat, by workload and unit (see ``fitness.score.floors``)."""
+        if self.target.compile_only:
+            return {}
+        shapes = (*self.suite.workloads, *self.suite.final)
+        return {shape.id: floors(self.operator, shape, self.target.hardware) for shape in shapes}
+
+
+def resolve(config: CampaignConfig) -> Resolved:
+    """Look up everything the configuration names. Raises UserError."""
+    try:
+        operator = load_operator(config.operator)
+        config = config.model_copy(update={"target": _named(config.target)})
+        target = load_target(config.target)
+    except (UnknownOperator, UnknownTarget) as error:
+        raise UserError(f"{error}.") from error
+    if config.search.racing and target.compile_only:
+        raise UserError(f"search.racing: target {target.name} only compiles and ranks nothing; leave it off.")
+    suite = operator.suites.get(config.suite)
+    if suite is None:
+        raise _unknown("suite", config.suite, operator.suites)
+    seeds = [name for name, kernel in operator.kernels.items() if not kernel.baseline]
+    baselines = [name for name, kernel in operator.kernels.items() if kernel.baseline]
+    for name in config.seeds:
+        if name not in seeds:
+            raise _unknown("seeds", name, seeds)
+    for name in config.baselines or ():
+        if name not in baselines:
+            raise _unknown("baselines", name, baselines)
+    chosen = config.seeds or tuple(seeds)
+    if not chosen:
+        raise UserError(f"seeds: {config.operator} has no seed kernel; add one to its kernels.")
+    shell = Resolved(config, operator, target, suite, (), ())
+    _check_descriptors(shell)
+    starts = tuple(Start(name, _genome(shell, operator.kernels[name])) for name in chosen)
+    wanted = tuple(baselines) if config.baselines is None else config.baselines
+    measured = tuple((operator.kernels[name], _genome(shell, operator.kernels[name])) for name in wanted)
+    return Resolved(config, operator, target, suite, starts, measured)
+
+
+def _named(target: str) -> str:
+    """``tpu`` as the target of this machine's TPU, so that a campaign's record says which; any other as it is."""
+    if target != TPU:
+        return target
+    if (absent := tpu_toolchain.missing_parts(None)) is not None:
+        raise UserError(f"target: {TPU} cannot be used here: {absent}.")
+    chip = tpu_toolchain.chip_here()
+    return next(name for name, part in MEASURED_TPUS.items() if part == chip)
+
+
+def _check_descriptors(resolved: Resolved) -> None:
+    """A misspelt descriptor would leave every candidate in one cell."""
+    kernels = resolved.operator.kernels.values()
+    parameters = {name for kernel in kernels for name in _parameters(resolved, kernel)}
+    figures = () if resolved.target.measured else FIGURES
+    for name in resolved.config.search.descriptors:
+        if name not in parameters and name not in figures:
+            raise _unknown("search.descriptors", name, [*figures, *sorted(parameters)])
+
+
+def _parameters(resolved: Resolved, kernel: SeedKernel) -> Iterable[str]:
+    try:
+        return resolved.space(kernel.source).defaults
+    except SpaceError:
+        return ()  # told where the kernel is used
+
+
+def _genome(resolved: Resolved, kernel: SeedKernel) -> Genome:
+    try:
+        space = resolved.space(kernel.source)
+    except SpaceError as error:
+        raise UserError(f"kernel {kernel.name}: {error}") from error
+    params: dict[str, Value] = {**space.defaults, **kernel.overrides}  # type: ignore[dict-item]
+    if reasons := space.violations(params):
+        raise UserError(f"kernel {kernel.name}: its defaults are illegal: {reasons[0]}.")
+    return Genome(kernel.source, params)
+
+
+def _unknown(key: str, value: str, allowed: Iterable[str]) -> UserError:
+    return UserError(f"{key}: {value!r} is unknown (allowed: {', '.join(allowed)}).")

@@ -1,0 +1,130 @@
+"""From a campaign's configuration to its portfolio of proposers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilewright.evolve.campaign.config import LlmConfig
+from tilewright.evolve.campaign.loop import Searcher
+from tilewright.evolve.campaign.resolve import Resolved
+from tilewright.evolve.campaign.transfer import Led, leads_of, read_earlier, records_of
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.proposers.crossover import SourceCrossover
+from tilewright.evolve.proposers.llm.client import (
+    ChatClient,
+    Exchange,
+    ExchangeStore,
+    OpenAIEndpoint,
+    TokenBudget,
+)
+from tilewright.evolve.proposers.llm.prompt import Contract
+from tilewright.evolve.proposers.llm.proposer import LlmProposer
+from tilewright.evolve.proposers.parameter_crossover import ParameterCrossover
+from tilewright.evolve.proposers.portfolio import Portfolio
+from tilewright.evolve.proposers.rewrite.campaign_proposer import Rewrites
+from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
+from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
+from tilewright.evolve.proposers.surrogate.records import SourceRecords
+from tilewright.evolve.record.archive import Archive
+from tilewright.evolve.record.history import Proposer
+from tilewright.evolve.record.home import JOURNAL, find_campaign
+from tilewright.evolve.record.journal import Journal
+from tilewright.fitness import dialect
+
+KEY_VARIABLES = ("TILEWRIGHT_LLM_API_KEY", "OPENAI_API_KEY")
+
+_Builder = Callable[[Archive, KnownSpaces, Sequence[SourceRecords]], Proposer]
+
+_BUILDERS: dict[str, _Builder] = {
+    "parameters": lambda archive, spaces, _: ParameterProposer(archive, spaces),
+    "surrogate": SurrogateProposer,
+    "crossover": lambda archive, spaces, _: ParameterCrossover(archive, spaces),
+    "rewrite": lambda archive, spaces, _: Rewrites(archive, spaces.space_of, violations),
+    "source_crossover": lambda archive, spaces, _: SourceCrossover(archive, spaces.space_of, violations),
+}
+
+
+def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home: Path) -> Searcher:
+    """The proposers that the configuration names, over the campaign's archive. Raises UserError."""
+    search = resolved.config.search
+    earlier = read_earlier(home, search.transfer)
+    records = records_of(earlier, resolved.space)
+    if search.transfer and not records:
+        raise UserError("search.transfer: these campaigns have no point that a seed's space knows.")
+    spaces = KnownSpaces(resolved.space)
+    proposers = [_BUILDERS[name](archive, spaces, records) for name in search.proposers]
+    if resolved.config.llm is not None:
+        client = _chat_client(resolved.config.llm, journal, home)
+        proposers.append(LlmProposer(client, _contract(resolved), archive, resolved.space, violations))
+    if not proposers:
+        raise UserError("search.proposers: needs at least one proposer when no llm proposes.")
+    portfolio = Portfolio(proposers)
+    return Led(leads_of(earlier, resolved.space), portfolio) if earlier else portfolio
+
+
+def violations(source: str) -> list[str]:
+    """Why a source is not of the dialect; empty when it is. A source with a ``launch`` is a Triton kernel's."""
+    entry = "launch" if "\ndef launch(" in source else "build"
+    return [f"line {violation.line}: {violation.what}" for violation in dialect.check(source, entry=entry)]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Answers from a recorded campaign, copied into the journal of the one that replays it."""
+
+    own: ExchangeStore
+    recorded: dict[str, str]
+
+    def exchanges(self) -> Iterator[tuple[str, str]]:
+        return self.own.exchanges()
+
+    def exchange(self, key: str) -> str | None:
+        text = self.own.exchange(key)
+        if text is None and (text := self.recorded.get(key)) is not None:
+            self.own.add_exchange(key, text)
+        return text
+
+    def add_exchange(self, key: str, text: str) -> None:
+        self.own.add_exchange(key, text)
+
+
+def _chat_client(config: LlmConfig, journal: Journal, home: Path) -> ChatClient:
+    budget = TokenBudget(config.total_tokens)
+    if config.replay is not None:
+        return _replaying(config.replay, config.model, journal, home, budget)
+    assert config.model is not None
+    key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+    if key is None:
+        raise UserError(
+            f"llm: no key for {config.base_url}; set {' or '.join(KEY_VARIABLES)} in the environment."
+        )
+    try:
+        endpoint = OpenAIEndpoint(config.base_url, key, config.timeout_seconds, config.retries)
+    except ModuleNotFoundError as error:
+        raise UserError("llm: the openai client is not installed; pip install 'tilewright[llm]'.") from error
+    return ChatClient(journal, config.model, budget, config.completion_tokens, endpoint)
+
+
+def _replaying(
+    source: str, model: str | None, journal: Journal, home: Path, budget: TokenBudget
+) -> ChatClient:
+    """A client that only knows what the campaign ``source`` (an id or a journal's path) was answered."""
+    path = Path(source) if Path(source).is_file() else find_campaign(home, source) / JOURNAL
+    with Journal(path) as recording:
+        recorded = dict(recording.exchanges())
+        asked = (recording.meta("config") or {}).get("llm") or {}
+    if not recorded:
+        raise UserError(f"llm.replay: campaign {source} asked no model; there is nothing to replay.")
+    model = model or asked.get("model") or Exchange.from_json(next(iter(recorded.values()))).model
+    return ChatClient(Replay(journal, recorded), model, budget)
+
+
+def _contract(resolved: Resolved) -> Contract:
+    operator = resolved.operator
+    text = sys.modules[type(operator).__module__].__doc__ or operator.name
+    shapes = tuple(workload.id for workload in resolved.suite.workloads)
+    return Contract(operator.name, text.strip(), resolved.target.label, shapes)

@@ -1,0 +1,164 @@
+"""Starting from what earlier campaigns found: on other workloads, other targets, or an earlier day.
+
+An earlier campaign's journal gives its points and how each did relative to the best there, so that figures of
+different workloads and targets are never compared with each other. The best of them are tried first; all of
+them are further sources of the surrogate's model, told apart from the campaign's own by a column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, SpaceOf, changes
+from tilewright.evolve.proposers.surrogate.records import SourceRecords
+from tilewright.evolve.record.history import History, Mutation, MutationKind, Proposal
+from tilewright.evolve.record.home import JOURNAL, find_campaign
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.space.genome import Genome
+from tilewright.evolve.space.space import Space
+from tilewright.fitness.evaluation import Evaluation, Verdict
+
+LEADS = 3
+"""Points of earlier campaigns that are tried before anything else."""
+
+MOST_POINTS = 80
+"""Points of one earlier source that a model is told of: the best half of these, the rest spread over all."""
+
+_UNINFORMATIVE = (Verdict.INFRA_ERROR, Verdict.DUPLICATE, Verdict.REJECTED)
+
+
+@dataclass
+class Earlier:
+    """Points of one source in one earlier campaign. ``points`` are (genome, log fitness), NaN for failures."""
+
+    campaign: str
+    source: str
+    points: list[tuple[Genome, float]] = field(default_factory=list)
+
+    def add(self, genome: Genome, evaluation: Evaluation) -> None:
+        if evaluation.verdict not in _UNINFORMATIVE:
+            fitness = evaluation.believed
+            self.points.append((genome, math.log(fitness) if fitness else math.nan))
+
+    def successes(self) -> list[tuple[Genome, float]]:
+        """Fittest first, earlier ones first on a tie."""
+        return sorted((p for p in self.points if not math.isnan(p[1])), key=lambda p: -p[1])
+
+
+def read_earlier(home: Path, campaigns: Sequence[str]) -> list[Earlier]:
+    """What finished campaigns found, by source, in the order they are named. Raises UserError."""
+    found: list[Earlier] = []
+    for campaign in campaigns:
+        with Journal(find_campaign(home, campaign) / JOURNAL) as journal:
+            if not any(event.kind == "finished" for event in journal.events()):
+                raise UserError(
+                    f"search.transfer: campaign {campaign} has not finished; let it finish first."
+                )
+            found += earlier_points(campaign, journal)
+    return found
+
+
+def earlier_points(campaign: str, journal: Journal) -> list[Earlier]:
+    """What one campaign found, by source."""
+    genomes = {candidate.index: candidate.genome for candidate in journal.candidates()}
+    by_source: dict[str, Earlier] = {}
+    for _, index, evaluation, _ in journal.evaluations():
+        genome = genomes[index]
+        earlier = by_source.setdefault(genome.source_id, Earlier(campaign, genome.source))
+        earlier.add(genome, evaluation)
+    return [earlier for earlier in by_source.values() if earlier.successes()]
+
+
+def records_of(earlier: Sequence[Earlier], space_of: SpaceOf) -> list[SourceRecords]:
+    """The same for a model: log fitness relative to the best of its campaign, in this campaign's spaces."""
+    best: dict[str, float] = {}
+    for part in earlier:
+        best[part.campaign] = max(best.get(part.campaign, -math.inf), part.successes()[0][1])
+    records = []
+    spaces = KnownSpaces(space_of)
+    for part in earlier:
+        space = spaces[part.source]
+        known = [(g, t) for g, t in _thinned(part) if space is not None and _encodable(space, g)]
+        if space is None or not known:
+            continue
+        rows = [space.encode(genome.params) for genome, _ in known]
+        targets = [target - best[part.campaign] for _, target in known]
+        records.append(SourceRecords(part.source, space, rows, targets, earlier=True))
+    return records
+
+
+def leads_of(earlier: Sequence[Earlier], space_of: SpaceOf, count: int = LEADS) -> list[Genome]:
+    """The legal points that did best over all campaigns, distinct.
+
+    What is good on one workload may be best for another, but what is good on most is the safer bet. A point
+    stands at its mean log fitness relative to the best of each campaign; where it was not tried, at the median
+    of that campaign, and where it failed, at the worst.
+    """
+    spaces, genomes = KnownSpaces(space_of), dict[str, Genome]()
+    campaigns: dict[str, dict[str, float]] = {}
+    for part in earlier:
+        for genome, target in part.points:
+            if _legal(spaces, genome):
+                genomes.setdefault(genome.id, genome)
+            campaigns.setdefault(part.campaign, {})[genome.id] = target
+    standing = dict.fromkeys(genomes, 0.0)
+    for targets in campaigns.values():
+        known = np.array([target for target in targets.values() if not math.isnan(target)])
+        for genome_id in genomes:
+            target = targets.get(genome_id, float(np.median(known)))
+            standing[genome_id] += float((known.min() if math.isnan(target) else target) - known.max())
+    worked = {g.id for part in earlier for g, _ in part.successes()}
+    ranked = sorted((i for i in genomes if i in worked), key=lambda i: -standing[i])
+    return [genomes[genome_id] for genome_id in ranked[:count]]
+
+
+class _Searcher(Protocol):
+    def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None: ...
+
+
+@dataclass(frozen=True)
+class Led:
+    """A searcher that first offers the leads."""
+
+    leads: Sequence[Genome]
+    then: _Searcher
+
+    def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
+        for genome in self.leads:
+            if genome.id in history:
+                continue
+            parent = history.candidates[0].genome
+            kind = MutationKind.PARAMETER if parent.source_id == genome.source_id else MutationKind.CROSSOVER
+            detail = f"from an earlier campaign: {changes(parent.params, genome.params)}"
+            return Proposal(genome, (parent.id,), Mutation(kind, "transfer", detail))
+        return self.then.propose(history, island, rng)
+
+
+def _thinned(part: Earlier) -> list[tuple[Genome, float]]:
+    if len(part.points) <= MOST_POINTS:
+        return part.points
+    best = part.successes()[: MOST_POINTS // 2]
+    chosen = {genome.id for genome, _ in best}
+    rest = [point for point in part.points if point[0].id not in chosen]
+    step = len(rest) / (MOST_POINTS - len(best))
+    return best + [rest[int(i * step)] for i in range(MOST_POINTS - len(best))]
+
+
+def _encodable(space: Space, genome: Genome) -> bool:
+    try:
+        space.encode(genome.params)
+    except KeyError:
+        return False
+    return True
+
+
+def _legal(spaces: KnownSpaces, genome: Genome) -> bool:
+    space = spaces[genome.source]
+    return space is not None and space.legal(genome.params)

@@ -1,0 +1,361 @@
+"""MLflow tracking beside a campaign: a process of its own that follows the journal and may lag.
+
+The campaign starts it and never waits for it. It reads the journal, writes MLflow, survives a store that
+is away, ends by itself, and may be killed and started again at any instant. ``python -m
+tilewright.evolve.mlflow_mirror.process JOURNAL`` brings MLflow up to date by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tilewright
+from tilewright.evolve.errors import JournalError
+from tilewright.evolve.record.journal import Journal
+
+if TYPE_CHECKING:
+    from tilewright.evolve.mlflow_mirror.writer import Mirror
+
+URI_VARIABLE = "MLFLOW_TRACKING_URI"
+STORE, ARTIFACTS = "mlflow.db", "mlartifacts"
+LOCK, PROGRESS, LOG = "mirror.lock", "mirror.json", "mirror.log"
+
+POLL_SECONDS = 0.5
+BACKOFF_SECONDS = (1.0, 30.0)
+"""First and longest pause after a failed attempt; each pause doubles the one before."""
+PATIENCE_SECONDS = 600.0
+"""How long a mirror keeps trying without success once its campaign has ended."""
+STOP_SECONDS = 30.0
+"""How long a mirror that was told to stop goes on catching up."""
+REVIVALS = 3
+NICENESS = 10
+
+# One attempt a request, short: the loop here retries, and asks MLflow what it has before it does.
+SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+
+log = logging.getLogger("tilewright.mirror")
+
+
+def store_uri(home: Path, env: Mapping[str, str] = os.environ) -> str:
+    """``MLFLOW_TRACKING_URI`` if set, else the SQLite file in ``home``."""
+    return env.get(URI_VARIABLE) or f"sqlite:///{(home / STORE).resolve()}"
+
+
+def start_mirror(
+    journal_path: Path, home: Path, env: Mapping[str, str] | None = None, uri: str | None = None
+) -> MirrorProcess:
+    """Follow a journal in a process of its own. ``env`` (default: this process's) may name the store."""
+    environment = dict(os.environ if env is None else env)
+    uri = uri or store_uri(home, environment)
+    return MirrorProcess(journal_path, mirror_command([journal_path], home, uri, os.getpid()), environment)
+
+
+def mirror_command(
+    journal_paths: Sequence[Path], home: Path, uri: str, parent: int | None = None
+) -> list[str]:
+    """The command line of a mirror; without ``parent`` it catches up once and ends."""
+    command = [
+        sys.executable,
+        "-m",
+        "tilewright.evolve.mlflow_mirror.process",
+        *(str(path.resolve()) for path in journal_paths),
+    ]
+    command += ["--uri", uri, "--artifacts", str((home / ARTIFACTS).resolve())]
+    return command + (["--parent", str(parent)] if parent is not None else [])
+
+
+def mirror_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` with MLflow's settings, and this project importable."""
+    root = str(Path(tilewright.__file__).parent.parent)
+    inherited = env.get("PYTHONPATH")
+    path = f"{root}{os.pathsep}{inherited}" if inherited else root
+    return {**env, **SETTINGS, "PYTHONPATH": path}
+
+
+class MirrorProcess:
+    """A running mirror, seen from the campaign."""
+
+    def __init__(self, journal_path: Path, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self._journal_path = journal_path
+        self._command = list(command)
+        self._env = mirror_environment(env)
+        self._revivals = 0
+        self._process = self._spawn()
+
+    def lag(self) -> int:
+        """Evaluations in the journal that MLflow does not have yet. Restarts a mirror that died."""
+        if self._process.poll() not in (None, 0) and self._revivals < REVIVALS:
+            self._revivals += 1
+            self._process = self._spawn()
+        return max(0, _evaluations(self._journal_path) - read_progress(self._journal_path).mirrored)
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """True when the mirror has ended with everything written; False when the time is up before."""
+        try:
+            return self._process.wait(timeout_seconds) == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+    def stop(self) -> None:
+        """Let it catch up for a moment more, then end. Returns at once; nothing is lost either way."""
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        with open(self._journal_path.with_name(LOG), "ab") as output:
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._env,
+                start_new_session=True,  # Ctrl-C in the terminal is the campaign's to handle
+            )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a mirror has come; a hint for people, MLflow itself is the truth."""
+
+    uri: str = ""
+    mirrored: int = 0
+    complete: bool = False
+    problem: str = ""
+
+
+def read_progress(journal_path: Path) -> Progress:
+    try:
+        return Progress(**json.loads(journal_path.with_name(PROGRESS).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return Progress()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 everything is in MLflow, 1 it is not, 2 the journal cannot be read."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tilewright.evolve.mlflow_mirror.process", description=__doc__
+    )
+    parser.add_argument("journals", type=Path, nargs="+", metavar="JOURNAL")
+    parser.add_argument(
+        "--uri", help="MLflow store (default: MLFLOW_TRACKING_URI, else beside the campaigns)"
+    )
+    parser.add_argument("--artifacts", type=Path, help="folder of artifacts for a local store")
+    parser.add_argument("--parent", type=int, help="follow until this process ends")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    log.setLevel(logging.INFO)
+    os.environ.update(SETTINGS)
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    return max(_follow(journal, arguments) for journal in arguments.journals)
+
+
+def _follow(journal: Path, arguments: argparse.Namespace) -> int:
+    home = journal.resolve().parent.parent.parent
+    uri = arguments.uri or store_uri(home)
+    follower = Follower(journal, uri, arguments.artifacts or home / ARTIFACTS, arguments.parent)
+    signal.signal(signal.SIGTERM, lambda *_: follower.stop())
+    try:
+        with _only_one(journal, follower):
+            return 0 if follower.run() else 1
+    except JournalError as error:
+        log.error("%s", error)
+        return 2
+
+
+@dataclass
+class Follower:
+    """The mirror's loop: write what is missing, wait, retry, know when to end."""
+
+    journal_path: Path
+    uri: str
+    artifacts: Path
+    parent: int | None
+    _deadline: float | None = None
+    _last_success: float = 0.0
+
+    def stop(self) -> None:
+        self._deadline = time.monotonic() + STOP_SECONDS
+
+    @property
+    def orphaned(self) -> bool:
+        """The campaign's process is gone, or this run was asked to catch up once."""
+        return self.parent is None or os.getppid() != self.parent
+
+    @property
+    def stopping(self) -> bool:
+        return self._deadline is not None
+
+    def run(self) -> bool:
+        """Follow the journal to its end; True when all of it is in MLflow."""
+        self._last_success = time.monotonic()
+        pause = BACKOFF_SECONDS[0]
+        mirror: Mirror | None = None
+        problem = ""
+        with Journal(self.journal_path) as journal:
+            while True:
+                try:
+                    mirror = mirror or self._connect(journal)
+                    if mirror is not None and self._pass(mirror, journal):
+                        return True
+                    pause, problem = BACKOFF_SECONDS[0], ""
+                    self._last_success = time.monotonic()
+                    time.sleep(POLL_SECONDS)
+                except store_errors() as error:
+                    problem = self._complain(error, problem, mirror)
+                    self._sleep(pause)
+                    pause = min(2 * pause, BACKOFF_SECONDS[1])
+                if self._out_of_time():
+                    log.error(
+                        "giving up; what is missing can be written later: %s", problem or "told to stop"
+                    )
+                    return False
+
+    def _connect(self, journal: Journal) -> Mirror | None:
+        """None while the campaign has not begun."""
+        if not any(event.kind == "started" for event in journal.events()):
+            return None
+        from tilewright.evolve.mlflow_mirror.writer import Mirror
+
+        mirror = Mirror(journal, self.uri, self.artifacts)
+        _prefer_wal(self.uri)
+        return mirror
+
+    def _pass(self, mirror: Mirror, journal: Journal) -> bool:
+        """Write everything there is now; True when there will be no more."""
+        orphaned, state = self.orphaned, _state(journal)  # before the rows, so that none is missed
+        if state == "running":
+            mirror.show("running")
+        while mirror.advance():
+            self._report(Progress(self.uri, mirror.mirrored))
+            self._last_success = time.monotonic()
+            if not self.journal_path.exists() or (self._deadline and time.monotonic() > self._deadline):
+                return False
+        ended = state in ("finished", "interrupted")
+        if ended or orphaned or self.stopping:
+            mirror.show(state if ended or self.parent is None else "killed")
+            self._report(Progress(self.uri, mirror.mirrored, complete=state == "finished"))
+            return True
+        return False
+
+    def _complain(self, error: Exception, before: str, mirror: Mirror | None) -> str:
+        """Note a fault once for as long as it lasts."""
+        if mirror is not None:
+            mirror.forget()
+        told = " ".join(str(error).split())[:300]
+        if not before:
+            log.warning("MLflow at %s: %s; trying again", self.uri, told)
+        mirrored = mirror.mirrored if mirror else read_progress(self.journal_path).mirrored
+        with contextlib.suppress(OSError):
+            self._report(Progress(self.uri, mirrored, problem=told))
+        return told
+
+    def _sleep(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self._out_of_time():
+            time.sleep(min(POLL_SECONDS, seconds))
+
+    def _out_of_time(self) -> bool:
+        now = time.monotonic()
+        if not self.journal_path.exists():
+            return True
+        if self._deadline is not None and now > self._deadline:
+            return True
+        return self.orphaned and now - self._last_success > PATIENCE_SECONDS
+
+    def _report(self, progress: Progress) -> None:
+        path = self.journal_path.with_name(PROGRESS)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(vars(progress)), encoding="utf-8")
+        part.replace(path)
+
+
+def store_errors() -> tuple[type[Exception], ...]:
+    """What a store that is away, busy or half made raises; a retry may mend it."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return (MlflowException, SQLAlchemyError, OSError, sqlite3.Error)
+
+
+@contextlib.contextmanager
+def _only_one(journal_path: Path, follower: Follower) -> Iterator[None]:
+    """Wait until no other mirror writes this campaign."""
+    if not journal_path.parent.is_dir():
+        raise JournalError(f"no journal at {journal_path}.")
+    with open(journal_path.with_name(LOCK), "w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if follower.stopping:
+                    raise JournalError("another mirror is still writing this campaign.") from None
+                time.sleep(POLL_SECONDS)
+        yield
+
+
+def _state(journal: Journal) -> str:
+    """``running``, ``interrupted`` or ``finished``: the last thing the campaign said of itself."""
+    kinds = [e.kind for e in journal.events() if e.kind in ("started", "resumed", "interrupted", "finished")]
+    return kinds[-1] if kinds and kinds[-1] in ("interrupted", "finished") else "running"
+
+
+def behind(journal_path: Path, uri: str) -> bool:
+    """Whether a store may lack something of this campaign, as far as the last mirror noted."""
+    progress = read_progress(journal_path)
+    missing = progress.mirrored < _evaluations(journal_path)
+    return progress.uri != uri or missing or not progress.complete
+
+
+def being_mirrored(journal_path: Path) -> bool:
+    """Whether a mirror works on this campaign now."""
+    try:
+        with open(journal_path.with_name(LOCK), "r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _evaluations(journal_path: Path) -> int:
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{journal_path}?mode=ro", uri=True)) as db:
+            return int(db.execute("SELECT COALESCE(MAX(arrival), 0) FROM evaluations").fetchone()[0])
+    except sqlite3.Error:
+        return 0
+
+
+def _prefer_wal(uri: str) -> None:
+    """Readers (the UI) and the writer of a local store do not block each other in WAL mode."""
+    if uri.startswith("sqlite:///"):
+        path = Path(uri.removeprefix("sqlite:///"))
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as db:
+            db.execute("PRAGMA journal_mode = WAL")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,339 @@
+"""Writes a campaign's journal into MLflow. With ``evolve.mlflow_mirror.traces``, all of the search that imports MLflow.
+
+Everything written is a function of the journal, timestamps included, so that writing something twice
+changes nothing: a mirror may be killed at any instant and started again. A child run carries its
+candidate number as a tag from the moment it exists, and is closed only after all it holds is written;
+whatever is found open is written again.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+
+from tilewright.evolve.campaign.evaluator import Scope
+from tilewright.evolve.mlflow_mirror import content as run_content
+from tilewright.evolve.mlflow_mirror.content import CANDIDATE, NOTE, UID, RunContent
+from tilewright.evolve.mlflow_mirror.traces import TraceWriter
+from tilewright.evolve.record.history import Candidate
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.data import load
+from tilewright.evolve.report.files import campaign_files
+from tilewright.fitness.evaluation import UNIT_SLUGS, Evaluation
+
+METRICS_A_BATCH, OTHERS_A_BATCH = 1000, 90
+PAGE = 1000
+BAD_REQUEST = 400
+REFUSALS = 2
+"""A candidate refused so often is written without params and metrics; its files have them."""
+
+
+@dataclass(frozen=True)
+class KnownRun:
+    """A run MLflow has; ``closed`` means everything it should hold was written."""
+
+    run_id: str
+    closed: bool
+
+
+class Mirror:
+    """Brings one campaign in one MLflow store up to date with its journal.
+
+    Raises MlflowException or OSError when the store cannot be reached; calling again goes on.
+    """
+
+    def __init__(self, journal: Journal, uri: str, artifacts: Path) -> None:
+        self._journal = journal
+        self._client = MlflowClient(tracking_uri=uri)
+        self._artifacts = None if uri.startswith(("http:", "https:", "databricks")) else artifacts
+        self._facts: Mapping[str, Any] = journal.meta("campaign", {})
+        started = next(event.at for event in journal.events() if event.kind == "started")
+        self._started = started
+        self._uid = run_content.campaign_uid(str(self._facts.get("id")), started)
+        self._by_index: dict[int, Candidate] = {}
+        self._by_genome: dict[str, Candidate] = {}
+        self._counts: Counter[str] = Counter()
+        self._best: Evaluation | None = None
+        self._experiment: str | None = None
+        self._parent: str | None = None
+        self._children: dict[int, KnownRun] = {}
+        self._arrival = 0
+        self._exchange = 0
+        self._traces = TraceWriter(uri)
+        self._curve: list[Metric] = []
+        self._refusals: Counter[int] = Counter()
+        self._shown_state = ""
+
+    @property
+    def mirrored(self) -> int:
+        """Evaluations written so far, counted from the journal's beginning."""
+        return self._arrival
+
+    def forget(self) -> None:
+        """Ask MLflow again what it has, after a call whose outcome is unknown."""
+        self._parent = None
+
+    def advance(self) -> bool:
+        """Write the next evaluation that is missing; False when there is none."""
+        if self._parent is None:
+            self._open()
+        row = next(self._journal.evaluations(self._arrival), None)
+        if row is None:
+            self._flush()
+            self._write_exchanges()
+            return False
+        arrival, index, evaluation, at = row
+        self._learn()
+        written = self._write_child(self._by_index[index], evaluation, at)
+        self._note_progress(arrival, evaluation, at)
+        self._arrival = arrival
+        if written or len(self._curve) > METRICS_A_BATCH // 2:
+            self._flush()
+        return True
+
+    def show(self, state: str) -> None:
+        """Bring the campaign's own run to ``state``: running, killed, interrupted or finished."""
+        if self._parent is None:
+            self._open()
+        if state == self._shown_state:
+            return
+        assert self._parent is not None
+        closing = state != "running"
+        finals = self._journal.references(Scope.FINAL.value)
+        note = run_content.campaign_note(self._facts, state, self._counts, self._best, finals)
+        self._client.log_batch(
+            self._parent, tags=[RunTag("tilewright.state", state), RunTag(NOTE, note)], synchronous=True
+        )
+        if closing:
+            self._write_references()
+            self._upload(self._parent, campaign_files(load(self._journal)))
+            ended = int(max(e.at for e in self._journal.events() if e.kind != "promoted") * 1000)
+            status = "FINISHED" if state == "finished" else "KILLED"
+            self._client.set_terminated(self._parent, status, ended)
+        else:
+            self._client.update_run(self._parent, status="RUNNING")
+        self._shown_state = state
+
+    # -- what MLflow has ---------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Find or create the experiment and the campaign's run, and learn which candidates are there."""
+        self._experiment = self._find_experiment()
+        runs = self._find_runs()
+        parents = [run for run in runs if CANDIDATE not in run.data.tags]
+        children: dict[int, KnownRun] = {}
+        extra = parents[1:]
+        for run in runs:
+            if CANDIDATE not in run.data.tags:
+                continue
+            index = int(run.data.tags[CANDIDATE])
+            if index in children:
+                extra.append(run)
+            else:
+                closed = run.info.status in ("FINISHED", "FAILED")
+                children[index] = KnownRun(run.info.run_id, closed)
+        for run in extra:  # a request whose answer was lost may have been carried out after all
+            self._client.delete_run(run.info.run_id)
+        self._children = children
+        self._shown_state = ""
+        parent = parents[0].info.run_id if parents else self._create_parent()
+        self._describe_parent(parent)
+        self._parent = parent
+
+    def _find_experiment(self) -> str:
+        name = run_content.experiment_name(self._facts)
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                return self._create_experiment(name)
+            except MlflowException:
+                found = self._client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        if found.lifecycle_stage == "deleted":
+            self._client.restore_experiment(found.experiment_id)
+        return found.experiment_id
+
+    def _create_experiment(self, name: str) -> str:
+        location = None
+        if self._artifacts is not None:
+            folder = self._artifacts.resolve() / name.replace("/", "-")
+            folder.mkdir(parents=True, exist_ok=True)
+            location = folder.as_uri()
+        # The kind makes the UI open on runs and charts instead of traces.
+        tags = {
+            NOTE: run_content.experiment_note(self._facts),
+            "mlflow.experimentKind": "custom_model_development",
+        }
+        return self._client.create_experiment(name, location, tags)
+
+    def _find_runs(self) -> list[Any]:
+        """Every run of this campaign, oldest first."""
+        assert self._experiment is not None
+        found: list[Any] = []
+        token = None
+        while True:
+            page = self._client.search_runs(
+                [self._experiment],
+                f"tags.`{UID}` = '{self._uid}'",
+                max_results=PAGE,
+                order_by=["attributes.start_time ASC"],
+                page_token=token,
+            )
+            found += page
+            token = page.token
+            if not token:
+                return found
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def _create_parent(self) -> str:
+        content = self._campaign_content()
+        assert self._experiment is not None
+        run = self._client.create_run(
+            self._experiment, int(self._started * 1000), {**content.tags, **_source_tags()}, content.name
+        )
+        return run.info.run_id
+
+    def _describe_parent(self, run_id: str) -> None:
+        content = self._campaign_content()
+        self._log(run_id, content.params, [])
+        self._client.log_inputs(run_id, [DatasetInput(self._dataset())])
+
+    def _campaign_content(self) -> RunContent:
+        meta = self._journal.meta
+        toolchain, system = meta("toolchain", {}), meta("system", {})
+        return run_content.campaign_run(self._facts, toolchain, system, meta("config", {}), self._uid)
+
+    def _dataset(self) -> Dataset:
+        """The suite as MLflow's data set: its workloads and their dimensions where the operator is at hand."""
+        suite, operator = str(self._facts.get("suite")), str(self._facts.get("operator"))
+        profile = json.dumps(_workloads(operator, suite))
+        digest = hashlib.sha256(f"{operator}/{suite}/{profile}".encode()).hexdigest()[:8]
+        source = json.dumps({"operator": operator, "suite": suite})
+        return Dataset(name=suite, digest=digest, source_type="code", source=source, profile=profile)
+
+    def _write_child(self, candidate: Candidate, evaluation: Evaluation, at: float) -> bool:
+        """Make one child run complete; False when it already was."""
+        known = self._children.get(candidate.index)
+        if known is not None and known.closed:
+            return False
+        parents = [self._by_genome[p] for p in candidate.parents if p in self._by_genome]
+        runs = [self._children[p.index].run_id for p in parents if p.index in self._children]
+        content = run_content.candidate_run(self._facts, candidate, evaluation, parents, runs)
+        if self._refusals[candidate.index] >= REFUSALS:
+            content = replace(content, params={}, metrics={})
+        try:
+            self._complete_child(candidate.index, content, at, evaluation.wall_seconds, known)
+        except MlflowException as error:
+            if error.get_http_status_code() == BAD_REQUEST:
+                self._refusals[candidate.index] += 1
+            raise
+        return True
+
+    def _complete_child(
+        self, index: int, content: RunContent, at: float, took: float, known: KnownRun | None
+    ) -> None:
+        run_id = known.run_id if known else self._create_child(content, at - took)
+        self._children[index] = KnownRun(run_id, False)
+        metrics = [Metric(k, v, int(at * 1000), index) for k, v in content.metrics.items()]
+        self._log(run_id, content.params, metrics)
+        self._upload(run_id, content.files)
+        self._client.set_terminated(run_id, "FINISHED" if content.passed else "FAILED", int(at * 1000))
+        self._children[index] = KnownRun(run_id, True)
+
+    def _create_child(self, content: RunContent, began: float) -> str:
+        assert self._experiment is not None and self._parent is not None
+        own = {UID: self._uid, "tilewright.campaign": str(self._facts.get("id"))}
+        tags = {**content.tags, **own, "mlflow.parentRunId": self._parent, **_source_tags()}
+        run = self._client.create_run(self._experiment, int(began * 1000), tags, content.name)
+        return run.info.run_id
+
+    def _note_progress(self, arrival: int, evaluation: Evaluation, at: float) -> None:
+        """The campaign's own curves, one point an evaluation at step = evaluations finished."""
+        self._counts[evaluation.verdict.value] += 1
+        best = self._best
+        if evaluation.fitness is not None and (best is None or evaluation.fitness > (best.fitness or 0.0)):
+            best = self._best = evaluation
+        values: dict[str, float] = {"campaign/evaluations_failed": self._counts.total() - self._counts["ok"]}
+        if best is not None and best.fitness is not None:
+            values[f"campaign/best_fitness_{UNIT_SLUGS[best.unit]}_{self._facts.get('target_kind')}"] = (
+                best.fitness
+            )
+        self._curve += [Metric(k, v, int(at * 1000), arrival) for k, v in values.items()]
+
+    def _flush(self) -> None:
+        assert self._parent is not None
+        if self._curve:
+            self._log(self._parent, {}, self._curve)
+            self._curve = []
+
+    def _write_exchanges(self) -> None:
+        """Traces of what a language model was asked since the last look."""
+        assert self._parent is not None and self._experiment is not None
+        for row, key, text, at in self._journal.exchange_rows(self._exchange):
+            self._traces.write(self._uid, self._experiment, self._parent, key, json.loads(text), at)
+            self._exchange = row
+
+    def _write_references(self) -> None:
+        assert self._parent is not None
+        kind = str(self._facts.get("target_kind"))
+        values: dict[str, float] = {}
+        for scope in (Scope.SUITE, Scope.FINAL):
+            references = self._journal.references(scope.value)
+            values.update(run_content.reference_metrics(references, scope.value, kind))
+        at = int(self._started * 1000)
+        self._log(self._parent, {}, [Metric(k, v, at, 0) for k, v in values.items()])
+
+    def _log(self, run_id: str, params: Mapping[str, str], metrics: list[Metric]) -> None:
+        """One request while it fits MLflow's limits, more beyond."""
+        rest = [Param(k, v) for k, v in params.items()]
+        first = True
+        while first or rest or metrics:
+            self._client.log_batch(run_id, metrics[:METRICS_A_BATCH], rest[:OTHERS_A_BATCH], synchronous=True)
+            metrics, rest, first = metrics[METRICS_A_BATCH:], rest[OTHERS_A_BATCH:], False
+
+    def _upload(self, run_id: str, files: Mapping[str, str]) -> None:
+        with tempfile.TemporaryDirectory(prefix="tilewright-mirror-") as folder:
+            for name, text in files.items():
+                Path(folder, name).write_text(text, encoding="utf-8", errors="replace")
+            self._client.log_artifacts(run_id, folder)
+
+    def _learn(self) -> None:
+        """Read candidates proposed since the last look."""
+        for candidate in self._journal.candidates(len(self._by_index)):
+            self._by_index[candidate.index] = candidate
+            self._by_genome[candidate.genome.id] = candidate
+
+
+def _source_tags() -> dict[str, str]:
+    return {"mlflow.user": _user(), "mlflow.source.name": "tilewright", "mlflow.source.type": "LOCAL"}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "unknown"
+
+
+def _workloads(operator: str, suite: str) -> Mapping[str, Mapping[str, int]]:
+    from tilewright.seeds.catalogue import UnknownOperator, load_operator
+
+    try:
+        found = load_operator(operator).suites.get(suite)
+    except UnknownOperator:
+        return {}
+    shapes: Iterable[Any] = (*found.workloads, *found.final) if found else ()
+    return {shape.id: dict(shape.dims) for shape in shapes}

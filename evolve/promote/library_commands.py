@@ -1,0 +1,280 @@
+"""``tilewright library``: list, verify, roll back, compare and clean what has been promoted."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewright.evolve.campaign.config import parse_config
+from tilewright.evolve.campaign.resolve import resolve
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.promote.command import MakeEvaluator
+from tilewright.evolve.promote.library_writer import TEMPORARY, LibraryError, LibraryWriter
+from tilewright.evolve.promote.runtime import store
+from tilewright.evolve.promote.serving import legal_shapes
+from tilewright.evolve.promote.verify import Contender, Refusal, verify
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import FigureKind
+
+TOLERANCE = {FigureKind.MODELLED: 1e-3, FigureKind.MEASURED: 0.05}
+"""Relative difference between a receipt's figure and its repetition that is still the same."""
+
+TEST_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Verification:
+    """One line of a verification."""
+
+    good: bool
+    sentence: str
+
+
+def list_lines(writer: LibraryWriter) -> Iterator[str]:
+    """One line for each operator and target."""
+    for operator in writer.operators():
+        index = writer.index(operator)
+        if index["current"] is None:
+            yield f"{operator}: rolled back, {len(writer.versions(operator))} versions kept"
+            continue
+        version, receipt, dispatch = writer.version(operator)
+        for target, entry in receipt["targets"].items():
+            gain, kernels = entry["gain"], dispatch["targets"][target]["kernels"]
+            forced = f", forced: {entry['forced']}" if entry["forced"] else ""
+            yield (
+                f"{operator} version {version} for {target}: {len(kernels)} kernels over "
+                f"{len(dispatch['targets'][target]['regions'])} shapes, {gain['value']:.3f} x {gain['incumbents']} "
+                f"({gain['kind']}), campaign {entry['campaign']['id']}{forced}"
+            )
+
+
+# -- verify ------------------------------------------------------------------------------------------
+
+
+def check(
+    writer: LibraryWriter,
+    operator: str | None,
+    *,
+    files_only: bool,
+    make: MakeEvaluator,
+    say: Callable[[str], None],
+) -> Iterator[Verification]:
+    """Every finding on the current versions: files against hashes, toolchain, generated tests, receipts run again."""
+    names = [operator] if operator else writer.operators()
+    if not names:
+        raise _nothing(writer)
+    for fault in writer.runtime_faults():
+        yield Verification(False, fault)
+    for name in names:
+        yield from _check_operator(writer, name, files_only=files_only, make=make, say=say)
+
+
+def _check_operator(
+    writer: LibraryWriter, operator: str, *, files_only: bool, make: MakeEvaluator, say: Callable[[str], None]
+) -> Iterator[Verification]:
+    try:
+        version, receipt, dispatch = writer.version(operator)
+        for name, sha256 in receipt["files"].items():
+            writer.file(operator, version, name, sha256)
+    except LibraryError as error:
+        yield Verification(False, str(error))
+        return
+    yield Verification(
+        True, f"{operator}: {len(receipt['files'])} files of version {version} are what was promoted."
+    )
+    folder = writer.place(operator) / "versions" / version
+    strangers = {p.name for p in folder.iterdir() if p.is_file()} - set(receipt["files"]) - {store.RECEIPT}
+    for name in sorted(strangers):
+        yield Verification(False, f"{operator}: {name} in version {version} is in no receipt.")
+    for target, entry in dispatch["targets"].items():
+        fault = store.toolchain_fault(entry["toolchain"])
+        if fault:
+            yield Verification(
+                False, f"{operator}: its kernels for {target} were {fault}; promote them again."
+            )
+        elif not files_only:
+            yield from _run_again(operator, receipt["targets"][target], entry, folder, make, say)
+    if not files_only:
+        yield _run_test(operator, folder)
+
+
+def _run_test(operator: str, folder: Path) -> Verification:
+    command = [sys.executable, str(folder / store.TEST)]
+    environment = {
+        **os.environ,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TRITON_INTERPRET": "1",
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=TEST_SECONDS, env=environment, check=False
+    )
+    if done.returncode == 0:
+        lines = done.stdout.splitlines()
+        skipped = sum(line.startswith("skipped") for line in lines)
+        rest = f", {skipped} need another device" if skipped else ""
+        return Verification(
+            True, f"{operator}: the generated test passes here ({len(lines) - skipped} cases{rest})."
+        )
+    last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    return Verification(False, f"{operator}: the generated test fails: {last}.")
+
+
+def _run_again(
+    operator: str,
+    receipt: Mapping[str, Any],
+    entry: Mapping[str, Any],
+    folder: Path,
+    make: MakeEvaluator,
+    say: Callable[[str], None],
+) -> Iterator[Verification]:
+    """One more round of what the receipt says was verified."""
+    campaign, target = receipt["campaign"], receipt["target"]["name"]
+    data = {
+        "name": "verify",
+        "operator": campaign["operator"],
+        "target": target,
+        "suite": campaign["suite"],
+        "budget": {"evaluations": 1},
+    }
+    try:
+        resolved = resolve(parse_config(data))
+        contenders = []
+        for candidate in receipt["candidates"]:
+            path = folder / entry["kernels"][candidate["genome"]]["file"]
+            genome = Genome(path.read_text(encoding="utf-8"), candidate["params"])
+            legal = legal_shapes(resolved, genome)
+            contenders.append(Contender(f"candidate {candidate['index']}", genome, only=legal))
+        evaluator = make(resolved)
+        try:
+            verification = verify(resolved, contenders, [], evaluator, say, rounds=1)
+        finally:
+            evaluator.close()
+    except Refusal as error:
+        yield Verification(False, f"{operator}: {error}")
+        return
+    except UserError as error:
+        yield Verification(False, f"{operator}: its receipt for {target} cannot be run again here: {error}")
+        return
+    names = {c["genome"]: f"candidate {c['index']}" for c in receipt["candidates"]}
+    for shape in receipt["shapes"]:
+        if verification.comparison is not None:
+            best = verification.comparison.seconds(shape["workload"], shape["genome"])
+        else:
+            best = verification.found[names[shape["genome"]]].seconds(shape["workload"])[0]
+        change = best / shape["seconds"] - 1
+        good = abs(change) <= TOLERANCE[resolved.target.kind]
+        yield Verification(
+            good,
+            f"{operator}: {shape['workload']} takes {best * 1e6:.2f} us, the receipt says "
+            f"{shape['seconds'] * 1e6:.2f} us ({target}, {resolved.target.kind.value}).",
+        )
+
+
+# -- changes -----------------------------------------------------------------------------------------
+
+
+def _nothing(writer: LibraryWriter) -> LibraryError:
+    return LibraryError(f"--library: nothing is promoted in {writer.root}.")
+
+
+def _require_some(writer: LibraryWriter) -> None:
+    """Raises LibraryError for a library that is not there, rather than make an empty one."""
+    if not writer.kernels.is_dir():
+        raise _nothing(writer)
+
+
+def rollback(
+    writer: LibraryWriter, operator: str, to: str | None, reason: str | None
+) -> tuple[str, str | None]:
+    """Make the version before the current one (or ``to``) current again; (from, to). Raises LibraryError."""
+    _require_some(writer)
+    with writer.writing():
+        index = writer.index(operator)
+        now = index["current"]
+        if now is None:
+            raise LibraryError(f"{operator}: nothing is promoted, so nothing can be rolled back.")
+        if to is not None:
+            target: str | None = writer.version(operator, to)[0]
+        else:
+            made = [e for e in index["history"] if e["version"] == now and e.get("action") == "promote"]
+            target = made[-1]["previous"] if made else None
+            if target is not None:
+                target = writer.version(operator, target)[0]
+        writer.point(operator, target, {"action": "rollback", "reason": reason})
+    return now, target
+
+
+def collect(writer: LibraryWriter, keep: int) -> list[str]:
+    """Remove versions that are neither current nor among the last ``keep`` promoted, and unfinished writing."""
+    removed = []
+    _require_some(writer)
+    with writer.writing():
+        for operator in writer.operators():
+            index = writer.index(operator)
+            promoted = [e["version"] for e in index["history"] if e.get("action") == "promote"]
+            kept = {index["current"], *list(dict.fromkeys(reversed(promoted)))[:keep]}
+            for folder in (writer.place(operator) / "versions").iterdir():
+                if folder.name not in kept:
+                    shutil.rmtree(folder)
+                    removed.append(f"{operator} {folder.name}")
+        for part in writer.root.rglob(f"{TEMPORARY}*"):
+            if part.is_file():
+                part.unlink()
+        writer.update_runtime()
+    return removed
+
+
+def diff_lines(writer: LibraryWriter, operator: str, old: str | None, new: str | None) -> Iterator[str]:
+    """Figures, dispatch and sources of two versions side by side; by default the current one and what it replaced."""
+    after, receipt, dispatch = writer.version(operator, new)
+    if old is None:
+        made = [
+            e
+            for e in writer.index(operator)["history"]
+            if e["version"] == after and e.get("action") == "promote"
+        ]
+        old = made[-1]["previous"] if made else None
+        if old is None:
+            raise LibraryError(f"{operator}: version {after} replaced nothing; name two versions.")
+    before, old_receipt, old_dispatch = writer.version(operator, old)
+    yield f"{operator}: {before} -> {after}"
+    for target in sorted({*receipt["targets"], *old_receipt["targets"]}):
+        yield from _figures(target, old_receipt["targets"].get(target), receipt["targets"].get(target))
+    left, right = (_sources(writer, operator, v, d) for v, d in ((before, old_dispatch), (after, dispatch)))
+    for name in sorted({*left, *right}):
+        if left.get(name) != right.get(name):
+            yield from difflib.unified_diff(
+                left.get(name, []), right.get(name, []), f"{before}/{name}", f"{after}/{name}", lineterm=""
+            )
+
+
+def _figures(target: str, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> Iterator[str]:
+    before = {s["workload"]: s for s in old["shapes"]} if old else {}
+    after = {s["workload"]: s for s in new["shapes"]} if new else {}
+    for workload in dict.fromkeys((*before, *after)):
+        left, right = (
+            f"{s[workload]['seconds'] * 1e6:.2f} us" if workload in s else "none" for s in (before, after)
+        )
+        kind = (after.get(workload) or before[workload])["kind"]
+        yield f"  {workload}: {left} -> {right} ({target}, {kind})"
+
+
+def _sources(
+    writer: LibraryWriter, operator: str, version: str, dispatch: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """Kernel sources by target and number, so that kernels of one place are compared with each other."""
+    found = {}
+    for target, entry in dispatch["targets"].items():
+        for number, kernel in enumerate(entry["kernels"].values()):
+            text = writer.file(operator, version, kernel["file"], kernel["sha256"]).decode("utf-8")
+            params = [f"# {name} = {value!r}" for name, value in sorted(kernel["params"].items())]
+            found[f"{target}/{number}"] = [*text.splitlines(), *params]
+    return found

@@ -1,0 +1,125 @@
+"""What is to be promoted: the winner of a finished campaign, a candidate by name, or a dispatch table's candidates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewright.evolve.campaign.config import parse_config
+from tilewright.evolve.campaign.resolve import Resolved, resolve
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.record.history import Candidate
+from tilewright.evolve.record.home import JOURNAL
+from tilewright.evolve.record.journal import Journal
+
+
+@dataclass(frozen=True)
+class Nomination:
+    """``candidates`` in the order of the table, ``assigned`` maps workload ids to genome ids (empty: all to the first).
+
+    ``lineage`` holds, per genome, one line for each ancestor along first parents, oldest first.
+    """
+
+    campaign: str
+    folder: Path
+    started: float
+    resolved: Resolved
+    candidates: tuple[Candidate, ...]
+    assigned: Mapping[str, str]
+    lineage: Mapping[str, tuple[str, ...]]
+
+    def genome_for(self, workload: str) -> str:
+        """The genome that is to serve a workload."""
+        return self.assigned.get(workload, self.candidates[0].genome.id)
+
+
+def nominate(
+    folder: Path, *, suite: str | None = None, candidate: str | None = None, table: Path | None = None
+) -> Nomination:
+    """Read the campaign in ``folder``. Raises UserError for one that has not finished or lacks what is asked."""
+    with Journal(folder / JOURNAL) as journal:
+        data = journal.meta("config")
+        events = journal.events()
+        finished = [event for event in events if event.kind == "finished"]
+        if data is None or not finished:
+            raise UserError(
+                f"campaign {folder.name} has not finished; end it with 'tilewright resume {folder.name}'."
+            )
+        known = list(journal.candidates())
+    config = parse_config(data, str(folder))
+    if suite is not None:
+        config = config.model_copy(update={"suite": suite})
+    resolved = resolve(config)
+    if resolved.target.compile_only:
+        raise UserError(
+            f"campaign {folder.name} only compiled for {resolved.target.name}; what has no time cannot be promoted."
+        )
+    if table is not None:
+        chosen, assigned = _from_table(table, known, resolved)
+    else:
+        chosen, assigned = [_one(folder.name, known, candidate, finished[-1].detail.get("winner"))], {}
+    return Nomination(
+        campaign=folder.name,
+        folder=folder,
+        started=next(event.at for event in events if event.kind == "started"),
+        resolved=resolved,
+        candidates=tuple(chosen),
+        assigned=assigned,
+        lineage={c.genome.id: _lineage(c, known) for c in chosen},
+    )
+
+
+def _one(campaign: str, known: Sequence[Candidate], name: str | None, winner: str | None) -> Candidate:
+    wanted = name if name is not None else winner
+    if wanted is None:
+        raise UserError(f"campaign {campaign} has no winner; name a candidate with --candidate.")
+    number = wanted.lstrip("#")
+    found = [
+        c for c in known if number == str(c.index) or (len(wanted) >= 6 and c.genome.id.startswith(wanted))
+    ]
+    if len(found) != 1:
+        raise UserError(
+            f"--candidate: {wanted!r} is {'ambiguous' if found else 'unknown'} in {campaign}; "
+            f"give a number from 0 to {len(known) - 1} or a genome id."
+        )
+    return found[0]
+
+
+def _from_table(
+    path: Path, known: Sequence[Candidate], resolved: Resolved
+) -> tuple[list[Candidate], dict[str, str]]:
+    """A dispatch table as ``evolve.campaign.dispatch_table`` writes it: entries of {workload: {id, dims} or
+    id, genome}."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))["entries"]
+        pairs = [(_workload_id(entry["workload"]), str(entry["genome"])) for entry in entries]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"--table: {path} is no dispatch table: {type(error).__name__} {error}.") from error
+    by_genome = {c.genome.id: c for c in known}
+    workloads = {w.id for w in (*resolved.suite.workloads, *resolved.suite.final)}
+    for workload, genome in pairs:
+        if genome not in by_genome:
+            raise UserError(f"--table: genome {genome} is no candidate of this campaign.")
+        if workload not in workloads:
+            raise UserError(f"--table: workload {workload} is not in suite {resolved.suite.name}.")
+    if not pairs:
+        raise UserError(f"--table: {path} has no entries.")
+    order = list(dict.fromkeys(genome for _, genome in pairs))
+    return [by_genome[genome] for genome in order], dict(pairs)
+
+
+def _workload_id(entry: Any) -> str:
+    return str(entry["id"] if isinstance(entry, Mapping) else entry)
+
+
+def _lineage(candidate: Candidate, known: Sequence[Candidate]) -> tuple[str, ...]:
+    by_genome = {c.genome.id: c for c in known}
+    line: list[Candidate] = []
+    at: Candidate | None = candidate
+    while at is not None and at not in line:
+        line.append(at)
+        at = by_genome.get(at.parents[0]) if at.parents else None
+    return tuple(f"#{c.index} {c.mutation.kind.value}: {c.mutation.detail}" for c in reversed(line))

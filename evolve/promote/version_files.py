@@ -1,0 +1,347 @@
+"""What a version holds: kernels, dispatch table, receipt, generated test. Made here, written by the writer."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.evolve.promote import sources
+from tilewright.evolve.promote.judge import Judgement
+from tilewright.evolve.promote.nominate import Nomination
+from tilewright.evolve.promote.runtime import checks, store
+from tilewright.evolve.promote.verify import Verified, gates_read
+from tilewright.evolve.record.history import Candidate
+from tilewright.evolve.record.system import commit, version
+from tilewright.evolve.space.space import read_declarations
+from tilewright.fitness.chips import Chip
+from tilewright.fitness.targets import Target
+from tilewright.seeds.operator import Operator, Workload
+
+REACH = 64.0
+"""A shape is served when no dimension differs from a measured one's by more than this factor."""
+
+RULE = (
+    "the legal region nearest in the sum of |log2(size / verified size)| over the dimensions, within reach in each; "
+    "legal: every constraint of its kernel holds; none: the recipe's reference product, with one warning"
+)
+GOLDEN_LIMIT = 4 << 20
+RANGED = ("jax", "jaxlib", "libtpu", "triton")
+"""Packages whose versions decide what a kernel compiles to."""
+
+KNOWN_FAMILIES = ("gemm_fp8_fused", "gemm_fp8_blockwise")
+
+Files = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """All that is known once a promotion has been allowed."""
+
+    nomination: Nomination
+    operator: str
+    judgement: Judgement
+    found: Mapping[str, Verified]
+    names: Mapping[str, str]
+    forced: str | None
+    overruled: str | None
+
+
+def build(
+    promotion: Promotion, before: tuple[dict[str, Any], dict[str, Any], Files] | None
+) -> tuple[Files, dict]:
+    """(files, receipt) of the new version. ``before``: receipt, dispatch and kernel files of the current one."""
+    target = promotion.nomination.resolved.target.name
+    old_receipt, old_dispatch, old_files = before or ({"targets": {}}, {"targets": {}}, {})
+    entry, kernels = _entry(promotion, old_dispatch["targets"].get(target))
+    targets = {**old_dispatch["targets"], target: entry}
+    used = {k["file"] for e in targets.values() for k in e["kernels"].values()}
+    files = {**{n: d for n, d in old_files.items() if n in used}, **kernels}
+    operator = promotion.nomination.resolved.operator
+    dimensions = list(next(iter(promotion.judgement.shapes)).dims)
+    dispatch = {
+        "format": store.FORMAT,
+        "operator": promotion.operator,
+        "dimensions": dimensions,
+        "targets": targets,
+        "rule": RULE,
+        "fallback": "reference",
+    }
+    files[store.DISPATCH] = _json(dispatch)
+    golden = _golden(operator) if promotion.operator.split("/")[0] not in KNOWN_FAMILIES else None
+    if golden is not None:
+        files["golden.npz"] = golden[1]
+    files[store.TEST] = _test(promotion, targets, golden[0] if golden else None)
+    receipt = {
+        "format": store.FORMAT,
+        "operator": promotion.operator,
+        "targets": {**old_receipt["targets"], target: _receipt(promotion)},
+    }
+    return files, receipt
+
+
+# -- the dispatch table ------------------------------------------------------------------------------
+
+
+def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[str, Any], Files]:
+    """The table of the promoted target. Regions of other shapes that were promoted before stay."""
+    resolved = promotion.nomination.resolved
+    kernels, files = {}, {}
+    for candidate in promotion.nomination.candidates:
+        genome = candidate.genome
+        data = sources.written(genome, _header(promotion, candidate))
+        name = f"{resolved.target.name}_{genome.id}.py"
+        files[name] = data
+        kernels[genome.id] = {
+            "file": name,
+            "sha256": store.digest(data),
+            "params": dict(genome.params),
+            "constraints": list(read_declarations(genome.source).constraints),
+        }
+    regions = [
+        {"workload": shape.figures.workload, "dims": dict(shape.dims), "kernel": shape.genome}
+        for shape in promotion.judgement.shapes
+    ]
+    fresh = {region["workload"] for region in regions}
+    for region in old["regions"] if old else ():
+        if region["workload"] not in fresh:
+            regions.append(region)
+            kernels.setdefault(region["kernel"], old["kernels"][region["kernel"]] if old else {})
+    first = promotion.nomination.candidates[0].genome.source
+    entry = {
+        "kind": resolved.target.kind.value,
+        "serves": [device_key(resolved.target)],
+        "language": sources.language(first),
+        "toolchain": _ranges(promotion),
+        "constants": {**resolved.operator.constants, **resolved.target.constants},
+        "reach": REACH,
+        "kernels": kernels,
+        "regions": regions,
+    }
+    return entry, files
+
+
+def device_key(target: Target) -> str:
+    """How a running program recognises the target's device: ``cuda:9.0``, ``tpu:TPU7x``, ``interpret``."""
+    if isinstance(target.hardware, Chip):
+        return f"tpu:{target.hardware.device_kind}"
+    if target.hardware.interpreted:
+        return store.INTERPRET
+    return f"cuda:{target.hardware.capability // 10}.{target.hardware.capability % 10}"
+
+
+def _ranges(promotion: Promotion) -> dict[str, tuple[str, str]]:
+    """Package to (verified version, the first that is no longer trusted): the next minor, or patch of a 0.0 release."""
+    found = {}
+    for verified in promotion.found.values():
+        for evaluation in verified.evaluations:
+            found.update({n: v for n, v in evaluation.toolchain.items() if n in RANGED})
+    ranges = {}
+    for name, verified_with in sorted(found.items()):
+        numbers = (*store.version_numbers(verified_with), 0, 0)[:3]
+        below = f"{numbers[0]}.{numbers[1] + 1}" if any(numbers[:2]) else f"0.0.{numbers[2] + 1}"
+        ranges[name] = (verified_with.split("+")[0], below)
+    return ranges
+
+
+def _header(promotion: Promotion, candidate: Candidate) -> list[str]:
+    nomination, judgement = promotion.nomination, promotion.judgement
+    target = nomination.resolved.target
+    day = time.strftime("%Y-%m-%d", time.gmtime(nomination.started))
+    shapes = [shape for shape in judgement.shapes if shape.genome == candidate.genome.id]
+    gains = ", ".join(f"{shape.figures.workload} {shape.gain:.3f} x" for shape in shapes[:6])
+    more = f" and {len(shapes) - 6} more" if len(shapes) > 6 else ""
+    lineage = nomination.lineage[candidate.genome.id]
+    shown = (
+        lineage if len(lineage) <= 12 else (*lineage[:4], f"... {len(lineage) - 8} steps ...", *lineage[-4:])
+    )
+    return [
+        f"{promotion.operator} for {target.name} ({target.kind.value}). Promoted by tilewright: do not edit,",
+        "a file whose hash differs from its receipt is not used.",
+        f"campaign  {nomination.campaign} of {day}, candidate {candidate.index}, genome {candidate.genome.id}",
+        f"gain      {judgement.gain:.3f} x {judgement.incumbents}, geometric mean of {len(judgement.shapes)} shapes, "
+        f"{target.kind.value}",
+        f"shapes    {gains}{more}",
+        "lineage   " + (shown[0] if shown else "unknown"),
+        *(f"          {line}" for line in shown[1:]),
+        "",
+    ]
+
+
+# -- the receipt -------------------------------------------------------------------------------------
+
+
+def _receipt(promotion: Promotion) -> dict[str, Any]:
+    nomination, judgement = promotion.nomination, promotion.judgement
+    resolved = nomination.resolved
+    candidates = [
+        {
+            "index": candidate.index,
+            "genome": candidate.genome.id,
+            "params": dict(candidate.genome.params),
+            "lineage": list(nomination.lineage[candidate.genome.id]),
+            **_verification(promotion.found[promotion.names[candidate.genome.id]]),
+        }
+        for candidate in nomination.candidates
+    ]
+    return {
+        "target": {"name": resolved.target.name, "kind": resolved.target.kind.value},
+        "campaign": {
+            "id": nomination.campaign,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(nomination.started)),
+            "operator": resolved.config.operator,
+            "suite": resolved.suite.name,
+            "seed": resolved.config.seed,
+        },
+        "promoted": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "tilewright": {"version": version(), "commit": commit()},
+        "candidates": candidates,
+        "incumbents": {
+            name: {"genome": v.contender.genome.id, **_verification(v)}
+            for name, v in promotion.found.items()
+            if name not in promotion.names.values()
+        },
+        "gain": {
+            "value": judgement.gain,
+            "interval": list(judgement.interval),
+            "unit": "times the incumbent's rate, geometric mean over the shapes",
+            "kind": judgement.kind.value,
+            "incumbents": judgement.incumbents,
+        },
+        "shapes": [_shape(shape, judgement) for shape in judgement.shapes],
+        "forced": promotion.forced,
+        "overruled": promotion.overruled,
+    }
+
+
+def _verification(verified: Verified) -> dict[str, Any]:
+    last = verified.evaluations[-1]
+    gates = gates_read(verified)
+    return {
+        "evaluations": len(verified.evaluations),
+        "workloads": list(dict.fromkeys(f.workload for e in verified.evaluations for f in e.workloads)),
+        "gate_seeds": verified.seeds,
+        "input_sets": verified.input_sets,
+        "gates": {
+            name: {
+                "worst": value,
+                "unit": "dB, or elements that differ for bit-exact gates",
+                "readings": count,
+            }
+            for name, (value, count) in gates.items()
+        },
+        "artefacts": sorted({e.artefact for e in verified.evaluations if e.artefact}),
+        "toolchain": dict(last.toolchain),
+    }
+
+
+def _shape(shape: Any, judgement: Judgement) -> dict[str, Any]:
+    return {
+        "workload": shape.figures.workload,
+        "dims": dict(shape.dims),
+        "genome": shape.genome,
+        "kind": judgement.kind.value,
+        "seconds": shape.seconds,
+        "seconds_interval": list(shape.interval),
+        "rate": shape.figures.rate,
+        "unit": shape.figures.unit,
+        "roofline_fraction": shape.figures.roofline_fraction,
+        "incumbent": shape.incumbent,
+        "incumbent_seconds": shape.incumbent_seconds,
+        "gain": shape.gain,
+        "gain_interval": list(shape.gain_interval),
+    }
+
+
+# -- the generated test ------------------------------------------------------------------------------
+
+_TEST = '''"""Generated when {operator} was promoted: its kernels against the recipe, on the device here or interpreted.
+
+Run with pytest, or as a program. Needs the package beside it, numpy, and torch or JAX; not tilewright.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[5]))
+checks = importlib.import_module(f"{{HERE.parents[4].name}}.checks")
+store = importlib.import_module(f"{{HERE.parents[4].name}}.store")
+
+CASES = [
+{cases}
+]
+
+
+def run(target, dims, kind):
+    try:
+        return checks.check(HERE, target, dims, kind)
+    except store.UnsoundLibrary:
+        raise
+    except store.NotServed as error:
+        return str(error)
+
+
+def pytest_generate_tests(metafunc):
+    metafunc.parametrize(("target", "dims", "kind"), CASES)
+
+
+def test_promoted_kernel_keeps_its_recipe(target, dims, kind):
+    found = run(target, dims, kind)
+    if isinstance(found, str):
+        import pytest
+
+        pytest.skip(found)
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        answer = run(*case)
+        print("skipped" if isinstance(answer, str) else "passed", *case, answer)
+'''
+
+
+def _test(promotion: Promotion, targets: Mapping[str, Any], golden: Workload | None) -> bytes:
+    operator = promotion.nomination.resolved.operator
+    suite = promotion.nomination.resolved.suite
+    smallest = min(suite.check, key=operator.flops)
+    cases = []
+    for target in targets:
+        if golden is not None:
+            cases.append((target, dict(golden.dims), "golden"))
+        else:
+            cases += [(target, dict(smallest.dims), kind) for kind in checks.KINDS]
+    lines = "\n".join(f"    {case!r}," for case in cases).replace("'", '"')
+    return _TEST.format(operator=promotion.operator, cases=lines).encode()
+
+
+def _golden(operator: Operator) -> tuple[Workload, bytes] | None:
+    """Operands and float64 references of the smallest check shape, for a family the package does not know."""
+    checked = {w.id: w for suite in operator.suites.values() for w in suite.check}
+    workload = min(checked.values(), key=operator.flops)
+    inputs = operator.make_inputs(workload, 0, operator.input_kinds[-1])
+    reference = next(iter(operator.oracle(workload, inputs).values()))
+    arrays: dict[str, np.ndarray] = {}
+    for number, spec in enumerate(operator.inputs(workload)):
+        array = np.ascontiguousarray(inputs[spec.name])
+        arrays[f"in{number}|{spec.dtype}"] = array.view(f"u{array.dtype.itemsize}")
+    for number, spec in enumerate(operator.outputs(workload)):
+        arrays[f"out{number}|float64"] = np.asarray(reference[spec.name], np.float64)
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
+    return (workload, packed.getvalue()) if packed.tell() <= GOLDEN_LIMIT else None
+
+
+def _json(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=1, sort_keys=True) + "\n").encode()
+
+
+def names_of(candidates: Sequence[Candidate]) -> dict[str, str]:
+    """Genome id to the name a contender has in messages."""
+    return {c.genome.id: f"candidate {c.index}" for c in candidates}

@@ -1,0 +1,132 @@
+"""What a model is told. Prompts depend on the history alone, so that a replay asks the same questions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright.evolve.proposers.llm.client import Messages
+from tilewright.evolve.record.history import Candidate, History
+from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.fitness.hints import hints
+
+RELATIVES = 3
+FAILURES = 4
+_HIDDEN = ("timeline",)
+
+SYSTEM = """You improve one accelerator kernel at a time. You are given the operator's contract, a kernel module, \
+and figures from a real compiler. Propose one change that makes the kernel faster and keeps it exactly correct.
+
+Rules for the module:
+- Module level holds a docstring, imports, constants and function definitions only.
+- SPACE maps each parameter to a tuple of allowed values, DEFAULTS gives one legal value each, CONSTRAINTS maps \
+expressions over parameters, dimensions and constants to the reason. Keep them as literals and in step with the code.
+- No input or output, no introspection, no global state, no names or attributes that start with an underscore.
+- Keep the entry point and its signature.
+
+Answer with a line 'SUMMARY: <what changed and why it is faster>' and then either one or more blocks
+
+<<<<<<< SEARCH
+text that occurs exactly once in the module
+=======
+its replacement
+>>>>>>> REPLACE
+
+or, for larger changes, the whole module in one fenced Python block."""
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What the prompts say about the campaign: texts a person wrote, not a model."""
+
+    operator: str
+    text: str
+    target: str
+    workloads: tuple[str, ...]
+
+
+def improve(contract: Contract, history: History, parent: Candidate) -> Messages:
+    """Ask for a faster child of ``parent``."""
+    evaluation = history.evaluation(parent.genome.id)
+    parts = [
+        _contract(contract),
+        _kernel("Kernel to improve", parent, evaluation),
+        _relatives(history, parent),
+        _failures(history),
+        "Propose one change.",
+    ]
+    return [_system(), {"role": "user", "content": "\n\n".join(filter(None, parts))}]
+
+
+def mend(contract: Contract, history: History, failed: Candidate, evaluation: Evaluation) -> Messages:
+    """Show a failed child its own error and ask for a version that keeps its idea."""
+    parts = [
+        _contract(contract),
+        _kernel("Kernel that failed", failed, evaluation),
+        f"It was meant to: {failed.mutation.detail}",
+        f"It failed at {evaluation.stage.value} with {evaluation.verdict.value}: {evaluation.reason}",
+        f"Log:\n{evaluation.log[-2000:]}" if evaluation.log else "",
+        "Keep the idea and mend the kernel.",
+    ]
+    return [_system(), {"role": "user", "content": "\n\n".join(filter(None, parts))}]
+
+
+def again(messages: Messages, reply: str, error: str) -> Messages:
+    """The same question after an answer that could not be used."""
+    return [
+        *messages,
+        {"role": "assistant", "content": reply},
+        {"role": "user", "content": f"That could not be used: {error}. Answer again in the required form."},
+    ]
+
+
+def _system() -> dict[str, str]:
+    return {"role": "system", "content": SYSTEM}
+
+
+def _contract(contract: Contract) -> str:
+    shapes = ", ".join(contract.workloads)
+    return f"Operator {contract.operator} on {contract.target}, shapes {shapes}.\n\n{contract.text}"
+
+
+def _kernel(title: str, candidate: Candidate, evaluation: Evaluation | None) -> str:
+    params = json.dumps(dict(candidate.genome.params))
+    text = f"{title} (parameters {params}):\n```python\n{candidate.genome.source}```"
+    return f"{text}\n\nIts figures:\n{_figures(evaluation)}" if evaluation else text
+
+
+def _figures(evaluation: Evaluation) -> str:
+    lines = []
+    for w in evaluation.workloads:
+        shown = {k: v for k, v in sorted(w.diagnosis.items()) if k not in _HIDDEN}
+        lines.append(
+            f"- {w.workload}: {w.seconds * 1e6:.1f} us {w.kind.value}, {w.rate:.0f} {w.unit}, "
+            f"{100 * w.roofline_fraction:.0f} % of the roofline; {json.dumps(shown, sort_keys=True)}"
+        )
+        lines += [f"  {sentence}" for sentence in hints(w.diagnosis)]
+    return "\n".join(lines) or f"- {evaluation.verdict.value}: {evaluation.reason}"
+
+
+def _relatives(history: History, parent: Candidate) -> str:
+    others = [(c, e) for c, e in history.successes() if c.genome.id != parent.genome.id]
+    best = sorted(others, key=lambda ce: (-(ce[1].fitness or 0.0), ce[0].index))[:RELATIVES]
+    lines = [
+        f"- {e.fitness:.0f} {e.unit}: {_story(c)}; parameters {json.dumps(dict(c.genome.params))}"
+        for c, e in best
+    ]
+    return "The best others so far:\n" + "\n".join(lines) if lines else ""
+
+
+def _failures(history: History) -> str:
+    failed: Sequence[tuple[Candidate, Evaluation]] = [
+        (c, e)
+        for c, e in history.evaluated
+        if e.verdict not in (Verdict.OK, Verdict.DUPLICATE, Verdict.OUTPACED, Verdict.INFRA_ERROR)
+    ]
+    lines = [f"- {_story(c)}: {e.verdict.value}, {e.reason}" for c, e in failed[-FAILURES:]]
+    return "What failed lately:\n" + "\n".join(lines) if lines else ""
+
+
+def _story(candidate: Candidate) -> str:
+    return f"{candidate.mutation.kind.value}: {candidate.mutation.detail}"

@@ -1,0 +1,223 @@
+"""What a campaign believes about points it has not tried: a Gaussian process and trees, averaged.
+
+The process learns from a handful of points which parameters matter; the trees find the cliffs and
+interactions of a hardware's limits once there are points on both sides. Their average is better than either
+through most of a campaign. Failures have no fitness: a second forest learns where they lie, and for the
+first they count as the worst fitness seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import erfcx
+
+from tilewright.evolve.proposers.surrogate.features import Encoder
+from tilewright.evolve.proposers.surrogate.gp import GaussianProcess, Posterior
+from tilewright.evolve.proposers.surrogate.records import SourceRecords
+from tilewright.evolve.proposers.surrogate.trees import Forest
+from tilewright.evolve.space.space import Rows
+
+FIRST_ROUNDS = 6
+LATER_ROUNDS = 2
+
+TREES = 25
+FAILURE_TREES = 20
+
+FAILURE_PRIOR = 6.0
+"""Weight of the trees' feasibility against one vote of the overall success rate."""
+
+LEAST_FEASIBLE = 0.02
+
+MOST_POINTS = 240
+"""Points the process learns from: beyond it, the best third of these and the latest others."""
+
+MOST_TUNED = 120
+"""The same for its hyperparameters."""
+
+MOST_SPARE = 240
+"""Points the process takes in between two refits, at most."""
+
+MOST_SPLIT = 200
+"""The same for the trees."""
+
+KNEE = 2.0
+"""Loss beyond which a point counts as merely bad, as a multiple of the median loss."""
+
+LEAST_KNEE = 0.02
+
+TREES_SHARE = 0.4
+"""Weight of the trees in the average."""
+
+_FAR = 20.0
+"""Deviations from the best beyond which expected improvement is its asymptote."""
+
+Group = tuple[int, Rows]
+"""Points of one source: its number in the model, and their index rows."""
+
+
+@dataclass(frozen=True)
+class Warp:
+    """From log fitness to what is modelled. Losses far beyond the knee differ less than losses near the best: a
+    model should tell good points apart rather than bad ones."""
+
+    best: float
+    knee: float
+    width: float = 1.0
+
+    def __call__(self, targets: np.ndarray) -> np.ndarray:
+        loss = (self.best - targets) / self.knee
+        return -np.where(loss > 0, np.log1p(np.maximum(loss, 0.0)), loss) / self.width
+
+
+def fitted_warp(targets: np.ndarray, best: float) -> Warp:
+    """The warp whose knee is the typical loss."""
+    loss = best - targets[~np.isnan(targets)]
+    warp = Warp(best, max(KNEE * float(np.median(loss)), LEAST_KNEE))
+    return Warp(best, warp.knee, float(np.nanstd(warp(targets))) + 1e-9)
+
+
+class Model:
+    """Knows the records of some sources. ``learn`` refits it; ``add`` names the points it is asked about, and
+    ``observe`` takes in what became of a point until the next refit."""
+
+    def __init__(self, sources: Sequence[SourceRecords], earlier: Sequence[SourceRecords] = ()) -> None:
+        """``earlier`` are records of other campaigns: they teach, but are neither asked about nor beaten."""
+        self.sources = tuple(sources)
+        self._all = (*sources, *earlier)
+        self._encoder = Encoder([records.space for records in self._all])
+        self._process = GaussianProcess(self._encoder.groups, self._encoder.derived)
+        self._tuned = False
+
+    def learn(self, seed: int, spare: int) -> None:
+        """Refit to the records as they are now; ``spare`` observations may follow before the next refit."""
+        targets = self._targets()
+        ok = ~np.isnan(targets)
+        self._warp = fitted_warp(targets, max(records.best for records in self.sources))
+        warped = self._warp(targets)
+        age = self._ages()
+        self._learn_process(warped, age, spare)
+        kept = _chosen(np.where(ok, warped, -np.inf), age, MOST_SPLIT)
+        split = self._encoded(self._encoder.split, kept)
+        fallen = np.where(ok, warped, warped[ok].min())
+        self._forest = Forest(split, fallen[kept], TREES, seed, bootstrap=True)
+        self._failures = None
+        if not ok.all():
+            self._failures = Forest(split, ok[kept].astype(float), FAILURE_TREES, seed + 1, bootstrap=False)
+        self._success_rate = float(ok.mean())
+        self._best = 0.0
+        self._pool = _Pool()
+
+    def _learn_process(self, warped: np.ndarray, age: np.ndarray, spare: int) -> None:
+        chosen = _chosen(warped, age, MOST_POINTS)
+        smooth, targets = self._encoded(self._encoder.smooth, chosen), warped[chosen]
+        tuned = _chosen(targets, age[chosen], MOST_TUNED)
+        rounds = LATER_ROUNDS if self._tuned else FIRST_ROUNDS
+        self._process.tune(smooth[tuned], targets[tuned], rounds)
+        self._tuned = True
+        self._posterior: Posterior = self._process.posterior(smooth, targets, min(spare, MOST_SPARE))
+
+    @property
+    def room(self) -> int:
+        """Successes it can still observe before the next refit."""
+        return self._posterior.room
+
+    def add(self, groups: Sequence[Group]) -> None:
+        """More points to be asked about."""
+        for source, rows in groups:
+            if not len(rows):
+                continue
+            split = self._encoder.split(source, rows)
+            self._posterior.add_pool(self._encoder.smooth(source, rows))
+            self._pool.add(*self._forest.predict(split), self._feasible(split))
+
+    def observe(self, places: Sequence[int], targets: Sequence[float]) -> None:
+        """What became of some points of the pool, as log fitness; failures wait for the next refit."""
+        told = [(p, t) for p, t in zip(places, targets, strict=True) if not math.isnan(t)][: self.room]
+        if told:
+            warped = self._warp(np.array([target for _, target in told]))
+            self._posterior.observe(np.array([place for place, _ in told]), warped)
+            self._best = max(self._best, float(warped.max()))
+
+    def promise(self, pending: Sequence[int] = (), doubt: float = 1.0) -> np.ndarray:
+        """Log of the expected gain over the best times the probability of success, for each point of the pool.
+
+        ``pending`` are places of points in flight. ``doubt`` scales the standard deviation: less of it asks for
+        what is known to be good.
+        """
+        mean, spread = self._posterior.predict(np.array(pending, dtype=int))
+        other_mean, other_spread, feasible = self._pool.columns()
+        mean = (1 - TREES_SHARE) * mean + TREES_SHARE * other_mean
+        spread = np.sqrt((1 - TREES_SHARE) * spread**2 + TREES_SHARE * other_spread**2)
+        return log_improvement(mean, doubt * spread, self._best) + np.log(feasible)
+
+    def _feasible(self, split: np.ndarray) -> np.ndarray:
+        if self._failures is None:
+            return np.ones(len(split))
+        votes, _ = self._failures.predict(split)
+        blended = (FAILURE_PRIOR * votes + self._success_rate) / (FAILURE_PRIOR + 1.0)
+        return np.clip(blended, LEAST_FEASIBLE, 1.0)
+
+    def _targets(self) -> np.ndarray:
+        """Log fitness; of earlier campaigns, as if their best and this one's were equal."""
+        best = max(records.best for records in self.sources)
+        parts = [np.array(r.targets, dtype=float) + (best if r.earlier else 0.0) for r in self._all]
+        return np.concatenate(parts)
+
+    def _ages(self) -> np.ndarray:
+        """Index of each record's candidate, -1 where it is of another campaign."""
+        return np.concatenate([[c.index for c in r.candidates] or [-1] * len(r.rows) for r in self._all])
+
+    def _encoded(self, encode: Callable[[int, Rows], np.ndarray], places: np.ndarray) -> np.ndarray:
+        """Columns of the records at these ascending places among those of all sources."""
+        parts, start = [], 0
+        for k, records in enumerate(self._all):
+            mine = places[(places >= start) & (places < start + len(records.rows))] - start
+            start += len(records.rows)
+            if len(mine):
+                parts.append(encode(k, np.array([records.rows[i] for i in mine])))
+        return np.concatenate(parts)
+
+
+def _chosen(targets: np.ndarray, age: np.ndarray, most: int) -> np.ndarray:
+    """Places of at most so many points with a target: the best third of these, and the latest."""
+    good = np.flatnonzero(~np.isnan(targets))
+    if len(good) <= most:
+        return good
+    best = good[np.argsort(-targets[good], kind="stable")[: most // 3]]
+    rest = np.setdiff1d(good, best)
+    latest = rest[np.argsort(-age[rest], kind="stable")[: most - len(best)]]
+    return np.sort(np.concatenate([best, latest]))
+
+
+class _Pool:
+    """What the trees say of the points a model is asked about; they say it once for each."""
+
+    def __init__(self) -> None:
+        self._parts: list[np.ndarray] = []
+
+    def add(self, mean: np.ndarray, spread: np.ndarray, feasible: np.ndarray) -> None:
+        self._parts.append(np.stack([mean, spread, feasible]))
+
+    def columns(self) -> np.ndarray:
+        """[3, points]: mean, standard deviation, probability of success."""
+        if len(self._parts) > 1:
+            self._parts = [np.concatenate(self._parts, axis=1)]
+        return self._parts[0] if self._parts else np.zeros((3, 0))
+
+
+def log_improvement(mean: np.ndarray, spread: np.ndarray, best: float) -> np.ndarray:
+    """Logarithm of the expected improvement of a normal belief over ``best`` (Jones, Schonlau and Welch 1998).
+
+    Through Mills' ratio, so that points many deviations below the best still rank by promise: their improvement is
+    far below what the difference of two rounded numbers can tell from zero.
+    """
+    spread = np.maximum(spread, 1e-6)
+    score = (mean - best) / spread
+    mills = math.sqrt(math.pi / 2.0) * erfcx(-np.clip(score, -_FAR, _FAR) / math.sqrt(2.0))
+    tail = np.where(score > -_FAR, 1.0 + score * mills, 1.0 / (score * score + 3.0))
+    near = -0.5 * score * score - 0.5 * math.log(2.0 * math.pi) + np.log(tail)
+    return np.log(spread) + np.where(score < _FAR, near, np.log(np.maximum(score, 1.0)))

@@ -1,0 +1,147 @@
+"""A fitted model and the points it is asked about until the next refit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tilewright.evolve.proposers.surrogate.model import Group, Model
+from tilewright.evolve.proposers.surrogate.pool import PARENTS, TOP, codes_of, distinct, pool_of, ranked
+from tilewright.evolve.proposers.surrogate.records import SourceRecords
+from tilewright.evolve.record.history import Candidate
+from tilewright.evolve.space.space import Rows
+
+NEAR_PENDING = 0.5
+"""Factor on points one parameter away from one in flight: its outcome will say much about them."""
+
+_DIGITS = 9
+"""Scores are compared to so many digits, so that rounding differs nowhere between machines."""
+
+
+EXPLOIT_EVERY = 4
+EXPLOIT_DOUBT = 0.25
+"""Every fourth look, the model's doubt counts for a quarter: expected improvement alone explores for too long."""
+
+
+class View:
+    """A fitted model and the points it is asked about until the next refit."""
+
+    def __init__(
+        self, model: Model, proposed: Mapping[str, set[int]], rng: np.random.Generator, number: int
+    ) -> None:
+        """``proposed`` maps a source to the codes of its points that are no longer open; ``number`` counts looks."""
+        self.model = model
+        self._proposed = proposed
+        self._numbers = {records.source: k for k, records in enumerate(model.sources)}
+        self._places: dict[tuple[int, int], int] = {}
+        self._owners: list[int] = []
+        self._rows: list[Rows] = []
+        self._open = np.zeros(0, dtype=bool)
+        self._fittest = ranked(model.sources)[:PARENTS]
+        self._news: list[tuple[int, int]] = []
+        self._order: np.ndarray | None = None
+        self._number = number
+        self._add(pool_of(model.sources, rng))
+
+    def _add(self, groups: Sequence[Group]) -> None:
+        fresh: list[Group] = []
+        still_open: list[bool] = []
+        for k in sorted({k for k, _ in groups}):
+            records = self.model.sources[k]
+            proposed = self._proposed.get(records.source, set())
+            rows = distinct(records.space, np.concatenate([rows for owner, rows in groups if owner == k]))
+            codes = codes_of(records.space, rows)
+            keep = [i for i, code in enumerate(codes) if (k, code) not in self._places]
+            for i in keep:
+                self._places[k, codes[i]] = len(self._rows)
+                self._rows.append(rows[i])
+                self._owners.append(k)
+                still_open.append(codes[i] not in proposed)
+            fresh.append((k, rows[keep]))
+        self._open = np.concatenate([self._open, np.array(still_open, dtype=bool)])
+        self.model.add(fresh)
+
+    def strike(self, source: str, code: int) -> None:
+        """This point has been proposed."""
+        place = self._places.get((self._numbers.get(source, -1), code))
+        if place is not None:
+            self._open[place] = False
+
+    def note(self, records: SourceRecords, place: int) -> None:
+        """One more record, for the next ``look``."""
+        if records.source in self._numbers:
+            self._news.append((self._numbers[records.source], place))
+
+    def look(self, number: int) -> None:
+        """Tell the model what was noted; the neighbours of records among the best join the pool."""
+        news, self._news = self._news, []
+        told = [(k, self.model.sources[k].rows[i]) for k, i in news]
+        near = [(k, self._near(k, i)) for k, i in news if self._ranks_among_top(k, i)]
+        places = self._places_of(told, near)
+        self.model.observe(places, [self.model.sources[k].targets[i] for k, i in news])
+        self._order, self._number = None, number
+
+    def _near(self, k: int, i: int) -> Rows:
+        records = self.model.sources[k]
+        return records.space.neighbour_rows(records.rows[i], steps=None)
+
+    def _places_of(self, points: Sequence[tuple[int, Rows]], more: Sequence[Group] = ()) -> list[int]:
+        """Where points (source, row) stand in the pool, which they join if need be, and ``more`` with them."""
+        codes = [(k, codes_of(self.model.sources[k].space, row[None])[0]) for k, row in points]
+        missing = [
+            (k, row[None]) for (k, row), code in zip(points, codes, strict=True) if code not in self._places
+        ]
+        if missing or more:
+            self._add([*missing, *more])
+        return [self._places[code] for code in codes]
+
+    def _ranks_among_top(self, k: int, place: int) -> bool:
+        target = self.model.sources[k].targets[place]
+        if math.isnan(target):
+            return False
+        entry = (-target, k, place)
+        self._fittest = sorted([*self._fittest, entry])[:PARENTS]
+        return entry in self._fittest[:TOP]
+
+    def best(self, pending: Sequence[tuple[int, Rows]]) -> tuple[SourceRecords, Rows, Candidate] | None:
+        """The open point of most expected improvement, and the closest of the fittest as its parent."""
+        order = self._ranking(self._places_of(pending))
+        if not self._open.any():
+            return None
+        place = int(order[np.argmax(self._open[order])])
+        records, row = self.model.sources[self._owners[place]], self._rows[place]
+        return records, row, self._parent(self._owners[place], row)
+
+    def _ranking(self, waiting: Sequence[int]) -> np.ndarray:
+        """Places from the most promising down; without points in flight, the same until the next look."""
+        if self._order is not None and not waiting:
+            return self._order
+        doubt = 1.0 if self._number % EXPLOIT_EVERY else EXPLOIT_DOUBT
+        scores = self.model.promise(waiting, doubt) + np.log(self._away_from(waiting))
+        order = np.argsort(-np.round(scores, _DIGITS), kind="stable")
+        if not waiting:
+            self._order = order
+        return order
+
+    def _parent(self, k: int, row: Rows) -> Candidate:
+        records = self.model.sources[k]
+        fit = [i for _, owner, i in self._fittest if owner == k] or [_argbest(records)]
+        apart = (np.array([records.rows[i] for i in fit]) != row).sum(axis=1)
+        return records.candidates[fit[int(np.argmin(apart))]]
+
+    def _away_from(self, waiting: Sequence[int]) -> np.ndarray:
+        factor = np.ones(len(self._rows))
+        if not waiting:
+            return factor
+        owners = np.array(self._owners)
+        for place in waiting:
+            mine = np.flatnonzero(owners == owners[place])
+            rows = np.array([self._rows[p] for p in mine])
+            factor[mine[(rows != self._rows[place]).sum(axis=1) <= 1]] = NEAR_PENDING
+        return factor
+
+
+def _argbest(records: SourceRecords) -> int:
+    return int(np.nanargmax(records.targets))

@@ -1,0 +1,131 @@
+"""What is worth building on: islands, each with the fittest candidate of every descriptor cell.
+
+MAP-Elites after Mouret and Clune (2015), on islands joined in a ring. The archive is a fold over evaluations
+in the order they were integrated, so a resumed campaign rebuilds it exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from tilewright.evolve.record.history import Candidate
+from tilewright.fitness.evaluation import Evaluation, Verdict, WorkloadFigures
+
+Cell = tuple[tuple[str, str], ...]
+"""Sorted descriptor items."""
+
+SELECTION_PRESSURE = 0.5
+"""Probability that selection stops at an elite when it walks them from the fittest down."""
+
+
+@dataclass(frozen=True)
+class Elite:
+    """The fittest candidate of one cell of one island."""
+
+    candidate: Candidate
+    evaluation: Evaluation
+
+    @property
+    def fitness(self) -> float:
+        """In the operator's unit."""
+        return self.evaluation.fitness or 0.0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a candidate went. ``kept`` is false when its verdict is not ok or its cell holds a fitter one."""
+
+    island: int
+    cell: Cell
+    kept: bool
+    replaced: str | None = None
+    """Genome id of the elite it displaced."""
+
+
+class Archive:
+    """``islands`` >= 1 rings of cells; every ``migration_interval`` additions each island's best moves on."""
+
+    def __init__(self, islands: int, migration_interval: int) -> None:
+        if islands < 1 or migration_interval < 1:
+            raise ValueError("an archive needs at least one island and one addition between migrations")
+        self._islands: list[dict[Cell, Elite]] = [{} for _ in range(islands)]
+        self._interval = migration_interval
+        self._added = 0
+        self._workloads: dict[str, tuple[Candidate, WorkloadFigures]] = {}
+
+    def add(self, candidate: Candidate, evaluation: Evaluation) -> Placement:
+        """Place a candidate on its island. Failures are not kept."""
+        cell: Cell = tuple(sorted(evaluation.descriptors.items()))
+        island = candidate.island % len(self._islands)
+        if evaluation.verdict is not Verdict.OK:
+            return Placement(island, cell, kept=False)
+        elite = Elite(candidate, evaluation)
+        displaced = self._islands[island].get(cell)
+        kept = self._offer(island, cell, elite)
+        self._note_workloads(elite)
+        self._added += 1
+        if self._added % self._interval == 0:
+            self._migrate()
+        return Placement(island, cell, kept, displaced.candidate.genome.id if kept and displaced else None)
+
+    def elites(self, island: int) -> Sequence[Elite]:
+        """The elites of an island, fittest first, earlier ones first on a tie."""
+        return sorted(self._islands[island].values(), key=lambda e: (-e.fitness, e.candidate.index))
+
+    @property
+    def islands(self) -> int:
+        return len(self._islands)
+
+    @property
+    def cells(self) -> Mapping[Cell, Elite]:
+        """The fittest elite of every cell over all islands."""
+        best: dict[Cell, Elite] = {}
+        for island in self._islands:
+            for cell, elite in island.items():
+                if cell not in best or _fitter(elite, best[cell]):
+                    best[cell] = elite
+        return MappingProxyType(best)
+
+    @property
+    def per_workload(self) -> Mapping[str, tuple[Candidate, WorkloadFigures]]:
+        """The fastest candidate of every workload: what a dispatch table is made of."""
+        return MappingProxyType(self._workloads)
+
+    def select(self, island: int, rng: np.random.Generator) -> Elite | None:
+        """An elite of the island, fitter ones more often; ``None`` while it is empty."""
+        elites = self.elites(island)
+        if not elites:
+            return None
+        depth = int(rng.geometric(SELECTION_PRESSURE)) - 1
+        return elites[depth % len(elites)]
+
+    def _offer(self, island: int, cell: Cell, elite: Elite) -> bool:
+        holder = self._islands[island].get(cell)
+        if holder is not None and not _fitter(elite, holder):
+            return False
+        self._islands[island][cell] = elite
+        return True
+
+    def _note_workloads(self, elite: Elite) -> None:
+        for figures in elite.evaluation.workloads:
+            known = self._workloads.get(figures.workload)
+            if known is None or figures.seconds < known[1].seconds:
+                self._workloads[figures.workload] = (elite.candidate, figures)
+
+    def _migrate(self) -> None:
+        if len(self._islands) == 1:
+            return
+        bests = [self.elites(island)[:1] for island in range(len(self._islands))]
+        for island, best in enumerate(bests):
+            for elite in best:
+                cell: Cell = tuple(sorted(elite.evaluation.descriptors.items()))
+                self._offer((island + 1) % len(self._islands), cell, elite)
+
+
+def _fitter(one: Elite, other: Elite) -> bool:
+    """Strictly: on a tie the holder stays."""
+    return one.fitness > other.fitness

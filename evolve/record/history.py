@@ -1,0 +1,230 @@
+"""What a campaign has tried so far, as proposers see it."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, Protocol, TypeVar, overload
+
+import numpy as np
+
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import Evaluation, Verdict
+
+T = TypeVar("T")
+
+
+class MutationKind(StrEnum):
+    SEED = "seed"
+    PARAMETER = "parameter"
+    REWRITE = "rewrite"
+    CROSSOVER = "crossover"
+    LLM = "llm"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One step from parents to a child. ``detail`` is one line a person reads in the lineage."""
+
+    kind: MutationKind
+    proposer: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A genome with its ancestry. ``index`` counts proposals from 0; ``parents`` are genome ids.
+
+    ``seen`` is how many evaluations had been integrated when it was proposed.
+    """
+
+    index: int
+    genome: Genome
+    parents: tuple[str, ...]
+    mutation: Mutation
+    generation: int
+    island: int
+    seen: int = 0
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a proposer wants tried next."""
+
+    genome: Genome
+    parents: tuple[str, ...]
+    mutation: Mutation
+
+
+class Recall(Protocol):
+    """Where a history finds what it no longer holds; the journal. Both raise JournalError for a damaged file."""
+
+    def candidate(self, index: int) -> Candidate: ...
+
+    def evaluation(self, index: int) -> Evaluation:
+        """Of the candidate ``index``."""
+        ...
+
+
+LOG_CHARACTERS = 2000
+"""Of each log what stays in memory, for a question to a language model; the journal has it whole."""
+
+HELD = 4096
+"""Candidates, and evaluations, that stay in memory; search looks at older ones rarely."""
+
+AGAIN = 512
+"""Older ones that stay in memory after somebody asked for them."""
+
+
+def in_memory(evaluation: Evaluation) -> Evaluation:
+    """An evaluation with the end of its log."""
+    if len(evaluation.log) <= LOG_CHARACTERS:
+        return evaluation
+    return evaluation.model_copy(update={"log": evaluation.log[-LOG_CHARACTERS:]})
+
+
+class LatestHeld(Generic[T]):
+    """Things by index. The latest are held; with ``recall``, older ones are fetched when asked for."""
+
+    def __init__(self, recall: Callable[[int], T] | None, held: int = HELD) -> None:
+        self._recall = recall
+        self._limit = held
+        self._held: OrderedDict[int, T] = OrderedDict()
+        self._again: OrderedDict[int, T] = OrderedDict()
+
+    def put(self, index: int, thing: T) -> None:
+        self._held[index] = thing
+        if self._recall is not None and len(self._held) > self._limit:
+            self._held.popitem(last=False)  # a plain dict would walk over all that was deleted before it
+
+    def get(self, index: int) -> T:
+        """One that was put here. Raises KeyError for one that was not, as far as it can tell."""
+        if index in self._held or self._recall is None:
+            return self._held[index]
+        if index not in self._again:
+            self._again[index] = self._recall(index)
+            if len(self._again) > AGAIN:
+                self._again.popitem(last=False)
+        self._again.move_to_end(index)
+        return self._again[index]
+
+
+class Rows(Sequence[T]):
+    """A list that grows elsewhere, made item by item."""
+
+    def __init__(self, count: Callable[[], int], item: Callable[[int], T]) -> None:
+        self._count = count
+        self._item = item
+
+    def __len__(self) -> int:
+        return self._count()
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[T]: ...
+
+    def __getitem__(self, place: int | slice) -> T | list[T]:
+        if isinstance(place, slice):
+            return [self._item(n) for n in range(*place.indices(len(self)))]
+        return self._item(range(len(self))[place])
+
+
+class History:
+    """Every candidate in proposal order, and evaluations in the order they were integrated.
+
+    Proposers read it and never change it; only the campaign calls ``propose`` and ``integrate``. With ``recall`` the
+    latest ``held`` of either are in memory; of an older one some two hundred bytes are, and the rest is read again
+    when it is asked for. Without, everything is held.
+    """
+
+    def __init__(self, recall: Recall | None = None, held: int = HELD) -> None:
+        self._candidates: LatestHeld[Candidate] = LatestHeld(recall.candidate if recall else None, held)
+        self._evaluations: LatestHeld[Evaluation] = LatestHeld(
+            (lambda index: in_memory(recall.evaluation(index))) if recall else None, held
+        )
+        self._places: dict[str, int] = {}
+        self._order = array("q")
+        self._fitness = array("d")
+        self._pending: dict[int, None] = {}
+        self._best: tuple[Candidate, Evaluation] | None = None
+        self._rewritten: dict[str, set[str]] = {}
+        self.verdicts: Counter[Verdict] = Counter()
+        self.candidates: Sequence[Candidate] = Rows(lambda: len(self._places), self._candidates.get)
+        self.evaluated: Sequence[tuple[Candidate, Evaluation]] = Rows(lambda: len(self._order), self._pair)
+
+    def propose(self, candidate: Candidate) -> None:
+        place = len(self._places)
+        self._candidates.put(place, candidate)
+        self._places[candidate.genome.id] = place
+        self._pending[place] = None
+        if candidate.mutation.kind is MutationKind.REWRITE:
+            for parent in candidate.parents:
+                source = self.candidate(parent).genome.source_id
+                self._rewritten.setdefault(source, set()).add(candidate.mutation.detail)
+
+    def integrate(self, candidate: Candidate, evaluation: Evaluation) -> None:
+        place = self._places[candidate.genome.id]
+        del self._pending[place]
+        self._order.append(place)
+        self._evaluations.put(place, evaluation)
+        self._fitness.append(math.nan if evaluation.fitness is None else evaluation.fitness)
+        self.verdicts[evaluation.verdict] += 1
+        if evaluation.fitness is None:
+            return
+        if self._best is None or evaluation.fitness > (self._best[1].fitness or 0.0):
+            self._best = (candidate, evaluation)
+
+    def __contains__(self, genome_id: str) -> bool:
+        return genome_id in self._places
+
+    def candidate(self, genome_id: str) -> Candidate:
+        return self._candidates.get(self._places[genome_id])
+
+    def evaluation(self, genome_id: str) -> Evaluation | None:
+        place = self._places.get(genome_id)
+        return None if place is None or place in self._pending else self._evaluations.get(place)
+
+    def pending(self) -> Iterator[Candidate]:
+        """Proposed, not yet integrated."""
+        return (self._candidates.get(place) for place in self._pending)
+
+    def successes(self) -> Sequence[tuple[Candidate, Evaluation]]:
+        return [self._pair(n) for n, fitness in enumerate(self._fitness) if not math.isnan(fitness)]
+
+    def fittest(self, most: int) -> Sequence[tuple[Candidate, Evaluation]]:
+        """The fittest, at most so many, the earlier integrated first on a tie."""
+        ranked = np.argsort(-np.array(self._fitness), kind="stable")  # NaN, which is none, comes last
+        return [self._pair(int(n)) for n in ranked[:most] if not math.isnan(self._fitness[n])]
+
+    def rewritten(self, source_id: str) -> Collection[str]:
+        """What rewrites already did to a source, with whatever parameters."""
+        return self._rewritten.get(source_id, ())
+
+    @property
+    def best(self) -> tuple[Candidate, Evaluation] | None:
+        """The fittest, earliest integrated on a tie."""
+        return self._best
+
+    def _pair(self, number: int) -> tuple[Candidate, Evaluation]:
+        place = self._order[number]
+        return self._candidates.get(place), self._evaluations.get(place)
+
+
+class Proposer(Protocol):
+    """Turns history into the next genome to try.
+
+    A proposer must be a pure function of (history, rng) plus state it derives from them alone, so
+    that a resumed campaign proposes what the unbroken one would have. It never returns a genome
+    that is already in the history; ``None`` means it has nothing to offer now.
+    """
+
+    name: str
+    kind: MutationKind
+
+    def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None: ...

@@ -1,0 +1,66 @@
+"""Where campaigns live on disk: ``HOME/campaigns/<id>/journal.sqlite`` and what is written beside it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from tilewright.evolve.errors import UserError
+
+ENVIRONMENT = "TILEWRIGHT_HOME"
+JOURNAL = "journal.sqlite"
+REPORT = "report.html"
+
+
+def home_folder(option: str | None) -> Path:
+    """``--home``, else ``$TILEWRIGHT_HOME``, else ``./.tilewright``."""
+    return Path(option or os.environ.get(ENVIRONMENT) or ".tilewright")
+
+
+def campaigns(home: Path) -> list[Path]:
+    """Campaign folders, the one last written to last. Raises UserError for a home that cannot be read."""
+    for folder in (home, home / "campaigns"):
+        if folder.exists() and not (folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)):
+            raise UserError(f"home: {folder} is not a folder that can be read.")
+    folders = [path.parent for path in (home / "campaigns").glob(f"*/{JOURNAL}")]
+    return sorted(folders, key=lambda folder: (folder / JOURNAL).stat().st_ctime)
+
+
+def find_campaign(home: Path, name: str | None) -> Path:
+    """The folder of a campaign by id or path; the newest when ``name`` is None. Raises UserError."""
+    known = campaigns(home)
+    if name is None:
+        if not known:
+            raise UserError(f"no campaign in {home}; start one with 'tilewright run quickstart'.")
+        return known[-1]
+    for folder in (home / "campaigns" / name, Path(name)):
+        if (folder / JOURNAL).is_file():
+            return folder
+    ids = ", ".join(folder.name for folder in known) or "none yet"
+    raise UserError(f"campaign {name!r} is unknown in {home}; there are: {ids}.")
+
+
+def new_campaign(home: Path, name: str) -> Path:
+    """Create ``<name>-001`` or the next free number. Raises UserError when the folder cannot be written."""
+    root = home / "campaigns"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        pattern = re.compile(re.escape(name) + r"-(\d+)$")
+        taken = [int(m[1]) for path in root.iterdir() if (m := pattern.match(path.name))]
+        folder = root / f"{name}-{max(taken, default=0) + 1:03d}"
+        folder.mkdir()
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"home: cannot write to {root}: {error.strerror}; choose a writable folder with --home or ${ENVIRONMENT}."
+        ) from error
+    return folder
+
+
+def discard(folder: Path) -> None:
+    """Remove a campaign that never became one."""
+    shutil.rmtree(folder, ignore_errors=True)

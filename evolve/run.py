@@ -1,0 +1,432 @@
+"""Running a campaign from configuration to winner: journal, workers, search, finals, report."""
+
+from __future__ import annotations
+
+import itertools
+import platform
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tilewright.evolve.campaign.conclusion import conclude_measured
+from tilewright.evolve.campaign.config import CampaignConfig, parse_config
+from tilewright.evolve.campaign.evaluator import Comparer, Scope
+from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, StopReason
+from tilewright.evolve.campaign.racing import Racing
+from tilewright.evolve.campaign.references import References
+from tilewright.evolve.campaign.resolve import Resolved, resolve
+from tilewright.evolve.campaign.searcher import build_searcher
+from tilewright.evolve.campaign.worker_settings import pool_settings, unit_of
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.mlflow_mirror.process import MirrorProcess, start_mirror
+from tilewright.evolve.record.archive import Archive
+from tilewright.evolve.record.history import History
+from tilewright.evolve.record.home import JOURNAL, REPORT, discard, new_campaign
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.record.logbook import logbook
+from tilewright.evolve.record.system import system
+from tilewright.evolve.show.display import Display, Snapshot
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.chips import Chip
+from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.workers.cluster.pool import RayPool
+from tilewright.workers.cluster.ray_start import PoolUnavailable
+from tilewright.workers.toolchains import tpu as tpu_toolchain
+from tilewright.workers.toolchains import triton as triton_toolchain
+from tilewright.workers.toolchains.libtpu_simulator import missing_parts
+
+WINNER = "winner"
+MIRROR_PATIENCE_SECONDS = 60.0
+"""How long a finished campaign waits for MLflow to catch up; the mirror may be finished later by a resume."""
+
+_TOOLS = (
+    "tilewright",
+    "ray",
+    "mlflow",
+    "numpy",
+    "jax",
+    "jaxlib",
+    "libtpu",
+    "torch",
+    "triton",
+    "scipy",
+)
+
+
+@dataclass
+class CampaignOutcome:
+    """How a run ended. ``winner`` is a genome id; ``finals`` are figures on the final workloads by name."""
+
+    campaign: str
+    reason: StopReason
+    winner: str | None = None
+    finals: dict[str, Evaluation] = field(default_factory=dict)
+    mirrored: bool = True
+
+
+def run(config: CampaignConfig, home: Path, display: Display) -> CampaignOutcome:
+    """Start a campaign. Raises UserError before anything is written when it cannot work."""
+    resolved = resolve(config)
+    _require_toolchain(resolved)
+    folder = new_campaign(home, config.name)
+    try:
+        with Journal(folder / JOURNAL, write=True, create=True) as journal:
+            _write_meta(journal, folder.name, resolved)
+            journal.add_event("started")
+            with logbook(folder):
+                return _Run(resolved, journal, folder, home, display).go()
+    except InfrastructureFault:
+        raise
+    except UserError:
+        discard(folder)
+        raise
+
+
+def resume(folder: Path, home: Path, display: Display, address: str | None = None) -> CampaignOutcome:
+    """Go on with a campaign as if it had never stopped. Raises UserError."""
+    with Journal(folder / JOURNAL, write=True) as journal:
+        data = journal.meta("config")
+        if data is None:
+            raise UserError(
+                f"campaign {folder.name} stopped before it began; start it again with 'tilewright run'."
+            )
+        config = parse_config(data, str(folder))
+        if address is not None:
+            config = config.model_copy(
+                update={"workers": config.workers.model_copy(update={"address": address})}
+            )
+        resolved = resolve(config)
+        _require_toolchain(resolved)
+        _require_same_kernels(journal, resolved)
+        if any(event.kind == "finished" for event in journal.events()):
+            raise UserError(
+                f"campaign {folder.name} has finished; see it with 'tilewright report {folder.name}'."
+            )
+        journal.add_event("resumed")
+        with logbook(folder):
+            return _Run(resolved, journal, folder, home, display).go()
+
+
+def _require_toolchain(resolved: Resolved) -> None:
+    target = resolved.target
+    remote = resolved.config.workers.address is not None
+    if target.measured:
+        absent = (
+            tpu_toolchain.missing_parts(target.part, remote=remote)
+            if isinstance(target.part, Chip)
+            else triton_toolchain.missing_parts(target.gpu, remote=remote)
+        )
+    elif target.compile_only:
+        absent = triton_toolchain.missing_parts(target.architecture, remote=remote)
+    else:
+        absent = missing_parts()
+    if absent:
+        raise UserError(f"target: {resolved.target.name} cannot be used here: {absent}.")
+
+
+def _require_same_kernels(journal: Journal, resolved: Resolved) -> None:
+    """A resumed campaign must start from the seeds it started from."""
+    recorded = {c.index: c.genome.id for c in journal.candidates()}
+    for index, start in enumerate(resolved.starts):
+        if recorded.get(index, start.genome.id) != start.genome.id:
+            raise UserError(f"seeds: {start.name} has changed since the campaign started; start a new one.")
+
+
+def _write_meta(journal: Journal, campaign: str, resolved: Resolved) -> None:
+    config = resolved.config
+    journal.set_meta(
+        "campaign",
+        {
+            "id": campaign,
+            "name": config.name,
+            "operator": resolved.operator.name,
+            "target": config.target,
+            "target_kind": resolved.target.kind.value,
+            "unit": unit_of(resolved),
+            "suite": config.suite,
+            "seed": config.seed,
+            "budget": config.budget.model_dump(),
+            "seeds": [start.name for start in resolved.starts],
+            "floors": resolved.floors(),
+        },
+    )
+    journal.set_meta("toolchain", _toolchain())
+    journal.set_meta("system", system())
+    journal.set_meta("config", config.model_dump(mode="json"))
+
+
+def _toolchain() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in _TOOLS:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+@dataclass
+class _Run:
+    """One process's part of a campaign."""
+
+    resolved: Resolved
+    journal: Journal
+    folder: Path
+    home: Path
+    display: Display
+    _mirror: MirrorProcess | None = None
+    _interrupted: bool = False
+    _references: References | None = None
+    _last_shown: float = 0.0
+    _finished_before: int = 0
+
+    def go(self) -> CampaignOutcome:
+        pool = RayPool(pool_settings(self.resolved))
+        config = self.resolved.config
+        self.display.start(self.journal.meta("campaign"))
+        references = self._references = References(pool, self.journal, config.seed)
+        campaign = self._campaign(references)
+        try:
+            with _ctrl_c(self, campaign):
+                self.display.note("starting workers")
+                _start(pool)
+                campaign.begin()  # seeds first, baselines beside them
+                for kernel, genome in self.resolved.baselines:
+                    references.request(kernel.name, Scope.SUITE, genome, kernel.name)
+                reason = campaign.run()
+                return self._conclude(campaign, references, reason, pool)
+        finally:
+            pool.close()
+            if self._mirror is not None:
+                self._mirror.stop()
+            self.display.stop()
+
+    def _campaign(self, references: References) -> Campaign:
+        config, search = self.resolved.config, self.resolved.config.search
+        budget = Budget(config.budget.evaluations, config.budget.wall_seconds, config.budget.fitness)
+        plan = Plan(self.resolved.starts, budget, config.seed, search.lag, search.islands, search.order)
+        archive = Archive(search.islands, search.migration_interval)
+        campaign = Campaign(
+            plan,
+            build_searcher(self.resolved, archive, self.journal, self.home),
+            archive,
+            references,
+            self.journal,
+            self._show,
+            Racing([w.id for w in self.resolved.suite.workloads], archive) if search.racing else None,
+            History(self.journal),
+        )
+        recorded = [(index, evaluation) for _, index, evaluation, _ in self.journal.evaluations()]
+        self._finished_before = len(recorded)
+        campaign.restore(list(self.journal.candidates()), recorded)
+        campaign.elapsed_before = _elapsed(self.journal)
+        return campaign
+
+    def _conclude(
+        self, campaign: Campaign, references: References, reason: StopReason, pool: Comparer
+    ) -> CampaignOutcome:
+        # the last evaluation may have come too soon after the one before it to be shown
+        self._last_shown = 0.0
+        self._show(campaign)
+        name = self.folder.name
+        if reason is StopReason.SEED_FAILED:
+            raise UserError(_seed_failure(campaign))
+        if reason is StopReason.INFRASTRUCTURE:
+            last = campaign.history.evaluated[-1][1]
+            self.journal.add_event("interrupted", reason=last.reason)
+            raise InfrastructureFault(
+                f"workers keep failing: {last.reason}; resume with 'tilewright resume {name}'."
+            )
+        if reason is StopReason.INTERRUPTED:
+            return self._give_up(name)
+        winner = self._winner(campaign, pool, references)
+        if self._interrupted:
+            return self._give_up(name)
+        self._finish(reason, winner)
+        if self._mirror is not None:
+            self.display.note("MLflow is catching up")
+        mirrored = self._mirror is None or self._mirror.wait(MIRROR_PATIENCE_SECONDS)
+        finals = self.journal.references(Scope.FINAL.value)
+        return CampaignOutcome(name, reason, winner.id if winner else None, finals, mirrored)
+
+    def _give_up(self, name: str) -> CampaignOutcome:
+        self.journal.add_event("interrupted", reason="stopped by the user")
+        return CampaignOutcome(name, StopReason.INTERRUPTED)
+
+    def _finish(self, reason: StopReason, winner: Genome | None) -> None:
+        from tilewright.evolve.report.html import write_report
+
+        if not any(event.kind == "finished" for event in self.journal.events()):
+            self.journal.add_event("finished", reason=reason.value, winner=winner.id if winner else None)
+        write_report(self.journal, self.folder / REPORT)
+
+    def _winner(self, campaign: Campaign, pool: Comparer, references: References) -> Genome | None:
+        """The winner; None where nothing passed, and on a target that only compiles, which ranks nothing."""
+        if self.resolved.target.compile_only:
+            return None
+        if self.resolved.target.measured:
+            return self._dispatch(campaign, pool)
+        return self._finals(campaign, references)
+
+    def _finals(self, campaign: Campaign, references: References) -> Genome | None:
+        """Check the finalists once more, harder; the fittest that passes wins, and where none does nobody.
+
+        A suite with final workloads times finalists, seeds and baselines there. One without has their times already:
+        its finalists are checked in turn until one passes.
+        """
+        suite, search = self.resolved.suite, self.resolved.config.search
+        finalists = [candidate.genome for candidate, _ in campaign.history.fittest(search.finalists)]
+        if not finalists:
+            return None
+        self.display.note("final check: finalists, seeds and baselines")
+        if suite.final:
+            for genome in finalists:
+                references.request(f"finalist:{genome.id}", Scope.FINAL, genome, verify=True)
+            for start in self.resolved.starts:
+                references.request(f"seed:{start.name}", Scope.FINAL, start.genome)
+            for kernel, genome in self.resolved.baselines:
+                references.request(kernel.name, Scope.FINAL, genome, kernel.name)
+            self._draw(references, finalists[0] if len(finalists) == 1 else None)
+            if not references.drain(lambda: self._progress(campaign)):
+                return None
+            winner = self._pick(finalists)
+        else:
+            winner = self._first_checked(finalists, campaign, references)
+        if winner is None:
+            if not self._interrupted:
+                self.display.note("no finalist passed the final check: there is no winner")
+            return None
+        self._draw(references, winner)
+        references.drain(lambda: self._progress(campaign))
+        return winner
+
+    def _first_checked(
+        self, finalists: list[Genome], campaign: Campaign, references: References
+    ) -> Genome | None:
+        """The first that passes all kinds of inputs on all checked shapes and on a timed one."""
+        for genome in finalists:
+            references.request(f"finalist:{genome.id}", Scope.FINAL, genome, verify=True)
+            if not references.drain(lambda: self._progress(campaign)):
+                return None
+            if (winner := self._pick([genome])) is not None:
+                return winner
+        return None
+
+    def _draw(self, references: References, winner: Genome | None) -> None:
+        """Request the schedules to draw: the first seed's and, once it is known, the winner's."""
+        start = self.resolved.starts[0]
+        if winner is not None:
+            references.request(WINNER, Scope.TIMELINE, winner)
+        references.request(f"seed:{start.name}", Scope.TIMELINE, start.genome)
+
+    def _dispatch(self, campaign: Campaign, pool: Comparer) -> Genome | None:
+        """Measure the best genomes side by side and write the dispatch table; its default genome wins."""
+        if campaign.history.best is None:
+            return None
+        self.display.note("final check: the best genomes side by side on the device")
+        return conclude_measured(self.resolved, campaign.history, pool, self.journal, self.folder)
+
+    def _pick(self, finalists: list[Genome]) -> Genome | None:
+        finals = self.journal.references(Scope.FINAL.value)
+        figures = [(finals.get(f"finalist:{genome.id}"), genome) for genome in finalists]
+        passed = [(e, g) for e, g in figures if e is not None and e.verdict is Verdict.OK]
+        if not passed:
+            return None
+        evaluation, winner = max(passed, key=lambda eg: eg[0].fitness or 0.0)
+        if WINNER not in finals:
+            self.journal.add_reference(WINNER, Scope.FINAL.value, evaluation)
+        return winner
+
+    def _progress(self, campaign: Campaign) -> bool:
+        self._show(campaign)
+        return self._interrupted
+
+    def _show(self, campaign: Campaign) -> None:
+        now = time.monotonic()
+        if now - self._last_shown < 0.2:
+            return
+        self._last_shown = now
+        self._mirror_once_seeds_pass(campaign)
+        references = self.journal.references(Scope.SUITE.value)
+        verdicts = {verdict.value: count for verdict, count in campaign.history.verdicts.items()}
+        assert self._references is not None
+        starts = [e for c, e in campaign.history.evaluated[: len(self.resolved.starts)] if e.fitness]
+        best = campaign.history.best
+        self.display.update(
+            Snapshot(
+                evaluations=campaign.charged,
+                evaluations_budget=campaign.plan.budget.evaluations,
+                elapsed_seconds=campaign.elapsed_seconds,
+                wall_budget_seconds=campaign.plan.budget.wall_seconds,
+                verdicts=verdicts,
+                best=best[1] if best else None,
+                seed=starts[0] if starts else None,
+                references=references,
+                activity=self._references.activity(),
+                mirror_lag=self._mirror.lag() if self._mirror else None,
+            )
+        )
+
+    def _mirror_once_seeds_pass(self, campaign: Campaign) -> None:
+        """Start MLflow's mirror late enough that a campaign refused for its seeds leaves no trace there."""
+        seeds = [campaign.history.evaluation(start.genome.id) for start in self.resolved.starts]
+        seeds_passed = all(e is not None and e.verdict is Verdict.OK for e in seeds)
+        if self._mirror is None and seeds_passed and self.resolved.config.mlflow.enabled:
+            self._mirror = start_mirror(self.folder / JOURNAL, self.home)
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+
+
+class InfrastructureFault(UserError):
+    """Workers fail although candidates do not."""
+
+
+def _start(pool: RayPool) -> None:
+    try:
+        pool.start()
+    except PoolUnavailable as error:
+        raise UserError(f"workers: {error}.") from error
+
+
+@contextmanager
+def _ctrl_c(run: _Run, campaign: Campaign) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) ends the campaign cleanly, a second one at once."""
+
+    def on_signal(number: int, frame: Any) -> None:
+        if run._interrupted:
+            raise KeyboardInterrupt
+        run.interrupt()
+        campaign.stop()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _seed_failure(campaign: Campaign) -> str:
+    for candidate, evaluation in campaign.history.evaluated:
+        if candidate.index < len(campaign.plan.starts) and evaluation.verdict is not Verdict.OK:
+            name, stage = campaign.plan.starts[candidate.index].name, evaluation.stage
+            gated = stage is Stage.CHECK
+            how = "fails its own gate" if gated else f"cannot start a campaign on {evaluation.target}"
+            reason = evaluation.reason.removesuffix(".")
+            return f"seeds: {name} {how}: {evaluation.verdict.value} at {stage.value}, {reason}."
+    return "seeds: a seed kernel fails its own gate."
+
+
+def _elapsed(journal: Journal) -> float:
+    """Seconds of every earlier run of this campaign, each up to the last thing it recorded."""
+    events = journal.events()
+    starts = [event.at for event in events if event.kind in ("started", "resumed")]
+    marks = [event.at for event in events] + [at for *_, at in journal.evaluations()]
+    runs = itertools.pairwise(starts)
+    return sum(max(at for at in marks if begin <= at < end) - begin for begin, end in runs)

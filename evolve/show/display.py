@@ -1,0 +1,298 @@
+"""What ``tilewright run`` shows while it runs: a live panel on a terminal, one line an event elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tilewright.evolve.report.units import duration_text, gain_text, time_text
+from tilewright.fitness.evaluation import Evaluation, Verdict
+
+PLAIN_SECONDS = 30.0
+"""Without a terminal: how often a line appears when nothing improves."""
+RECENT_SECONDS = 60.0
+"""The evaluation rate is that of the last so many seconds."""
+WORKER_LINES = 8
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Where a campaign stands. Budgets are None where there is no limit.
+
+    ``best`` is the best evaluation so far, ``seed`` the first seed's, ``references`` the baselines' on the
+    suite by name; ``mirror_lag`` is in evaluations, None without MLflow.
+    """
+
+    evaluations: int
+    evaluations_budget: int | None
+    elapsed_seconds: float
+    wall_budget_seconds: float | None
+    verdicts: Mapping[str, int] = field(default_factory=dict)
+    best: Evaluation | None = None
+    seed: Evaluation | None = None
+    references: Mapping[str, Evaluation] = field(default_factory=dict)
+    activity: list[str] = field(default_factory=list)
+    mirror_lag: int | None = None
+
+
+class Display(Protocol):
+    """Where progress is shown."""
+
+    def start(self, facts: Mapping[str, Any]) -> None:
+        """Begin; ``facts`` is the journal's ``campaign`` entry."""
+        ...
+
+    def update(self, snapshot: Snapshot) -> None: ...
+
+    def note(self, text: str) -> None:
+        """One line about what is going on, such as ``starting workers``; empty takes it back."""
+        ...
+
+    def stop(self) -> None:
+        """End; the terminal is as it was."""
+        ...
+
+
+def make_display(stream: TextIO | None = None) -> Display:
+    """A live panel if ``stream`` (default: standard output) is a terminal, else plain lines."""
+    stream = stream or sys.stdout
+    console = Console(file=stream)
+    return (
+        LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else PlainDisplay(stream)
+    )
+
+
+class PlainDisplay:
+    """One line when the campaign starts, improves, is noted upon, and every half minute."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._facts: Mapping[str, Any] = {}
+        self._best = 0.0
+        self._said_at = float("-inf")
+        self._said: str | None = None
+        self._last: Snapshot | None = None
+
+    def start(self, facts: Mapping[str, Any]) -> None:
+        self._facts = facts
+        self._say(campaign_text(facts))
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._last = snapshot
+        fitness = snapshot.best.fitness if snapshot.best and snapshot.best.fitness else 0.0
+        now = time.monotonic()
+        if fitness > self._best:
+            self._best = fitness
+            self._say(f"{progress_text(snapshot)}: new best {best_text(snapshot)}")
+        elif now - self._said_at >= PLAIN_SECONDS:
+            self._say(f"{progress_text(snapshot)}: {verdicts_text(snapshot.verdicts)}{lag_text(snapshot)}")
+
+    def note(self, text: str) -> None:
+        if text:
+            self._say(text)
+
+    def stop(self) -> None:
+        if self._last is not None:
+            self._say(
+                f"{progress_text(self._last)}: {verdicts_text(self._last.verdicts)}{lag_text(self._last)}"
+            )
+            self._last = None
+
+    def _say(self, line: str) -> None:
+        if line != self._said:
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+        self._said, self._said_at = line, time.monotonic()
+
+
+class LiveDisplay:
+    """A panel that is redrawn in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._facts: Mapping[str, Any] = {}
+        self._note = ""
+        self._snapshot: Snapshot | None = None
+        self._history: list[tuple[float, int]] = []
+
+    def start(self, facts: Mapping[str, Any]) -> None:
+        self._facts = facts
+        self._live = Live(self._panel(), console=self._console, refresh_per_second=4, transient=False)
+        self._live.start()
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._history.append((snapshot.elapsed_seconds, snapshot.evaluations))
+        oldest = snapshot.elapsed_seconds - RECENT_SECONDS
+        while len(self._history) > 2 and self._history[1][0] < oldest:
+            self._history.pop(0)
+        self._redraw()
+
+    def note(self, text: str) -> None:
+        self._note = text
+        self._redraw()
+
+    def stop(self) -> None:
+        if self._live is not None:
+            self._note = ""
+            self._live.update(self._panel(ended=True))
+            self._live.stop()
+            self._live = None
+
+    def frozen(self, facts: Mapping[str, Any], snapshot: Snapshot) -> Panel:
+        """The panel of one snapshot, for a picture of it."""
+        self._facts, self._snapshot = facts, snapshot
+        self._history = [(0.0, 0), (snapshot.elapsed_seconds, snapshot.evaluations)]
+        return self._panel()
+
+    def _redraw(self) -> None:
+        if self._live is not None:
+            self._live.update(self._panel())
+
+    def _rate(self) -> float:
+        """Evaluations a second over the last minute."""
+        if len(self._history) < 2:
+            return 0.0
+        (begin, few), (end, many) = self._history[0], self._history[-1]
+        return (many - few) / (end - begin) if end > begin else 0.0
+
+    def _panel(self, ended: bool = False) -> Panel:
+        parts: list[RenderableType] = []
+        snapshot = self._snapshot
+        if snapshot is not None:
+            parts += [_bars(snapshot, self._rate()), Text(), _figures(snapshot), Text(), _verdicts(snapshot)]
+            if not ended:
+                parts.append(_workers(snapshot))
+        if self._note:
+            parts.append(Text(self._note, style="italic"))
+        heading = Text(campaign_text(self._facts), style="bold")
+        return Panel(Group(*parts), title=heading, title_align="left", border_style="blue", padding=(1, 2))
+
+
+def campaign_text(facts: Mapping[str, Any]) -> str:
+    """``quickstart-001: gemm_fp8_fused/g512 on tpu7x (modelled), suite quickstart, seed 0``."""
+    return (
+        f"{facts.get('id', 'campaign')}: {facts.get('operator')} on {facts.get('target')} "
+        f"({facts.get('target_kind')}), suite {facts.get('suite')}, seed {facts.get('seed')}"
+    )
+
+
+def progress_text(snapshot: Snapshot) -> str:
+    """``12/60 evaluations, 31.0 s of 5 min 0 s``."""
+    count = str(snapshot.evaluations)
+    if snapshot.evaluations_budget is not None:
+        count += f"/{snapshot.evaluations_budget}"
+    wall = duration_text(snapshot.elapsed_seconds)
+    if snapshot.wall_budget_seconds is not None:
+        wall += f" of {duration_text(snapshot.wall_budget_seconds)}"
+    return f"{count} evaluations, {wall}"
+
+
+def best_text(snapshot: Snapshot) -> str:
+    """The best so far with unit, target and kind, and against the seed and the baselines."""
+    best = snapshot.best
+    if best is None or best.fitness is None:
+        return "none yet"
+    text = f"{best.fitness:.1f} {best.unit} ({_where(best)})"
+    against = [(n, e) for n, e in _others(snapshot) if e.fitness]
+    compared = ", ".join(f"{gain_text(best.fitness / (e.fitness or 1.0))} against {n}" for n, e in against)
+    return f"{text}, {compared}" if compared else text
+
+
+def verdicts_text(verdicts: Mapping[str, int]) -> str:
+    return (
+        ", ".join(f"{n} {v}" for v, n in sorted(verdicts.items(), key=lambda vn: -vn[1])) or "no verdict yet"
+    )
+
+
+def lag_text(snapshot: Snapshot) -> str:
+    return f", MLflow {snapshot.mirror_lag} behind" if snapshot.mirror_lag else ""
+
+
+def _where(evaluation: Evaluation) -> str:
+    kind = evaluation.workloads[0].kind.value if evaluation.workloads else "no figures"
+    return f"{evaluation.target}, {kind}"
+
+
+def _others(snapshot: Snapshot) -> list[tuple[str, Evaluation]]:
+    seed = [("seed", snapshot.seed)] if snapshot.seed is not None else []
+    return [*seed, *snapshot.references.items()]
+
+
+def _bars(snapshot: Snapshot, rate: float) -> Table:
+    table = Table.grid(padding=(0, 2))
+    if snapshot.evaluations_budget is not None:
+        count = f"{snapshot.evaluations} of {snapshot.evaluations_budget}"
+        table.add_row("evaluations", _bar(snapshot.evaluations, snapshot.evaluations_budget), count)
+    else:
+        table.add_row("evaluations", "", str(snapshot.evaluations))
+    elapsed = duration_text(snapshot.elapsed_seconds)
+    if snapshot.wall_budget_seconds is not None:
+        limit = duration_text(snapshot.wall_budget_seconds)
+        bar = _bar(snapshot.elapsed_seconds, snapshot.wall_budget_seconds)
+        table.add_row("wall time", bar, f"{elapsed} of {limit}")
+    else:
+        table.add_row("wall time", "", elapsed)
+    lag = "" if snapshot.mirror_lag is None else f"MLflow {snapshot.mirror_lag} behind"
+    if snapshot.mirror_lag == 0:
+        lag = "MLflow up to date"
+    table.add_row("rate", f"{rate:.2f} evaluations/s", Text(lag, style="dim"))
+    return table
+
+
+def _bar(done: float, total: float) -> ProgressBar:
+    return ProgressBar(total=total, completed=min(done, total), width=36)
+
+
+def _figures(snapshot: Snapshot) -> RenderableType:
+    """Best, seed and baselines on the suite: rate and the time of each of the first workloads."""
+    named: list[tuple[str, Evaluation | None]] = [("best so far", snapshot.best), *_others(snapshot)]
+    rows = [(name, e) for name, e in named if e is not None]
+    if not rows:
+        return Text("no candidate has passed yet", style="dim")
+    first = rows[0][1]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(f"on {_where(first)}")
+    table.add_column(f"{first.unit} (geometric mean)", justify="right")
+    for figures in first.workloads[:3]:
+        table.add_column(figures.workload, justify="right")
+    table.add_column("best against it", justify="right")
+    best = snapshot.best.fitness if snapshot.best else None
+    for name, evaluation in rows:
+        if evaluation.fitness is None:
+            table.add_row(name, f"{evaluation.verdict.value}: {evaluation.reason[:60]}", style="dim")
+            continue
+        times = [time_text(figures.seconds) for figures in evaluation.workloads[:3]]
+        ratio = "" if evaluation is snapshot.best or not best else gain_text(best / evaluation.fitness)
+        style = "bold cyan" if evaluation is snapshot.best else ""
+        table.add_row(Text(name), f"{evaluation.fitness:.1f}", *times, ratio, style=style)
+    return table
+
+
+def _verdicts(snapshot: Snapshot) -> Text:
+    text = Text()
+    for verdict, count in sorted(snapshot.verdicts.items(), key=lambda vn: -vn[1]):
+        style = "green" if verdict == Verdict.OK.value else "red"
+        text.append(f"{count} ", style=f"bold {style}").append(f"{verdict}   ")
+    return text
+
+
+def _workers(snapshot: Snapshot) -> RenderableType:
+    lines = [
+        Text(line, style="dim", no_wrap=True, overflow="ellipsis")
+        for line in snapshot.activity[:WORKER_LINES]
+    ]
+    if len(snapshot.activity) > WORKER_LINES:
+        lines.append(Text(f"and {len(snapshot.activity) - WORKER_LINES} more workers", style="dim"))
+    return Group(*lines)

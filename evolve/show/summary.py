@@ -1,0 +1,107 @@
+"""A campaign in a few plain lines, read from its journal. Every figure says unit, target and kind."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tilewright.evolve.campaign import dispatch_table
+from tilewright.evolve.campaign.evaluator import Scope
+from tilewright.evolve.record.journal import Journal
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict
+
+
+def campaign_line(path: Path) -> str:
+    """One line for a list of campaigns."""
+    with Journal(path) as journal:
+        facts, state = journal.meta("campaign", {}), _state(journal)
+        evaluations = [evaluation for _, _, evaluation, _ in journal.evaluations()]
+        return (
+            f"{path.parent.name}  {facts.get('operator', '?')} on {facts.get('target', '?')}  {state}  "
+            f"{len(evaluations)} evaluations  {_best(facts, evaluations)}"
+        )
+
+
+def status_lines(path: Path) -> list[str]:
+    """How a campaign stands: state, verdicts, best so far, figures of the references."""
+    with Journal(path) as journal:
+        facts = journal.meta("campaign", {})
+        evaluations = [evaluation for _, _, evaluation, _ in journal.evaluations()]
+        verdicts = Counter(evaluation.verdict.value for evaluation in evaluations)
+        lines = [
+            campaign_line(path),
+            f"suite {facts.get('suite')}, seed {facts.get('seed')}, budget {_budget(facts)}",
+            "verdicts: " + (", ".join(f"{n} {v}" for v, n in verdicts.most_common()) or "none yet"),
+        ]
+        best = max(evaluations, key=lambda e: e.fitness or 0.0, default=None)
+        if best is not None and best.fitness is not None:
+            lines.append(f"best so far, genome {best.genome}: " + figures(best))
+        for name, evaluation in journal.references(Scope.SUITE.value).items():
+            lines.append(f"{name}: " + figures(evaluation))
+        return lines
+
+
+def closing_lines(path: Path) -> list[str]:
+    """What a finished campaign prints: the final table, best first."""
+    with Journal(path) as journal:
+        finals = journal.references(Scope.FINAL.value)
+        state = _state(journal)
+        reason = next(
+            (e.detail.get("reason") for e in reversed(journal.events()) if e.kind == "finished"), None
+        )
+        rows = {name: e for name, e in finals.items() if not name.startswith("finalist:")}
+        lines = [f"campaign {path.parent.name} {state} ({reason})"]
+        for name, evaluation in sorted(rows.items(), key=lambda item: -(item[1].fitness or 0.0)):
+            lines.append(f"  {name:16s} {figures(evaluation)}")
+    table = path.parent / dispatch_table.FILE
+    if table.is_file():
+        lines += dispatch_table.lines(json.loads(table.read_text(encoding="utf-8")))
+    return lines
+
+
+def figures(evaluation: Evaluation) -> str:
+    """Time and rate of each workload, for example ``4096^3 81.2 us, 1692 TFLOP/s (tpu7x, modelled)``."""
+    if evaluation.verdict is not Verdict.OK:
+        return f"{evaluation.verdict.value}: {evaluation.reason}"
+    parts = [
+        f"{w.workload} {w.seconds * 1e6:.1f} us, {_rounded(w.rate)} {w.unit}" for w in evaluation.workloads
+    ]
+    if not parts:
+        return f"compiles ({evaluation.target}): " + ", ".join(
+            f"{name} {value}" for name, value in sorted(evaluation.descriptors.items())
+        )
+    kind = evaluation.workloads[0].kind.value
+    return "; ".join(parts) + f" ({evaluation.target}, {kind})"
+
+
+def _rounded(rate: float) -> str:
+    """Whole numbers where they say enough: interpreted kernels move kilobytes a second."""
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
+def _best(facts: dict, evaluations: Sequence[Evaluation]) -> str:
+    passed = [evaluation.fitness for evaluation in evaluations if evaluation.fitness is not None]
+    kind = facts.get("target_kind", "?")
+    if kind == FigureKind.COMPILED.value:
+        return f"{len(passed)} compile and answer rightly"
+    return (
+        f"best {_rounded(max(passed))} {facts.get('unit', 'TFLOP/s')} ({kind})"
+        if passed
+        else "none correct yet"
+    )
+
+
+def _budget(facts: dict) -> str:
+    limits = {k: v for k, v in (facts.get("budget") or {}).items() if v is not None}
+    return ", ".join(f"{value:g} {key}" for key, value in limits.items())
+
+
+def _state(journal: Journal) -> str:
+    kinds = [event.kind for event in journal.events()]
+    if "finished" in kinds:
+        return "finished"
+    if kinds and kinds[-1] == "interrupted":
+        return "stopped"
+    return "running or killed"

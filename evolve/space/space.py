@@ -1,0 +1,376 @@
+"""Search spaces: the typed parameters of a kernel, their constraints, and the legal points between them.
+
+A point is a mapping from parameter to value, or, for vectorised work, a row of value indices in the order
+of ``Space.names``. A point is legal when every constraint holds under every set of constants (one set for
+each workload a candidate will meet).
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from types import MappingProxyType
+
+import numpy as np
+
+from tilewright.evolve.space.constraints import (
+    TABLE_LIMIT,
+    Constants,
+    Kind,
+    Rows,
+    SpaceError,
+    SpaceRule,
+    compile_constraint,
+    kind_of,
+)
+from tilewright.evolve.space.genome import DECLARATIONS, Value
+
+__all__ = ["Constants", "Declarations", "Rows", "Space", "SpaceError", "read_declarations"]
+
+ENUMERATION_LIMIT = 400_000
+"""Legal points up to which a space is enumerated as a whole."""
+
+_EXPANSION_LIMIT = 3_000_000
+"""Partial points held while enumerating; beyond it a space counts as large."""
+
+_REJECTION_TRIES = 64
+_GUIDED_TRIES = 400
+
+
+@dataclass(frozen=True)
+class Declarations:
+    """The three literals of a kernel module, read and never executed."""
+
+    space: Mapping[str, tuple[Value, ...]]
+    defaults: Mapping[str, Value]
+    constraints: Mapping[str, str]
+
+
+def read_declarations(source: str) -> Declarations:
+    """SPACE, DEFAULTS and CONSTRAINTS of a module; a missing one is empty. Raises SpaceError."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise SpaceError(f"the kernel source does not parse: {error}.") from error
+    found: dict[str, object] = dict.fromkeys(DECLARATIONS)
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        if isinstance(target, ast.Name) and target.id in DECLARATIONS and isinstance(node, ast.Assign):
+            found[target.id] = _literal(target.id, node.value)
+    space, defaults, constraints = (found[name] or {} for name in DECLARATIONS)
+    return Declarations(_checked_space(space), _checked_defaults(defaults), _checked_constraints(constraints))
+
+
+def _literal(name: str, node: ast.expr) -> dict:
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise SpaceError(f"{name} must be a literal dict (found {ast.unparse(node)[:60]}).") from error
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise SpaceError(f"{name} must be a dict with text keys.")
+    return value
+
+
+def _checked_space(space: object) -> Mapping[str, tuple[Value, ...]]:
+    assert isinstance(space, dict)
+    checked: dict[str, tuple[Value, ...]] = {}
+    for name, values in space.items():
+        if not isinstance(values, tuple | list) or not values:
+            raise SpaceError(f"SPACE: {name} needs a tuple of at least one value.")
+        for value in values:
+            finite = not isinstance(value, float) or math.isfinite(value)
+            if not isinstance(value, int | float | str) or not finite:
+                raise SpaceError(
+                    f"SPACE: {name}: {value!r} is not allowed (allowed: int, float, bool, text)."
+                )
+        if len({_key(value) for value in values}) < len(values):
+            raise SpaceError(f"SPACE: {name} lists a value twice.")
+        if not name.isidentifier():
+            raise SpaceError(f"SPACE: {name!r} is not a name.")
+        checked[name] = tuple(values)
+    return MappingProxyType(checked)
+
+
+def _checked_defaults(defaults: object) -> Mapping[str, Value]:
+    assert isinstance(defaults, dict)
+    return MappingProxyType(dict(defaults))
+
+
+def _checked_constraints(constraints: object) -> Mapping[str, str]:
+    assert isinstance(constraints, dict)
+    for expression, reason in constraints.items():
+        if not isinstance(reason, str) or not reason:
+            raise SpaceError(f"CONSTRAINTS: {expression!r} needs a reason in words.")
+    return MappingProxyType(dict(constraints))
+
+
+def _key(value: Value) -> tuple[bool, Value]:
+    """True and 1 are equal in Python but different values here."""
+    return isinstance(value, bool), value
+
+
+class Space:
+    """Typed parameters with constraints. Raises SpaceError when malformed or without a legal point.
+
+    ``constraints`` maps an expression to its reason. ``defaults`` is a point, legal or not as declared.
+    ``members``, when given, are the only points allowed (rows of value indices, as for recorded tables).
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Sequence[Value]],
+        constraints: Mapping[str, str] | None = None,
+        constants: Sequence[Constants] | Constants = (),
+        defaults: Mapping[str, Value] | None = None,
+        members: Rows | None = None,
+    ) -> None:
+        self.parameters = _checked_space(dict(parameters))
+        self.names = tuple(self.parameters)
+        self.defaults: Mapping[str, Value] = _checked_defaults(dict(defaults or {}))
+        sets = [constants] if isinstance(constants, Mapping) else list(constants)
+        self._sizes = np.array([len(values) for values in self.parameters.values()], dtype=np.int64)
+        self._values = tuple(self.parameters.values())
+        self._positions = [{_key(v): i for i, v in enumerate(values)} for values in self._values]
+        self.kinds: Mapping[str, Kind] = self._kinds(sets)
+        self.some_constants: Constants = dict(sets[0]) if sets else {}
+        self._rules = [
+            SpaceRule(compile_constraint(e, r, self.kinds), self.names, self._values, sets)
+            for e, r in _checked_constraints(dict(constraints or {})).items()
+        ]
+        self._members = None if members is None else _unique_rows(members)
+        self._require_a_point()
+
+    @classmethod
+    def from_source(cls, source: str, constants: Sequence[Constants] | Constants = ()) -> Space:
+        """The space a kernel module declares, legal under every mapping of constants."""
+        declared = read_declarations(source)
+        missing = [name for name in declared.space if name not in declared.defaults]
+        if missing:
+            raise SpaceError(f"DEFAULTS: {missing[0]} has no default value.")
+        return cls(declared.space, declared.constraints, constants, declared.defaults)
+
+    def _kinds(self, sets: Sequence[Constants]) -> dict[str, Kind]:
+        common = set(sets[0]).intersection(*sets[1:]) if sets else set()
+        kinds = dict.fromkeys(common, Kind.NUMBER)
+        return {**kinds, **{name: kind_of(values) for name, values in self.parameters.items()}}
+
+    def _require_a_point(self) -> None:
+        dead = next((rule for rule in self._rules if not rule.columns and not rule.constant), None)
+        if dead is not None:
+            raise SpaceError(f"the space is empty: {dead.constraint.reason} ({dead.constraint.expression}).")
+        if self._some_row() is None:
+            reasons = "; ".join(rule.constraint.expression for rule in self._rules)
+            raise SpaceError(f"the space is empty: no point satisfies {reasons or 'its members'}.")
+
+    def _some_row(self) -> Rows | None:
+        if self.points is not None:
+            return self.points[0] if len(self.points) else None
+        return self._guided(np.random.default_rng(0), _GUIDED_TRIES)
+
+    @property
+    def constraints(self) -> tuple[tuple[str, str], ...]:
+        """(expression, reason) pairs."""
+        return tuple((rule.constraint.expression, rule.constraint.reason) for rule in self._rules)
+
+    @cached_property
+    def size_bound(self) -> int:
+        """Points of the unconstrained product: an upper bound on the legal ones."""
+        return math.prod(len(values) for values in self._values)
+
+    def is_ordinal(self, name: str) -> bool:
+        """Whether the values of a parameter have an order: numbers do, text and bools do not."""
+        return all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.parameters[name])
+
+    # -- legality ----------------------------------------------------------------------------------
+
+    def violations(self, params: Mapping[str, Value]) -> list[str]:
+        """Why a point is illegal, one reason each; empty for a legal point."""
+        faults = [f"{name} is no parameter (known: {', '.join(self.names)})" for name in params
+                  if name not in self.parameters]  # fmt: skip
+        for name, values in self.parameters.items():
+            if name not in params:
+                faults.append(f"{name} is missing")
+            elif _key(params[name]) not in self._positions[self.names.index(name)]:
+                faults.append(f"{name}={params[name]!r} is not among {', '.join(map(repr, values))}")
+        if faults:
+            return faults
+        row = self.encode(params)
+        broken = [rule.constraint for rule in self._rules if not rule.allows(row)]
+        faults = [f"{constraint.reason} ({constraint.expression})" for constraint in broken]
+        if not faults and not self._is_member(row):
+            faults.append("not among the recorded points")
+        return faults
+
+    def legal(self, params: Mapping[str, Value]) -> bool:
+        """Whether ``violations`` is empty, without wording them."""
+        return self.legal_row(params) is not None
+
+    def legal_row(self, params: Mapping[str, Value]) -> Rows | None:
+        """Value indices of a legal point; ``None`` for any other."""
+        if len(params) != len(self.names):
+            return None
+        try:
+            row = self.encode(params)
+        except KeyError:
+            return None
+        places = row.tolist()
+        return row if all(rule.allows(places) for rule in self._rules) and self._is_member(row) else None
+
+    def legal_rows(self, rows: Rows) -> np.ndarray:
+        """bool [points]: which rows are legal."""
+        keep = np.ones(len(rows), dtype=bool)
+        for rule in self._rules:
+            keep[keep] = rule.allow(rows[keep])
+        if self._member_codes is not None:
+            keep &= np.isin(self.codes(rows), self._member_codes)
+        return keep
+
+    def _is_member(self, row: Rows) -> bool:
+        return self._member_codes is None or bool(np.isin(self.codes(row[None]), self._member_codes)[0])
+
+    @cached_property
+    def _member_codes(self) -> np.ndarray | None:
+        return None if self._members is None else self.codes(self._members)
+
+    # -- points as rows of indices -------------------------------------------------------------------
+
+    def encode(self, params: Mapping[str, Value]) -> Rows:
+        """Value indices of a point whose values are all listed. Raises KeyError otherwise."""
+        values = map(params.__getitem__, self.names)
+        places = [positions[_key(v)] for v, positions in zip(values, self._positions, strict=True)]
+        return np.array(places, dtype=np.int16)
+
+    def decode(self, row: Rows) -> dict[str, Value]:
+        return {name: values[i] for name, values, i in zip(self.names, self._values, row, strict=True)}
+
+    def codes(self, rows: Rows) -> np.ndarray:
+        """One number per row, equal for equal rows: int64, or Python ints for products beyond it."""
+        if self.size_bound < 2**62:
+            return rows.astype(np.int64) @ self._strides
+        codes = np.zeros(len(rows), dtype=object)
+        for column, size in enumerate(self._sizes):
+            codes = codes * int(size) + rows[:, column].astype(object)
+        return codes
+
+    @cached_property
+    def _strides(self) -> np.ndarray:
+        """What one place of each parameter adds to a code."""
+        return np.append(np.cumprod(self._sizes[:0:-1])[::-1], 1)[: len(self._sizes)].astype(np.int64)
+
+    @cached_property
+    def points(self) -> Rows | None:
+        """Every legal point in a fixed order, or None when there are too many to enumerate."""
+        if self._members is not None:
+            rows = self._members
+            return rows[self._allowed_by_rules(rows)]
+        rows = np.zeros((1, 0), dtype=np.int16)
+        for column, size in enumerate(self._sizes):
+            if len(rows) * int(size) > _EXPANSION_LIMIT:
+                return None
+            rows = np.hstack(
+                [np.repeat(rows, size, axis=0), np.tile(np.arange(size, dtype=np.int16), len(rows))[:, None]]
+            )
+            for rule in self._rules:
+                if rule.columns and max(rule.columns) == column:
+                    if not rule.tabulated and len(rows) > TABLE_LIMIT:
+                        return None
+                    rows = rows[rule.allow(rows)]
+        return rows if len(rows) <= ENUMERATION_LIMIT else None
+
+    def _allowed_by_rules(self, rows: Rows) -> np.ndarray:
+        keep = np.ones(len(rows), dtype=bool)
+        for rule in self._rules:
+            keep[keep] = rule.allow(rows[keep])
+        return keep
+
+    def enumerate_legal(self, limit: int) -> Iterator[dict[str, Value]]:
+        """Up to ``limit`` legal points in declared order; of a large space, all it can find by walking it."""
+        if self.points is not None:
+            yield from (self.decode(row) for row in self.points[:limit])
+            return
+        found = 0
+        for places in product(*(range(len(values)) for values in self._values)):
+            row = np.array(places, dtype=np.int16)
+            if all(rule.allows(row) for rule in self._rules):
+                yield self.decode(row)
+                found += 1
+                if found >= limit:
+                    return
+
+    # -- moves -----------------------------------------------------------------------------------------
+
+    def sample(self, rng: np.random.Generator) -> dict[str, Value]:
+        """A random legal point: uniform where the space is enumerated or points are dense enough."""
+        return self.decode(self.sample_rows(rng, 1)[0])
+
+    def sample_rows(self, rng: np.random.Generator, count: int) -> Rows:
+        """``count`` random legal rows, drawn with replacement."""
+        if self.points is not None:
+            return self.points[rng.integers(len(self.points), size=count)]
+        found: list[Rows] = []
+        missing = count
+        for _ in range(_REJECTION_TRIES):
+            rows = rng.integers(self._sizes, size=(max(64, 2 * missing), len(self._sizes))).astype(np.int16)
+            rows = rows[self.legal_rows(rows)][:missing]
+            found.append(rows)
+            missing -= len(rows)
+            if missing <= 0:
+                break
+        while missing > 0:
+            row = self._guided(rng, _GUIDED_TRIES)
+            assert row is not None  # a point was found when the space was made
+            found.append(row[None])
+            missing -= 1
+        return np.concatenate(found)[:count]
+
+    def _guided(self, rng: np.random.Generator, tries: int) -> Rows | None:
+        """Random assignment that gives up a branch as soon as a fully bound constraint fails."""
+        for _ in range(tries):
+            row = np.zeros(len(self.names), dtype=np.int16)
+            for column, size in enumerate(self._sizes):
+                due = [rule for rule in self._rules if rule.columns and max(rule.columns) == column]
+                for place in rng.permutation(int(size)):
+                    row[column] = place
+                    if all(rule.allows(row) for rule in due):
+                        break
+                else:
+                    break
+            else:
+                return row
+        return None
+
+    def neighbour_rows(self, row: Rows, steps: int | None = 1) -> Rows:
+        """Legal rows that differ in one parameter: by up to ``steps`` places where it is ordinal
+        (``None``: any distance), by any value where it is not."""
+        columns, places = self._moves
+        here = row[columns]
+        near = places != here
+        if steps is not None:
+            near &= ~self._ordered[columns] | (np.abs(places - here) <= steps)
+        columns, places = columns[near], places[near]
+        rows = np.repeat(row[None], len(columns), axis=0)
+        rows[np.arange(len(columns)), columns] = places
+        return rows[self.legal_rows(rows)]
+
+    @cached_property
+    def _moves(self) -> tuple[np.ndarray, np.ndarray]:
+        """Every column with every place of it: columns [moves], places [moves] int16."""
+        columns = np.repeat(np.arange(len(self._sizes)), self._sizes)
+        places = [np.arange(int(size), dtype=np.int16) for size in self._sizes]
+        return columns, np.concatenate([np.zeros(0, dtype=np.int16), *places])
+
+    @cached_property
+    def _ordered(self) -> np.ndarray:
+        return np.array([self.is_ordinal(name) for name in self.names], dtype=bool)
+
+    def neighbours(self, params: Mapping[str, Value]) -> list[dict[str, Value]]:
+        """Legal points one step away: the next value of an ordinal parameter, any of a categorical one."""
+        return [self.decode(row) for row in self.neighbour_rows(self.encode(params))]
+
+
+def _unique_rows(rows: Rows) -> Rows:
+    return np.unique(np.asarray(rows, dtype=np.int16), axis=0)

@@ -1,0 +1,238 @@
+"""Pictures of a real campaign for the documentation: ``python -m experiments.studies.records.screenshots
+CAMPAIGN_DIR``.
+
+Writes into ``docs/img``: the report, its lineage and timelines, MLflow's view of the campaign and its candidates, and
+the live display as it stood at the end. Needs the ``dev`` extra and a Chromium on the PATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from testkit.browser import Watched, browser_page, missing_browser
+from tilewright.evolve.mlflow_mirror.content import CANDIDATE, UID, campaign_uid, experiment_name
+from tilewright.evolve.mlflow_mirror.process import ARTIFACTS, mirror_command, mirror_environment, store_uri
+from tilewright.evolve.record.home import JOURNAL
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.compare import pair_of, write_comparison
+from tilewright.evolve.report.data import CampaignData, load
+from tilewright.evolve.report.graph import PAGE
+from tilewright.evolve.report.html import write_report
+from tilewright.evolve.show.watch import JournalView
+from tilewright.evolve.ui import SERVER_SETTINGS, free_port, server_command
+
+SETTLE_SECONDS = 4.0
+"""MLflow's pages load their parts after the page itself and never fall silent."""
+
+SLOWEST_SECONDS = 120.0
+
+SECTIONS = {
+    "lineage": "Lineage of the winner",
+    "timeline": "Where the time goes",
+    "shapes": "Winner against each kernel",
+    "roofline": "Roofline",
+    "credit": "Which mutations earned it",
+    "archive": "Archive",
+}
+"""Parts of the report that get a picture of their own, by file name."""
+
+# MLflow's own settings of its page: open on runs, without the panels of a first visit.
+PLAIN_PAGE = {
+    "mlflow.workflowType_v1": '"machine_learning"',
+    "mlflow.assistant.panelOpen": "false",
+    "mlflow.assistant.fab.autoOpenedOnFirstLoad": "true",
+    "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true",
+}
+
+
+@contextmanager
+def mlflow_server(home: Path, uri: str, port: int | None = None) -> Iterator[str]:
+    """A small MLflow server on this machine; yields its address. Raises TimeoutError."""
+    port = port or free_port("127.0.0.1", 5600)
+    environment = {**mirror_environment(os.environ), **SERVER_SETTINGS}
+    command = server_command(home, uri, "127.0.0.1", port)
+    quiet = subprocess.DEVNULL
+    server = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet, start_new_session=True)
+    try:
+        _await(f"http://127.0.0.1:{port}/health", server)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(server.pid, 15)
+        server.wait()
+
+
+def _await(address: str, server: subprocess.Popen[bytes], timeout_seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            urllib.request.urlopen(address, timeout=2).close()
+            return
+        except OSError:
+            time.sleep(0.25)
+    raise TimeoutError(f"no MLflow server at {address}")
+
+
+class MlflowPages:
+    """MLflow's pages of one campaign, in an open browser."""
+
+    def __init__(self, browser: Watched, base: str, uri: str, data: CampaignData) -> None:
+        from mlflow import MlflowClient
+
+        self._browser, self._base = browser, base
+        client = MlflowClient(uri)
+        started = next(event.at for event in data.events if event.kind == "started")
+        uid = campaign_uid(str(data.facts.get("id")), started)
+        experiment = client.get_experiment_by_name(experiment_name(data.facts))
+        assert experiment is not None, "the campaign has not been mirrored"
+        self._experiment = experiment.experiment_id
+        runs = client.search_runs([self._experiment], f"tags.`{UID}` = '{uid}'", max_results=1000)
+        (self.campaign,) = [run.info.run_id for run in runs if CANDIDATE not in run.data.tags]
+        self.candidates = {
+            int(r.data.tags[CANDIDATE]): r.info.run_id for r in runs if CANDIDATE in r.data.tags
+        }
+
+    def candidates_table(self, columns: Sequence[str]) -> None:
+        """The campaign with its candidates below it and the named columns shown."""
+        key = f'MLflowLocalStorage-1.1-ExperimentPage-["{self._experiment}"]-ReactComponentState'
+        state = {
+            "orderByKey": "attributes.start_time",
+            "orderByAsc": False,
+            "selectedColumns": list(columns),
+            "runsExpanded": {self.campaign: True},
+            "columnWidths": {"attributes.`Run Name`": 260},
+        }
+        script = f"try {{ localStorage.setItem({json.dumps(key)}, {json.dumps(json.dumps(state))}) }} catch (e) {{}}"
+        self._browser.page.add_init_script(script)
+        self._open(f"/#/experiments/{self._experiment}/runs")
+
+    def run(self, run_id: str, tab: str = "") -> None:
+        """A run's page; ``tab`` is empty, ``model-metrics`` or ``artifacts``."""
+        self._open(f"/#/experiments/{self._experiment}/runs/{run_id}/{tab}".rstrip("/"))
+
+    def artifact(self, run_id: str, name: str) -> None:
+        self.run(run_id, "artifacts")
+        self._browser.page.get_by_text(name, exact=True).first.click()
+        time.sleep(SETTLE_SECONDS / 2)
+
+    def await_text(self, text: str) -> None:
+        """Wait until the page shows ``text``, and a moment more."""
+        self._browser.page.get_by_text(text).first.wait_for(timeout=SLOWEST_SECONDS * 1e3)
+        time.sleep(SETTLE_SECONDS / 2)
+
+    def _open(self, path: str) -> None:
+        self._browser.page.goto("about:blank")
+        self._browser.page.goto(self._base + path, wait_until="load")
+        time.sleep(SETTLE_SECONDS)
+
+
+def candidate_columns(data: CampaignData) -> list[str]:
+    """What a candidates table is worth looking at for: fitness, verdict and ancestry."""
+    tags = ("verdict", "generation", "mutation", "mutation.detail", "lineage.parents")
+    return [f"metrics.`fitness_tflops_{data.kind}`", *(f"tags.`{tag}`" for tag in tags)]
+
+
+def report_pictures(report: Path, out: Path) -> None:
+    with browser_page(1100, 1000, scale=1.5) as browser:
+        page = browser.page
+        page.goto(report.as_uri())
+        browser.shot(out / "report.png")
+        for name, heading in SECTIONS.items():
+            section = page.locator("section", has=page.get_by_role("heading", name=heading, exact=True))
+            if section.count():
+                section.first.screenshot(path=str(out / f"{name}.png"))
+    with browser_page(1280, 720, scale=1.5) as browser:
+        browser.page.goto(report.with_name(f"{report.stem}-{PAGE}").as_uri())
+        browser.page.get_by_role("button", name="winner's line").click()
+        browser.shot(out / "lineage-page.png")
+    with browser_page(390, 844, "dark", scale=2) as browser:
+        browser.page.goto(report.as_uri())
+        browser.shot(out / "report-phone.png")
+
+
+def comparison_picture(this: CampaignData, other: CampaignData, page: Path, path: Path) -> None:
+    """The head of the comparison of two campaigns."""
+    write_comparison(pair_of(this, other), page)
+    with browser_page(1100, 900, scale=1.5) as browser:
+        browser.page.goto(page.as_uri())
+        browser.shot(path)
+
+
+def mlflow_pictures(home: Path, uri: str, data: CampaignData, out: Path) -> None:
+    with (
+        mlflow_server(home, uri) as base,
+        browser_page(1440, 900, scale=1.5, storage=PLAIN_PAGE) as browser,
+    ):
+        pages = MlflowPages(browser, base, uri, data)
+        pages.run(pages.campaign)
+        pages.await_text("Verdicts")
+        browser.shot(out / "mlflow-overview.png")
+        pages.candidates_table(candidate_columns(data))
+        pages.await_text("0000 ")
+        browser.shot(out / "mlflow-candidates.png")
+        pages.run(pages.campaign, "model-metrics")
+        browser.shot(out / "mlflow-campaign.png")
+        pages.artifact(pages.campaign, "report.html")
+        browser.shot(out / "mlflow-report.png")
+        if data.winner is not None and data.winner.parents:
+            pages.artifact(pages.candidates[data.winner.index], "mutation.diff.txt")
+            browser.shot(out / "mlflow-diff.png")
+
+
+def display_picture(journal: Journal, path: Path) -> None:
+    """The live display as it stood when the last evaluation came in."""
+    from rich.console import Console
+
+    from tilewright.evolve.show.display import LiveDisplay
+
+    view = JournalView(journal)
+    view.refresh()
+    console = Console(record=True, width=112, force_terminal=True, file=io.StringIO())
+    console.print(LiveDisplay(console).frozen(view.facts, view.snapshot()))
+    drawing = console.export_svg(title=f"tilewright watch {view.facts.get('id', '')}")
+    with browser_page(1400, 900) as browser:
+        browser.page.set_content(f"<body style='margin:0'>{drawing}</body>")
+        browser.page.locator("svg").first.screenshot(path=str(path), omit_background=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.studies.records.screenshots", description=__doc__
+    )
+    parser.add_argument("campaign", type=Path, metavar="CAMPAIGN_DIR")
+    parser.add_argument("--against", type=Path, metavar="CAMPAIGN_DIR", help="also picture a comparison")
+    parser.add_argument("--out", type=Path, default=Path("docs/img"))
+    arguments = parser.parse_args(argv)
+    reason = missing_browser()
+    if reason:
+        parser.error(reason)
+    folder: Path = arguments.campaign.resolve()
+    home, out = folder.parent.parent, arguments.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    uri = store_uri(home, {})
+    with Journal(folder / JOURNAL) as journal:
+        data = load(journal)
+        report = write_report(journal, folder / "report.html")
+        display_picture(journal, out / "display.png")
+    report_pictures(report, out)
+    if arguments.against is not None:
+        with Journal(arguments.against / JOURNAL) as journal:
+            comparison_picture(data, load(journal), folder / "comparison.html", out / "comparison.png")
+    command = mirror_command([folder / JOURNAL], home, uri)
+    (home / ARTIFACTS).mkdir(exist_ok=True)
+    subprocess.run(command, env=mirror_environment(os.environ), check=True, stderr=subprocess.DEVNULL)
+    mlflow_pictures(home, uri, data, out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""What the search benchmark found: a page, a table of runs and a picture, beside the peers' figures."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import hashlib
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from experiments.studies.search.efficiency import MARKS, Run, Setting, Summary, summarise
+
+GOALS = {25: 0.83, 50: 0.90, 100: 0.97, 200: 0.992}
+ARRIVED_GOAL = 0.95
+
+PEERS: dict[str, dict[str, tuple[float, ...]]] = {
+    "Kernel Tuner 1.5.0 adaptive_tabu_greywolf": {
+        "gemm_rtx3090": (0.878, 0.903, 0.982, 1.000),
+        "conv_a100": (0.609, 0.732, 0.931, 0.931),
+        "dedisp_a100": (0.992, 0.994, 0.996, 0.997),
+        "conv_rtx3090_fail": (0.758, 0.862, 0.990, 1.000),
+    },
+    "Helion 1.5.1 LFBOTreeSearch, restarted": {
+        "gemm_rtx3090": (0.795, 0.850, 0.982, 1.000),
+        "conv_a100": (0.583, 0.668, 0.872, 0.965),
+        "dedisp_a100": (0.990, 0.993, 0.997, 0.997),
+        "conv_rtx3090_fail": (0.842, 0.915, 1.000, 1.000),
+    },
+    "Kernel Tuner 1.5.0 hybrid_vndx": {
+        "gemm_rtx3090": (0.784, 0.856, 0.925, 0.982),
+        "conv_a100": (0.605, 0.729, 0.843, 1.000),
+        "dedisp_a100": (0.993, 0.995, 0.996, 0.999),
+        "conv_rtx3090_fail": (0.775, 0.921, 0.983, 0.989),
+    },
+    "Kernel Tuner 1.5.0 genetic_algorithm": {
+        "gemm_rtx3090": (0.753, 0.796, 0.845, 0.946),
+        "conv_a100": (0.599, 0.644, 0.843, 1.000),
+        "dedisp_a100": (0.991, 0.995, 0.996, 0.997),
+        "conv_rtx3090_fail": (0.808, 0.894, 0.974, 0.992),
+    },
+    "Optuna 5.0.0 TPE": {
+        "gemm_rtx3090": (0.784, 0.827, 0.841, 0.926),
+        "conv_a100": (0.641, 0.656, 0.665, 0.931),
+        "dedisp_a100": (0.994, 0.995, 0.997, 0.997),
+        "conv_rtx3090_fail": (0.912, 0.991, 0.991, 0.995),
+    },
+    "random without replacement (exact)": {
+        "gemm_rtx3090": (0.752, 0.800, 0.835, 0.871),
+        "conv_a100": (0.603, 0.654, 0.694, 0.766),
+        "dedisp_a100": (0.990, 0.992, 0.994, 0.995),
+        "conv_rtx3090_fail": (0.813, 0.882, 0.923, 0.946),
+    },
+}
+"""Medians over 30 seeds at 25, 50, 100 and 200 evaluations, recorded with the tables."""
+
+
+def describe(runs: Sequence[Run], setting: Setting) -> str:
+    """The figures in Markdown."""
+    summary = summarise(runs)
+    seeds = len({run.seed for run in runs})
+    lines = [
+        f"{len(summary.spaces)} spaces, {seeds} seeds, {setting.lag} in flight, proposers "
+        f"{', '.join(setting.proposers)}. Score: optimum / best, recorded (measured) times.",
+        "",
+        "| space | " + " | ".join(f"n={mark}" for mark in summary.marks) + " |",
+        "| --- |" + " --- |" * len(summary.marks),
+    ]
+    rows = {**summary.spaces, "worst space": summary.worst, "**mean**": summary.mean}
+    lines += [f"| {name} | " + " | ".join(f"{v:.3f}" for v in values) + " |" for name, values in rows.items()]
+    lines.append(
+        "| 95 % interval | " + " | ".join(f"{lo:.3f}–{hi:.3f}" for lo, hi in summary.interval) + " |"
+    )
+    lines.append("| goal | " + " | ".join(f"{GOALS[mark]:.3f}" for mark in summary.marks) + " |")
+    lines += _peer_rows(summary)
+    lines += ["", f"Runs within 5 % of the optimum at n={len(runs[0].curve)}: {summary.arrived:.1%} "
+              f"(goal {ARRIVED_GOAL:.0%})."]  # fmt: skip
+    cpu = np.mean([run.cpu_seconds for run in runs])
+    lines.append(f"CPU time of one run, proposals and models included: {cpu:.1f} s (measured).")
+    if setting.noise:
+        lines += ["", *_noise_lines(runs, setting)]
+    return "\n".join(lines) + "\n"
+
+
+def _peer_rows(summary: Summary) -> list[str]:
+    rows = []
+    for peer, figures in PEERS.items():
+        if not set(summary.spaces) <= set(figures):
+            continue
+        means = [np.mean([figures[s][MARKS.index(mark)] for s in summary.spaces]) for mark in summary.marks]
+        rows.append(f"| {peer} | " + " | ".join(f"{mean:.3f}" for mean in means) + " |")
+    return rows
+
+
+def _noise_lines(runs: Sequence[Run], setting: Setting) -> list[str]:
+    best = np.array([run.curve[-1] for run in runs])
+    selected, lucky = np.array([r.selected for r in runs]), np.array([r.lucky for r in runs])
+    spent = np.mean([run.remeasured for run in runs])
+    return [
+        f"Noise {setting.noise:.0%} on every reading. True score of the best configuration evaluated: mean "
+        f"{best.mean():.4f}; of the re-measured selection: {selected.mean():.4f} ({spent:.0f} further "
+        f"measurements on average); of the luckiest single reading: {lucky.mean():.4f}.",
+    ]
+
+
+def write_report(path: Path, runs: Sequence[Run], setting: Setting, command: str) -> None:
+    """Write PATH.md, PATH.csv (one row per run) and PATH.png."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    libraries = ", ".join(f"{name} {metadata.version(name)}" for name in ("numpy", "scipy"))
+    page = [
+        "# Search efficiency on recorded spaces",
+        "",
+        f"`{command}`",
+        f"{datetime.date.today().isoformat()}, Python {platform.python_version()}, {libraries}.",
+        "",
+        describe(runs, setting),
+        f"![score against evaluations]({path.name}.png)",
+        "",
+        "Peers: medians recorded with the tables, same rules (unique legal configurations, failures included).",
+    ]
+    path.with_suffix(".md").write_text("\n".join(page) + "\n")
+    with path.with_suffix(".csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        marks = [mark for mark in MARKS if mark <= len(runs[0].curve)]
+        writer.writerow(
+            ["space", "seed", *(f"n{mark}" for mark in marks), "selected", "lucky", "remeasured", "sequence"]
+        )
+        for run in runs:
+            scores = [f"{run.curve[mark - 1]:.5f}" for mark in marks]
+            tail = [f"{run.selected:.5f}", f"{run.lucky:.5f}", run.remeasured, digest(run)]
+            writer.writerow([run.space, run.seed, *scores, *tail])
+    _draw(path.with_suffix(".png"), runs)
+
+
+def digest(run: Run) -> str:
+    """12 hex digits over what the run proposed, in order: equal on every machine."""
+    return hashlib.sha256(" ".join(run.sequence).encode()).hexdigest()[:12]
+
+
+def _draw(path: Path, runs: Sequence[Run]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = list(dict.fromkeys(run.space for run in runs))
+    columns = min(len(names), 4)
+    figure, axes = plt.subplots(
+        -(-len(names) // columns),
+        columns,
+        figsize=(4 * columns, 3.4 * -(-len(names) // columns)),
+        squeeze=False,
+    )
+    for axis, name in zip(axes.flat, names, strict=False):
+        curves = np.array([run.curve for run in runs if run.space == name])
+        evaluations = np.arange(1, curves.shape[1] + 1)
+        low, middle, high = np.quantile(curves, [0.25, 0.5, 0.75], axis=0)
+        axis.plot(evaluations, middle, color="tab:blue", label="tilewright (median, quartiles)")
+        axis.fill_between(evaluations, low, high, color="tab:blue", alpha=0.2)
+        for number, (peer, figures) in enumerate(PEERS.items()):
+            if name in figures:
+                axis.plot(MARKS, figures[name], marker="o", ms=3, lw=0.8, color=f"C{number + 1}", label=peer)
+        axis.set(title=name, xlabel="evaluations", ylabel="optimum / best (measured times)", xscale="log")
+        axis.set_xlim(10, curves.shape[1])
+        axis.set_ylim(max(0.0, float(np.min(middle[9:])) - 0.1), 1.01)
+    axes.flat[0].legend(fontsize=6)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -1,0 +1,162 @@
+"""Recorded search spaces as evaluators: the campaign code runs on them as on a device, in no time.
+
+A table is ``NAME.csv.gz`` (all parameters, then ``time_ms``; empty where that point failed) beside ``NAME.json``
+(``parameters`` in order, ``constraints``, ``source``; ``kernel`` where several tables share one). A point's
+legality is its presence in the table.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from testkit import SPACES
+from tilewright.evolve.campaign.evaluator import Job
+from tilewright.evolve.space.genome import Genome, Value
+from tilewright.evolve.space.space import Space, SpaceError
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+
+
+@dataclass(frozen=True)
+class Table:
+    """A recorded space. ``times`` [points] in seconds, NaN where the recording failed; ``codes`` sorted."""
+
+    name: str
+    source: str
+    space: Space
+    codes: np.ndarray
+    times: np.ndarray
+    kernel: str
+    """A stand-in for kernel source: tables have parameters only. Shapes of one kernel share it."""
+
+    @property
+    def optimum(self) -> float:
+        """Least recorded time, seconds."""
+        return float(np.nanmin(self.times))
+
+    def time(self, genome: Genome) -> float:
+        """Recorded seconds of a legal point, NaN where it failed."""
+        code = self.space.codes(self.space.encode(genome.params)[None])[0]
+        return float(self.times[np.searchsorted(self.codes, code)])
+
+    def fraction(self, genome: Genome) -> float:
+        """Optimum over this point's time: 1 at the optimum, 0 for a failure."""
+        time = self.time(genome)
+        return 0.0 if math.isnan(time) else self.optimum / time
+
+    def space_of(self, source: str) -> Space:
+        return self.space
+
+    def random_genome(self, rng: np.random.Generator) -> Genome:
+        return Genome(self.kernel, self.space.sample(rng))
+
+
+def read_table(description: Path) -> Table:
+    """Read ``NAME.json`` and the ``NAME.csv.gz`` beside it."""
+    told = json.loads(description.read_text())
+    parameters: dict[str, tuple[Value, ...]] = {n: tuple(v) for n, v in told["parameters"].items()}
+    with gzip.open(description.with_suffix(".csv.gz"), "rt", newline="") as file:
+        lines = list(csv.DictReader(file))
+    places = {name: {str(v): i for i, v in enumerate(values)} for name, values in parameters.items()}
+    rows = np.array([[places[n][line[n]] for n in parameters] for line in lines], dtype=np.int16)
+    times = np.array([float(line["time_ms"] or "nan") / 1e3 for line in lines])
+    constraints = dict.fromkeys(told.get("constraints", ()), "recorded constraint")
+    try:
+        space = Space(parameters, constraints)
+        agrees = space.points is not None and len(space.points) == len(rows) and space.legal_rows(rows).all()
+    except SpaceError:  # a constraint in a form that kernels here may not use: the rows alone decide
+        constraints, agrees = {}, False
+    if not agrees:
+        space = Space(parameters, constraints, members=rows)
+    codes = space.codes(rows)
+    order = np.argsort(codes)
+    name = told.get("name", description.stem)
+    kernel = f'"""{told.get("kernel", name)}"""\n'
+    return Table(name, told.get("source", ""), space, codes[order], times[order], kernel)
+
+
+def read_tables(folder: Path = SPACES) -> list[Table]:
+    """Every table of a folder by name. Raises FileNotFoundError when there is none."""
+    found = [read_table(path) for path in sorted(folder.glob("*.json"))]
+    if not found:
+        raise FileNotFoundError(f"{folder} holds no recorded space (NAME.json beside NAME.csv.gz)")
+    return found
+
+
+@dataclass
+class AtOnce:
+    """An ``Evaluator`` whose jobs are done when they are submitted; subclasses say how (``evaluate``)."""
+
+    _finished: list[tuple[int, Evaluation]] = field(default_factory=list, init=False)
+
+    def submit(self, job: Job) -> None:
+        self._finished.append((job.index, self.evaluate(job)))
+
+    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        finished, self._finished = self._finished, []
+        return finished
+
+    def activity(self) -> list[str]:
+        return []
+
+    def close(self) -> None: ...
+
+    def evaluate(self, job: Job) -> Evaluation:
+        raise NotImplementedError
+
+
+@dataclass
+class TableEvaluator(AtOnce):
+    """An ``Evaluator`` that looks results up. ``noise`` is the relative standard deviation it adds.
+
+    Noise is drawn from the job's seed, so one job always reads the same and a second measurement of a
+    point, under another seed, reads anew. Fitness is 1 TFLOP over the seconds read.
+    """
+
+    table: Table
+    slots: int = 1
+    noise: float = 0.0
+    evaluations: int = field(default=0, init=False)
+
+    def submit(self, job: Job) -> None:
+        self.evaluations += 1
+        super().submit(job)
+
+    def evaluate(self, job: Job) -> Evaluation:
+        seconds = self.table.time(job.genome)
+        genome, suite, target = job.genome.id, self.table.name, f"recorded:{self.table.name}"
+        if math.isnan(seconds):
+            return Evaluation(
+                genome=genome,
+                target=target,
+                suite=suite,
+                stage=Stage.COMPILE,
+                verdict=Verdict.COMPILE_ERROR,
+                reason="failed when recorded",
+            )
+        if self.noise:
+            seconds *= math.exp(self.noise * np.random.default_rng(job.seed).standard_normal())
+        figures = WorkloadFigures(
+            workload=self.table.name,
+            seconds=seconds,
+            tflops=1.0 / seconds,
+            roofline_fraction=0.0,
+            kind=FigureKind.MEASURED,
+        )
+        spread = math.exp(1.96 * self.noise)
+        return Evaluation(
+            genome=genome,
+            target=target,
+            suite=suite,
+            stage=Stage.MEASURE,
+            verdict=Verdict.OK,
+            fitness=1.0 / seconds,
+            interval=(1.0 / seconds / spread, spread / seconds),
+            workloads=(figures,),
+        )

@@ -1,0 +1,120 @@
+"""What a signal-to-noise ratio does not see: a few wrong elements, signs, zeros, more noise than rounding explains.
+
+A ratio over a whole output forgives whatever is small. So each element is held to what its data types explain as well:
+one unit in the last place of the output (two roundings), and a share ``worst`` of the reference's root mean square in
+its tile of 32 x 32, for sums in float32. Where only rounding is to be expected, the noise of the whole output must be
+near that of rounding the reference, too: an accumulator of 8 bits is 2 dB below it where no element is far off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from tilewright.seeds.operator import SnrGate
+
+TILE = 32
+ROUNDING_DB = 40.0
+"""A gate that asks for this much, and names no ``worst``, allows for no noise but that of rounding."""
+
+ROUNDED = 2.0**-12
+"""Share of the tile's root mean square that sums in float32 explain, with room: 2^-15 is the most seen."""
+
+NOISE_FACTOR = 16.0
+"""Largest error of one element of a noisier recipe, as a multiple of the noise its bar allows."""
+
+NOISE_DB = 1.5
+"""How much more noise there may be than rounding and an eighth of ``worst`` make."""
+
+SIGN = 2.0**-4
+"""Where a sign may differ, or a zero stand: at values below this part of ``worst``."""
+
+FAINT = 2.0**-8
+"""The root mean square of a tile counts as at least this part of the whole output's."""
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """``worst``: see the module. ``sign``: a share of the same kind below which signs may differ.
+
+    ``rounded``: the noise of the whole is judged, too.
+    """
+
+    worst: float
+    sign: float
+    rounded: bool
+
+
+def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
+    """What a gate leaves to one element; ``least`` is what the target's own sums explain."""
+    if gate.worst is not None:
+        return Allowance(max(gate.worst, least), max(gate.worst, least), rounded=False)
+    if gate.min_db >= ROUNDING_DB:
+        worst = max(ROUNDED, least)
+        return Allowance(worst, worst * SIGN if least <= ROUNDED else worst, rounded=True)
+    noise = NOISE_FACTOR * 10 ** (-gate.min_db / 20)
+    return Allowance(noise, noise, rounded=False)
+
+
+def objection(output: np.ndarray, reference: np.ndarray, allowed: Allowance) -> str | None:
+    """One line on what is wrong with single elements; None when all is explained. Finite arrays of one shape."""
+    if output.size == 0:
+        return None
+    columns = output.shape[-1] if output.ndim else 1
+    found = output.astype(np.float64).reshape(-1, columns)
+    wanted = reference.astype(np.float64).reshape(-1, columns)
+    rounded, unit = _rounded(wanted, output.dtype)
+    around = _around(wanted)
+    with np.errstate(all="ignore"):
+        error = np.abs(found - wanted)
+        excess = error - (unit + np.abs(rounded - wanted) + allowed.worst * around)
+        if (place := _first(excess > 0)) is not None:
+            share = error[place] / around[place] if around[place] else np.inf
+            return f"element {_index(place, output)} is off by {share:.2g} of what is usual around it"
+        flipped = (np.sign(found) != np.sign(rounded)) & (np.abs(wanted) > allowed.sign * around)
+        if (place := _first(flipped)) is not None:
+            what = "zero" if found[place] == 0 else "of the wrong sign"
+            return f"element {_index(place, output)} is {what}"
+        if allowed.rounded:
+            noise = float(np.sum(error * error))
+            expected = float(np.sum((rounded - wanted) ** 2) + np.sum((allowed.worst / 8 * around) ** 2))
+            if noise > expected * 10 ** (NOISE_DB / 10):
+                return f"{10 * np.log10(noise / expected):.1f} dB more noise than rounding makes"
+    return None
+
+
+def _rounded(wanted: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """The reference in the output's dtype, and one unit in its last place there."""
+    if dtype.kind in "iub":
+        return np.rint(wanted), np.ones_like(wanted)
+    kind = ml_dtypes.finfo(dtype)
+    top = float(kind.max)
+    held = np.clip(wanted, -top, top)
+    with np.errstate(all="ignore"):
+        exponent = np.floor(np.log2(np.maximum(np.abs(held), float(kind.tiny))))
+        return held.astype(dtype).astype(np.float64), np.exp2(exponent) * float(kind.eps)
+
+
+def _around(wanted: np.ndarray) -> np.ndarray:
+    """Root mean square of the reference in each element's tile."""
+    rows, columns = wanted.shape
+    square = wanted * wanted
+    down, across = np.arange(0, rows, TILE), np.arange(0, columns, TILE)
+    sums = np.add.reduceat(np.add.reduceat(square, down, axis=0), across, axis=1)
+    high, wide = np.diff(np.append(down, rows)), np.diff(np.append(across, columns))
+    tiles = np.sqrt(sums / np.outer(high, wide))
+    least = FAINT * float(np.sqrt(square.mean()))
+    return np.maximum(np.repeat(np.repeat(tiles, high, axis=0), wide, axis=1), least)
+
+
+def _first(mask: np.ndarray) -> tuple[int, ...] | None:
+    places = np.argwhere(mask)
+    return tuple(int(n) for n in places[0]) if len(places) else None
+
+
+def _index(place: tuple[int, ...], output: np.ndarray) -> list[int]:
+    """Its index in the output's own shape."""
+    columns = output.shape[-1] if output.ndim else 1
+    return [int(n) for n in np.unravel_index(place[0] * columns + place[1], output.shape or (1,))]

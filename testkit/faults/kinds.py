@@ -1,0 +1,344 @@
+"""Every fault by name: what is injected into a campaign, and what its journal must say afterwards.
+
+A fault takes a fresh folder and a seed, runs the campaign to its end, and returns the journal's path. Without
+``changes`` the journal must equal the one of a campaign without faults; with it, one candidate has another verdict.
+``experiments.studies.robustness.fault_kinds`` runs the same rows many times over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import resource
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from testkit.faults.campaigns import Table, content, driven, finish, forked, go
+from testkit.faults.cluster import Cluster, pool_of
+from tests.workers.child.test_run_once import LIMITS, child
+from tilewright.evolve.campaign.evaluator import Job
+from tilewright.evolve.campaign.loop import StopReason
+from tilewright.evolve.errors import JournalError
+from tilewright.evolve.mlflow_mirror import process as mirror_process
+from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.workers.cascade.modelled_stages import _child_failure
+from tilewright.workers.child.run_once import temporary_folder
+
+VICTIM = 1
+"""Which of the table's failing candidates a fault of a child befalls: its verdict is a failure either way."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``changes``: verdicts, one of which the victim of the fault must have; none where nothing may differ."""
+
+    name: str
+    inject: Callable[[Path, int, dict[str, Any]], Path]
+    stated: str
+    changes: tuple[Verdict, ...] = ()
+
+
+def victim(wanted: dict[str, Any]) -> int:
+    """The index of the candidate that a child's fault befalls."""
+    return [i for i, e in wanted["evaluations"].items() if e["verdict"] == "incorrect"][VICTIM]
+
+
+# -- a candidate's child ------------------------------------------------------------------------------
+
+
+def in_child(code: str, seconds: float = 20.0) -> Callable[[Path, int, dict[str, Any]], Path]:
+    """One candidate is run in a real child that does this."""
+
+    def inject(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
+        index, limits = victim(wanted), dataclasses.replace(LIMITS, wall_seconds=seconds)
+
+        def fault(job: Job) -> Evaluation | None:
+            if job.index != index:
+                return None
+            with temporary_folder(folder) as place:
+                failure = _child_failure(child(code, place, limits), "checking")
+            assert failure is not None
+            return Evaluation(
+                genome=job.genome.id, target="t", suite="s", stage=Stage.CHECK, verdict=failure.verdict,
+                reason=failure.reason,
+            )  # fmt: skip
+
+        path = folder / "j.sqlite"
+        assert go(path, Table(np.random.default_rng(seed), fault=fault)) is StopReason.EVALUATIONS
+        assert sorted(p.name for p in folder.iterdir() if p.is_dir()) == [], "the child's folder is gone"
+        return path
+
+    return inject
+
+
+# -- workers and nodes ----------------------------------------------------------------------------------
+
+
+def in_pool(*faults: str, everywhere: bool = False) -> Callable[[Path, int, dict[str, Any]], Path]:
+    """What happens to the attempts at one candidate, or at every one, on a cluster of four."""
+
+    def inject(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
+        x = -1 if everywhere else _x_of(wanted, victim(wanted))
+        cluster, path = Cluster(np.random.default_rng(seed), {x: faults}), folder / "j.sqlite"
+        with pytest.MonkeyPatch.context() as patch:
+            assert go(path, pool_of(cluster, 4, patch)) is StopReason.EVALUATIONS
+        return path
+
+    return inject
+
+
+def _x_of(wanted: dict[str, Any], index: int) -> int:
+    return int(wanted["candidates"][index][3].removeprefix("x="))
+
+
+# -- the driver and its machine -------------------------------------------------------------------------
+
+
+def killed(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
+    """SIGKILL at random moments until a driver gets through."""
+    path, rng = folder / "j.sqlite", np.random.default_rng(seed)
+    for life in range(12):
+        if not driven(path, seed + life, float(rng.uniform(0.0, 0.1))):
+            return path
+    finish(path)
+    return path
+
+
+def interrupted(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
+    path = folder / "j.sqlite"
+    for stop_after in (3, 11, 20):
+        assert go(path, Table(np.random.default_rng(seed)), stop_after) is StopReason.INTERRUPTED
+    finish(path)
+    return path
+
+
+def disk_full(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
+    """The journal can grow to so many bytes only, then the disk has room again."""
+    path = folder / "j.sqlite"
+
+    def cramped() -> object:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        limit = int(np.random.default_rng(seed).integers(90_000, 600_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        try:
+            return go(path, Table(np.random.default_rng(seed)))
+        except JournalError:
+            return None
+
+    assert forked(cramped) == 2
+    finish(path)
+    return path
+
+
+def torn(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
+    """The write-ahead log loses its tail, as in a power cut."""
+    path, rng = folder / "j.sqlite", np.random.default_rng(seed)
+
+    def die(job: Job) -> None:
+        if job.index == 17:
+            os.kill(os.getpid(), signal.SIGKILL)  # the journal is not closed
+
+    assert forked(lambda: go(path, Table(rng, fault=die))) == -signal.SIGKILL
+    log = Path(f"{path}-wal")
+    whole = log.read_bytes()
+    keep = int(rng.integers(0, len(whole)))
+    log.write_bytes(whole[:keep] + bytes(rng.bytes(min(100, len(whole) - keep))))
+    finish(path)
+    return path
+
+
+def locked(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
+    """A backup holds the file for half a second at a time."""
+    path = folder / "j.sqlite"
+    with pytest.raises(KeyboardInterrupt):
+        go(path, Table(np.random.default_rng(seed), die_after=2))
+    stop = threading.Event()
+
+    def hold() -> None:
+        while not stop.wait(0.05):
+            with sqlite3.connect(path, timeout=20.0, isolation_level=None) as db:
+                db.execute("BEGIN IMMEDIATE")
+                stop.wait(0.3)
+                db.execute("ROLLBACK")
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        go(path, Table(np.random.default_rng(seed)), stop_after=6)
+    finally:
+        stop.set()
+        holder.join()
+    finish(path)
+    return path
+
+
+def two_resumes(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
+    path = folder / "j.sqlite"
+    with pytest.raises(KeyboardInterrupt):
+        go(path, Table(np.random.default_rng(seed), die_after=9))
+    running, over = folder / "running", folder / "over"
+
+    def meet(job: Job) -> None:
+        """In the first, with the journal open: until the second has come and gone."""
+        running.touch()
+        _wait_for(over)
+
+    first = os.fork()
+    if first == 0:
+        code = 1
+        try:
+            code = 0 if go(path, Table(np.random.default_rng(seed), fault=meet)) is not None else 1
+        finally:
+            os._exit(code)
+    _wait_for(running)
+    with pytest.raises(JournalError, match="already run by another process"):
+        finish(path)
+    over.touch()
+    assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == 0
+    return path
+
+
+def _wait_for(path: Path, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def stale_lock(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
+    """A killed driver leaves its lock file behind."""
+    path = folder / "j.sqlite"
+    with pytest.raises(KeyboardInterrupt):
+        go(path, Table(np.random.default_rng(seed), die_after=5))
+    path.with_suffix(".lock").write_text("4194304\n")
+    finish(path)
+    return path
+
+
+def clock(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
+    """Wall-clock time runs backwards and leaps by years."""
+    path, rng = folder / "j.sqlite", np.random.default_rng(seed)
+    jump = mock.Mock(side_effect=lambda: float(rng.uniform(-1e9, 4e9)))
+    with mock.patch("tilewright.evolve.record.journal.time.time", jump):
+        with pytest.raises(KeyboardInterrupt):
+            go(path, Table(rng, die_after=11))
+        finish(path)
+    return path
+
+
+def monotonic_clock(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
+    """The machine is suspended for days between two looks at the clock."""
+    path, days = folder / "j.sqlite", mock.Mock(side_effect=itertools.count(0.0, 86_400.0))
+    with mock.patch("tilewright.evolve.campaign.loop.time.monotonic", days):
+        assert go(path, Table(np.random.default_rng(seed))) is StopReason.EVALUATIONS
+    return path
+
+
+# -- MLflow ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def mirroring(path: Path, uri: str) -> Iterator[mirror_process.MirrorProcess]:
+    environment = {**os.environ, mirror_process.URI_VARIABLE: uri}
+    mirror = mirror_process.start_mirror(path, path.parent, environment)
+    try:
+        yield mirror
+    finally:
+        mirror._process.kill()
+        mirror._process.wait()
+
+
+def mlflow_down(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
+    """Nobody listens at the tracking address, from the first evaluation to the last."""
+    path = folder / "j.sqlite"
+    with pytest.raises(KeyboardInterrupt):
+        go(path, Table(np.random.default_rng(seed), die_after=0))
+    with mirroring(path, "http://127.0.0.1:9") as mirror:
+        finish(path, seed)
+        assert mirror.lag() == len(content(path)["evaluations"]), "nothing was mirrored, and it is known"
+    return path
+
+
+def mirror_killed(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
+    """The mirror dies at birth, again and again; it is revived a few times, and the campaign goes on."""
+    path = folder / "j.sqlite"
+    with pytest.raises(KeyboardInterrupt):
+        go(path, Table(np.random.default_rng(seed), die_after=0))
+    stillborn = mock.patch.object(mirror_process, "mirror_command", return_value=["false"])
+    with stillborn, mirroring(path, "x") as mirror:
+        finish(path, seed)
+        for _ in range(mirror_process.REVIVALS + 2):
+            mirror._process.wait()
+            assert mirror.lag() > 0
+    return path
+
+
+FAILS = (Verdict.CRASHED,)
+RETRIED = "tried again elsewhere, and in the journal as if nothing had happened"
+
+FAULTS = (
+    Fault("child: segmentation fault", in_child("os.kill(os.getpid(), signal.SIGSEGV)"), "crashed", FAILS),
+    Fault("child: abort of a runtime", in_child("os.abort()"), "crashed", FAILS),
+    Fault("child: exit 0 without an answer", in_child("os._exit(0)"), "crashed", FAILS),
+    Fault("child: hangs", in_child("time.sleep(60)", 1.0), "timeout", (Verdict.TIMEOUT,)),
+    Fault("child: closes its pipes and stays",
+          in_child("os.close(result); os.close(1); os.close(2); time.sleep(60)", 1.0), "timeout", (Verdict.TIMEOUT,)),
+    Fault("child: out of memory", in_child("x = bytearray(4 << 30)"), "resource error or crashed",
+          (Verdict.RESOURCE_ERROR, Verdict.CRASHED)),
+    Fault("child: floods its output", in_child("while True: os.write(1, b'x' * 65536)"), "crashed", FAILS),
+    Fault("child: floods its results", in_child("while True: answer('more', x='y' * 60000)"), "crashed", FAILS),
+    Fault("child: garbage instead of a frame", in_child("os.write(result, b'score: 1e9' * 10)"), "crashed", FAILS),
+    Fault("child: fills its folder", in_child("open('big', 'wb').write(b'x' * (2 << 20))"), "crashed", FAILS),
+    Fault("worker: actor killed", in_pool("dies"), RETRIED),
+    Fault("worker: every actor killed at once", in_pool("all die"), RETRIED),
+    Fault("worker: an actor killed by each job's first try", in_pool("dies", everywhere=True), RETRIED),
+    Fault("worker: does not answer", in_pool("hangs"), "killed at its deadline, and " + RETRIED),
+    Fault("worker: a bug in it", in_pool("task"), RETRIED),
+    Fault("worker: restarted between two jobs", in_pool("forgets", everywhere=True), "told again what it had heard"),
+    Fault("worker: scratch disk full", in_pool("scratch"), RETRIED),
+    Fault("node: lost with its workers, for good", in_pool("node lost", everywhere=True), "the other workers go on"),
+    Fault("device: fell off, twice", in_pool("device", "device"), RETRIED),
+    Fault("device: falls off at every try", in_pool("device", "device", "device"), "infra_error after two retries, "
+          "never held against the genome", (Verdict.INFRA_ERROR,)),
+    Fault("driver: SIGKILL at random moments", killed, "a resume ends as the unbroken run"),
+    Fault("driver: interrupted three times", interrupted, "a resume ends as the unbroken run"),
+    Fault("disk: full, then not", disk_full, "one sentence; a resume ends as the unbroken run"),
+    Fault("journal: torn at its tail", torn, "only the tail is lost, and made again"),
+    Fault("journal: held by a backup", locked, "waits for it"),
+    Fault("journal: lock file left behind", stale_lock, "means nothing"),
+    Fault("journal: two resumes at once", two_resumes, "one goes on, the other is told"),
+    Fault("clock: wall time jumps by years", clock, "order is by arrival, never by time"),
+    Fault("clock: suspended for days", monotonic_clock, "nothing is taken for hung"),
+    Fault("MLflow: down for the whole campaign", mlflow_down, "the campaign does not notice; the mirror lags"),
+    Fault("MLflow: its mirror dies at birth", mirror_killed, "revived three times, then left"),
+)  # fmt: skip
+
+
+def differences(fault: Fault, found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """What of a journal is not as stated; empty when all is well."""
+    said = []
+    if found["candidates"] != wanted["candidates"]:
+        said.append("other candidates")
+    if set(found["evaluations"]) != set(wanted["evaluations"]):
+        said.append("other evaluations")
+    different = [i for i, e in wanted["evaluations"].items() if found["evaluations"].get(i) != e]
+    if not fault.changes:
+        return said + [f"evaluation {i} differs" for i in different]
+    if different != [victim(wanted)]:
+        said.append(f"evaluations {different} differ")
+    for index in different:
+        verdict = found["evaluations"][index]["verdict"]
+        if verdict not in [wish.value for wish in fault.changes]:
+            said.append(f"evaluation {index} is {verdict}")
+    return said

@@ -1,0 +1,189 @@
+"""For promotion tests: a finished campaign of the small GEMM family, and an evaluator that follows a formula."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from testkit import FIXTURES
+from tilewright.evolve.campaign.config import parse_config
+from tilewright.evolve.campaign.evaluator import Job, Scope
+from tilewright.evolve.campaign.resolve import Resolved, resolve
+from tilewright.evolve.promote.command import Options, PromotionOutcome, promote
+from tilewright.evolve.promote.library_writer import LibraryWriter
+from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
+from tilewright.evolve.record.home import JOURNAL
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import Evaluation, GateReading, Stage, Verdict, WorkloadFigures
+from tilewright.workers.device.comparison import Comparison
+
+FAMILY = FIXTURES / "small_gemm"
+TILED = (FAMILY / "kernels" / "tiled.py").read_text()
+SEED = Genome(TILED, {"block_m": 128, "block_n": 128, "block_k": 128})
+CHILD = Genome(TILED, {"block_m": 256, "block_n": 256, "block_k": 512})
+OTHER = Genome(TILED, {"block_m": 256, "block_n": 128, "block_k": 512})
+GENOMES = (SEED, CHILD, OTHER)
+OPERATOR = "small_gemm/good"
+SHAPES = ("256x256x512", "512x512x512")
+
+Seconds = Callable[[Genome, str], float]
+
+
+def write_campaign(
+    home: Path,
+    *,
+    finish: bool = True,
+    winner: Genome = CHILD,
+    target: str = "tpu7x",
+    family: Path = FAMILY,
+    genomes: Sequence[Genome] = GENOMES,
+) -> Path:
+    """A campaign of ``genomes``, the seed first, in ``home``; its folder."""
+    folder = home / "campaigns" / "tiny-001"
+    folder.mkdir(parents=True)
+    config = {
+        "name": "tiny",
+        "operator": f"{family}/good",
+        "target": target,
+        "suite": "tiny",
+        "seed": 3,
+        "budget": {"evaluations": 3},
+        "workers": {"count": 2},
+    }
+    with Journal(folder / JOURNAL, write=True, create=True) as journal:
+        facts = {
+            "id": "tiny-001",
+            "operator": "small_gemm/good",
+            "target": target,
+            "target_kind": "measured" if target == "interpreter" else "modelled",
+            "suite": "tiny",
+            "seeds": ["tiled"],
+        }
+        journal.set_meta("campaign", facts)
+        journal.set_meta("config", parse_config(config).model_dump(mode="json"))
+        journal.set_meta("toolchain", {})
+        journal.add_event("started")
+        seed = Mutation(MutationKind.SEED, "seed", "seed kernel tiled")
+        journal.add_candidate(Candidate(0, genomes[0], (), seed, 0, 0))
+        for index, genome in enumerate(genomes[1:], 1):
+            step = Mutation(MutationKind.PARAMETER, "parameters", "block_k 128 -> 512\n# evil\x1b[31m")
+            journal.add_candidate(Candidate(index, genome, (genomes[0].id,), step, 1, 0))
+        pool = FormulaPool(resolve(parse_config(config)), quick_child)
+        for index, genome in enumerate(genomes):
+            pool.submit(Job(index, genome, 1))
+        for index, evaluation in pool.wait(0):
+            journal.add_evaluation(index, evaluation)
+        if finish:
+            journal.add_event("finished", reason="evaluations", winner=winner.id)
+    return folder
+
+
+def quick_child(genome: Genome, workload: str) -> float:
+    """The baseline takes 100 us, the seed 90, the child 50, the other 40."""
+    return {SEED.id: 90e-6, CHILD.id: 50e-6, OTHER.id: 40e-6}.get(genome.id, 100e-6)
+
+
+@dataclass
+class FormulaPool:
+    """Answers at once with ``seconds``; ``spoil`` may change an evaluation."""
+
+    resolved: Resolved
+    seconds: Seconds
+    spoil: Callable[[Job, Evaluation], Evaluation] = lambda job, evaluation: evaluation
+    failed: dict[str, str] = field(default_factory=dict)
+    jobs: list[Job] = field(default_factory=list)
+    closed: bool = False
+    _waiting: list[Job] = field(default_factory=list)
+
+    @property
+    def slots(self) -> int:
+        return 1
+
+    def submit(self, job: Job) -> None:
+        self.jobs.append(job)
+        self._waiting.append(job)
+
+    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        jobs, self._waiting = self._waiting, []
+        return [(job.index, self.spoil(job, self._evaluation(job))) for job in jobs]
+
+    def activity(self) -> list[str]:
+        return []
+
+    def compare(
+        self, genomes: Sequence[Genome], seed: int, only: Mapping[str, Collection[str]] | None = None
+    ) -> Comparison:
+        """Six rounds of three calls, each with the same made-up noise for everyone and a little of its own."""
+        assert self.resolved.target.measured, "nothing to compare on a modelled target"
+        rng = np.random.default_rng(7)
+        rounds: dict[str, dict[str, list[list[float]]]] = {}
+        for shape in self.resolved.suite.workloads:
+            drift = 1 + 0.1 * rng.random(6)
+            rounds[shape.id] = {
+                genome.id: [
+                    [self.seconds(genome, shape.id) * d * (1 + 0.01 * e) for e in rng.standard_normal(3)]
+                    for d in drift
+                ]
+                for genome in genomes
+                if only is None or shape.id in only[genome.id]
+            }
+        return Comparison(self.resolved.target.name, {}, rounds, {}, self.failed)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _evaluation(self, job: Job) -> Evaluation:
+        suite, operator = self.resolved.suite, self.resolved.operator
+        shapes = suite.final if job.scope is Scope.FINAL and suite.final else suite.workloads
+        figures = [
+            WorkloadFigures(
+                workload=shape.id,
+                seconds=(seconds := self.seconds(job.genome, shape.id)),
+                tflops=operator.flops(shape) / seconds / 1e12,
+                roofline_fraction=0.5,
+                kind=self.resolved.target.kind,
+            )
+            for shape in shapes
+            if job.only is None or shape.id in job.only
+        ]
+        fitness = math.exp(sum(math.log(f.tflops) for f in figures) / len(figures))
+        return Evaluation(
+            genome=job.genome.id,
+            target=self.resolved.target.name,
+            suite=suite.name,
+            stage=Stage.MEASURE,
+            verdict=Verdict.OK,
+            fitness=fitness,
+            interval=(fitness, fitness),
+            workloads=tuple(figures),
+            gates=()
+            if job.baseline
+            else (GateReading(gate="exact", inputs="randn", value=55.0, passed=True),),
+            artefact=f"{job.genome.id}-{job.scope}",
+            toolchain={"jax": "0.10.2", "libtpu": "0.0.51"},
+        )
+
+
+def run(
+    folder: Path,
+    writer: LibraryWriter,
+    options: Options | None = None,
+    seconds: Seconds = quick_child,
+    spoil: Callable[[Job, Evaluation], Evaluation] = lambda job, evaluation: evaluation,
+) -> PromotionOutcome:
+    return promote(
+        folder,
+        writer,
+        options or Options(),
+        lambda line: None,
+        lambda resolved: FormulaPool(resolved, seconds, spoil),
+    )
+
+
+def one_sentence(text: str) -> bool:
+    return text.endswith(".") and "\n" not in text and "Traceback" not in text

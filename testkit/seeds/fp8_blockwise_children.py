@@ -1,0 +1,144 @@
+"""Run in a child process by the tests of the blockwise family: ``interpret``, ``gpu`` or ``compile``.
+
+Triton reads TRITON_INTERPRET when a kernel is decorated, so interpreted runs need a process of their own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from tilewright.seeds.gemm_fp8_blockwise.operator import operators
+from tilewright.seeds.operator import Arrays, TensorSpec, Workload
+
+TORCH = {
+    "bfloat16": (torch.bfloat16, torch.int16, np.int16),
+    "float8_e4m3fn": (torch.float8_e4m3fn, torch.uint8, np.uint8),
+    "float32": (torch.float32, torch.float32, np.float32),
+}
+
+
+def module_of(source: str) -> ModuleType:
+    """The kernel module with this source, from a real file, which Triton's parser wants."""
+    path = Path(tempfile.mkdtemp()) / "kernel.py"
+    path.write_text(source, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("kernel_under_test", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def to_torch(array: np.ndarray, spec: TensorSpec, device: str) -> torch.Tensor:
+    dtype, bits, raw = TORCH[spec.dtype]
+    return torch.from_numpy(np.ascontiguousarray(array).view(raw).copy()).view(bits).view(dtype).to(device)
+
+
+def to_numpy(tensor: torch.Tensor, spec: TensorSpec) -> np.ndarray:
+    _, bits, raw = TORCH[spec.dtype]
+    array = tensor.cpu().contiguous().view(bits).numpy().view(raw)
+    return array if spec.dtype == "float32" else array.view(getattr(ml_dtypes, spec.dtype))
+
+
+def launch(
+    recipe: str, seed: str, params: dict, workload: Workload, kind: str, device: str
+) -> tuple[Arrays, Arrays]:
+    """The kernel's outputs and the references of the operator's only oracle."""
+    operator = operators()[recipe]
+    module = module_of(operator.kernels[seed].source)
+    inputs = operator.make_inputs(workload, 7, kind)
+    tensors = {s.name: to_torch(inputs[s.name], s, device) for s in operator.inputs(workload)}
+    full = {**module.DEFAULTS, **operator.kernels[seed].overrides, **params}
+    results = module.launch(tensors, full)
+    outputs = {s.name: to_numpy(t, s) for s, t in zip(operator.outputs(workload), results, strict=True)}
+    (reference,) = operator.oracle(workload, inputs).values()
+    return outputs, reference
+
+
+def readings(outputs: Arrays, reference: Arrays) -> dict[str, float]:
+    """Per output: SNR in dB for a product, the fraction of equal elements for a quantiser."""
+    found = {}
+    for name, wanted in reference.items():
+        got = outputs[name]
+        if wanted.dtype == np.float64:
+            error = ((got.astype(np.float64) - wanted) ** 2).sum()
+            found[name] = float(10 * np.log10((wanted**2).sum() / max(error, 1e-300)))
+        else:
+            width = got.dtype.itemsize
+            same = got.view(f"u{width}") == np.ascontiguousarray(wanted).view(f"u{width}")
+            found[name] = float(same.mean())
+    return found
+
+
+def run(cases: list[list], device: str) -> None:
+    torch.set_default_device(device)
+    for recipe, seed, params, dims, kind in cases:
+        workload = Workload("case", dims)
+        outputs, reference = launch(recipe, seed, params, workload, kind, device)
+        sys.stdout.write(json.dumps([recipe, seed, params, kind, readings(outputs, reference)]) + "\n")
+
+
+def compile_for_hopper(cases: list[list]) -> None:
+    """Cross-compile without a GPU: JSON lines with the shared memory, stack and wgmma count of each case."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    for recipe, seed, params, kernel_name, argument_types, constants in cases:
+        seed_kernel = operators()[recipe].kernels[seed]
+        module = module_of(seed_kernel.source)
+        full = {**module.DEFAULTS, **seed_kernel.overrides, **params}
+        fixed = {
+            name: full.get(value, value) if isinstance(value, str) else value for name, value in constants
+        }
+        if "TILE" in fixed:
+            fixed["TILE"], fixed["TURNED"] = module.layouts(full)
+        kernel = getattr(module, kernel_name)
+        signature = {
+            name: "constexpr" if name in fixed else argument_types[name] for name in kernel.arg_names
+        }
+        order = list(signature)
+        divisible = {
+            (i,): [["tt.divisibility", 16]]
+            for i, name in enumerate(order)
+            if name not in fixed and "desc" not in name
+        }
+        source_type = GluonASTSource if kernel.is_gluon() else ASTSource
+        source = source_type(kernel, signature, {(order.index(n),): v for n, v in fixed.items()}, divisible)
+        options = {"num_warps": full.get("num_warps", 4), "num_stages": full.get("num_stages", 3)}
+        if "consumer_regs" in full:
+            options["maxnreg"] = 168
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(compiled.asm["cubin"])
+            file.flush()
+            usage = subprocess.run(
+                [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+            )
+        stack = [int(x) for x in re.findall(r"STACK:(\d+)", usage.stdout)]
+        entry = {
+            "shared": compiled.metadata.shared,
+            "stack": max(stack),
+            "wgmma": len(re.findall(r"wgmma\.mma_async\S*e4m3", compiled.asm["ptx"])),
+        }
+        sys.stdout.write(json.dumps([recipe, seed, params, entry]) + "\n")
+
+
+if __name__ == "__main__":
+    what, given = sys.argv[1], json.loads(sys.argv[2])
+    if what == "compile":
+        compile_for_hopper(given)
+    else:
+        run(given, "cuda" if what == "gpu" else "cpu")

@@ -1,0 +1,234 @@
+"""The loop: never more than ``lag`` in flight, deterministic by seed, resumable from any instant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewright.evolve.campaign.evaluator import Job
+from tilewright.evolve.campaign.loop import GATE_EPOCH, Budget, Campaign, Order, Plan, Start, StopReason
+from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+
+SIZE = 400
+
+
+def judge(genome: Genome) -> Evaluation:
+    """A fixed landscape with failures and repeated artefacts."""
+    x = int(genome.params["x"])
+    if x % 7 == 3:
+        return Evaluation(
+            genome=genome.id, target="t", suite="s", stage=Stage.CHECK, verdict=Verdict.INCORRECT, reason="no"
+        )
+    fitness = 1000.0 - abs(x - 137)
+    figures = WorkloadFigures(
+        workload="w", seconds=1 / fitness, tflops=fitness, roofline_fraction=0.5, kind=FigureKind.MODELLED
+    )
+    return Evaluation(
+        genome=genome.id,
+        target="t",
+        suite="s",
+        stage=Stage.MEASURE,
+        verdict=Verdict.OK,
+        fitness=fitness,
+        workloads=(figures,),
+        artefact=str(x // 2),
+    )
+
+
+@dataclass
+class ShuffledEvaluator:
+    """Finishes jobs in an order of its own, and can stop answering as a killed driver's would."""
+
+    rng: np.random.Generator
+    die_after: int | None = None
+    running: list[Job] = field(default_factory=list)
+    finished: int = 0
+    most_in_flight: int = 0
+    slots: int = 3
+
+    def submit(self, job: Job) -> None:
+        self.running.append(job)
+        self.most_in_flight = max(self.most_in_flight, len(self.running))
+
+    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        if self.finished == self.die_after:
+            raise KeyboardInterrupt
+        self.finished += 1
+        job = self.running.pop(int(self.rng.integers(len(self.running))))
+        return [(job.index, judge(job.genome))]
+
+    def activity(self) -> list[str]:
+        return []
+
+    def close(self) -> None: ...
+
+
+class Walk:
+    """Proposes steps from the best so far; every choice depends on what has been integrated."""
+
+    def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
+        best = history.best
+        centre = int(best[0].genome.params["x"]) if best else 0
+        for _ in range(50):
+            x = int(np.clip(centre + rng.integers(-30, 31), 0, SIZE))
+            genome = Genome("k", {"x": x})
+            if genome.id not in history:
+                parents = (best[0].genome.id,) if best else ()
+                return Proposal(genome, parents, Mutation(MutationKind.PARAMETER, "walk", f"x={x}"))
+        return None
+
+
+class Nothing:
+    def add(self, candidate: Candidate, evaluation: Evaluation) -> None: ...
+
+
+def plan(seed: int = 1, lag: int = 4, order: Order = Order.INDEX, **budget: float) -> Plan:
+    limits = Budget(**(budget or {"evaluations": 30}))  # type: ignore[arg-type]
+    return Plan([Start("a", Genome("k", {"x": 0}))], limits, seed, lag, islands=2, order=order)
+
+
+def go(path: Path, the_plan: Plan, evaluator: ShuffledEvaluator, create: bool = True) -> StopReason:
+    with Journal(path, write=True, create=create) as journal:
+        campaign = Campaign(the_plan, Walk(), Nothing(), evaluator, journal)
+        campaign.restore(list(journal.candidates()), [(i, e) for _, i, e, _ in journal.evaluations()])
+        return campaign.run()
+
+
+def content(path: Path) -> dict:
+    with Journal(path) as journal:
+        return journal.content()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**31), st.integers(0, 2**31), st.integers(1, 7))
+def test_which_worker_was_faster_changes_nothing(
+    tmp_path_factory: pytest.TempPathFactory, one: int, other: int, lag: int
+) -> None:
+    folder = tmp_path_factory.mktemp("c")
+    for name, arrival in (("a", one), ("b", other)):
+        evaluator = ShuffledEvaluator(np.random.default_rng(arrival))
+        assert go(folder / name, plan(lag=lag), evaluator) is StopReason.EVALUATIONS
+        assert evaluator.most_in_flight <= lag
+    assert content(folder / "a") == content(folder / "b")
+
+
+class Deduplicating(ShuffledEvaluator):
+    """Finds what a campaign's earlier artefacts repeat, as a cascade does."""
+
+    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        job = self.running.pop(int(self.rng.integers(len(self.running))))
+        evaluation = judge(job.genome)
+        if evaluation.artefact in job.known_artefacts:
+            changes = {"verdict": Verdict.DUPLICATE, "fitness": None, "workloads": (), "reason": "known"}
+            evaluation = evaluation.model_copy(update=changes)
+        return [(job.index, evaluation)]
+
+
+def test_duplicates_are_free_up_to_the_budget_in_any_order_of_arrival(tmp_path: Path) -> None:
+    for arrival in range(4):
+        evaluator = Deduplicating(np.random.default_rng(arrival))
+        assert go(tmp_path / str(arrival), plan(), evaluator) is StopReason.EVALUATIONS
+        assert content(tmp_path / str(arrival)) == content(tmp_path / "0")
+    with Journal(tmp_path / "0") as journal:
+        verdicts = [evaluation.verdict for _, _, evaluation, _ in journal.evaluations()]
+    duplicates = verdicts.count(Verdict.DUPLICATE)
+    assert 0 < duplicates <= 30 and len(verdicts) - duplicates == 30
+
+
+def test_another_seed_changes_the_campaign(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        go(tmp_path / str(seed), plan(seed=seed), ShuffledEvaluator(np.random.default_rng(0)))
+    assert content(tmp_path / "1") != content(tmp_path / "2")
+
+
+@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("kills", [(0,), (1,), (7,), (29,), (3, 3, 3), (1, 1, 1, 1, 1, 1)])
+def test_a_killed_campaign_ends_as_an_unbroken_one(
+    tmp_path: Path, order: Order, kills: Sequence[int]
+) -> None:
+    """In index order the end is that of any unbroken run; in arrival order nothing is lost or repeated."""
+    path, rng = tmp_path / "killed", np.random.default_rng(5)
+    for number, die_after in enumerate(kills):
+        with pytest.raises(KeyboardInterrupt):
+            go(path, plan(order=order), ShuffledEvaluator(rng, die_after), create=number == 0)
+    submitted = ShuffledEvaluator(rng)
+    assert go(path, plan(order=order), submitted, create=False) is StopReason.EVALUATIONS
+    killed = content(path)
+    assert len(killed["candidates"]) == len(killed["evaluations"]) == 30
+    assert submitted.finished == 30 - sum(kills)
+    if order is Order.INDEX:
+        go(tmp_path / "whole", plan(), ShuffledEvaluator(np.random.default_rng(9)))
+        assert killed == content(tmp_path / "whole")
+
+
+def test_the_target_ends_it_early_and_deterministically(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        evaluator = ShuffledEvaluator(np.random.default_rng(ord(name)))
+        assert go(tmp_path / name, plan(fitness=950.0), evaluator) is StopReason.TARGET
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    assert max(e["fitness"] or 0 for e in content(tmp_path / "a")["evaluations"].values()) >= 950
+
+
+def test_a_space_that_runs_dry_ends_the_campaign(tmp_path: Path) -> None:
+    class Dry(Walk):
+        def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
+            return super().propose(history, island, rng) if len(history.candidates) < 5 else None
+
+    with Journal(tmp_path / "j", write=True, create=True) as journal:
+        evaluator = ShuffledEvaluator(np.random.default_rng(0))
+        campaign = Campaign(plan(evaluations=30), Dry(), Nothing(), evaluator, journal)
+        assert campaign.run() is StopReason.EXHAUSTED
+    assert len(content(tmp_path / "j")["candidates"]) == 5
+
+
+def test_a_seed_that_fails_ends_the_campaign(tmp_path: Path) -> None:
+    bad = Plan([Start("bad", Genome("k", {"x": 3}))], Budget(evaluations=9), 1, 1)
+    assert go(tmp_path / "j", bad, ShuffledEvaluator(np.random.default_rng(0))) is StopReason.SEED_FAILED
+
+
+def test_infrastructure_faults_are_not_the_genomes_and_end_a_hopeless_campaign(tmp_path: Path) -> None:
+    class Broken(ShuffledEvaluator):
+        def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+            job = self.running.pop()
+            fault = Evaluation(
+                genome=job.genome.id,
+                target="t",
+                suite="s",
+                stage=Stage.COMPILE,
+                verdict=Verdict.INFRA_ERROR,
+                reason="node lost",
+            )
+            return [(job.index, fault)]
+
+    evaluator = Broken(np.random.default_rng(0))
+    assert go(tmp_path / "j", plan(), evaluator) is StopReason.INFRASTRUCTURE
+
+
+def test_known_artefacts_are_those_integrated_when_the_job_was_made() -> None:
+    jobs: list[Job] = []
+
+    class Watching(ShuffledEvaluator):
+        def submit(self, job: Job) -> None:
+            jobs.append(Job(job.index, job.genome, job.seed, frozenset(job.known_artefacts)))
+            super().submit(job)
+
+    class Sink:
+        def add_candidate(self, candidate: Candidate) -> None: ...
+        def add_evaluation(self, index: int, evaluation: Evaluation) -> None: ...
+
+    campaign = Campaign(plan(lag=3), Walk(), Nothing(), Watching(np.random.default_rng(0)), Sink())
+    campaign.run()
+    for job in jobs:
+        seen = campaign.history.candidates[job.index].seen
+        done = [e.artefact for _, e in campaign.history.evaluated[:seen] if e.artefact]
+        assert job.known_artefacts == frozenset(done)
+    assert len({job.seed for job in jobs}) == -(-len(jobs) // GATE_EPOCH)

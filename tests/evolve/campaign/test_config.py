@@ -1,0 +1,163 @@
+"""Every wrong key or value is one sentence that names it and says what is allowed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testkit import ROOT
+from tilewright.evolve.campaign.config import (
+    BudgetConfig,
+    CampaignConfig,
+    LlmConfig,
+    MlflowConfig,
+    SearchConfig,
+    WorkerConfig,
+    load_config,
+    parse_config,
+    read_yaml,
+)
+from tilewright.evolve.campaign.resolve import Resolved, resolve
+from tilewright.evolve.errors import UserError
+
+GOOD: dict[str, Any] = {
+    "name": "q",
+    "operator": "gemm_fp8_fused/g512",
+    "target": "tpu7x",
+    "suite": "quickstart",
+    "budget": {"evaluations": 3},
+}
+
+
+def test_a_good_configuration_round_trips() -> None:
+    config = parse_config(GOOD)
+    assert parse_config(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"taget": "tpu7x"}, ["'taget'", "did you mean 'target'"]),
+        (
+            {"budget": {"evaluation": 3}},
+            ["'budget.evaluation'", "did you mean 'evaluations'", "wall_seconds"],
+        ),
+        ({"budget": 5}, ["budget", "a mapping of keys", "5"]),
+        ({"seeds": "fused"}, ["seeds", "a list", "'fused'"]),
+        ({"budget": {}}, ["budget", "at least one of evaluations"]),
+        ({"budget": {"evaluations": 0}}, ["budget.evaluations", "greater than or equal to 1", "0"]),
+        ({"search": {"order": "random"}}, ["search.order", "'index' or 'arrival'"]),
+        ({"search": {"lag": "many"}}, ["search.lag", "'many'"]),
+        ({"name": "Not OK"}, ["name", "lower-case"]),
+        ({"seed": -1}, ["seed", "-1"]),
+        ({"workers": {"memory_gib": -2}}, ["workers.memory_gib"]),
+    ],
+)
+def test_a_wrong_key_is_named(change: dict, words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_config({**GOOD, **change}, "q.yaml")
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in ["q.yaml", *words]:
+        assert word in message
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(UserError, match="key 'operator' is missing"):
+        parse_config({k: v for k, v in GOOD.items() if k != "operator"})
+
+
+def test_a_misspelt_key_is_told_before_the_one_that_is_missing_for_it() -> None:
+    data = {("tagret" if k == "target" else k): v for k, v in GOOD.items()}
+    with pytest.raises(UserError, match="unknown key 'tagret'; did you mean 'target'"):
+        parse_config(data)
+
+
+def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text("name: a\nbudget: {evaluations: 1, evaluations: 2}\n")
+    with pytest.raises(UserError, match=r"q.yaml: key 'evaluations' is given twice, at line 2 again\.$"):
+        load_config(path)
+    assert read_yaml("a: &a {b: 1}\nc: {<<: *a, b: 2}", "q")["c"] == {"b": 2}, (
+        "a merged key may be overridden"
+    )
+
+
+def test_files_that_are_no_campaign(tmp_path: Path) -> None:
+    cases = {
+        "list.yaml": (b"- a\n- b\n", "must hold a mapping"),
+        "broken.yaml": (b"name: [1,\n", "not valid YAML at line"),
+        "binary.yaml": (b"\xff\xfe\x00\x01", "cannot read"),
+        "empty.yaml": (b"", "must hold a mapping"),
+    }
+    for name, (data, words) in cases.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(UserError, match=words):
+            load_config(tmp_path / name)
+    with pytest.raises(UserError, match="cannot read"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_overrides_reach_into_sections(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(GOOD))
+    config = load_config(path, {"search.lag": 9, "budget.evaluations": 5})
+    assert (config.search.lag, config.budget.evaluations) == (9, 5)
+    with pytest.raises(UserError, match="name is not a section"):
+        load_config(path, {"name.x": 1})
+
+
+KEYS = st.sampled_from([*GOOD, "search", "workers", "mlflow", "x"])
+SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
+DATA = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(DATA)
+def test_any_mapping_is_accepted_or_refused_in_one_sentence(data: Any) -> None:
+    try:
+        message = str(parse_config(data if isinstance(data, dict) else {"name": data}).name)
+    except UserError as error:
+        message = str(error)
+    assert "\n" not in message
+
+
+def test_a_descriptor_that_nothing_has_is_named() -> None:
+    def resolved(*names: str) -> Resolved:
+        return resolve(parse_config({**GOOD, "search": {"descriptors": list(names)}}))
+
+    assert "overlap" in resolved("placement", "overlap", "stall").config.search.descriptors
+    with pytest.raises(
+        UserError, match=r"search.descriptors: 'overlaps' is unknown \(allowed: overlap, .*placement"
+    ):
+        resolved("overlaps")
+
+
+def test_the_page_on_campaigns_names_every_key_with_its_default() -> None:
+    rows = (ROOT / "docs" / "campaign.md").read_text().splitlines()
+    told = {
+        key: row
+        for row in rows
+        for key in re.findall(r"`([a-z_.]+)`", row.split("|")[1] if "|" in row else "")
+    }
+    sections = {"budget": BudgetConfig, "search": SearchConfig, "llm": LlmConfig, "workers": WorkerConfig,
+                "mlflow": MlflowConfig}  # fmt: skip
+    keys = {name: field for name, field in CampaignConfig.model_fields.items() if name not in sections}
+    for section, model in sections.items():
+        keys.update({f"{section}.{name}": field for name, field in model.model_fields.items()})
+    assert told.keys() == keys.keys()
+    for key, field in keys.items():
+        if isinstance(field.default, int | float):
+            assert (
+                f"{field.default:g}".lower() in told[key].lower() or str(field.default).lower() in told[key]
+            ), key

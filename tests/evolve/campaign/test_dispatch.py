@@ -1,0 +1,119 @@
+"""Dispatch tables from comparisons, and the paired statistics under them."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from tilewright.evolve.campaign import dispatch_table
+from tilewright.evolve.campaign.conclusion import contenders
+from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+from tilewright.fitness.paired import median_seconds, paired_ratio
+from tilewright.seeds.catalogue import load_operator
+from tilewright.seeds.operator import Workload
+from tilewright.workers.device.comparison import CONTROL, Comparison
+
+SHAPES = {name: Workload(name, {"M": m, "N": 4096, "K": 4096}) for name, m in
+          (("small", 1024), ("middle", 8192), ("large", 65536))}  # fmt: skip
+
+
+def comparison(times: dict[str, dict[str, float]], noise: float = 0.001) -> Comparison:
+    """Rounds around these seconds, by genome and workload."""
+    rng = np.random.default_rng(1)
+
+    def rounds(seconds: float) -> list[list[float]]:
+        return [[seconds * (1 + noise * rng.standard_normal()) for _ in range(3)] for _ in range(6)]
+
+    first = next(iter(times))
+    named = {**times, CONTROL: times[first]}
+    found = {w: {g: rounds(by_shape[w]) for g, by_shape in named.items()} for w in SHAPES}
+    return Comparison("h200", {"device": "NVIDIA H200"}, found, {}, {})
+
+
+def test_one_genome_serves_all_unless_another_earns_its_place():
+    even = {"small": 1.0, "middle": 1.0, "large": 1.0}
+    nearly = comparison({"a": even, "b": {**even, "large": 0.999}})
+    assert len({c.genome for c in dispatch_table.choose(nearly)}) == 1
+    clearly = {
+        c.workload: c
+        for c in dispatch_table.choose(comparison({"a": even, "b": {**even, "large": 0.9, "small": 1.3}}))
+    }
+    assert {w: c.genome for w, c in clearly.items()} == {"small": "a", "middle": "a", "large": "b"}
+    assert clearly["large"].low > 1.08 > 1.0 == clearly["small"].ratio
+
+
+def test_noise_earns_no_place():
+    even = {"small": 1.0, "middle": 1.0, "large": 1.0}
+    noisy = comparison({"a": even, "b": {"small": 0.995, "middle": 1.0, "large": 1.02}}, noise=0.05)
+    assert len({c.genome for c in dispatch_table.choose(noisy)}) == 1
+
+
+def test_the_file_and_shapes_outside_it(tmp_path):
+    operator = load_operator("gemm_fp8_blockwise/gemm_nt")
+    even = {"small": 1e-4, "middle": 1e-3, "large": 1e-2}
+    found = comparison({"a": even, "b": {**even, "large": 0.9e-2, "small": 1.3e-4}})
+    genomes = {name: Genome("x = 1\n", {"stages": n}) for n, name in enumerate("ab")}
+    made = dispatch_table.table(operator, list(SHAPES.values()), "primus-core", found, genomes)
+    dispatch_table.write(made, tmp_path / dispatch_table.FILE)
+    read = json.loads((tmp_path / dispatch_table.FILE).read_text())
+    assert read == json.loads(json.dumps(made)) and read["format"] == dispatch_table.FORMAT
+    assert [e["genome"] for e in read["entries"]] == ["a", "a", "b"]
+    assert read["genomes"]["b"] == {"source": "x = 1\n", "params": {"stages": 1}}
+    assert read["entries"][2]["figure"]["rate"] == pytest.approx(
+        2 * 65536 * 4096**2 / 0.9e-2 / 1e12, rel=1e-2
+    )
+    assert dispatch_table.lookup(read, {"M": 1024, "N": 4096, "K": 4096}) == "a"
+    assert dispatch_table.lookup(read, {"M": 200000, "N": 3584, "K": 8192}) == "b", (
+        "the nearest entry in logarithms"
+    )
+    assert len(dispatch_table.lines(read)) == 4
+
+
+def test_paired_ratios():
+    drift = np.linspace(1.0, 1.3, 8)
+    slow = {"w": [[1.05 * d, 1.05 * d] for d in drift]}
+    fast = {"w": [[1.0 * d, 1.0 * d] for d in drift]}
+    ratio = paired_ratio(slow, fast)
+    assert ratio.value == pytest.approx(1.05) and ratio.low > 1.04, "clock drift cancels"
+    assert paired_ratio(fast, fast).value == 1.0
+    assert paired_ratio({"w": [[1.0]]}, {"w": [[2.0]]}).high == math.inf, "one round proves nothing"
+    assert median_seconds([[3.0, 1.0], [2.0]]) == 2.0
+    with pytest.raises(ValueError, match="same workloads"):
+        paired_ratio(slow, {"other": slow["w"]})
+
+
+def test_contenders_are_the_fittest_and_the_fastest_of_each_shape():
+    history = History()
+    for index in range(30):
+        special = index == 29
+        seconds = [1.0 + 0.01 * index, 0.5 if special else 1.0 + 0.01 * index]
+        candidate = Candidate(
+            index, Genome(f"x = {index}\n", {}), (), Mutation(MutationKind.SEED, "seed", ""), 0, 0
+        )
+        figures = [
+            WorkloadFigures(
+                workload=w, seconds=s, tflops=1 / s, roofline_fraction=0.5, kind=FigureKind.MEASURED
+            )
+            for w, s in zip(("one", "two"), seconds, strict=True)
+        ]
+        history.propose(candidate)
+        history.integrate(
+            candidate,
+            Evaluation(
+                genome=candidate.genome.id,
+                target="h200",
+                suite="s",
+                stage=Stage.MEASURE,
+                verdict=Verdict.OK,
+                fitness=100.0 - index,
+                workloads=tuple(figures),
+            ),
+        )
+    chosen = contenders(history, most=8)
+    assert len(chosen) == 8 and chosen[0].source == "x = 0\n"
+    assert "x = 29\n" in [genome.source for genome in chosen]

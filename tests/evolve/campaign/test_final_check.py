@@ -1,0 +1,78 @@
+"""Who wins: the fittest finalist that passes the final check, nobody where none does."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from experiments.studies.search.tables import AtOnce
+from testkit.sample_campaign import SampleCampaign
+from tilewright.evolve.campaign.evaluator import Job, Scope
+from tilewright.evolve.campaign.references import References
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.data import load
+from tilewright.evolve.run import _Run
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+
+FINALISTS = [Genome("def build(): pass", {"x": x}) for x in range(3)]
+
+
+@dataclass
+class Checker(AtOnce):
+    """Answers at once: ok unless the genome is among the failing."""
+
+    failing: set[str]
+    slots: int = 1
+    jobs: list[Job] = field(default_factory=list)
+
+    def evaluate(self, job: Job) -> Evaluation:
+        self.jobs.append(job)
+        bad = job.genome.id in self.failing
+        answer: Mapping = (
+            {"verdict": Verdict.INCORRECT, "reason": "outliers", "stage": Stage.CHECK}
+            if bad
+            else {"verdict": Verdict.OK, "fitness": 1.0, "stage": Stage.MEASURE}
+        )
+        return Evaluation(genome=job.genome.id, target="tpu7x", suite="tiny", **answer)
+
+
+@pytest.mark.parametrize(("failing", "winner", "checked"), [(0, 0, 1), (2, 2, 3), (3, None, 3)])
+def test_without_final_workloads_finalists_are_checked_until_one_passes(
+    failing: int, winner: int | None, checked: int, tmp_path: Path
+) -> None:
+    checker = Checker({genome.id for genome in FINALISTS[:failing]})
+    notes: list[str] = []
+    fittest = [(SimpleNamespace(genome=genome), None) for genome in FINALISTS]
+    campaign = SimpleNamespace(history=SimpleNamespace(fittest=lambda count: fittest[:count]))
+    resolved = SimpleNamespace(
+        suite=SimpleNamespace(final=()),
+        config=SimpleNamespace(search=SimpleNamespace(finalists=3)),
+        starts=[SimpleNamespace(name="naive", genome=FINALISTS[0])],
+    )
+    with Journal(tmp_path / "journal.sqlite", create=True, write=True) as journal:
+        run = _Run(resolved, journal, tmp_path, tmp_path, SimpleNamespace(note=notes.append))  # type: ignore[arg-type]
+        run._last_shown = time.monotonic() + 1e6  # nothing to show
+        found = run._finals(campaign, References(checker, journal, 3))  # type: ignore[arg-type]
+        finals = [job for job in checker.jobs if job.scope is Scope.FINAL]
+        assert found == (None if winner is None else FINALISTS[winner])
+        assert [job.genome for job in finals] == FINALISTS[:checked]
+        assert all(job.best == 0.0 < math.inf for job in finals), "held to the gates, seeds' own sources too"
+        assert ("winner" in journal.references("final")) == (winner is not None)
+        assert any("no winner" in note for note in notes) == (winner is None)
+
+
+def test_a_report_names_no_winner_where_a_finished_campaign_has_none(tmp_path: Path) -> None:
+    sample = SampleCampaign(tmp_path / "journal.sqlite")
+    sample.grow(5)
+    sample.close()
+    with Journal(tmp_path / "journal.sqlite", write=True) as journal:
+        assert load(journal).winner is not None, "of one that goes on, the fittest so far"
+        journal.add_event("finished", reason="evaluations", winner=None)
+        assert load(journal).winner is None

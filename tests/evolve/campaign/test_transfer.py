@@ -1,0 +1,81 @@
+"""What an earlier campaign found is tried first and taught to the model; figures of two campaigns never meet."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.studies.search.efficiency import Setting, table_campaign
+from experiments.studies.search.tables import SPACES, Table, read_tables
+from experiments.studies.search.transfer import compare, suites
+from tilewright.evolve.campaign.transfer import Earlier, leads_of, read_earlier, records_of
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.record.history import History
+from tilewright.evolve.record.home import JOURNAL
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.space.genome import Genome
+from tilewright.evolve.space.space import Space
+
+SETTING = Setting(budget=24)
+
+
+@pytest.fixture(scope="module")
+def shapes() -> list[Table]:
+    """Measured times of one quantiser on two shapes of the H200."""
+    return suites(read_tables(SPACES / "own"))["h200-quant_dual"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, shapes: list[Table]) -> Path:
+    """A finished campaign ``first`` and one that never finished, ``torso``."""
+    for name in ("first", "torso"):
+        path = tmp_path / "campaigns" / name / JOURNAL
+        with Journal(path, write=True, create=True) as journal:
+            table_campaign(shapes[0], 1, SETTING, record=journal).run()
+            if name == "first":
+                journal.add_event("finished", reason="evaluations")
+    return tmp_path
+
+
+def sequence(history: History) -> list[str]:
+    return [candidate.genome.id for candidate in history.candidates]
+
+
+def test_the_second_shape_starts_from_the_best_of_the_first(home: Path, shapes: list[Table]) -> None:
+    earlier = read_earlier(home, ["first"])
+    best = max(earlier[0].points, key=lambda point: -math.inf if math.isnan(point[1]) else point[1])[0]
+    campaign = table_campaign(shapes[1], 5, SETTING, earlier)
+    campaign.run()
+    assert campaign.history.candidates[0].genome == best
+    assert campaign.history.candidates[1].mutation.proposer == "transfer"
+    assert shapes[1].fraction(best) > 0.95
+    assert len(set(sequence(campaign.history))) == SETTING.budget
+    again = table_campaign(shapes[1], 5, SETTING, read_earlier(home, ["first"]))
+    again.run()
+    assert sequence(again.history) == sequence(campaign.history)
+
+
+def test_later_shapes_need_a_quarter_of_the_evaluations(shapes: list[Table]) -> None:
+    pairs = [pair for seed in range(3) for pair in compare("quant_dual", shapes, seed)]
+    assert sum(pair.warm for pair in pairs) <= 0.25 * sum(pair.cold for pair in pairs)
+
+
+def test_an_unfinished_or_unknown_campaign_is_one_sentence(home: Path) -> None:
+    with pytest.raises(UserError, match="torso has not finished"):
+        read_earlier(home, ["torso"])
+    with pytest.raises(UserError, match="'nobody' is unknown"):
+        read_earlier(home, ["nobody"])
+
+
+def test_only_what_this_space_knows_is_taken_over_and_only_relative_to_its_campaign() -> None:
+    space = Space({"block": (16, 32, 64)}, {"block <= 32": "fits"})
+    points = [(16, 3.0), (32, 5.0), (64, 9.0), (48, 8.0)]
+    earlier = Earlier("c", "s", [(Genome("s", {"block": b}), t) for b, t in points])
+    (records,) = records_of([earlier], lambda source: space)
+    assert [int(row[0]) for row in records.rows] == [0, 1, 2]
+    assert np.allclose(records.targets, [-6.0, -4.0, 0.0])
+    assert records.earlier
+    assert [lead.params["block"] for lead in leads_of([earlier], lambda source: space)] == [32, 16]

@@ -1,0 +1,367 @@
+"""MLflow ends up with exactly what the journal holds, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from testkit.sample_campaign import HOSTILE, SampleCampaign, write_sample
+from tilewright.evolve.mlflow_mirror import process as mirror_process
+from tilewright.evolve.mlflow_mirror.content import candidate_run
+from tilewright.evolve.mlflow_mirror.writer import Mirror
+from tilewright.evolve.record.journal import Journal
+from tilewright.fitness.evaluation import Verdict
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def uri(home: Path) -> str:
+    return mirror_process.store_uri(home, {})
+
+
+@pytest.fixture
+def journal_path(home: Path, request: pytest.FixtureRequest) -> Path:
+    name = f"c-{abs(hash(request.node.name)) % 10**8}-001"
+    return home / "campaigns" / name / "journal.sqlite"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settings() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in mirror_process.SETTINGS.items():
+            patch.setenv(name, value)
+        patch.delenv(mirror_process.URI_VARIABLE, raising=False)
+        yield
+
+
+def runs_of(uri: str, campaign: str) -> tuple[Any, dict[int, Any]]:
+    """(the campaign's run, its children by candidate); fails on duplicates."""
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("tilewright/gemm_fp8_fused/g512/tpu7x")
+    runs = client.search_runs(
+        [experiment.experiment_id], f"tags.`tilewright.campaign` = '{campaign}'", max_results=1000
+    )
+    (parent,) = [run for run in runs if "tilewright.candidate" not in run.data.tags]
+    children = {int(run.data.tags["tilewright.candidate"]): run for run in runs if run is not parent}
+    assert len(children) == len(runs) - 1, "duplicate child runs"
+    assert all(c.data.tags["mlflow.parentRunId"] == parent.info.run_id for c in children.values())
+    return parent, children
+
+
+def check_whole(uri: str, journal_path: Path) -> tuple[Any, dict[int, Any]]:
+    """MLflow holds every evaluation of the journal once, complete, and the campaign's curve."""
+    client = MlflowClient(uri)
+    with Journal(journal_path) as journal:
+        rows = list(journal.evaluations())
+        candidates = {c.index: c for c in journal.candidates()}
+        facts = journal.meta("campaign")
+    parent, children = runs_of(uri, facts["id"])
+    assert set(children) == {index for _, index, _, _ in rows}
+    by_genome = {c.genome.id: children[i].info.run_id for i, c in candidates.items() if i in children}
+    for _, index, evaluation, at in rows:
+        run, candidate = children[index], candidates[index]
+        assert run.info.status == ("FINISHED" if evaluation.verdict is Verdict.OK else "FAILED")
+        assert run.info.end_time == int(at * 1000)
+        assert run.data.tags["verdict"] == evaluation.verdict.value
+        assert run.data.metrics.get("fitness_tflops_modelled") == evaluation.fitness
+        assert run.data.params == {k: str(v) for k, v in candidate.genome.params.items()}
+        linked = [r for r in run.data.tags.get("lineage.parent_run_ids", "").split(", ") if r]
+        assert linked == [by_genome[p] for p in candidate.parents]
+        if evaluation.fitness is not None:
+            (point,) = client.get_metric_history(run.info.run_id, "fitness_tflops_modelled")
+            assert point.step == index
+    curve = client.get_metric_history(parent.info.run_id, "campaign/best_fitness_tflops_modelled")
+    assert sorted(p.step for p in curve) == [arrival for arrival, *_ in rows]
+    ordered = [p.value for p in sorted(curve, key=lambda p: p.step)]
+    assert ordered == sorted(ordered) and ordered[-1] == max(e.fitness or 0 for _, _, e, _ in rows)
+    return parent, children
+
+
+def catch_up(journal_path: Path, uri: str) -> bool:
+    follower = mirror_process.Follower(
+        journal_path, uri, journal_path.parents[2] / mirror_process.ARTIFACTS, None
+    )
+    return follower.run()
+
+
+def text_of(uri: str, run_id: str, name: str, folder: Path) -> str:
+    return Path(MlflowClient(uri).download_artifacts(run_id, name, str(folder))).read_text(encoding="utf-8")
+
+
+def test_a_whole_campaign(journal_path: Path, uri: str, tmp_path: Path) -> None:
+    write_sample(journal_path, 24, campaign=journal_path.parent.name)
+    assert catch_up(journal_path, uri)
+    parent, children = check_whole(uri, journal_path)
+    assert parent.info.status == "FINISHED" and parent.data.tags["tilewright.state"] == "finished"
+    assert parent.data.tags["toolchain.libtpu"] == "0.0.51" and parent.data.tags["target_kind"] == "modelled"
+    assert (
+        parent.data.tags["system.cores"] == "2" and parent.data.tags["mlflow.source.git.commit"] == "0123abcd"
+    )
+    note = parent.data.tags["mlflow.note.content"]
+    assert (
+        note.startswith("Winner: **") and "at 4096x4096x4096 (tpu7x, modelled)" in note and "of bf16" in note
+    )
+    files = {f.path for f in MlflowClient(uri).list_artifacts(parent.info.run_id)}
+    assert {"report.html", "lineage.html", "archive.svg", "shapes.svg", "roofline.svg"} <= files
+    assert parent.inputs.dataset_inputs[0].dataset.name == "quickstart"
+    assert "4096x4096x4096" in parent.data.tags["mlflow.note.content"]
+    assert "reference_seconds_modelled/final.4096x4096x4096.winner" in parent.data.metrics
+    assert "reference_fitness_tflops_modelled/suite.bf16" in parent.data.metrics
+    report = text_of(uri, parent.info.run_id, "report.html", tmp_path)
+    assert "tilewright campaign" in report and "finished" in report
+    assert text_of(uri, parent.info.run_id, "timeline.svg", tmp_path).startswith("<svg")
+    assert "def build" in text_of(uri, parent.info.run_id, "winner.py", tmp_path)
+    child = next(c for c in children.values() if c.data.tags["mutation"] == "parameter")
+    assert {f"seconds_modelled/{w}" for w in ("1024x2048x2048", "2048x2048x2048")} <= {
+        k for c in children.values() if c.info.status == "FINISHED" for k in c.data.metrics
+    }
+    diff = text_of(uri, child.info.run_id, "mutation.diff.txt", tmp_path)
+    assert child.data.tags["mutation.detail"].replace(" -> ", ": ", 1).split(":")[0].split(" ")[0] in diff
+    evaluation = json.loads(text_of(uri, child.info.run_id, "evaluation.json", tmp_path))
+    assert evaluation["verdict"] == child.data.tags["verdict"]
+    assert mirror_process.read_progress(journal_path).complete and not mirror_process.behind(
+        journal_path, uri
+    )
+
+
+def test_failures_have_no_fitness_and_their_log(journal_path: Path, uri: str, tmp_path: Path) -> None:
+    sample = SampleCampaign_at(journal_path)
+    sample.grow(16)
+    sample.close()
+    assert catch_up(journal_path, uri)
+    _, children = check_whole(uri, journal_path)
+    failed = [c for c in children.values() if c.info.status == "FAILED"]
+    assert failed
+    for run in failed:
+        assert not any(key.startswith("fitness") for key in run.data.metrics)
+        assert run.data.tags["reason"] and run.data.tags["stage"]
+    assert HOSTILE.split("\x00")[0] in text_of(uri, failed[0].info.run_id, "log.txt", tmp_path)
+
+
+def SampleCampaign_at(path: Path) -> SampleCampaign:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return SampleCampaign(path, path.parent.name)
+
+
+def test_doing_it_twice_changes_nothing(journal_path: Path, uri: str) -> None:
+    write_sample(journal_path, 6, campaign=journal_path.parent.name)
+    assert catch_up(journal_path, uri)
+    before = _database(uri, journal_path.parent.name)
+    assert catch_up(journal_path, uri)
+    assert _database(uri, journal_path.parent.name) == before
+
+
+def _database(uri: str, campaign: str) -> list[Any]:
+    with sqlite3.connect(uri.removeprefix("sqlite:///")) as db:
+        runs = db.execute(
+            "SELECT run_uuid, status, start_time, end_time FROM runs WHERE lifecycle_stage = 'active' AND "
+            "run_uuid IN (SELECT run_uuid FROM tags WHERE key = 'tilewright.campaign' AND value = ?) ORDER BY 1",
+            (campaign,),
+        ).fetchall()
+        ids = [run[0] for run in runs]
+        marks = ",".join("?" * len(ids))
+        rows: list[Any] = [runs]
+        for table in ("metrics", "params", "tags"):
+            where = f"SELECT * FROM {table} WHERE run_uuid IN ({marks}) "
+            rows.append(sorted(map(str, db.execute(where, ids).fetchall())))
+        return rows
+
+
+class Unreliable:
+    """An MLflow client whose ``nth`` call fails, before or after it was carried out."""
+
+    def __init__(self, client: MlflowClient, nth: int, carried_out: bool) -> None:
+        self.client, self.left, self.carried_out = client, nth, carried_out
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.client, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.left -= 1
+            if self.left == 0 and not self.carried_out:
+                raise MlflowException("connection refused")
+            result = method(*args, **kwargs)
+            if self.left == 0:
+                raise MlflowException("connection reset while waiting for the answer")
+            return result
+
+        return call
+
+
+@pytest.mark.parametrize("carried_out", [False, True], ids=["before", "after"])
+def test_any_single_call_may_fail(home: Path, uri: str, carried_out: bool) -> None:
+    """Every call of a whole mirroring fails once, each in a campaign of its own."""
+    failed = 0
+    for nth in range(1, 40):
+        path = home / "campaigns" / f"fault-{carried_out}-{nth}".lower() / "journal.sqlite"
+        write_sample(path, 2, campaign=path.parent.name)
+        with Journal(path) as journal:
+            mirror = Mirror(journal, uri, home / mirror_process.ARTIFACTS)
+            client = mirror._client = Unreliable(mirror._client, nth, carried_out)  # type: ignore[assignment]
+            for _ in range(2):
+                try:
+                    while mirror.advance():
+                        pass
+                    mirror.show("finished")
+                    break
+                except MlflowException:
+                    failed += 1
+                    mirror.forget()
+            else:
+                pytest.fail("one fault stopped the mirror twice")
+        check_whole(uri, path)
+        if client.left > 0:
+            break
+    assert failed > 12
+
+
+def test_what_mlflow_refuses_is_written_bare(
+    journal_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = SampleCampaign_at(journal_path)
+    sample.grow(3)
+    sample.close()
+    monkeypatch.setattr("tilewright.evolve.mlflow_mirror.content._key", lambda name: name)
+    evil = "1: not a name?"
+
+    def content(*args: Any) -> Any:
+        made = candidate_run(*args)
+        if args[1].index == 1:
+            made.metrics[evil] = 1.0
+        return made
+
+    monkeypatch.setattr("tilewright.evolve.mlflow_mirror.writer.run_content.candidate_run", content)
+    monkeypatch.setattr(mirror_process, "BACKOFF_SECONDS", (0.01, 0.01))
+    assert catch_up(journal_path, uri)
+    _, children = runs_of(uri, journal_path.parent.name)
+    assert set(children) == {0, 1, 2}
+    assert children[1].data.metrics == {} and children[2].data.params
+
+
+def test_killed_at_random_moments(journal_path: Path, home: Path, uri: str) -> None:
+    """kill -9 of the mirror process while the campaign goes on, then one that is left alone."""
+    sample = SampleCampaign_at(journal_path)
+    rng = random.Random(5)
+    MlflowClient(uri).search_experiments()
+    for _ in range(2):
+        sample.grow(4)
+        mirror = mirror_process.start_mirror(journal_path, home, {**os.environ})
+        target, deadline = mirror_process.read_progress(journal_path).mirrored + 1, time.monotonic() + 60
+        while mirror_process.read_progress(journal_path).mirrored < target and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0, 0.2))
+        mirror._process.kill()
+        mirror._process.wait()
+    sample.finish()
+    last = mirror_process.start_mirror(journal_path, home, {**os.environ})
+    assert last.wait(90), (journal_path.parent / mirror_process.LOG).read_text()
+    assert last.lag() == 0
+    sample.close()
+    parent, _ = check_whole(uri, journal_path)
+    assert parent.info.status == "FINISHED"
+
+
+def test_it_ends_when_its_campaign_was_killed(journal_path: Path, home: Path, uri: str) -> None:
+    """The process that started the mirror dies without a word; the mirror writes the rest and ends."""
+    sample = SampleCampaign_at(journal_path)
+    sample.grow(3)
+    sample.close()
+    script = (
+        "import os, sys, pathlib; from tilewright.evolve.mlflow_mirror.process import start_mirror; "
+        "m = start_mirror(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])); "
+        "print(m._process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    driver = subprocess.run(
+        [sys.executable, "-c", script, str(journal_path), str(home)], stdout=subprocess.PIPE, text=True
+    )
+    assert driver.returncode == -signal.SIGKILL
+    pid, deadline = int(driver.stdout), time.monotonic() + 60
+    while _alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _alive(pid)
+    parent, _ = check_whole(uri, journal_path)
+    assert parent.data.tags["tilewright.state"] == "killed" and parent.info.status == "KILLED"
+    with Journal(journal_path, write=True) as journal:  # and a resume makes it a running one again
+        journal.add_event("resumed")
+        mirror = Mirror(journal, uri, home / mirror_process.ARTIFACTS)
+        while mirror.advance():
+            pass
+        mirror.show("running")
+    assert runs_of(uri, journal_path.parent.name)[0].info.status == "RUNNING"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+
+
+def test_an_interrupted_campaign_reads_so(journal_path: Path, uri: str) -> None:
+    sample = SampleCampaign_at(journal_path)
+    sample.grow(2)
+    sample.journal.add_event("interrupted", reason="stopped by the user")
+    sample.close()
+    assert catch_up(journal_path, uri)
+    parent, _ = check_whole(uri, journal_path)
+    assert parent.info.status == "KILLED" and parent.data.tags["tilewright.state"] == "interrupted"
+
+
+def test_two_mirrors_take_turns(journal_path: Path) -> None:
+    write_sample(journal_path, 1)
+    follower = mirror_process.Follower(journal_path, "sqlite://", journal_path.parent, None)
+    with mirror_process._only_one(journal_path, follower):
+        assert mirror_process.being_mirrored(journal_path)
+        follower.stop()
+        with (
+            pytest.raises(mirror_process.JournalError, match="another mirror"),
+            mirror_process._only_one(journal_path, follower),
+        ):
+            pass
+    assert not mirror_process.being_mirrored(journal_path)
+
+
+def test_a_campaign_that_is_discarded_ends_its_mirror(journal_path: Path, uri: str) -> None:
+    sample = SampleCampaign_at(journal_path)
+    sample.close()
+    follower = mirror_process.Follower(journal_path, uri, journal_path.parent, os.getppid())
+    journal_path.rename(journal_path.with_suffix(".gone"))
+    with pytest.raises(mirror_process.JournalError):
+        follower.run()
+
+
+def test_the_store_is_the_environments_or_the_homes(tmp_path: Path) -> None:
+    assert mirror_process.store_uri(tmp_path, {}) == f"sqlite:///{tmp_path}/mlflow.db"
+    assert mirror_process.store_uri(tmp_path, {"MLFLOW_TRACKING_URI": "http://h:5000"}) == "http://h:5000"
+
+
+def test_names_and_texts_fit_mlflow(journal_path: Path) -> None:
+    write_sample(journal_path, 2)
+    with Journal(journal_path) as journal:
+        facts = journal.meta("campaign")
+        seed, child = list(journal.candidates())[:2]
+        evaluation = next(journal.evaluations())[2]
+    figures = evaluation.workloads[0].model_copy(
+        update={"workload": "llama/4/nt", "diagnosis": {"a?b": 1, "c": "x"}}
+    )
+    odd = evaluation.model_copy(update={"workloads": (figures,), "reason": "x" * 9000})
+    content = candidate_run(facts, child, odd, [seed], ["r1"])
+    assert "a_b_modelled/llama.4.nt" in content.metrics and "seconds_modelled/llama.4.nt" in content.metrics
+    assert all(len(v) <= 5000 for v in content.tags.values()) and all(v != "" for v in content.tags.values())

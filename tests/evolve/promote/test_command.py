@@ -1,0 +1,307 @@
+"""Promotion: what is refused and why, what is written, and that nothing half-done is left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testkit.promote_campaign import (
+    CHILD,
+    OPERATOR,
+    OTHER,
+    FormulaPool,
+    one_sentence,
+    quick_child,
+    run,
+    write_campaign,
+)
+from tilewright.evolve.campaign.evaluator import Job
+from tilewright.evolve.campaign.resolve import Resolved
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.promote.command import Options, promote, record
+from tilewright.evolve.promote.library_commands import list_lines
+from tilewright.evolve.promote.library_writer import LibraryWriter
+from tilewright.evolve.promote.verify import Refusal
+from tilewright.evolve.record.home import JOURNAL
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.space.genome import Genome, normalise
+from tilewright.fitness.evaluation import Evaluation, Verdict
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Path:
+    return write_campaign(tmp_path / "home")
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> LibraryWriter:
+    return LibraryWriter(tmp_path / "library")
+
+
+# -- what is written ---------------------------------------------------------------------------------
+
+
+def test_a_winner_is_verified_on_ten_times_the_inputs_and_written_whole(
+    campaign: Path, writer: LibraryWriter
+) -> None:
+    pools: list[FormulaPool] = []
+
+    def make(resolved: Resolved) -> FormulaPool:
+        pools.append(FormulaPool(resolved, quick_child))
+        return pools[-1]
+
+    outcome = promote(campaign, writer, Options(), lambda line: None, make)
+    jobs = pools[0].jobs
+    mine = [job for job in jobs if job.genome == CHILD]
+    assert len({job.seed for job in jobs}) == len(jobs) and pools[0].closed
+    # a round of the final check reads the one kind of inputs on one check shape and on a measured one
+    assert 2 * sum(job.scope == "final" for job in mine) >= 10
+    assert all(job.best == 0.0 for job in mine), "every round passes the harder check"
+    version, receipt, dispatch = writer.version(OPERATOR)
+    assert version == outcome.version
+    entry = receipt["targets"]["tpu7x"]
+    assert entry["gain"]["value"] == pytest.approx(2.0)
+    assert (entry["gain"]["kind"], entry["gain"]["incumbents"]) == ("modelled", "whole")
+    assert [s["workload"] for s in entry["shapes"]] == ["256x256x512", "512x512x512"]
+    assert entry["candidates"][0]["genome"] == CHILD.id
+    assert len(entry["candidates"][0]["gate_seeds"]) == len(mine)
+    assert entry["forced"] is None and entry["overruled"] is None
+    kernel = dispatch["targets"]["tpu7x"]["kernels"][CHILD.id]
+    text = writer.file(OPERATOR, version, kernel["file"], kernel["sha256"]).decode()
+    assert normalise(text) == normalise(CHILD.source)
+    assert "tiny-001" in text and "#0 seed: seed kernel tiled" in text and "\x1b" not in text
+    assert all(line.startswith("#") for line in text.split('"""')[0].splitlines())
+    assert dispatch["targets"]["tpu7x"]["toolchain"] == {
+        "jax": ["0.10.2", "0.11"],
+        "libtpu": ["0.0.51", "0.0.52"],
+    }
+
+
+def test_the_generated_package_imports_no_tilewright(campaign: Path, tmp_path: Path) -> None:
+    writer = LibraryWriter(tmp_path / "library", "my_kernels")
+    run(campaign, writer)
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'library')!r})\n"
+        "import my_kernels\n"
+        "print(my_kernels.operators(), my_kernels.served('small_gemm/good', 'interpret', (256, 256, 512)))\n"
+        "print(my_kernels.served('small_gemm/good', 'interpret', (99999, 256, 512)))\n"
+        "bad = {'evolve', 'fitness', 'workers', 'seeds', 'numpy', 'torch', 'jax'} & set(sys.modules)\n"
+        "assert not bad, bad\n"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "['small_gemm/good']" in done.stdout and f"kernel {CHILD.id}" in done.stdout
+    assert "more than 64 times away" in done.stdout
+
+
+def test_a_promotion_is_noted_in_the_journal_and_is_no_part_of_the_campaigns_time(
+    campaign: Path, writer: LibraryWriter
+) -> None:
+    from tilewright.evolve.report.data import load
+
+    with Journal(campaign / JOURNAL) as journal:
+        before = load(journal).elapsed
+    outcome = run(campaign, writer)
+    assert record(outcome.promotion, str(outcome.version)) is None
+    with Journal(campaign / JOURNAL) as journal:
+        event = journal.events()[-1]
+        assert load(journal).elapsed == before and load(journal).state == "finished"
+    assert event.kind == "promoted" and event.detail["version"] == outcome.version
+
+
+def test_the_next_winner_is_compared_with_the_incumbent(campaign: Path, writer: LibraryWriter) -> None:
+    run(campaign, writer)
+    outcome = run(campaign, writer, Options(candidate="2"))
+    assert outcome.judgement.gain == pytest.approx(50 / 40)
+    assert outcome.judgement.incumbents == f"library's {CHILD.id}"
+    with pytest.raises(Refusal, match="candidate 2 already serves"):
+        run(campaign, writer, Options(candidate=OTHER.id[:8]))
+
+
+def test_a_table_gives_each_shape_its_kernel(campaign: Path, writer: LibraryWriter, tmp_path: Path) -> None:
+    def seconds(genome: Genome, workload: str) -> float:
+        fast = CHILD if workload == "256x256x512" else OTHER
+        return 50e-6 if genome == fast else 70e-6
+
+    table = tmp_path / "table.json"
+    entries = [
+        {"workload": {"id": "256x256x512"}, "genome": CHILD.id},
+        {"workload": {"id": "512x512x512"}, "genome": OTHER.id},
+    ]
+    table.write_text(json.dumps({"entries": entries}))
+    outcome = run(campaign, writer, Options(table=table), seconds)
+    regions = writer.version(OPERATOR)[2]["targets"]["tpu7x"]["regions"]
+    assert [r["kernel"] for r in regions] == [CHILD.id, OTHER.id]
+    assert outcome.judgement.gain == pytest.approx(70 / 50)
+    table.write_text('{"entries": [')
+    with pytest.raises(UserError, match=r"--table: .* is no dispatch table"):
+        run(campaign, writer, Options(table=table))
+
+
+def test_regions_of_other_shapes_stay(campaign: Path, writer: LibraryWriter) -> None:
+    run(campaign, writer)
+    version, receipt, dispatch = writer.version(OPERATOR)
+    entry = dispatch["targets"]["tpu7x"]
+    entry["regions"].append({"workload": "tall", "dims": {"M": 4096, "N": 128, "K": 128}, "kernel": CHILD.id})
+    name = entry["kernels"][CHILD.id]
+    files = {
+        "dispatch.json": json.dumps(dispatch).encode(),
+        name["file"]: writer.file(OPERATOR, version, name["file"], name["sha256"]),
+    }
+    with writer.writing():
+        writer.add(OPERATOR, files, {**receipt, "files": None}, {"action": "promote"})
+    run(campaign, writer, Options(candidate="2"))
+    entry = writer.version(OPERATOR)[2]["targets"]["tpu7x"]
+    assert {r["workload"]: r["kernel"] for r in entry["regions"]} == {
+        "256x256x512": OTHER.id,
+        "512x512x512": OTHER.id,
+        "tall": CHILD.id,
+    }
+    assert set(entry["kernels"]) == {CHILD.id, OTHER.id}
+
+
+# -- what is refused ---------------------------------------------------------------------------------
+
+
+def loses_six_percent(genome: Genome, workload: str) -> float:
+    """Twice as fast on one shape, 6 % slower on the other."""
+    if genome != CHILD:
+        return 100e-6
+    return 50e-6 if workload == "256x256x512" else 100e-6 / 0.94
+
+
+def test_a_win_on_average_that_loses_six_percent_on_one_shape_is_refused(
+    campaign: Path, writer: LibraryWriter
+) -> None:
+    with pytest.raises(Refusal) as refused:
+        run(campaign, writer, seconds=loses_six_percent)
+    text = str(refused.value)
+    assert "512x512x512 loses 6.0 % against whole" in text and "modelled" in text and "5 %" in text
+    assert one_sentence(text) and refused.value.forceable
+    assert not writer.root.exists(), "a refused promotion writes nothing"
+
+
+def test_a_forced_promotion_says_so_for_ever(campaign: Path, writer: LibraryWriter) -> None:
+    outcome = run(campaign, writer, Options(force_reason="only used on small shapes"), loses_six_percent)
+    entry = writer.version(OPERATOR)[1]["targets"]["tpu7x"]
+    assert entry["forced"] == "only used on small shapes" and "loses 6.0 %" in entry["overruled"]
+    assert writer.index(OPERATOR)["history"][-1]["forced"] == "only used on small shapes"
+    assert "forced: only used on small shapes" in next(iter(list_lines(writer)))
+    record(outcome.promotion, str(outcome.version))
+    with Journal(campaign / JOURNAL) as journal:
+        assert journal.events()[-1].detail["forced"] == "only used on small shapes"
+    with pytest.raises(UserError, match="--force-reason"):
+        run(campaign, writer, Options(force_reason=" "))
+
+
+def test_no_gain_is_refused(campaign: Path, writer: LibraryWriter) -> None:
+    with pytest.raises(Refusal, match=r"1\.0000 x whole .* is no gain"):
+        run(campaign, writer, seconds=lambda genome, workload: 1e-4)
+
+
+def test_a_kernel_that_fails_its_re_verification_is_refused_whatever_the_reason(
+    campaign: Path, writer: LibraryWriter
+) -> None:
+    def spoil(job: Job, evaluation: Evaluation) -> Evaluation:
+        if job.genome != CHILD or job.index < 3:
+            return evaluation
+        changes = {"verdict": Verdict.INCORRECT, "fitness": None, "reason": "gate exact on spread: 30.0 dB"}
+        return evaluation.model_copy(update=changes)
+
+    for reason in (None, "I insist"):
+        with pytest.raises(
+            Refusal, match=r"candidate 1 fails its re-verification: incorrect .*30.0 dB"
+        ) as refused:
+            run(campaign, writer, Options(force_reason=reason), spoil=spoil)
+        assert not refused.value.forceable
+    assert not writer.root.exists()
+
+
+def test_figures_that_do_not_repeat_are_refused(campaign: Path, writer: LibraryWriter) -> None:
+    def spoil(job: Job, evaluation: Evaluation) -> Evaluation:
+        figures = [
+            f.model_copy(update={"seconds": f.seconds * (1 + job.index)}) for f in evaluation.workloads
+        ]
+        return evaluation.model_copy(update={"workloads": tuple(figures)})
+
+    with pytest.raises(Refusal, match="should repeat exactly"):
+        run(campaign, writer, spoil=spoil)
+
+
+def test_failing_workers_are_no_verdict(campaign: Path, writer: LibraryWriter) -> None:
+    def spoil(job: Job, evaluation: Evaluation) -> Evaluation:
+        changes = {"verdict": Verdict.INFRA_ERROR, "fitness": None, "reason": "libtpu is not installed"}
+        return evaluation.model_copy(update=changes)
+
+    with pytest.raises(UserError, match="workers keep failing: libtpu is not installed"):
+        run(campaign, writer, spoil=spoil)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (Options(candidate="9"), "--candidate: '9' is unknown"),
+        (Options(suite="huge"), "suite: 'huge' is unknown"),
+        (Options(against="nobody"), "--against: 'nobody' is no baseline or seed"),
+        (Options(name="no-slash"), "operator 'no-slash' must be family/recipe"),
+        (Options(name="../up"), "operator '../up' must be"),
+    ],
+)
+def test_bad_options_are_one_sentence(
+    campaign: Path, writer: LibraryWriter, options: Options, words: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        run(campaign, writer, options)
+    assert words in str(refused.value) and one_sentence(str(refused.value))
+    assert not writer.root.exists()
+
+
+def test_an_unfinished_campaign_is_refused(tmp_path: Path, writer: LibraryWriter) -> None:
+    folder = write_campaign(tmp_path / "other", finish=False)
+    with pytest.raises(UserError, match="has not finished"):
+        run(folder, writer)
+
+
+def test_a_dry_run_writes_nothing(campaign: Path, writer: LibraryWriter) -> None:
+    outcome = run(campaign, writer, Options(dry_run=True))
+    assert outcome.version is None and outcome.judgement.gain == pytest.approx(2.0)
+    assert not writer.root.exists()
+
+
+# -- measured targets --------------------------------------------------------------------------------
+
+
+def test_measured_gains_are_paired_and_have_intervals(tmp_path: Path, writer: LibraryWriter) -> None:
+    folder = write_campaign(tmp_path / "measured", target="interpreter")
+    (folder / "dispatch.json").write_text(
+        json.dumps({"entries": [{"workload": {"id": "256x256x512"}, "genome": OTHER.id}]})
+    )
+    outcome = run(folder, writer)
+    (shape,) = outcome.judgement.shapes
+    assert shape.genome == OTHER.id, "the campaign's own dispatch table"
+    low, high = shape.gain_interval
+    assert low < 2.5 < high and high - low < 0.2, "drift of 10 % cancels in pairs"
+    assert outcome.judgement.interval[0] > 2.3
+    entry = writer.version(OPERATOR)[2]["targets"]["interpreter"]
+    assert (entry["kind"], entry["serves"]) == ("measured", ["interpret"])
+    assert writer.version(OPERATOR)[1]["targets"]["interpreter"]["shapes"][0]["kind"] == "measured"
+
+
+def test_a_measured_gain_within_the_noise_is_refused(tmp_path: Path, writer: LibraryWriter) -> None:
+    folder = write_campaign(tmp_path / "measured", target="interpreter")
+    with pytest.raises(Refusal, match=r"measured, 95 % interval 0\.99.* to 1\.0.*\) is no gain"):
+        run(folder, writer, seconds=lambda genome, workload: 1e-4)
+
+
+def test_a_kernel_that_fails_while_it_is_timed_is_refused(tmp_path: Path, writer: LibraryWriter) -> None:
+    folder = write_campaign(tmp_path / "measured", target="interpreter")
+
+    def make(resolved: Resolved) -> FormulaPool:
+        return FormulaPool(resolved, quick_child, failed={CHILD.id: "timeout: 10 s of silence"})
+
+    with pytest.raises(Refusal, match="candidate 1 fails while it is timed: timeout"):
+        promote(folder, writer, Options(), lambda line: None, make)

@@ -1,0 +1,218 @@
+"""The library promotions go into: sabotage is reported and never served, writers lose nothing, old versions return."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from testkit.promote_campaign import CHILD, OPERATOR, OTHER, SEED, one_sentence, run, write_campaign
+from tilewright.evolve import cli
+from tilewright.evolve.campaign.evaluator import Job
+from tilewright.evolve.promote import library_writer as library_writer
+from tilewright.evolve.promote.command import Options
+from tilewright.evolve.promote.library_commands import check, collect, diff_lines, rollback
+from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
+from tilewright.evolve.promote.runtime import store
+from tilewright.evolve.promote.verify import Refusal
+from tilewright.fitness.evaluation import Evaluation
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Path:
+    return write_campaign(tmp_path / "home")
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> LibraryWriter:
+    return LibraryWriter(tmp_path / "library")
+
+
+# -- sabotage ----------------------------------------------------------------------------------------
+
+
+def damage(writer: LibraryWriter, how: str) -> str:
+    """Damage the current version; words that the report must have."""
+    version, _, dispatch = writer.version(OPERATOR)
+    folder = writer.place(OPERATOR) / "versions" / version
+    if how == "edited kernel":
+        path = folder / dispatch["targets"]["tpu7x"]["kernels"][CHILD.id]["file"]
+        path.write_text(path.read_text().replace("jnp.float32", "jnp.bfloat16"))
+        return "is not what was promoted"
+    if how == "missing receipt":
+        (folder / store.RECEIPT).unlink()
+        return "receipt.json cannot be read"
+    if how == "truncated dispatch":
+        path = folder / store.DISPATCH
+        path.write_bytes(path.read_bytes()[:200])
+        return "dispatch.json is not what was promoted"
+    if how == "truncated index":
+        path = writer.place(OPERATOR) / store.INDEX
+        path.write_bytes(path.read_bytes()[:50])
+        return "index.json is cut short"
+    assert how == "edited receipt"
+    path = folder / store.RECEIPT
+    path.write_text(path.read_text().replace('"value": 2.0', '"value": 3.0'))
+    return "receipt.json is not what was promoted"
+
+
+SABOTAGE = ("edited kernel", "missing receipt", "truncated dispatch", "truncated index", "edited receipt")
+
+
+@pytest.mark.parametrize("how", SABOTAGE)
+def test_sabotage_is_reported_refused_and_never_served(
+    campaign: Path, writer: LibraryWriter, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(campaign, writer)
+    words = damage(writer, how)
+    assert cli.main(["library", "verify", "--files", "--library", str(writer.library)]) == 2
+    bad = [line for line in capsys.readouterr().out.splitlines() if line.startswith("no")]
+    assert len(bad) == 1 and words in bad[0] and one_sentence(bad[0])
+    assert cli.main(["library", "list", "--library", str(writer.library)]) == (
+        0 if how == "edited kernel" else 2
+    )
+    with pytest.raises(LibraryError, match=words):
+        run(campaign, writer, Options(candidate="2"))
+
+    def serve() -> str:
+        folder = writer.kernels
+        return store.load_table(OPERATOR, "interpret", folder).choose((256, 256, 512)).kernel.source()
+
+    with pytest.raises(store.UnsoundLibrary, match=words):
+        serve()
+
+
+def test_a_stale_toolchain_is_reported_and_not_served(
+    campaign: Path, writer: LibraryWriter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(campaign, writer)
+    installed = {"jax": "0.11.0", "libtpu": "0.0.51"}
+    monkeypatch.setattr(store, "_installed", installed.get)
+    assert cli.main(["library", "verify", "--files", "--library", str(writer.library)]) == 2
+    (bad,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("no")]
+    assert "verified with jax 0.10.2 up to below 0.11, and 0.11.0 is installed" in bad
+    with pytest.raises(store.NotServed, match=r"jax 0\.10\.2 up to below 0\.11"):
+        store.load_table(OPERATOR, "tpu:TPU7x", writer.kernels)
+    installed["jax"] = "0.10.9"
+    assert (
+        store.load_table(OPERATOR, "tpu:TPU7x", writer.kernels).choose((512, 512, 512)).kernel.name
+        == CHILD.id
+    )
+
+
+def test_a_changed_runtime_module_is_reported_and_restored(campaign: Path, writer: LibraryWriter) -> None:
+    run(campaign, writer)
+    (writer.root / "store.py").write_text("raise SystemExit\n")
+    findings = list(check(writer, None, files_only=True, make=None, say=print))  # type: ignore[arg-type]
+    assert next(f.sentence for f in findings if not f.good).startswith("tilewright_library/store.py differs")
+    collect(writer, 5)
+    assert not writer.runtime_faults()
+
+
+def test_a_promotion_behind_the_back_of_another_is_refused(campaign: Path, writer: LibraryWriter) -> None:
+    def meanwhile(job: Job, evaluation: Evaluation) -> Evaluation:
+        if job.index == 0 and not writer.root.exists():
+            run(campaign, writer, Options(candidate="2"))
+        return evaluation
+
+    with pytest.raises(Refusal, match="changed by another promotion meanwhile"):
+        run(campaign, writer, spoil=meanwhile)
+    assert writer.version(OPERATOR)[1]["targets"]["tpu7x"]["candidates"][0]["genome"] == OTHER.id
+
+
+def _add_many(library: str, process: int) -> None:
+    writer = LibraryWriter(Path(library))
+    for number in range(5):
+        files = {"dispatch.json": b"{}", "kernel.py": f"# {process} {number}\n".encode()}
+        with writer.writing():
+            writer.add("a/b", files, {"process": process, "number": number}, {"action": "promote"})
+
+
+def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_add_many, args=(str(tmp_path), n)) for n in range(4)]
+    for process in writers:
+        process.start()
+    for process in writers:
+        process.join(60)
+    writer = LibraryWriter(tmp_path)
+    history = writer.index("a/b")["history"]
+    assert len(history) == 20 and len(writer.versions("a/b")) == 20
+    assert [entry["previous"] for entry in history[1:]] == [entry["version"] for entry in history[:-1]]
+    assert all(writer.version("a/b", version) for version in writer.versions("a/b"))
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_a_writer_killed_anywhere_leaves_the_old_state(
+    campaign: Path, writer: LibraryWriter, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(campaign, writer)
+    before = writer.version(OPERATOR)[0]
+    writes = 0
+    real = library_writer._write
+
+    def dying(path: Path, data: bytes) -> None:
+        nonlocal writes
+        writes += 1
+        if writes > after:
+            raise KeyboardInterrupt
+        real(path, data)
+
+    monkeypatch.setattr(library_writer, "_write", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run(campaign, writer, Options(candidate="2"))
+    monkeypatch.undo()
+    assert writer.version(OPERATOR)[0] == before
+    collect(writer, 5)
+    assert writer.versions(OPERATOR) == [before] and not list(writer.root.rglob(".writing*"))
+
+
+# -- looking after it --------------------------------------------------------------------------------
+
+
+def test_rollback_diff_and_gc(campaign: Path, writer: LibraryWriter) -> None:
+    first = run(campaign, writer).version
+    second = run(campaign, writer, Options(candidate="2")).version
+    lines = "\n".join(diff_lines(writer, OPERATOR, None, None))
+    assert f"{first} -> {second}" in lines and "50.00 us -> 40.00 us (tpu7x, modelled)" in lines
+    assert "-# block_n = 256" in lines and "+# block_n = 128" in lines
+    assert rollback(writer, OPERATOR, None, "slower in production") == (second, first)
+    assert writer.version(OPERATOR)[0] == first
+    assert writer.index(OPERATOR)["history"][-1]["reason"] == "slower in production"
+    assert rollback(writer, OPERATOR, None, None) == (first, None)
+    with pytest.raises(store.NotServed, match="rolled back"):
+        store.load_table(OPERATOR, "interpret", writer.kernels)
+    with pytest.raises(LibraryError, match="nothing is promoted"):
+        rollback(writer, OPERATOR, None, None)
+    absent = LibraryWriter(writer.library / "absent")
+    for change in (lambda: rollback(absent, OPERATOR, None, None), lambda: collect(absent, 1)):
+        with pytest.raises(LibraryError, match="nothing is promoted"):
+            change()
+    assert not absent.library.exists(), "a refused change makes no library"
+    third = run(campaign, writer).version
+    assert sorted(collect(writer, 1)) == sorted(f"{OPERATOR} {v}" for v in (first, second))
+    assert writer.versions(OPERATOR) == [third]
+    assert len(writer.index(OPERATOR)["history"]) == 5
+
+
+def test_unknown_versions_and_folders_are_one_sentence(
+    campaign: Path, writer: LibraryWriter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(campaign, writer)
+    (tmp_path / "file").write_text("")
+    library = ["--library", str(writer.library)]
+    for arguments in (
+        ["library", "rollback", OPERATOR, "--to", "feed", *library],
+        ["library", "diff", OPERATOR, *library],
+        ["library", "diff", "no/such", *library],
+        ["library", "gc", "--keep", "0", *library],
+        ["library", "verify", "--library", str(tmp_path / "nowhere")],
+        ["library", "list", "--package", "not a name"],
+        ["library", "gc", "--library", str(tmp_path / "file")],
+        ["--home", str(tmp_path / "home"), "promote", "nobody"],
+    ):
+        assert cli.main(arguments) == 2, arguments
+        captured = capsys.readouterr()
+        assert one_sentence(captured.err.strip()), captured.err
+    assert SEED.id != CHILD.id

@@ -1,0 +1,134 @@
+"""Who is evaluated where: kernels that are legal, or chosen by the library's dispatch, on a part of a suite only."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from testkit.promote_campaign import (
+    CHILD,
+    FAMILY,
+    OPERATOR,
+    FormulaPool,
+    one_sentence,
+    quick_child,
+    run,
+    write_campaign,
+)
+from tests.evolve.promote.test_verify import CascadePool
+from tilewright.evolve.promote import library_commands
+from tilewright.evolve.promote.command import Options, promote
+from tilewright.evolve.promote.library_writer import LibraryWriter
+from tilewright.evolve.promote.verify import Refusal
+from tilewright.evolve.space.genome import Genome
+
+RULED = "K % block_k == 0"
+SHORT, ODD = "256x256x512", "256x256x768"
+"""The winner's block_k of 512 divides the first one's K only."""
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Path:
+    """The small GEMM, whose tiled kernel says what it cannot do, with a suite of which it can do a half."""
+    folder = tmp_path / "ruled"
+    shutil.copytree(FAMILY, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    kernel, operator = folder / "kernels" / "tiled.py", folder / "operator.py"
+    rule = f"CONSTRAINTS = {{{RULED!r}: 'whole steps'}}"
+    kernel.write_text(kernel.read_text().replace("CONSTRAINTS = {}", rule))
+    shapes = "(workload(256, 256, 512), workload(256, 256, 768))"
+    checked = "(workload(128, 128, 512), workload(128, 128, 256))"
+    suites = f'{{"tiny": tiny, "mixed": Suite("mixed", {shapes}, {checked})}}'
+    text = operator.read_text().replace(
+        "check=(workload(128, 128, 256),)", "check=(workload(128, 128, 512),)"
+    )
+    operator.write_text(text.replace('{"tiny": tiny}', suites))
+    return folder
+
+
+def genome(family: Path, **params: int) -> Genome:
+    return Genome((family / "kernels" / "tiled.py").read_text(), {**CHILD.params, **params})
+
+
+def promoted(
+    family: Path, home: Path, writer: LibraryWriter, target: str = "tpu7x"
+) -> tuple[Path, Genome, Genome]:
+    """A campaign whose winner, of block_k 512, is in the library; then a candidate that divides every K."""
+    winner, other = genome(family), genome(family, block_k=256)
+    genomes = (genome(family, block_k=128), winner, other)
+    folder = write_campaign(home, family=family, genomes=genomes, winner=winner, target=target)
+    run(folder, writer, seconds=lambda g, workload: 5e-5 if g == winner else 1e-4)
+    return folder, winner, other
+
+
+def test_an_incumbent_is_evaluated_only_where_it_serves(family: Path, tmp_path: Path) -> None:
+    pytest.importorskip("libtpu")
+    writer = LibraryWriter(tmp_path / "library", "small")
+    folder, winner, other = promoted(family, tmp_path / "home", writer)
+    options = Options(candidate="2", suite="mixed", rounds=1, force_reason="its speed is not the point here")
+    pools: list[CascadePool] = []
+
+    def make(resolved):
+        pools.append(CascadePool(resolved))
+        return pools[-1]
+
+    outcome = promote(folder, writer, options, lambda line: None, make)
+    assert [shape.incumbent for shape in outcome.judgement.shapes] == [f"library's {winner.id}", "whole"]
+    kept = {job.genome.id: job.only for job in pools[0].jobs}
+    assert kept[winner.id] == {SHORT, "128x128x512"}, "one of the checked shapes is not for it, either"
+    assert kept[other.id] == {SHORT, ODD, "128x128x512", "128x128x256"}
+    receipt = writer.version(OPERATOR)[1]["targets"]["tpu7x"]
+    assert receipt["incumbents"][f"library's {winner.id}"]["workloads"] == [SHORT]
+    assert receipt["incumbents"]["whole"]["workloads"] == [ODD]
+    assert receipt["candidates"][0]["workloads"] == [SHORT, ODD]
+
+
+def test_on_a_device_everyone_is_compared_where_it_serves(family: Path, tmp_path: Path) -> None:
+    writer = LibraryWriter(tmp_path / "library")
+    folder, winner, other = promoted(family, tmp_path / "home", writer, "interpreter")
+
+    def seconds(g: Genome, workload: str) -> float:
+        assert g != winner or workload != ODD, "timed where it does not serve"
+        return {winner.id: 5e-5, other.id: 4e-5}.get(g.id, 1e-4)
+
+    judgement = run(folder, writer, Options(candidate="2", suite="mixed"), seconds).judgement
+    gains = {shape.figures.workload: shape.gain for shape in judgement.shapes}
+    assert gains == {SHORT: pytest.approx(5 / 4, rel=0.05), ODD: pytest.approx(10 / 4, rel=0.05)}
+
+
+def test_a_nominated_kernel_must_serve_what_it_is_promoted_for(family: Path, tmp_path: Path) -> None:
+    writer = LibraryWriter(tmp_path / "library")
+    folder, *_ = promoted(family, tmp_path / "home", writer)
+    before = writer.index(OPERATOR)["current"]
+    with pytest.raises(Refusal) as refused:
+        run(folder, writer, Options(suite="mixed", force_reason="I insist"))
+    text = str(refused.value)
+    assert one_sentence(text) and not refused.value.forceable
+    assert f"candidate 1 does not serve {ODD}: whole steps (K % block_k == 0)" in text
+    assert writer.index(OPERATOR)["current"] == before
+
+
+def test_a_receipt_is_repeated_where_its_kernels_serve(
+    family: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        library_commands,
+        "_run_test",
+        lambda operator, folder: library_commands.Verification(True, "not run here"),
+    )
+    writer = LibraryWriter(tmp_path / "library")
+    folder, winner, other = promoted(family, tmp_path / "home", writer)
+    table = tmp_path / "table.json"
+    entries = f'[{{"workload": "{SHORT}", "genome": "{winner.id}"}}, {{"workload": "{ODD}", "genome": "{other.id}"}}]'
+    table.write_text(f'{{"entries": {entries}}}')
+    run(folder, writer, Options(suite="mixed", table=table, against="whole"))
+    pools: list[FormulaPool] = []
+
+    def make(resolved):
+        pools.append(FormulaPool(resolved, quick_child))
+        return pools[-1]
+
+    findings = list(library_commands.check(writer, None, files_only=False, make=make, say=str))
+    assert any(f"{ODD} takes" in f.sentence for f in findings)
+    assert all(ODD not in job.only for job in pools[0].jobs if job.genome.params == winner.params)

@@ -1,0 +1,53 @@
+"""One promotion with nothing made up: real kernels, the real cascade, and the generated test of what was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testkit.promote_campaign import CHILD, FormulaPool, quick_child, write_campaign
+from tilewright.evolve.campaign.evaluator import Job
+from tilewright.evolve.campaign.resolve import Resolved
+from tilewright.evolve.promote.command import Options, promote
+from tilewright.evolve.promote.library_commands import _run_test
+from tilewright.evolve.promote.library_writer import LibraryWriter
+from tilewright.fitness.evaluation import Evaluation
+from tilewright.workers.cascade.modelled import ModelledCascade
+
+OPERATOR = "small_gemm/good"
+
+
+class CascadePool(FormulaPool):
+    """Evaluates in this process, one job after the other."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        super().__init__(resolved, quick_child)
+        self._cascade = ModelledCascade(resolved.operator, resolved.target, resolved.suite)
+
+    def _evaluation(self, job: Job) -> Evaluation:
+        baseline = self.resolved.operator.kernels[job.baseline] if job.baseline else None
+        return self._cascade.evaluate(
+            job.genome.id,
+            job.genome.source,
+            job.genome.params,
+            seed=job.seed,
+            workloads=job.scope.value,
+            baseline=baseline,
+            best=job.best,
+            only=job.only,
+        )
+
+
+def test_a_kernel_is_verified_written_and_still_right_without_tilewright(tmp_path: Path) -> None:
+    pytest.importorskip("libtpu")
+    folder, writer = write_campaign(tmp_path / "home"), LibraryWriter(tmp_path / "library", "small")
+    options = Options(rounds=1, force_reason="its speed is not the point here")
+    outcome = promote(folder, writer, options, lambda line: None, CascadePool)
+    version, receipt, _ = writer.version(OPERATOR)
+    (candidate,) = receipt["targets"]["tpu7x"]["candidates"]
+    assert candidate["genome"] == CHILD.id and candidate["gates"]["exact"]["worst"] >= 45.0
+    assert candidate["artefacts"] and all(shape.seconds > 0 for shape in outcome.judgement.shapes)
+    place = writer.place(OPERATOR) / "versions" / version
+    finding = _run_test(OPERATOR, place)
+    assert finding.good, finding.sentence

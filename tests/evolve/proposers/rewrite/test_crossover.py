@@ -1,0 +1,140 @@
+"""Source crossover: grafts parse, stay in the dialect, declare what they read, and often work."""
+
+from __future__ import annotations
+
+import ast
+
+import numpy as np
+import pytest
+
+from experiments.studies.rewrites.corpus import Trial, load_cases, run_checks
+from tilewright.evolve.proposers.crossover import cross, exchanges
+from tilewright.evolve.proposers.rewrite.base import KernelSource
+from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite
+from tilewright.evolve.proposers.rule_credit import describe
+from tilewright.evolve.proposers.transplant import steps_of, transplant
+from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
+from tilewright.evolve.space.genome import Genome, normalise
+from tilewright.fitness.dialect import check
+
+CASES = {case.name: case for case in load_cases()}
+PARENT = CASES["pallas/fp8_per_use_partial.py"]
+
+
+def child_of(name: str) -> str:
+    rule, site = next(p for p in offers(PARENT.source) if p[0].name == name)
+    made = rewrite(PARENT.source, PARENT.params, rule, site, np.random.default_rng(0))
+    assert made is not None
+    return made.source
+
+
+@pytest.fixture(scope="module")
+def relatives() -> dict[str, str]:
+    names = (
+        "pallas_cache_across_axis",
+        "pallas_absmax_dtype",
+        "pallas_divide_to_reciprocal",
+        "pallas_reassociate_scale",
+    )
+    return {name: child_of(name) for name in names}
+
+
+def test_children_have_both_parents_code(relatives: dict[str, str]) -> None:
+    made = cross(
+        relatives["pallas_cache_across_axis"], relatives["pallas_absmax_dtype"], np.random.default_rng(0)
+    )
+    assert made is not None
+    child, what = made
+    assert "cache" in child
+    assert normalise(child) not in {normalise(s) for s in relatives.values()}
+    assert what
+    assert check(child) == []
+
+
+def test_crossed_relatives_compute_the_same(relatives: dict[str, str]) -> None:
+    sources = list(relatives.values())
+    trials = []
+    for i, one in enumerate(sources):
+        for other in sources[:i] + sources[i + 1 :]:
+            made = cross(one, other, np.random.default_rng(i))
+            if made is not None and check(made[0]) == []:
+                trials.append(Trial(PARENT.name, "crossover", made[1], made[0], dict(PARENT.params)))
+    assert len(trials) >= 4
+    run_checks([PARENT], trials[:6])
+    assert sum(bool(t.ok) for t in trials[:6]) >= 5
+
+
+def test_grafts_bring_their_parameters() -> None:
+    one = PARENT.source
+    two = one.replace("SPACE = {", 'SPACE = {"floor": (1, 2), ').replace(
+        "DEFAULTS = {", 'DEFAULTS = {"floor": 1, '
+    )
+    two = two.replace("m, k = a.shape", 'm, k = a.shape\n        extra = params["floor"]')
+    two = two.replace("m // bm, n // bn", "m // bm * extra, n // bn")
+    made = cross(one, two, np.random.default_rng(0))
+    assert made is None or "floor" in KernelSource(made[0]).space or "floor" not in made[0]
+
+
+def test_unrelated_and_broken_parents_give_nothing() -> None:
+    triton = CASES["triton/vector_add.py"].source
+    assert cross(PARENT.source, "def broken(:", np.random.default_rng(0)) is None
+    for exchange in exchanges(KernelSource(PARENT.source), KernelSource(triton)):
+        assert exchange.description
+    made = cross(PARENT.source, triton, np.random.default_rng(0))
+    if made is not None:
+        ast.parse(made[0])
+
+
+def lineage(*rules: str) -> tuple[History, list[Genome]]:
+    """A history with the seed kernel and one child of it for each rule."""
+    history = History()
+    seed = Genome(PARENT.source, dict(PARENT.params))
+    history.propose(Candidate(0, seed, (), Mutation(MutationKind.SEED, "seed", "given"), 0, 0))
+    genomes = [seed]
+    for index, name in enumerate(rules, 1):
+        rule, site = next(p for p in offers(PARENT.source) if p[0].name == name)
+        made = rewrite(PARENT.source, PARENT.params, rule, site, np.random.default_rng(0))
+        assert made is not None
+        genome = Genome(made.source, dict(made.params))
+        detail = describe([(rule.name, site.description)])
+        mutation = Mutation(MutationKind.REWRITE, "rewrite", detail)
+        history.propose(Candidate(index, genome, (seed.id,), mutation, 1, 0))
+        genomes.append(genome)
+    return history, genomes
+
+
+def test_a_child_repeats_what_only_the_other_line_went_through() -> None:
+    history, (seed, cached, narrow) = lineage("pallas_cache_across_axis", "pallas_absmax_dtype")
+    made = transplant(history, narrow, cached, np.random.default_rng(0))
+    assert made is not None
+    source, params, detail = made
+    assert "cache" in source and detail.startswith("pallas_cache_across_axis: ")
+    assert detail.endswith(f" as in {cached.id}") and set(params) >= set(narrow.params)
+    trial = Trial(PARENT.name, "transplant", detail, source, dict(params))
+    run_checks([PARENT], [trial])
+    assert trial.ok and check(source) == []
+    assert transplant(history, cached, seed, np.random.default_rng(0)) is None, (
+        "the seed went through nothing"
+    )
+
+    child = Genome(source, params)
+    mutation = Mutation(MutationKind.CROSSOVER, "source_crossover", detail)
+    history.propose(Candidate(3, child, (narrow.id, cached.id), mutation, 2, 0))
+    assert [step.rule for step in steps_of(history, child)] == [
+        "pallas_absmax_dtype", "pallas_cache_across_axis"
+    ]  # fmt: skip
+    assert transplant(history, child, cached, np.random.default_rng(0)) is None, (
+        "it has been through all of it"
+    )
+
+
+def test_parameters_that_come_with_a_rewrite_get_the_other_parents_values() -> None:
+    history, (_, cached, widened) = lineage("pallas_cache_across_axis", "pallas_chunk_columns")
+    added = sorted(set(widened.params) - set(PARENT.params))
+    values = KernelSource(widened.source).space[added[0]]
+    tuned = Genome(widened.source, {**widened.params, added[0]: values[-1]})
+    history.propose(
+        Candidate(3, tuned, (widened.id,), Mutation(MutationKind.PARAMETER, "p", "x: 1 -> 2"), 2, 0)
+    )
+    made = transplant(history, cached, tuned, np.random.default_rng(0))
+    assert made is not None and made[1][added[0]] == values[-1]

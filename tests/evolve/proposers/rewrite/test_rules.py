@@ -1,0 +1,93 @@
+"""Every rule on a kernel of the corpus: the child passes the dialect and computes what its parent does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from experiments.studies.rewrites.corpus import Case, Trial, inherited, load_cases, run_checks
+from tilewright.evolve.proposers.rewrite.base import Language
+from tilewright.evolve.proposers.rewrite.proposer import RewriteProposer, offers, rewrite
+from tilewright.evolve.proposers.rewrite.registry import rules
+from tilewright.fitness.dialect import check
+
+RULES = sorted({rule.name for language in Language for rule in rules(language)})
+CASES = {case.name: case for case in load_cases()}
+
+
+def size(case: Case) -> int:
+    """Elements of the inputs: what an interpreter run costs."""
+    return sum(int(np.prod(shape)) for _, shape, *_ in case.inputs)
+
+
+CHEAPEST_FIRST = sorted(CASES.values(), key=lambda case: (size(case), case.name))
+
+
+def trial_of(case: Case, rule_name: str) -> Trial | None:
+    for rule, site in offers(case.source):
+        if rule.name == rule_name:
+            child = rewrite(case.source, case.params, rule, site, np.random.default_rng(0))
+            if child is not None:
+                entry = "build" if case.language == "pallas" else "launch"
+                problems = check(child.source, entry=entry)
+                return Trial(
+                    case.name,
+                    rule.name,
+                    site.key,
+                    child.source,
+                    inherited(case, child.params),
+                    str((problems or [""])[0]),
+                )
+    return None
+
+
+@pytest.fixture(scope="module")
+def trials() -> dict[str, Trial]:
+    """One proposal of every rule on the smallest kernel that offers it, run in two interpreter processes."""
+    found: dict[str, Trial] = {}
+    for name in RULES:
+        for case in CHEAPEST_FIRST:
+            if case.language != "gluon" and case.language == name.split("_")[0]:
+                trial = trial_of(case, name)
+                if trial is not None:
+                    found[name] = trial
+                    break
+    run_checks(CASES.values(), list(found.values()))
+    return found
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rule_keeps_the_meaning(name: str, trials: dict[str, Trial]) -> None:
+    assert name in trials, "no kernel of the corpus offers a site"
+    trial = trials[name]
+    assert not trial.dialect
+    assert trial.ok, f"{trial.kernel} at {trial.site}: {trial.reason}"
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n.startswith("gluon")])
+def test_gluon_children_pass_the_dialect(name: str) -> None:
+    case = CASES[name]
+    assert offers(case.source)
+    for rule, site in offers(case.source):
+        child = rewrite(case.source, case.params, rule, site, np.random.default_rng(0))
+        assert child is not None
+        assert check(child.source, entry="launch") == []
+
+
+def test_rewrites_compose() -> None:
+    """Walks of four rewrites from the naive fused kernel still agree with it."""
+    case = CASES["pallas/fp8_per_use_closure.py"]
+    proposer, walks = RewriteProposer(), []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        source, params, names = case.source, dict(case.params), []
+        for _ in range(4):
+            child = proposer.propose(source, params, rng)
+            assert child is not None
+            source, names = child.source, [*names, child.rule]
+            params = inherited(case, child.params)
+        walks.append(Trial(case.name, " > ".join(names), str(seed), source, params))
+    assert all(check(w.source) == [] for w in walks)
+    run_checks([case], walks)
+    wrong = [f"{w.rule}: {w.reason}" for w in walks if not w.ok]
+    assert len(wrong) <= 1, wrong

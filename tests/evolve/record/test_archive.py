@@ -1,0 +1,76 @@
+"""The archive keeps the fittest of every cell, moves bests between islands, and is a pure fold."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.evolve.record.archive import Archive
+from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+
+
+def entry(
+    index: int, fitness: float | None, cell: str = "c", island: int = 0, seconds: float = 1.0
+) -> tuple[Candidate, Evaluation]:
+    genome = Genome("k", {"x": index})
+    mutation = Mutation(MutationKind.PARAMETER, "p", "x")
+    candidate = Candidate(index, genome, (), mutation, 0, island)
+    figures = WorkloadFigures(
+        workload=f"w{index % 2}", seconds=seconds, tflops=1.0, roofline_fraction=0.1, kind=FigureKind.MODELLED
+    )
+    evaluation = Evaluation(
+        genome=genome.id,
+        target="t",
+        suite="s",
+        stage=Stage.MEASURE,
+        verdict=Verdict.OK if fitness else Verdict.INCORRECT,
+        reason="" if fitness else "wrong",
+        fitness=fitness,
+        workloads=(figures,) if fitness else (),
+        descriptors={"kind": cell},
+    )
+    return candidate, evaluation
+
+
+def test_a_cell_keeps_its_fittest_and_the_holder_on_a_tie() -> None:
+    archive = Archive(1, 10)
+    assert archive.add(*entry(0, 2.0)).kept
+    assert not archive.add(*entry(1, 2.0)).kept
+    placement = archive.add(*entry(2, 3.0))
+    assert placement.kept
+    assert placement.replaced == Genome("k", {"x": 0}).id
+    assert archive.add(*entry(3, 1.0, cell="d")).kept
+    assert not archive.add(*entry(4, None, cell="e")).kept
+    assert [e.candidate.index for e in archive.elites(0)] == [2, 3]
+
+
+def test_bests_migrate_around_the_ring() -> None:
+    archive = Archive(3, 2)
+    archive.add(*entry(0, 5.0, island=0))
+    assert not archive.elites(1)
+    archive.add(*entry(1, 1.0, island=2))
+    assert [e.fitness for e in archive.elites(1)] == [5.0]
+    assert [e.fitness for e in archive.elites(0)] == [5.0]
+    assert [e.fitness for e in archive.elites(2)] == [1.0]
+    assert [e.fitness for e in archive.cells.values()] == [5.0]
+
+
+def test_the_fastest_of_each_workload_is_kept_even_if_unfit() -> None:
+    archive = Archive(1, 10)
+    archive.add(*entry(0, 9.0, seconds=2.0))
+    archive.add(*entry(2, 1.0, seconds=1.5))
+    archive.add(*entry(1, 5.0, seconds=3.0))
+    assert {w: c.index for w, (c, _) in archive.per_workload.items()} == {"w0": 2, "w1": 1}
+
+
+def test_selection_prefers_the_fit_and_reaches_all() -> None:
+    archive = Archive(1, 10)
+    rng = np.random.default_rng(0)
+    assert archive.select(0, rng) is None
+    for index in range(4):
+        archive.add(*entry(index, 1.0 + index, cell=str(index)))
+    picks = [archive.select(0, rng) for _ in range(400)]
+    counts = np.bincount([pick.candidate.index for pick in picks if pick], minlength=4)
+    assert counts[3] > counts[2] > counts[1] > 0
+    assert counts.min() > 0

@@ -1,0 +1,114 @@
+"""A history that holds only its latest: the same campaign, the same answers, from the journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.evolve.campaign.test_campaign import Genome, Nothing, ShuffledEvaluator, Walk, plan
+from tilewright.evolve.campaign.loop import Campaign, Order
+from tilewright.evolve.record.history import (
+    LOG_CHARACTERS,
+    Candidate,
+    History,
+    LatestHeld,
+    Mutation,
+    MutationKind,
+)
+from tilewright.evolve.record.journal import Journal
+from tilewright.fitness.evaluation import Evaluation, Verdict
+
+HELD = 3
+
+
+class LookingBack(Walk):
+    """Searches from old candidates as well, and so asks for what is not held any more."""
+
+    def propose(self, history, island, rng):
+        proposal = super().propose(history, island, rng)
+        if proposal is None or not history.evaluated:
+            return proposal
+        candidate, evaluation = history.evaluated[int(rng.integers(len(history.evaluated)))]
+        detail = f"{candidate.genome.id} {evaluation.reason} {len(history.successes())}"
+        return type(proposal)(
+            proposal.genome, (candidate.genome.id,), Mutation(MutationKind.REWRITE, "walk", detail)
+        )
+
+
+def ran(path: Path, order: Order, recalls: bool) -> tuple[dict, History]:
+    with Journal(path, write=True, create=True) as journal:
+        history = History(journal, HELD) if recalls else History()
+        evaluator = ShuffledEvaluator(np.random.default_rng(5))
+        campaign = Campaign(
+            plan(order=order, evaluations=40), LookingBack(), Nothing(), evaluator, journal, history=history
+        )
+        campaign.run()
+        content = journal.content()
+        views(history)  # while the journal is open
+        return content, history
+
+
+def views(history: History) -> dict:
+    """All that a proposer can see."""
+    return {
+        "candidates": [(c.genome.id, c.parents, c.mutation, c.generation) for c in history.candidates],
+        "evaluated": [(c.index, e.genome, e.fitness) for c, e in history.evaluated],
+        "successes": [c.index for c, _ in history.successes()],
+        "fittest": [c.index for c, _ in history.fittest(7)],
+        "best": history.best and history.best[0].index,
+        "verdicts": dict(history.verdicts),
+        "rewritten": set(history.rewritten(history.candidates[0].genome.source_id)),
+        "slices": [c.index for c in history.candidates[5:9]] + [history.evaluated[-1][0].index],
+        "pending": [c.index for c in history.pending()],
+        "by genome": [history.evaluation(c.genome.id) for c in history.candidates[:4]],
+    }
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_a_campaign_does_not_notice_what_is_recalled(tmp_path: Path, order: Order) -> None:
+    whole, held = ran(tmp_path / "whole.sqlite", order, recalls=False)
+    recalled, history = ran(tmp_path / "recalled.sqlite", order, recalls=True)
+    assert recalled == whole
+    assert len(history._candidates._held) == len(history._evaluations._held) == HELD
+    with Journal(tmp_path / "recalled.sqlite") as journal:
+        again = History(journal, HELD)
+        for candidate in journal.candidates():
+            again.propose(candidate)
+        for _, index, evaluation, _ in journal.evaluations():
+            again.integrate(again.candidates[index], evaluation)
+        expected = views(held)
+        if order is Order.ARRIVAL:
+            assert views(again) == expected
+        assert views(again)["candidates"] == expected["candidates"]
+
+
+def test_logs_are_as_short_when_they_come_back(tmp_path: Path) -> None:
+    long = Evaluation(
+        genome="g", target="t", suite="s", stage="check", verdict=Verdict.CRASHED, reason="r", log="x" * 9000
+    )
+    with Journal(tmp_path / "j.sqlite", write=True, create=True) as journal:
+        history = History(journal, 1)
+        mutation = Mutation(MutationKind.SEED, "seed", "s")
+        for index in range(3):
+            candidate = Candidate(index, Genome("k", {"x": index}), (), mutation, 0, 0)
+            journal.add_candidate(candidate)
+            history.propose(candidate)
+            journal.add_evaluation(index, long)
+            history.integrate(candidate, long)
+        assert len(history.evaluated[0][1].log) == LOG_CHARACTERS
+        assert history.candidates[0].genome.source is history.candidates[1].genome.source
+        with pytest.raises(KeyError):
+            journal.evaluation(3)
+        with pytest.raises(KeyError):
+            journal.candidate(3)
+
+
+def test_a_shelf_without_recall_keeps_everything() -> None:
+    writer: LatestHeld[int] = LatestHeld(None, 1)
+    for index in range(5):
+        writer.put(index, index)
+    assert [writer.get(index) for index in range(5)] == list(range(5))
+    with pytest.raises(KeyError):
+        writer.get(5)

@@ -1,0 +1,171 @@
+"""A bad day for the journal: full disk, torn file, two resumes, a jumping clock. Nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.evolve.campaign.test_campaign import ShuffledEvaluator, content, go, plan
+from tests.evolve.record.test_journal import candidate, failure
+from tilewright.evolve.campaign.loop import StopReason
+from tilewright.evolve.errors import JournalError
+from tilewright.evolve.record.journal import Journal
+
+WRITER = """
+import resource, signal, sys
+from pathlib import Path
+from tilewright.evolve.errors import JournalError
+from tilewright.evolve.record.journal import Journal
+from tests.evolve.record.test_journal import candidate, failure
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+written = 0
+try:
+    with Journal(Path(sys.argv[1]), write=True, create=True) as journal:
+        while True:
+            journal.add_candidate(candidate(written, source="x = " + "1" * 3000))
+            journal.add_evaluation(written, failure())
+            written += 1
+except JournalError as error:
+    print(written, str(error).replace(chr(10), " "))
+"""
+
+
+def unbroken(folder: Path) -> dict:
+    assert (
+        go(folder / "unbroken", plan(), ShuffledEvaluator(np.random.default_rng(0))) is StopReason.EVALUATIONS
+    )
+    return content(folder / "unbroken")
+
+
+def test_a_full_disk_is_one_sentence_and_what_was_written_stays(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    done = subprocess.run(
+        [sys.executable, "-c", WRITER, str(path), str(400_000)], capture_output=True, text=True, check=True
+    )
+    count, _, message = done.stdout.partition(" ")
+    assert "cannot be written" in message and int(count) > 3
+    with Journal(path, write=True) as journal:
+        indices = [index for _, index, _, _ in journal.evaluations()]
+        assert indices == list(range(int(count)))
+        recorded = [c.index for c in journal.candidates()]
+        assert recorded in (indices, [*indices, int(count)]), "only the row being written may be missing"
+        if len(recorded) == len(indices):
+            journal.add_candidate(candidate(int(count)))
+        journal.add_evaluation(int(count), failure())
+        assert len(list(journal.evaluations())) == int(count) + 1
+
+
+@pytest.mark.parametrize("left", [0, 1, 30, 5000, 0.3, 0.6, 0.9])
+def test_a_log_torn_at_its_tail_loses_only_the_tail(tmp_path: Path, left: float) -> None:
+    """The write-ahead log as a power cut may leave it: a resume ends as the unbroken campaign did."""
+    wanted = unbroken(tmp_path)
+    path = tmp_path / "torn"
+    with Journal(path, write=True, create=True) as journal:
+        journal._db.execute("PRAGMA wal_autocheckpoint = 0")
+        saved = tmp_path / "saved"
+        with pytest.raises(KeyboardInterrupt):
+            _go_in(journal, ShuffledEvaluator(np.random.default_rng(3), die_after=17))
+        log = Path(f"{path}-wal").read_bytes()
+        saved.write_bytes(path.read_bytes())
+    keep = int(left if left >= 1 or left == 0 else left * len(log))
+    path.write_bytes(saved.read_bytes())
+    Path(f"{path}-wal").write_bytes(log[:keep] + b"\x5a" * min(100, len(log) - keep))
+    try:
+        before = content(path)
+    except JournalError:
+        return  # cut inside its first transaction: there never was a journal
+    assert before["candidates"] == wanted["candidates"][: len(before["candidates"])]
+    assert (
+        go(path, plan(), ShuffledEvaluator(np.random.default_rng(9)), create=False) is StopReason.EVALUATIONS
+    )
+    assert content(path) == wanted
+
+
+def _go_in(journal: Journal, evaluator: ShuffledEvaluator) -> None:
+    from tests.evolve.campaign.test_campaign import Nothing, Walk
+    from tilewright.evolve.campaign.loop import Campaign
+
+    Campaign(plan(), Walk(), Nothing(), evaluator, journal).run()
+
+
+def test_of_two_resumes_at_once_one_goes_on_and_the_other_is_told(tmp_path: Path) -> None:
+    wanted = unbroken(tmp_path)
+    path = tmp_path / "c" / "j.sqlite"
+    with pytest.raises(KeyboardInterrupt):
+        go(path, plan(), ShuffledEvaluator(np.random.default_rng(3), die_after=9))
+    gate, ends = threading.Barrier(2), []
+
+    class Slow(ShuffledEvaluator):
+        def wait(self, timeout_seconds: float) -> list:
+            time.sleep(0.01)
+            return super().wait(timeout_seconds)
+
+    def resume(seed: int) -> None:
+        gate.wait()
+        try:
+            ends.append(go(path, plan(), Slow(np.random.default_rng(seed)), create=False))
+        except JournalError as error:
+            ends.append(str(error))
+
+    threads = [threading.Thread(target=resume, args=(seed,)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert StopReason.EVALUATIONS in ends
+    assert all(end is StopReason.EVALUATIONS or "already run by another process" in end for end in ends)
+    assert content(path) == wanted
+
+
+def test_a_jumping_clock_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wall-clock time runs backwards and leaps by years; order is by arrival, never by time."""
+    wanted = unbroken(tmp_path)
+    rng = np.random.default_rng(5)
+    monkeypatch.setattr("tilewright.evolve.record.journal.time.time", lambda: float(rng.uniform(-1e9, 4e9)))
+    path = tmp_path / "jumping"
+    with pytest.raises(KeyboardInterrupt):
+        go(path, plan(), ShuffledEvaluator(np.random.default_rng(3), die_after=11))
+    go(path, plan(), ShuffledEvaluator(np.random.default_rng(4)), create=False)
+    assert content(path) == wanted
+    with Journal(path) as journal:
+        assert [n for n, *_ in journal.evaluations()] == sorted(n for n, *_ in journal.evaluations())
+
+
+def test_a_damaged_row_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    with Journal(path, write=True, create=True) as journal:
+        journal.add_candidate(candidate(0))
+        journal.add_evaluation(0, failure())
+    db = sqlite3.connect(path)
+    with db:
+        db.execute("DROP TRIGGER evaluations_update")
+        db.execute("UPDATE evaluations SET evaluation = '{\"genome\": 1}'")
+    db.close()
+    with Journal(path) as journal, pytest.raises(JournalError, match="damaged row"):
+        list(journal.evaluations())
+
+
+def test_a_damaged_page_is_one_sentence_wherever_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    with Journal(path, write=True, create=True) as journal:
+        journal.add_event("started")
+        journal.add_exchange("k", "answer" * 2000)
+    whole = path.read_bytes()
+    said = set()
+    for page in range(1, len(whole) // 4096):
+        path.write_bytes(whole[: page * 4096] + b"\x5a" * 4096 + whole[(page + 1) * 4096 :])
+        try:
+            with Journal(path) as journal:
+                journal.events(), list(journal.exchanges()), list(journal.exchange_rows()), journal.content()
+        except JournalError as error:
+            said.add("readable" in str(error) or "damaged row" in str(error))
+    assert said == {True}

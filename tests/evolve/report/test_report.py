@@ -1,0 +1,296 @@
+"""The report tells what the journal holds, escapes everything, and renders alone in a browser."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testkit.browser import browser_page, missing_browser
+from testkit.sample_campaign import HOSTILE, SampleCampaign, write_sample
+from tilewright.evolve.campaign.evaluator import Scope
+from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.charts import Axis, convergence_svg
+from tilewright.evolve.report.data import CampaignData, ancestry, load
+from tilewright.evolve.report.diffs import full_diff
+from tilewright.evolve.report.html import render, write_report
+from tilewright.evolve.report.lineage import lineage_svg
+from tilewright.evolve.report.svg import clean
+from tilewright.evolve.report.timeline import Timeline, read_timeline, timeline_svg
+from tilewright.evolve.report.units import duration_text, ticks, time_text
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+
+VOID = {"meta", "br", "img"}
+
+
+class Checker(HTMLParser):
+    """Collects elements and attributes, and that every element is closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-1:]}"
+        self.open.pop()
+
+
+def check(page: str) -> Checker:
+    checker = Checker()
+    checker.feed(page)
+    checker.close()
+    assert checker.open == []
+    return checker
+
+
+@pytest.fixture(scope="module")
+def journal_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sample(tmp_path_factory.mktemp("campaign") / "journal.sqlite")
+
+
+@pytest.fixture(scope="module")
+def data(journal_path: Path) -> CampaignData:
+    with Journal(journal_path) as journal:
+        return load(journal)
+
+
+def test_page_is_well_formed_and_asks_nothing_of_the_network(data: CampaignData) -> None:
+    page = render(data)
+    checker = check(page)
+    for tag, attributes in checker.tags:
+        assert not {"src", "onerror", "onload", "onclick"} & set(attributes), (tag, attributes)
+        assert (attributes.get("href") or "#").startswith("#"), (tag, attributes)
+        assert tag not in ("link", "iframe", "object", "embed", "base", "img")
+    assert sum(tag == "script" for tag, _ in checker.tags) == 1
+
+
+def test_page_names_unit_target_and_kind(data: CampaignData) -> None:
+    page = re.sub(r"<[^>]+>", " ", render(data))
+    winner = data.references["final"]["winner"].workloads[0]
+    assert f"{winner.seconds * 1e6:.1f} µs" in page
+    assert "floor: MXU" in page and "64.5 µs" in page and "15.3 µs" in page
+    assert "tpu7x, modelled" in page and "measured" not in page
+    assert "of the roofline" in page and "against baseline bf16" in page
+
+
+def test_hostile_text_is_shown_and_never_run(data: CampaignData) -> None:
+    page = render(data)
+    assert "<script>document.title" not in page and "<img" not in page
+    assert "&lt;/script&gt;" in page
+    assert "\x00" not in page and "\x1b" not in page
+
+
+@settings(max_examples=25, deadline=None)
+@given(detail=st.text(max_size=60), source=st.text(max_size=120), reason=st.text(min_size=1, max_size=60))
+def test_any_text_leaves_the_page_whole(
+    tmp_path_factory: pytest.TempPathFactory, detail: str, source: str, reason: str
+) -> None:
+    text = detail.encode("utf-8", "replace").decode()
+    path = tmp_path_factory.mktemp("any") / "journal.sqlite"
+    sample = SampleCampaign(path)
+    sample.grow(1)
+    seed = sample.passed[0][0]
+    genome = Genome(source.encode("utf-8", "replace").decode(), {"x": text})
+    mutation = Mutation(MutationKind.REWRITE, text, text)
+    sample.journal.add_candidate(Candidate(1, genome, (seed.genome.id,), mutation, 1, 0))
+    better = sample.passed[0][1].model_copy(update={"genome": genome.id, "fitness": 1e4})
+    sample.journal.add_evaluation(1, better)
+    found = load(sample.journal)
+    sample.close()
+    check(render(found))
+    assert found.winner is not None and found.winner.index == 1
+    ET.fromstring(lineage_svg(found, found.winner, standalone=True))
+
+
+def test_pictures_are_whole_svg_files(data: CampaignData) -> None:
+    assert data.winner is not None
+    timeline = read_timeline("winner", data.references["timeline"]["winner"].workloads[0].diagnosis)
+    assert timeline is not None
+    pictures = [convergence_svg(data, axis, standalone=True) for axis in Axis]
+    pictures += [
+        lineage_svg(data, data.winner, standalone=True),
+        timeline_svg([timeline], "x", standalone=True),
+    ]
+    for picture in pictures:
+        root = ET.fromstring(picture)
+        assert root.tag.endswith("svg") and float(root.attrib["height"]) > 50
+
+
+def test_every_ancestor_has_a_row_and_every_failure_a_tick(data: CampaignData) -> None:
+    assert data.winner is not None
+    picture = lineage_svg(data, data.winner)
+    for candidate in ancestry(data, data.winner):
+        assert f"#{candidate.index}  " in picture
+    failed = sum(point.evaluation.fitness is None for point in data.points)
+    path = re.search(r'<path d="([^"]*)" class="fails"', convergence_svg(data))
+    assert path is not None and path[1].count("M") == failed > 0
+
+
+def test_a_report_of_an_unfinished_or_empty_campaign(tmp_path: Path) -> None:
+    sample = SampleCampaign(tmp_path / "journal.sqlite")
+    page = render(load(sample.journal))
+    assert "Nothing has been evaluated yet" in page
+    sample.grow(5)
+    check(render(load(sample.journal)))
+    assert "unfinished" in render(load(sample.journal))
+    sample.close()
+
+
+def test_a_journal_with_nothing_in_it(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.sqlite", write=True, create=True) as journal:
+        check(render(load(journal)))
+
+
+def test_pauses_are_no_campaign_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("tilewright.evolve.record.journal.time.time", lambda: now[0])
+    sample = SampleCampaign(tmp_path / "journal.sqlite")
+    now[0] = 1010.0
+    sample.grow(1)
+    now[0] = 5000.0
+    sample.journal.add_event("resumed")
+    now[0] = 5004.0
+    sample.grow(1)
+    assert [point.elapsed for point in load(sample.journal).points] == [10.0, 14.0]
+    assert load(sample.journal).elapsed == 14.0
+    sample.close()
+
+
+def test_writing_is_all_or_nothing(journal_path: Path, tmp_path: Path) -> None:
+    with Journal(journal_path) as journal:
+        path = write_report(journal, tmp_path / "report.html")
+        assert path.read_text(encoding="utf-8").endswith("</html>\n")
+        with pytest.raises(OSError, match="No such file"):
+            write_report(journal, tmp_path / "missing" / "report.html")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["report-lineage.html", "report.html"]
+
+
+def test_ranking_by_scope(data: CampaignData) -> None:
+    final = data.ranking(Scope.FINAL)
+    assert [(row.name, row.role) for row in final] == [
+        ("winner", "winner"),
+        ("bf16", "baseline"),
+        ("naive", "seed"),
+    ]
+    assert {row.name for row in data.ranking(Scope.SUITE)} == {"winner", "bf16", "naive"}
+
+
+def test_full_diff_shows_parameters_and_source() -> None:
+    text = full_diff(Genome("a = 1\n", {"m": 1, "n": 2}), Genome("a = 2\n", {"m": 4, "k": 3}))
+    for line in ("m: 1 -> 4", "n: 2 -> -", "k: - -> 3", "-a = 1", "+a = 2"):
+        assert line in text.splitlines()
+
+
+@pytest.mark.parametrize(
+    "timeline",
+    [
+        None,
+        {"bins": [1, 2]},
+        {"bins": [1, 2, 3], "lanes": {"MXU": [0.5]}},
+        {"bins": [2, 1], "lanes": {"MXU": [0.5, 0.5]}},
+        {"bins": [1, float("nan")], "lanes": {"MXU": [0.5, 0.5]}},
+        {"bins": ["a"], "lanes": {"MXU": [1]}},
+        {"bins": [1], "lanes": {}},
+    ],
+)
+def test_a_malformed_timeline_is_no_timeline(timeline: object) -> None:
+    assert read_timeline("x", {"timeline": timeline}) is None
+
+
+@pytest.mark.parametrize("bins", [[0, 10, 20], [10, 20], [0, 10]])
+def test_bins_may_be_edges_ends_or_beginnings(bins: list[float]) -> None:
+    read = read_timeline("x", {"timeline": {"bins": bins, "lanes": {"MXU": [0.5, 1]}}})
+    assert read == Timeline("x", "cycles", (10.0, 20.0), {"MXU": (0.5, 1.0)})
+
+
+@given(st.floats(1e-10, 1e4), st.floats(1e-3, 1e6))
+def test_ticks_are_round_and_inside(low: float, width: float) -> None:
+    high = low + width
+    found = ticks(low, high)
+    assert 1 <= len(found) <= 12
+    assert all(low - width * 1e-6 <= value <= high + width * 1e-6 for value in found)
+
+
+def test_numbers_have_units() -> None:
+    assert time_text(8.12e-5) == "81.2 µs" and time_text(0.0123) == "12.3 ms" and time_text(2e-8) == "20.0 ns"
+    assert duration_text(74.2) == "1 min 14 s" and duration_text(3.21) == "3.2 s"
+    assert clean("<a>\x00") == "&lt;a&gt;\N{REPLACEMENT CHARACTER}"
+
+
+needs_browser = pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), (390, "dark")])
+def test_report_in_a_browser(journal_path: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    with Journal(journal_path) as journal:
+        path = write_report(journal, tmp_path / "report.html")
+    with browser_page(width, 900, scheme) as browser:  # type: ignore[arg-type]
+        page = browser.page
+        page.goto(path.as_uri())
+        assert browser.errors == [] and browser.requests == [path.as_uri()]
+        assert page.title() == "quickstart-001 · tilewright"
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        shown = "[...document.querySelectorAll('[data-axis]')].filter(c => c.offsetHeight > 50).length"
+        assert page.evaluate(shown) == 1
+        page.get_by_role("button", name="by time").click()
+        assert page.locator("[data-axis=time]").is_visible()
+        page.get_by_role("button", name="open all steps").click()
+        assert page.locator("details.step[open]").count() == page.locator("details.step").count() > 1
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert ground == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 24, 29)")
+        assert HOSTILE[:30] not in page.content()
+
+
+@needs_browser
+def test_report_in_a_sandboxed_frame(journal_path: Path, tmp_path: Path) -> None:
+    """The way MLflow previews HTML: a frame that may run scripts and nothing else."""
+    with Journal(journal_path) as journal:
+        path = write_report(journal, tmp_path / "report.html")
+    with browser_page() as browser:
+        browser.page.goto("about:blank")
+        browser.page.evaluate(
+            """text => { const frame = document.createElement('iframe'); frame.sandbox = 'allow-scripts';
+            frame.width = 1000; frame.height = 800;
+            frame.src = URL.createObjectURL(new Blob([text], {type: 'text/html'}));
+            document.body.append(frame); }""",
+            path.read_text(encoding="utf-8"),
+        )
+        frame = browser.page.frame_locator("iframe")
+        frame.get_by_role("button", name="by time").click()
+        assert frame.locator("[data-axis=time]").is_visible()
+        square = frame.locator("svg a").first
+        goal = frame.locator(square.get_attribute("href") or "")
+        square.click()
+        goal.locator("p").first.wait_for(state="visible")
+        assert browser.errors == []
+
+
+def test_a_target_that_only_compiles_has_a_report_without_a_winner(tmp_path: Path) -> None:
+    genome = Genome("def launch(inputs, params):\n    return inputs\n", {"warps": 4})
+    passed = Evaluation(
+        genome=genome.id, target="gfx950", suite="tiny", stage=Stage.CHECK, verdict=Verdict.OK, fitness=1.0
+    )
+    with Journal(tmp_path / "journal.sqlite", write=True, create=True) as journal:
+        facts = {"id": "compile-001", "operator": "a/b", "target": "gfx950", "target_kind": "compiled"}
+        journal.set_meta("campaign", facts)
+        journal.add_event("started")
+        journal.add_candidate(Candidate(0, genome, (), Mutation(MutationKind.SEED, "seed", "given"), 0, 0))
+        journal.add_evaluation(0, passed)
+        journal.add_event("finished", reason="evaluations", winner=None)
+        data = load(journal)
+    assert data.winner is None
+    assert "of the roofline" not in render(data)

@@ -1,0 +1,138 @@
+"""What a person sees while a campaign runs."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from testkit.sample_campaign import write_sample
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.show.display import LiveDisplay, PlainDisplay, Snapshot, make_display
+from tilewright.fitness.evaluation import Evaluation, Verdict
+
+REDRAW_SECONDS = 0.6
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Journal:
+    return Journal(write_sample(tmp_path_factory.mktemp("c") / "journal.sqlite", 20))
+
+
+def snapshot(journal: Journal, count: int, elapsed: float, lag: int | None = 3) -> Snapshot:
+    evaluations = [e for _, _, e, _ in journal.evaluations()][:count]
+    verdicts: dict[str, int] = {}
+    for evaluation in evaluations:
+        verdicts[evaluation.verdict.value] = verdicts.get(evaluation.verdict.value, 0) + 1
+    passed: list[Evaluation] = [e for e in evaluations if e.verdict is Verdict.OK]
+    return Snapshot(
+        evaluations=count,
+        evaluations_budget=60,
+        elapsed_seconds=elapsed,
+        wall_budget_seconds=300.0,
+        verdicts=verdicts,
+        best=max(passed, key=lambda e: e.fitness or 0.0, default=None),
+        seed=passed[0] if passed else None,
+        references=journal.references("suite"),
+        activity=[f"worker {n}: candidate {count + n}, measure [1024x2048x2048]" for n in range(12)],
+        mirror_lag=lag,
+    )
+
+
+def test_a_terminal_gets_the_panel_and_a_pipe_gets_lines() -> None:
+    leader, follower = pty.openpty()
+    with open(follower, "w") as terminal:
+        assert isinstance(make_display(terminal), LiveDisplay)
+    os.close(leader)
+    assert isinstance(make_display(io.StringIO()), PlainDisplay)
+
+
+def test_panel_shows_figures_with_unit_target_and_kind(journal: Journal) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=120, height=50, color_system=None)
+    display = LiveDisplay(console)
+    display.start(journal.meta("campaign"))
+    display.note("starting workers")
+    display.update(snapshot(journal, 0, 0.0))
+    display.update(snapshot(journal, 20, 40.0))
+    time.sleep(REDRAW_SECONDS)
+    display.stop()
+    text = stream.getvalue()
+    best = snapshot(journal, 20, 40.0).best
+    assert best is not None and best.fitness is not None
+    for expected in (
+        "quickstart-001: gemm_fp8_fused/g512 on tpu7x (modelled), suite quickstart, seed 7",
+        "20 of 60",
+        "40.0 s of 5 min 0 s",
+        "0.50 evaluations/s",
+        "MLflow 3 behind",
+        "on tpu7x, modelled",
+        f"{best.fitness:.1f}",
+        "1024x2048x2048",
+        "bf16",
+        "worker 0: candidate 20, measure [1024x2048x2048]",
+        "and 4 more workers",
+    ):
+        assert expected in text
+    assert "starting workers" in text
+
+
+def test_lines_are_few_and_tell_improvements(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("tilewright.evolve.show.display.time.monotonic", lambda: now[0])
+    stream = io.StringIO()
+    display = PlainDisplay(stream)
+    display.start(journal.meta("campaign"))
+    for tick in range(400):
+        now[0] = tick * 0.25
+        display.update(snapshot(journal, min(20, tick // 4), now[0], None if tick < 200 else 2))
+    display.note("final check")
+    display.stop()
+    lines = stream.getvalue().splitlines()
+    improved = [line for line in lines if "new best" in line]
+    assert improved and all("TFLOP/s (tpu7x, modelled)" in line for line in improved)
+    assert "against seed" in improved[-1] and "against bf16" in improved[-1]
+    assert any(line.endswith("MLflow 2 behind") for line in lines)
+    assert "final check" in lines
+    assert 5 <= len(lines) <= len(improved) + 8
+
+
+def test_hostile_text_is_no_markup(journal: Journal) -> None:
+    stream = io.StringIO()
+    display = LiveDisplay(Console(file=stream, force_terminal=True, width=100, color_system=None))
+    display.start({"id": "[red]x[/red]"})
+    display.note("[/] [bold]")
+    shown = snapshot(journal, 5, 1.0)
+    display.update(
+        Snapshot(**{**vars(shown), "activity": ["[/nonsense]"], "references": {"[b]": shown.seed}})
+    )
+    time.sleep(REDRAW_SECONDS)
+    display.stop()
+    assert "[/nonsense]" in stream.getvalue() and "[red]x[/red]" in stream.getvalue()
+
+
+def test_nothing_yet() -> None:
+    stream = io.StringIO()
+    for display in (PlainDisplay(stream), LiveDisplay(Console(file=stream, force_terminal=True))):
+        display.stop()
+        display.start({})
+        display.update(Snapshot(0, None, 0.0, None))
+        display.stop()
+        display.stop()
+    assert "no candidate has passed yet" in stream.getvalue()
+
+
+def test_importing_it_is_cheap() -> None:
+    """Help, status and reports must not wait for MLflow or Ray."""
+    code = (
+        "import sys, tilewright.evolve.show.display, tilewright.evolve.report.html, "
+        "tilewright.evolve.mlflow_mirror.process, tilewright.evolve.ui; "
+        "sys.exit(bool({'mlflow', 'ray', 'jax', 'torch', 'sklearn'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,165 @@
+"""``tilewright watch`` shows a campaign that another process runs, and only reads."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from testkit.sample_campaign import SampleCampaign, write_sample
+from tilewright.evolve import cli
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.mlflow_mirror.process import Follower, Progress
+from tilewright.evolve.record.home import JOURNAL
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.show import watch
+from tilewright.evolve.show.display import PlainDisplay, Snapshot
+
+
+class Recorder(PlainDisplay):
+    """Plain lines, and every snapshot."""
+
+    def __init__(self) -> None:
+        self.text = io.StringIO()
+        self.shown: list[Snapshot] = []
+        super().__init__(self.text)
+
+    def update(self, snapshot: Snapshot) -> None:
+        self.shown.append(snapshot)
+        super().update(snapshot)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "campaigns" / "quickstart-001"
+    path.mkdir(parents=True)
+    return path
+
+
+def test_a_campaign_is_followed_to_its_end_while_it_is_written(folder: Path) -> None:
+    sample = SampleCampaign(folder / JOURNAL)
+    display, polls = Recorder(), 0
+
+    def grow(seconds: float) -> None:
+        nonlocal polls
+        polls += 1
+        sample.grow(5)
+        if polls == 4:
+            sample.finish()
+
+    assert watch.watch(folder, display, grow) == "finished"
+    sample.close()
+    assert [s.evaluations for s in display.shown] == [0, 5, 10, 15, 20]
+    last = display.shown[-1]
+    with Journal(folder / JOURNAL) as journal:
+        rows = list(journal.evaluations())
+    assert sum(last.verdicts.values()) == len(rows) == 20 and last.evaluations_budget == 60
+    assert last.best is not None and last.best.fitness == max(e.fitness or 0 for *_, e, _ in rows)
+    assert last.seed == rows[0][2] and set(last.references) == {"bf16"} and last.mirror_lag is None
+    text = display.text.getvalue()
+    assert "quickstart-001: gemm_fp8_fused/g512 on tpu7x (modelled)" in text and "new best" in text
+
+
+def test_what_is_pending_and_what_mlflow_lacks(folder: Path) -> None:
+    sample = SampleCampaign(folder / JOURNAL)
+    sample.grow(3)
+    sample.journal.add_candidate(sample._child())
+    Follower(folder / JOURNAL, "sqlite:///x", folder, None)._report(Progress("sqlite:///x", 1))
+    with Journal(folder / JOURNAL) as journal:
+        view = watch.JournalView(journal)
+        view.refresh()
+        shown = view.snapshot()
+        assert shown.mirror_lag == 2 and shown.elapsed_seconds < 60
+        assert len(shown.activity) == 1 and shown.activity[0].startswith("candidate 3: ")
+        view.refresh()
+        assert view.snapshot().evaluations == 3, "rows are read once"
+    sample.close()
+
+
+def test_silence_and_a_busy_file_are_said_and_an_interruption_ends_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = SampleCampaign(folder / JOURNAL)
+    sample.grow(1)
+    now, polls, real = [time.time()], 0, watch.JournalView.refresh
+    monkeypatch.setattr("tilewright.evolve.show.watch.time.time", lambda: now[0])
+
+    def refresh(view: watch.JournalView) -> None:
+        if polls == 2:
+            raise sqlite3.OperationalError("database is locked")
+        real(view)
+
+    def later(seconds: float) -> None:
+        nonlocal polls
+        polls += 1
+        now[0] += 130
+        if polls == 3:
+            sample.journal.add_event("interrupted", reason="stopped")
+
+    monkeypatch.setattr(watch.JournalView, "refresh", refresh)
+    display = Recorder()
+    assert watch.watch(folder, display, later) == "interrupted"
+    text = display.text.getvalue()
+    assert "no news for 2 min 0 s: busy with something long, or killed" in text
+    assert "cannot be read at the moment: database is locked" in text and "\n\n" not in text
+    sample.close()
+
+
+def test_a_folder_that_disappears_is_one_sentence(folder: Path) -> None:
+    sample = SampleCampaign(folder / JOURNAL)
+    sample.close()
+    with pytest.raises(UserError, match="quickstart-001 was removed while it was watched"):
+        watch.watch(folder, Recorder(), lambda seconds: (folder / JOURNAL).unlink(missing_ok=True))
+
+
+def test_the_command_prints_how_it_ended(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_sample(folder / JOURNAL, 6)
+    before = (folder / JOURNAL).read_bytes()
+    home = str(folder.parent.parent)
+    assert cli.main(["--home", home, "watch"]) == 0
+    said = capsys.readouterr().out
+    assert "campaign quickstart-001 finished (evaluations)" in said and "(tpu7x, modelled)" in said
+    assert (folder / JOURNAL).read_bytes() == before, "it only reads"
+    assert cli.main(["--home", home, "watch", "nobody"]) == 2
+
+
+def test_ctrl_c_on_a_terminal_ends_it_whole(folder: Path) -> None:
+    sample = SampleCampaign(folder / JOURNAL)
+    sample.grow(8)
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "tilewright.evolve.cli", "--home", str(folder.parent.parent), "watch"]
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "110", "LINES": "40"}
+    process = subprocess.Popen(
+        command,
+        stdout=follower,
+        stderr=subprocess.PIPE,
+        env=env,
+        # a shell starts what it puts into the background deaf to Ctrl-C, and children inherit that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    os.close(follower)
+    seen = b""
+    while b"8 of 60" not in seen:
+        seen += os.read(leader, 4096)
+    process.send_signal(signal.SIGINT)
+    rest = b""
+    while process.poll() is None:
+        try:
+            rest += os.read(leader, 4096)
+        except OSError:
+            break
+    assert process.wait(30) == 0
+    assert process.stderr is not None and process.stderr.read() == b""
+    assert b"\x1b[?25h" in rest, "the cursor is back"
+    process.stderr.close()
+    os.close(leader)
+    sample.grow(1)
+    sample.close()

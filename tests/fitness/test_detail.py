@@ -1,0 +1,160 @@
+"""What single elements of an output are held to."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tilewright.fitness.detail import ROUNDED, Allowance, allowance, objection
+from tilewright.fitness.gates import failure, read_gates, snr_db
+from tilewright.seeds.operator import SnrGate
+
+GATE = SnrGate("exact", "exact", 45.0)
+ALLOWED = allowance(GATE)
+
+
+def product(seed, m=96, n=160, k=256):
+    """Operands as a kernel has them, and their product in float64."""
+    rng = np.random.default_rng(seed)
+    a, b = (rng.standard_normal(s, dtype=np.float32).astype(ml_dtypes.bfloat16) for s in ((m, k), (k, n)))
+    return a.astype(np.float32), b.astype(np.float32), a.astype(np.float64) @ b.astype(np.float64)
+
+
+def honest(seed, **dims):
+    a, b, wanted = product(seed, **dims)
+    return (a @ b).astype(ml_dtypes.bfloat16), wanted
+
+
+def narrow_sum(seed, step=128, **dims):
+    """A product whose partial sums are kept in bfloat16."""
+    a, b, wanted = product(seed, **dims)
+    kept = np.zeros(wanted.shape, ml_dtypes.bfloat16)
+    for at in range(0, a.shape[1], step):
+        partial = a[:, at : at + step] @ b[at : at + step]
+        kept = (kept.astype(np.float32) + partial).astype(ml_dtypes.bfloat16)
+    return kept, wanted
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
+@pytest.mark.parametrize("dims", [{}, {"m": 1, "n": 1, "k": 64}, {"m": 33, "n": 7, "k": 4096}])
+def test_sums_in_float32_rounded_once_are_explained(dtype, dims):
+    for seed in range(5):
+        a, b, wanted = product(seed, **dims)
+        assert objection((a @ b).astype(dtype), wanted, ALLOWED) is None
+
+
+def test_two_roundings_are_explained():
+    output, wanted = honest(1)
+    up = np.nextafter(output.astype(ml_dtypes.bfloat16), ml_dtypes.bfloat16(np.inf))
+    once = np.where(np.arange(output.size).reshape(output.shape) % 97 == 0, up, output)
+    assert objection(once, wanted, ALLOWED) is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_zero_is_found_wherever_it_stands(seed):
+    output, wanted = honest(seed)
+    place = np.argsort(np.abs(wanted), axis=None)[output.size // 100 * (1 + seed)]
+    output.flat[place] = 0
+    index = [int(n) for n in np.unravel_index(place, output.shape)]
+    assert snr_db(output, wanted) > 45
+    assert str(index) in objection(output, wanted, ALLOWED)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_small_values_of_the_wrong_sign_are_found(seed):
+    output, wanted = honest(seed)
+    small = np.abs(wanted) < 0.01 * wanted.std()
+    assert small.any()
+    flipped = np.where(small, -output, output).astype(output.dtype)
+    assert snr_db(flipped, wanted) > 45
+    assert objection(flipped, wanted, ALLOWED) is not None
+
+
+def test_a_sign_is_judged_closer_than_an_error():
+    wanted = np.ones((32, 32))
+    wanted[3, 4] = tiny = ROUNDED / 4
+    output = wanted.astype(np.float32)
+    for found, said in ((-tiny, "of the wrong sign"), (0.0, "zero")):
+        output[3, 4] = found
+        assert objection(output, wanted, ALLOWED) == f"element [3, 4] is {said}"
+    wanted[3, 4], output[3, 4] = ROUNDED / 17, -ROUNDED / 17
+    assert objection(output, wanted, ALLOWED) is None
+
+
+@pytest.mark.parametrize("k", [256, 512, 4096])
+def test_partial_sums_of_eight_bits_are_found(k):
+    for seed in range(3):
+        output, wanted = narrow_sum(seed, k=k)
+        assert objection(output, wanted, ALLOWED) is not None
+
+
+def test_noise_below_every_element_s_bound_is_found_in_the_whole():
+    rng = np.random.default_rng(0)
+    wanted = rng.standard_normal((64, 64))
+    rounded = wanted.astype(ml_dtypes.bfloat16).astype(np.float64)
+    worse = (wanted + 1.7 * (rounded - wanted)).astype(np.float32)
+    assert objection(rounded.astype(ml_dtypes.bfloat16), wanted, ALLOWED) is None
+    unit = np.exp2(np.floor(np.log2(np.abs(wanted))) - 7)
+    noisy = (wanted + 0.8 * unit * rng.choice([-1, 1], wanted.shape)).astype(ml_dtypes.bfloat16)
+    assert "more noise than rounding" in objection(noisy, wanted, ALLOWED)
+    assert "is off by" in objection(worse, wanted, ALLOWED)
+
+
+def test_the_noise_of_the_whole_is_judged_to_a_decibel_and_a_half():
+    wanted = np.ones((32, 32))
+    allowed = Allowance(worst=1.0, sign=1.0, rounded=True)
+    expected = (1 / 8) ** 2
+    for factor, passes in ((10**0.149, True), (10**0.151, False)):
+        output = wanted + np.sqrt(expected * factor)
+        assert (objection(output, wanted, allowed) is None) is passes
+        assert objection(output, wanted, Allowance(1.0, 1.0, rounded=False)) is None
+
+
+def test_tiles_are_judged_by_what_is_usual_in_them():
+    wanted = np.ones((64, 64))
+    wanted[:32, :32] *= 100.0
+    output = wanted.astype(np.float32)
+    output[40, 40] += 3 * ROUNDED
+    assert objection(output, wanted, ALLOWED).startswith("element [40, 40] is off by 0.00073 of")
+    output = wanted.astype(np.float32)
+    output[4, 4] += 50 * ROUNDED
+    assert objection(output, wanted, ALLOWED) is None
+
+
+def test_a_faint_tile_is_held_to_a_part_of_the_whole():
+    wanted = np.ones((64, 64))
+    wanted[:32, :32] = 0.0
+    whole = np.sqrt(0.75)
+    allowed = Allowance(worst=1.0, sign=1.0, rounded=False)
+    for share, passes in ((0.99, True), (1.01, False)):
+        output = wanted.copy()
+        output[1, 2] = share * whole / 256
+        assert (objection(output, wanted, allowed) is None) is passes
+
+
+def test_what_a_gate_leaves_to_one_element():
+    assert allowance(GATE) == Allowance(2.0**-12, 2.0**-16, rounded=True)
+    assert allowance(GATE, 2.0**-8) == Allowance(2.0**-8, 2.0**-8, rounded=True)
+    assert allowance(SnrGate("a", "a", 40.0)).rounded and not allowance(SnrGate("a", "a", 39.9)).rounded
+    assert allowance(SnrGate("a", "a", 20.0)) == Allowance(1.6, 1.6, rounded=False)
+    own = SnrGate("a", "a", 45.0, worst=0.5)
+    assert allowance(own, 0.1) == Allowance(0.5, 0.5, rounded=False)
+    assert allowance(own, 0.7) == Allowance(0.7, 0.7, rounded=False)
+
+
+def test_integers_empty_outputs_and_values_beyond_the_range():
+    wanted = np.array([[1.4, -3.0, 9.0]])
+    assert objection(np.array([[1, -3, 9]], np.int8), wanted, Allowance(0.0, 0.0, rounded=False)) is None
+    assert objection(np.array([[3, -3, 9]], np.int8), wanted, ALLOWED) is not None
+    assert objection(np.zeros((0, 4), np.float32), np.zeros((0, 4)), ALLOWED) is None
+    high = np.array([[500.0, 1.0]])
+    held = np.array([[448.0, 1.0]]).astype(ml_dtypes.float8_e4m3fn)
+    assert objection(held, high, Allowance(0.0, 0.0, rounded=False)) is None
+    assert objection(np.float32(2.0).reshape(()), np.array(2.0), ALLOWED) is None
+
+
+def test_the_gate_says_which_element():
+    output, wanted = honest(3)
+    output[5, 6] = 0
+    readings = read_gates((GATE,), {"c": output}, {"exact": {"c": wanted}}, "randn")
+    assert readings[0].value > 45 and not readings[0].passed
+    assert failure(readings, (GATE,)).startswith("gate exact on randn: element [5, 6] is off by")

@@ -1,0 +1,250 @@
+"""The cascade on real children: the honest kernel passes on every chip, each cheat gets another verdict."""
+
+import dataclasses
+import functools
+
+import pytest
+
+from testkit import FIXTURES, twins
+from tilewright.evolve.record.archive import Archive
+from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import FigureKind, Stage, Verdict
+from tilewright.fitness.race import Race, Rung
+from tilewright.fitness.score import geometric_mean
+from tilewright.fitness.targets import load_target
+from tilewright.seeds.catalogue import load_operator
+from tilewright.seeds.operator import Suite, Workload
+from tilewright.workers.cascade.modelled import ModelledCascade
+from tilewright.workers.cascade.modelled_stages import TraceStage
+from tilewright.workers.child.run_once import ChildLimits
+from tilewright.workers.limits import Limits
+from tilewright.workers.request import Findings, Request
+from tilewright.workers.toolchains import libtpu_simulator
+from tilewright.workers.truth import Truth
+
+GIB = 1 << 30
+FAMILY = FIXTURES / "small_gemm"
+LIMITS = Limits(trace=ChildLimits(60.0, 8 * GIB), compile=ChildLimits(90.0, 12 * GIB))
+UNBEATEN = float("inf")
+SHAPES = [Workload(f"{m}x256x512", {"M": m, "N": 256, "K": 512}) for m in (256, 512)]
+CANDIDATE = Candidate(
+    0, Genome(twins.HONEST, twins.PARAMS), (), Mutation(MutationKind.SEED, "seed", "x"), 0, 0
+)
+
+
+@pytest.fixture(scope="module")
+def operator():
+    return load_operator(f"{FAMILY}/good")
+
+
+def cascade(operator, target="tpu7x", limits=LIMITS, **options):
+    return ModelledCascade(operator, load_target(target), operator.suites["tiny"], limits, **options)
+
+
+@functools.cache
+def usual():
+    """One cascade for most tests, as a worker has one for its whole life."""
+    return cascade(load_operator(f"{FAMILY}/good"))
+
+
+def judged(source, *, best=UNBEATEN, **options):
+    return usual().evaluate("g", source, twins.PARAMS, seed=7, best=best, **options)
+
+
+@pytest.mark.parametrize("target", ["tpu7x", "v6e", "v5e"])
+def test_the_honest_kernel_has_a_fitness(operator, target):
+    found = cascade(operator, target).evaluate("g", twins.HONEST, twins.PARAMS, seed=1, best=UNBEATEN)
+    assert found.verdict is Verdict.OK, found.reason + found.log
+    assert found.stage is Stage.MEASURE and found.interval == (found.fitness, found.fitness)
+    (figures,) = found.workloads
+    assert figures.kind is FigureKind.MODELLED and 0 < figures.roofline_fraction < 1
+    assert figures.tflops == pytest.approx(found.fitness)
+    assert figures.diagnosis["dma_bytes"] >= operator.bytes(operator.suites["tiny"].workloads[0])
+    assert sum(figures.diagnosis["critical_path"].values()) == figures.diagnosis["cycles"]
+    assert 0 <= figures.diagnosis["overlap"]["mxu_with_valu"] <= 1 and "timeline" not in figures.diagnosis
+    assert [reading.passed for reading in found.gates] == [True]
+    assert found.artefact and found.descriptors == {"vmem": "0-8MiB"}
+    assert found.toolchain["libtpu"] != "missing"
+
+
+def test_a_race_stops_what_falls_behind_and_measures_the_rest_whole(operator):
+    two = Suite("two", (SHAPES[0], SHAPES[1]), operator.suites["tiny"].check)
+    raced = ModelledCascade(operator, load_target("tpu7x"), two, LIMITS)
+
+    def judged(bar):
+        rung = Rung((SHAPES[1].id,), 0.0, 0.1)
+        race = Race((rung,), (({"vmem": "0-8MiB"}, bar),), {SHAPES[1].id: 1e-9})
+        return raced.evaluate("g", twins.HONEST, twins.PARAMS, seed=1, best=UNBEATEN, race=race)
+
+    stopped, whole = judged(1e6), judged(1e-6)
+    assert (stopped.verdict, stopped.stage) == (Verdict.OUTPACED, Stage.MEASURE), stopped.reason + stopped.log
+    assert [f.workload for f in stopped.workloads] == [SHAPES[1].id] and stopped.fitness is None
+    assert stopped.projected == pytest.approx(stopped.workloads[0].tflops)
+    assert whole.verdict is Verdict.OK and whole.projected is None, whole.reason + whole.log
+    assert [f.workload for f in whole.workloads] == [w.id for w in two.workloads]
+    assert whole.workloads[1] == stopped.workloads[0] and whole.artefact == stopped.artefact
+    assert whole == whole.model_copy(update={"fitness": geometric_mean(f.tflops for f in whole.workloads)})
+
+
+def test_the_model_is_deterministic_and_a_repetition_is_a_duplicate():
+    first = judged(twins.HONEST, figures="timeline")
+    timeline = first.workloads[0].diagnosis["timeline"]
+    assert set(timeline["lanes"]) == {"mxu", "valu", "load", "store", "spill", "dma"}
+    second = judged("# a comment\n" + twins.HONEST, best=0.0)
+    assert (second.fitness, second.artefact) == (first.fitness, first.artefact)
+    assert len(second.gates) == 2, "what beats the best is checked on a measured shape, too"
+    third = judged(twins.HONEST, known_artefacts={first.artefact})
+    assert third.verdict is Verdict.DUPLICATE and first.artefact in third.reason
+    assert third.artefact == first.artefact
+
+
+@pytest.mark.parametrize("name", ["SCALED_TWIN", "FORI_TWIN"])
+def test_honest_twins_pass(name):
+    found = judged(getattr(twins, name))
+    assert found.verdict is Verdict.OK, found.reason + found.log
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "reason"),
+    [
+        ("CONSTANT", Verdict.INCORRECT, "gate exact"),
+        ("NAN", Verdict.INCORRECT, "not a number"),
+        ("IGNORED_OPERAND", Verdict.INCORRECT, "gate exact"),
+        ("SKIPS_LAST_BLOCK", Verdict.INCORRECT, "gate exact"),
+        ("OUT_OF_BOUNDS", Verdict.INCORRECT, "outside an array"),
+        ("UNINITIALISED", Verdict.INCORRECT, "not a number"),
+        ("HLO_LOOP", Verdict.IMPLAUSIBLE, "inside"),
+        ("BRANCH_ON_DATA", Verdict.IMPLAUSIBLE, "branch inside the kernel depends on data"),
+        ("LOOP_ON_DATA", Verdict.IMPLAUSIBLE, "trip count"),
+        ("VENDOR_DOT", Verdict.IMPLAUSIBLE, "work outside the Pallas kernel"),
+        ("NO_KERNEL", Verdict.IMPLAUSIBLE, "no Pallas kernel"),
+        ("HALF_WHEN_TIMED", Verdict.IMPLAUSIBLE, "0.500 of the operator's FLOP"),
+        ("TOO_MUCH_VMEM", Verdict.RESOURCE_ERROR, "vmem"),
+        ("BAD_BLOCK", Verdict.COMPILE_ERROR, "block shape"),
+        ("WRONG_SHAPE", Verdict.COMPILE_ERROR, "instead of bfloat16"),
+        ("HUGE_LIST", Verdict.RESOURCE_ERROR, "MemoryError"),
+    ],
+)
+def test_a_cheat_or_a_fault_has_its_verdict(name, verdict, reason):
+    found = judged(getattr(twins, name))
+    assert (found.verdict, found.fitness) == (verdict, None), found.reason + found.log
+    assert reason in found.reason and "\n" not in found.reason
+
+
+def test_a_kernel_that_is_exact_only_where_it_is_checked_never_becomes_the_best():
+    found = judged(twins.CHEAP_WHEN_TIMED, best=0.0)
+    assert (found.verdict, found.stage) == (Verdict.INCORRECT, Stage.CHECK), found.reason
+    assert "at 256x256x512" in found.reason
+
+
+def test_a_trace_that_never_ends_is_a_timeout(operator):
+    limits = Limits(trace=ChildLimits(4.0, 8 * GIB), compile=LIMITS.compile)
+    found = cascade(operator, limits=limits).evaluate("g", twins.ENDLESS_TRACE, twins.PARAMS, seed=1)
+    assert found.verdict is Verdict.TIMEOUT and found.wall_seconds < 15
+
+
+def test_a_source_outside_the_dialect_never_runs():
+    found = judged(twins.escaped("exit"))
+    assert (found.verdict, found.stage) == (Verdict.REJECTED, Stage.DIALECT)
+    assert found.wall_seconds < 1
+
+
+@pytest.mark.parametrize("name", sorted(twins.ESCAPES))
+def test_what_escapes_the_dialect_still_has_no_say(operator, name, tmp_path):
+    suite = operator.suites["tiny"]
+    request = Request(
+        operator=operator,
+        truth=Truth(operator),
+        target=load_target("tpu7x"),
+        limits=LIMITS,
+        source=twins.escaped(name),
+        params=twins.PARAMS,
+        seed=1,
+        timeline=False,
+        measured=suite.workloads,
+        checked=suite.check,
+        baseline=None,
+        final=False,
+        folder=tmp_path,
+        is_known=lambda artefact: None,
+    )
+    failure = TraceStage().run(request, Findings())
+    assert failure is not None and failure.verdict is Verdict.CRASHED, failure
+
+
+def test_a_baseline_is_timed_without_gates(operator):
+    baseline = operator.kernels["whole"]
+    found = usual().evaluate("b", baseline.source, {}, seed=1, baseline=baseline)
+    assert found.verdict is Verdict.OK and found.gates == ()
+
+
+def test_bytes_that_must_move_are_those_of_the_operands_a_kernel_has(tmp_path):
+    fused = load_operator("gemm_fp8_fused/g512")
+    shape = fused.suites["quickstart"].workloads[0]
+    empty = Request(
+        operator=fused,
+        truth=Truth(fused),
+        target=load_target("tpu7x"),
+        limits=LIMITS,
+        source="",
+        params={},
+        seed=1,
+        timeline=False,
+        measured=(shape,),
+        checked=(),
+        baseline=None,
+        final=False,
+        folder=tmp_path,
+        is_known=lambda artefact: None,
+    )
+    assert empty.compulsory_bytes(shape) == fused.bytes(shape)
+    prequantised = dataclasses.replace(empty, baseline=fused.kernels["prequant"])
+    m, k = shape.dims["M"], shape.dims["K"]
+    assert prequantised.compulsory_bytes(shape) < fused.bytes(shape) - 0.9 * m * k
+
+
+def test_a_missing_part_is_no_fault_of_the_genome(monkeypatch):
+    monkeypatch.setattr(
+        "tilewright.workers.toolchains.libtpu_simulator.missing_parts", lambda: "libtpu is not installed"
+    )
+    found = judged(twins.HONEST)
+    assert (found.verdict, found.reason) == (Verdict.INFRA_ERROR, "libtpu is not installed")
+
+
+def test_an_unwritable_scratch_folder_is_no_fault_of_the_genome(operator, tmp_path):
+    gone = tmp_path / "gone"
+    found = cascade(operator, scratch=gone).evaluate("g", twins.HONEST, twins.PARAMS, seed=1)
+    assert found.verdict is Verdict.INFRA_ERROR and "gone" in found.reason
+
+
+def test_nothing_is_left_behind(operator, tmp_path):
+    cascade(operator, scratch=tmp_path).evaluate("g", twins.NAN, twins.PARAMS, seed=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("key", "value"), [("figures", "fast"), ("workloads", "all")])
+def test_other_options_are_refused(key, value):
+    with pytest.raises(ValueError, match=f"{key} is '{value}'"):
+        usual().evaluate("g", twins.HONEST, twins.PARAMS, seed=1, **{key: value})
+
+
+def test_what_the_simulator_aborts_on_is_estimated_and_has_no_fitness(operator, monkeypatch):
+    real = libtpu_simulator.compile_environment
+
+    def with_type_check(folder, *, simulate=True):
+        """The simulator aborts on conversions to fp8 when it checks types."""
+        found = real(folder, simulate=simulate)
+        flags = found["LIBTPU_INIT_ARGS"].replace("--xla_tpu_check_llo_types=false", "")
+        return {**found, "LIBTPU_INIT_ARGS": flags}
+
+    honest = judged(twins.ROUNDED, baseline=operator.kernels["whole"])
+    monkeypatch.setattr(libtpu_simulator, "compile_environment", with_type_check)
+    found = judged(twins.ROUNDED, baseline=operator.kernels["whole"])
+    assert found.verdict is Verdict.COMPILE_ERROR and found.stage is Stage.COMPILE
+    assert found.fitness is None and found.workloads == ()
+    assert "libtpu aborted" in found.reason and "for the record only" in found.reason
+    (figures,) = honest.workloads
+    assert found.estimates[figures.workload] == pytest.approx(figures.seconds, rel=0.6)
+    assert honest.estimates == {}
+    assert not Archive(1, 10).add(CANDIDATE, found).kept

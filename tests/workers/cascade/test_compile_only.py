@@ -1,0 +1,190 @@
+"""Targets that only compile: what the code says, verdicts for what does not fit, a compiler that dies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from testkit import ROOT
+from tilewright.evolve.space.space import read_declarations
+from tilewright.fitness.architectures import ARCHITECTURES
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
+from tilewright.fitness.isa import UnreadableCode, read_isa, store_width
+from tilewright.fitness.targets import load_target
+from tilewright.seeds.catalogue import load_operator
+from tilewright.workers.cascade.compile_only import CompileOnlyCascade
+from tilewright.workers.cascade.compile_only_stages import describe_config
+from tilewright.workers.child.run_once import ChildLimits
+from tilewright.workers.child.session import SessionPool
+from tilewright.workers.limits import GIB, Limits
+from tilewright.workers.toolchains import triton as triton_toolchain
+
+pytest.importorskip("triton")
+
+FINDINGS = ROOT / "experiments" / "studies" / "compile_only" / "isa_findings"
+PATIENT = Limits(trace=ChildLimits(60.0), compile=ChildLimits(150.0, 8 * GIB))
+OPERATOR = load_operator(f"{FINDINGS}/wgrad")
+SOURCE = OPERATOR.kernels["wgrad"].source
+POINT = read_declarations(SOURCE).defaults
+
+
+def cascade_for(target: str, compiler: SessionPool) -> CompileOnlyCascade:
+    return CompileOnlyCascade(
+        OPERATOR, load_target(target), OPERATOR.suites["isa"], PATIENT, checked=False, compiler=compiler
+    )
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionPool]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(triton_toolchain.CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        keeper = SessionPool(describe_config())
+        yield keeper
+        keeper.close()
+
+
+def judged(compiler: SessionPool, source: str = SOURCE, **changes: object) -> Evaluation:
+    return cascade_for("gfx950", compiler).evaluate("one", source, {**POINT, **changes}, seed=1)
+
+
+def kernel_of(found: Evaluation) -> dict:
+    assert found.verdict is Verdict.OK, found.reason + found.log
+    (kernel,) = found.compiled.values()
+    return kernel
+
+
+def test_turning_the_tile_widens_the_stores_of_the_weight_gradient(compiler: SessionPool) -> None:
+    direct = judged(compiler)
+    turned = judged(compiler, epilogue="turned")
+    assert kernel_of(direct)["stores"] == {"buffer_store_short": 64}
+    assert kernel_of(turned)["stores"] == {"buffer_store_dwordx4": 8}
+    assert (direct.descriptors["stores"], turned.descriptors["stores"]) == ("2B", "16B")
+    assert direct.fitness == turned.fitness == 1.0 and not direct.workloads, "nothing is ranked as time"
+    assert direct.unit == "passes" and direct.artefact != turned.artefact
+
+
+def test_the_matrix_instruction_and_its_accumulators_follow_the_option(compiler: SessionPool) -> None:
+    wide = {"block_k": 256, "epilogue": "turned"}
+    large, small = (kernel_of(judged(compiler, **wide, nonkdim=n)) for n in (0, 16))
+    assert large["matrix"].keys() == {"v_mfma_f32_32x32x64_f8f6f4"}
+    assert small["matrix"].keys() == {"v_mfma_f32_16x16x128_f8f6f4"}
+    assert large["accumulators"] > small["accumulators"] > 0, "AGPRs are used, and fewer of them"
+    assert large["registers"] > 256 and large["resident"] == 4 and large["limit"] == "registers"
+
+
+def test_what_does_not_fit_or_compile_has_a_verdict(compiler: SessionPool) -> None:
+    found = judged(compiler, block_k=256, num_stages=6)
+    assert found.verdict is Verdict.RESOURCE_ERROR and "shared memory" in found.reason, found.reason
+    found = judged(compiler, SOURCE.replace("tl.zeros((BK, BN)", "tl.zeros((BK, M)"))
+    assert found.verdict is Verdict.COMPILE_ERROR, found.reason
+    assert found.stage is Stage.COMPILE and found.fitness is None
+    assert "Shape element 1 must have type `constexpr[int]`" in found.reason, (
+        "the cause, not the source above it"
+    )
+    assert "(at " in found.reason and "tl.zeros((BK, M)" in found.reason, found.reason
+    found = judged(compiler, "import os\n" + SOURCE)
+    assert found.verdict is Verdict.REJECTED
+
+
+CRASH = """
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+SPACE = {"num_warps": (4,)}
+DEFAULTS = {"num_warps": 4}
+CONSTRAINTS = {}
+
+
+@gluon.jit
+def kernel(x_ptr, LAYOUT: gl.constexpr):
+    at = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    gl.store(x_ptr + at, gl.zeros([64], gl.bfloat16, gl.SliceLayout(1, LAYOUT)))
+
+
+def launch(inputs, params):
+    x = inputs["x_q"]
+    lanes = [[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]]
+    layout = gl.DistributedLinearLayout([[0, 1]], lanes, [[32, 0], [128, 0]], [], [64, 2])
+    kernel[(1,)](x, layout, num_warps=params["num_warps"])
+    return (x,)
+"""
+"""A warp's place outside the tile: LLVM ends the process that compiles this."""
+
+NARROW = (
+    CRASH.replace("[64], gl.bfloat16, gl.SliceLayout(1, LAYOUT)", "[64, 2], gl.bfloat16, LAYOUT")
+    .replace(
+        "gl.store(x_ptr + at, gl.zeros([64, 2], gl.bfloat16, LAYOUT))",
+        "gl.store(x_ptr + at, gl.max(gl.zeros([64, 2], gl.float32, LAYOUT), 1).to(gl.bfloat16))",
+    )
+    .replace("[[32, 0], [128, 0]]", "[[32, 0], [0, 0]]")
+)
+"""Warps of 32 threads, which no AMD target has; MLIR prints so and raises nothing that says it."""
+
+
+def test_a_kernel_that_crashes_the_compiler_is_a_verdict_and_the_next_compiles(compiler: SessionPool) -> None:
+    for target in ("gfx950", "sm_90"):
+        found = cascade_for(target, compiler).evaluate("one", CRASH, {"num_warps": 4}, seed=1)
+        assert found.verdict is Verdict.COMPILE_ERROR and "SIGABRT" in found.reason, found.reason
+        assert found.stage is Stage.COMPILE and found.fitness is None
+    assert kernel_of(judged(compiler))["stores"] == {"buffer_store_short": 64}
+
+
+def test_what_a_compiler_printed_for_one_candidate_is_not_in_the_next_ones_log(compiler: SessionPool) -> None:
+    cascade = cascade_for("gfx950", compiler)
+    found = cascade.evaluate("one", NARROW, {"num_warps": 4}, seed=1)
+    assert found.verdict is Verdict.COMPILE_ERROR and "32 threads per warp" in found.log, found.log
+    found = judged(compiler, SOURCE.replace("tl.zeros((BK, BN)", "tl.zeros((BK, M)"))
+    assert found.verdict is Verdict.COMPILE_ERROR and "32 threads per warp" not in found.log
+
+
+def test_blackwell_from_the_disassembler(compiler: SessionPool) -> None:
+    point = {**POINT, "block_n": 64, "nonkdim": 16, "epilogue": "turned"}
+    kernel = kernel_of(cascade_for("sm_100", compiler).evaluate("one", SOURCE, point, seed=1))
+    assert kernel["matrix"].keys() == {"UTCQMMA"}, "the option of the other vendor is left out"
+    assert 0 < kernel["registers"] <= 255 and kernel["store_bytes"] == 16
+
+
+def test_targets_that_only_compile_say_so() -> None:
+    for name in ("gfx950", "gfx942", "sm_100", "sm_90"):
+        target = load_target(name)
+        assert target.kind is FigureKind.COMPILED and target.compile_only and not target.measured
+        assert target.entry == "launch" and target.label == f"{name} (compiled)"
+        assert target.constants["smem_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "warps", "registers", "shared", "resident", "limit"),
+    [
+        ("gfx950", 4, 128, 0, 16, "registers"),
+        ("gfx950", 4, 280, 0, 4, "registers"),
+        ("gfx942", 4, 64, 40 << 10, 4, "shared"),
+        ("sm_90", 4, 128, 0, 16, "registers"),
+        ("sm_90", 8, 32, 100 << 10, 16, "shared"),
+        ("sm_100", 4, 16, 0, 64, "warps"),
+    ],
+)
+def test_the_bound_on_resident_warps(
+    target: str, warps: int, registers: int, shared: int, resident: int, limit: str
+) -> None:
+    assert ARCHITECTURES[target].resident_warps(warps, registers, shared) == (resident, limit)
+
+
+def test_reading_code() -> None:
+    widths = (
+        "buffer_store_short",
+        "global_store_dwordx2",
+        "buffer_store_dword",
+        "global_store_byte",
+        "STG.E.128",
+    )
+    assert [store_width(name) for name in widths] == [2, 8, 4, 1, 16]
+    assert (store_width("STG.E.U16"), store_width("STL.64"), store_width("UTMASTG.2D")) == (2, 8, 0)
+    lines = ("@!P0 STG.E.64 desc[UR4][R2.64], R4", "STL [R1], R2", "QGMMA.64x64x32.F32 R24")
+    sass = "".join(f"  /*00{n}0*/  {line} ;\n" for n, line in enumerate(lines))
+    found = read_isa(sass, "REG:40 STACK:16 SHARED:0", ARCHITECTURES["sm_90"], "k", 4, 0)
+    assert (found.instructions, found.spilled, found.stack_bytes, found.store_bytes) == (3, 1, 16, 8.0)
+    assert found.matrix == {"QGMMA.64x64x32.F32": 1}
+    with pytest.raises(UnreadableCode):
+        read_isa("nothing", "", ARCHITECTURES["gfx950"], "k", 4, 0)

@@ -1,0 +1,242 @@
+"""The measured cascade on real children: through Triton's interpreter here, on a GPU where there is one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from testkit import FIXTURES
+from tilewright.fitness.evaluation import FigureKind, Stage, Verdict
+from tilewright.fitness.race import Race, Rung
+from tilewright.fitness.targets import load_target
+from tilewright.seeds.catalogue import load_operator
+from tilewright.seeds.operator import Workload
+from tilewright.workers.cascade.measured import MeasuredCascade
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.run_once import ChildLimits, Ending
+from tilewright.workers.child.session import JobLimits, SessionPool
+from tilewright.workers.device.comparison import CONTROL, Comparison, compare
+from tilewright.workers.device.station import Entry, LocalStation, compile_config, station_fault
+from tilewright.workers.limits import GIB, Limits
+from tilewright.workers.runners.triton_clock import GpuClock
+from tilewright.workers.toolchains import triton as triton_toolchain
+
+pytest.importorskip("triton")
+
+FAMILY = FIXTURES / "small_fp8"
+POINT = {"block_m": 64, "block_n": 128, "num_warps": 4, "num_stages": 4, "group_m": 8, "skew": True}
+PATIENT = Limits(trace=ChildLimits(60.0), compile=ChildLimits(120.0, 8 * GIB))
+HASTY = Limits(trace=ChildLimits(4.0), compile=ChildLimits(120.0, 8 * GIB))
+
+
+@pytest.fixture(scope="module")
+def operator():
+    return load_operator(f"{FAMILY}/gemm_nt")
+
+
+@pytest.fixture(scope="module")
+def honest(operator):
+    return operator.kernels["pointer"].source
+
+
+@pytest.fixture(scope="module")
+def station(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(triton_toolchain.CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        made = LocalStation(load_target("interpreter").gpu)
+        yield made
+        made.close()
+
+
+def judge(operator, station, genome, source, limits=PATIENT, params=POINT):
+    cascade = MeasuredCascade(operator, load_target("interpreter"), operator.suites["tiny"], station, limits)
+    return cascade.evaluate(genome, source, params, seed=11)
+
+
+def test_an_honest_kernel_is_measured_and_the_next_meets_it(operator, station, honest):
+    found = judge(operator, station, "first", honest)
+    assert found.verdict is Verdict.OK, found.reason + found.log
+    assert found.stage is Stage.MEASURE
+    assert [f.workload for f in found.workloads] == [w.id for w in operator.suites["tiny"].workloads]
+    assert all(f.kind is FigureKind.MEASURED and 0 < f.roofline_fraction < 1 for f in found.workloads)
+    timed = [reading for reading in found.gates if reading.inputs.startswith("timed calls")]
+    assert timed and all(reading.value > 45 for reading in timed), "outputs of timed calls are checked"
+    assert found.interval[0] <= found.fitness <= found.interval[1]
+    champion = station.champion()
+    assert champion is not None and champion.entry.id == "first"
+
+    again = judge(operator, station, "second", honest)
+    assert again.verdict is Verdict.OK
+    met = again.workloads[0].diagnosis.get("confirmation")
+    if met is not None and not met["accepted"]:
+        assert again.fitness <= found.fitness, "what is not confirmed is never fitter than the champion"
+    assert station.champion().entry.id == ("second" if met and met["accepted"] else "first")
+
+
+def test_what_falls_behind_in_a_race_is_measured_on_its_first_workloads_only(operator, station, honest):
+    second = operator.suites["tiny"].workloads[1]
+    race = Race((Rung((second.id,), 0.0, 0.1),), (({}, 1e9),), {second.id: 1e-9})
+    cascade = MeasuredCascade(operator, load_target("interpreter"), operator.suites["tiny"], station, PATIENT)
+    found = cascade.evaluate("raced", honest, POINT, seed=11, race=race)
+    assert (found.verdict, found.fitness) == (Verdict.OUTPACED, None), found.reason + found.log
+    assert [f.workload for f in found.workloads] == [second.id] and found.projected > 0
+    assert station.champion() is None or station.champion().entry.id != "raced"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("as_at = as_ptr + safe\n", "as_at = as_ptr + safe * 0\n", "gate "),
+        ("range(steps)", "range(steps - 1)", "gate "),
+        ("torch.empty((m, n), dtype=torch.bfloat16)", "torch.empty((m, n), dtype=torch.float32)", "output c"),
+        ("tl.store(c_at", "tl.store(as_ptr, 1.0)\n    tl.store(c_at", "changes its inputs"),
+        ("mask=(row < M)[:, None])", "mask=(row < 16)[:, None])", "not a number"),
+    ],
+)
+def test_wrong_twins_are_incorrect(operator, station, honest, old, new, reason):
+    twin = honest.replace(old, new)
+    assert twin != honest
+    found = judge(operator, station, "twin", twin)
+    assert found.verdict is Verdict.INCORRECT and reason in found.reason, found.reason + found.log
+    assert found.stage is Stage.CHECK and found.fitness is None
+
+
+def test_a_raising_kernel_and_a_foreign_import(operator, station, honest):
+    found = judge(operator, station, "raises", honest.replace("b.shape[0]", "b.shape[7]"))
+    assert found.verdict is Verdict.CRASHED and "IndexError" in found.reason
+    found = judge(operator, station, "imports", "import os\n" + honest)
+    assert found.verdict is Verdict.REJECTED and found.stage is Stage.DIALECT
+
+
+def test_a_hanging_kernel_is_killed_and_the_next_is_measured(operator, station, honest):
+    loop = "    while tl.load(as_ptr) > 0:\n        M = M + 0\n    tl.store(c_at"
+    before = station.replaced
+    found = judge(operator, station, "hangs", honest.replace("    tl.store(c_at", loop), HASTY)
+    assert found.verdict is Verdict.TIMEOUT, found.reason
+    assert station.replaced == before + 1
+    assert judge(operator, station, "after", honest).verdict is Verdict.OK
+
+
+def test_side_by_side(operator, station, honest):
+    workload = Workload("64x128x128", {"M": 64, "N": 128, "K": 128})
+    entries = [Entry("good", honest, POINT), Entry("bad", honest.replace("b.shape[0]", "b.shape[7]"), POINT)]
+    found = compare(station, operator, load_target("interpreter"), [workload], entries, 5, effort=(2, 1))
+    assert found.genomes == ("good",) and "IndexError" in found.failed["bad"]
+    assert set(found.rounds[workload.id]) == {"good", CONTROL}
+    assert Comparison.from_json(found.to_json()) == found
+
+
+def test_side_by_side_each_where_it_serves(operator, station, honest):
+    small, deep = operator.suites["tiny"].workloads
+    shallow = honest.replace("b.shape[0]", "b.shape[7 if a.shape[1] > 128 else 0]")
+    entries = [Entry("good", honest, POINT), Entry("part", shallow, POINT, frozenset({small.id}))]
+    found = compare(station, operator, load_target("interpreter"), [small, deep], entries, 5, effort=(2, 1))
+    assert found.genomes == ("good", "part") and not found.failed
+    assert set(found.rounds[small.id]) == {"good", "part", CONTROL}
+    assert set(found.rounds[deep.id]) == {"good", CONTROL}
+    assert set(found.control()) == {small.id, deep.id}
+
+
+def test_compiling_ahead_needs_no_gpu(operator, honest, tmp_path, monkeypatch):
+    monkeypatch.setenv(triton_toolchain.CACHE_VARIABLE, str(tmp_path))
+    keeper = SessionPool(compile_config(load_target("h200").gpu))
+    workload = operator.suites["tiny"].workloads[0]
+
+    def tensors(specs):
+        return [{"name": s.name, "shape": list(s.shape), "dtype": s.dtype} for s in specs]
+
+    shape = {
+        "id": "w",
+        "inputs": tensors(operator.inputs(workload)),
+        "outputs": tensors(operator.outputs(workload)),
+    }
+
+    def launches(source, **changes):
+        data = {"source": source, "params": {**POINT, **changes}, "workloads": [shape]}
+        outcome = keeper.run(Frame("compile", data), JobLimits(120.0, 120.0))
+        assert outcome.ending is Ending.DONE, outcome.log
+        return outcome.frames[-1]
+
+    try:
+        one, same, other = launches(honest), launches("# a comment\n" + honest), launches(honest, group_m=4)
+        wrong = launches(honest.replace("tl.cdiv(M, BM)", "tl.cdiv(M, BQ)"))
+    finally:
+        keeper.close()
+    assert one.data["launches"] == same.data["launches"] != other.data["launches"]
+    (kernel,) = one.data["kernels"].values()
+    assert 0 < kernel["shared"] <= 232448 and kernel["warps"] == 4
+    assert one.data["launches"]["w"][0]["grid"] == [1]
+    assert wrong.kind == "error" and "BQ" in wrong.data["message"]
+    assert list(tmp_path.rglob("*.cubin")), "the device's child finds it compiled"
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [(None, 2), ("1", 1), ("0,1", 2), ("0,1,2", 2), ("", 0), ("-1", 0), ("1,-1,0", 1)]
+)
+def test_gpus_out_of_sight_do_not_count(monkeypatch, visible, count):
+    files = [Path("/dev") / name for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm")]
+    monkeypatch.setattr(triton_toolchain, "device_files", lambda: tuple(files))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert triton_toolchain.gpu_count() == count
+
+
+def test_without_a_gpu_the_reason_is_one_sentence():
+    if triton_toolchain.gpu_count():
+        pytest.skip("this machine has a GPU")
+    reason = triton_toolchain.missing_parts(load_target("h200").gpu)
+    assert reason is not None and "no NVIDIA GPU" in reason and "\n" not in reason
+    assert triton_toolchain.missing_parts(load_target("h200").gpu, remote=True) is None
+
+
+@pytest.mark.gpu
+def test_seed_kernels_and_faults_on_the_gpu():
+    target = load_target("h200")
+    if triton_toolchain.missing_parts(target.gpu) or station_fault(target.gpu):
+        pytest.skip("needs an NVIDIA H200")
+    from experiments.studies.robustness.device_faults import FAULTS
+
+    operator = load_operator("gemm_fp8_blockwise/gemm_nt")
+    station = LocalStation(target.gpu)
+    cascade = MeasuredCascade(operator, target, operator.suites["primus-core"], station, PATIENT)
+    wanted = {"hangs": "timeout", "illegal address": "crashed", "out of memory": "resource_error"}
+    try:
+        for name, source in FAULTS.items():
+            found = cascade.evaluate(name, source, {"blocks": 1}, seed=1)
+            assert found.verdict.value == wanted[name], found.reason
+        for name, kernel in operator.kernels.items():
+            from tilewright.evolve.space.space import read_declarations
+
+            point = {**read_declarations(kernel.source).defaults, **kernel.overrides}
+            found = cascade.evaluate(name, kernel.source, point, seed=1)
+            assert found.verdict is Verdict.OK, found.reason + json.dumps(found.log)
+    finally:
+        cascade.close()
+        station.close()
+
+
+def test_an_interrupted_host_does_not_lengthen_the_wall_clock(monkeypatch):
+    """Another process may take the core away for milliseconds; the least of a few readings is the call's own."""
+    ticks = iter([0.0, 1.0, 10.0, 13.5, 20.0, 20.3, 30.0, 30.4])
+    monkeypatch.setattr("tilewright.workers.runners.triton_clock.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    clock = GpuClock.__new__(GpuClock)
+    clock._sleep = lambda cycles: None
+    assert clock.overheads(lambda: None, brief=True) == pytest.approx((1.0, 0.3))
+
+
+def test_a_station_keeps_its_childrens_files_where_it_is_told(tmp_path, monkeypatch):
+    """A pool's own folder is removed with everything in it when a station is killed amid a job."""
+    monkeypatch.setenv(triton_toolchain.CACHE_VARIABLE, str(tmp_path / "cache"))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    station = LocalStation(load_target("interpreter").gpu, scratch)
+    try:
+        station.hello()
+        assert list(scratch.glob("tilewright-*"))
+    finally:
+        station.close()
+    assert not list(scratch.iterdir())

@@ -1,0 +1,85 @@
+"""Children forked from a template end like spawned ones, and a lost template is replaced."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.launch import Template, TemplateLost
+from tilewright.workers.child.run_once import ChildLimits, Ending, environment, run_child
+
+LIMITS = ChildLimits(20.0, memory_bytes=1 << 30)
+
+
+@pytest.fixture
+def template(tmp_path):
+    made = Template((), environment(tmp_path, {}))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def others():
+    """Templates of other tests in this process."""
+    return set(templates())
+
+
+def templates() -> list[int]:
+    """Ids of this process's templates: those whose command line names the program and this parent."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if (
+                any(word.endswith(b"workers/child/template_main.py") for word in words)
+                and str(os.getpid()).encode() in words
+            ):
+                found.append(int(folder.name))
+    return found
+
+
+def test_a_forked_child_has_its_own_exit_code_log_and_folder(template, tmp_path):
+    outcome = run_child(Frame("no such job"), LIMITS, tmp_path, launcher=template)
+    assert outcome.ending is Ending.CRASHED
+    assert "exit code 1" in outcome.detail and "no such job" in outcome.log
+    assert outcome.first("started").data["isolation"].keys() == {"network", "files"}
+
+
+def test_forked_children_start_in_milliseconds(template, tmp_path):
+    def seconds(number: int) -> float:
+        began = time.monotonic()
+        run_child(Frame("next"), LIMITS, tmp_path / str(number), launcher=template)
+        return time.monotonic() - began
+
+    for number in range(6):
+        (tmp_path / str(number)).mkdir()
+    assert min(map(seconds, range(6))) < 0.5, "the quickest, whatever else the machine does"
+
+
+def test_a_forked_child_that_hangs_is_killed_with_its_group(others, template, tmp_path):
+    job = Frame("pallas.trace", {"source": "while True: pass", "chip": {"kind": "TPU7x", "cores": 1}})
+    outcome = run_child(job, ChildLimits(5.0, memory_bytes=8 << 30), tmp_path, launcher=template)
+    assert outcome.ending is Ending.TIMEOUT
+    assert len(set(templates()) - others) == 1
+
+
+def test_a_lost_template_is_an_error_once(others, template, tmp_path):
+    run_child(Frame("first"), LIMITS, tmp_path, launcher=template)
+    (process,) = set(templates()) - others
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(TemplateLost):
+        run_child(Frame("second"), LIMITS, tmp_path, launcher=template)
+    outcome = run_child(Frame("third"), LIMITS, tmp_path, launcher=template)
+    assert outcome.first("started") is not None
+
+
+def test_closing_leaves_no_process(others, template, tmp_path):
+    run_child(Frame("first"), LIMITS, tmp_path, launcher=template)
+    template.close()
+    assert set(templates()) <= others

@@ -1,0 +1,207 @@
+"""The second wall: what a hostile child can and cannot do. Children here are plain Python, without jax."""
+
+import json
+import os
+import signal
+import socket
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.launch import ROOT, Spawn
+from tilewright.workers.child.run_once import ChildLimits, Ending, run_child, temporary_folder
+
+LIMITS = ChildLimits(20.0, memory_bytes=1 << 30, file_bytes=1 << 20, result_bytes=1 << 20, log_bytes=1 << 20)
+PRELUDE = f"""
+import json, os, signal, socket, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+root, parent, result, limits = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
+from tilewright.workers.child import confine
+from tilewright.workers.child.frames import Frame, encode
+confine.die_with_parent(parent)
+network = confine.drop_network()
+files = confine.restrict_files(Path.cwd(), (root / "workers",))
+confine.limit_resources(**limits)
+def answer(kind, **data):
+    os.write(result, encode(Frame(kind, data)))
+"""
+
+
+def child(code, tmp_path, limits=LIMITS, job=None, **options):
+    script = PRELUDE + textwrap.dedent(code)
+    launcher = Spawn((sys.executable, "-I", "-c", script))
+    return run_child(job or Frame("job"), limits, tmp_path, launcher=launcher, **options)
+
+
+def test_a_child_that_answers_is_done(tmp_path):
+    outcome = child("answer('hello', n=1); answer('done')", tmp_path)
+    assert outcome.ending is Ending.DONE, outcome
+    assert outcome.first("hello").data == {"n": 1}
+
+
+def test_a_large_job_reaches_a_child_that_reads_it(tmp_path):
+    job = Frame("job", blobs={"x": b"z" * (5 << 20)})
+    code = """
+    size = 0
+    while piece := os.read(0, 1 << 16):
+        size += len(piece)
+    answer('size', bytes=size); answer('done')
+    """
+    outcome = child(code, tmp_path, job=job)
+    assert outcome.first("size").data["bytes"] > 5 << 20
+
+
+@pytest.mark.parametrize(
+    ("code", "ending", "detail"),
+    [
+        ("os._exit(0)", Ending.CRASHED, "exit code 0 before it had answered"),
+        ("answer('hello'); os._exit(3)", Ending.CRASHED, "exit code 3"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", Ending.CRASHED, "killed by SIGSEGV"),
+        ("sys.stderr.write('F0101 1:2 x.cc:3] too much\\n'); sys.stderr.flush(); os.abort()", Ending.CRASHED,
+         "killed by SIGABRT: too much"),
+        ("raise ValueError('no')", Ending.CRASHED, "exit code 1 before it had answered: ValueError: no"),
+        ("os.write(result, b'score: 1e9' * 10)", Ending.GARBAGE, "does not start with a frame"),
+        ("os.write(result, encode(Frame('done'))[:20])", Ending.CRASHED, "exit code 0"),
+        ("while True: os.write(1, b'x' * 65536)", Ending.FLOOD, "bytes of output"),
+        ("while True: answer('more', x='y' * 60000)", Ending.FLOOD, "bytes of results"),
+        ("x = bytearray(4 << 30)", Ending.CRASHED, "MemoryError"),
+        ("x = b'x' * (3 << 29); time.sleep(60)", Ending.MEMORY, "more than 1 GiB of memory"),
+        ("x = os.fork() or b'x' * (3 << 29); time.sleep(60)", Ending.MEMORY, "more than 1 GiB of memory"),
+        ("open('big', 'wb').write(b'x' * (2 << 20))", Ending.CRASHED, ""),
+    ],
+)  # fmt: skip
+def test_every_bad_ending_has_a_name(code, ending, detail, tmp_path):
+    outcome = child(code, tmp_path)
+    assert outcome.ending is ending, outcome
+    assert detail in outcome.detail
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "time.sleep(60)",
+        "os.close(result); os.close(1); os.close(2); time.sleep(60)",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass",
+    ],
+)
+def test_a_child_that_hangs_is_killed(code, tmp_path):
+    began = time.monotonic()
+    outcome = child(code, tmp_path, ChildLimits(2.0, memory_bytes=1 << 30))
+    assert outcome.ending is Ending.TIMEOUT
+    assert time.monotonic() - began < 10
+
+
+def test_its_own_children_die_with_it(tmp_path):
+    code = """
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+    answer('child', pid=child); answer('done')
+    time.sleep(60)
+    """
+    outcome = child(code, tmp_path, ChildLimits(2.0, memory_bytes=1 << 30))
+    pid = outcome.first("child").data["pid"]
+    for _ in range(50):
+        if not _alive(pid):
+            return
+        time.sleep(0.1)
+    pytest.fail("the grandchild outlived its group")
+
+
+def _alive(pid):
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_the_parent_can_stop_it_at_any_frame(tmp_path):
+    code = "answer('one'); answer('two'); time.sleep(60)"
+    outcome = child(code, tmp_path, on_frame=lambda frame: frame.kind != "two")
+    assert outcome.ending is Ending.STOPPED and outcome.seconds < 15
+
+
+def test_nothing_of_the_environment_reaches_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
+    outcome = child("answer('env', **os.environ); answer('done')", tmp_path, extra_environment={"X": "1"})
+    seen = outcome.first("env").data
+    assert "secret" not in json.dumps(dict(seen))
+    assert set(seen) <= {"PATH", "HOME", "TMPDIR", "LANG", "LC_CTYPE", "PYTHONDONTWRITEBYTECODE", "X"}
+
+
+PROBES = {
+    "write_outside": "open({outside!r}, 'w')",
+    "read_outside": "open({secret!r}).read()",
+    "list_outside": "os.listdir({folder!r})",
+    "parent_environment": "open(f'/proc/{{parent}}/environ').read()",
+    "kill_parent": "os.kill(parent, signal.SIGUSR1)",
+    "unlink": "os.unlink({secret!r})",
+}
+
+
+@pytest.mark.parametrize("name", sorted(PROBES))
+def test_files_and_processes_outside_are_out_of_reach(name, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    secret = outside / "journal.sqlite"
+    secret.write_text("secret")
+    probe = PROBES[name].format(outside=str(outside / "new"), secret=str(secret), folder=str(outside))
+    code = f"""
+    answer('isolation', files=files)
+    try:
+        {probe}
+        answer('reached')
+    except OSError as error:
+        answer('refused', what=type(error).__name__)
+    answer('done')
+    """
+    received = []
+    previous = signal.signal(signal.SIGUSR1, lambda *_: received.append(1))
+    try:
+        with temporary_folder(tmp_path) as folder:
+            outcome = child(code, folder)
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    if not outcome.first("isolation").data["files"]:
+        pytest.skip("this kernel has no Landlock")
+    if name == "kill_parent" and outcome.first("reached"):
+        pytest.skip("this kernel's Landlock does not scope signals")
+    assert outcome.first("refused") is not None, outcome
+    assert secret.read_text() == "secret" and not received
+
+
+def test_it_can_write_in_its_own_folder(tmp_path):
+    outcome = child("Path('mine').write_text('x'); answer('done')", tmp_path)
+    assert outcome.ending is Ending.DONE, outcome.log
+
+
+def test_it_has_no_network(tmp_path):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        code = f"""
+        answer('isolation', network=network, files=files)
+        try:
+            socket.create_connection(('127.0.0.1', {port}), timeout=3)
+            answer('reached')
+        except OSError as error:
+            answer('refused')
+        answer('done')
+        """
+        outcome = child(code, tmp_path)
+    if not any(outcome.first("isolation").data.values()):
+        pytest.skip("this kernel permits neither network namespaces nor Landlock")
+    assert outcome.first("refused") is not None, outcome
+
+
+def test_a_temporary_folder_is_gone_afterwards(tmp_path):
+    with temporary_folder(tmp_path) as folder:
+        (folder / "x").write_text("x")
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,81 @@
+"""What a Ray of a campaign's own leaves behind: nothing, however it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.workers.cluster.test_pool import pool_settings
+from tilewright.workers.cluster import local_ray, pool
+from tilewright.workers.cluster.local_ray import RayFolder, sweep
+from tilewright.workers.cluster.pool import RayPool
+from tilewright.workers.cluster.ray_start import PoolUnavailable
+
+
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short folder for temporary files, empty."""
+    with tempfile.TemporaryDirectory(prefix="tw", dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.delenv("RAY_TMPDIR", raising=False)
+        yield Path(folder)
+
+
+def test_a_start_that_fails_leaves_no_file_and_no_process(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start_half(**options: object) -> None:
+        folder = str(options["_temp_dir"])
+        Path(folder, "session_1").mkdir()
+        Path(folder, "session_1", "raylet.err").write_text("no")
+        children.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", folder]))
+        raise Exception("the node did not start in time")
+
+    monkeypatch.setattr(pool.ray, "init", start_half)
+    broken = RayPool(pool_settings())
+    try:
+        with pytest.raises(PoolUnavailable, match="did not start in time"):
+            broken.start()
+    finally:
+        broken.close()
+    assert not list(base.iterdir())
+    assert children[0].wait(timeout=30) != 0
+
+
+def test_what_a_killed_driver_left_is_removed_by_the_next_one(base: Path) -> None:
+    code = "import os; from tilewright.workers.cluster.local_ray import RayFolder; RayFolder(); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(base)}, check=False)
+    (left,) = base.iterdir()
+    mine = RayFolder()
+    try:
+        assert left.exists(), "young: its owner may not hold it yet"
+        for folder in (left, mine.path):
+            os.utime(folder, (time.time() - 3600,) * 2)
+        sweep(base)
+        assert not left.exists()
+        assert mine.path.exists(), "its owner lives"
+    finally:
+        mine.close()
+    assert not list(base.iterdir())
+
+
+def test_a_path_too_long_for_sockets_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp/" + "a" * 60)
+    assert local_ray.temporary_base() == Path("/tmp")
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp/own")
+    assert local_ray.temporary_base() == Path("/tmp/own")
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/dev/null/ray")
+    with pytest.raises(PoolUnavailable, match="Ray cannot start: "):
+        RayPool(pool_settings()).start()

@@ -1,0 +1,83 @@
+"""Where workers and stations of a target may go, by what the nodes of a cluster offer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tilewright.fitness.targets import load_target
+from tilewright.workers.cluster import pool, station_actor
+
+
+class FakeCluster:
+    """Stands in for ``ray``: nodes by id, each with its resources; notes where actors are put."""
+
+    def __init__(self, **nodes: dict[str, float]) -> None:
+        self._nodes = nodes
+        self.placed: list[tuple[str | None, dict[str, Any]]] = []
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": name, "Alive": True, "Resources": has} for name, has in self._nodes.items()]
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {name: amount for has in self._nodes.values() for name, amount in has.items()}
+
+    def remote(self, **wanted: Any) -> Any:
+        place = wanted.get("scheduling_strategy")
+
+        def create(*arguments: object) -> str:
+            self.placed.append((place and place.node_id, wanted))
+            return f"actor {len(self.placed)}"
+
+        return lambda actor: SimpleNamespace(remote=create)
+
+
+A, B, C = "a" * 56, "b" * 56, "c" * 56
+
+
+def cluster(monkeypatch: pytest.MonkeyPatch, **nodes: dict[str, float]) -> FakeCluster:
+    made = FakeCluster(**nodes)
+    monkeypatch.setattr(station_actor, "ray", made)
+    return made
+
+
+def test_workers_of_a_target_wait_for_its_nodes_where_any_target_is_offered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster(monkeypatch, **{A: {"CPU": 4}})
+    assert pool.target_resource("tpu7x") == {}
+    cluster(monkeypatch, **{A: {"CPU": 4}, B: {"target:h200": 8}})
+    assert pool.target_resource("h200") == {"target:h200": 1.0}
+    assert pool.target_resource("tpu7x") == {"target:tpu7x": 1.0}, "never a place on an h200 node"
+
+
+def test_a_station_for_each_gpu_of_the_nodes_that_offer_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = {
+        A: {"target:h200": 8, "GPU": 2},
+        B: {"target:gfx950": 8, "GPU": 8},
+        C: {"target:h200": 8, "GPU": 1},
+    }
+    found = cluster(monkeypatch, **nodes)
+    assert len(station_actor.start_stations(load_target("h200"), 0)) == 3
+    assert [node for node, _ in found.placed] == [A, A, C]
+    assert all(wanted["num_gpus"] == 1 for _, wanted in found.placed)
+
+
+def test_a_station_waits_for_a_node_of_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = cluster(monkeypatch, **{B: {"target:gfx950": 8, "GPU": 8}})
+    assert len(station_actor.start_stations(load_target("h200"), 0)) == 1
+    assert found.placed == [
+        (None, {**found.placed[0][1], "resources": {"target:h200": station_actor.SLIVER}})
+    ]
+
+
+def test_without_targets_every_gpu_will_do_and_a_machine_has_as_many_as_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = cluster(monkeypatch, **{A: {"GPU": 2}, B: {"CPU": 4}})
+    assert len(station_actor.start_stations(load_target("h200"), 0)) == 2
+    assert len(station_actor.start_stations(load_target("h200"), 4)) == 4
+    assert [node for node, _ in found.placed] == [A, A, None, None, None, None]
+    assert len(station_actor.start_stations(load_target("interpreter"), 0)) == 1

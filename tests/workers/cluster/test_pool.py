@@ -1,0 +1,127 @@
+"""The pool on a real local Ray: results, a killed worker, and what it does with infrastructure faults."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testkit import FIXTURES
+from tilewright.evolve.campaign.evaluator import Job, Scope
+from tilewright.evolve.space.genome import Genome
+from tilewright.evolve.space.space import read_declarations
+from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.seeds.catalogue import load_operator
+from tilewright.workers.cluster.pool import PoolSettings, RayPool
+
+FAMILY = str(FIXTURES / "small_gemm")
+
+
+def pool_settings(**changes: object) -> PoolSettings:
+    known = {
+        "operator": f"{FAMILY}/good",
+        "target": "tpu7x",
+        "suite": "tiny",
+        "descriptors": ("block_m", "stall"),
+        "check_seconds": 60.0,
+        "measure_seconds": 60.0,
+        "memory_gib": 8.0,
+        "count": 2,
+    }
+    return PoolSettings(**{**known, **changes})  # type: ignore[arg-type]
+
+
+def genome(kernel: str = "tiled", **params: int) -> Genome:
+    source = load_operator(f"{FAMILY}/{'bad' if kernel == 'wrong' else 'good'}").kernels[kernel].source
+    return Genome(source, {**read_declarations(source).defaults, **params})
+
+
+def drain(pool: RayPool, count: int, seconds: float = 120.0) -> dict[int, Evaluation]:
+    done: dict[int, Evaluation] = {}
+    deadline = time.monotonic() + seconds
+    while len(done) < count and time.monotonic() < deadline:
+        done.update(pool.wait(0.5))
+    return done
+
+
+def evaluator_processes() -> list[int]:
+    """Process ids of this process's own evaluator actors (other tests may run beside this one)."""
+    parents, named = {}, []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+            parents[int(status.parent.name)] = int(lines["PPid"])
+            if lines["Name"].strip().startswith("ray::Evaluator"):
+                named.append(int(status.parent.name))
+    return [process for process in named if os.getpid() in ancestors(process, parents)]
+
+
+def ancestors(process: int, parents: dict[int, int]) -> Iterator[int]:
+    while (process := parents.get(process, 0)) > 0:
+        yield process
+
+
+TERMINATED: list[int] = []
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RayPool]:
+    before = signal.signal(signal.SIGTERM, lambda number, frame: TERMINATED.append(number))
+    running = RayPool(pool_settings())
+    running.start()
+    yield running
+    running.close()
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_verdicts_scopes_and_descriptors_come_back(pool: RayPool) -> None:
+    pool.submit(Job(0, genome(), 1))
+    pool.submit(Job(1, genome("wrong"), 1))
+    pool.submit(Job(-1, genome("whole"), 1, baseline="whole"))
+    pool.submit(Job(-2, genome(), 1, scope=Scope.FINAL))
+    pool.submit(Job(-3, genome(), 1, scope=Scope.TIMELINE))
+    assert any("candidate 0" in line for line in pool.activity())
+    done = drain(pool, 5)
+    assert {i: e.verdict for i, e in done.items()} == {
+        0: Verdict.OK, 1: Verdict.INCORRECT, -1: Verdict.OK, -2: Verdict.OK, -3: Verdict.OK
+    }  # fmt: skip
+    assert done[0].descriptors["block_m"] == "128" and "vmem" in done[0].descriptors
+    path = done[0].workloads[0].diagnosis["critical_path"]
+    assert path[done[0].descriptors["stall"]] == max(path.values())
+    assert done[-2].workloads[0].workload == "512x512x512"
+    assert done[-3].workloads[0].diagnosis["timeline"]["lanes"]
+    assert all(e.wall_seconds > 0 and e.worker for e in done.values())
+
+
+def test_an_artefact_seen_before_is_a_duplicate(pool: RayPool) -> None:
+    pool.submit(Job(0, genome(), 1))
+    artefact = drain(pool, 1)[0].artefact
+    assert artefact
+    pool.submit(Job(1, genome(), 1, known_artefacts={artefact}))
+    assert drain(pool, 1)[1].verdict is Verdict.DUPLICATE
+
+
+def test_killed_workers_cost_nothing_but_time(pool: RayPool) -> None:
+    """With every worker restarting at once, jobs wait for one to answer rather than use up their retries."""
+    retried = pool.retried
+    for index in (1, 2):
+        pool.submit(Job(index, genome(block_k=256 * index), 1))
+    time.sleep(0.5)
+    actors = evaluator_processes()
+    assert len(actors) == 2
+    for process in actors:
+        os.kill(process, signal.SIGKILL)
+    done = drain(pool, 2)
+    assert {e.verdict for e in done.values()} == {Verdict.OK}
+    assert pool.retried == retried + 2
+
+
+def test_a_driver_that_is_told_to_end_answers_itself(pool: RayPool) -> None:
+    """Ray's own handler of SIGTERM would end this process at once, with its folder left behind."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert TERMINATED == [signal.SIGTERM]

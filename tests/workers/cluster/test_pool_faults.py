@@ -1,0 +1,29 @@
+"""What the pool does when a worker, not a candidate, is at fault. (One Ray at a time in a process.)"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.workers.cluster.test_pool import FAMILY, drain, genome, pool_settings
+from tilewright.evolve.campaign.evaluator import Job
+from tilewright.fitness.evaluation import Verdict
+from tilewright.workers.cluster.pool import RETRIES, RayPool
+from tilewright.workers.cluster.ray_start import PoolUnavailable
+
+
+def test_faults_are_retried_and_then_reported_never_held_against_the_genome() -> None:
+    """An operator that is not there fails in the worker's constructor, every time."""
+    broken = RayPool(pool_settings(operator=f"{FAMILY}/nowhere", count=1))
+    broken.start()
+    try:
+        broken.submit(Job(7, genome(), 1))
+        done = drain(broken, 1)
+    finally:
+        broken.close()
+    assert done[7].verdict is Verdict.INFRA_ERROR
+    assert broken.retried == RETRIES
+
+
+def test_a_cluster_that_is_not_there_is_named() -> None:
+    with pytest.raises(PoolUnavailable, match=r"127\.0\.0\.1:1 cannot be joined"):
+        RayPool(pool_settings(address="127.0.0.1:1")).start()

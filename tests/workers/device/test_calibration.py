@@ -1,0 +1,70 @@
+"""Devices on one scale: what is related to what, what is left out, and figures that follow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tilewright.seeds.catalogue import load_operator
+from tilewright.workers.child.session import SessionDied
+from tilewright.workers.cluster.station_actor import RemoteStation
+from tilewright.workers.device.calibration import CARRIED, in_service, reference_shapes, scale_here
+from tilewright.workers.device.comparison import Comparison
+from tilewright.workers.device.station import DeviceRatio
+
+
+def timed(speed: float, seed: int = 0, genome: str = "seed", rounds: int = 5) -> Comparison:
+    """A device that takes ``speed`` times as long, with a thousandth of noise."""
+    rng = np.random.default_rng(seed)
+    times = {
+        shape: {
+            genome: [[base * speed * float(rng.normal(1, 1e-3)) for _ in range(3)] for _ in range(rounds)]
+        }
+        for shape, base in (("small", 1e-4), ("large", 3e-3))
+    }
+    return Comparison("h200", {}, times, {}, {})
+
+
+def test_devices_are_related_to_the_first() -> None:
+    kept, scales = in_service([("A", "gpu a", timed(1.0, 1)), ("B", "gpu b", timed(1.03, 2))], "seed")
+    assert kept == ["A", "B"]
+    assert scales["gpu a"].ratio == 1.0
+    assert scales["gpu b"].ratio == pytest.approx(1.03, abs=3e-3)
+    assert scales["gpu a"].error == 0 and CARRIED < scales["gpu b"].error < 1.1 * CARRIED
+
+
+def test_a_device_that_is_far_off_or_there_twice_is_left_out() -> None:
+    answers = [
+        ("A", "gpu a", timed(1.0)),
+        ("B", "gpu b", timed(1.3)),
+        ("C", "gpu a", timed(1.0)),
+        ("D", "gpu d", timed(0.98)),
+    ]
+    kept, scales = in_service(answers, "seed")
+    assert kept == ["A", "D"] and set(scales) == {"gpu a", "gpu d"}
+
+
+def test_a_reference_that_fails_leaves_one_device_and_no_scale() -> None:
+    failed = Comparison("h200", {}, {}, {}, {"seed": "crashed"})
+    assert in_service([("A", "gpu a", failed), ("B", "gpu b", failed)], "seed") == (["A"], {})
+    kept, scales = in_service([("A", "gpu a", failed), ("B", "gpu b", timed(1.0))], "seed")
+    assert kept == ["B"] and scales == {}, "one device needs no scale"
+
+
+def test_an_uncalibrated_device_gives_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    scales = {"gpu a": DeviceRatio("gpu a"), "gpu b": DeviceRatio("gpu b", 1.02)}
+    assert scale_here({"identity": "gpu b"}, scales) == scales["gpu b"]
+    assert scale_here({"identity": "gpu c"}, scales) is None
+    assert scale_here({"identity": "gpu c"}, {}) == DeviceRatio()
+
+    station = RemoteStation(None, scales)  # type: ignore[arg-type]
+    monkeypatch.setattr(station, "hello", lambda: {"identity": "gpu c"})
+    with pytest.raises(SessionDied, match="gpu c was never calibrated"):
+        station.scale()
+
+
+def test_reference_shapes_span_the_suite() -> None:
+    operator = load_operator("gemm_fp8_blockwise/gemm_nt")
+    work = [operator.flops(shape) for shape in reference_shapes(operator, operator.suites["primus84"])]
+    every = sorted(map(operator.flops, operator.suites["primus84"].workloads))
+    assert len(work) == 4 and work == sorted(work) and (work[0], work[-1]) == (every[0], every[-1])

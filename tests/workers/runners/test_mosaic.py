@@ -1,0 +1,116 @@
+"""What is read from the IR that will be compiled. The runners' code runs in one helper process, without libtpu."""
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from testkit import ir, twins
+
+
+@pytest.fixture(scope="module")
+def away():
+    """Call a function of ``testkit.ir`` where jax may live: its threads and this process's forks do not mix."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield lambda function, *arguments, **options: pool.submit(function, *arguments, **options).result()
+
+
+@pytest.fixture
+def traced(away):
+    return lambda source, **options: away(ir.traced, source, **options)
+
+
+@pytest.fixture
+def facts(away):
+    return lambda source, **options: away(ir.facts, source, **options)
+
+
+@pytest.fixture
+def kernel(facts):
+    def only(source, **options):
+        (found,) = facts(source, **options)["kernels"]
+        return found
+
+    return only
+
+
+def test_an_honest_kernel_has_nothing_to_object_to(facts):
+    found = facts(twins.HONEST)
+    assert found["operations"] == {"stablehlo.custom_call": 1, "func.return": 1}
+    assert found["unused_operands"] == found["outputs_not_from_kernels"] == found["foreign_calls"] == []
+    (inside,) = found["kernels"]
+    assert inside["grid"] == [2, 2, 4]
+    assert inside["data_branches"] == inside["data_loops"] == inside["while_loops"] == 0
+    assert inside["matmul_flops"] == 2 * 256 * 256 * 512
+    assert {"tpu.matmul:f32", "vector.load:bf16"} <= set(inside["signature"])
+
+
+@pytest.mark.parametrize("sizes", [(128, 128, 256), (512, 256, 1024)])
+@pytest.mark.parametrize("source", [twins.HONEST, twins.FORI_TWIN, twins.SCALED_TWIN])
+def test_matrix_work_is_counted_exactly(kernel, source, sizes):
+    m, n, k = sizes
+    assert kernel(source, m=m, n=n, k=k)["matmul_flops"] == 2 * m * n * k
+
+
+def test_skipped_and_branched_work_is_seen(kernel):
+    assert kernel(twins.HALF_WHEN_TIMED)["matmul_flops"] == 256 * 256 * 512
+    only_even = twins.edited(
+        (
+            twins.DOT,
+            f"@pl.when(jax.lax.rem(step, 2) == 0)\n            def multiply():\n                {twins.DOT}",
+        )
+    )
+    found = kernel(only_even)
+    assert found["data_branches"] == 0 and found["matmul_flops"] == 256 * 256 * 512
+    triangular = twins.edited(
+        (
+            twins.DOT,
+            "def multiply(i, carry):\n"
+            f"                {twins.DOT}\n"
+            "                return carry\n\n"
+            "            jax.lax.fori_loop(0, step + 1, multiply, 0)",
+        )
+    )
+    found = kernel(triangular)
+    assert found["data_loops"] == 0
+    assert found["matmul_flops"] == 4 * (1 + 2 + 3 + 4) * 2 * 128**3
+
+
+def test_data_dependent_control_flow_is_found(kernel):
+    assert kernel(twins.BRANCH_ON_DATA)["data_branches"] == 1
+    found = kernel(twins.LOOP_ON_DATA)
+    assert found["data_loops"] + found["while_loops"] > 0 and found["matmul_flops"] is None
+
+
+def test_work_outside_the_kernel_and_dead_operands_are_found(facts, traced):
+    assert "stablehlo.dot_general" in facts(twins.VENDOR_DOT)["operations"]
+    assert facts(twins.NO_KERNEL)["kernels"] == []
+    assert traced(twins.HLO_LOOP).data["type"] == "NestedKernel"
+    unused = "import jax\nimport jax.numpy as jnp\n\ndef build(params):\n    return lambda a, b: a[:, :256]\n"
+    assert "does not use its operand b" in traced(unused).data["message"]
+
+
+def test_the_fingerprint_is_that_of_the_program_not_of_the_text(facts):
+    text = twins.HONEST
+    moved = "\n\n\n# moved\n" + text.replace("acc_ref", "total").replace("def body", "def body")
+    prints = [facts(source)["fingerprint"] for source in (text, moved, twins.SCALED_TWIN)]
+    assert prints[0] == prints[1] != prints[2]
+    other = facts(text, params={**twins.PARAMS, "block_k": 256})["fingerprint"]
+    assert other != prints[0]
+
+
+def test_damaged_modules_are_refused(away, traced):
+    module = traced(twins.HONEST).blobs["module"]
+    for damaged in (b"", b"ML\xefR", module[: len(module) // 2]):
+        assert "module" in away(ir.refusal, damaged)
+
+
+def test_undefined_arithmetic_is_not_followed(kernel):
+    by_zero = twins.edited(
+        (
+            twins.DOT,
+            f"@pl.when(jax.lax.rem(step, step) == 0)\n            def multiply():\n                {twins.DOT}",
+        )
+    )
+    found = kernel(by_zero)
+    assert found["data_branches"] == 0 and found["matmul_flops"] is None

@@ -1,0 +1,153 @@
+"""What the cascades of all kinds of targets share: what is asked becomes a request, and what is found an evaluation."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.fitness.race import Race
+from tilewright.fitness.targets import Target
+from tilewright.seeds.operator import Operator, SeedKernel, Suite, Workload
+from tilewright.workers.child.launch import Launcher
+from tilewright.workers.child.run_once import temporary_folder
+from tilewright.workers.child.session import SessionDied
+from tilewright.workers.limits import Limits
+from tilewright.workers.request import Failure, Findings, Request, one_line
+from tilewright.workers.truth import Truth
+
+LOG_BYTES = 32 << 10
+
+
+class Cascade:
+    """Evaluates genomes of one operator on one target, one at a time.
+
+    Not safe for several threads; make one per worker. Subclasses run the stages (``_judge``) and say what a candidate
+    that passed is worth (``_worth``).
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        target: Target,
+        suite: Suite,
+        limits: Limits | None,
+        scratch: Path | None,
+        launcher: Launcher,
+    ) -> None:
+        self._operator = operator
+        self._truth = Truth(operator)
+        self._target = target
+        self._suite = suite
+        self._limits = limits or Limits()
+        self._scratch = scratch
+        self._launcher = launcher
+        self._worker = socket.gethostname()
+
+    def evaluate(
+        self,
+        genome_id: str,
+        source: str,
+        params: Mapping[str, Any],
+        *,
+        seed: int,
+        figures: str = "cycles",
+        workloads: str = "suite",
+        baseline: SeedKernel | None = None,
+        known_artefacts: Collection[str] = (),
+        best: float = 0.0,
+        race: Race | None = None,
+        only: Collection[str] | None = None,
+        on_stage: Callable[[Stage], None] | None = None,
+    ) -> Evaluation:
+        """Judge one genome.
+
+        ``figures``: ``cycles``, or ``timeline`` for the first workload alone and all that is needed to draw it.
+        ``workloads``: ``suite`` for those that decide fitness, ``final`` for the winner's check. A ``baseline`` answers
+        to its own inputs and is held to no gate. ``seed`` makes the gates' inputs. What compiles to one of
+        ``known_artefacts`` is a duplicate. What has a fitness over ``best`` is checked harder (see the cascade); what
+        falls behind in a ``race`` is stopped. ``only``: ids of the shapes to keep to, timed and checked ones. Raises
+        ValueError for another ``figures`` or ``workloads``, and where ``only`` leaves nothing to time.
+        """
+        if figures not in ("cycles", "timeline"):
+            raise ValueError(f"figures is {figures!r}; it is 'cycles' or 'timeline'")
+        kept = None if only is None else frozenset(only)
+        timeline, measured = figures == "timeline", _kept(self._suite.timed(workloads), kept)
+        if not measured:
+            raise ValueError(f"none of the {workloads} workloads is among {sorted(kept or ())}")
+        began = time.monotonic()
+        found, stage, failure = Findings(), Stage.DIALECT, None
+        try:
+            with temporary_folder(self._scratch) as folder:
+                request = Request(
+                    operator=self._operator,
+                    truth=self._truth,
+                    target=self._target,
+                    limits=self._limits,
+                    source=source,
+                    params=params,
+                    seed=seed,
+                    timeline=timeline,
+                    measured=measured[:1] if timeline else measured,
+                    checked=() if baseline else _kept(self._suite.check, kept),
+                    baseline=baseline,
+                    final=workloads == "final",
+                    folder=folder,
+                    launcher=self._launcher,
+                    is_known=lambda artefact: "an earlier genome" if artefact in known_artefacts else None,
+                    genome=genome_id,
+                    best=best,
+                    race=race,
+                    only=kept,
+                )
+                stage, failure = self._judge(request, found, on_stage)
+        except (OSError, SessionDied) as error:
+            failure = Failure(Verdict.INFRA_ERROR, one_line(f"{type(error).__name__}: {error}"))
+        return self._evaluation(genome_id, stage, failure, found, time.monotonic() - began)
+
+    def _judge(
+        self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
+    ) -> tuple[Stage, Failure | None]:
+        """Run the stages."""
+        raise NotImplementedError
+
+    def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
+        """Fitness, its 95 % interval and the descriptors of what passed."""
+        raise NotImplementedError
+
+    def _toolchain(self, failure: Failure | None) -> dict[str, str]:
+        raise NotImplementedError
+
+    def _evaluation(
+        self, genome: str, stage: Stage, failure: Failure | None, found: Findings, wall: float
+    ) -> Evaluation:
+        fitness, interval, descriptors = self._worth(found) if failure is None else (None, None, {})
+        logs = [failure.log, *found.logs] if failure else []
+        return Evaluation(
+            genome=genome,
+            target=self._target.name,
+            suite=self._suite.name,
+            stage=failure.stage or stage if failure else stage,
+            verdict=failure.verdict if failure else Verdict.OK,
+            reason=failure.reason if failure else "",
+            fitness=fitness,
+            interval=interval,
+            workloads=tuple(found.figures),
+            gates=tuple(found.gates),
+            estimates=found.estimates,
+            projected=found.projected,
+            descriptors=descriptors,
+            compiled=found.compiled,
+            artefact=found.artefact,
+            toolchain=self._toolchain(failure),
+            log="\n".join(text for text in logs if text)[-LOG_BYTES:],
+            wall_seconds=wall,
+            worker=self._worker,
+        )
+
+
+def _kept(workloads: tuple[Workload, ...], only: frozenset[str] | None) -> tuple[Workload, ...]:
+    return workloads if only is None else tuple(w for w in workloads if w.id in only)

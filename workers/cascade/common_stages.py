@@ -1,0 +1,87 @@
+"""What the cascades of modelled and of measured targets share: the first wall, the order of stages, dealt inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from tilewright.fitness import dialect
+from tilewright.fitness.evaluation import Stage, Verdict
+from tilewright.seeds.operator import Workload
+from tilewright.workers.request import Failure, Findings, Request, StageStep, one_line
+
+
+class DialectStage:
+    """First wall: the syntax tree."""
+
+    stage = Stage.DIALECT
+
+    def __init__(self, entry: str) -> None:
+        """``entry``: the function a source must define."""
+        self._entry = entry
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """Rejects a source that is not of the dialect."""
+        violations = dialect.check(request.source, entry=self._entry)
+        if not violations:
+            return None
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        log = "\n".join(str(violation) for violation in violations)
+        return Failure(Verdict.REJECTED, one_line(str(violations[0])) + more, log)
+
+
+def run_steps(
+    steps: Iterable[StageStep], request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
+) -> tuple[Stage, Failure | None]:
+    """Run stages until one fails: the stage that decided, and why it failed."""
+    stage = Stage.DIALECT
+    for step in steps:
+        stage = step.stage
+        if on_stage is not None:
+            on_stage(stage)
+        failure = step.run(request, found)
+        if failure is not None:
+            return failure.stage or stage, failure
+    return stage, None
+
+
+class RaceStage:
+    """Runs the steps that time workloads, on few workloads first and on more while the candidate may be a contender."""
+
+    stage = Stage.MEASURE
+
+    def __init__(self, steps: Sequence[StageStep], cell: Callable[[Findings], Mapping[str, str]]) -> None:
+        """``cell``: the descriptors that are known so far."""
+        self._steps = steps
+        self._cell = cell
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """All of ``measured`` is timed, or the first failure, or ``outpaced``. Without a race it is timed at once."""
+        left = list(request.measured)
+        for rung in request.race.rungs if request.race is not None else ():
+            chosen = [w for w in left if w.id in rung.workloads]
+            left = [w for w in left if w not in chosen]
+            if chosen and (failure := self._time(request, found, chosen)) is not None:
+                return failure
+            assert request.race is not None
+            outpaced = request.race.outpaced(rung, found.figures, self._cell(found))
+            if left and outpaced is not None:
+                found.projected = outpaced.projected
+                return Failure(Verdict.OUTPACED, str(outpaced))
+        return self._time(request, found, left) if left else None
+
+    def _time(self, request: Request, found: Findings, workloads: Sequence[Workload]) -> Failure | None:
+        part = dataclasses.replace(request, measured=tuple(workloads))
+        stage, failure = run_steps(self._steps, part, found, None)
+        order = {w.id: n for n, w in enumerate(request.measured)}
+        found.figures.sort(key=lambda figures: order[figures.workload])
+        return failure and dataclasses.replace(failure, stage=failure.stage or stage)
+
+
+def dealt_kinds(request: Request, position: int) -> Sequence[str]:
+    """Kinds of inputs for the checked shape at ``position``, while searching.
+
+    They are dealt out over the checked shapes, another way for every seed, so that each kind runs on one shape.
+    """
+    kinds, shapes = request.operator.input_kinds, len(request.checked)
+    return [kind for turn, kind in enumerate(kinds) if (turn + request.seed) % shapes == position]

@@ -1,0 +1,61 @@
+"""The compiling stage of targets that only compile: code for an architecture that this machine lacks, and what it says.
+
+The child compiles and hands over the assembler's text; it is read here, in the parent. A compiler that dies takes the
+child with it, which is a verdict on the kernel, and the next child takes its place.
+"""
+
+from __future__ import annotations
+
+from tilewright.fitness.architectures import Architecture
+from tilewright.fitness.evaluation import Stage, Verdict
+from tilewright.fitness.isa import KernelIsa, UnreadableCode, read_isa
+from tilewright.workers.cascade.measured_stages import compile_all
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.session import SessionConfig, SessionPool
+from tilewright.workers.request import Failure, Findings, Request, duplicate, one_line
+from tilewright.workers.toolchains import triton as triton_toolchain
+
+MOST_CODE_BYTES = 64 << 20
+
+
+class CrossCompileStage:
+    """Compiles for every shape and reads the code of every kernel."""
+
+    stage = Stage.COMPILE
+
+    def __init__(self, compiler: SessionPool) -> None:
+        self._compiler = compiler
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """Refuses what does not compile, does not fit, or was compiled before; notes what the code says."""
+        names = ("backend", "arch", "lanes", "smem_bytes")
+        target = {name: getattr(request.target.architecture, name) for name in names}
+        doing = f"compiling for {request.target.name}"
+        answer = compile_all(self._compiler, request, found, doing, target)
+        if isinstance(answer, Failure):
+            return answer
+        for frame in answer:
+            if frame.kind == "code":
+                try:
+                    isa = _read(frame, request.target.architecture)
+                except UnreadableCode as error:
+                    return Failure(Verdict.COMPILE_ERROR, one_line(str(error)))
+                found.compiled[str(frame.data["key"])] = isa.data()
+        return duplicate(request, found.artefact)
+
+
+def _read(frame: Frame, architecture: Architecture) -> KernelIsa:
+    data, text = frame.data, frame.arrays["text"].tobytes()[:MOST_CODE_BYTES].decode(errors="replace")
+    return read_isa(
+        text, str(data["usage"]), architecture, str(data["name"]), int(data["warps"]), int(data["shared"])
+    )
+
+
+def describe_config() -> SessionConfig:
+    """How the compiling child is started; it serves every target. Raises OSError when its cache cannot be made."""
+    return SessionConfig(
+        runner="triton.describe",
+        runner_config={},
+        environment=triton_toolchain.compile_environment(),
+        shared=(triton_toolchain.cache_folder(),),
+    )

@@ -1,0 +1,167 @@
+"""The cascade of a measured target: dialect, compile ahead on this CPU, then gates and times on a station.
+
+On a TPU target candidates are traced, interpreted on the gates' inputs and judged by their structure here, as on
+modelled ones, before a station compiles them.
+
+What screens near the champion or above is confirmed at once: interleaved with it, and with the champion a second
+time as control. Only a paired interval that excludes "no faster" makes a new champion; the fitness of what is not
+confirmed never exceeds the champion's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tilewright.fitness.chips import Chip
+from tilewright.fitness.evaluation import Stage
+from tilewright.fitness.score import geometric_mean
+from tilewright.fitness.targets import Target
+from tilewright.seeds.operator import Operator, Suite
+from tilewright.workers.cascade.base import Cascade
+from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, run_steps
+from tilewright.workers.cascade.measured_stages import (
+    NEAR,
+    CompileAheadStage,
+    Confirmation,
+    GateStage,
+    ScreenStage,
+    confirm,
+    host_seconds,
+    interval,
+    worst_gates,
+)
+from tilewright.workers.cascade.modelled import pallas_template
+from tilewright.workers.cascade.modelled_stages import CompileStage, TraceStage
+from tilewright.workers.child.launch import Launcher, Spawn
+from tilewright.workers.child.session import SessionDied, SessionPool
+from tilewright.workers.device.station import CLAIM_SECONDS, Champion, Entry, Station, compile_config
+from tilewright.workers.device.timing import Samples
+from tilewright.workers.limits import Limits
+from tilewright.workers.request import Failure, Findings, Request, StageStep
+from tilewright.workers.toolchains import libtpu_simulator
+from tilewright.workers.toolchains import triton as triton_toolchain
+
+_SHARED_EDGES = (64, 128, 192)  # KiB
+_WAIT_SECONDS = 0.25
+"""Between two tries to claim the champion."""
+
+
+class MeasuredCascade(Cascade):
+    """Evaluates genomes of one operator on one measured target, one at a time.
+
+    Not safe for several threads; make one per worker. Several may share a station. ``close`` ends its children.
+    ``best`` is not used: the station knows the champion. A ``timeline`` is the first workload's times alone.
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        target: Target,
+        suite: Suite,
+        station: Station,
+        limits: Limits | None = None,
+        *,
+        scratch: Path | None = None,
+    ) -> None:
+        self._pallas = isinstance(target.part, Chip)
+        launcher: Launcher = pallas_template() if self._pallas else Spawn()
+        super().__init__(operator, target, suite, limits, scratch, launcher)
+        self._samples = Samples(operator)
+        self._station = station
+        ahead = not (self._pallas or target.interpreted)
+        self._compiler = (
+            SessionPool(dataclasses.replace(compile_config(target.gpu), scratch=scratch)) if ahead else None
+        )
+
+    def close(self) -> None:
+        """Kill the compiling child."""
+        if self._compiler is not None:
+            self._compiler.close()
+
+    def _judge(
+        self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
+    ) -> tuple[Stage, Failure | None]:
+        steps: list[StageStep] = [DialectStage(request.target.entry)]
+        if self._pallas:
+            steps += [TraceStage(), CompileStage(compiles=False)]
+        if self._compiler is not None:
+            steps.append(CompileAheadStage(self._compiler))
+        screen = RaceStage([ScreenStage(self._station, self._samples)], _descriptors)
+        stage, failure = run_steps([*steps, GateStage(self._station), screen], request, found, on_stage)
+        # what keeps to a part of the suite has no fitness to compare with the champion's
+        whole = request.only is None and not (request.final or request.timeline)
+        if failure is None and whole:
+            settled = self._settle(request, found)
+            failure = settled if isinstance(settled, Failure) else None
+            if isinstance(settled, Confirmation):
+                found.crowned = settled.accepted
+                first = found.figures[0]
+                noted = {**first.diagnosis, "confirmation": settled.data()}
+                found.figures[0] = first.model_copy(update={"diagnosis": noted})
+        found.gates = list(worst_gates(found.gates))
+        return stage, failure
+
+    def _settle(self, request: Request, found: Findings) -> Confirmation | Failure | None:
+        """Measure against the champion what may be faster, and crown what is. None when it met nobody."""
+        entry = Entry(request.genome, request.source, request.params)
+        for _ in range(int(CLAIM_SECONDS / _WAIT_SECONDS)):
+            champion = self._station.champion()
+            fitness = geometric_mean(f.rate for f in found.figures)
+            if champion is not None and (champion.entry.id == entry.id or fitness < NEAR * champion.fitness):
+                return None
+            if self._station.claim(entry.id):
+                return self._contend(entry, request, found)
+            time.sleep(_WAIT_SECONDS)
+        return None
+
+    def _contend(self, entry: Entry, request: Request, found: Findings) -> Confirmation | Failure | None:
+        """With the claim in hand: nobody else is crowned meanwhile."""
+        verdict: Confirmation | Failure | None = None
+        crowned = None
+        try:
+            champion = self._station.champion()
+            fitness = geometric_mean(f.rate for f in found.figures)
+            if champion is not None and fitness >= NEAR * champion.fitness:
+                verdict = confirm(self._station, request, found, self._samples, champion, fitness)
+            if champion is None or (isinstance(verdict, Confirmation) and verdict.accepted):
+                fitness = geometric_mean(f.rate for f in found.figures)
+                crowned = Champion(entry, fitness, tuple(found.figures))
+        finally:
+            self._station.release(entry.id, crowned)
+        return verdict
+
+    def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
+        fitness = geometric_mean(f.rate for f in found.figures)
+        champion = self._station.champion()
+        if champion is not None and not found.crowned:
+            fitness = min(fitness, champion.fitness)
+        return fitness, interval(found.figures, fitness), _descriptors(found)
+
+    def _toolchain(self, failure: Failure | None) -> dict[str, str]:
+        versions = libtpu_simulator.toolchain() if self._pallas else triton_toolchain.toolchain()
+        if failure is not None:
+            return versions
+        try:
+            hello = self._station.hello()
+        except (OSError, SessionDied):
+            return versions
+        return {**versions, **{k: str(hello[k]) for k in ("device", "cuda", "torch", "triton") if k in hello}}
+
+
+def _descriptors(found: Findings) -> dict[str, str]:
+    """Where a kernel belongs in an archive: its shared memory, and what a launch costs the host, binned."""
+    result = {}
+    if "shared" in found.claimed:
+        kibibytes, low = int(found.claimed["shared"]) / 1024, 0
+        for edge in _SHARED_EDGES:
+            if kibibytes <= edge:
+                break
+            low = edge
+        result["shared"] = f"{low}+KiB"
+    host = host_seconds(found.figures)
+    if host > 0:
+        result["host"] = "under 60us" if host < 60e-6 else "60us+"
+    return result

@@ -1,0 +1,269 @@
+"""The stages of the measured cascade after the dialect: compile ahead, gates on the device, screen, confirm.
+
+Children say what they saw; the verdicts are made here, in the parent, which alone holds the oracle's answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.fitness import paired
+from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
+from tilewright.workers.cascade.common_stages import dealt_kinds
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.run_once import Ending
+from tilewright.workers.child.session import JobLimits, SessionPool
+from tilewright.workers.device.station import Champion, Entry, Station
+from tilewright.workers.device.timing import Samples, failed, job_limits, judge, measure
+from tilewright.workers.request import Failure, Findings, Request, duplicate, one_line
+
+SCREEN = (1, 5)
+"""Rounds, and timed calls a round, of a first look."""
+
+CONFIRM = (4, 3)
+"""The same against the champion."""
+
+CLEAR, CLEAR_CONFIRM = 1.1, (2, 1)
+"""Screened faster than the champion by this factor, a contender needs fewer calls to prove it."""
+
+_COMPLAINTS = (
+    re.compile(r"^\S*: error: (?!Failures have been detected)(.+)$", re.M),
+    re.compile(r"(failed while executing \[`\w+`)"),
+)
+"""What MLIR's diagnostics say is wrong, else the pass that failed without a word."""
+
+NEAR = 0.995
+"""A candidate that screens at this share of the champion's fitness or better is measured against it."""
+
+
+class CompileAheadStage:
+    """Compiles for every shape on this CPU, so that the device only loads."""
+
+    stage = Stage.COMPILE
+
+    def __init__(self, compiler: SessionPool) -> None:
+        self._compiler = compiler
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """Refuses what does not compile, does not fit, or was compiled before."""
+        answer = compile_all(self._compiler, request, found, "compiling")
+        if isinstance(answer, Failure):
+            return answer
+        kernels = answer[0].data["kernels"].values()
+        found.claimed["shared"] = str(max((k["shared"] for k in kernels), default=0))
+        return duplicate(request, found.artefact)
+
+
+def compile_all(
+    compiler: SessionPool,
+    request: Request,
+    found: Findings,
+    doing: str,
+    target: Mapping[str, Any] | None = None,
+) -> list[Frame] | Failure:
+    """Compile every shape in a child: its ``compiled`` frame, then all others. ``found`` gets the artefact's hash.
+
+    ``target``: what to compile for, where the child serves several.
+    """
+    shapes = {w.id: w for w in (*request.measured, *request.checked)}
+    data = {
+        "source": request.source,
+        "params": dict(request.params),
+        "workloads": [request.described(w) for w in shapes.values()],
+    }
+    wall = request.limits.compile.wall_seconds * request.time_factor
+    job = Frame("compile", {**data, "target": dict(target)} if target else data)
+    outcome = compiler.run(job, JobLimits(wall, wall))
+    found.logs.append(outcome.log)
+    if target and outcome.ending is Ending.CRASHED:  # a compiler may abort on what it cannot compile
+        reason = one_line(f"{doing}: the compiler's process was {outcome.detail}")
+        return Failure(Verdict.COMPILE_ERROR, reason, outcome.log)
+    if (failure := failed(outcome, doing, Stage.COMPILE)) is not None:
+        return _explained(failure, outcome.log)
+    compiled = outcome.first("compiled")
+    if compiled is None:
+        return Failure(Verdict.CRASHED, "the compiling child ended without an answer")
+    text = json.dumps([compiled.data["launches"][w.id] for w in request.measured], sort_keys=True)
+    found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return [compiled, *(frame for frame in outcome.frames if frame is not compiled)]
+
+
+def _explained(failure: Failure, log: str) -> Failure:
+    """With the compiler's first complaint, which it prints, where what it raises says none."""
+    complaint = next(filter(None, (pattern.search(log) for pattern in _COMPLAINTS)), None)
+    if complaint is None or not failure.reason.startswith("RuntimeError"):
+        return failure
+    return dataclasses.replace(failure, reason=one_line(f"{failure.reason}: {complaint[1].replace('[', '')}"))
+
+
+class GateStage:
+    """Runs the gates' inputs on the device."""
+
+    stage = Stage.CHECK
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """Every checked shape; each kind of inputs on one of them, or on all for a finalist."""
+        plan = [(w, _kinds(request, place)) for place, w in enumerate(request.checked)]
+        arrays = {
+            f"{w.id}/{kind}/{name}": array
+            for w, kinds in plan
+            for kind in kinds
+            for name, array in request.truth.inputs(w, request.seed, kind).items()
+        }
+        data = {
+            "entries": [_entry(request).data()],
+            "workloads": [request.described(w) for w, _ in plan],
+            "check": [{"workload": w.id, "kinds": list(kinds)} for w, kinds in plan],
+        }
+        outcome = self._station.run(Frame("check", data, arrays), job_limits(request))
+        found.logs.append(outcome.log)
+        if (failure := failed(outcome, "checking", self.stage)) is not None:
+            return failure
+        answers = [frame for frame in outcome.frames if frame.kind == "checked"]
+        if len(answers) != sum(len(kinds) for _, kinds in plan):
+            return Failure(Verdict.CRASHED, "the child ended before it had answered everything")
+        shapes = {w.id: w for w in request.checked}
+        for frame in answers:
+            workload, kind = shapes[frame.data["workload"]], str(frame.data["kind"])
+            references = request.truth.references(workload, request.seed, kind)
+            wrong = judge(request, found, frame.arrays, request.operator.outputs(workload), references, kind)
+            if frame.data["inputs_changed"]:
+                wrong = Failure(Verdict.INCORRECT, f"the kernel changes its inputs ({kind})")
+            if wrong is not None:
+                return wrong
+        return None
+
+
+class ScreenStage:
+    """A few timed calls on each shape, least work first; far behind the best, one call each on the rest."""
+
+    stage = Stage.MEASURE
+
+    def __init__(self, station: Station, samples: Samples) -> None:
+        self._station = station
+        self._samples = samples
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """Adds figures, unless the times cannot be true or the outputs of the timed calls are wrong."""
+        champion = self._station.champion()
+        pace = {f.workload: f.seconds for f in champion.figures} if champion else {}
+        timings = measure(self._station, request, found, self._samples, [_entry(request)], SCREEN, pace)
+        if isinstance(timings, Failure):
+            return timings
+        found.figures += [t.figures(request) for t in timings]
+        return None
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """How a contender fared against the champion. ``ratio`` is champion's time over contender's: above 1 is faster."""
+
+    champion: str
+    ratio: paired.Ratio
+    control: paired.Ratio
+    """The champion against itself in the same rounds."""
+
+    @property
+    def accepted(self) -> bool:
+        """Faster, by more than chance."""
+        return self.ratio.low > 1.0
+
+    def data(self) -> dict[str, Any]:
+        """For a diagnosis."""
+        return {
+            "champion": self.champion,
+            "ratio": self.ratio.value,
+            "interval": [self.ratio.low, self.ratio.high],
+            "control": self.control.value,
+            "control_spread": self.control.spread,
+            "accepted": self.accepted,
+        }
+
+
+def confirm(
+    station: Station, request: Request, found: Findings, samples: Samples, champion: Champion, fitness: float
+) -> Confirmation | Failure:
+    """The contender, of this fitness so far, between two entries of the champion, in rounds of reversed order.
+
+    The figures become the champion's times multiplied by the paired ratio on each shape, so that figures taken at
+    different moments of a campaign compare.
+    """
+    entries = [
+        champion.entry,
+        _entry(request),
+        Entry(f"{champion.entry.id}/again", *_content(champion.entry)),
+    ]
+    effort = CLEAR_CONFIRM if fitness > CLEAR * champion.fitness else CONFIRM
+    timings = measure(station, request, found, samples, entries, effort, {}, judged=1)
+    if isinstance(timings, Failure):
+        return timings
+    first, contender, again = ({t.workload.id: t.rounds[n] for t in timings} for n in range(3))
+    held = {name: [[*a, *b] for a, b in zip(first[name], again[name], strict=True)] for name in first}
+    ratio, control = paired.paired_ratio(held, contender), paired.paired_ratio(first, again)
+    known = {f.workload: f for f in champion.figures}
+    rescaled = []
+    for timing in timings:
+        figures, name = timing.figures(request, 1), timing.workload.id
+        factor = paired.paired_ratio({name: contender[name]}, {name: held[name]}).value
+        seconds = known[name].seconds * factor
+        faster = figures.seconds / seconds
+        raw = {**figures.diagnosis, "raw_seconds": figures.seconds, "paired": factor}
+        rates = {
+            "tflops": figures.tflops * faster,
+            "gbytes": None if figures.gbytes is None else figures.gbytes * faster,
+            "roofline_fraction": figures.roofline_fraction * faster,
+        }
+        rescaled.append(figures.model_copy(update={"seconds": seconds, "diagnosis": raw, **rates}))
+    order = {w.id: n for n, w in enumerate(request.measured)}
+    found.figures = sorted(rescaled, key=lambda f: order[f.workload])
+    return Confirmation(champion.entry.id, ratio, control)
+
+
+def interval(figures: Sequence[WorkloadFigures], fitness: float) -> tuple[float, float]:
+    """95 % interval of a geometric mean from the errors of its parts."""
+    errors = [float(f.diagnosis.get("relative_error", 0.05)) for f in figures]
+    half = 1.96 * math.sqrt(sum(e * e for e in errors)) / len(errors)
+    return fitness * math.exp(-half), fitness * math.exp(half)
+
+
+def worst_gates(readings: Sequence[GateReading]) -> tuple[GateReading, ...]:
+    """Per gate the lowest reading on timed calls, and every other reading."""
+    timed = [r for r in readings if r.inputs.startswith("timed calls")]
+    others = [r for r in readings if r not in timed]
+    lowest: dict[str, GateReading] = {}
+    for reading in timed:
+        held = lowest.get(reading.gate)
+        value = math.inf if reading.value is None else reading.value
+        if held is None or not reading.passed or value < (math.inf if held.value is None else held.value):
+            lowest[reading.gate] = reading
+    return (*others, *lowest.values())
+
+
+def host_seconds(figures: Sequence[WorkloadFigures]) -> float:
+    """Median host time of one launch over the workloads, seconds."""
+    return statistics.median(float(f.diagnosis.get("host_seconds", 0.0)) for f in figures)
+
+
+def _entry(request: Request) -> Entry:
+    key = request.source + json.dumps(dict(request.params), sort_keys=True)
+    return Entry(hashlib.sha256(key.encode()).hexdigest()[:16], request.source, request.params)
+
+
+def _content(entry: Entry) -> tuple[str, Mapping[str, Any]]:
+    return entry.source, entry.params
+
+
+def _kinds(request: Request, position: int) -> Sequence[str]:
+    """Input kinds for one checked shape: dealt while searching, all for a finalist."""
+    return request.operator.input_kinds if request.final else dealt_kinds(request, position)

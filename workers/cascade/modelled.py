@@ -1,0 +1,136 @@
+"""The cascade: from a genome to an evaluation, stopping at the first stage that fails.
+
+Order, cheapest wall first: the dialect on the syntax tree (milliseconds); one child that traces the candidate and
+runs it on the gates' inputs (about 2.5 s); one child that compiles and simulates what was traced, without the
+candidate's Python (1 s and up). The parent alone holds the oracle, reads the dumps, and says the verdict.
+
+Unless one of the checked shapes is measured, a candidate that would be the best so far passes the gates once more
+on a measured shape; so does one whose kernel does other kinds of operations there than on the checked shapes. A
+finalist passes them on all kinds of inputs, and on a measured shape that was not checked before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from tilewright.fitness.evaluation import Stage, Verdict
+from tilewright.fitness.score import geometric_mean
+from tilewright.fitness.targets import Target
+from tilewright.seeds.operator import Operator, Suite, Workload
+from tilewright.workers.cascade.base import Cascade
+from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, run_steps
+from tilewright.workers.cascade.modelled_stages import (
+    CompileStage,
+    MeasureStage,
+    TraceStage,
+    VerifyStage,
+    to_verify,
+)
+from tilewright.workers.child.launch import Template
+from tilewright.workers.child.run_once import environment
+from tilewright.workers.limits import Limits
+from tilewright.workers.request import Failure, Findings, Request, StageStep
+from tilewright.workers.toolchains import libtpu_simulator
+
+_VMEM_EDGES = (8, 16, 32, 64)  # MiB
+_PRELOADED = ("tilewright.workers.runners.pallas_trace", "tilewright.workers.runners.pallas_compile")
+
+
+class ModelledCascade(Cascade):
+    """Evaluates genomes of one operator on one modelled TPU target, one at a time.
+
+    Not safe for several threads; make one per worker. What has a fitness over ``best`` passes the gates on a measured
+    shape, too. A ``timeline``, and an infinite ``best`` among ``final`` workloads, only time what passed them before.
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        target: Target,
+        suite: Suite,
+        limits: Limits | None = None,
+        *,
+        scratch: Path | None = None,
+    ) -> None:
+        super().__init__(operator, target, suite, limits, scratch, pallas_template())
+
+    def _large_checks(self, only: frozenset[str] | None) -> tuple[Workload, ...]:
+        """The shape of least work among those that decided the fitness of a finalist and were never checked."""
+        unchecked = [
+            w for w in self._suite.workloads if w not in self._suite.check and (only is None or w.id in only)
+        ]
+        return tuple(sorted(unchecked, key=self._operator.flops)[:1])
+
+    def _prepared(self, request: Request) -> Request:
+        """With what has to pass the gates."""
+        if request.timeline or (request.final and request.best == math.inf):
+            return dataclasses.replace(request, checked=())
+        if not request.final or request.baseline is not None:
+            return request
+        large_checks = self._large_checks(request.only)
+        return dataclasses.replace(
+            request, checked=(*request.checked, *large_checks), large_checks=large_checks, thorough=True
+        )
+
+    def _judge(
+        self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
+    ) -> tuple[Stage, Failure | None]:
+        if (absent := libtpu_simulator.missing_parts()) is not None:
+            return run_steps([DialectStage("build"), _Missing(absent)], request, found, on_stage)
+        request = self._prepared(request)
+        steps: list[StageStep] = [DialectStage("build"), TraceStage()]
+        timing: list[StageStep] = [CompileStage(), MeasureStage()]
+        if request.race is not None:
+            timing = [CompileStage(compiles=False), RaceStage(timing, _descriptors)]
+        stage, failure = run_steps([*steps, *timing], request, found, on_stage)
+        if failure is not None or not request.checked:
+            return stage, failure
+        best = geometric_mean(f.rate for f in found.figures) > request.best
+        if not request.thorough and (shapes := to_verify(request, found, best=best)):
+            checked, failure = run_steps([VerifyStage(shapes)], request, found, on_stage)
+            stage = checked if failure is not None else stage
+        return stage, failure
+
+    def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
+        fitness = geometric_mean(f.rate for f in found.figures)
+        return fitness, (fitness, fitness), _descriptors(found)
+
+    def _toolchain(self, failure: Failure | None) -> dict[str, str]:
+        return libtpu_simulator.toolchain()
+
+
+def pallas_template() -> Template:
+    """A process that forks trace and compile children; it starts warming up at once."""
+    made = Template(
+        _PRELOADED, environment(Path(tempfile.gettempdir()), libtpu_simulator.trace_environment())
+    )
+    made.warm()
+    return made
+
+
+class _Missing:
+    """Stands in for the stages that need a part which is not installed."""
+
+    stage = Stage.COMPILE
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """Always an infrastructure fault: it says nothing about the genome."""
+        return Failure(Verdict.INFRA_ERROR, self._reason)
+
+
+def _descriptors(found: Findings) -> dict[str, str]:
+    """Where the kernel belongs in an archive, as far as the target knows: its VMEM use, binned."""
+    mebibytes = max(f.diagnosis["vmem_bytes"] for f in found.figures) / 2**20
+    low = 0
+    for edge in _VMEM_EDGES:
+        if mebibytes <= edge:
+            return {"vmem": f"{low}-{edge}MiB"}
+        low = edge
+    return {"vmem": f"{low}MiB+"}

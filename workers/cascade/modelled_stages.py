@@ -1,0 +1,402 @@
+"""The stages of the modelled-TPU cascade, in the order they run: trace and check, compile, measure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from tilewright.fitness import fallback, gates, score, static_tpu, structure
+from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
+from tilewright.fitness.llo import ParseError
+from tilewright.seeds.operator import Arrays, Workload
+from tilewright.workers.cascade.common_stages import dealt_kinds
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.run_once import ChildLimits, ChildOutcome, Ending, run_child, temporary_folder
+from tilewright.workers.request import Failure, Findings, Request, artefact_hash, duplicate, one_line
+from tilewright.workers.toolchains import libtpu_simulator
+
+_RESOURCES = re.compile(
+    r"RESOURCE_EXHAUSTED|Ran out of memory|exceed(s|ed)? (vmem|smem|memory)|VmemOom|bad_alloc", re.I
+)
+
+
+class TraceStage:
+    """Runs the candidate's Python in a child: modules for the compiler, outputs for the gates."""
+
+    stage = Stage.COMPILE
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """One child; each answer is judged as it arrives, and the first failure stops the child."""
+        conversation = _Conversation(request, found)
+        job = Frame("pallas.trace", conversation.job(), conversation.operands)
+        with temporary_folder(request.folder) as folder:
+            outcome = run_child(
+                job,
+                _scaled(request.limits.trace, request.time_factor),
+                folder,
+                extra_environment=libtpu_simulator.trace_environment(),
+                on_frame=conversation.hear,
+                launcher=request.launcher,
+            )
+        found.logs.append(outcome.log)
+        if conversation.failure is not None:
+            return conversation.failure
+        return _child_failure(outcome, "tracing and checking") or conversation.incomplete()
+
+
+class _Conversation:
+    """What the parent makes of a trace child's frames. Their content is data of unknown quality."""
+
+    def __init__(self, request: Request, found: Findings) -> None:
+        self.failure: Failure | None = None
+        self._request = request
+        self._found = found
+        self._inputs: dict[tuple[str, str], Arrays] = {}
+        self._checked: set[tuple[str, str]] = set()
+        self._workloads = {w.id: w for w in (*request.checked, *request.measured)}
+        for position, workload in enumerate(request.checked):
+            for kind in _kinds(request, position):
+                made = request.truth.inputs(workload, request.seed, kind)
+                self._inputs[workload.id, kind] = made
+        self.operands = {
+            f"{workload}/{kind}/{name}": array
+            for (workload, kind), arrays in self._inputs.items()
+            for name, array in arrays.items()
+        }
+
+    def job(self) -> dict[str, object]:
+        request = self._request
+        chip = request.target.chip
+        return {
+            "source": request.source,
+            "params": dict(request.params),
+            "chip": {"kind": chip.device_kind, "cores": chip.cores},
+            "workloads": [request.described(w) for w in self._workloads.values()],
+            "check": [
+                {"workload": w.id, "kinds": [kind for name, kind in self._inputs if name == w.id]}
+                for w in request.checked
+            ],
+        }
+
+    def hear(self, frame: Frame) -> bool:
+        """Judge one frame; False ends the child."""
+        try:
+            if frame.kind == "traced":
+                self.failure = self._traced(frame)
+            elif frame.kind == "checked":
+                self.failure = self._check(frame)
+            elif frame.kind == "error":
+                self.failure = _candidate_failure(frame)
+        except (KeyError, TypeError, ValueError) as error:
+            self.failure = Failure(
+                Verdict.CRASHED, f"the child's answer is malformed: {type(error).__name__} {error}"
+            )
+        return self.failure is None
+
+    def incomplete(self) -> Failure | None:
+        """A child that ended well but did not answer everything."""
+        missing = set(self._workloads) - set(self._found.modules)
+        unchecked = set(self._inputs) - self._checked
+        if missing or unchecked:
+            return Failure(Verdict.CRASHED, "the child ended before it had answered everything")
+        return None
+
+    def _traced(self, frame: Frame) -> Failure | None:
+        name = self._workloads[frame.data["workload"]].id
+        found = self._found
+        found.modules[name] = frame.blobs["module"]
+        found.conventions[name] = int(frame.data["calling_convention"])
+        found.claimed[name] = str(frame.data["fingerprint"])
+        if set(found.modules) != set(self._workloads):
+            return None
+        artefact = artefact_hash({w.id: found.claimed[w.id] for w in self._request.measured})
+        failure = duplicate(self._request, artefact)
+        found.artefact = artefact if failure else None
+        return failure
+
+    def _check(self, frame: Frame) -> Failure | None:
+        workload = self._workloads[frame.data["workload"]]
+        kind = str(frame.data["kind"])
+        operator = self._request.operator
+        where = Stage.CHECK
+        if frame.data["races"]:
+            return Failure(Verdict.INCORRECT, f"a data race in the kernel on {kind} inputs", stage=where)
+        if (fault := gates.ill_formed(frame.arrays, operator.outputs(workload))) is not None:
+            return Failure(Verdict.INCORRECT, fault, stage=where)
+        references = self._request.truth.references(workload, self._request.seed, kind)
+        label = kind if workload not in self._request.large_checks else f"{kind} at {workload.id}"
+        readings = gates.read_gates(operator.gates, frame.arrays, references, label)
+        self._found.gates.extend(readings)
+        self._checked.add((workload.id, kind))
+        if (wrong := gates.failure(readings, operator.gates)) is not None:
+            return Failure(Verdict.INCORRECT, wrong, stage=where)
+        return None
+
+
+class CompileStage:
+    """Compiles and simulates what was traced, in a child that never sees the candidate's Python."""
+
+    stage = Stage.COMPILE
+
+    def __init__(self, *, compiles: bool = True) -> None:
+        """Without ``compiles`` the modules' structure is judged and nothing else: a device compiles them."""
+        self._compiles = compiles
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """Judges the modules' structure before they are compiled, then keeps the dumps' folders."""
+        folder = request.folder / f"compile{len(found.logs)}"  # a race compiles some workloads at a time
+        folder.mkdir()
+        environment = libtpu_simulator.compile_environment(folder)
+        refused: list[Failure] = []
+
+        def hear(frame: Frame) -> bool:
+            if frame.kind == "facts":
+                failure = self._judge(request, found, frame)
+                refused.extend([failure] if failure else [])
+            elif frame.kind == "compiled":
+                found.dumps[frame.data["workload"]] = folder / frame.data["folder"]
+            elif frame.kind == "error":
+                refused.append(_candidate_failure(frame))
+            return not refused
+
+        limits = _scaled(request.limits.compile, request.time_factor)
+        outcome = run_child(
+            _compile_job(request, found, compiles=self._compiles),
+            limits,
+            folder,
+            extra_environment=environment,
+            on_frame=hear,
+            launcher=request.launcher,
+        )
+        found.logs.append(outcome.log)
+        if refused:
+            return refused[0]
+        failure = _compiler_failure(outcome, limits)
+        if failure is not None and failure.verdict is Verdict.COMPILE_ERROR and "SIGABRT" in outcome.detail:
+            return _estimated(request, found, failure)
+        return failure
+
+    def _judge(self, request: Request, found: Findings, frame: Frame) -> Failure | None:
+        facts = structure.ModuleFacts.from_data(frame.data)
+        workload = next(w for w in (*request.measured, *request.checked) if w.id == frame.data["workload"])
+        found.facts[workload.id] = facts
+        operands = [spec.name for spec in request.inputs(workload)]
+        results = [spec.name for spec in request.operator.outputs(workload)]
+        if (reason := structure.objection(facts, operands, results)) is not None:
+            return Failure(Verdict.IMPLAUSIBLE, reason)
+        products = score.product_flops(request.operator, workload)
+        if (reason := structure.missing_work(facts, products)) is not None:
+            return Failure(Verdict.IMPLAUSIBLE, f"{workload.id}: {reason}")
+        fingerprints = {w.id: found.facts[w.id].fingerprint for w in request.measured if w.id in found.facts}
+        if len(fingerprints) == len(request.measured) and found.artefact is None:
+            found.artefact = artefact_hash(fingerprints)
+            return duplicate(request, found.artefact)
+        return None
+
+
+def _estimated(request: Request, found: Findings, failure: Failure) -> Failure:
+    """The failure of a kernel that the simulator aborts on, with what its scheduled code alone says of its time."""
+    folder = request.folder / "estimate"
+    folder.mkdir()
+    outcome = run_child(
+        _compile_job(request, found),
+        _scaled(request.limits.compile, request.time_factor),
+        folder,
+        extra_environment=libtpu_simulator.compile_environment(folder, simulate=False),
+        launcher=request.launcher,
+    )
+    chip = request.target.chip
+    dumps = {f.data["workload"]: folder / f.data["folder"] for f in outcome.frames if f.kind == "compiled"}
+    for workload in request.measured:
+        if workload.id not in dumps:
+            return failure
+        codes = [
+            path
+            for path in dumps[workload.id].glob("llo/*final_bundles.txt")
+            if fallback.is_kernel(path.name)
+        ]
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in codes]
+        flops = found.facts[workload.id].matmul_flops or 0
+        try:
+            cycles = fallback.estimate_cycles(texts, flops, chip)
+        except ParseError:
+            return failure
+        # the bytes that were moved are not known, those that must be are
+        seconds = static_tpu.seconds(cycles, request.compulsory_bytes(workload), chip)
+        found.estimates[workload.id] = seconds
+    times = ", ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in found.estimates.items())
+    reason = f"{one_line(failure.reason, 150)}; estimated from its code, for the record only: {times}"
+    return dataclasses.replace(failure, reason=one_line(reason))
+
+
+class MeasureStage:
+    """Reads the dumps and turns them into figures, if they can be true."""
+
+    stage = Stage.MEASURE
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """One workload after the other."""
+        for workload in request.measured:
+            if workload.id not in found.dumps:
+                return Failure(Verdict.INFRA_ERROR, f"no dump of workload {workload.id} was made")
+            try:
+                failure = self._measure(request, found, workload)
+            except ParseError as error:
+                return Failure(Verdict.COMPILE_ERROR, f"the simulator's dump of {workload.id}: {error}")
+            if failure is not None:
+                return failure
+        return None
+
+    def _measure(self, request: Request, found: Findings, workload: Workload) -> Failure | None:
+        chip, operator = request.target.chip, request.operator
+        run = static_tpu.read_dumps(found.dumps[workload.id], chip, timeline=request.timeline)
+        time = static_tpu.seconds(run.cycles, run.executed.hbm_bytes, chip)
+        flops, size = operator.flops(workload), request.compulsory_bytes(workload)
+        if time <= 0:
+            return Failure(Verdict.IMPLAUSIBLE, f"no time at all for {workload.id}")
+        reason = static_tpu.implausible(
+            run,
+            chip,
+            flops=flops,
+            products=score.product_flops(operator, workload),
+            compulsory_bytes=size,
+            time=time,
+        )
+        if reason is not None:
+            return Failure(Verdict.IMPLAUSIBLE, f"{workload.id}: {reason}")
+        kind = score.matrix_kind(request.operator, request.inputs(workload))
+        found.figures.append(
+            WorkloadFigures(
+                workload=workload.id,
+                seconds=time,
+                tflops=score.tflops(flops, time),
+                gbytes=score.gbytes(size, time) if score.bytes_rank(operator) else None,
+                roofline_fraction=score.roofline_seconds(flops, size, chip, kind) / time,
+                kind=request.target.kind,
+                diagnosis=static_tpu.diagnosis(run, chip),
+            )
+        )
+        return None
+
+
+class VerifyStage:
+    """Passes the gates once more, on measured workloads and one kind of inputs.
+
+    The checked shapes are small; this is what a kernel that behaves only there runs into.
+    """
+
+    stage = Stage.CHECK
+
+    def __init__(self, workloads: Sequence[Workload]) -> None:
+        self._workloads = tuple(workloads)
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """Another trace child; it must trace to what was compiled."""
+        again = dataclasses.replace(
+            request,
+            measured=self._workloads,
+            checked=self._workloads,
+            large_checks=self._workloads,
+            is_known=lambda artefact: None,
+        )
+        failure = TraceStage().run(again, found)
+        if failure is not None:
+            return failure
+        for name in (workload.id for workload in self._workloads):
+            if found.claimed[name] != found.facts[name].fingerprint:
+                return Failure(Verdict.IMPLAUSIBLE, f"the kernel traces differently each time on {name}")
+        return None
+
+
+def to_verify(request: Request, found: Findings, *, best: bool) -> list[Workload]:
+    """Measured shapes on which the gates must be passed, too.
+
+    Those whose kernel does kinds of operations that no checked one does, or the reverse; and for a new ``best`` at
+    least the one of least work.
+    """
+    checked = {found.facts[w.id].signature for w in request.checked if w.id in found.facts}
+    unchecked = [w for w in request.measured if w not in request.checked]
+    wanted = [w for w in unchecked if found.facts[w.id].signature not in checked]
+    if best and not wanted and len(unchecked) == len(request.measured):
+        wanted = [min(unchecked, key=request.operator.flops)]
+    return wanted
+
+
+def _kinds(request: Request, position: int) -> Sequence[str]:
+    """Input kinds for one checked shape: dealt while searching, all for a finalist, one on a spot, which is large."""
+    kinds = request.operator.input_kinds
+    if request.checked[position] in request.large_checks:
+        return [kinds[request.seed % len(kinds)]]
+    if request.thorough:
+        return kinds
+    return dealt_kinds(request, position)
+
+
+def _compile_job(request: Request, found: Findings, *, compiles: bool = True) -> Frame:
+    checked = (w for w in request.checked if w not in request.measured and w.id not in found.facts)
+    order = [*request.measured, *checked]
+    workloads = [
+        {
+            **request.described(workload),
+            "calling_convention": found.conventions[workload.id],
+            "known": request.fixed_operands(workload),
+        }
+        for workload in order
+    ]
+    data = {
+        "topology": request.target.chip.topology,
+        "workloads": workloads,
+        "facts_only": [w.id for w in order if not compiles or w not in request.measured],
+    }
+    return Frame("pallas.compile", data, blobs={w.id: found.modules[w.id] for w in order})
+
+
+def _scaled(limits: ChildLimits, factor: float) -> ChildLimits:
+    return dataclasses.replace(limits, wall_seconds=limits.wall_seconds * factor)
+
+
+def _candidate_failure(frame: Frame) -> Failure:
+    """A verdict for an exception in a child, by phase and by what it says."""
+    phase, kind = str(frame.data["phase"]), str(frame.data["type"])
+    message, trace = str(frame.data["message"]), str(frame.data.get("trace", ""))
+    reason = one_line(f"{kind}: {message}" if message else kind)
+    if kind == "NestedKernel":
+        return Failure(Verdict.IMPLAUSIBLE, one_line(message), trace)
+    if kind == "MemoryError" or _RESOURCES.search(message):
+        return Failure(Verdict.RESOURCE_ERROR, reason, trace)
+    if phase == "topology":
+        return Failure(Verdict.INFRA_ERROR, reason, trace)
+    if phase != "check":
+        return Failure(Verdict.COMPILE_ERROR, reason, trace)
+    if kind == "NotImplementedError":
+        return Failure(Verdict.COMPILE_ERROR, reason, trace, Stage.CHECK)
+    found = re.search(r"IndexError: [^\n]*|[^\n]*out[- ]of[- ]bounds[^\n]*", message, re.I)
+    if kind == "IndexError" or found:
+        reason = one_line(f"reads or writes outside an array: {found[0] if found else message}")
+    return Failure(Verdict.INCORRECT, reason, trace, Stage.CHECK)
+
+
+def _child_failure(outcome: ChildOutcome, doing: str) -> Failure | None:
+    """A verdict for a child that did not end by itself."""
+    if outcome.ending is Ending.DONE:
+        return None
+    if outcome.ending is Ending.TIMEOUT or "SIGXCPU" in outcome.detail:
+        return Failure(Verdict.TIMEOUT, one_line(f"{doing}: {outcome.detail}"), outcome.log)
+    exhausted = outcome.ending is Ending.MEMORY or "MemoryError" in outcome.detail
+    if exhausted or _RESOURCES.search(outcome.detail):
+        return Failure(Verdict.RESOURCE_ERROR, one_line(f"{doing}: {outcome.detail}"), outcome.log)
+    return Failure(Verdict.CRASHED, one_line(f"{doing}: {outcome.detail}"), outcome.log)
+
+
+def _compiler_failure(outcome: ChildOutcome, limits: ChildLimits) -> Failure | None:
+    """The same for the compile child, whose own aborts are the compiler's answer to the kernel."""
+    if "SIGABRT" in outcome.detail and not _RESOURCES.search(outcome.log + outcome.detail):
+        reason = one_line(f"libtpu aborted: {outcome.detail}")
+        return Failure(Verdict.COMPILE_ERROR, reason, outcome.log)
+    if "SIGXFSZ" in outcome.detail:
+        reason = f"the kernel's schedule takes more than {limits.file_bytes} bytes to write"
+        return Failure(Verdict.RESOURCE_ERROR, reason, outcome.log)
+    if _RESOURCES.search(outcome.log):
+        return Failure(Verdict.RESOURCE_ERROR, one_line(f"compiling: {outcome.detail}"), outcome.log)
+    return _child_failure(outcome, "compiling and simulating")

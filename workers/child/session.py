@@ -1,0 +1,282 @@
+"""Children that serve many jobs, because starting one costs seconds; replaced at the first sign of trouble.
+
+A session's child is confined like that of ``workers.child.run_once``. What ends it: a job over its wall
+clock, no frame for
+longer than ``stall_seconds``, a death, a malformed answer, or an answer that says the device is not to be trusted any
+more. A spare that has already imported everything takes its place, so that the next job waits for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tilewright.workers.child.frames import Frame, FrameError, FrameReader, encode
+from tilewright.workers.child.launch import PROGRAMS, ROOT
+from tilewright.workers.child.run_once import ChildOutcome, Ending, environment
+
+START_SECONDS = 90.0
+"""How long a child may take to import its libraries and open its device."""
+
+UNLIMITED = 1 << 46
+"""Address space, bytes: a GPU's driver reserves terabytes of it."""
+
+_KEPT_LOG = 16 << 10
+_LOG_LIMIT = 256 << 20
+_RESULT_LIMIT = 1 << 30
+
+
+@dataclass(frozen=True)
+class SessionConfig:
+    """How to start a child: its runner and what that is told, environment, and what it may touch."""
+
+    runner: str
+    runner_config: Mapping[str, Any]
+    environment: Mapping[str, str]
+    shared: tuple[Path, ...] = ()
+    readable: tuple[Path, ...] = ()
+    devices: tuple[Path, ...] = ()
+    memory_bytes: int = UNLIMITED
+    spare: bool = False
+    scratch: Path | None = None
+    """Where the child's own folder is made; None for the machine's place for temporary files."""
+
+
+@dataclass(frozen=True)
+class JobLimits:
+    """Wall clock of one job, and the longest silence within it, in seconds."""
+
+    wall_seconds: float
+    stall_seconds: float
+
+
+class SessionDied(RuntimeError):
+    """A child that could not start. The message is one line."""
+
+
+class Session:
+    """One child. ``run`` may be called until it returns an ending other than ``done``."""
+
+    def __init__(self, config: SessionConfig) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="tilewright-", dir=config.scratch))
+        read, write = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", str(PROGRAMS / "session_main.py"), str(ROOT), str(os.getpid()),
+                 str(write), _config_json(config)],
+                cwd=self._folder,
+                env=environment(self._folder, config.environment),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                pass_fds=(write,),
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError:
+            os.close(read)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        finally:
+            os.close(write)
+        self._result = read
+        self._reader = FrameReader(_RESULT_LIMIT)
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self._stdin = self._process.stdin.fileno()
+        self._logs = (self._process.stdout.fileno(), self._process.stderr.fileno())
+        for stream in (self._stdin, *self._logs, read):
+            os.set_blocking(stream, False)
+        self.hello: Mapping[str, Any] | None = None
+
+    def wait_ready(self, timeout_seconds: float = START_SECONDS) -> Mapping[str, Any]:
+        """What the runner said about itself. Raises SessionDied."""
+        if self.hello is None:
+            found = self._converse(b"", "ready", JobLimits(timeout_seconds, timeout_seconds), None)
+            if found.ending is not Ending.DONE:
+                last = (found.log.strip().splitlines() or [""])[-1][:200]
+                raise SessionDied(f"{found.detail}{': ' + last if last else ''}")
+            self.hello = found.frames[-1].data
+        return self.hello
+
+    def run(
+        self, job: Frame, limits: JobLimits, on_frame: Callable[[Frame], object] | None = None
+    ) -> ChildOutcome:
+        """One job to its ``done`` frame, which is not among the outcome's frames. Raises SessionDied."""
+        self.wait_ready()
+        found = self._converse(encode(job), "done", limits, on_frame)
+        if found.ending is Ending.DONE:
+            found.frames.pop()
+        return found
+
+    def close(self) -> None:
+        """Kill the child's process group and remove its folder."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        with contextlib.suppress(OSError):
+            os.close(self._result)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _converse(
+        self, message: bytes, last: str, limits: JobLimits, on_frame: Callable[[Frame], object] | None
+    ) -> ChildOutcome:
+        began = heard = time.monotonic()
+        self._log, self._logged = b"", 0  # what an earlier job said is not this one's
+        outcome = ChildOutcome(Ending.DONE)
+        pending = memoryview(message)
+        with selectors.DefaultSelector() as selector:
+            for stream in (self._result, *self._logs):
+                selector.register(stream, selectors.EVENT_READ)
+            if message:
+                selector.register(self._stdin, selectors.EVENT_WRITE)
+            while not (outcome.frames and outcome.frames[-1].kind == last):
+                now = time.monotonic()
+                if now - began > limits.wall_seconds or now - heard > limits.stall_seconds:
+                    quiet = now - began <= limits.wall_seconds
+                    span = limits.stall_seconds if quiet else limits.wall_seconds
+                    said = "no sign of life for" if quiet else "still running after"
+                    outcome.ending, outcome.detail = Ending.TIMEOUT, f"{said} {span:g} s"
+                    break
+                for key, _ in selector.select(0.2):
+                    if key.fd == self._stdin:
+                        pending = self._send(pending)
+                        if not pending:
+                            selector.unregister(self._stdin)
+                    elif key.fd in self._logs:
+                        if not self._read_log(key.fd):
+                            selector.unregister(key.fd)
+                    else:
+                        heard = time.monotonic()
+                        self._read_frames(outcome, on_frame)
+                if outcome.ending is not Ending.DONE:
+                    break
+        for stream in self._logs:
+            with contextlib.suppress(OSError):
+                self._read_log(stream)
+        outcome.seconds = time.monotonic() - began
+        outcome.log = self._log.decode(errors="replace")
+        return outcome
+
+    def _send(self, pending: memoryview) -> memoryview:
+        try:
+            return pending[os.write(self._stdin, pending[: 1 << 20]) :]
+        except BlockingIOError:
+            return pending
+        except OSError:  # the child is gone; its closed result pipe tells
+            return pending[:0]
+
+    def _read_log(self, stream: int) -> bool:
+        piece = os.read(stream, 1 << 16)
+        self._logged += len(piece)
+        self._log = (self._log + piece)[-_KEPT_LOG:]
+        return bool(piece) and self._logged < _LOG_LIMIT
+
+    def _read_frames(self, outcome: ChildOutcome, on_frame: Callable[[Frame], object] | None) -> None:
+        piece = os.read(self._result, 1 << 22)
+        if not piece:
+            self._process.wait()
+            outcome.ending, outcome.detail = Ending.CRASHED, _death(self._process.returncode)
+            return
+        try:
+            for frame in self._reader.feed(piece):
+                outcome.frames.append(frame)
+                if on_frame is not None and frame.kind not in ("done", "ready"):
+                    on_frame(frame)
+        except FrameError as error:
+            outcome.ending, outcome.detail = Ending.GARBAGE, str(error)
+
+
+@dataclass
+class SessionPool:
+    """Keeps one session ready, and with ``config.spare`` another behind it. Not safe for several threads."""
+
+    config: SessionConfig
+    replaced: int = 0
+    _current: Session | None = None
+    _spare: Session | None = None
+    _last_hello: Mapping[str, Any] = field(default_factory=dict)
+
+    def hello(self) -> Mapping[str, Any]:
+        """What the runner says about itself and its device. Raises SessionDied, OSError."""
+        try:
+            self._last_hello = self._session().wait_ready()
+        except SessionDied:
+            self.replace()
+            raise
+        return self._last_hello
+
+    def run(
+        self, job: Frame, limits: JobLimits, on_frame: Callable[[Frame], object] | None = None
+    ) -> ChildOutcome:
+        """One job; a child that ended badly, or says it is ``spoiled``, is replaced before this returns.
+
+        Raises SessionDied when a fresh child cannot start, OSError when no process can be made.
+        """
+        self.hello()
+        outcome = self._session().run(job, limits, on_frame)
+        spoiled = any(frame.data.get("spoiled") for frame in outcome.frames if frame.kind == "error")
+        if outcome.ending is not Ending.DONE or spoiled:
+            self.replace()
+        return outcome
+
+    def replace(self) -> None:
+        """Kill the current child; the spare takes its place."""
+        if self._current is not None:
+            self._current.close()
+            self.replaced += 1
+        self._current, self._spare = self._spare, None
+
+    def close(self) -> None:
+        """Kill the children."""
+        for session in (self._current, self._spare):
+            if session is not None:
+                session.close()
+        self._current = self._spare = None
+
+    def _session(self) -> Session:
+        if self._current is None:
+            self._current = Session(self.config)
+        if self.config.spare and self._spare is None:
+            self._spare = Session(self.config)
+        return self._current
+
+
+def _config_json(config: SessionConfig) -> str:
+    limits = {
+        "memory_bytes": config.memory_bytes,
+        "cpu_seconds": 1 << 20,
+        "file_bytes": 2 << 30,
+        "open_files": 4096,
+    }
+    return json.dumps(
+        {
+            "runner": config.runner,
+            "runner_config": dict(config.runner_config),
+            "shared": [str(path) for path in config.shared],
+            "readable": [str(path) for path in config.readable],
+            "devices": [str(path) for path in config.devices],
+            "limits": limits,
+        }
+    )
+
+
+def _death(code: int | None) -> str:
+    if code is not None and code < 0:
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"killed by signal {-code}"
+    return f"exit code {code} before it had answered"

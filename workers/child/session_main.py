@@ -1,0 +1,50 @@
+"""The program of a session's child: confine itself, start its runner, then serve one job frame after another.
+
+Started by ``workers.child.session`` as ``python -I session_main.py ROOT PARENT_PID RESULT_FD CONFIG_JSON``;
+jobs come on
+standard input, answers go to RESULT_FD and end with a ``done`` frame for each job. Standard output and error are logs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+RUNNERS = {
+    "triton.compile": "tilewright.workers.runners.triton_compile",
+    "triton.describe": "tilewright.workers.runners.triton_describe",
+    "triton.device": "tilewright.workers.runners.triton_device",
+    "tpu.device": "tilewright.workers.runners.tpu_device",
+}
+"""Runner name to the module with a ``Runner(config)`` that has ``hello`` (JSON-able) and ``run(job, answer)``."""
+
+
+def main(arguments: list[str]) -> int:
+    root, parent, result, config = Path(arguments[0]), int(arguments[1]), int(arguments[2]), arguments[3]
+    sys.path.insert(0, str(root))
+    from tilewright.workers.child import confine
+
+    settings = json.loads(config)
+    reach = {name: settings[name] for name in ("readable", "shared", "devices")}
+    isolation = confine.confine_child(root, parent, settings["limits"], **reach)
+
+    from tilewright.workers.child.frames import Frame, FrameReader, sender
+
+    answer = sender(result)
+    runner = importlib.import_module(RUNNERS[settings["runner"]]).Runner(settings["runner_config"])
+    answer(Frame("ready", {"isolation": isolation, **runner.hello}))
+    reader = FrameReader(1 << 40)
+    while piece := os.read(0, 1 << 22):
+        for job in reader.feed(piece):
+            runner.run(job, answer)
+            answer(Frame("done"))
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)  # skip destructors of a runtime that a candidate may have left in any state

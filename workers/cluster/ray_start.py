@@ -1,0 +1,93 @@
+"""Joining a Ray cluster, or starting one on this machine, and what a worker asks of a node there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import Any
+
+import ray
+
+from tilewright.workers.cluster.local_ray import RayFolder, handlers_kept
+from tilewright.workers.cluster.station_actor import offered_targets
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 5.0
+"""How long the head of a cluster may take to accept a connection."""
+
+
+class PoolUnavailable(ConnectionError):
+    """Ray cannot be reached or started; the message is one clause that names the address or cause."""
+
+
+def target_resource(target: str) -> dict[str, float]:
+    """What a worker asks of a node: one ``target:NAME``, on a cluster any of whose nodes offer a target.
+
+    So ``ray start --resources='{"target:tpu7x": 8}'`` keeps workers of other targets off a node, and says how many fit.
+    A target that no node offers yet waits for one that joins, rather than for a place on another target's nodes.
+    """
+    name, offered = f"target:{target}", offered_targets()
+    if offered and name not in offered:
+        log.warning("no node of the cluster offers %s; it offers %s", name, ", ".join(sorted(offered)))
+    return {name: 1.0} if offered else {}
+
+
+def start_ray(address: str | None, count: int, gpus: int, folder: RayFolder | None = None) -> None:
+    """Join the cluster at ``address``, or start Ray on this machine with ``count`` CPUs. Raises PoolUnavailable.
+
+    A local Ray keeps its files in ``folder``. It gets a small object store: only kernel sources and figures pass
+    through it.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    common: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "ignore_reinit_error": True,
+    }
+    if address:
+        _require_listener(address)
+        common["address"] = address
+    else:
+        common.update(
+            address="local",  # also beside a cluster that somebody runs on this machine
+            num_cpus=count,
+            num_gpus=gpus,
+            object_store_memory=100 * 2**20,
+            include_dashboard=False,
+            **({"_temp_dir": str(folder.path)} if folder else {}),
+        )
+    try:
+        with handlers_kept():
+            ray.init(**common)
+    except Exception as error:  # Ray raises a bare Exception when its node does not start in time
+        where = f"the Ray cluster at {address} cannot be joined" if address else "Ray cannot start"
+        raise PoolUnavailable(f"{where}: {first_line(error).rstrip('.')}") from error
+
+
+def own_folder() -> RayFolder:
+    """For the files of a Ray of our own. Raises PoolUnavailable."""
+    try:
+        return RayFolder()
+    except OSError as error:
+        raise PoolUnavailable(f"Ray cannot start: {error}") from error
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself would try an address where nobody listens for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdigit()):
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise PoolUnavailable(
+            f"the Ray cluster at {address} cannot be joined: {error.strerror or error}"
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, on one line of moderate length."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,229 @@
+"""Measuring stations as Ray actors: one for each GPU or TPU, exclusive, serving every evaluator of a campaign."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from tilewright.fitness.chips import Chip
+from tilewright.fitness.targets import Target, load_target
+from tilewright.seeds.catalogue import load_operator
+from tilewright.seeds.operator import Workload
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.run_once import ChildOutcome
+from tilewright.workers.child.session import START_SECONDS, JobLimits, SessionDied
+from tilewright.workers.device import calibration
+from tilewright.workers.device.comparison import EFFORT, Comparison, compare
+from tilewright.workers.device.station import Champion, DeviceRatio, Entry, LocalStation
+from tilewright.workers.toolchains import tpu as tpu_toolchain
+
+CALIBRATION_SECONDS = 180.0
+"""How long stations may take to start, compile the reference kernel and time it."""
+
+SEED_USES = 64
+"""Jobs that are timed on the same operands."""
+
+SLIVER = 0.001
+"""Of a node's resource: enough to be placed there."""
+
+CALIBRATION_EFFORT = (5, 3)
+"""Rounds, and timed calls a round."""
+
+
+class StationActor:
+    """Runs in the Ray worker process that holds one GPU; one call at a time."""
+
+    def __init__(self, target: str, scratch: str | None) -> None:
+        self._target = load_target(target)
+        self._station = LocalStation(self._target.hardware, Path(scratch) if scratch else None)
+        self._seed, self._seed_uses = 0, SEED_USES
+
+    def hello(self) -> Mapping[str, Any]:
+        """As ``workers.device.station.Station``; a station without a device is told apart by its process."""
+        return {calibration.DEVICE: f"process {os.getpid()}", **self._station.hello()}
+
+    def operand_seed(self, proposed: int) -> int:
+        if self._seed_uses >= SEED_USES:
+            self._seed, self._seed_uses = proposed, 0
+        self._seed_uses += 1
+        return self._seed
+
+    def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
+        return self._station.run(job, limits)
+
+    def champion(self) -> Champion | None:
+        return self._station.champion()
+
+    def claim(self, contender: str) -> bool:
+        return self._station.claim(contender)
+
+    def release(self, contender: str, crowned: Champion | None) -> None:
+        self._station.release(contender, crowned)
+
+    def compare(
+        self,
+        operator: str,
+        workloads: Sequence[Workload],
+        entries: Sequence[Entry],
+        seed: int,
+        effort: tuple[int, int] = EFFORT,
+    ) -> bytes:
+        """See ``workers.device.comparison``; the answer as JSON."""
+        found = compare(
+            self._station, load_operator(operator), self._target, workloads, entries, seed, effort
+        )
+        return found.to_json().encode()
+
+
+class RemoteStation:
+    """A station seen from an evaluator: implements ``workers.device.station.Station``. ``scales`` by device."""
+
+    def __init__(self, handle: ActorHandle, scales: Mapping[str, DeviceRatio]) -> None:
+        self._handle = handle
+        self._scales = scales
+        self._hello: Mapping[str, Any] | None = None
+
+    def hello(self) -> Mapping[str, Any]:
+        if self._hello is None:
+            self._hello = self._ask(self._handle.hello.remote())
+        return self._hello
+
+    def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
+        return self._ask(self._handle.run.remote(job, limits))
+
+    def scale(self) -> DeviceRatio:
+        if not self._scales:
+            return DeviceRatio()
+        self._hello = None  # a restarted station may hold another device
+        found = calibration.scale_here(hello := self.hello(), self._scales)
+        if found is None:
+            raise SessionDied(f"the device {hello.get(calibration.DEVICE)} was never calibrated")
+        return found
+
+    def operand_seed(self, proposed: int) -> int:
+        return self._ask(self._handle.operand_seed.remote(proposed))
+
+    def champion(self) -> Champion | None:
+        return self._ask(self._handle.champion.remote())
+
+    def claim(self, contender: str) -> bool:
+        return self._ask(self._handle.claim.remote(contender))
+
+    def release(self, contender: str, crowned: Champion | None) -> None:
+        self._ask(self._handle.release.remote(contender, crowned))
+
+    def _ask(self, reply: Any) -> Any:
+        try:
+            return ray.get(reply)
+        except ray.exceptions.RayTaskError as error:
+            raise SessionDied(f"the station failed: {_last_line(error)}") from error
+        except ray.exceptions.RayError as error:
+            raise SessionDied(f"the station is gone: {_last_line(error)}") from error
+
+
+def start_stations(target: Target, gpus: int, scratch: str | None = None) -> list[ActorHandle]:
+    """One actor for each of ``gpus`` GPUs (0: all that the cluster has for the target) or for each TPU of the cluster.
+
+    Under the interpreter ``gpus`` processes of this machine's CPU stand in for them, at least one. Their children's
+    folders are made in ``scratch``; None for each machine's own place for temporary files.
+    """
+    wanted: dict[str, Any]
+    if target.interpreted:
+        wanted, count = {"num_gpus": 0}, max(1, gpus)
+        if nodes := _nodes(target):
+            return [_station_on(nodes[n % len(nodes)][0], target, 0, scratch) for n in range(count)]
+    elif isinstance(target.part, Chip):
+        count = max(1, int(ray.cluster_resources().get(tpu_toolchain.RESOURCE, 1)))
+        wanted = {"resources": {tpu_toolchain.RESOURCE: 1}}
+    else:
+        places = [node for node, has in _nodes(target) for _ in range(int(has.get("GPU", 0)))]
+        if places and not gpus:
+            return [_station_on(node, target, 1, scratch) for node in places]
+        # a target that only others' nodes could take waits for a node that offers it
+        awaited = {f"target:{target.name}": SLIVER} if offered_targets() and not places else {}
+        wanted, count = {"num_gpus": 1, "resources": awaited}, max(1, gpus)
+    remote: Any = ray.remote
+    actor = remote(num_cpus=0, max_restarts=-1, **wanted)(StationActor)
+    return [actor.remote(target.name, scratch) for _ in range(count)]
+
+
+def offered_targets() -> set[str]:
+    """The ``target:NAME`` resources of the cluster's nodes."""
+    return {name for name in ray.cluster_resources() if name.startswith("target:")}
+
+
+def _nodes(target: Target) -> list[tuple[str, dict[str, float]]]:
+    """Ids and resources of the nodes for a target: those that offer it; all, where no node offers any."""
+    alive = [(node["NodeID"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    return [one for one in alive if f"target:{target.name}" in one[1]] if offered_targets() else alive
+
+
+def _station_on(node: str, target: Target, gpus: int, scratch: str | None) -> ActorHandle:
+    """A station on a node; should the node be lost, on any. It refuses a GPU of another product."""
+    remote: Any = ray.remote
+    place = NodeAffinitySchedulingStrategy(node, soft=True)
+    actor = remote(num_cpus=0, num_gpus=gpus, max_restarts=-1, scheduling_strategy=place)(StationActor)
+    made: ActorHandle = actor.remote(target.name, scratch)
+    return made
+
+
+def calibrate(
+    stations: Sequence[ActorHandle], operator: str, suite: str, target: Target, reference: Entry, seed: int
+) -> tuple[list[ActorHandle], dict[str, DeviceRatio]]:
+    """Have every station time the reference; those to measure on, and their devices' scales.
+
+    A station that does not answer in ``CALIBRATION_SECONDS`` is left out. Raises SessionDied when none answers.
+    """
+    made = load_operator(operator)
+    shapes = calibration.reference_shapes(made, made.suites[suite])
+    asked: list[Any] = [
+        station.compare.remote(operator, shapes, [reference], seed, CALIBRATION_EFFORT)
+        for station in stations
+    ]
+    ray.wait(asked, num_returns=len(asked), timeout=CALIBRATION_SECONDS)
+    answers: list[tuple[ActorHandle, str, Comparison]] = []
+    faults: list[str] = []
+    for station, reply in zip(stations, asked, strict=True):
+        try:
+            text: Any = ray.get(reply, timeout=0)
+            hello: Any = ray.get(station.hello.remote(), timeout=START_SECONDS)
+        except ray.exceptions.RayError as error:
+            faults.append(_last_line(error))
+            continue
+        answers.append((station, str(hello[calibration.DEVICE]), Comparison.from_json(bytes(text).decode())))
+    if not answers:
+        raise SessionDied(f"no device could be calibrated: {faults[0]}")
+    farthest = math.inf if target.interpreted else calibration.FARTHEST
+    kept, scales = calibration.in_service(answers, reference.id, farthest)
+    for station in stations:
+        if station not in kept:
+            ray.kill(station)
+    return kept, scales
+
+
+def ask_comparisons(
+    stations: Sequence[ActorHandle],
+    operator: str,
+    workloads: Sequence[Workload],
+    entries: Sequence[Entry],
+    seed: int,
+) -> list[Comparison]:
+    """Compare on every station at the same time. Raises SessionDied."""
+    asked = [station.compare.remote(operator, list(workloads), list(entries), seed) for station in stations]
+    try:
+        texts: Any = ray.get(asked)
+    except ray.exceptions.RayError as error:
+        raise SessionDied(f"the station failed: {_last_line(error)}") from error
+    return [Comparison.from_json(bytes(text).decode()) for text in texts]
+
+
+def _last_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1][:200]

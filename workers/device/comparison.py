@@ -1,0 +1,156 @@
+"""Several genomes side by side on one device: the figures a campaign's last word is based on.
+
+On every shape its genomes run in rounds of reversed order, the first of them a second time as control.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tilewright.fitness.paired import Ratio, Rounds, median_seconds, paired_ratio
+from tilewright.fitness.targets import Target
+from tilewright.seeds.operator import Operator, Workload
+from tilewright.workers.child.launch import Spawn
+from tilewright.workers.child.run_once import ChildLimits
+from tilewright.workers.device.station import Entry, Station
+from tilewright.workers.device.timing import Samples, Timing, measure
+from tilewright.workers.limits import Limits
+from tilewright.workers.request import Failure, Findings, Request
+from tilewright.workers.truth import Truth
+
+CONTROL = "control"
+"""Name of the second entry of a shape's first genome."""
+
+EFFORT = (6, 3)
+"""Rounds, and timed calls a round."""
+
+WALL_SECONDS = 240.0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``rounds``: seconds by workload id, genome id (and ``control``), round and call. ``failed``: genome to reason.
+
+    ``host``: host seconds of one launch by workload and genome. ``device``: what the station says about itself.
+    """
+
+    target: str
+    device: Mapping[str, str]
+    rounds: Mapping[str, Mapping[str, Rounds]]
+    host: Mapping[str, Mapping[str, float]]
+    failed: Mapping[str, str]
+
+    @property
+    def genomes(self) -> tuple[str, ...]:
+        """Those that passed; in the order given, where all ran on every shape."""
+        return tuple(dict.fromkeys(n for names in self.rounds.values() for n in names if n != CONTROL))
+
+    def seconds(self, workload: str, genome: str) -> float:
+        """The median over all calls."""
+        return median_seconds(self.rounds[workload][genome])
+
+    def ratio(self, over: str, under: str, workloads: Sequence[str] | None = None) -> Ratio:
+        """Times of ``over`` divided by those of ``under``, paired by round."""
+        chosen = workloads or list(self.rounds)
+        return paired_ratio(
+            {w: self.rounds[w][over] for w in chosen}, {w: self.rounds[w][under] for w in chosen}
+        )
+
+    def control(self) -> dict[str, float]:
+        """By workload: the second entry of its first genome over the first."""
+        return {w: self.ratio(CONTROL, next(iter(names)), [w]).value for w, names in self.rounds.items()}
+
+    def to_json(self) -> str:
+        """Everything, for a file."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Comparison:
+        """What ``to_json`` wrote."""
+        return cls(**json.loads(text))
+
+
+def compare(
+    station: Station,
+    operator: Operator,
+    target: Target,
+    workloads: Sequence[Workload],
+    entries: Sequence[Entry],
+    seed: int,
+    effort: tuple[int, int] = EFFORT,
+) -> Comparison:
+    """Time ``entries`` side by side; one that fails is left out and told. Raises SessionDied, OSError."""
+    failed: dict[str, str] = {}
+    request = Request(
+        operator=operator,
+        truth=Truth(operator),
+        target=target,
+        limits=Limits(trace=ChildLimits(WALL_SECONDS)),
+        source="",
+        params={},
+        seed=seed,
+        timeline=False,
+        measured=tuple(workloads),
+        checked=(),
+        baseline=None,
+        final=False,
+        folder=Path("."),
+        launcher=Spawn(),
+        is_known=lambda artefact: None,
+    )
+    left = list(entries)
+    while left:
+        timed = _timed(station, request, left, effort)
+        if not isinstance(timed, _Bad):
+            return _comparison(target, station, timed, failed)
+        failed[timed.entry] = f"{timed.failure.verdict.value}: {timed.failure.reason}"
+        left = [entry for entry in left if entry.id != timed.entry]
+    return Comparison(target.name, _device(station), {}, {}, failed)
+
+
+@dataclass(frozen=True)
+class _Bad:
+    """The entry that is to blame for a failure."""
+
+    entry: str
+    failure: Failure
+
+
+def _timed(
+    station: Station, request: Request, entries: Sequence[Entry], effort: tuple[int, int]
+) -> list[tuple[Sequence[str], Timing]] | _Bad:
+    """(names in the order of the rounds, timing) of every shape; shapes of the same entries run together."""
+    groups: dict[tuple[str, ...], list[Workload]] = {}
+    for workload in request.measured:
+        present = tuple(e.id for e in entries if e.only is None or workload.id in e.only)
+        if present:
+            groups.setdefault(present, []).append(workload)
+    found: list[tuple[Sequence[str], Timing]] = []
+    for names, workloads in groups.items():
+        side_by_side = [entry for entry in entries if entry.id in names]
+        side_by_side.append(dataclasses.replace(side_by_side[0], id=CONTROL))
+        part = dataclasses.replace(request, measured=tuple(workloads))
+        timings = measure(station, part, Findings(), Samples(request.operator), side_by_side, effort, {})
+        if isinstance(timings, Failure):
+            return _Bad(timings.entry if timings.entry in names else names[0], timings)
+        found += [((*names, CONTROL), timing) for timing in timings]
+    return found
+
+
+def _comparison(
+    target: Target,
+    station: Station,
+    timed: Sequence[tuple[Sequence[str], Timing]],
+    failed: dict[str, str],
+) -> Comparison:
+    rounds = {t.workload.id: dict(zip(names, t.rounds, strict=True)) for names, t in timed}
+    host = {t.workload.id: dict(zip(names, t.host_seconds, strict=True)) for names, t in timed}
+    return Comparison(target.name, _device(station), rounds, host, failed)
+
+
+def _device(station: Station) -> dict[str, str]:
+    return {k: str(v) for k, v in station.hello().items() if k != "isolation"}

@@ -1,0 +1,188 @@
+"""A measuring station: one GPU or TPU (or an interpreter), exclusive, and the champion contenders are measured against.
+
+Evaluators send it jobs; between them candidates do not run. Under Ray a station is an actor that holds the device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from tilewright.fitness.chips import Chip
+from tilewright.fitness.evaluation import WorkloadFigures
+from tilewright.fitness.gpus import Gpu
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.run_once import ChildOutcome
+from tilewright.workers.child.session import JobLimits, SessionConfig, SessionDied, SessionPool
+from tilewright.workers.device.lock import exclusive
+from tilewright.workers.toolchains import tpu as tpu_toolchain
+from tilewright.workers.toolchains import triton as triton_toolchain
+
+CLAIM_SECONDS = 90.0
+"""After which a contender that did not come back has lost its claim."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A candidate as a station times it. ``only``: ids of the workloads it runs on in a comparison; None: all."""
+
+    id: str
+    source: str
+    params: Mapping[str, Any]
+    only: frozenset[str] | None = None
+
+    def data(self) -> dict[str, Any]:
+        """For a job frame."""
+        return {"id": self.id, "source": self.source, "params": dict(self.params)}
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The best confirmed so far, with the figures every later contender is paired with."""
+
+    entry: Entry
+    fitness: float
+    figures: tuple[WorkloadFigures, ...]
+
+
+@dataclass(frozen=True)
+class DeviceRatio:
+    """A device's times over those of the campaign's first device (``workers.device.calibration``).
+
+    ``error`` is the ratio's relative standard error. The default is that of a device that is compared with no other.
+    """
+
+    device: str = ""
+    ratio: float = 1.0
+    error: float = 0.0
+
+
+class Station(Protocol):
+    """What an evaluator needs of the place where candidates are measured."""
+
+    def hello(self) -> Mapping[str, Any]:
+        """Device and versions. Raises SessionDied or OSError where there is no usable device."""
+        ...
+
+    def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
+        """One job, alone on the device. Raises SessionDied or OSError."""
+        ...
+
+    def scale(self) -> DeviceRatio:
+        """What its times are divided by. Raises SessionDied on a device that has none where others have."""
+        ...
+
+    def operand_seed(self, proposed: int) -> int:
+        """Seed of the operands to time with: ``proposed``, or an earlier one whose operands are still there.
+
+        Gates get fresh inputs all the time; big operands that change as often would cost a device as much as timing.
+        """
+        ...
+
+    def champion(self) -> Champion | None: ...
+
+    def claim(self, contender: str) -> bool:
+        """Whether it may meet the champion now: one contender at a time, so that each meets the latest."""
+        ...
+
+    def release(self, contender: str, crowned: Champion | None) -> None:
+        """End a claim; ``crowned`` is the new champion, if there is one."""
+        ...
+
+
+class LocalStation:
+    """A station in this process. Not safe for several threads."""
+
+    def __init__(self, device: Gpu | Chip, scratch: Path | None = None) -> None:
+        config = tpu_toolchain.device_config(device) if isinstance(device, Chip) else device_config(device)
+        self._keeper = SessionPool(dataclasses.replace(config, scratch=scratch))
+        self._champion: Champion | None = None
+        self._claim: tuple[str, float] | None = None
+
+    def hello(self) -> Mapping[str, Any]:
+        return self._keeper.hello()
+
+    def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
+        identity = self._keeper.hello().get("identity")
+        with exclusive(None if identity is None else str(identity)):
+            return self._keeper.run(job, limits)
+
+    def scale(self) -> DeviceRatio:
+        return DeviceRatio()
+
+    def operand_seed(self, proposed: int) -> int:
+        return proposed
+
+    def champion(self) -> Champion | None:
+        return self._champion
+
+    def claim(self, contender: str) -> bool:
+        now = time.monotonic()
+        if self._claim is not None and self._claim[0] != contender and now < self._claim[1]:
+            return False
+        self._claim = (contender, now + CLAIM_SECONDS)
+        return True
+
+    def release(self, contender: str, crowned: Champion | None) -> None:
+        if self._claim is None or self._claim[0] != contender:
+            return  # it took too long, and another has the claim
+        self._claim = None
+        if crowned is not None:
+            self._champion = crowned
+
+    @property
+    def replaced(self) -> int:
+        """Children replaced so far."""
+        return self._keeper.replaced
+
+    def close(self) -> None:
+        """Kill the children."""
+        self._keeper.close()
+
+
+def device_config(gpu: Gpu) -> SessionConfig:
+    """How the child of a station is started. Raises OSError when the cache of compiled kernels cannot be made."""
+    runner_config = {
+        "product": gpu.product,
+        "interpreted": gpu.interpreted,
+        "flush_bytes": gpu.flush_bytes,
+    }
+    return SessionConfig(
+        runner="triton.device",
+        runner_config=runner_config,
+        environment=triton_toolchain.environment(gpu),
+        # the driver names its threads by writing to the process's own folder there
+        shared=(triton_toolchain.cache_folder(), *(() if gpu.interpreted else (Path("/proc/self"),))),
+        readable=() if gpu.interpreted else triton_toolchain.DRIVER_FOLDERS,
+        devices=() if gpu.interpreted else triton_toolchain.device_files(),
+        spare=not gpu.interpreted,
+    )
+
+
+def compile_config(gpu: Gpu) -> SessionConfig:
+    """How a child that compiles ahead is started. Raises OSError when the cache cannot be made."""
+    return SessionConfig(
+        runner="triton.compile",
+        runner_config={"capability": gpu.capability, "smem_bytes": gpu.smem_bytes},
+        environment=triton_toolchain.environment(gpu),
+        shared=(triton_toolchain.cache_folder(),),
+    )
+
+
+def station_fault(device: Gpu | Chip) -> str | None:
+    """None, or one sentence on why candidates cannot run on this machine's device. Starts a child (seconds)."""
+    try:
+        station = LocalStation(device)
+    except OSError as error:
+        return f"{type(error).__name__}: {error}"
+    try:
+        station.hello()
+    except (SessionDied, OSError) as error:
+        return " ".join(str(error).split())[:200]
+    finally:
+        station.close()
+    return None

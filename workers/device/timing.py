@@ -1,0 +1,274 @@
+"""Jobs of a station and what the parent makes of their answers: times, sampled outputs, verdicts for failures.
+
+Children say what they saw; the verdicts are made here, in the parent, which alone holds the oracle's answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tilewright.fitness import gates, paired, score
+from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
+from tilewright.seeds.operator import Arrays, Operator, TensorSpec, Workload
+from tilewright.seeds.sampled import Elements, Sample, Sampled
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.run_once import ChildOutcome, Ending
+from tilewright.workers.child.session import JobLimits
+from tilewright.workers.device.station import DeviceRatio, Entry, Station
+from tilewright.workers.request import Failure, Findings, Request, one_line
+
+STALL_SECONDS = 10.0
+"""Silence of a device child after which its kernel is taken for hung."""
+
+WALL_FACTOR, WALL_SLACK_SECONDS = 3.0, 2e-3
+"""How far the wall clock may be above what device events and host time say."""
+
+_RESOURCES = re.compile(
+    r"out of (resource|memory)|allocate memory|OutOfResources|OutOfMemory|MemoryError", re.I
+)
+_FOUND_OUT = {"ForeignWork": Verdict.IMPLAUSIBLE, "OutsideWrite": Verdict.INCORRECT}
+"""Verdicts by what ``workers.runners.triton_guard`` raises."""
+
+_MEMORY_FAULT = re.compile(
+    r"illegal memory access|misaligned address|illegal address|illegal instruction", re.I
+)
+
+
+class Samples:
+    """What must be found at sampled places, for the latest (workload, seed) pairs. Not safe for several threads."""
+
+    def __init__(self, operator: Operator, most: int = 256) -> None:
+        self._operator = operator
+        self._sampled = operator if isinstance(operator, Sampled) else None
+        self._tables = self._sampled.tables() if self._sampled else {}
+        self._made: OrderedDict[tuple[str, int], Sample] = OrderedDict()
+        self._most = most
+
+    @property
+    def tables(self) -> Mapping[str, np.ndarray]:
+        """Empty when the operator's operands are made on the host."""
+        return self._tables
+
+    def of(self, workload: Workload, seed: int) -> Sample:
+        """Only for an operator with ``tables``."""
+        assert self._sampled is not None
+        key = (workload.id, seed)
+        if key not in self._made:
+            shapes = {spec.name: tuple(spec.shape) for spec in self._operator.inputs(workload)}
+            elements = Elements(seed, workload.id, shapes, self._tables)
+            rng = np.random.default_rng([seed, sum(workload.id.encode())])
+            self._made[key] = self._sampled.sample(workload, elements, rng)
+            while len(self._made) > self._most:
+                self._made.popitem(last=False)
+        return self._made[key]
+
+
+@dataclass
+class Timing:
+    """One workload as a station timed it: seconds by entry, round and call, and what was seen beside them."""
+
+    workload: Workload
+    rounds: list[list[list[float]]]
+    host_seconds: list[float]
+    wall_seconds: list[float]
+    brief: bool
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    scale: DeviceRatio = field(default_factory=DeviceRatio)
+    seed: int = 0
+    """Of the operands."""
+
+    def figures(self, request: Request, place: int = 0) -> WorkloadFigures:
+        """The figures of entry ``place``, as the campaign's first device would have given them."""
+        operator, device, workload = request.operator, request.target.hardware, self.workload
+        seconds = paired.median_seconds(self.rounds[place]) / self.scale.ratio
+        calibrated = (
+            {"device": self.scale.device, "device_ratio": self.scale.ratio} if self.scale.device else {}
+        )
+        flops, size = operator.flops(workload), operator.bytes(workload)
+        kind = score.matrix_kind(operator, request.inputs(workload))
+        roofline = score.roofline_seconds(flops, size, device, kind)
+        return WorkloadFigures(
+            workload=workload.id,
+            seconds=seconds,
+            tflops=score.tflops(flops, seconds),
+            gbytes=score.gbytes(size, seconds) if score.bytes_rank(operator) else None,
+            roofline_fraction=roofline / seconds,
+            kind=request.target.kind,
+            diagnosis={
+                "host_seconds": self.host_seconds[place],
+                "wall_seconds": self.wall_seconds[place],
+                "calls": sum(map(len, self.rounds[place])),
+                "relative_error": math.hypot(paired.relative_error(self.rounds[place]), self.scale.error),
+                "gbytes_per_second": score.gbytes(size, seconds),
+                "copy_fraction": size / seconds / device.copy,
+                **calibrated,
+            },
+        )
+
+
+def measure(
+    station: Station,
+    request: Request,
+    found: Findings,
+    samples: Samples,
+    entries: Sequence[Entry],
+    effort: tuple[int, int],
+    pace: Mapping[str, float],
+    judged: int | None = None,
+) -> list[Timing] | Failure:
+    """Time entries side by side; the outputs of one timed call of each pass the gates on a sample.
+
+    ``effort``: rounds, calls a round. ``judged``: the entry whose failures are the candidate's; those of the
+    others are infrastructure faults. None: every entry's.
+    """
+    workloads = sorted(request.measured, key=request.operator.flops)
+    seed = station.operand_seed(request.seed)
+    arrays: dict[str, np.ndarray] = {f"table/{name}": table for name, table in samples.tables.items()}
+    for workload in workloads:
+        if samples.tables:
+            for name, axes in samples.of(workload, seed).where.items():
+                arrays.update({f"where/{workload.id}/{name}/{n}": axis for n, axis in enumerate(axes)})
+        else:
+            kind = request.operator.input_kinds[0]
+            made = request.truth.inputs(workload, seed, kind)
+            arrays.update({f"{workload.id}/{name}": array for name, array in made.items()})
+    data = {
+        "entries": [entry.data() for entry in entries],
+        "workloads": [request.described(w) for w in workloads],
+        "seed": seed,
+        "rounds": effort[0],
+        "calls": effort[1],
+        "pace": dict(pace),
+    }
+    scale = station.scale()
+    outcome = station.run(Frame("time", data, arrays), job_limits(request))
+    found.logs.append(outcome.log)
+    if (failure := failed(outcome, "timing", Stage.MEASURE)) is not None:
+        if judged is not None and failure.entry not in (None, entries[judged].id):
+            return Failure(
+                Verdict.INFRA_ERROR, f"{failure.entry} failed beside the candidate: {failure.reason}"
+            )
+        return failure
+    timings = []
+    by_id = {w.id: w for w in workloads}
+    for frame in (f for f in outcome.frames if f.kind == "timed"):
+        timing = dataclasses.replace(_timing(frame, by_id[frame.data["workload"]]), scale=scale, seed=seed)
+        for place in range(len(entries)) if judged is None else (judged,):
+            if (failure := _objection(request, found, samples, timing, frame, place)) is not None:
+                return dataclasses.replace(failure, entry=entries[place].id)
+        timings.append(timing)
+    if len(timings) != len(workloads):
+        return Failure(Verdict.CRASHED, "the child ended before it had timed everything")
+    return timings
+
+
+def _timing(frame: Frame, workload: Workload) -> Timing:
+    data = frame.data
+    return Timing(
+        workload, data["rounds"], data["host_seconds"], data["wall_seconds"], data["brief"], frame.arrays
+    )
+
+
+def _objection(
+    request: Request, found: Findings, samples: Samples, timing: Timing, frame: Frame, place: int
+) -> Failure | None:
+    """Why a timing does not count."""
+    workload = timing.workload
+    if frame.data["inputs_changed"]:
+        return Failure(Verdict.INCORRECT, f"the kernel changes its inputs ({workload.id})", stage=Stage.CHECK)
+    prefix = f"{place}/"
+    outputs = {n.removeprefix(prefix): a for n, a in timing.arrays.items() if n.startswith(prefix)}
+    specs: Sequence[TensorSpec] = request.operator.outputs(workload)
+    if samples.tables:
+        sample = samples.of(workload, timing.seed)
+        specs = [TensorSpec(s.name, tuple(len(i) for i in sample.where[s.name]), s.dtype) for s in specs]
+        references = dict(sample.references)
+    else:
+        references = request.truth.references(workload, timing.seed, request.operator.input_kinds[0])
+    label = f"timed calls at {workload.id}"
+    if (wrong := judge(request, found, outputs, specs, references, label)) is not None:
+        return wrong
+    figures = timing.figures(request, place)
+    if not figures.roofline_fraction < 1.0:
+        reason = f"{workload.id}: {figures.seconds * 1e6:.1f} us is below what the device's peaks allow"
+        return Failure(Verdict.IMPLAUSIBLE, reason)
+    wall, known = timing.wall_seconds[place], max(figures.seconds, timing.host_seconds[place])
+    if not request.target.interpreted and not wall <= WALL_FACTOR * known + WALL_SLACK_SECONDS:
+        reason = (
+            f"{workload.id}: {wall * 1e6:.0f} us by the wall clock, {known * 1e6:.0f} us by device events"
+        )
+        return Failure(Verdict.IMPLAUSIBLE, reason)
+    return None
+
+
+def judge(
+    request: Request,
+    found: Findings,
+    outputs: Mapping[str, np.ndarray],
+    specs: Sequence[TensorSpec],
+    references: Mapping[str, Arrays],
+    label: str,
+) -> Failure | None:
+    """Pass outputs through the gates and note the readings; why they are wrong. A baseline is held to none."""
+    operator = request.operator
+    if (fault := gates.ill_formed(outputs, specs)) is not None:
+        return Failure(Verdict.INCORRECT, fault, stage=Stage.CHECK)
+    if request.baseline is not None:
+        return None
+    readings = gates.read_gates(operator.gates, outputs, references, label, least=_own_error(request))
+    found.gates.extend(readings)
+    if (wrong := gates.failure(readings, operator.gates)) is not None:
+        return Failure(Verdict.INCORRECT, wrong, stage=Stage.CHECK)
+    return None
+
+
+def _own_error(request: Request) -> float:
+    """What the sums of a real device explain of one element's error: matrix units keep 14 bits of fp8 products."""
+    if request.target.interpreted:
+        return 0.0
+    narrow = any(s.dtype.startswith("float8") for w in request.measured for s in request.inputs(w))
+    return 2.0**-8 if narrow else 2.0**-11
+
+
+def job_limits(request: Request) -> JobLimits:
+    """Wall clock and silence of one job on the device."""
+    wall = request.limits.trace.wall_seconds * request.time_factor
+    return JobLimits(wall, min(STALL_SECONDS, wall))
+
+
+def failed(outcome: ChildOutcome, doing: str, stage: Stage) -> Failure | None:
+    """A verdict for a child that said ``error``, hung or died."""
+    error = outcome.first("error")
+    if error is not None:
+        return dataclasses.replace(_said(error, stage), entry=error.data.get("entry"))
+    if outcome.ending is Ending.DONE:
+        return None
+    reason = one_line(f"{doing}: {outcome.detail}")
+    verdict = Verdict.TIMEOUT if outcome.ending is Ending.TIMEOUT else Verdict.CRASHED
+    return Failure(verdict, reason, outcome.log, stage)
+
+
+def _said(frame: Frame, stage: Stage) -> Failure:
+    kind, message = str(frame.data["type"]), str(frame.data["message"])
+    phase, trace = str(frame.data["phase"]), str(frame.data.get("trace", ""))
+    reason = one_line(f"{kind}: {message}" if message else kind)
+    if kind in _FOUND_OUT:
+        return Failure(_FOUND_OUT[kind], one_line(message), trace, Stage.CHECK)
+    if _RESOURCES.search(f"{kind}: {message}"):
+        return Failure(Verdict.RESOURCE_ERROR, reason, trace, stage)
+    if phase in ("import", "compile") or kind in ("CompilationError", "CompileTimeAssertionFailure"):
+        return Failure(Verdict.COMPILE_ERROR, reason, trace, Stage.COMPILE)
+    if _MEMORY_FAULT.search(message):
+        return Failure(
+            Verdict.CRASHED, one_line(f"the device reports: {message.splitlines()[0]}"), trace, stage
+        )
+    if kind == "TypeError" and ("output" in message or "launch returns" in message):
+        return Failure(Verdict.INCORRECT, reason, trace, Stage.CHECK)
+    return Failure(Verdict.CRASHED, reason, trace, stage)

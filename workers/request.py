@@ -1,0 +1,154 @@
+"""One evaluation under way: what is asked, and what the stages have found so far."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
+from tilewright.fitness.race import Race
+from tilewright.fitness.structure import ModuleFacts
+from tilewright.fitness.targets import Target
+from tilewright.seeds.operator import KnownOperands, Operator, SeedKernel, TensorSpec, Workload
+from tilewright.workers.child.frames import dtype_named
+from tilewright.workers.child.launch import Launcher, Spawn
+from tilewright.workers.limits import Limits
+from tilewright.workers.truth import Truth
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an evaluation stops: a verdict with a one-line reason. ``stage`` overrides the stage that said so.
+
+    ``entry`` is the kernel to blame where several ran side by side.
+    """
+
+    verdict: Verdict
+    reason: str
+    log: str = ""
+    stage: Stage | None = None
+    entry: str | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be evaluated. ``measured`` are timed, ``checked`` pass the gates; ``folder`` is scratch space.
+
+    ``thorough`` is set for a finalist: every kind of inputs on every checked shape. On ``large_checks``, among
+    ``checked``, one kind has to do. A fitness over ``best`` is checked harder. With a ``race``, only contenders are
+    timed on all of ``measured``. ``only``: ids of the shapes that may run at all; None: all of the suite's.
+    """
+
+    operator: Operator
+    truth: Truth
+    target: Target
+    limits: Limits
+    source: str
+    params: Mapping[str, Any]
+    seed: int
+    timeline: bool
+    measured: tuple[Workload, ...]
+    checked: tuple[Workload, ...]
+    baseline: SeedKernel | None
+    final: bool
+    folder: Path
+    is_known: Callable[[str], str | None]
+    large_checks: tuple[Workload, ...] = ()
+    thorough: bool = False
+    genome: str = ""
+    best: float = 0.0
+    race: Race | None = None
+    only: frozenset[str] | None = None
+    launcher: Launcher = field(default_factory=Spawn)
+
+    @property
+    def time_factor(self) -> float:
+        """By which the wall clocks of this request are longer than the limits say."""
+        return self.limits.final_factor if self.final else 1.0
+
+    def inputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        """Operands of this kernel: the operator's, or those of the baseline's variant."""
+        return self.operator.inputs(workload, self.baseline.inputs if self.baseline else None)
+
+    def compulsory_bytes(self, workload: Workload) -> int:
+        """Bytes that must move: the operator's, or fewer where a baseline's own operands are smaller."""
+        specs = (*self.inputs(workload), *self.operator.outputs(workload))
+        tensors = sum(math.prod(spec.shape) * dtype_named(spec.dtype).itemsize for spec in specs)
+        return min(self.operator.bytes(workload), tensors)
+
+    def fixed_operands(self, workload: Workload) -> dict[str, list[int]]:
+        """Values of operands that are part of the timed workload, by the operand's number in call order."""
+        if not isinstance(self.operator, KnownOperands):
+            return {}
+        values = self.operator.known(workload)
+        names = [spec.name for spec in self.inputs(workload)]
+        return {str(names.index(name)): [int(n) for n in array] for name, array in values.items()}
+
+    def described(self, workload: Workload) -> dict[str, Any]:
+        """A workload for a child: its id and its operands' and results' names, shapes and dtypes."""
+        return {
+            "id": workload.id,
+            "inputs": [_tensor(spec) for spec in self.inputs(workload)],
+            "outputs": [_tensor(spec) for spec in self.operator.outputs(workload)],
+        }
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype}
+
+
+@dataclass
+class Findings:
+    """What the stages add."""
+
+    modules: dict[str, bytes] = field(default_factory=dict)
+    conventions: dict[str, int] = field(default_factory=dict)
+    claimed: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, ModuleFacts] = field(default_factory=dict)
+    dumps: dict[str, Path] = field(default_factory=dict)
+    gates: list[GateReading] = field(default_factory=list)
+    figures: list[WorkloadFigures] = field(default_factory=list)
+    estimates: dict[str, float] = field(default_factory=dict)
+    projected: float | None = None
+    compiled: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Per kernel, what its code says: see ``fitness.isa.KernelIsa.data``."""
+
+    crowned: bool = False
+    """Confirmed faster than the champion."""
+
+    artefact: str | None = None
+    logs: list[str] = field(default_factory=list)
+
+
+class StageStep(Protocol):
+    """A stage of the cascade."""
+
+    stage: Stage
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """Add to ``found``, or say why the evaluation ends here."""
+        ...
+
+
+def artefact_hash(fingerprints: Mapping[str, str]) -> str:
+    """Identity of what was compiled for a set of workloads: 16 hex digits."""
+    text = "\n".join(f"{name} {value}" for name, value in sorted(fingerprints.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def duplicate(request: Request, artefact: str | None) -> Failure | None:
+    """The failure of what was compiled before."""
+    earlier = request.is_known(artefact) if artefact is not None else None
+    if earlier is None:
+        return None
+    return Failure(Verdict.DUPLICATE, f"compiles to the same artefact {artefact} as {earlier}")
+
+
+def one_line(text: str, limit: int = 240) -> str:
+    """Text as a verdict's reason: one line, cut."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."

@@ -1,0 +1,115 @@
+"""What a measured target needs of a machine: a GPU, torch, Triton, and a place for compiled kernels."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import itertools
+import os
+from functools import lru_cache
+from pathlib import Path
+
+from tilewright.fitness.architectures import Architecture
+from tilewright.fitness.gpus import Gpu
+
+CACHE_VARIABLE = "TILEWRIGHT_CACHE"
+"""Folder for compiled kernels; workers of one cluster that share it compile each kernel once."""
+
+DRIVER_FOLDERS = tuple(
+    map(
+        Path,
+        (
+            "/proc/driver",
+            "/proc/devices",
+            "/proc/modules",
+            "/sys/bus",
+            "/sys/module",
+            "/sys/class",
+            "/sbin",
+            "/dev/shm",
+        ),
+    )
+)
+"""What the driver's library reads beside the system's own folders."""
+
+_PARTS = ("torch", "triton")
+
+
+@lru_cache(maxsize=1)
+def toolchain() -> dict[str, str]:
+    """Versions that decide a measured figure, as far as they can be read without a device."""
+    found = {}
+    for name in _PARTS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def device_files() -> tuple[Path, ...]:
+    """The driver's device files; those of the GPUs themselves are ``/dev/nvidia0`` and so on."""
+    return tuple(sorted(Path("/dev").glob("nvidia*")))
+
+
+def gpu_count() -> int:
+    """GPUs of this machine, by their device files, that ``CUDA_VISIBLE_DEVICES`` leaves in sight.
+
+    As CUDA reads it: a list of numbers or names, of which what follows an empty or negative entry does not count.
+    """
+    present = sum(path.name.removeprefix("nvidia").isdigit() for path in device_files())
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if allowed is None:
+        return present
+    entries = [entry.strip() for entry in allowed.split(",")]
+    visible = list(itertools.takewhile(lambda entry: entry and not entry.startswith("-"), entries))
+    return min(present, len(visible))
+
+
+def missing_parts(gpu: Gpu | Architecture, *, remote: bool = False) -> str | None:
+    """One sentence on what this machine lacks, without starting anything; None when all is there.
+
+    ``remote``: candidates run on another machine, which must have the parts.
+    """
+    if remote:
+        return None
+    for name in _PARTS:
+        if importlib.util.find_spec(name) is None:
+            return (
+                f"{name} is not installed, and target {gpu.name} needs it: "
+                "install tilewright with its 'triton' extra (pip install 'tilewright[triton]')"
+            )
+    if isinstance(gpu, Gpu) and not gpu.interpreted and gpu_count() == 0:
+        return "this machine has no NVIDIA GPU in sight (no /dev/nvidia0, or CUDA_VISIBLE_DEVICES hides it)"
+    return None
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept, a folder for each toolchain. Made here; raises OSError."""
+    base = os.environ.get(CACHE_VARIABLE) or os.environ.get("XDG_CACHE_HOME")
+    root = Path(base) if base else Path.home() / ".cache"
+    key = hashlib.sha256(repr(sorted(toolchain().items())).encode()).hexdigest()[:12]
+    folder = (root / "tilewright" / f"triton-{key}").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def environment(gpu: Gpu) -> dict[str, str]:
+    """Environment of a child that runs Triton kernels. Raises OSError for a cache that cannot be made."""
+    interpreted = {"TRITON_INTERPRET": "1"} if gpu.interpreted else {}
+    return {**compile_environment(), **interpreted}
+
+
+def compile_environment() -> dict[str, str]:
+    """Environment of a child that compiles Triton kernels. Raises OSError for a cache that cannot be made."""
+    found = {
+        "TRITON_CACHE_DIR": str(cache_folder()),
+        # line numbers would make equal kernels differ
+        "TRITON_DISABLE_LINE_INFO": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    for name in ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "CC"):
+        if name in os.environ:
+            found[name] = os.environ[name]
+    return found
