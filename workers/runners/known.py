@@ -60,6 +60,8 @@ def bind(serialized: bytes, known: Known, *, constants: bool = False) -> Bound:
     with mlir.make_ir_context(), ir.Location.unknown():
         module = read.inlined(serialized)
         _fold(module, known)
+        for call in _calls(read.main_function(module)):
+            _state_grid(call, known)
         folded = _serialize(module)
         module = read.parse(folded)
         tables = [_write_tables(call, known) for call in _calls(read.main_function(module))]
@@ -108,7 +110,13 @@ def _dense(value: Any, given: Any) -> Any:
     shape = tuple(kind.shape)
     if str(kind.element_type) != "i32" or math.prod(shape) != values.size:
         raise read.ModuleError(f"a known operand is {kind}, not {values.size} values of int32")
-    return ir.DenseElementsAttr.get(values.reshape(shape).data)
+    return _attribute(values.reshape(shape))
+
+
+def _attribute(values: np.ndarray) -> Any:
+    if values.ndim == 0:
+        return ir.DenseElementsAttr.get([ir.IntegerAttr.get(_type("i32"), int(values))], _type("tensor<i32>"))
+    return ir.DenseElementsAttr.get(np.ascontiguousarray(values).data)
 
 
 def _values(operand: Any, known: Known) -> np.ndarray | None:
@@ -172,31 +180,70 @@ def _evaluate(
     return dict(zip(wanted, results, strict=True))
 
 
+def _state_grid(call: Any, known: Known) -> None:
+    """Write the sizes of a kernel's grid into it, where they come as operands whose values are known."""
+    config, kernel = _body(call)
+    unstated = [axis for axis, size in enumerate(kernel.grid) if size < 0]
+    found = [_values(operand, known) for operand in list(call.operands)[: len(unstated)]]
+    sizes = [int(size) for size in found if size is not None]
+    if not unstated or len(sizes) < len(unstated):
+        return
+    grid = list(kernel.grid)
+    for axis, size in zip(unstated, sizes, strict=True):
+        grid[axis] = size
+    with kernel.module.context, ir.Location.unknown():
+        bounds = ir.DenseI64ArrayAttr.get(grid)
+        kernel.function.operation.attributes["iteration_bounds"] = bounds
+    _replace_body(call, config, kernel.module)
+    attributes = {name: call.operation.attributes[name] for name in call.operation.attributes}
+    if "operand_layouts" in attributes:
+        attributes["operand_layouts"] = ir.ArrayAttr.get(list(attributes["operand_layouts"])[len(unstated) :])
+    with ir.InsertionPoint(call):
+        other = ir.Operation.create(
+            call.operation.name,
+            results=[result.type for result in call.operation.results],
+            operands=list(call.operands)[len(unstated) :],
+            attributes=attributes,
+        )
+    for old, new in zip(call.operation.results, other.results, strict=True):
+        old.replace_all_uses_with(new)
+    call.operation.erase()
+
+
+def _body(call: Any) -> tuple[dict[str, Any], read.MosaicKernel]:
+    """A call's configuration and the kernel in it."""
+    config = json.loads(ir.StringAttr(call.attributes["backend_config"]).value)
+    with read.kernel_context(), ir.Location.unknown():
+        module = read.parse_body(base64.b64decode(config["custom_call_config"]["body"]))
+        return config, read.MosaicKernel.of(module)
+
+
+def _replace_body(call: Any, config: dict[str, Any], module: Any) -> None:
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer, desired_version=0)
+    config["custom_call_config"]["body"] = base64.b64encode(buffer.getvalue()).decode()
+    call.attributes["backend_config"] = ir.StringAttr.get(json.dumps(config), call.operation.context)
+
+
 def _write_tables(call: Any, known: Known) -> Tables:
     """Make a kernel fill those of its tables that are known; which those are."""
     operands = {number: _values(operand, known) for number, operand in enumerate(call.operands)}
-    config = json.loads(ir.StringAttr(call.attributes["backend_config"]).value)
-    custom = config["custom_call_config"]
-    with read.kernel_context(), ir.Location.unknown():
-        module = read.parse_body(base64.b64decode(custom["body"]))
-        kernel = read.MosaicKernel.of(module)
-        tables = {
-            number: values
-            for number, values in operands.items()
-            if values is not None and kernel.is_table(number)
-        }
-        if sum(values.size for values in tables.values()) > MAX_VALUES:
-            raise read.ModuleError(f"a kernel with more than {MAX_VALUES} known values")
+    config, kernel = _body(call)
+    tables = {
+        number: values
+        for number, values in operands.items()
+        if values is not None and min(kernel.grid, default=1) > 0 and kernel.is_table(number)
+    }
+    if sum(values.size for values in tables.values()) > MAX_VALUES:
+        raise read.ModuleError(f"a kernel with more than {MAX_VALUES} known values")
+    with kernel.module.context, ir.Location.unknown():
         for early in (True, False):
             # blocks may be placed by prefetched tables before the body runs, others are copied in by then
             written = {n: values for n, values in tables.items() if (n < kernel.prefetched) is early}
             if written:
                 placed = early and kernel.index_maps
                 _insert_stores(kernel, kernel.index_maps[0] if placed else kernel.function, written)
-        buffer = io.BytesIO()
-        module.operation.write_bytecode(buffer, desired_version=0)
-    custom["body"] = base64.b64encode(buffer.getvalue()).decode()
-    call.attributes["backend_config"] = ir.StringAttr.get(json.dumps(config), call.operation.context)
+    _replace_body(call, config, kernel.module)
     _replace_constants(call, tables)
     return tables
 
@@ -207,7 +254,7 @@ def _replace_constants(call: Any, tables: Tables) -> None:
         for number, values in tables.items():
             if not isinstance(call.operands[number].owner, ir.Block):
                 squares = np.arange(values.size, dtype=np.int32).reshape(values.shape) ** 2
-                other = ir.DenseElementsAttr.get(squares.data)
+                other = _attribute(squares)
                 call.operands[number] = stablehlo.ConstantOp(other).results[0]
 
 

@@ -163,6 +163,8 @@ def _unknown_loads(index_map: Any, tables: set[Any]) -> int:
 
 
 def _matmul_flops(kernel: read.MosaicKernel, tables: Tables) -> int | None:
+    if min(kernel.grid, default=1) < 0:
+        return None
     known = {kernel.argument(kernel.function, number): values for number, values in tables.items()}
     try:
         return matmul_flops(kernel.function, kernel.grid, known)

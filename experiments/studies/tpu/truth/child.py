@@ -55,6 +55,9 @@ def reproduction(spec: dict[str, Any]) -> tuple[Any, Any]:
     if not hasattr(pl, "store"):
         pl.load = lambda ref, idx, mask=None: pltpu.load(ref.at[idx], mask=mask)
         pl.store = lambda ref, idx, val, mask=None: pltpu.store(ref.at[idx], val, mask=mask)
+    if not hasattr(pltpu, "TPUCompilerParams"):
+        pltpu.TPUCompilerParams = pltpu.CompilerParams
+        pltpu.TPUMemorySpace = pltpu.MemorySpace
     if not hasattr(pltpu, "ANY"):
         pltpu.ANY = pl.ANY
     if not hasattr(jax._src.dtypes, "bit_width"):
