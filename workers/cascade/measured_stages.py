@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.fitness import paired
+from tilewright.fitness import intervals
 from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
 from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.frames import Frame
@@ -23,6 +23,7 @@ from tilewright.workers.child.run_once import Ending
 from tilewright.workers.child.session import JobLimits, SessionPool
 from tilewright.workers.device.station import Champion, Entry, Station
 from tilewright.workers.device.timing import Samples, failed, job_limits, judge, measure
+from tilewright.workers.plans.format import Plan, PlanError
 from tilewright.workers.request import Failure, Findings, Request, duplicate, one_line
 
 SCREEN = (1, 5)
@@ -57,8 +58,13 @@ class CompileAheadStage:
         answer = compile_all(self._compiler, request, found, "compiling")
         if isinstance(answer, Failure):
             return answer
-        kernels = answer[0].data["kernels"].values()
-        found.claimed["shared"] = str(max((k["shared"] for k in kernels), default=0))
+        plans = read_plans(answer[0], request)
+        if isinstance(plans, Failure):
+            return plans
+        launches = [launch for plan in plans.values() for launch in plan.launches]
+        found.claimed["shared"] = str(max((launch.shared for launch in launches), default=0))
+        text = "".join(plans[w.id].digest for w in request.measured)
+        found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]
         return duplicate(request, found.artefact)
 
 
@@ -69,7 +75,7 @@ def compile_all(
     doing: str,
     target: Mapping[str, Any] | None = None,
 ) -> list[Frame] | Failure:
-    """Compile every shape in a child: its ``compiled`` frame, then all others. ``found`` gets the artefact's hash.
+    """Compile every shape in a child: its ``compiled`` frame, then all others.
 
     ``target``: what to compile for, where the child serves several.
     """
@@ -91,9 +97,27 @@ def compile_all(
     compiled = outcome.first("compiled")
     if compiled is None:
         return Failure(Verdict.CRASHED, "the compiling child ended without an answer")
-    text = json.dumps([compiled.data["launches"][w.id] for w in request.measured], sort_keys=True)
-    found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]
     return [compiled, *(frame for frame in outcome.frames if frame is not compiled)]
+
+
+def read_plans(compiled: Frame, request: Request) -> dict[str, Plan] | Failure:
+    """Plans by workload, as the child that ran the candidate sent them: checked, and for the tensors of the request."""
+    plans: dict[str, Plan] = {}
+    for workload in {w.id: w for w in (*request.measured, *request.checked)}.values():
+        try:
+            plan = Plan.from_bytes(compiled.blobs.get(workload.id, b""))
+        except PlanError as error:
+            return Failure(
+                Verdict.CRASHED, one_line(f"the compiling child's plan for {workload.id}: {error}")
+            )
+        wanted = request.described(workload)
+        brought = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in plan.inputs]
+        made = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in plan.outputs]
+        if (brought, made) != (wanted["inputs"], wanted["outputs"]):
+            reason = f"the compiling child's plan for {workload.id} is for other tensors"
+            return Failure(Verdict.CRASHED, reason)
+        plans[workload.id] = plan
+    return plans
 
 
 def _explained(failure: Failure, log: str) -> Failure:
@@ -170,8 +194,8 @@ class Confirmation:
     """How a contender fared against the champion. ``ratio`` is champion's time over contender's: above 1 is faster."""
 
     champion: str
-    ratio: paired.Ratio
-    control: paired.Ratio
+    ratio: intervals.Ratio
+    control: intervals.Ratio
     """The champion against itself in the same rounds."""
 
     @property
@@ -210,12 +234,12 @@ def confirm(
         return timings
     first, contender, again = ({t.workload.id: t.rounds[n] for t in timings} for n in range(3))
     held = {name: [[*a, *b] for a, b in zip(first[name], again[name], strict=True)] for name in first}
-    ratio, control = paired.paired_ratio(held, contender), paired.paired_ratio(first, again)
+    ratio, control = intervals.paired_ratio(held, contender), intervals.paired_ratio(first, again)
     known = {f.workload: f for f in champion.figures}
     rescaled = []
     for timing in timings:
         figures, name = timing.figures(request, 1), timing.workload.id
-        factor = paired.paired_ratio({name: contender[name]}, {name: held[name]}).value
+        factor = intervals.paired_ratio({name: contender[name]}, {name: held[name]}).value
         seconds = known[name].seconds * factor
         faster = figures.seconds / seconds
         raw = {**figures.diagnosis, "raw_seconds": figures.seconds, "paired": factor}
@@ -233,7 +257,7 @@ def confirm(
 def interval(figures: Sequence[WorkloadFigures], fitness: float) -> tuple[float, float]:
     """95 % interval of a geometric mean from the errors of its parts."""
     errors = [float(f.diagnosis.get("relative_error", 0.05)) for f in figures]
-    half = 1.96 * math.sqrt(sum(e * e for e in errors)) / len(errors)
+    half = intervals.NORMAL_95 * math.sqrt(sum(e * e for e in errors)) / len(errors)
     return fitness * math.exp(-half), fitness * math.exp(half)
 
 
