@@ -73,6 +73,13 @@ class WorkloadFigures(BaseModel):
         return data
 
     @property
+    def seconds_interval(self) -> tuple[float, float]:
+        """Where a real device's time would lie, of a modelled figure that says so; else the time itself, twice."""
+        ends = (self.diagnosis.get(end, self.seconds) for end in ("seconds_low", "seconds_high"))
+        low, high = map(float, ends)
+        return low, high
+
+    @property
     def rate(self) -> float:
         """What the workload is ranked by, in ``unit``."""
         return self.tflops if self.gbytes is None else self.gbytes
@@ -135,6 +142,20 @@ class Evaluation(BaseModel):
     def model_version(self) -> int | None:
         """Version of the time model that the fitness is of; None of what is not modelled."""
         return self.workloads[0].model_version if self.workloads else None
+
+    def even_with(self, other: Evaluation) -> bool:
+        """Whether what tells two modelled fitnesses apart is less than the model's own error."""
+        if (
+            self.fitness is None
+            or other.fitness is None
+            or self.interval is None
+            or self.model_version is None
+        ):
+            return False
+        if self.model_version != other.model_version:
+            return False
+        low, high = self.interval
+        return low <= other.fitness <= high
 
     @property
     def unit(self) -> str:

@@ -108,9 +108,8 @@ def diagnosis(run: StaticRun, chip: Chip, time: Modelled) -> dict[str, Any]:
     ``cycles``; ``mxu_busy``, ``valu_busy``, ``load_busy``, ``store_busy``, ``xlu_busy``; ``spill_stores`` and
     ``spill_loads`` (executed vector instructions); ``vmem_bytes``; ``dma_bytes``; ``core_seconds``
     (the core at work), ``hbm_seconds`` (the copies alone) and ``waited_seconds`` (the core waiting for copies);
-    ``interval_seconds`` and ``error_class`` (see ``fitness.time_model``); ``bound``: the unit with the largest lower
-    bound, or ``hbm``;
-    ``unexplained``: the part of the cycles that the busiest unit does not account for (waiting);
+    ``seconds_low``, ``seconds_high`` (the interval) and ``error_class`` (see ``fitness.time_model``); ``bound``: the
+    unit with the largest lower bound, or ``hbm``; ``unexplained``: the part of the cycles that the busiest unit does not account for (waiting);
     ``dma_latency``: the latencies of all copies over the time, more than 1 where they run side by side;
     ``caution``: what makes the time itself doubtful, if anything does; and ``overlap``, ``critical_path`` and, for a
     run that is drawn, ``timeline`` (see ``fitness.timeline``).
@@ -132,7 +131,8 @@ def diagnosis(run: StaticRun, chip: Chip, time: Modelled) -> dict[str, Any]:
         "core_seconds": time.core,
         "hbm_seconds": time.memory,
         "waited_seconds": time.waited,
-        "interval_seconds": [time.low, time.high],
+        "seconds_low": time.low,
+        "seconds_high": time.high,
         "error_class": time.kind,
         "bound": "hbm" if time.kind == "memory" else busiest,
         "unexplained": round(1 - min(1.0, lower[busiest] / cycles), 4),

@@ -58,7 +58,7 @@ def test_the_honest_kernel_has_a_fitness(operator, target):
     assert found.stage is Stage.MEASURE and found.interval[0] < found.fitness < found.interval[1]
     assert found.model_version == VERSION and found.toolchain["time_model"] == str(VERSION)
     (figures,) = found.workloads
-    low, high = figures.diagnosis["interval_seconds"]
+    low, high = figures.seconds_interval
     assert low < figures.seconds < high
     assert figures.kind is FigureKind.MODELLED and 0 < figures.roofline_fraction < 1
     assert figures.tflops == pytest.approx(found.fitness)
