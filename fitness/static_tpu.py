@@ -109,7 +109,8 @@ def diagnosis(run: StaticRun, chip: Chip, time: Modelled) -> dict[str, Any]:
     ``spill_loads`` (executed vector instructions); ``vmem_bytes``; ``dma_bytes``; ``core_seconds``
     (the core at work), ``hbm_seconds`` (the copies alone) and ``waited_seconds`` (the core waiting for copies);
     ``seconds_low``, ``seconds_high`` (the interval) and ``error_class`` (see ``fitness.time_model``); ``bound``: the
-    unit with the largest lower bound, or ``hbm``; ``unexplained``: the part of the cycles that the busiest unit does not account for (waiting);
+    unit with the largest lower bound, or ``hbm``; ``unexplained``: the part of the cycles that the busiest unit does
+    not account for (waiting);
     ``dma_latency``: the latencies of all copies over the time, more than 1 where they run side by side;
     ``caution``: what makes the time itself doubtful, if anything does; and ``overlap``, ``critical_path`` and, for a
     run that is drawn, ``timeline`` (see ``fitness.timeline``).
