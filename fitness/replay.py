@@ -60,6 +60,15 @@ class Events:
         """Cycles in which the core did not wait for a copy."""
         return int(self.work.sum())
 
+    def until_first_wait(self) -> Events:
+        """What happens before the first wait is over: a pipeline fills."""
+        waits = np.flatnonzero(self.kinds == Kind.WAIT)
+        if not len(waits):
+            return Events.idle(0)
+        end = int(waits[0]) + 1
+        work = np.append(self.work[:end], 0)
+        return Events(work, self.kinds[:end], self.sizes[:end], self.ready[:end])
+
     @classmethod
     def idle(cls, cycles: int) -> Events:
         """An operation without copies."""

@@ -68,21 +68,21 @@ CALIBRATIONS: Mapping[str, Calibration] = {
         3.18e12,
         3.13e12,
         1.34e-6,
-        {"matrix": (-0.035, 0.035, 1), "vector": (-0.15, 0.15, 1), "memory": (-0.05, 0.05, 1)},
+        {"matrix": (-0.027, 0.03, 52), "vector": (-0.36, 0.1, 4), "memory": (-0.05, 0.05, 3)},
     ),
     "v6e": _calibration(
         1.66e9,
         1.43e12,
         1.30e12,
-        0.8e-6,
-        {"matrix": (-0.06, 0.06, 1), "vector": (-0.08, 0.08, 1), "memory": (-0.1, 0.1, 1)},
+        0.2e-6,
+        {"matrix": (-0.1, 0.1, 19), "vector": (-0.1, 0.1, 19), "memory": (-0.12, 0.12, 4)},
     ),
     "v5e": _calibration(
         1.5e9,
         0.70e12,
         0.63e12,
         0.41e-6,
-        {"matrix": (-0.03, 0.03, 1), "vector": (-0.1, 0.1, 1), "memory": (-0.05, 0.05, 1)},
+        {"matrix": (-0.03, 0.01, 14), "vector": (-0.1, 0.1, 0), "memory": (-0.05, 0.05, 3)},
     ),
 }
 """By chip. Clocks: the one published is v5e's; tpu7x's 1.8 GHz is what its matrix-bound rows run at."""

@@ -59,7 +59,8 @@ class Run:
 def key_of(spec: dict[str, Any]) -> str:
     """Cache key: the source's text, how it is called, the chip and the toolchain."""
     told = {name: spec[name] for name in sorted(spec) if name not in ("source", "paths", "root")}
-    text = Path(spec["source"]).read_text() + json.dumps([told, recipe.toolchain()], sort_keys=True)
+    versions = {name: version for name, version in recipe.toolchain().items() if name != "time_model"}
+    text = Path(spec["source"]).read_text() + json.dumps([told, versions], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
@@ -71,6 +72,12 @@ def simulate(spec: dict[str, Any], cache: Path, limit: float = 240.0) -> Run:
         run = _compile(spec, limit)
         _save(kept, run)
     return _load(kept)
+
+
+def cached(spec: dict[str, Any], cache: Path) -> Run | None:
+    """The run of a spec if it is in the cache."""
+    kept = cache / f"{key_of(spec)}.npz"
+    return _load(kept) if kept.is_file() else None
 
 
 def _compile(spec: dict[str, Any], limit: float) -> Run:
