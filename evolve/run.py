@@ -15,7 +15,7 @@ from typing import Any
 
 from tilewright.evolve.campaign.conclusion import conclude_measured
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
-from tilewright.evolve.campaign.evaluator import Comparer, Scope
+from tilewright.evolve.campaign.evaluator import Comparer
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, StopReason
 from tilewright.evolve.campaign.racing import Racing
 from tilewright.evolve.campaign.references import References
@@ -35,6 +35,7 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.fitness import time_model
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
+from tilewright.seeds.operator import Scope
 from tilewright.workers.cluster.pool import RayPool
 from tilewright.workers.cluster.ray_start import PoolUnavailable
 from tilewright.workers.toolchains import tpu as tpu_toolchain
@@ -84,8 +85,18 @@ def run(config: CampaignConfig, home: Path, display: Display) -> CampaignOutcome
     except InfrastructureFault:
         raise
     except UserError:
-        discard(folder)
+        if not _spent(folder):
+            discard(folder)
         raise
+
+
+def _spent(folder: Path) -> bool:
+    """Whether a campaign has an evaluation to its name: what was paid for is kept, whatever went wrong after."""
+    try:
+        with Journal(folder / JOURNAL) as journal:
+            return next(iter(journal.evaluations()), None) is not None or bool(journal.references("suite"))
+    except UserError:
+        return False
 
 
 def resume(folder: Path, home: Path, display: Display, address: str | None = None) -> CampaignOutcome:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
@@ -51,6 +52,14 @@ class Workload:
         return (Workload, (self.id, dict(self.dims)))
 
 
+class Scope(StrEnum):
+    """What an evaluation runs: the workloads that decide fitness, the final ones, or the first with a timeline."""
+
+    SUITE = "suite"
+    FINAL = "final"
+    TIMELINE = "timeline"
+
+
 @dataclass(frozen=True)
 class Suite:
     """A named list of workloads.
@@ -68,13 +77,9 @@ class Suite:
         if not self.workloads or not self.check:
             raise ValueError(f"suite {self.name} needs at least one workload and one check workload")
 
-    def timed(self, scope: str) -> tuple[Workload, ...]:
-        """Workloads to time: those of ``suite``, or ``final`` ones where there are any. Raises ValueError."""
-        if scope == "suite":
-            return self.workloads
-        if scope == "final":
-            return self.final or self.workloads
-        raise ValueError(f"workloads is {scope!r}; it is 'suite' or 'final'")
+    def timed(self, scope: Scope) -> tuple[Workload, ...]:
+        """Workloads of a scope; the suite's own where it has no final ones. A timeline is drawn of the first."""
+        return (self.final or self.workloads) if scope is Scope.FINAL else self.workloads
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,8 @@ class SnrGate:
 
     ``reference`` names one of the references that ``Operator.oracle`` returns. Single elements are judged as well
     (``fitness.detail``): none may be off, beside rounding, by more than the share ``worst`` of the reference's root
-    mean square around it. None: what sums in float32 explain if the bar is 40 dB or more, else what its noise
-    explains. A recipe that rounds within, where another order of operations turns a rounding, states its own.
+    mean square around it. None: what sums in float32 explain if the bar is 40 dB or more, else no bound. A recipe that
+    rounds within, where another order of operations turns a rounding, states its own.
     """
 
     name: str
@@ -142,7 +147,7 @@ class SeedKernel:
 
 @runtime_checkable
 class Operator(Protocol):
-    """What is computed, and when an answer counts as right."""
+    """An operator: what is computed, and when an answer counts as right."""
 
     name: str
     """``family/recipe``, for example ``gemm_fp8_fused/g512``."""
@@ -186,7 +191,7 @@ class Operator(Protocol):
 
 @runtime_checkable
 class KnownOperands(Protocol):
-    """What an operator adds when the time of its kernels depends on the values of small integer operands.
+    """An operator's addition when the time of its kernels depends on the values of small integer operands.
 
     A kernel over ragged groups runs as long as the group sizes say. The time model needs them before the run, and the
     operator, never a candidate, says what they are: the distribution a workload stands for. The gates are passed on

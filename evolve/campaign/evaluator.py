@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.fitness.race import Race
+from tilewright.seeds.operator import Scope
 from tilewright.workers.device.comparison import Comparison
-
-
-class Scope(StrEnum):
-    """What a job runs: the workloads that decide fitness, the final ones, or the first with a timeline."""
-
-    SUITE = "suite"
-    FINAL = "final"
-    TIMELINE = "timeline"
 
 
 @dataclass(frozen=True)
@@ -66,7 +58,7 @@ class Evaluator(Protocol):
 
 
 class Comparer(Protocol):
-    """What an evaluator of a measured target can do besides: genomes side by side, in rounds that take turns."""
+    """The further part of a measured target's evaluator: genomes side by side, in rounds that take turns."""
 
     def compare(
         self, genomes: Sequence[Genome], seed: int, only: Mapping[str, Collection[str]] | None = None

@@ -1,4 +1,4 @@
-"""What a report shows, read from a journal once: plain data, no drawing."""
+"""Data of a report, read from a journal once: plain data, no drawing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.evolve.campaign.evaluator import Scope
 from tilewright.evolve.record.history import Candidate, MutationKind
 from tilewright.evolve.record.journal import Event, Journal
 from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.seeds.operator import Scope
 
 WINNER = "winner"
 SEED_PREFIX = "seed:"

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tilewright.evolve.campaign import dispatch_table
-from tilewright.evolve.campaign.evaluator import Scope
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict, WorkloadFigures
+from tilewright.seeds.operator import Scope
 
 
 def campaign_line(path: Path) -> str:

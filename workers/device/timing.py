@@ -18,11 +18,11 @@ from tilewright.fitness import gates, intervals, score
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Arrays, Operator, TensorSpec, Workload
 from tilewright.seeds.sampled import Elements, Sample, Sampled
+from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import ChildOutcome, Ending
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.station import DeviceRatio, Entry, Station
-from tilewright.workers.request import Failure, Findings, Request, one_line
+from tilewright.workers.request import Failure, Findings, TimingRequest, one_line
 
 STALL_SECONDS = 10.0
 """Silence of a device child after which its kernel is taken for hung."""
@@ -31,7 +31,8 @@ WALL_FACTOR, WALL_SLACK_SECONDS = 3.0, 2e-3
 """How far the wall clock may be above what device events and host time say."""
 
 _RESOURCES = re.compile(
-    r"out of (resource|memory)|allocate memory|OutOfResources|OutOfMemory|MemoryError", re.I
+    r"out of (resource|memory)|too many resources|allocate memory|OutOfResources|OutOfMemory|MemoryError",
+    re.I,
 )
 _FOUND_OUT = {"ForeignWork": Verdict.IMPLAUSIBLE, "OutsideWrite": Verdict.INCORRECT}
 """Verdicts by what ``workers.runners.triton_guard`` raises."""
@@ -42,7 +43,7 @@ _MEMORY_FAULT = re.compile(
 
 
 class Samples:
-    """What must be found at sampled places, for the latest (workload, seed) pairs. Not safe for several threads."""
+    """Answers due at sampled places, for the latest (workload, seed) pairs. Not safe for several threads."""
 
     def __init__(self, operator: Operator, most: int = 256) -> None:
         self._operator = operator
@@ -84,7 +85,7 @@ class Timing:
     seed: int = 0
     """Of the operands."""
 
-    def figures(self, request: Request, place: int = 0) -> WorkloadFigures:
+    def figures(self, request: TimingRequest, place: int = 0) -> WorkloadFigures:
         """The figures of entry ``place``, as the campaign's first device would have given them."""
         operator, device, workload = request.operator, request.target.hardware, self.workload
         seconds = intervals.median_seconds(self.rounds[place]) / self.scale.ratio
@@ -115,7 +116,7 @@ class Timing:
 
 def measure(
     station: Station,
-    request: Request,
+    request: TimingRequest,
     found: Findings,
     samples: Samples,
     entries: Sequence[Entry],
@@ -147,8 +148,9 @@ def measure(
         "calls": effort[1],
         "pace": dict(pace),
     }
+    blobs = {name: plan for entry in entries for name, plan in entry.blobs(w.id for w in workloads).items()}
     scale = station.scale()
-    outcome = station.run(Frame("time", data, arrays), job_limits(request))
+    outcome = station.run(Frame("time", data, arrays, blobs), job_limits(request))
     found.logs.append(outcome.log)
     if (failure := failed(outcome, "timing", Stage.MEASURE)) is not None:
         if judged is not None and failure.entry not in (None, entries[judged].id):
@@ -177,7 +179,7 @@ def _timing(frame: Frame, workload: Workload) -> Timing:
 
 
 def _objection(
-    request: Request, found: Findings, samples: Samples, timing: Timing, frame: Frame, place: int
+    request: TimingRequest, found: Findings, samples: Samples, timing: Timing, frame: Frame, place: int
 ) -> Failure | None:
     """Why a timing does not count."""
     workload = timing.workload
@@ -209,7 +211,7 @@ def _objection(
 
 
 def judge(
-    request: Request,
+    request: TimingRequest,
     found: Findings,
     outputs: Mapping[str, np.ndarray],
     specs: Sequence[TensorSpec],
@@ -229,7 +231,7 @@ def judge(
     return None
 
 
-def _own_error(request: Request) -> float:
+def _own_error(request: TimingRequest) -> float:
     """What the sums of a real device explain of one element's error: matrix units keep 14 bits of fp8 products."""
     if request.target.interpreted:
         return 0.0
@@ -237,7 +239,7 @@ def _own_error(request: Request) -> float:
     return 2.0**-8 if narrow else 2.0**-11
 
 
-def job_limits(request: Request) -> JobLimits:
+def job_limits(request: TimingRequest) -> JobLimits:
     """Wall clock and silence of one job on the device."""
     wall = request.limits.trace.wall_seconds * request.time_factor
     return JobLimits(wall, min(STALL_SECONDS, wall))

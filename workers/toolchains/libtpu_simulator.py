@@ -13,8 +13,9 @@ from pathlib import Path
 
 from tilewright.fitness import time_model
 from tilewright.fitness.chips import CHIPS, Chip
+from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import ChildLimits, Ending, run_child, temporary_folder
+from tilewright.workers.child.run_once import ChildLimits, run_child, temporary_folder
 
 TESTED_LIBTPU = "0.0.51"
 
