@@ -32,7 +32,10 @@ _LAX = (
     "tile top_k transpose unstack xor"
 )
 _SPECIAL = "erf erf_inv erfc lgamma digamma"
-_SLICING = "dynamic_slice dynamic_update_slice gather slice scatter scatter_add scatter_max scatter_min scatter_mul scatter_sub"
+_SLICING = (
+    "dynamic_slice dynamic_update_slice gather slice scatter scatter_add scatter_max scatter_min scatter_mul "
+    "scatter_sub"
+)
 _CONTROL = "cond scan while cumsum cummax cummin cumprod cumlogsumexp"
 _STATE = "get swap addupdate broadcast_to"
 _PALLAS = (
