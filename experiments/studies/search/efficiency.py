@@ -26,6 +26,7 @@ from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Record, Searcher, Start
 from tilewright.evolve.campaign.selection import contenders, race
 from tilewright.evolve.campaign.transfer import Earlier, Led, leads_of, records_of
+from tilewright.evolve.proposers.local_search import LocalSearch
 from tilewright.evolve.proposers.parameter_crossover import ParameterCrossover
 from tilewright.evolve.proposers.portfolio import Portfolio
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
@@ -42,7 +43,7 @@ WITHIN = 0.95
 ISLANDS = 2
 MIGRATION_INTERVAL = 20
 
-PROPOSERS = ("parameters", "surrogate", "crossover")
+PROPOSERS = ("parameters", "surrogate", "crossover", "local_search")
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def table_campaign(
         "parameters": lambda: ParameterProposer(archive, spaces),
         "surrogate": lambda: SurrogateProposer(archive, spaces, records),
         "crossover": lambda: ParameterCrossover(archive, spaces),
+        "local_search": lambda: LocalSearch(spaces),
     }
     searcher: Searcher = Portfolio([builders[name]() for name in setting.proposers])
     leads = leads_of(earlier, table.space_of)

@@ -270,7 +270,7 @@ def corner(seed: int) -> Table:
     rng = np.random.default_rng([seed, 7])
     ends = {name: int(rng.integers(2)) for name in ("depth", "unroll", "groups")}
     good_tile, good_lanes = int(rng.choice([48, 64, 96])), int(rng.choice([4, 8, 16]))
-    slopes = rng.uniform(0.05, 0.22, 5)
+    slopes = rng.uniform([0.05, 0.05, -0.03, -0.03, -0.03], [0.22, 0.22, 0.08, 0.08, 0.08])
 
     def off(name: str, value: Value) -> float:
         values = _CORNER[name]
@@ -281,8 +281,8 @@ def corner(seed: int) -> Table:
         tile, depth, lanes, unroll, groups, early = point.values()
         apart = [off("depth", depth), off("unroll", unroll), off("groups", groups)]
         away = abs(math.log2(tile / good_tile)) * slopes[0] + abs(math.log2(lanes / good_lanes)) * slopes[1]
-        slope = 1.28 + away + slopes[2] * apart[0] + slopes[3] * apart[1] + 0.4 * slopes[4] * apart[2]
-        bonus = 1.28 if max(apart) == 0.0 and away < 0.25 else 1.07 if sum(apart) < 0.2 else 1.0
+        slope = 1.28 + away + slopes[2] * apart[0] + slopes[3] * apart[1] + slopes[4] * apart[2]
+        bonus = 1.28 if max(apart) == 0.0 and away < 0.25 else 1.08 if sum(apart) < 0.45 else 1.0
         if depth * lanes * tile > 16_384 * (1 + ends["depth"]):
             return math.nan
         return (slope + 0.03 * early) / bonus * (0.98 + 0.04 * _noise(seed, *point.values()))
@@ -473,9 +473,10 @@ def _named(*names: str) -> Mapping[str, Callable[[], Table]]:
 
 
 DEVELOPMENT = _named(
-    "stencil-1", "stencil-2", "product-1", "filter-1", "filter-2", "blocked-1", "blocked-2", "corner-1", "rows-1"
-)
+    "stencil-1", "stencil-2", "product-1", "filter-1", "filter-2", "blocked-1", "blocked-2", "corner-1", "corner-2",
+    "rows-1",
+)  # fmt: skip
 HELD_OUT = _named(
-    "stencil-11", "product-11", "filter-11", "blocked-11", "corner-11", "channels-11", "channels-12",
+    "stencil-11", "product-11", "filter-11", "blocked-11", "corner-11", "corner-12", "channels-11", "channels-12",
     "attention-11", "attention-12", "transpose-11",
 )  # fmt: skip
