@@ -266,11 +266,12 @@ _CORNER_LIMITS = ("tile * lanes <= 4096", "depth * unroll <= 48", "lanes * group
 
 
 def corner(seed: int) -> Table:
-    """Flat but for a corner: three parameters have to be at an end together, and one step from there little is left."""
+    """Two mountains: a broad one that reaches 0.83, and one whose top of a few points has three parameters at an end."""
     rng = np.random.default_rng([seed, 7])
     ends = {name: int(rng.integers(2)) for name in ("depth", "unroll", "groups")}
-    good_tile, good_lanes = int(rng.choice([48, 64, 96])), int(rng.choice([4, 8, 16]))
-    slopes = rng.uniform([0.05, 0.05, -0.03, -0.03, -0.03], [0.22, 0.22, 0.08, 0.08, 0.08])
+    low, high = sorted(rng.choice([32, 64, 128], 2, replace=False).tolist(), key=lambda _: rng.random())
+    few, many = sorted(rng.choice([2, 4, 8, 16], 2, replace=False).tolist(), key=lambda _: rng.random())
+    broad, steep = rng.uniform(0.10, 0.25, 5), rng.uniform(0.10, 0.35, 5)
 
     def off(name: str, value: Value) -> float:
         values = _CORNER[name]
@@ -279,13 +280,14 @@ def corner(seed: int) -> Table:
 
     def time(point: Params) -> float:
         tile, depth, lanes, unroll, groups, early = point.values()
-        apart = [off("depth", depth), off("unroll", unroll), off("groups", groups)]
-        away = abs(math.log2(tile / good_tile)) * slopes[0] + abs(math.log2(lanes / good_lanes)) * slopes[1]
-        slope = 1.28 + away + slopes[2] * apart[0] + slopes[3] * apart[1] + slopes[4] * apart[2]
-        bonus = 1.28 if max(apart) == 0.0 and away < 0.25 else 1.08 if sum(apart) < 0.45 else 1.0
         if depth * lanes * tile > 16_384 * (1 + ends["depth"]):
             return math.nan
-        return (slope + 0.03 * early) / bonus * (0.98 + 0.04 * _noise(seed, *point.values()))
+        apart = np.array([off("depth", depth), off("unroll", unroll), off("groups", groups)])
+        one = [abs(math.log2(tile / low)), abs(math.log2(lanes / few)), *np.abs(apart - 0.5)]
+        other = [abs(math.log2(tile / high)), abs(math.log2(lanes / many)), *apart]
+        mountain = 1.2 * math.exp(float(broad @ one))
+        peak = math.exp(float(steep @ other)) * (1.0 if sum(other) < 0.3 else 1.17)
+        return (min(mountain, peak) + 0.02 * early) * (0.98 + 0.04 * _noise(seed, *point.values()))
 
     return made_up(f"corner-{seed}", _CORNER, _CORNER_LIMITS, time)
 
