@@ -6,6 +6,9 @@ child with it, which is a verdict on the kernel, and the next child takes its pl
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 from tilewright.fitness.architectures import Architecture
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.isa import KernelIsa, UnreadableCode, read_isa
@@ -41,6 +44,9 @@ class CrossCompileStage:
                 except UnreadableCode as error:
                     return Failure(Verdict.COMPILE_ERROR, one_line(str(error)))
                 found.compiled[str(frame.data["key"])] = isa.data()
+        launches = answer[0].data["launches"]
+        text = json.dumps([launches[w.id] for w in request.measured], sort_keys=True)
+        found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]
         return duplicate(request, found.artefact)
 
 

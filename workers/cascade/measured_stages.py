@@ -23,6 +23,7 @@ from tilewright.workers.child.run_once import Ending
 from tilewright.workers.child.session import JobLimits, SessionPool
 from tilewright.workers.device.station import Champion, Entry, Station
 from tilewright.workers.device.timing import Samples, failed, job_limits, judge, measure
+from tilewright.workers.plans.format import Plan, PlanError
 from tilewright.workers.request import Failure, Findings, Request, duplicate, one_line
 
 SCREEN = (1, 5)
@@ -57,8 +58,13 @@ class CompileAheadStage:
         answer = compile_all(self._compiler, request, found, "compiling")
         if isinstance(answer, Failure):
             return answer
-        kernels = answer[0].data["kernels"].values()
-        found.claimed["shared"] = str(max((k["shared"] for k in kernels), default=0))
+        plans = read_plans(answer[0], request)
+        if isinstance(plans, Failure):
+            return plans
+        launches = [launch for plan in plans.values() for launch in plan.launches]
+        found.claimed["shared"] = str(max((launch.shared for launch in launches), default=0))
+        text = "".join(plans[w.id].digest for w in request.measured)
+        found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]
         return duplicate(request, found.artefact)
 
 
@@ -69,7 +75,7 @@ def compile_all(
     doing: str,
     target: Mapping[str, Any] | None = None,
 ) -> list[Frame] | Failure:
-    """Compile every shape in a child: its ``compiled`` frame, then all others. ``found`` gets the artefact's hash.
+    """Compile every shape in a child: its ``compiled`` frame, then all others.
 
     ``target``: what to compile for, where the child serves several.
     """
@@ -91,9 +97,27 @@ def compile_all(
     compiled = outcome.first("compiled")
     if compiled is None:
         return Failure(Verdict.CRASHED, "the compiling child ended without an answer")
-    text = json.dumps([compiled.data["launches"][w.id] for w in request.measured], sort_keys=True)
-    found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]
     return [compiled, *(frame for frame in outcome.frames if frame is not compiled)]
+
+
+def read_plans(compiled: Frame, request: Request) -> dict[str, Plan] | Failure:
+    """Plans by workload, as the child that ran the candidate sent them: checked, and for the tensors of the request."""
+    plans: dict[str, Plan] = {}
+    for workload in {w.id: w for w in (*request.measured, *request.checked)}.values():
+        try:
+            plan = Plan.from_bytes(compiled.blobs.get(workload.id, b""))
+        except PlanError as error:
+            return Failure(
+                Verdict.CRASHED, one_line(f"the compiling child's plan for {workload.id}: {error}")
+            )
+        wanted = request.described(workload)
+        brought = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in plan.inputs]
+        made = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in plan.outputs]
+        if (brought, made) != (wanted["inputs"], wanted["outputs"]):
+            reason = f"the compiling child's plan for {workload.id} is for other tensors"
+            return Failure(Verdict.CRASHED, reason)
+        plans[workload.id] = plan
+    return plans
 
 
 def _explained(failure: Failure, log: str) -> Failure:

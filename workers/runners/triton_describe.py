@@ -1,13 +1,17 @@
 """Compiles Triton and Gluon candidates for an architecture this machine lacks, and hands over the code it came to.
 
-As ``triton_compile``, for AMD and NVIDIA targets alike: ``launch`` runs on tensors without memory, every kernel it
-starts is compiled and not run. Job ``compile``: as there, with ``target`` {backend, arch, lanes, smem_bytes}, and with
-one more answer before ``compiled``: a ``code`` frame per kernel {key, name, shared, warps, usage} with the assembler's
-text as bytes ``text``. One child serves all targets.
+``launch`` runs on tensors without memory (torch's meta device) under a driver that knows the target and no device, for
+AMD and NVIDIA targets alike; each kernel it starts is compiled into the shared cache and not run.
+
+Job ``compile``: ``source``, ``params``, ``workloads`` [{id, inputs, outputs}], ``target`` {backend, arch, lanes,
+smem_bytes}. Answers: a ``code`` frame per kernel {key, name, shared, warps, usage} with the assembler's text as bytes
+``text``, then one ``compiled`` {launches: {workload: [{kernel, grid, scalars}]}, kernels: {key: {name, shared,
+warps}}}; or one ``error``. One child serves all targets.
 """
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,12 +21,14 @@ import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver as runtime_driver
 from triton.runtime.jit import JITFunction
 
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.runners import triton_compile
-from tilewright.workers.runners.triton_common import Answer
+from tilewright.workers.runners.failures import error_frame
+from tilewright.workers.runners.triton_common import Answer, checked_results, load_module, torch_dtype
+from tilewright.workers.runners.triton_guard import LaunchGuard
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -35,41 +41,54 @@ FOREIGN: Mapping[str, frozenset[str]] = {
 TOOL_SECONDS = 60.0
 
 
-class CrossDriver(triton_compile.AheadDriver):
-    """The same driver without a device, for the target of the job at hand."""
+class CrossDriver:
+    """As much of a Triton driver as compiling asks for, for the target of the job at hand."""
 
     def __init__(self) -> None:
-        self.aim(GPUTarget("cuda", 90, 32))
+        self.target = GPUTarget("cuda", 90, 32)
 
-    def aim(self, target: GPUTarget) -> None:
-        self._target = target
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        return nvidia.ty_to_cpp(kind)
 
 
-class CodeRecorder(triton_compile.Recorder):
-    """Keeps the code of every kernel that a launch compiles."""
+class Compiler:
+    """Stands in for ``JITFunction.run``: compiles, notes launch and code, and runs nothing."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.foreign: frozenset[str] = frozenset()
+        self.launches: list[dict[str, Any]] = []
+        self.kernels: dict[str, dict[str, Any]] = {}
         self.code: dict[str, Any] = {}
+        self.foreign: frozenset[str] = frozenset()
+        self._run = JITFunction.run
 
     def install(self) -> None:
-        super().install()
-        record = JITFunction.run
+        compiler = self
 
         def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-            kept = {name: value for name, value in options.items() if name not in self.foreign}
-            return record(kernel, *args, grid=grid, warmup=warmup, **kept)
+            kept = {name: value for name, value in options.items() if name not in compiler.foreign}
+            compiled = compiler._run(kernel, *args, grid=grid, warmup=True, **kept)
+            named = {**dict(zip(kernel.arg_names, args, strict=False)), **kept}
+            size = grid(named) if callable(grid) else grid
+            compiler._note(compiled, size, [a for a in args if isinstance(a, bool | int | float)])
+            return compiled
 
         JITFunction.run = run
 
     def clear(self) -> None:
-        super().clear()
-        self.code = {}
+        self.launches, self.kernels, self.code = [], {}, {}
 
     def _note(self, compiled: Any, grid: Any, scalars: list[Any]) -> None:
         text = compiled.asm.get("ptx") or compiled.asm["amdgcn"]
-        key = triton_compile.fingerprint(text.replace(";", "//") if "amdgcn" in compiled.asm else text)
+        key = fingerprint(text.replace(";", "//") if "amdgcn" in compiled.asm else text)
         metadata = compiled.metadata
         self.kernels[key] = {
             "name": str(metadata.name),
@@ -80,32 +99,69 @@ class CodeRecorder(triton_compile.Recorder):
         self.launches.append({"kernel": key, "grid": [int(n) for n in grid], "scalars": scalars})
 
 
-class Runner(triton_compile.Runner):
+class Runner:
     """Serves ``compile`` jobs."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._driver = CrossDriver()
         runtime_driver.set_active(self._driver)
         torch.set_default_device("meta")
-        self._codes = CodeRecorder()
-        self._recorder = self._codes
-        self._recorder.install()
+        self._compiler = Compiler()
+        self._compiler.install()
         self.hello = {"torch": torch.__version__, "triton": triton.__version__}
 
     def run(self, job: Frame, answer: Answer) -> None:
-        """Serve one job; the code goes first, so that ``compiled`` or ``error`` ends it."""
+        """Serve one job; failures of the candidate become an ``error`` frame."""
         target = job.data["target"]
-        self._driver.aim(GPUTarget(target["backend"], target["arch"], int(target["lanes"])))
-        self._codes.foreign = FOREIGN[target["backend"]]
-        self._smem_bytes = int(target["smem_bytes"])
-        answers: list[Frame] = []
-        super().run(job, answers.append)
-        for key, compiled in self._codes.code.items():
+        self._driver.target = GPUTarget(target["backend"], target["arch"], int(target["lanes"]))
+        self._compiler.foreign = FOREIGN[target["backend"]]
+        self._compiler.clear()
+        phase = "import"
+        try:
+            module = load_module(job.data["source"])
+            phase = "compile"
+            launches = {w["id"]: self._launches(module, job, w) for w in job.data["workloads"]}
+            self._refuse_oversize(int(target["smem_bytes"]))
+            last = Frame("compiled", {"launches": launches, "kernels": self._compiler.kernels})
+        except Exception as error:  # noqa: BLE001 - whatever a candidate raises is its answer
+            last = error_frame(phase, error)
+        # the code goes first, so that ``compiled`` or ``error`` ends the job
+        for key, compiled in self._compiler.code.items():
             text, usage = code_of(compiled.asm, key)
-            data = {"key": key, **self._codes.kernels[key], "usage": usage}
+            data = {"key": key, **self._compiler.kernels[key], "usage": usage}
             answer(Frame("code", data, arrays={"text": np.frombuffer(text.encode(), np.uint8)}))
-        for frame in answers:
-            answer(frame)
+        answer(last)
+
+    def _launches(self, module: Any, job: Frame, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
+        self._compiler.launches = []
+        tensors = {
+            spec["name"]: torch.empty(spec["shape"], dtype=torch_dtype(spec["dtype"]))
+            for spec in workload["inputs"]
+        }
+        with LaunchGuard():
+            made = module.launch(tensors, dict(job.data["params"]))
+        checked_results(made, workload["outputs"])
+        return self._compiler.launches
+
+    def _refuse_oversize(self, smem_bytes: int) -> None:
+        for kernel in self._compiler.kernels.values():
+            if kernel["shared"] > smem_bytes:
+                raise MemoryError(
+                    f"out of resource: {kernel['name']} needs {kernel['shared']} bytes of shared memory, "
+                    f"a program may use {smem_bytes}"
+                )
+
+
+def fingerprint(ptx: str) -> str:
+    """Identity of compiled code: 16 hex digits over its text without comments and debug sections."""
+    lines = []
+    for line in ptx.splitlines():
+        if line.lstrip().startswith(".section") and ".debug" in line:
+            break
+        bare = line.split("//")[0].strip()
+        if bare and not bare.startswith((".loc", ".file")):
+            lines.append(bare)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def code_of(asm: Mapping[str, Any], key: str) -> tuple[str, str]:

@@ -21,10 +21,10 @@ CANARY = 0xA5
 CANARY_BYTES = 1 << 14
 """On either side of a tensor; a multiple of every alignment a kernel may rely on."""
 
-_FRESH = frozenset(("empty", "empty_like", "empty_strided", "new_empty"))
-_ZEROS = frozenset(("zeros", "zeros_like", "new_zeros"))
-_RESET = frozenset(("zero_", "fill_"))
-_VIEWS = frozenset(
+FRESH = frozenset(("empty", "empty_like", "empty_strided", "new_empty"))
+ZEROS = frozenset(("zeros", "zeros_like", "new_zeros"))
+RESET = frozenset(("zero_", "fill_"))
+VIEWS = frozenset(
     ("view", "_unsafe_view", "_reshape_alias", "alias", "detach", "slice", "select", "transpose", "t", "permute",
      "expand", "unsqueeze", "squeeze", "split", "split_with_sizes", "unbind")
 )  # fmt: skip
@@ -82,9 +82,9 @@ class LaunchGuard(TorchDispatchMode):
     ) -> Any:
         options = dict(kwargs or {})
         name = func.overloadpacket.__name__
-        if name in _FRESH or name in _ZEROS:
-            return self._made(func, args, options, 0 if name in _ZEROS else POISON)
-        if name not in _VIEWS and name not in _RESET:
+        if name in FRESH or name in ZEROS:
+            return self._made(func, args, options, 0 if name in ZEROS else POISON)
+        if name not in VIEWS and name not in RESET:
             raise ForeignWork(f"work outside the kernel: torch computes {name}")
         return func(*args, **options)
 

@@ -45,7 +45,7 @@ proposal and one line in `campaign.log` beside the journal, naming the construct
 
 **On tpu7x (modelled)** the explicit transfers (`manual_copy`, `double_buffered_copy`, `emit_pipeline`) compile,
 pass the gates and are simulated, but on the fused FP8 product they are slower than the grid's own pipeline ([a
-recorded campaign](../experiments/results/rewrite_g512.md), 1024x2048x4096): from the naive kernel's 19.6 us, a
+recorded campaign](../experiments/records/rewrites/rewrite_g512.md), 1024x2048x4096): from the naive kernel's 19.6 us, a
 pipeline inside the kernel reads 34.0 us and a double-buffered copy of the weights 33.2 us. A table of scalars in
 VMEM does not compile there when it is indexed along lanes; `scalar_input_in_smem` makes it legal."""
 
