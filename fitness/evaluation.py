@@ -97,7 +97,9 @@ class Evaluation(BaseModel):
     ``estimates`` are seconds by workload of a kernel that could not be costed (``fitness.fallback``): nothing ranks by
     them. ``projected`` is what the first workloads of an outpaced candidate say of its fitness: for models of the
     search, never compared with a fitness. ``descriptors`` place the candidate in the archive. ``artefact`` is the hash
-    of what was compiled: equal artefacts are duplicates. ``reason`` is one line for any verdict but ``ok``.
+    of what was compiled: equal artefacts are duplicates. ``reason`` is one line for any verdict but ``ok``. ``spent``
+    are seconds by what took them: each stage (wall clock), ``device`` (held by this candidate) and ``cpu`` (of the worker
+    and its children).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -120,6 +122,7 @@ class Evaluation(BaseModel):
     toolchain: dict[str, str] = Field(default_factory=dict)
     log: str = ""
     wall_seconds: float = 0.0
+    spent: dict[str, float] = Field(default_factory=dict)
     worker: str = ""
 
     @property

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tilewright.fitness.evaluation import FigureKind, WorkloadFigures
+from tilewright.fitness.intervals import NORMAL_95
 
 DRIFT = 0.02
 """By how much a device's clock may have drifted since the figures a measured candidate is held against."""
@@ -100,7 +101,7 @@ def _error(figures: WorkloadFigures) -> float:
     """Half of a 95 % interval of a log rate; 0 for a model's figure."""
     if figures.kind is not FigureKind.MEASURED:
         return 0.0
-    return 1.96 * float(figures.diagnosis.get("relative_error", 0.05))
+    return NORMAL_95 * float(figures.diagnosis.get("relative_error", 0.05))
 
 
 def _drift(figures: Sequence[WorkloadFigures]) -> float:

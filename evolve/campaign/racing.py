@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.evolve.campaign.selection import student_95
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History
 from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.fitness.intervals import student_95
 from tilewright.fitness.race import Race, Rung
 
 SHARES = (0.25, 0.5)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilewright.evolve.promote.nominate import Nomination
 from tilewright.evolve.promote.verify import Refusal, Verification, Verified
 from tilewright.fitness.evaluation import FigureKind, WorkloadFigures
-from tilewright.fitness.paired import Ratio, paired_ratio, relative_error
+from tilewright.fitness.intervals import NORMAL_95, Ratio, paired_ratio, relative_error
 from tilewright.fitness.score import geometric_mean
 from tilewright.seeds.operator import Workload
 from tilewright.workers.device.comparison import Comparison
@@ -119,7 +119,7 @@ def _measured(
     other = theirs.contender.genome.id
     rounds = comparison.rounds[workload.id]
     seconds = comparison.seconds(workload.id, genome)
-    error = 1.96 * relative_error(rounds[genome]) * seconds
+    error = NORMAL_95 * relative_error(rounds[genome]) * seconds
     ratio = Ratio(1.0, 1.0, 1.0) if other == genome else comparison.ratio(other, genome, [workload.id])
     figures = _figures(ours, workload.id)
     scale = figures.seconds / seconds

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.evolve.campaign.test_campaign import Nothing, ShuffledEvaluator, Walk, judge, plan
+from testkit.toy_campaign import Nothing, ShuffledEvaluator, Walk, judge, plan
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import Campaign, StopReason
 from tilewright.evolve.errors import JournalError

@@ -12,7 +12,7 @@ import numpy as np
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from testkit.faults.campaigns import answer
-from tests.workers.cluster.test_pool import pool_settings
+from testkit.pool import pool_settings
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict

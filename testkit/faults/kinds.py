@@ -25,9 +25,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from testkit.children import LIMITS, child
 from testkit.faults.campaigns import Table, content, driven, finish, forked, go
 from testkit.faults.cluster import Cluster, pool_of
-from tests.workers.child.test_run_once import LIMITS, child
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import StopReason
 from tilewright.evolve.errors import JournalError

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.studies.records.screenshots import PLAIN_PAGE, MlflowPages, candidate_columns
 from testkit.browser import browser_page, missing_browser
+from testkit.mlflow_pages import PLAIN_PAGE, MlflowPages, candidate_columns
 from testkit.sample_campaign import SampleCampaign, write_sample
 from tilewright.evolve import ui
 from tilewright.evolve.errors import UserError

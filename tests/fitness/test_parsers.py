@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from experiments.studies.robustness.fuzz import Fuzzed, attempt, corpus
-from experiments.studies.robustness.fuzz_targets import FRAME, PARENT, Parser, parsers
+from testkit.fuzz_targets import FRAME, PARENT, Parser, parsers
+from testkit.fuzzing import Fuzzed, attempt, corpus
 from tilewright.evolve.proposers.llm.edit import EditError, read_reply
 from tilewright.workers.child.frames import FrameError, FrameReader
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.fitness import paired
+from tilewright.fitness import intervals
 from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
 from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.frames import Frame
@@ -194,8 +194,8 @@ class Confirmation:
     """How a contender fared against the champion. ``ratio`` is champion's time over contender's: above 1 is faster."""
 
     champion: str
-    ratio: paired.Ratio
-    control: paired.Ratio
+    ratio: intervals.Ratio
+    control: intervals.Ratio
     """The champion against itself in the same rounds."""
 
     @property
@@ -234,12 +234,12 @@ def confirm(
         return timings
     first, contender, again = ({t.workload.id: t.rounds[n] for t in timings} for n in range(3))
     held = {name: [[*a, *b] for a, b in zip(first[name], again[name], strict=True)] for name in first}
-    ratio, control = paired.paired_ratio(held, contender), paired.paired_ratio(first, again)
+    ratio, control = intervals.paired_ratio(held, contender), intervals.paired_ratio(first, again)
     known = {f.workload: f for f in champion.figures}
     rescaled = []
     for timing in timings:
         figures, name = timing.figures(request, 1), timing.workload.id
-        factor = paired.paired_ratio({name: contender[name]}, {name: held[name]}).value
+        factor = intervals.paired_ratio({name: contender[name]}, {name: held[name]}).value
         seconds = known[name].seconds * factor
         faster = figures.seconds / seconds
         raw = {**figures.diagnosis, "raw_seconds": figures.seconds, "paired": factor}
@@ -257,7 +257,7 @@ def confirm(
 def interval(figures: Sequence[WorkloadFigures], fitness: float) -> tuple[float, float]:
     """95 % interval of a geometric mean from the errors of its parts."""
     errors = [float(f.diagnosis.get("relative_error", 0.05)) for f in figures]
-    half = 1.96 * math.sqrt(sum(e * e for e in errors)) / len(errors)
+    half = intervals.NORMAL_95 * math.sqrt(sum(e * e for e in errors)) / len(errors)
     return fitness * math.exp(-half), fitness * math.exp(half)
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from tilewright.fitness.paired import Ratio, paired_ratio
+from tilewright.fitness.intervals import NORMAL_95, Ratio, paired_ratio
 from tilewright.seeds.operator import Operator, Suite, Workload
 from tilewright.workers.device.comparison import Comparison
 from tilewright.workers.device.station import DeviceRatio
@@ -56,7 +56,7 @@ def scale_of(device: str, ratio: Ratio) -> DeviceRatio:
     if ratio.low == ratio.high:
         return DeviceRatio(device, ratio.value)
     return DeviceRatio(
-        device, ratio.value, math.hypot(math.log(ratio.high / ratio.low) / (2 * 1.96), CARRIED)
+        device, ratio.value, math.hypot(math.log(ratio.high / ratio.low) / (2 * NORMAL_95), CARRIED)
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tilewright.fitness.paired import Ratio, Rounds, median_seconds, paired_ratio
+from tilewright.fitness.intervals import Ratio, Rounds, median_seconds, paired_ratio
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Workload
 from tilewright.workers.child.launch import Spawn

@@ -64,6 +64,9 @@ class DeviceRatio:
 class Station(Protocol):
     """What an evaluator needs of the place where candidates are measured."""
 
+    busy_seconds: float
+    """That the device has been held by jobs asked for here."""
+
     def hello(self) -> Mapping[str, Any]:
         """Device and versions. Raises SessionDied or OSError where there is no usable device."""
         ...
@@ -100,6 +103,7 @@ class LocalStation:
     def __init__(self, device: Gpu | Chip, scratch: Path | None = None) -> None:
         config = tpu_toolchain.device_config(device) if isinstance(device, Chip) else device_config(device)
         self._keeper = SessionPool(dataclasses.replace(config, scratch=scratch))
+        self.busy_seconds = 0.0
         self._champion: Champion | None = None
         self._claim: tuple[str, float] | None = None
 
@@ -109,7 +113,13 @@ class LocalStation:
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         identity = self._keeper.hello().get("identity")
         with exclusive(None if identity is None else str(identity)):
-            return self._keeper.run(job, limits)
+            outcome = self._keeper.run(job, limits)
+        self.busy_seconds += outcome.seconds
+        return outcome
+
+    def warm(self) -> None:
+        """Start the device's child without waiting for it. Raises OSError when no process can be made."""
+        self._keeper.warm()
 
     def scale(self) -> DeviceRatio:
         return DeviceRatio()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tilewright.fitness import gates, paired, score
+from tilewright.fitness import gates, intervals, score
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Arrays, Operator, TensorSpec, Workload
 from tilewright.seeds.sampled import Elements, Sample, Sampled
@@ -87,7 +87,7 @@ class Timing:
     def figures(self, request: Request, place: int = 0) -> WorkloadFigures:
         """The figures of entry ``place``, as the campaign's first device would have given them."""
         operator, device, workload = request.operator, request.target.hardware, self.workload
-        seconds = paired.median_seconds(self.rounds[place]) / self.scale.ratio
+        seconds = intervals.median_seconds(self.rounds[place]) / self.scale.ratio
         calibrated = (
             {"device": self.scale.device, "device_ratio": self.scale.ratio} if self.scale.device else {}
         )
@@ -105,7 +105,7 @@ class Timing:
                 "host_seconds": self.host_seconds[place],
                 "wall_seconds": self.wall_seconds[place],
                 "calls": sum(map(len, self.rounds[place])),
-                "relative_error": math.hypot(paired.relative_error(self.rounds[place]), self.scale.error),
+                "relative_error": math.hypot(intervals.relative_error(self.rounds[place]), self.scale.error),
                 "gbytes_per_second": score.gbytes(size, seconds),
                 "copy_fraction": size / seconds / device.copy,
                 **calibrated,

@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from tests.workers.cluster.test_pool import genome, pool_settings
+from testkit.pool import genome, pool_settings
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.record.journal import VOLATILE
 from tilewright.fitness.evaluation import Evaluation

@@ -39,7 +39,7 @@ from tilewright.evolve.record.history import History, Mutation, MutationKind, Pr
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation
-from tilewright.fitness.paired import Ratio, paired_ratio
+from tilewright.fitness.intervals import Ratio, paired_ratio
 from tilewright.workers.cluster.pool import PoolSettings, RayPool
 from tilewright.workers.device.calibration import CARRIED
 from tilewright.workers.device.comparison import Comparison

@@ -25,8 +25,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.studies.h200.mx_parts import FORMS, PARTS, checks_of, entries_of, shapes_of
-from experiments.studies.h200.mx_points import compiled_ahead
+from experiments.studies.h200.mx_points import tasks
 from experiments.studies.records.say import say
+from testkit.compile_ahead import compiled_ahead
 
 SILENCE_SECONDS = 60.0
 """After so long without a line the child is taken to hang."""
@@ -117,7 +118,7 @@ def main() -> None:
         for e in dict.fromkeys(e for e, _ in pairs)
         for w in checks_of(e.loaded[0])
     ]
-    ahead = compiled_ahead(pairs, cache, args.processes, 0.45 * args.seconds)
+    ahead = compiled_ahead(tasks(pairs), cache, args.processes, 0.45 * args.seconds)
     (args.out / "h200_mx_compiled.json").write_text(json.dumps(ahead, indent=1))
     say(f"compiled ahead: {ahead['points']} points, {len(ahead['failed'])} failed, {ahead['seconds']} s")
     if not args.compile_only:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import os
-import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from testkit.compile_ahead import SMEM_BYTES, Point, Task, described
 from tilewright.evolve.space.constraints import SpaceError
 from tilewright.evolve.space.space import Space
 from tilewright.seeds.catalogue import load_operator
-from tilewright.seeds.operator import Operator, SeedKernel, TensorSpec, Workload
+from tilewright.seeds.operator import Operator, SeedKernel, Workload
 
-Point = dict[str, Any]
-
-SMEM_BYTES, MULTIPROCESSORS = 232448, 132
+MULTIPROCESSORS = 132
 
 
 def grid(**genes: Sequence[Any]) -> list[Point]:
@@ -188,9 +182,9 @@ def fitting(operator: Operator, point: Point, workload: Workload) -> bool:
     return tall <= max(least, 2 * m) and (m <= 128 or tall >= 64)
 
 
-def tasks(pairs: Sequence[tuple[Entry, Workload]]) -> Iterator[tuple[str, Point, list[dict[str, Any]]]]:
+def tasks(pairs: Sequence[tuple[Entry, Workload]]) -> list[Task]:
     """What to compile: a source, a point and the shapes it is for, the dearest kernels first."""
-    held: dict[tuple[str, str], tuple[str, Point, list[dict[str, Any]]]] = {}
+    held: dict[tuple[str, str], Task] = {}
     for entry, workload in pairs:
         operator, kernel = entry.loaded
         for point in entry.points(workload):
@@ -202,63 +196,4 @@ def tasks(pairs: Sequence[tuple[Entry, Workload]]) -> Iterator[tuple[str, Point,
                     "outputs": described(operator.outputs(workload)),
                 }
             )
-    return iter(sorted(held.values(), key=lambda task: -len(task[0])))
-
-
-def described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
-    """Specs as the compile runner takes them."""
-    return [{"name": s.name, "shape": list(s.shape), "dtype": s.dtype} for s in specs]
-
-
-_runner: Any = None
-
-
-def _start(cache: str) -> None:
-    """In a compiling process: the runner that compiles and starts nothing."""
-    global _runner  # one per process of the pool
-    os.environ["TRITON_CACHE_DIR"] = cache
-    os.chdir(tempfile.mkdtemp())
-    from tilewright.workers.runners.triton_compile import Runner
-
-    _runner = Runner({"capability": 90, "smem_bytes": SMEM_BYTES})
-
-
-def _compile(source: str, point: Point, workloads: list[dict[str, Any]]) -> str:
-    """Nothing, or why this point does not compile."""
-    from tilewright.workers.child.frames import Frame
-
-    found: list[Frame] = []
-    _runner.run(Frame("compile", {"source": source, "params": point, "workloads": workloads}), found.append)
-    return str(found[-1].data.get("message", "failed"))[:300] if found[-1].kind == "error" else ""
-
-
-def compiled_ahead(
-    pairs: Sequence[tuple[Entry, Workload]], cache: str, processes: int, seconds: float
-) -> dict[str, Any]:
-    """Compiles every point of these shapes into ``cache``, and says what failed or was not reached in ``seconds``."""
-    begun = time.monotonic()
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, context, initializer=_start, initargs=(cache,))
-    futures: dict[Future[str], str] = {}
-    failed, late = {}, 0
-    todo = list(tasks(pairs))
-    for source, point, workloads in todo:
-        name = source.splitlines()[0].strip('"')[:60]
-        futures[pool.submit(_compile, source, point, workloads)] = f"{name} {point}"
-    for future, name in futures.items():
-        try:
-            if wrong := future.result(timeout=max(0.1, seconds - (time.monotonic() - begun))):
-                failed[name] = wrong
-        except Exception as error:  # noqa: BLE001 - a compiler that dies or hangs costs its point, not the run
-            late += 1
-            failed.setdefault("not compiled ahead", type(error).__name__)
-    children = list(getattr(pool, "_processes", {}).values())
-    pool.shutdown(wait=False, cancel_futures=True)
-    for child in children:
-        child.kill()
-    return {
-        "points": len(todo),
-        "failed": failed,
-        "late": late,
-        "seconds": round(time.monotonic() - begun, 1),
-    }
+    return sorted(held.values(), key=lambda task: -len(task[0]))

@@ -9,28 +9,13 @@ interpreter (40 dB, no device; Triton 3.x interpreter or Pallas interpret mode),
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from testkit import CORPUS
+from testkit.rewriting import Case, Trial, load_cases, propose_all, run_checks
 from tilewright.evolve.proposers.rewrite.base import Language, Rule
-from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite
 from tilewright.evolve.proposers.rewrite.registry import rules
-from tilewright.fitness.dialect import check as dialect_check
-
-CHECKER = Path(__file__).with_name("check.py")
-JOBS_PER_PROCESS = 60
-FAST_COMPILES = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-"""Every kernel runs once, on small inputs: compiling it for the host is what takes the time."""
 
 ABOUT = """\
 **Which rule comes next** is learned within a campaign (`evolve/proposers/rule_credit.py`): a rule earns by its
@@ -48,132 +33,6 @@ pass the gates and are simulated, but on the fused FP8 product they are slower t
 recorded campaign](../experiments/records/rewrites/rewrite_g512.md), 1024x2048x4096): from the naive kernel's 19.6 us, a
 pipeline inside the kernel reads 34.0 us and a double-buffered copy of the weights 33.2 us. A table of scalars in
 VMEM does not compile there when it is indexed along lanes; `scalar_input_in_smem` makes it legal."""
-
-
-@dataclass
-class Trial:
-    """One proposal: where it came from, and what became of it."""
-
-    kernel: str
-    rule: str
-    site: str
-    source: str = ""
-    params: dict = field(default_factory=dict)
-    dialect: str = ""
-    ok: bool | None = None
-    reason: str = ""
-    seconds: float = 0.0
-
-    @property
-    def runnable(self) -> bool:
-        """Gluon has no interpreter: its children are held to the dialect only."""
-        return not self.kernel.startswith("gluon")
-
-
-@dataclass(frozen=True)
-class Case:
-    """A corpus kernel and the inputs it is run on."""
-
-    name: str
-    source: str
-    params: dict
-    inputs: list
-
-    @property
-    def language(self) -> str:
-        return self.name.split("/")[0]
-
-
-def load_cases(only: Sequence[str] = ()) -> list[Case]:
-    table = json.loads((CORPUS / "cases.json").read_text())
-    cases = []
-    for name, entry in table.items():
-        if only and not any(part in name for part in only):
-            continue
-        cases.append(Case(name, (CORPUS / name).read_text(), entry["params"], entry["inputs"]))
-    return cases
-
-
-def inherited(case: Case, params: Mapping) -> dict:
-    """The child's parameters, with the case's values where both have one: inputs fit those."""
-    return {name: case.params.get(name, value) for name, value in params.items()}
-
-
-def propose_all(case: Case) -> list[Trial]:
-    """Every (rule, site) of a kernel applied once."""
-    trials = []
-    entry = "build" if case.language == "pallas" else "launch"
-    for rule, site in offers(case.source):
-        began = time.process_time()
-        proposal = rewrite(case.source, case.params, rule, site, np.random.default_rng(0))
-        trial = Trial(case.name, rule.name, site.key, seconds=time.process_time() - began)
-        if proposal is None:
-            continue
-        trial.source, trial.params = proposal.source, inherited(case, proposal.params)
-        violations = dialect_check(proposal.source, entry=entry)
-        trial.dialect = str(violations[0]) if violations else ""
-        trials.append(trial)
-    return trials
-
-
-def run_checks(cases: Iterable[Case], trials: Sequence[Trial]) -> None:
-    """Run the trials in interpreters, many per process, and note the outcome in each."""
-    by_name = {c.name: c for c in cases}
-    groups: dict[str, list[int]] = defaultdict(list)
-    for number, trial in enumerate(trials):
-        if not trial.dialect and trial.runnable:
-            groups["pallas" if trial.kernel.startswith("pallas") else "triton"].append(number)
-    for language, numbers in groups.items():
-        for start in range(0, len(numbers), JOBS_PER_PROCESS):
-            _run_batch(language, numbers[start : start + JOBS_PER_PROCESS], trials, by_name)
-
-
-def _run_batch(
-    language: str, numbers: Sequence[int], trials: Sequence[Trial], by_name: dict[str, Case]
-) -> None:
-    left = list(numbers)
-    while left:
-        done = _run_process(language, left, trials, by_name)
-        if not done:
-            trials[left[0]].ok, trials[left[0]].reason = False, "the interpreter died"
-            done = {left[0]}
-        left = [n for n in left if n not in done]
-
-
-def _run_process(
-    language: str, numbers: Sequence[int], trials: Sequence[Trial], by_name: dict[str, Case]
-) -> set[int]:
-    jobs = []
-    for number in numbers:
-        trial, case = trials[number], by_name[trials[number].kernel]
-        jobs.append(
-            {
-                "id": number,
-                "parent": case.source,
-                "parent_params": case.params,
-                "source": trial.source,
-                "params": trial.params,
-                "inputs": case.inputs,
-            }
-        )
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1", "XLA_FLAGS": FAST_COMPILES}
-    result = subprocess.run(
-        [sys.executable, str(CHECKER)],
-        input=json.dumps({"language": language, "jobs": jobs}),
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=2400,
-        check=False,
-    )
-    done = set()
-    for line in result.stdout.splitlines():
-        if line.startswith("{"):
-            answer = json.loads(line)
-            trial = trials[answer["id"]]
-            trial.ok, trial.reason = answer["ok"], answer["reason"]
-            done.add(answer["id"])
-    return done
 
 
 def _all_rules() -> list[Rule]:

@@ -28,8 +28,8 @@ from hypothesis import strategies as st
 from testkit.exploits import pallas, triton
 from testkit.exploits.disguises import applied, disguises, is_textual
 from testkit.exploits.judges import Judge, measured
+from testkit.exploits.mutants import HONEST, entry, inserted, mutants
 from testkit.exploits.zoo import Exploit, Wall
-from tests.exploits.test_mutants import HONEST, entry, inserted, mutants
 from tilewright.fitness import dialect
 from tilewright.fitness.evaluation import Verdict
 from tilewright.fitness.targets import load_target

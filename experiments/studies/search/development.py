@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from experiments.studies.search.efficiency import Run, Setting, run_search
-from experiments.studies.search.tables import SPACES, Table, read_table
+from testkit.spaces.tables import SPACES, Table, read_table
 from tilewright.evolve.space.genome import Value
 from tilewright.evolve.space.space import Space
 

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from experiments.studies.search.efficiency import Setting, run_search
     from experiments.studies.search.report import digest
-    from experiments.studies.search.tables import read_tables
+    from testkit.spaces.tables import read_tables
 
     known = recorded(told.record)
     lines = [f"{platform.processor() or platform.machine()}, {_model()}, python {platform.python_version()}, "

@@ -14,133 +14,18 @@ import math
 import multiprocessing
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from experiments.studies.search.tables import SPACES, Table, TableEvaluator, read_tables
-from tilewright.evolve.campaign.evaluator import Job
-from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Record, Searcher, Start
-from tilewright.evolve.campaign.selection import contenders, race
-from tilewright.evolve.campaign.transfer import Earlier, Led, leads_of, records_of
-from tilewright.evolve.proposers.local_search import LocalSearch
-from tilewright.evolve.proposers.parameter_crossover import ParameterCrossover
-from tilewright.evolve.proposers.portfolio import Portfolio
-from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
-from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
-from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import Candidate, Proposer
-from tilewright.evolve.space.genome import Genome
-from tilewright.fitness.evaluation import Evaluation
+from testkit.spaces.campaigns import PROPOSERS, Run, Setting, run_search
+from testkit.spaces.tables import SPACES, Table, read_tables
 
 MARKS = (25, 50, 100, 200)
 WITHIN = 0.95
 """A run counts as having arrived when it is within 5 % of the optimum."""
-
-ISLANDS = 2
-MIGRATION_INTERVAL = 20
-
-PROPOSERS = ("parameters", "surrogate", "crossover", "local_search")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One way to run the benchmark. ``noise`` is the relative standard deviation of a reading."""
-
-    budget: int = 200
-    lag: int = 1
-    noise: float = 0.0
-    proposers: tuple[str, ...] = PROPOSERS
-
-
-@dataclass(frozen=True)
-class Run:
-    """One campaign on one table. ``curve`` [budget]: true score of the best true configuration so far.
-
-    ``selected`` is the true score of what a user would be handed: the winner of the re-measurement when
-    there is noise, else the best. ``lucky`` is the true score of the best single reading.
-    """
-
-    space: str
-    seed: int
-    curve: np.ndarray
-    selected: float
-    lucky: float
-    remeasured: int
-    cpu_seconds: float
-    sequence: tuple[str, ...]
-    """Genome ids in order of proposal."""
-
-
-class Nowhere:
-    """A record nobody keeps."""
-
-    def add_candidate(self, candidate: Candidate) -> None: ...
-
-    def add_evaluation(self, index: int, evaluation: Evaluation) -> None: ...
-
-
-def table_campaign(
-    table: Table, seed: int, setting: Setting, earlier: Sequence[Earlier] = (), record: Record | None = None
-) -> Campaign:
-    """A campaign on a table from a random legal point, or from the best that ``earlier`` campaigns found."""
-    archive = Archive(ISLANDS, MIGRATION_INTERVAL)
-    records = records_of(earlier, table.space_of)
-    spaces = KnownSpaces(table.space_of)
-    builders: dict[str, Callable[[], Proposer]] = {
-        "parameters": lambda: ParameterProposer(archive, spaces),
-        "surrogate": lambda: SurrogateProposer(archive, spaces, records),
-        "crossover": lambda: ParameterCrossover(archive, spaces),
-        "local_search": lambda: LocalSearch(spaces),
-    }
-    searcher: Searcher = Portfolio([builders[name]() for name in setting.proposers])
-    leads = leads_of(earlier, table.space_of)
-    start = Start("random", table.random_genome(np.random.default_rng([seed, 1])))
-    if leads:
-        start, searcher = Start("lead", leads[0]), Led(leads[1:], searcher)
-    plan = Plan(
-        [start], Budget(evaluations=setting.budget), seed, setting.lag, islands=ISLANDS, must_pass=False
-    )
-    evaluator = TableEvaluator(table, setting.lag, setting.noise)
-    return Campaign(plan, searcher, archive, evaluator, record or Nowhere())
-
-
-def run_search(table: Table, seed: int, setting: Setting) -> Run:
-    """One campaign from a random legal point."""
-    began = time.process_time()
-    campaign = table_campaign(table, seed, setting)
-    campaign.run()
-    proposed = campaign.history.candidates
-    scores = np.zeros(setting.budget)
-    scores[: len(proposed)] = [table.fraction(candidate.genome) for candidate in proposed]
-    curve = np.maximum.accumulate(scores)
-    lucky = table.fraction(campaign.history.best[0].genome) if campaign.history.best else 0.0
-    selected, spent = float(curve[-1]), 0
-    if setting.noise:
-        selected, spent = _select(table, campaign, setting.noise, seed)
-    cpu = time.process_time() - began
-    sequence = tuple(candidate.genome.id for candidate in proposed)
-    return Run(table.name, seed, curve, selected, lucky, spent, cpu, sequence)
-
-
-def _select(table: Table, campaign: Campaign, noise: float, seed: int) -> tuple[float, int]:
-    """True score of the re-measured winner, and the measurements that took."""
-    readings = [(c.genome, e.fitness) for c, e in campaign.history.evaluated if e.fitness is not None]
-    evaluator = TableEvaluator(table, noise=noise)
-    places = {genome.id: number for number, (genome, _) in enumerate(readings)}
-    spent = 0
-
-    def measure(genome: Genome, number: int) -> float | None:
-        nonlocal spent
-        spent += 1
-        rng = np.random.default_rng([seed, 2, number, places[genome.id]])
-        return evaluator.evaluate(Job(-1, genome, int(rng.integers(2**31)))).fitness
-
-    winner = race(contenders(readings, noise), measure)
-    return (table.fraction(winner) if winner else 0.0), spent
 
 
 @dataclass(frozen=True)
@@ -254,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.write(describe(runs, setting))
     if told.out:
         write_report(told.out, runs, setting, command)
-    return 0 if all(math.isfinite(run.selected) for run in runs) else 1
+    return 0 if all(math.isfinite(run.handed) for run in runs) else 1
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.studies.search.tables import Table
+from testkit.spaces.tables import Table
 from tilewright.evolve.space.genome import Value
 from tilewright.evolve.space.space import Space
 

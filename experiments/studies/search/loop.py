@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.studies.search.efficiency import PROPOSERS, Setting, table_campaign
-from experiments.studies.search.tables import SPACES, read_table
+from testkit.spaces.campaigns import PROPOSERS, Setting, table_campaign
+from testkit.spaces.tables import SPACES, read_table
 from tilewright.evolve.record.journal import Journal
 
 

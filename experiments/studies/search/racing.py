@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.studies.search.efficiency import ISLANDS, MIGRATION_INTERVAL, Nowhere
-from experiments.studies.search.suites import SuiteEvaluator, SuiteTable, joined, made_up
-from experiments.studies.search.tables import SPACES, read_table, read_tables
-from experiments.studies.search.transfer import suites as recorded_suites
+from testkit.spaces.campaigns import ISLANDS, MIGRATION_INTERVAL, Nowhere
+from testkit.spaces.suites import SuiteEvaluator, SuiteTable, joined, made_up
+from testkit.spaces.tables import SPACES, read_table, read_tables
+from testkit.spaces.transfer import suites as recorded_suites
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
 from tilewright.evolve.campaign.racing import Racing
 from tilewright.evolve.proposers.parameter_crossover import ParameterCrossover

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import datetime
-import hashlib
 import platform
 from collections.abc import Sequence
 from importlib import metadata
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.studies.search.efficiency import MARKS, Run, Setting, Summary, summarise
+from testkit.spaces.campaigns import digest
 
 GOALS = {25: 0.83, 50: 0.90, 100: 0.97, 200: 0.992}
 ARRIVED_GOAL = 0.95
@@ -97,12 +97,10 @@ def _peer_rows(summary: Summary) -> list[str]:
 
 def _noise_lines(runs: Sequence[Run], setting: Setting) -> list[str]:
     best = np.array([run.curve[-1] for run in runs])
-    selected, lucky = np.array([r.selected for r in runs]), np.array([r.lucky for r in runs])
-    spent = np.mean([run.remeasured for run in runs])
+    handed = np.array([run.handed for run in runs])
     return [
         f"Noise {setting.noise:.0%} on every reading. True score of the best configuration evaluated: mean "
-        f"{best.mean():.4f}; of the re-measured selection: {selected.mean():.4f} ({spent:.0f} further "
-        f"measurements on average); of the luckiest single reading: {lucky.mean():.4f}.",
+        f"{best.mean():.4f}; of the best reading, which is what a user is handed: {handed.mean():.4f}.",
     ]
 
 
@@ -125,19 +123,12 @@ def write_report(path: Path, runs: Sequence[Run], setting: Setting, command: str
     with path.with_suffix(".csv").open("w", newline="") as file:
         writer = csv.writer(file)
         marks = [mark for mark in MARKS if mark <= len(runs[0].curve)]
-        writer.writerow(
-            ["space", "seed", *(f"n{mark}" for mark in marks), "selected", "lucky", "remeasured", "sequence"]
-        )
+        writer.writerow(["space", "seed", *(f"n{mark}" for mark in marks), "handed", "sequence"])
         for run in runs:
             scores = [f"{run.curve[mark - 1]:.5f}" for mark in marks]
-            tail = [f"{run.selected:.5f}", f"{run.lucky:.5f}", run.remeasured, digest(run)]
+            tail = [f"{run.handed:.5f}", digest(run)]
             writer.writerow([run.space, run.seed, *scores, *tail])
     _draw(path.with_suffix(".png"), runs)
-
-
-def digest(run: Run) -> str:
-    """12 hex digits over what the run proposed, in order: equal on every machine."""
-    return hashlib.sha256(" ".join(run.sequence).encode()).hexdigest()[:12]
 
 
 def _draw(path: Path, runs: Sequence[Run]) -> None:

@@ -13,7 +13,7 @@ from tilewright.evolve.campaign.conclusion import contenders
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
-from tilewright.fitness.paired import median_seconds, paired_ratio
+from tilewright.fitness.intervals import median_seconds, paired_ratio
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
 from tilewright.workers.device.comparison import CONTROL, Comparison

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments.studies.search.tables import AtOnce
 from testkit.sample_campaign import SampleCampaign
+from testkit.spaces.tables import AtOnce
 from tilewright.evolve.campaign.evaluator import Job, Scope
 from tilewright.evolve.campaign.references import References
 from tilewright.evolve.record.journal import Journal

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.studies.search.suites import SuiteEvaluator, SuiteTable
+from testkit.spaces.suites import SuiteEvaluator, SuiteTable
 from tilewright.evolve.campaign.conclusion import contenders
 from tilewright.evolve.campaign.loop import Budget, Campaign, Order, Plan, Start, StopReason
 from tilewright.evolve.campaign.racing import LEAST_RECORDS, Racing

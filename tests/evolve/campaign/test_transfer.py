@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.studies.search.efficiency import Setting, table_campaign
-from experiments.studies.search.tables import SPACES, Table, read_tables
-from experiments.studies.search.transfer import compare, suites
+from testkit.spaces.campaigns import Setting, table_campaign
+from testkit.spaces.tables import SPACES, Table, read_tables
+from testkit.spaces.transfer import compare, suites
 from tilewright.evolve.campaign.transfer import Earlier, leads_of, read_earlier, records_of
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.record.history import History

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from experiments.studies.search.efficiency import Setting, run_search
-from experiments.studies.search.tables import SPACES, Table, TableEvaluator, read_table
+from testkit.spaces.campaigns import Setting, run_search
+from testkit.spaces.tables import SPACES, Table, TableEvaluator, read_table
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
 from tilewright.evolve.proposers.parameter_crossover import ParameterCrossover
 from tilewright.evolve.proposers.portfolio import Portfolio

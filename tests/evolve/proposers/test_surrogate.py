@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from experiments.studies.search.efficiency import Nowhere, Setting, run_search
-from experiments.studies.search.report import digest
-from experiments.studies.search.tables import SPACES, Table, TableEvaluator, read_table
+from testkit.spaces.campaigns import Nowhere, Setting, digest, run_search
+from testkit.spaces.tables import SPACES, Table, TableEvaluator, read_table
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
 from tilewright.evolve.proposers.surrogate import proposer as surrogate
 from tilewright.evolve.proposers.surrogate.features import Encoder

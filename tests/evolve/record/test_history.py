@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.evolve.campaign.test_campaign import Genome, Nothing, ShuffledEvaluator, Walk, plan
+from testkit.toy_campaign import Genome, Nothing, ShuffledEvaluator, Walk, plan
 from tilewright.evolve.campaign.loop import Campaign, Order
 from tilewright.evolve.record.history import (
     LOG_CHARACTERS,

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.evolve.campaign.test_campaign import ShuffledEvaluator, content, go, plan
+from testkit.toy_campaign import ShuffledEvaluator, content, go, plan
 from tests.evolve.record.test_journal import candidate, failure
 from tilewright.evolve.campaign.loop import StopReason
 from tilewright.evolve.errors import JournalError
@@ -91,7 +91,7 @@ def test_a_log_torn_at_its_tail_loses_only_the_tail(tmp_path: Path, left: float)
 
 
 def _go_in(journal: Journal, evaluator: ShuffledEvaluator) -> None:
-    from tests.evolve.campaign.test_campaign import Nothing, Walk
+    from testkit.toy_campaign import Nothing, Walk
     from tilewright.evolve.campaign.loop import Campaign
 
     Campaign(plan(), Walk(), Nothing(), evaluator, journal).run()

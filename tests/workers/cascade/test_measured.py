@@ -196,7 +196,7 @@ def test_seed_kernels_and_faults_on_the_gpu():
     target = load_target("h200")
     if triton_toolchain.missing_parts(target.gpu) or station_fault(target.gpu):
         pytest.skip("needs an NVIDIA H200")
-    from experiments.studies.robustness.device_faults import FAULTS
+    from testkit.faults.device import FAULTS
 
     operator = load_operator("gemm_fp8_blockwise/gemm_nt")
     station = LocalStation(target.gpu)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.cluster.test_pool import pool_settings
+from testkit.pool import pool_settings
 from tilewright.workers.cluster import local_ray, pool
 from tilewright.workers.cluster.local_ray import RayFolder, sweep
 from tilewright.workers.cluster.pool import RayPool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.workers.cluster.test_pool import FAMILY, drain, genome, pool_settings
+from testkit.pool import FAMILY, drain, genome, pool_settings
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.fitness.evaluation import Verdict
 from tilewright.workers.cluster.pool import RETRIES, RayPool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import libcst as cst
+import libcst.matchers as m
 import numpy as np
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site
@@ -33,6 +34,11 @@ def _label(view: PallasCall, item: Accumulate, number: int) -> str:
     return f"{view.name}/{_text(item.target)}/{number}"
 
 
+def _has_own_names(value: cst.BaseExpression) -> bool:
+    """Whether it holds a comprehension: the names that one binds mean nothing outside it, where chunks are cut."""
+    return bool(m.findall(value, m.ListComp() | m.SetComp() | m.DictComp() | m.GeneratorExp()))
+
+
 class _Chunk:
     """Common part of chunking along the rows (axis 0) or the columns (axis 1) of the product."""
 
@@ -45,7 +51,8 @@ class _Chunk:
         found = []
         for view in pallas_calls(kernel):
             for number, item in enumerate(accumulates(view)):
-                if item.whole and len(dots(kernel, expanded(view, item))) == 1:
+                value = expanded(view, item)
+                if item.whole and len(dots(kernel, value)) == 1 and not _has_own_names(value):
                     found.append(
                         Site(
                             _label(view, item, number),

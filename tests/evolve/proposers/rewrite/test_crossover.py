@@ -7,7 +7,7 @@ import ast
 import numpy as np
 import pytest
 
-from experiments.studies.rewrites.corpus import Trial, load_cases, run_checks
+from testkit.rewriting import Trial, load_cases, run_checks
 from tilewright.evolve.proposers.crossover import cross, exchanges
 from tilewright.evolve.proposers.rewrite.base import KernelSource
 from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite

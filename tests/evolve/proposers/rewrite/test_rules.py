@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.studies.rewrites.corpus import Case, Trial, inherited, load_cases, run_checks
+from testkit.rewriting import Case, Trial, inherited, load_cases, run_checks
 from tilewright.evolve.proposers.rewrite.base import Language
 from tilewright.evolve.proposers.rewrite.proposer import RewriteProposer, offers, rewrite
 from tilewright.evolve.proposers.rewrite.registry import rules

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from experiments.studies.search.tables import AtOnce, Table
+from testkit.spaces.tables import AtOnce, Table
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import Space

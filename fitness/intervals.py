@@ -1,4 +1,4 @@
-"""Statistics of measured times: medians, and ratios of kernels that took turns on the same device."""
+"""Intervals of measured times: medians and their errors, and ratios of kernels that took turns on the same device."""
 
 from __future__ import annotations
 
@@ -7,30 +7,18 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from scipy.special import stdtrit
+
 Rounds = Sequence[Sequence[float]]
 """Seconds of each call, by round."""
 
-_T95 = (
-    12.71,
-    4.30,
-    3.18,
-    2.78,
-    2.57,
-    2.45,
-    2.36,
-    2.31,
-    2.26,
-    2.23,
-    2.20,
-    2.18,
-    2.16,
-    2.14,
-    2.13,
-    2.12,
-    2.11,
-    2.10,
-)
-"""Two-sided 95 % quantiles of Student's t for 1 .. 18 degrees of freedom."""
+NORMAL_95 = 1.96
+"""Half width of a two-sided 95 % interval, in standard deviations of a normal distribution."""
+
+
+def student_95(freedom: int) -> float:
+    """The same of Student's distribution with ``freedom`` degrees of freedom."""
+    return float(stdtrit(freedom, 0.975))
 
 
 @dataclass(frozen=True)
@@ -85,6 +73,5 @@ def paired_ratio(over: Mapping[str, Rounds], under: Mapping[str, Rounds]) -> Rat
     middle = statistics.fmean(means)
     if not errors:
         return Ratio(math.exp(middle), 0.0, math.inf)
-    quantile = _T95[freedom - 1] if freedom <= len(_T95) else 1.96 + 2.6 / freedom
-    half = quantile * math.sqrt(sum(errors)) / len(means)
+    half = student_95(freedom) * math.sqrt(sum(errors)) / len(means)
     return Ratio(math.exp(middle), math.exp(middle - half), math.exp(middle + half))

@@ -1,0 +1,104 @@
+"""A campaign on a made-up landscape: its evaluator, its proposer and its plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.evolve.campaign.evaluator import Job
+from tilewright.evolve.campaign.loop import Budget, Campaign, Order, Plan, Start, StopReason
+from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+
+SIZE = 400
+
+
+def judge(genome: Genome) -> Evaluation:
+    """A fixed landscape with failures and repeated artefacts."""
+    x = int(genome.params["x"])
+    if x % 7 == 3:
+        return Evaluation(
+            genome=genome.id, target="t", suite="s", stage=Stage.CHECK, verdict=Verdict.INCORRECT, reason="no"
+        )
+    fitness = 1000.0 - abs(x - 137)
+    figures = WorkloadFigures(
+        workload="w", seconds=1 / fitness, tflops=fitness, roofline_fraction=0.5, kind=FigureKind.MODELLED
+    )
+    return Evaluation(
+        genome=genome.id,
+        target="t",
+        suite="s",
+        stage=Stage.MEASURE,
+        verdict=Verdict.OK,
+        fitness=fitness,
+        workloads=(figures,),
+        artefact=str(x // 2),
+    )
+
+
+@dataclass
+class ShuffledEvaluator:
+    """Finishes jobs in an order of its own, and can stop answering as a killed driver's would."""
+
+    rng: np.random.Generator
+    die_after: int | None = None
+    running: list[Job] = field(default_factory=list)
+    finished: int = 0
+    most_in_flight: int = 0
+    slots: int = 3
+
+    def submit(self, job: Job) -> None:
+        self.running.append(job)
+        self.most_in_flight = max(self.most_in_flight, len(self.running))
+
+    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        if self.finished == self.die_after:
+            raise KeyboardInterrupt
+        self.finished += 1
+        job = self.running.pop(int(self.rng.integers(len(self.running))))
+        return [(job.index, judge(job.genome))]
+
+    def activity(self) -> list[str]:
+        return []
+
+    def close(self) -> None: ...
+
+
+class Walk:
+    """Proposes steps from the best so far; every choice depends on what has been integrated."""
+
+    def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
+        best = history.best
+        centre = int(best[0].genome.params["x"]) if best else 0
+        for _ in range(50):
+            x = int(np.clip(centre + rng.integers(-30, 31), 0, SIZE))
+            genome = Genome("k", {"x": x})
+            if genome.id not in history:
+                parents = (best[0].genome.id,) if best else ()
+                return Proposal(genome, parents, Mutation(MutationKind.PARAMETER, "walk", f"x={x}"))
+        return None
+
+
+class Nothing:
+    def add(self, candidate: Candidate, evaluation: Evaluation) -> None: ...
+
+
+def plan(seed: int = 1, lag: int = 4, order: Order = Order.INDEX, **budget: float) -> Plan:
+    limits = Budget(**(budget or {"evaluations": 30}))  # type: ignore[arg-type]
+    return Plan([Start("a", Genome("k", {"x": 0}))], limits, seed, lag, islands=2, order=order)
+
+
+def go(path: Path, the_plan: Plan, evaluator: ShuffledEvaluator, create: bool = True) -> StopReason:
+    with Journal(path, write=True, create=create) as journal:
+        campaign = Campaign(the_plan, Walk(), Nothing(), evaluator, journal)
+        campaign.restore(list(journal.candidates()), [(i, e) for _, i, e, _ in journal.evaluations()])
+        return campaign.run()
+
+
+def content(path: Path) -> dict:
+    with Journal(path) as journal:
+        return journal.content()
