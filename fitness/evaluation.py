@@ -98,8 +98,8 @@ class Evaluation(BaseModel):
     them. ``projected`` is what the first workloads of an outpaced candidate say of its fitness: for models of the
     search, never compared with a fitness. ``descriptors`` place the candidate in the archive. ``artefact`` is the hash
     of what was compiled: equal artefacts are duplicates. ``reason`` is one line for any verdict but ``ok``. ``spent``
-    are seconds by what took them: each stage (wall clock), ``device`` (held by this candidate) and ``cpu`` (of the worker
-    and its children).
+    are seconds by what took them: each stage (wall clock), ``device`` (held by this candidate) and ``cpu`` (of the
+    worker and its children).
     """
 
     model_config = ConfigDict(frozen=True)

@@ -283,7 +283,11 @@ def _partners(space: Space) -> list[list[int]]:
     live = [name for name, values in space.parameters.items() if len(values) > 1]
     found: list[list[int]] = [[] for _ in space.names]
     for expression, _ in space.constraints:
-        names = {leaf.id for leaf in ast.walk(ast.parse(expression.strip(), mode="eval")) if isinstance(leaf, ast.Name)}
+        names = {
+            leaf.id
+            for leaf in ast.walk(ast.parse(expression.strip(), mode="eval"))
+            if isinstance(leaf, ast.Name)
+        }
         columns = [column for column, name in enumerate(space.names) if name in names and name in live]
         for column in columns:
             found[column] += [other for other in columns if other != column and other not in found[column]]

@@ -58,7 +58,9 @@ def cpu_seconds(pid: int) -> float:
     while left:
         folder = Path("/proc", str(left.pop()))
         try:
-            fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            fields = (
+                (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            )
             ticks += sum(int(field) for field in fields[11:15])
             for thread in (folder / "task").iterdir():
                 left += [int(child) for child in (thread / "children").read_text(encoding="ascii").split()]

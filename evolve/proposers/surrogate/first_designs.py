@@ -1,10 +1,10 @@
 """First points of a space that nobody has searched: where kernels of any kind are seldom bad.
 
-A constraint's limit is a machine's: threads of a block, bytes of shared memory, registers. What fills a limit leaves room
-for one block where several would hide each other's latency, and what uses little of it does too little work at once, so a
-quantity is presumed good at a quarter of its limit. A remainder that must vanish speaks of a share of work, such as
-``tile % (threads * vector)``: its quotient is presumed good at a few. Of single parameters the middle is presumed better
-than the ends, a little.
+A constraint's limit is a machine's: threads of a block, bytes of shared memory, registers. What fills a limit leaves
+room for one block where several would hide each other's latency, and what uses little of it does too little work at
+once, so a quantity is presumed good at a quarter of its limit. A remainder that must vanish speaks of a share of work,
+such as ``tile % (threads * vector)``: its quotient is presumed good at a few. Of single parameters the middle is
+presumed better than the ends, a little.
 """
 
 from __future__ import annotations
@@ -61,7 +61,11 @@ def _quantities(expression: str, live: set[str]) -> Iterator[tuple[str, float]]:
             terms = [node.left, *node.comparators]
             for left, op, right in zip(terms, node.ops, terms[1:], strict=False):
                 small, large = (right, left) if isinstance(op, ast.Gt | ast.GtE) else (left, right)
-                if isinstance(op, ast.Gt | ast.GtE | ast.Lt | ast.LtE) and len(names(small)) > 1 and not names(large):
+                if (
+                    isinstance(op, ast.Gt | ast.GtE | ast.Lt | ast.LtE)
+                    and len(names(small)) > 1
+                    and not names(large)
+                ):
                     yield f"({ast.unparse(small)}) / ({ast.unparse(large)})", SHARE_OF_LIMIT
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and len(names(node)) > 1:
             yield f"({ast.unparse(node.left)}) / ({ast.unparse(node.right)})", QUOTIENT

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from tilewright.evolve.proposers.surrogate.agreement import misleads
 from tilewright.evolve.proposers.surrogate.first_designs import Presumption
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, SpaceOf, changes
 from tilewright.evolve.proposers.surrogate.model import Model
@@ -68,7 +69,7 @@ class SurrogateProposer:
     def __init__(
         self, archive: Archive, spaces: SpaceOf | KnownSpaces, earlier: Sequence[SourceRecords] = ()
     ) -> None:
-        """``earlier`` are records of other campaigns, for the model to start from."""
+        """``earlier`` are records of other campaigns, for the model to start from until they prove to mislead."""
         self._archive = archive
         self._earlier = earlier
         self._spaces = KnownSpaces.of(spaces)
@@ -141,6 +142,9 @@ class SurrogateProposer:
     def _refit(self, count: int) -> None:
         sources = self._fittest_sources()
         model = self._view.model if self._view is not None else None
+        kept = [known for known in self._earlier if not any(misleads(known, records) for records in sources)]
+        if len(kept) < len(self._earlier):
+            self._earlier, model = kept, None
         if model is None or tuple(sources) != model.sources:
             model = Model(sources, self._earlier)
         self._next_fit = count + _interval(count)

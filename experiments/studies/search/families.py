@@ -1,8 +1,8 @@
 """Made-up kernels, as tables: families of spaces on which choices of the search are made, and others that judge them.
 
-A family is a rough model of one kind of GPU kernel: occupancy, waves, coalescing, traffic, pipelining, bank conflicts. Its
-seed draws a device (shared memory, registers, multiprocessors, latency) and the weight of each effect, and so moves the
-optimum. ``DEVELOPMENT`` chooses; ``HELD_OUT`` (other devices of these families, and families of their own) only judges.
+A family is a rough model of one kind of GPU kernel: occupancy, waves, coalescing, traffic, pipelining, bank conflicts.
+Its seed draws a device (shared memory, registers, multiprocessors, latency) and the weight of each effect, and so moves
+the optimum. ``DEVELOPMENT`` chooses; ``HELD_OUT`` (other devices of these families, and families of their own) only judges.
 """
 
 from __future__ import annotations
@@ -242,7 +242,9 @@ def blocked(seed: int) -> Table:
             return math.nan
         compute = 1 + weights[1] * 6 / each**0.8
         traffic = weights[2] * 30 * ((1.0 if sa else 1.5) / wn + (1.0 if sb else 1.4) / wm)
-        vectors = 1 + 0.1 * weights[3] * abs(math.log2(vm / likes)) + 0.1 * weights[4] * abs(math.log2(vn / likes))
+        vectors = (
+            1 + 0.1 * weights[3] * abs(math.log2(vm / likes)) + 0.1 * weights[4] * abs(math.log2(vn / likes))
+        )
         loads = 1 + 0.06 * weights[5] * abs(math.log2(lm / tm)) + 0.06 * weights[6] * abs(math.log2(ln / tn))
         banks = 1 + 0.3 * weights[7] * (sa and vm * tm < 32) + 0.2 * (sb and vn > 4)
         latency = 0.12 * weights[8] / busy
@@ -266,7 +268,7 @@ _CORNER_LIMITS = ("tile * lanes <= 4096", "depth * unroll <= 48", "lanes * group
 
 
 def corner(seed: int) -> Table:
-    """Two mountains: a broad one that reaches 0.83, and one whose top of a few points has three parameters at an end."""
+    """Two mountains: a broad one that reaches 0.83, and one whose top, a few points, has three parameters at an end."""
     rng = np.random.default_rng([seed, 7])
     ends = {name: int(rng.integers(2)) for name in ("depth", "unroll", "groups")}
     low, high = sorted(rng.choice([32, 64, 128], 2, replace=False).tolist(), key=lambda _: rng.random())
@@ -311,7 +313,9 @@ _CHANNELS_LIMITS = (
 def channels(seed: int) -> Table:
     """Sums over shifted channels: bound by caches, good when neighbours share lines and threads have several sums."""
     rng = np.random.default_rng([seed, 8])
-    share, registers_each, latency, unrolled, strided = rng.uniform([1, 2, 0.3, 0.02, 0.7], [4, 5, 1.1, 0.12, 1.3])
+    share, registers_each, latency, unrolled, strided = rng.uniform(
+        [1, 2, 0.3, 0.02, 0.7], [4, 5, 1.1, 0.12, 1.3]
+    )
     processors = int(rng.choice([56, 82, 108]))
 
     def time(point: Params) -> float:
@@ -366,7 +370,9 @@ def rows(seed: int) -> Table:
         vectors = {1: 1.3, 2: 1.1, 4: 1.0, 8: 0.98 if each >= 8 else 1.2}[vector]
         hint = {"plain": 1.0, "first": 1 - policy, "last": 1 + policy}[kind]
         spilled = 1.0 if registers <= 255 else 2.2
-        return moving * passes * ends * vectors * hint * spilled * (0.98 + 0.04 * _noise(seed, *point.values()))
+        return (
+            moving * passes * ends * vectors * hint * spilled * (0.98 + 0.04 * _noise(seed, *point.values()))
+        )
 
     return made_up(f"rows-{seed}", _ROWS, _ROWS_LIMITS, time)
 
