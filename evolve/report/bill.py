@@ -14,14 +14,14 @@ from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.units import duration_text, percent_text
 
 SPENT = "spent"
-"""The event with which a run says what it took itself: CPU time of its process, and the device's of the last comparison."""
+"""The event with which a run says what it took itself: its process's CPU time, the last comparison's device time."""
 
 _HOUR = 3600.0
 
 
 @dataclass(frozen=True)
 class Bill:
-    """What a campaign took: seconds of devices held, of processors, of wall clock; tokens; money where prices are given.
+    """What a campaign took: seconds of devices held, of processors, of wall clock; tokens; money if there are prices.
 
     ``stages`` are seconds of workers by stage. ``gain`` is the best fitness over the first seed's, ``None`` before
     there are both. ``first_verdict`` in seconds from the start.

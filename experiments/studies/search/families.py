@@ -1,8 +1,9 @@
 """Made-up kernels, as tables: families of spaces on which choices of the search are made, and others that judge them.
 
 A family is a rough model of one kind of GPU kernel: occupancy, waves, coalescing, traffic, pipelining, bank conflicts.
-Its seed draws a device (shared memory, registers, multiprocessors, latency) and the weight of each effect, and so moves
-the optimum. ``DEVELOPMENT`` chooses; ``HELD_OUT`` (other devices of these families, and families of their own) only judges.
+Its seed draws a device (shared memory, registers, multiprocessors, latency) and the weight of each effect, and so
+moves the optimum. ``DEVELOPMENT`` chooses; ``HELD_OUT`` (other devices of these families, and families of their own)
+only judges.
 """
 
 from __future__ import annotations
