@@ -33,6 +33,7 @@ lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 # The page tests drive a real Chromium; without one, and without the rights to install it, they skip.
 browser:

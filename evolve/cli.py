@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         "--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine)"
     )
     ui.set_defaults(run=_ui)
-    add_commands(commands)
+    add_commands(commands, _register)
     for command in commands.choices.values():  # --home may follow the command, too
         command.add_argument("--home", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
@@ -264,6 +264,12 @@ def _ui(arguments: argparse.Namespace) -> int:
 
     home = home_folder(arguments.home)
     return serve_ui(home, arguments.host, arguments.port)
+
+
+def _register(outcome: Any, library: Any, home: Path) -> str:
+    from tilewright.evolve.mlflow_mirror.registry import register
+
+    return register(outcome, library, home)
 
 
 def _say(line: str) -> None:

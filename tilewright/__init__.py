@@ -26,9 +26,9 @@ _HOMES = {"UserError": "tilewright.evolve.errors"}
 def __getattr__(name: str) -> Any:
     """Imports with the first use: a child process that runs candidates needs none of it."""
     if name == "__version__":
-        from tilewright.evolve.record.system import version
+        from importlib import metadata
 
-        return version()
+        return metadata.version("tilewright")
     if name in __all__:
         return getattr(importlib.import_module(_HOMES.get(name, "tilewright.api")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

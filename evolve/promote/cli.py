@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from tilewright.evolve.record.home import find_campaign, home_folder
 Commands = Any
 """What ``ArgumentParser.add_subparsers`` returns."""
 
+Register = Callable[[Any, Any, Path], str]
+"""Notes a promotion elsewhere, given its outcome, the library and the home; says what it did in a line."""
 
-def add_commands(commands: Commands) -> None:
-    """Add both commands to the parser."""
+
+def add_commands(commands: Commands, register: Register) -> None:
+    """Add both commands to the parser; ``register`` is told of each promotion."""
     promote = commands.add_parser(
         "promote", help="verify a campaign's winner again and put it into a library"
     )
@@ -32,7 +36,7 @@ def add_commands(commands: Commands) -> None:
     )
     promote.add_argument("--address", help="Ray cluster to use instead of this machine")
     _library_options(promote)
-    promote.set_defaults(run=_promote)
+    promote.set_defaults(run=_promote, register=register)
 
     library = commands.add_parser("library", help="look after promoted kernels")
     actions = library.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -96,7 +100,6 @@ def _evaluator(address: str | None) -> Any:
 
 
 def _promote(arguments: argparse.Namespace) -> int:
-    from tilewright.evolve.mlflow_mirror.registry import register
     from tilewright.evolve.promote.command import Options, promote, record
 
     home = home_folder(arguments.home)
@@ -119,7 +122,7 @@ def _promote(arguments: argparse.Namespace) -> int:
     fault = record(outcome.promotion, outcome.version)
     if fault is not None:
         _say(f"not noted in the campaign's journal: {fault}")
-    _say(register(outcome, writer, home))
+    _say(arguments.register(outcome, writer, home))
     return 0
 
 

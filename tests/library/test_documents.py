@@ -41,10 +41,12 @@ def commands(page: str) -> list[str]:
 
 
 def python_blocks() -> list[str]:
+    """Those that use the library; what the README says of ``import tilewright`` is ``test_api``'s."""
     return [
         block
         for page in PAGES
         for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
+        if "tilewright_library" in block
     ]
 
 

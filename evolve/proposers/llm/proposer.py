@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.evolve.proposers.inheritance import inherit
 from tilewright.evolve.proposers.llm import prompt as llm_prompt
-from tilewright.evolve.proposers.llm.client import BudgetSpent, ChatClient, EndpointFailed
+from tilewright.evolve.proposers.llm.client import BudgetSpent, ChatClient, EndpointFailed, Messages
 from tilewright.evolve.proposers.llm.edit import EditError, ReplyEdit, read_reply
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
@@ -56,9 +56,7 @@ class LlmProposer:
             messages = llm_prompt.improve(self.contract, history, parent)
         return self._converse(history, parent, messages)
 
-    def _converse(
-        self, history: History, parent: Candidate, messages: llm_prompt.Messages
-    ) -> Proposal | None:
+    def _converse(self, history: History, parent: Candidate, messages: Messages) -> Proposal | None:
         index = len(history.candidates)
         for attempt in range(ATTEMPTS):
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterator
+from typing import Any
 
 import libcst as cst
 
@@ -220,5 +221,5 @@ class _Substitute(cst.CSTTransformer):
         super().__init__()
         self.table = table
 
-    def on_leave(self, original_node, updated_node):
+    def on_leave(self, original_node: cst.CSTNode, updated_node: Any) -> Any:
         return self.table.get(original_node, super().on_leave(original_node, updated_node))

@@ -142,7 +142,7 @@ class _Apply(cst.CSTTransformer):
         super().__init__()
         self.edit = edit
 
-    def on_leave(self, original_node, updated_node):
+    def on_leave(self, original_node: cst.CSTNode, updated_node: Any) -> Any:
         edit = self.edit
         if original_node in edit.replacements:
             updated_node = edit.replacements[original_node]

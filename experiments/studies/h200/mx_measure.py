@@ -1,4 +1,4 @@
-"""The measuring child of ``mx_h200``: picks contenders' points, times a shape's side by side, writes the records."""
+"""The measuring child of ``h200.mx``: picks contenders' points, times a shape's side by side, writes the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``mx_h200`` compares: shapes and our contenders by part, and the ratios that are asked for."""
+"""What ``h200.mx`` compares: shapes and our contenders by part, and the ratios that are asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers of ``mx_h200``: a device copy, cuBLAS, torchao's casts and a bf16 product's quantiser through torch.compile."""
+"""Peers of ``h200.mx``: a device copy, cuBLAS, torchao's casts and a bf16 product's quantiser through torch.compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which points of which seed kernels ``mx_h200`` tries on which shapes; and compiling them ahead, without the GPU."""
+"""Which points of which seed kernels ``h200.mx`` tries on which shapes; and compiling them ahead, without the GPU."""
 
 from __future__ import annotations
 

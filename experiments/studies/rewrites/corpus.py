@@ -18,6 +18,8 @@ from tilewright.evolve.proposers.rewrite.base import Language, Rule
 from tilewright.evolve.proposers.rewrite.registry import rules
 
 ABOUT = """\
+A reference; [this page](write_a_rewrite_rule.md) says how to write one.
+
 **Which rule comes next** is learned within a campaign (`evolve/proposers/rule_credit.py`): a rule earns by its
 children's gain over their own parents, per evaluation; credit fades by 5 % with every rewrite, and a fifth of all
 draws ignores it. Rules that only turn a knob of the launch are presumed to be worth less. With probability 1/4
@@ -29,10 +31,9 @@ known artefact never measured.
 proposal and one line in `campaign.log` beside the journal, naming the construct.
 
 **On tpu7x (modelled)** the explicit transfers (`manual_copy`, `double_buffered_copy`, `emit_pipeline`) compile,
-pass the gates and are simulated, but on the fused FP8 product they are slower than the grid's own pipeline ([a
-recorded campaign](../experiments/records/rewrites/rewrite_g512.md), 1024x2048x4096): from the naive kernel's 19.6 us, a
-pipeline inside the kernel reads 34.0 us and a double-buffered copy of the weights 33.2 us. A table of scalars in
-VMEM does not compile there when it is indexed along lanes; `scalar_input_in_smem` makes it legal."""
+pass the gates and are simulated, but read slower than the grid's own pipeline, more so than a TPU may
+([why](time_model.md)). A table of scalars in VMEM does not compile there when it is indexed along lanes;
+`scalar_input_in_smem` makes it legal."""
 
 
 def _all_rules() -> list[Rule]:

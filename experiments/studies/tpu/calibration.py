@@ -293,8 +293,8 @@ def markdown(found: Sequence[dict[str, Any]], model: Model) -> str:
         "# The TPU time model against published times",
         "",
         f"`python -m experiments.studies.tpu.calibration`, {time.strftime('%Y-%m-%d', time.gmtime())}, {versions}. "
-        "Published times are measured by their sources (`published_tpu.py` names them); *modelled* is our model's time "
-        "for the same schedule; device = published less "
+        "Published times are measured by their sources (`experiments/studies/tpu/published.py` "
+        "names them); *modelled* is our model's time for the same schedule; device = published less "
         f"{dispatch_seconds() * 1e6:.1f} us of dispatch where wall times were published. "
         "Error = modelled / device - 1.",
         "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import libcst as cst
 
@@ -200,7 +201,7 @@ class _Inline(cst.CSTTransformer):
         super().__init__()
         self.table = table
 
-    def on_leave(self, original_node, updated_node):
+    def on_leave(self, original_node: cst.CSTNode, updated_node: Any) -> Any:
         return self.table.get(original_node, updated_node)
 
 

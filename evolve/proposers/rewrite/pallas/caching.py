@@ -14,6 +14,7 @@ from tilewright.evolve.proposers.rewrite.base import (
     RewrittenKernel,
     Site,
     Unsupported,
+    walk,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.chain import Chain, find_chain, ordinal, take_from
@@ -24,7 +25,6 @@ from tilewright.evolve.proposers.rewrite.pallas.view import (
     PallasCall,
     num_programs_axis,
     program_axis,
-    walk,
 )
 
 

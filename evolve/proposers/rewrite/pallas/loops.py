@@ -171,8 +171,10 @@ def _with_slices(
     """Text of a statement with moving slices written as ``pl.ds``."""
 
     class Swap(cst.CSTTransformer):
-        def leave_SubscriptElement(self, original_node, updated_node):
-            if original_node.slice in slices:
+        def leave_SubscriptElement(
+            self, original_node: cst.SubscriptElement, updated_node: cst.SubscriptElement
+        ) -> cst.SubscriptElement:
+            if isinstance(original_node.slice, cst.Slice) and original_node.slice in slices:
                 start, size = slices[original_node.slice]
                 aligned = f"{pallas}.multiple_of({start}, {size})"
                 return updated_node.with_changes(

@@ -1,0 +1,174 @@
+"""What pages name is there: links, paths, modules, campaigns, commands; the map answers; no record is lost."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+from testkit import RECORDS, ROOT
+from tilewright.evolve import cli
+from tilewright.evolve.campaign.config import packaged_campaigns
+from tilewright.seeds.catalogue import all_operators
+
+MAP = ROOT / "docs" / "architecture.md"
+INDEX = RECORDS / "README.md"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    INDEX,
+]
+LINKED = [*PAGES, *sorted(set(RECORDS.rglob("*.md")) - {INDEX})]
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FOLDERS = "evolve|fitness|workers|seeds|experiments|tests|testkit|docs|library|examples|tilewright"
+PATH = re.compile(rf"(?<![\w./<-])(?:\.\./)*((?:{FOLDERS})/[\w./*-]*[\w*/])(?![\w<])")
+MODULE = re.compile(r"(?:-m|from|import) ((?:experiments|testkit|tilewright)(?:\.\w+)*)")
+CAMPAIGN = re.compile(r"tilewright run ([\w-]+)(?![\w./-])")
+
+QUESTIONS = 12
+
+
+def _id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def _text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def _anchors(page: Path) -> set[str]:
+    """What a heading is called in an address."""
+    headings = re.findall(r"^#+ +(.*)$", _text(page), re.M)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()).strip() for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=_id)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(_text(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in _anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_every_path_that_a_page_names_exists(page: Path) -> None:
+    """A path may be a pattern, or the beginning of the names of files that a command writes."""
+    named = {path.rstrip("/") for path in PATH.findall(LINK.sub("]", _text(page)))}
+    assert not [
+        path for path in sorted(named) if not list(ROOT.glob(path)) and not list(ROOT.glob(path + ".*"))
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_every_module_and_packaged_campaign_that_a_page_names_exists(page: Path) -> None:
+    text = _text(page)
+    assert not [name for name in sorted(set(MODULE.findall(text))) if not _module(name)]
+    known = packaged_campaigns()
+    assert not [name for name in set(CAMPAIGN.findall(text)) if name.islower() and name not in known]
+
+
+def _module(dotted: str) -> bool:
+    path = ROOT.joinpath(*dotted.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def _names(source: str) -> set[str]:
+    """Every function, class and variable that a module's source makes, methods and fields as well."""
+    return set(_made(ast.parse(source)))
+
+
+def _made(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_every_command_line_of_a_page_is_one(page: Path) -> None:
+    """Names in capitals stand for a user's own; ``test_documents`` of the library runs what the README says."""
+    fenced = False
+    for line in _text(page).splitlines():
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif (fenced or line.startswith("    ")) and line.strip().startswith("tilewright "):
+            words = shlex.split(line.split(" #")[0].split(" --command")[0])
+            try:
+                cli._parser().parse_args(words[1:])
+            except SystemExit:
+                pytest.fail(f"{_id(page)}: {line.strip()}")
+
+
+def test_the_map_answers_every_question_with_one_place() -> None:
+    """A row is a question, a file, and a function, class or variable that the file holds."""
+    rows = re.findall(r"^\| (\d+) \| (.+?) \| \[`(.+?)`\]\((.+?)\) \| `(.+?)` \|", _text(MAP), re.M)
+    assert [int(number) for number, *_ in rows] == list(range(1, QUESTIONS + 1))
+    for number, _, shown, link, name in rows:
+        path = (MAP.parent / link).resolve()
+        assert path == ROOT / shown and path.is_file(), number
+        assert name in _names(_text(path)), (number, name)
+
+
+def test_the_map_has_a_line_for_every_folder() -> None:
+    text = _text(MAP)
+    tops = ("evolve", "fitness", "workers", "seeds", "experiments", "testkit", "tests", "library")
+    inner = [
+        path
+        for top in ("evolve", "workers", "experiments")
+        for path in (ROOT / top).iterdir()
+        if path.is_dir() and path.name != "__pycache__" and any(path.iterdir())
+    ]
+    wanted = [*tops, *(_id(path) for path in inner)]
+    assert not [name for name in wanted if f"`{name}/`" not in text]
+
+
+def test_the_page_on_operators_names_every_one_and_its_suites() -> None:
+    named = re.findall(r"`([^`]+)`", _text(ROOT / "docs" / "operators.md"))
+    patterns = [name for name in named if "/" in name]
+    shipped = all_operators()
+    assert not [name for name in shipped if not any(fnmatch(name, pattern) for pattern in patterns)]
+    assert not {suite for operator in shipped.values() for suite in operator.suites} - set(named)
+    families = [
+        pattern for pattern in patterns if pattern.split("/")[0] in {name.split("/")[0] for name in shipped}
+    ]
+    assert not [pattern for pattern in families if not any(fnmatch(name, pattern) for name in shipped)]
+
+
+def test_the_readme_leads_to_the_map_at_once_and_to_every_page() -> None:
+    readme = _text(ROOT / "README.md")
+    assert "docs/architecture.md" in "\n".join(readme.splitlines()[:40])
+    reached, queue = set(), [ROOT / "README.md"]
+    while queue:
+        page = queue.pop()
+        reached.add(page)
+        for link in LINK.findall(_text(page)):
+            target = (page.parent / link.partition("#")[0]).resolve()
+            if target.suffix == ".md" and target.is_file() and target not in reached:
+                queue.append(target)
+    assert not [_id(page) for page in PAGES if page not in reached]
+
+
+def test_every_record_is_named_by_the_index_or_a_page() -> None:
+    """Raw files by the index or by the record beside them; name a new one in ``experiments/records/README.md``."""
+    pages = "\n".join(_text(page) for page in PAGES)
+    lost = []
+    for path in sorted(RECORDS.rglob("*")):
+        if path.is_dir() or path == INDEX:
+            continue
+        beside = "" if path.suffix == ".md" else "\n".join(_text(p) for p in path.parent.glob("*.md"))
+        if path.name not in pages and path.name not in beside:
+            lost.append(_id(path))
+    assert not lost
