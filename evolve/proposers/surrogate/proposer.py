@@ -10,6 +10,7 @@ the unbroken one had.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -31,6 +32,10 @@ from tilewright.evolve.space.space import Rows, Space
 FIRST_POINTS = 6
 FIRST_ANYWHERE = 10
 """Records before a model is trusted: those around declared defaults, and random ones where there are none."""
+
+FEWEST_RECORDS = 5
+"""With several in flight the model starts from so many records, once as many points are proposed: by the time the last of
+them is known, the first would have taught where to look."""
 
 LEAST_SUCCESSES = 3
 
@@ -79,6 +84,9 @@ class SurrogateProposer:
         self._next_fit = self._next_look = 0
         self._proposed: dict[str, set[int]] = {}
         self._pending: dict[int, Candidate] = {}
+        self._proposed_after: list[int] = []
+        """For each candidate, how many evaluations were known when it was proposed."""
+
         self._seen = 0
         self._threads = ThreadpoolController()
 
@@ -101,6 +109,7 @@ class SurrogateProposer:
     def _note_proposed(self, candidate: Candidate) -> None:
         genome = candidate.genome
         self._pending[candidate.index] = candidate
+        self._proposed_after.append(candidate.seen)
         point = self._spaces.point(genome)
         if point is None:
             return
@@ -156,7 +165,11 @@ class SurrogateProposer:
 
     def _knows_enough(self, count: int) -> bool:
         successes = sum(records.successes for records in self._records.sources)
-        return count >= self._first_points() and successes >= self._least_successes
+        first = self._first_points()
+        # as many as were proposed when the latest record came, whenever this is asked
+        proposed = bisect_left(self._proposed_after, self._records.folded)
+        begun = proposed >= first and count >= min(first, FEWEST_RECORDS)
+        return begun and successes >= self._least_successes
 
     def _first_points(self) -> int:
         if self._earlier:
