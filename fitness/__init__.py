@@ -1,1 +1,1 @@
-"""What a candidate is worth: dialect check, gates, time models, score."""
+"""The worth of a candidate: dialect check, gates, time models, score."""

@@ -1,4 +1,4 @@
-"""What the time model knows about each TPU generation, per TensorCore, with sources.
+"""Facts of the time model about each TPU generation, per TensorCore, with sources.
 
 Peaks, HBM bandwidths and VMEM sizes: the public system pages docs.cloud.google.com/tpu/docs/{tpu7x,v6e,v5e} and the
 per-core table of jax's ``pallas.tpu`` (``tpu_info.py``). A TPU7x chip has two cores that are two devices; its

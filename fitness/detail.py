@@ -1,4 +1,4 @@
-"""What a signal-to-noise ratio does not see: a few wrong elements, signs, zeros, more noise than rounding explains.
+"""Details beneath a signal-to-noise ratio: a few wrong elements, signs, zeros, more noise than rounding explains.
 
 A ratio over a whole output forgives whatever is small. So each element is held to what its data types explain as well:
 one unit in the last place of the output (two roundings), and a share ``worst`` of the reference's root mean square in
@@ -8,6 +8,7 @@ near that of rounding the reference, too: an accumulator of 8 bits is 2 dB below
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -21,9 +22,6 @@ ROUNDING_DB = 40.0
 
 ROUNDED = 2.0**-12
 """Share of the tile's root mean square that sums in float32 explain, with room: 2^-15 is the most seen."""
-
-NOISE_FACTOR = 16.0
-"""Largest error of one element of a noisier recipe, as a multiple of the noise its bar allows."""
 
 NOISE_DB = 1.5
 """How much more noise there may be than rounding and an eighth of ``worst`` make."""
@@ -48,19 +46,21 @@ class Allowance:
 
 
 def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
-    """What a gate leaves to one element; ``least`` is what the target's own sums explain."""
+    """What a gate leaves to one element; ``least`` is what the target's own sums explain.
+
+    A bar below ``ROUNDING_DB`` is a convention on a whole output: outliers of its operands may be far off.
+    """
     if gate.worst is not None:
         return Allowance(max(gate.worst, least), max(gate.worst, least), rounded=False)
     if gate.min_db >= ROUNDING_DB:
         worst = max(ROUNDED, least)
         return Allowance(worst, worst * SIGN if least <= ROUNDED else worst, rounded=True)
-    noise = NOISE_FACTOR * 10 ** (-gate.min_db / 20)
-    return Allowance(noise, noise, rounded=False)
+    return Allowance(math.inf, math.inf, rounded=False)
 
 
 def objection(output: np.ndarray, reference: np.ndarray, allowed: Allowance) -> str | None:
     """One line on what is wrong with single elements; None when all is explained. Finite arrays of one shape."""
-    if output.size == 0:
+    if output.size == 0 or allowed.worst == math.inf:
         return None
     columns = output.shape[-1] if output.ndim else 1
     found = output.astype(np.float64).reshape(-1, columns)

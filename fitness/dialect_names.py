@@ -1,4 +1,4 @@
-"""What a kernel may name: modules it may import, what it may take from them, attributes of values, builtins.
+"""Names that a kernel may use: modules it may import, what it may take from them, attributes of values, builtins.
 
 Allowlists, so that a name nobody thought of is refused: triton.language has a parser of types that evaluates Python.
 """

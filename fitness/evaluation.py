@@ -1,4 +1,4 @@
-"""What the cascade found for one genome: verdict, figures, diagnosis. Plain, typed data."""
+"""Findings of the cascade for one genome: verdict, figures, diagnosis. Plain, typed data."""
 
 from __future__ import annotations
 
@@ -88,6 +88,8 @@ class GateReading(BaseModel):
     passed: bool
     bar: float | None = None
     detail: str = ""
+    artefact: str = ""
+    """Hash of what ran on the inputs, where that is data (TPU targets); figures have the one that was timed."""
 
 
 class Evaluation(BaseModel):

@@ -1,4 +1,4 @@
-"""What is known about each GPU a target may measure on, with sources.
+"""Facts about each GPU a target may measure on, with sources.
 
 ``h200``: NVIDIA H200 SXM. Dense peaks and memory bandwidth from the vendor's datasheet (half of its "with sparsity"
 figures); shared memory per block, L2 and multiprocessors from the CUDA programming guide's table for compute

@@ -1,4 +1,4 @@
-"""What a diagnosis means for the next change, in sentences: hints for whoever proposes it.
+"""Hints for whoever proposes the next change: a diagnosis in sentences.
 
 They say what takes the time and what is known to reduce it. Cycles stay the fitness: overlap alone misleads.
 """

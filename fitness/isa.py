@@ -1,4 +1,4 @@
-"""What compiled GPU code says about a kernel without running it: registers, spills, matrix instructions, stores.
+"""Facts that compiled GPU code tells about a kernel without running it: registers, spills, matrix instructions, stores.
 
 Everything is read from the assembler's text. Counts are *static*: an instruction inside a loop counts once.
 """

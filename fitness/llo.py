@@ -44,7 +44,7 @@ class OperationCycles:
 
 @dataclass
 class Executed:
-    """What a run of bundles did. ``opcodes`` counts instructions, ``dma_bytes`` and ``dmas`` (their number) are by
+    """Work that a run of bundles did. ``opcodes`` counts instructions, ``dma_bytes`` and ``dmas`` (their number) are by
     direction, ``bundles`` issued.
     """
 

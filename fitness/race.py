@@ -1,4 +1,4 @@
-"""Whether a candidate measured on a few workloads can still be a contender on the whole suite.
+"""Races: a candidate measured on a few workloads stays in while it can be a contender on the whole suite.
 
 What stands behind the numbers of a ``Race`` is made by the search (``evolve.campaign.racing``); here a
 candidate's first
@@ -34,7 +34,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Race:
-    """What one candidate is held against. Rates are those that make the fitness (TFLOP/s or GB/s).
+    """Bars that one candidate is held against. Rates are those that make the fitness (TFLOP/s or GB/s).
 
     ``cells``: descriptors and fitness of every elite it may have to beat. ``fastest``: least seconds by workload.
     """

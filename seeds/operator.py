@@ -83,8 +83,8 @@ class SnrGate:
 
     ``reference`` names one of the references that ``Operator.oracle`` returns. Single elements are judged as well
     (``fitness.detail``): none may be off, beside rounding, by more than the share ``worst`` of the reference's root
-    mean square around it. None: what sums in float32 explain if the bar is 40 dB or more, else what its noise
-    explains. A recipe that rounds within, where another order of operations turns a rounding, states its own.
+    mean square around it. None: what sums in float32 explain if the bar is 40 dB or more, else no bound. A recipe that
+    rounds within, where another order of operations turns a rounding, states its own.
     """
 
     name: str
@@ -142,7 +142,7 @@ class SeedKernel:
 
 @runtime_checkable
 class Operator(Protocol):
-    """What is computed, and when an answer counts as right."""
+    """An operator: what is computed, and when an answer counts as right."""
 
     name: str
     """``family/recipe``, for example ``gemm_fp8_fused/g512``."""
@@ -186,7 +186,7 @@ class Operator(Protocol):
 
 @runtime_checkable
 class KnownOperands(Protocol):
-    """What an operator adds when the time of its kernels depends on the values of small integer operands.
+    """An operator's addition when the time of its kernels depends on the values of small integer operands.
 
     A kernel over ragged groups runs as long as the group sizes say. The time model needs them before the run, and the
     operator, never a candidate, says what they are: the distribution a workload stands for. The gates are passed on

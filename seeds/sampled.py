@@ -76,7 +76,7 @@ class Sample:
 
 @runtime_checkable
 class Sampled(Protocol):
-    """What an operator adds when its workloads are too big for ``make_inputs`` and ``oracle``."""
+    """An operator's addition when its workloads are too big for ``make_inputs`` and ``oracle``."""
 
     def tables(self) -> Mapping[str, np.ndarray]:
         """Operand to the 65536 values it is drawn from, distributed like real data (rates depend on it)."""

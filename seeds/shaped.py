@@ -1,4 +1,4 @@
-"""What operators over a few matrix dimensions share: sizes, what a workload must obey, and specs that follow.
+"""Parts that operators over a few matrix dimensions share: sizes, what a workload must obey, and specs that follow.
 
 A family's operator derives from ``Shaped`` (or ``Product``) and says ``operands`` and ``results`` of its dimensions.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,25 @@ def test_a_campaign_is_rows_and_a_frame(campaign: tw.RecordedCampaign) -> None:
     assert first["fitness_low"] == first["fitness"] == first["fitness_high"]
     assert list(campaign.frame()["genome"]) == [row["genome"] for row in campaign.history]
     assert campaign.winner is not None and "def build" in campaign.winner["source"]
+
+
+def test_the_page_names_every_key_of_a_row_and_its_code_runs(
+    home: Path,
+    campaign: tw.RecordedCampaign,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    table = page[page.index("| in a row |") : page.index("A campaign is read when")]
+    named = {
+        name.replace(".<name>", "").replace(".<workload>", "")
+        for name in re.findall(r"`([^`]+)` *[,|;]", table)
+    }
+    assert {key.split(".")[0] for key in campaign.history[0]} <= named
+    _, plot = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    monkeypatch.setenv("TILEWRIGHT_HOME", str(home))
+    exec(compile(plot, "page", "exec"), {"tw": tw})
+    assert "TFLOP/s modelled" in capsys.readouterr().out
 
 
 def test_it_opens_again_and_writes_its_report(

@@ -1,4 +1,4 @@
-"""What one evaluation may use."""
+"""Limits of one evaluation."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tilewright.fitness.race import Race
 from tilewright.fitness.structure import ModuleFacts
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import KnownOperands, Operator, SeedKernel, TensorSpec, Workload
-from tilewright.workers.child.frames import dtype_named
+from tilewright.workers.child.frames import Frame, dtype_named
 from tilewright.workers.child.launch import Launcher, Spawn
 from tilewright.workers.limits import Limits
 from tilewright.workers.truth import Truth
@@ -36,7 +36,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be evaluated. ``measured`` are timed, ``checked`` pass the gates; ``folder`` is scratch space.
+    """A genome to evaluate, and how. ``measured`` are timed, ``checked`` pass the gates; ``folder`` is scratch space.
 
     ``thorough`` is set for a finalist: every kind of inputs on every checked shape. On ``large_checks``, among
     ``checked``, one kind has to do. A fitness over ``best`` is checked harder. With a ``race``, only contenders are
@@ -58,6 +58,8 @@ class Request:
     folder: Path
     is_known: Callable[[str], str | None]
     large_checks: tuple[Workload, ...] = ()
+    unmeasured: tuple[Workload, ...] = ()
+    """Shapes of the suite that the kernel is to be right on as well, and legal for."""
     thorough: bool = False
     genome: str = ""
     best: float = 0.0
@@ -103,8 +105,12 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 @dataclass
 class Findings:
-    """What the stages add."""
+    """Findings of the stages, added one by one."""
 
+    traced: dict[str, Frame] = field(default_factory=dict)
+    """Per workload what the candidate's Python traced to, as it wrote it."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Per workload the hash of what was traced: of what is interpreted, and of what is compiled."""
     modules: dict[str, bytes] = field(default_factory=dict)
     conventions: dict[str, int] = field(default_factory=dict)
     claimed: dict[str, str] = field(default_factory=dict)

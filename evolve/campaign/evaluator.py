@@ -14,7 +14,7 @@ from tilewright.workers.device.comparison import Comparison
 
 
 class Scope(StrEnum):
-    """What a job runs: the workloads that decide fitness, the final ones, or the first with a timeline."""
+    """The part of a suite that a job runs: what decides fitness, the final shapes, or the first with a timeline."""
 
     SUITE = "suite"
     FINAL = "final"
@@ -66,7 +66,7 @@ class Evaluator(Protocol):
 
 
 class Comparer(Protocol):
-    """What an evaluator of a measured target can do besides: genomes side by side, in rounds that take turns."""
+    """The further part of a measured target's evaluator: genomes side by side, in rounds that take turns."""
 
     def compare(
         self, genomes: Sequence[Genome], seed: int, only: Mapping[str, Collection[str]] | None = None

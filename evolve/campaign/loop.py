@@ -69,7 +69,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the loop needs to know. ``lag`` >= 1; ``islands`` >= 1."""
+    """The loop's orders. ``lag`` >= 1; ``islands`` >= 1."""
 
     starts: Sequence[Start]
     budget: Budget

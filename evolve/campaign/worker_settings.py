@@ -1,4 +1,4 @@
-"""What the workers of a campaign need to know of it."""
+"""Settings that the workers of a campaign get of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MLflow is told about a campaign and its candidates: plain data, made without MLflow.
+"""Content of MLflow's runs, for a campaign and its candidates: plain data, made without MLflow.
 
 Names of metrics end in ``_measured`` or ``_modelled`` where a target was involved, and carry their unit:
 ``fitness_tflops_*`` (geometric mean over the suite, TFLOP/s), ``seconds_*/<workload>``,

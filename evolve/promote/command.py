@@ -31,7 +31,7 @@ Current = tuple[str, dict[str, Any], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says; see ``tilewright promote --help``. ``rounds`` None: as many as are due."""
+    """Options of the command line; see ``tilewright promote --help``. ``rounds`` None: as many as are due."""
 
     suite: str | None = None
     name: str | None = None

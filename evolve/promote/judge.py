@@ -1,4 +1,4 @@
-"""Whether a promotion is an improvement: per shape against what serves it now, with a floor for every shape."""
+"""Judgement of a promotion: an improvement, per shape against what serves it now, with a floor for every shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be promoted: the winner of a finished campaign, a candidate by name, or a dispatch table's candidates."""
+"""Nominations for promotion: a winner of a finished campaign, a candidate by name, or those of a dispatch table."""
 
 from __future__ import annotations
 

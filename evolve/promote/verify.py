@@ -83,7 +83,7 @@ def rounds_needed(resolved: Resolved) -> int:
 
 
 class ComparingEvaluator(Evaluator, Comparer, Protocol):
-    """What re-verification asks; ``compare`` on measured targets only."""
+    """The evaluator that re-verification asks; ``compare`` on measured targets only."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a version holds: kernels, dispatch table, receipt, generated test. Made here, written by the writer."""
+"""Files of a version: kernels, dispatch table, receipt, generated test. Made here, written by the writer."""
 
 from __future__ import annotations
 

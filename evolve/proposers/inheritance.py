@@ -1,4 +1,4 @@
-"""Which parameter values a child with another space takes from its parent."""
+"""Inheritance of parameter values by a child with another space."""
 
 from __future__ import annotations
 

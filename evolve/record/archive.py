@@ -1,4 +1,4 @@
-"""What is worth building on: islands, each with the fittest candidate of every descriptor cell.
+"""The archive, worth building on: islands, each with the fittest candidate of every descriptor cell.
 
 MAP-Elites after Mouret and Clune (2015), on islands joined in a ring. The archive is a fold over evaluations
 in the order they were integrated, so a resumed campaign rebuilds it exactly.

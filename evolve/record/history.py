@@ -1,4 +1,4 @@
-"""What a campaign has tried so far, as proposers see it."""
+"""The history of a campaign so far, as proposers see it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a proposer wants tried next."""
+    """A genome that a proposer wants tried next."""
 
     genome: Genome
     parents: tuple[str, ...]

@@ -7,6 +7,7 @@ mirror) may open the file while the campaign runs.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -82,9 +83,9 @@ class Journal:
         if write:
             self._lock = _take_lock(path)
         try:
-            self._db = _connect(path, write=write)
             if create:
-                _create(self._db)
+                _create(path)
+            self._db = _connect(path, write=write)
             self._check_format()
         except (sqlite3.DatabaseError, ValueError, TypeError, RecursionError, MemoryError) as error:
             self.close()
@@ -335,8 +336,13 @@ def _connect(path: Path, *, write: bool) -> sqlite3.Connection:
     return db
 
 
-def _create(db: sqlite3.Connection) -> None:
-    with db:
+def _create(path: Path) -> None:
+    """A new journal appears whole: whoever looks finds none, or one to read. Raises sqlite3.DatabaseError."""
+    if path.exists():
+        raise sqlite3.OperationalError("there is one already")
+    unfinished = path.with_name(f"{path.name}.new")
+    unfinished.unlink(missing_ok=True)
+    with contextlib.closing(sqlite3.connect(unfinished)) as db, db:
         for table, columns in _TABLES.items():
             db.execute(f"CREATE TABLE {table} ({columns})")
             for action in ("UPDATE", "DELETE"):
@@ -345,3 +351,4 @@ def _create(db: sqlite3.Connection) -> None:
                     f"BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END"
                 )
         db.execute("INSERT INTO meta VALUES ('format', ?)", (json.dumps(FORMAT),))
+    unfinished.rename(path)

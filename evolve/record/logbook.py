@@ -1,4 +1,4 @@
-"""What proposers have to say about a campaign, in a file beside its journal."""
+"""Remarks of proposers on a campaign, in a file beside its journal."""
 
 from __future__ import annotations
 

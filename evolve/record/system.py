@@ -1,4 +1,4 @@
-"""What a campaign or a promotion was made with, for the record: this machine, the version and the commit."""
+"""The system a campaign or a promotion was made with, for the record: this machine, the version and the commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which mutations earned the gain: outcomes by proposer and by rewrite rule, and the records each set."""
+"""Credit for the gain: outcomes by proposer and by rewrite rule, and the records each set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVEN = 0.001
 
 @dataclass
 class Credit:
-    """What became of the candidates of one name. ``share`` of the campaign's whole gain, in logarithms."""
+    """Outcomes of the candidates of one name. ``share`` of the campaign's whole gain, in logarithms."""
 
     name: str
     faster: int = 0

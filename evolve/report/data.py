@@ -1,4 +1,4 @@
-"""What a report shows, read from a journal once: plain data, no drawing."""
+"""Data of a report, read from a journal once: plain data, no drawing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changed from parent to child: parameters first, source after."""
+"""Differences of a child from its parent: parameters first, source after."""
 
 from __future__ import annotations
 

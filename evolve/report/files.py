@@ -1,4 +1,4 @@
-"""What a campaign leaves behind as files: both pages, every picture alone, and the winner."""
+"""Files that a campaign leaves behind: both pages, every picture alone, and the winner."""
 
 from __future__ import annotations
 

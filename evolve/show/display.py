@@ -1,4 +1,4 @@
-"""What ``tilewright run`` shows while it runs: a live panel on a terminal, one line an event elsewhere."""
+"""The display of ``tilewright run``: a live panel on a terminal, one line an event elsewhere."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ENDS = ("finished", "interrupted")
 
 
 class JournalView:
-    """What a display shows of a journal that grows; every row is read once."""
+    """A growing journal as a display shows it; every row is read once."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from types import MappingProxyType
 
 import numpy as np
@@ -287,20 +286,6 @@ class Space:
             keep[keep] = rule.allow(rows[keep])
         return keep
 
-    def enumerate_legal(self, limit: int) -> Iterator[dict[str, Value]]:
-        """Up to ``limit`` legal points in declared order; of a large space, all it can find by walking it."""
-        if self.points is not None:
-            yield from (self.decode(row) for row in self.points[:limit])
-            return
-        found = 0
-        for places in product(*(range(len(values)) for values in self._values)):
-            row = np.array(places, dtype=np.int16)
-            if all(rule.allows(row) for rule in self._rules):
-                yield self.decode(row)
-                found += 1
-                if found >= limit:
-                    return
-
     # -- moves -----------------------------------------------------------------------------------------
 
     def sample(self, rng: np.random.Generator) -> dict[str, Value]:
@@ -366,10 +351,6 @@ class Space:
     @cached_property
     def _ordered(self) -> np.ndarray:
         return np.array([self.is_ordinal(name) for name in self.names], dtype=bool)
-
-    def neighbours(self, params: Mapping[str, Value]) -> list[dict[str, Value]]:
-        """Legal points one step away: the next value of an ordinal parameter, any of a categorical one."""
-        return [self.decode(row) for row in self.neighbour_rows(self.encode(params))]
 
 
 def _unique_rows(rows: Rows) -> Rows:

@@ -1,4 +1,4 @@
-"""What Hopper's FP8 matrix instruction makes of a sum, bit for bit, and how many codes that turns.
+"""Sums as Hopper's FP8 matrix instruction makes them, bit for bit, and how many codes that turns.
 
 Its accumulators are the least exact among the targets', so they say what a right kernel may be off by. One instruction
 adds 32 products to an accumulator: products of significands stand at the sum of their exponents, all 33 terms are cut

@@ -1,4 +1,4 @@
-"""What the family's operators share: operands as blockwise FP8 quantisers leave them, and the MXFP8 oracle."""
+"""Parts that the family's operators share: operands as blockwise FP8 quantisers leave them, and the MXFP8 oracle."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ RESTART_SECONDS = 5.0
 
 @dataclass(eq=False)
 class Reply:
-    """What a call will have come to at ``at``."""
+    """The outcome of a call, at ``at``."""
 
     at: float
     value: Any

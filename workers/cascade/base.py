@@ -1,4 +1,4 @@
-"""What the cascades of all kinds of targets share: what is asked becomes a request, and what is found an evaluation."""
+"""The base of all cascades: what is asked becomes a request, and what is found an evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cascades of modelled and of measured targets share: the first wall, the order of stages, dealt inputs."""
+"""Stages of modelled and of measured cascades alike: the first wall, the order of stages, dealt inputs."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """The cascade: from a genome to an evaluation, stopping at the first stage that fails.
 
-Order, cheapest wall first: the dialect on the syntax tree (milliseconds); one child that traces the candidate and
-runs it on the gates' inputs (about 2.5 s); one child that compiles and simulates what was traced, without the
-candidate's Python (1 s and up). The parent alone holds the oracle, reads the dumps, and says the verdict.
+Order, cheapest wall first: the dialect on the syntax tree (milliseconds); one child that traces the candidate to
+data (``jaxpr_codec``); one child that makes the kernel from that, lowers it and runs it on the gates' inputs (about
+2.5 s); one child that compiles and simulates what was lowered (1 s and up). Only the first holds the candidate's
+Python. The parent alone holds the oracle, reads the dumps, and says the verdict.
 
-Unless one of the checked shapes is measured, a candidate that would be the best so far passes the gates once more
-on a measured shape; so does one whose kernel does other kinds of operations there than on the checked shapes. A
-finalist passes them on all kinds of inputs, and on a measured shape that was not checked before.
+The gates are passed once more on shapes that are chosen after that (``to_verify``): by a candidate that would be the
+best so far, by one whose kernel does other kinds of operations there than on the checked shapes, and where it is cheap.
+A finalist passes them on all kinds of inputs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import Target
-from tilewright.seeds.operator import Operator, Suite, Workload
+from tilewright.seeds.operator import Operator, Suite
 from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, run_steps
 from tilewright.workers.cascade.modelled_stages import (
@@ -37,14 +38,15 @@ from tilewright.workers.request import Failure, Findings, Request, StageStep
 from tilewright.workers.toolchains import libtpu_simulator
 
 _VMEM_EDGES = (8, 16, 32, 64)  # MiB
-_PRELOADED = ("tilewright.workers.runners.pallas_trace", "tilewright.workers.runners.pallas_compile")
+_PRELOADED = tuple(f"tilewright.workers.runners.pallas_{name}" for name in ("trace", "check", "compile"))
 
 
 class ModelledCascade(Cascade):
     """Evaluates genomes of one operator on one modelled TPU target, one at a time.
 
-    Not safe for several threads; make one per worker. What has a fitness over ``best`` passes the gates on a measured
-    shape, too. A ``timeline``, and an infinite ``best`` among ``final`` workloads, only time what passed them before.
+    Not safe for several threads; make one per worker. What has a fitness over ``best`` passes the gates on measured
+    and final shapes, too. A ``timeline``, and an infinite ``best`` among ``final`` workloads, only time what passed
+    them before.
     """
 
     def __init__(
@@ -58,22 +60,16 @@ class ModelledCascade(Cascade):
     ) -> None:
         super().__init__(operator, target, suite, limits, scratch, pallas_template())
 
-    def _large_checks(self, only: frozenset[str] | None) -> tuple[Workload, ...]:
-        """The shape of least work among those that decided the fitness of a finalist and were never checked."""
-        unchecked = [
-            w for w in self._suite.workloads if w not in self._suite.check and (only is None or w.id in only)
-        ]
-        return tuple(sorted(unchecked, key=self._operator.flops)[:1])
-
     def _prepared(self, request: Request) -> Request:
-        """With what has to pass the gates."""
+        """With what has to pass the gates, and what may have to after it is traced and timed."""
         if request.timeline or (request.final and request.best == math.inf):
             return dataclasses.replace(request, checked=())
-        if not request.final or request.baseline is not None:
-            return request
-        large_checks = self._large_checks(request.only)
+        others = dict.fromkeys((*self._suite.workloads, *self._suite.final))
+        unmeasured = tuple(
+            w for w in others if w not in request.measured and (request.only is None or w.id in request.only)
+        )
         return dataclasses.replace(
-            request, checked=(*request.checked, *large_checks), large_checks=large_checks, thorough=True
+            request, unmeasured=unmeasured, thorough=request.final and request.baseline is None
         )
 
     def _judge(
@@ -89,8 +85,8 @@ class ModelledCascade(Cascade):
         stage, failure = run_steps([*steps, *timing], request, found, on_stage)
         if failure is not None or not request.checked:
             return stage, failure
-        best = geometric_mean(f.rate for f in found.figures) > request.best
-        if not request.thorough and (shapes := to_verify(request, found, best=best)):
+        best = request.final or geometric_mean(f.rate for f in found.figures) > request.best
+        if shapes := to_verify(request, found, best=best):
             checked, failure = run_steps([VerifyStage(shapes)], request, found, on_stage)
             stage = checked if failure is not None else stage
         return stage, failure

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tilewright.fitness import fallback, gates, score, static_tpu, structure
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
@@ -22,31 +23,85 @@ _RESOURCES = re.compile(
 
 
 class TraceStage:
-    """Runs the candidate's Python in a child: modules for the compiler, outputs for the gates."""
+    """Runs the candidate's Python in one child, and in another what it traced to: modules, outputs for the gates."""
 
     stage = Stage.COMPILE
 
     def run(self, request: Request, found: Findings) -> Failure | None:
-        """One child; each answer is judged as it arrives, and the first failure stops the child."""
-        conversation = _Conversation(request, found)
-        job = Frame("pallas.trace", conversation.job(), conversation.operands)
-        with temporary_folder(request.folder) as folder:
-            outcome = run_child(
-                job,
-                _scaled(request.limits.trace, request.time_factor),
-                folder,
-                extra_environment=libtpu_simulator.trace_environment(),
-                on_frame=conversation.hear,
-                launcher=request.launcher,
-            )
-        found.logs.append(outcome.log)
-        if conversation.failure is not None:
-            return conversation.failure
-        return _child_failure(outcome, "tracing and checking") or conversation.incomplete()
+        """Each answer is judged as it arrives, and the first failure stops its child."""
+        return trace(request, found) or check(request, found)
+
+
+def trace(request: Request, found: Findings) -> Failure | None:
+    """Run the candidate's Python for those of its workloads that are not traced yet. The child sees no array."""
+    missing = [w for w in _workloads(request) if w.id not in found.traced]
+    if not missing:
+        return None
+    refused: list[Failure] = []
+
+    def hear(frame: Frame) -> bool:
+        if frame.kind == "artefact" and frame.data.get("workload") in {w.id for w in missing}:
+            found.traced[frame.data["workload"]] = frame
+        elif frame.kind == "error":
+            phase = "import" if frame.data.get("phase") == "import" else "trace"
+            refused.append(_candidate_failure(_with_phase(frame, phase)))
+        return not refused
+
+    data = {
+        "source": request.source,
+        "params": dict(request.params),
+        "chip": _chip(request),
+        "workloads": [request.described(w) for w in missing],
+    }
+    outcome = _child(Frame("pallas.trace", data), request, hear)
+    found.logs.append(outcome.log)
+    if refused:
+        return refused[0]
+    failure = _child_failure(outcome, "tracing")
+    if failure is None and any(w.id not in found.traced for w in missing):
+        return Failure(Verdict.CRASHED, "the child ended before it had answered everything")
+    return failure
+
+
+def check(request: Request, found: Findings) -> Failure | None:
+    """Lower what was traced and run it on the gates' inputs, in a child that never held the candidate's Python."""
+    conversation = _Conversation(request, found)
+    outcome = _child(conversation.job(), request, conversation.hear)
+    found.logs.append(outcome.log)
+    if conversation.failure is not None:
+        return conversation.failure
+    return _child_failure(outcome, "checking") or conversation.incomplete()
+
+
+def _child(job: Frame, request: Request, hear: Callable[[Frame], bool]) -> ChildOutcome:
+    with temporary_folder(request.folder) as folder:
+        return run_child(
+            job,
+            _scaled(request.limits.trace, request.time_factor),
+            folder,
+            extra_environment=libtpu_simulator.trace_environment(),
+            on_frame=hear,
+            launcher=request.launcher,
+        )
+
+
+def _workloads(request: Request) -> list[Workload]:
+    return list({w.id: w for w in (*request.checked, *request.measured)}.values())
+
+
+def _chip(request: Request) -> dict[str, object]:
+    chip = request.target.chip
+    return {"kind": chip.device_kind, "cores": chip.cores}
+
+
+def _with_phase(frame: Frame, phase: str) -> Frame:
+    """What a candidate's child says has the phase that child was in, whatever it says of it."""
+    fields = {name: str(frame.data.get(name, "")) for name in ("type", "message", "trace")}
+    return Frame("error", {**fields, "phase": phase})
 
 
 class _Conversation:
-    """What the parent makes of a trace child's frames. Their content is data of unknown quality."""
+    """A check child's frames, as the parent understands them."""
 
     def __init__(self, request: Request, found: Findings) -> None:
         self.failure: Failure | None = None
@@ -54,30 +109,33 @@ class _Conversation:
         self._found = found
         self._inputs: dict[tuple[str, str], Arrays] = {}
         self._checked: set[tuple[str, str]] = set()
-        self._workloads = {w.id: w for w in (*request.checked, *request.measured)}
+        self._workloads = {w.id: w for w in _workloads(request)}
         for position, workload in enumerate(request.checked):
             for kind in _kinds(request, position):
                 made = request.truth.inputs(workload, request.seed, kind)
                 self._inputs[workload.id, kind] = made
-        self.operands = {
-            f"{workload}/{kind}/{name}": array
-            for (workload, kind), arrays in self._inputs.items()
-            for name, array in arrays.items()
-        }
 
-    def job(self) -> dict[str, object]:
-        request = self._request
-        chip = request.target.chip
-        return {
-            "source": request.source,
-            "params": dict(request.params),
-            "chip": {"kind": chip.device_kind, "cores": chip.cores},
+    def job(self) -> Frame:
+        """What is traced already is lowered once."""
+        request, found = self._request, self._found
+        arrays = {
+            f"{workload}/{kind}/{name}": array
+            for (workload, kind), held in self._inputs.items()
+            for name, array in held.items()
+        }
+        for name in self._workloads:
+            arrays.update({f"constant/{name}/{n}": a for n, a in found.traced[name].arrays.items()})
+        data = {
+            "chip": _chip(request),
             "workloads": [request.described(w) for w in self._workloads.values()],
+            "lower": [name for name in self._workloads if name not in found.modules],
             "check": [
                 {"workload": w.id, "kinds": [kind for name, kind in self._inputs if name == w.id]}
                 for w in request.checked
             ],
         }
+        texts = {name: found.traced[name].blobs["text"] for name in self._workloads}
+        return Frame("pallas.check", data, arrays, texts)
 
     def hear(self, frame: Frame) -> bool:
         """Judge one frame; False ends the child."""
@@ -108,6 +166,7 @@ class _Conversation:
         found.modules[name] = frame.blobs["module"]
         found.conventions[name] = int(frame.data["calling_convention"])
         found.claimed[name] = str(frame.data["fingerprint"])
+        found.sources[name] = str(frame.data["artefact"])
         if set(found.modules) != set(self._workloads):
             return None
         artefact = artefact_hash({w.id: found.claimed[w.id] for w in self._request.measured})
@@ -127,7 +186,7 @@ class _Conversation:
         references = self._request.truth.references(workload, self._request.seed, kind)
         label = kind if workload not in self._request.large_checks else f"{kind} at {workload.id}"
         readings = gates.read_gates(operator.gates, frame.arrays, references, label)
-        self._found.gates.extend(readings)
+        self._found.gates.extend(r.model_copy(update={"artefact": frame.data["artefact"]}) for r in readings)
         self._checked.add((workload.id, kind))
         if (wrong := gates.failure(readings, operator.gates)) is not None:
             return Failure(Verdict.INCORRECT, wrong, stage=where)
@@ -181,6 +240,8 @@ class CompileStage:
         facts = structure.ModuleFacts.from_data(frame.data)
         workload = next(w for w in (*request.measured, *request.checked) if w.id == frame.data["workload"])
         found.facts[workload.id] = facts
+        if facts.fingerprint != found.claimed[workload.id]:
+            return Failure(Verdict.INFRA_ERROR, f"{workload.id}: another module is compiled than was checked")
         operands = [spec.name for spec in request.inputs(workload)]
         results = [spec.name for spec in request.operator.outputs(workload)]
         if (reason := structure.objection(facts, operands, results)) is not None:
@@ -274,7 +335,7 @@ class MeasureStage:
                 gbytes=score.gbytes(size, time) if score.bytes_rank(operator) else None,
                 roofline_fraction=score.roofline_seconds(flops, size, chip, kind) / time,
                 kind=request.target.kind,
-                diagnosis=static_tpu.diagnosis(run, chip),
+                diagnosis={**static_tpu.diagnosis(run, chip), "artefact": found.sources[workload.id]},
             )
         )
         return None
@@ -292,35 +353,53 @@ class VerifyStage:
         self._workloads = tuple(workloads)
 
     def run(self, request: Request, found: Findings) -> Failure | None:
-        """Another trace child; it must trace to what was compiled."""
+        """Another check child, on what was traced for the compiler where that was done."""
         again = dataclasses.replace(
             request,
-            measured=self._workloads,
+            measured=(),
             checked=self._workloads,
             large_checks=self._workloads,
             is_known=lambda artefact: None,
         )
-        failure = TraceStage().run(again, found)
-        if failure is not None:
-            return failure
-        for name in (workload.id for workload in self._workloads):
-            if found.claimed[name] != found.facts[name].fingerprint:
-                return Failure(Verdict.IMPLAUSIBLE, f"the kernel traces differently each time on {name}")
-        return None
+        return trace(again, found) or check(again, found)
+
+
+CHEAP_FLOPS = 1 << 30
+"""Measured shapes of so much work together pass the gates whatever the fitness."""
+
+BEST_FLOPS = 12 << 30
+"""Work of the shapes, measured and final ones, that a new best or a finalist passes the gates on."""
 
 
 def to_verify(request: Request, found: Findings, *, best: bool) -> list[Workload]:
-    """Measured shapes on which the gates must be passed, too.
+    """Shapes beside the checked ones on which the gates must be passed, too; chosen after the kernel is traced.
 
-    Those whose kernel does kinds of operations that no checked one does, or the reverse; and for a new ``best`` at
-    least the one of least work.
+    Those whose kernel does kinds of operations that no checked one does, or the reverse; all measured ones where that
+    is cheap; for a new ``best`` as many as ``BEST_FLOPS`` allows, measured and final ones, and one at least.
     """
+    flops = request.operator.flops
     checked = {found.facts[w.id].signature for w in request.checked if w.id in found.facts}
-    unchecked = [w for w in request.measured if w not in request.checked]
-    wanted = [w for w in unchecked if found.facts[w.id].signature not in checked]
-    if best and not wanted and len(unchecked) == len(request.measured):
-        wanted = [min(unchecked, key=request.operator.flops)]
+    measured = [w for w in request.measured if w not in request.checked]
+    wanted = [w for w in measured if found.facts[w.id].signature not in checked]
+    if sum(map(flops, measured)) <= CHEAP_FLOPS:
+        wanted += [w for w in measured if w not in wanted]
+    if not best:
+        return wanted
+    pool = [*measured, *(w for w in request.unmeasured if w not in request.checked)]
+    left = BEST_FLOPS - sum(map(flops, wanted))
+    for workload in _shuffled(pool, request, found):
+        if workload not in wanted and flops(workload) <= left:
+            wanted.append(workload)
+            left -= flops(workload)
+    if not wanted and len(measured) == len(request.measured):
+        wanted = [min(measured, key=flops)]
     return wanted
+
+
+def _shuffled(workloads: Sequence[Workload], request: Request, found: Findings) -> list[Workload]:
+    """In an order that only the seed of the gates' inputs, which no candidate knows, and the kernel decide."""
+    key = f"{request.seed} {sorted(found.sources.items())}"
+    return random.Random(key).sample(list(workloads), len(workloads))
 
 
 def _kinds(request: Request, position: int) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""What a child does to itself before it sees a candidate: limits, no network, no files but its own.
+"""Confinement that a child puts on itself before it sees a candidate: limits, no network, no files but its own.
 
 Everything here is one-way: nothing in the process can lift it again. Steps that the kernel does not offer are
 skipped and named in the returned report, so that ``tilewright doctor`` can say what is enforced.

@@ -69,6 +69,20 @@ def cpu_seconds(pid: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+WARDEN_SECONDS = 5.0
+"""How long a warden may take to end what a child started."""
+
+
+def end_group(process: subprocess.Popen[bytes]) -> int:
+    """Ask the warden that ``process`` is to end all below it, then kill its group: its exit code."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(WARDEN_SECONDS)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
 class Process(Protocol):
     """A started child."""
 
@@ -110,10 +124,8 @@ class Spawned:
         return True
 
     def end(self) -> int:
-        """Kill its process group and reap it."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        return self._process.wait()
+        """Have its warden end all below it, kill its process group and reap it."""
+        return end_group(self._process)
 
 
 @dataclass(frozen=True)
@@ -228,5 +240,4 @@ class Template:
 
 def _stop(channel: socket.socket, process: subprocess.Popen[bytes]) -> None:
     channel.close()
-    process.kill()
-    process.wait()
+    end_group(process)

@@ -14,17 +14,22 @@ from pathlib import Path
 
 RUNNERS = {
     "pallas.trace": "tilewright.workers.runners.pallas_trace",
+    "pallas.check": "tilewright.workers.runners.pallas_check",
     "pallas.compile": "tilewright.workers.runners.pallas_compile",
     "pallas.probe": "tilewright.workers.runners.pallas_probe",
 }
 """Job kind to the module whose ``run(job, answer)`` serves it."""
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], *, forked: bool = False) -> int:
+    """``forked``: the parent is a template, which ends what this process leaves behind."""
     root, parent, result, limits_text = Path(arguments[0]), int(arguments[1]), int(arguments[2]), arguments[3]
     sys.path.insert(0, str(root))
     from tilewright.workers.child import confine
+    from tilewright.workers.child.descendants import become_wardens_child
 
+    if not forked:
+        parent = become_wardens_child(parent)
     isolation = confine.confine_child(root, parent, json.loads(limits_text))
 
     from tilewright.workers.child.frames import Frame, FrameReader, sender

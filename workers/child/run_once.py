@@ -44,7 +44,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class ChildLimits:
-    """What one child may use. ``cpu_seconds`` 0 means four times the wall clock.
+    """Limits of one child. ``cpu_seconds`` 0 means four times the wall clock.
 
     ``memory_bytes`` bounds the resident memory, which the parent looks at four times a second; the address space, which
     the kernel bounds at once, is ``ADDRESS_FACTOR`` times as much.
@@ -61,7 +61,7 @@ class ChildLimits:
 
 @dataclass
 class ChildOutcome:
-    """What is known about a finished child. ``detail`` is one line for any ending but ``done``."""
+    """The outcome of a finished child. ``detail`` is one line for any ending but ``done``."""
 
     ending: Ending
     frames: list[Frame] = field(default_factory=list)
@@ -202,7 +202,10 @@ class _Listener:
                 return Ending.TIMEOUT, f"still running after {self._limits.wall_seconds:g} s"
             if resident_bytes(self._process.pid) > self._limits.memory_bytes:
                 return Ending.MEMORY, f"held more than {self._limits.memory_bytes / 2**30:g} GiB of memory"
-            for key, _ in self._selector.select(min(left, _LOOK_SECONDS)):
+            ready = self._selector.select(min(left, _LOOK_SECONDS))
+            if not ready and self._process.wait(0):
+                break  # what it left behind may hold its pipes open
+            for key, _ in ready:
                 try:
                     verdict = self._serve(key.fd)
                 except FrameError as error:

@@ -24,11 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.workers.child.frames import Frame, FrameError, FrameReader, encode
-from tilewright.workers.child.launch import PROGRAMS, ROOT
+from tilewright.workers.child.launch import PROGRAMS, ROOT, end_group
 from tilewright.workers.child.run_once import ChildOutcome, Ending, environment
 
 START_SECONDS = 90.0
 """How long a child may take to import its libraries and open its device."""
+
+PING_SECONDS = 20.0
+"""How long an idle child may take to answer that it lives."""
 
 UNLIMITED = 1 << 46
 """Address space, bytes: a GPU's driver reserves terabytes of it."""
@@ -96,6 +99,8 @@ class Session:
         for stream in (self._stdin, *self._logs, read):
             os.set_blocking(stream, False)
         self.hello: Mapping[str, Any] | None = None
+        self.jobs = 0
+        """Served so far, and the number of the latest."""
 
     def wait_ready(self, timeout_seconds: float = START_SECONDS) -> Mapping[str, Any]:
         """What the runner said about itself. Raises SessionDied."""
@@ -112,16 +117,26 @@ class Session:
     ) -> ChildOutcome:
         """One job to its ``done`` frame, which is not among the outcome's frames. Raises SessionDied."""
         self.wait_ready()
-        found = self._converse(encode(job), "done", limits, on_frame)
-        if found.ending is Ending.DONE:
-            found.frames.pop()
+        self.jobs += 1
+        numbered = Frame(job.kind, {**job.data, "job": self.jobs}, job.arrays, job.blobs)
+        found = self._converse(encode(numbered), "done", limits, on_frame)
+        if found.ending is Ending.DONE and found.frames.pop().data.get("job") != self.jobs:
+            found.ending, found.detail = Ending.GARBAGE, "an answer to another job"
         return found
 
+    def lives(self) -> bool:
+        """Whether it has said nothing unasked since its last job, and answers."""
+        if self._process.poll() is not None or self._reader.pending:
+            return False
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._result, 1)  # bytes nobody asked for, or the end of the pipe
+            return False
+        limits = JobLimits(PING_SECONDS, PING_SECONDS)
+        return self.run(Frame("ping"), limits).ending is Ending.DONE
+
     def close(self) -> None:
-        """Kill the child's process group and remove its folder."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        """Kill the child with all it started, and remove its folder."""
+        end_group(self._process)
         with contextlib.suppress(OSError):
             os.close(self._result)
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -223,10 +238,21 @@ class SessionPool:
     ) -> ChildOutcome:
         """One job; a child that ended badly, or says it is ``spoiled``, is replaced before this returns.
 
+        A child that has served others is asked for life before the job, and what dies in its hands is run once more in
+        a fresh one: whatever an earlier candidate left behind is not held against this one.
+
         Raises SessionDied when a fresh child cannot start, OSError when no process can be made.
         """
         self.hello()
+        if self._session().jobs and not self._session().lives():
+            self.replace()
+            self.hello()
+        used = self._session().jobs > 0
         outcome = self._session().run(job, limits, on_frame)
+        if used and outcome.ending in (Ending.CRASHED, Ending.GARBAGE):
+            self.replace()
+            self.hello()
+            outcome = self._session().run(job, limits, on_frame)
         spoiled = any(frame.data.get("spoiled") for frame in outcome.frames if frame.kind == "error")
         if outcome.ending is not Ending.DONE or spoiled:
             self.replace()

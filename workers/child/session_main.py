@@ -1,8 +1,8 @@
 """The program of a session's child: confine itself, start its runner, then serve one job frame after another.
 
 Started by ``workers.child.session`` as ``python -I session_main.py ROOT PARENT_PID RESULT_FD CONFIG_JSON``;
-jobs come on
-standard input, answers go to RESULT_FD and end with a ``done`` frame for each job. Standard output and error are logs.
+jobs come on standard input, answers go to RESULT_FD and end with a ``done`` frame that has the job's number. A ``ping``
+is a job of nothing. Standard output and error are logs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def main(arguments: list[str]) -> int:
     root, parent, result, config = Path(arguments[0]), int(arguments[1]), int(arguments[2]), arguments[3]
     sys.path.insert(0, str(root))
     from tilewright.workers.child import confine
+    from tilewright.workers.child.descendants import become_wardens_child
 
+    parent = become_wardens_child(parent)
     settings = json.loads(config)
     reach = {name: settings[name] for name in ("readable", "shared", "devices")}
     isolation = confine.confine_child(root, parent, settings["limits"], **reach)
@@ -39,8 +41,9 @@ def main(arguments: list[str]) -> int:
     reader = FrameReader(1 << 40)
     while piece := os.read(0, 1 << 22):
         for job in reader.feed(piece):
-            runner.run(job, answer)
-            answer(Frame("done"))
+            if job.kind != "ping":
+                runner.run(job, answer)
+            answer(Frame("done", {"job": job.data.get("job")}))
     return 0
 
 

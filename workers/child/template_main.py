@@ -25,9 +25,9 @@ RESULT = 3
 
 def main(arguments: list[str]) -> None:
     sys.path.insert(0, arguments[0])
-    from tilewright.workers.child import confine
+    from tilewright.workers.child.descendants import adopt_orphans
 
-    confine.die_with_parent(int(arguments[1]))
+    adopt_orphans(int(arguments[1]))
     for name in ("tilewright.workers.child.once_main", "tilewright.workers.child.frames", *arguments[3:]):
         importlib.import_module(name)
     gc.collect()
@@ -54,17 +54,22 @@ def serve(root: Path, channel: socket.socket) -> None:
 
 
 def end(pid: int) -> int:
-    """Kill the child's group; its exit code, or minus the signal that ended it."""
+    """Kill the child and all it started; its exit code, or minus the signal that ended it."""
+    from tilewright.workers.child.descendants import sweep
+
     for kill in (os.killpg, os.kill):  # it may not have its own group yet
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    sweep()
+    return code
 
 
 def become(root: Path, template: int, order: dict[str, Any], streams: list[int]) -> None:
     """Turn this fork into the child program; does not return."""
     code = 1
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
         for target, stream in enumerate(_above(streams)):
             os.dup2(stream, target)
@@ -74,7 +79,9 @@ def become(root: Path, template: int, order: dict[str, Any], streams: list[int])
         os.environ.update(order["environment"])
         from tilewright.workers.child import once_main
 
-        code = once_main.main([str(root), str(template), str(RESULT), json.dumps(order["limits"])])
+        code = once_main.main(
+            [str(root), str(template), str(RESULT), json.dumps(order["limits"])], forked=True
+        )
         sys.stdout.flush()
     except BaseException:
         sys.excepthook(*sys.exc_info())

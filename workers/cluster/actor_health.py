@@ -1,4 +1,4 @@
-"""Whether an evaluator actor can take a job: after a fault it gets none until it answers a probe.
+"""Health of an evaluator actor, which decides about jobs: after a fault it gets none until it answers a probe.
 
 Ray restarts a dead actor, and fails every call made while it does. Jobs sent in that time would use up
 their retries within a second, although nothing is wrong with them or with the other workers.

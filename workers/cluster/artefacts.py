@@ -1,4 +1,4 @@
-"""Which compiled artefacts were there when a job was made: the beginning of one list that only grows.
+"""Compiled artefacts that were there when a job was made: the beginning of one list that only grows.
 
 A worker is told only what it has not heard yet, so that requests do not grow with the campaign. What a job knows is
 a length of the list, whatever the worker has heard since: else a verdict would depend on when a worker was free.
@@ -75,7 +75,7 @@ class Known(Collection[str]):
 
 @dataclass
 class Told:
-    """What a worker has been told: the beginning of the list ``key``."""
+    """News that a worker has been told: the beginning of the list ``key``."""
 
     key: str = ""
     count: int = 0

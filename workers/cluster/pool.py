@@ -75,7 +75,7 @@ class _Genome(Protocol):
 
 
 class WorkItem(Protocol):
-    """What the pool reads of a job (see ``evolve.campaign.evaluator.Job``)."""
+    """The part of a job that the pool reads (see ``evolve.campaign.evaluator.Job``)."""
 
     @property
     def index(self) -> int: ...
@@ -99,7 +99,7 @@ class WorkItem(Protocol):
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """What every worker evaluates, and within which limits (seconds, GiB) of one child process."""
+    """Settings of a pool: what every worker evaluates, and within which limits (seconds, GiB) of one child process."""
 
     operator: str
     target: str

@@ -62,7 +62,7 @@ class DeviceRatio:
 
 
 class Station(Protocol):
-    """What an evaluator needs of the place where candidates are measured."""
+    """A place where candidates are measured, as an evaluator needs it."""
 
     busy_seconds: float
     """That the device has been held by jobs asked for here."""

@@ -42,7 +42,7 @@ _MEMORY_FAULT = re.compile(
 
 
 class Samples:
-    """What must be found at sampled places, for the latest (workload, seed) pairs. Not safe for several threads."""
+    """Answers due at sampled places, for the latest (workload, seed) pairs. Not safe for several threads."""
 
     def __init__(self, operator: Operator, most: int = 256) -> None:
         self._operator = operator

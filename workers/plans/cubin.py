@@ -1,4 +1,4 @@
-"""What a CUDA binary (an ELF file of machine type 190) says about its kernels, read without a driver or a device.
+"""Kernels of a CUDA binary (an ELF file of machine type 190), read without a driver or a device.
 
 The binary comes from a process that ran a stranger's code: every offset in it is looked at before it is used. What is
 read here decides whether a launch's arguments fit, since a driver copies as many bytes from its caller as the binary

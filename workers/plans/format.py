@@ -156,7 +156,7 @@ Step = Launch | Fill
 
 @dataclass(frozen=True)
 class Plan:
-    """What one call does to a device, in order: ``steps`` over inputs that are brought and buffers of these sizes.
+    """Steps of one call on a device, in order: ``steps`` over inputs that are brought and buffers of these sizes.
 
     ``toolchain`` tells versions, for people. Raises PlanError.
     """

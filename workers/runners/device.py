@@ -1,4 +1,4 @@
-"""What the runners of measured devices share: how a job is served, and which candidate is measured briefly."""
+"""Parts that the runners of measured devices share: how a job is served, and which candidate is measured briefly."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.runners import pallas_compile, pallas_trace
+from tilewright.workers.runners import pallas_check, pallas_compile, pallas_trace
 
 SOURCE = """
 import jax
@@ -31,11 +31,17 @@ def run(job: Frame, answer: Callable[[Frame], None]) -> None:
     }
     chip = {"kind": job.data["kind"], "cores": job.data["cores"]}
     held: list[Frame] = []
-    trace = Frame(
-        "pallas.trace",
-        {"source": SOURCE, "params": {}, "chip": chip, "workloads": [workload], "check": []},
-    )
-    pallas_trace.run(trace, held.append)
+    asked = {
+        "source": SOURCE,
+        "params": {},
+        "chip": chip,
+        "workloads": [workload],
+        "check": [],
+        "lower": ["probe"],
+    }
+    pallas_trace.run(Frame("pallas.trace", asked), held.append)
+    if held[-1].kind == "artefact":
+        pallas_check.run(Frame("pallas.check", asked, blobs={"probe": held.pop().blobs["text"]}), held.append)
     if held[-1].kind == "error":
         answer(held[-1])
         return

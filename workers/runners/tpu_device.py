@@ -27,7 +27,8 @@ from jax.extend.core import jaxpr_as_fun
 from tilewright.seeds.sampled import places, stream
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners.device import ALIVE_SECONDS, Answer, DeviceRunner, far_behind
-from tilewright.workers.runners.pallas_trace import interpret, load_build, mesh_of, trace
+from tilewright.workers.runners.pallas_check import interpret
+from tilewright.workers.runners.pallas_trace import load_build, mesh_of, trace
 from tilewright.workers.runners.tpu_clock import Clock, ProfilerClock, Program, WallClock, overheads
 
 PROGRAMS = 64

@@ -1,4 +1,4 @@
-"""What the Triton runners share: a candidate as a module, arrays as torch tensors."""
+"""Parts that the Triton runners share: a candidate as a module, arrays as torch tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``launch`` may do beside its kernels: make tensors and look at them in another shape.
+"""The guard on what ``launch`` may do beside its kernels: make tensors and look at them in another shape.
 
 Torch computes what it is asked to, vendor libraries included; that would be no kernel of the candidate's. Under
 ``LaunchGuard`` any other operation raises, and every tensor that ``launch`` makes lies between canaries, so that a

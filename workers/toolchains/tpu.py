@@ -1,4 +1,4 @@
-"""What the measured TPU targets need of a machine: a TPU on its PCI bus, jax and libtpu.
+"""Needs of the measured TPU targets of a machine: a TPU on its PCI bus, jax and libtpu.
 
 Nothing here starts libtpu: the chip is read off the bus, as jax itself does (``jax._src.hardware_utils``).
 """

@@ -1,4 +1,4 @@
-"""What a measured target needs of a machine: a GPU, torch, Triton, and a place for compiled kernels."""
+"""Needs of a measured target of a machine: a GPU, torch, Triton, and a place for compiled kernels."""
 
 from __future__ import annotations
 

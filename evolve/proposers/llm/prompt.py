@@ -1,4 +1,4 @@
-"""What a model is told. Prompts depend on the history alone, so that a replay asks the same questions."""
+"""Prompts for a language model. They depend on the history alone, so that a replay asks the same questions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ or, for larger changes, the whole module in one fenced Python block."""
 
 @dataclass(frozen=True)
 class Contract:
-    """What the prompts say about the campaign: texts a person wrote, not a model."""
+    """The campaign as the prompts tell it: texts a person wrote, not a model."""
 
     operator: str
     text: str

@@ -1,4 +1,4 @@
-"""What a campaign believes about points it has not tried: a Gaussian process and trees, averaged.
+"""The belief of a campaign about points it has not tried: a Gaussian process and trees, averaged.
 
 The process learns from a handful of points which parameters matter; the trees find the cliffs and
 interactions of a hardware's limits once there are points on both sides. Their average is better than either
@@ -195,7 +195,7 @@ def _chosen(targets: np.ndarray, age: np.ndarray, most: int) -> np.ndarray:
 
 
 class _Pool:
-    """What the trees say of the points a model is asked about; they say it once for each."""
+    """Answers of the trees on the points a model is asked about; they give it once for each."""
 
     def __init__(self) -> None:
         self._parts: list[np.ndarray] = []

@@ -1,4 +1,4 @@
-"""What a Gaussian process believes about a pool of points, kept up to date while observations arrive."""
+"""The posterior of a Gaussian process over a pool of points, kept up to date while observations arrive."""
 
 from __future__ import annotations
 

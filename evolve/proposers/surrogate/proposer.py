@@ -34,8 +34,8 @@ FIRST_ANYWHERE = 10
 """Records before a model is trusted: those around declared defaults, and random ones where there are none."""
 
 FEWEST_RECORDS = 5
-"""With several in flight the model starts from so many records, once as many points are proposed: by the time the last of
-them is known, the first would have taught where to look."""
+"""With several in flight the model starts from so many records, once as many points as above are proposed: while the
+last of them are being evaluated, the first already say where to look."""
 
 LEAST_SUCCESSES = 3
 

@@ -1,4 +1,4 @@
-"""What a campaign's evaluations teach about parameters: a fold over its history."""
+"""Records of parameters, as a campaign's evaluations teach them: a fold over its history."""
 
 from __future__ import annotations
 

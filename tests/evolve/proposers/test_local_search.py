@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -124,6 +126,6 @@ def test_its_share_rises_while_nothing_improves_and_falls_when_something_does() 
         portfolio.propose(history, 0, np.random.default_rng(0))
         shares.append(portfolio.shares()[RISING])
     assert shares[0] == pytest.approx(FLOOR)
-    assert all(later > earlier for earlier, later in zip(shares[:-2], shares[1:-1], strict=True))
+    assert all(later > earlier for earlier, later in itertools.pairwise(shares[:-1]))
     assert 0.7 * RISING_MOST < shares[-2] < RISING_MOST
     assert shares[-1] == pytest.approx(FLOOR)

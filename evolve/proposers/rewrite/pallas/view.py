@@ -1,4 +1,4 @@
-"""What a Pallas launch looks like: grid, block specs, scratch and the roles of the kernel's references."""
+"""A Pallas launch as rules see it: grid, block specs, scratch and the roles of the kernel's references."""
 
 from __future__ import annotations
 

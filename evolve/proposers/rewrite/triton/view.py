@@ -1,4 +1,4 @@
-"""What a Triton or Gluon launch looks like, and the pieces of a jitted kernel that rules ask for."""
+"""A Triton or Gluon launch as rules see it, and the pieces of a jitted kernel that rules ask for."""
 
 from __future__ import annotations
 

@@ -1,0 +1,45 @@
+"""Journals and library versions written by version 0.1, before the packages had one name, open and go on."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tilewright as tw
+from testkit import FIXTURES, ROOT
+from tilewright.evolve.promote.library_writer import LibraryWriter
+
+JOURNALS = FIXTURES / "journals"
+
+
+def opened(name: str, home: Path) -> tw.RecordedCampaign:
+    folder = home / "campaigns" / name
+    folder.mkdir(parents=True)
+    shutil.copy(JOURNALS / f"{name}.sqlite", folder / "journal.sqlite")
+    return tw.open_campaign(name, home=home)
+
+
+def test_a_finished_journal_is_read_and_reported(tmp_path: Path) -> None:
+    campaign = opened("before-001", tmp_path)
+    assert campaign.state == "finished" and len(campaign.history) == 4
+    assert campaign.winner is not None and campaign.winner["verdict"] == "ok"
+    assert "before-001" in campaign.report(tmp_path / "report.html").read_text()
+
+
+def test_a_stopped_campaign_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(FIXTURES / "small_gemm", tmp_path / "small_gemm")
+    before = opened("stopped-001", tmp_path).history
+    after = tw.resume("stopped-001", home=tmp_path)
+    assert after.state == "finished" and len(after.history) == 4
+    assert after.history[: len(before)] == before
+
+
+def test_every_version_of_the_library_here_is_read() -> None:
+    library = LibraryWriter(ROOT / "library")
+    for operator in library.operators():
+        for version in library.versions(operator):
+            name, receipt, _ = library.version(operator, version)
+            assert name == version and receipt["targets"]

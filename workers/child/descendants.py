@@ -1,0 +1,109 @@
+"""Processes that a child starts: found wherever they went, and ended with it.
+
+A process group does not hold what calls ``setsid``, and what is orphaned belongs to nobody. So whoever starts children
+is a *subreaper* (prctl(2)): orphans below it become its own, and its descendants are all there is to end. A child of a
+session has a *warden* for that: a process of trusted code between the two, which the child can neither signal nor see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG = 36, 1
+SWEEP_SECONDS = 4.0
+_PAUSE_SECONDS = 0.002
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below ``pid``, parents before their children; those that ended meanwhile are missing."""
+    found, left = [], [pid]
+    while left:
+        try:
+            threads = list(Path("/proc", str(left.pop()), "task").iterdir())
+        except OSError:
+            continue
+        for thread in threads:
+            with contextlib.suppress(OSError):
+                below = [int(n) for n in (thread / "children").read_text(encoding="ascii").split()]
+                found += below
+                left += below
+    return found
+
+
+def adopt_orphans(parent: int) -> None:
+    """Make this process a subreaper. Asked to end (SIGTERM), or when ``parent`` dies, it ends all below it first."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def leave(number: int, frame: object) -> None:
+        sweep()
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def sweep(seconds: float = SWEEP_SECONDS) -> bool:
+    """Kill and reap all below this process, again until nothing is left; False if something still was in the end."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        below = descendants(os.getpid())
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not below:
+            return True
+        time.sleep(_PAUSE_SECONDS)
+    return False
+
+
+def become_wardens_child(parent: int) -> int:
+    """Fork: the caller goes on in the new process, whose parent, the warden, waits for it and ends what it leaves.
+
+    ``parent`` is the process that started this one; the warden ends, and all below it, when that dies or asks. Returns
+    the warden's id. The warden exits as the child does.
+    """
+    pid = os.fork()
+    if pid == 0:
+        return os.getppid()
+    _watch(pid, parent)
+    raise AssertionError("a warden does not return")
+
+
+def _watch(pid: int, parent: int) -> None:
+    """Does not return."""
+    code = 1
+    try:
+        adopt_orphans(parent)
+        empty = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(empty, stream)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # a pipe that the warden holds would never close
+        status = _reap(pid)
+        sweep()
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            if number != signal.SIGKILL:
+                signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        code = os.waitstatus_to_exitcode(status)
+    finally:
+        os._exit(code)
+
+
+def _reap(pid: int) -> int:
+    """Wait for one child, and for orphans that end before it: its status."""
+    while True:
+        found, status = os.waitpid(-1, 0)
+        if found == pid:
+            return status

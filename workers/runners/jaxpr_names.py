@@ -1,0 +1,197 @@
+"""What a traced kernel may hold: primitives, data classes, enumerations, effects and nodes of trees, by name.
+
+Primitives are those of ``jax.lax`` that compute, of references, of control flow, and of Pallas on a TPU; none that
+calls back into Python, talks to another device or calls foreign code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from jax._src import ad_util, core, pjit
+from jax._src.lax import control_flow, lax, slicing, special
+from jax._src.pallas import core as pallas_core
+from jax._src.pallas import pallas_call
+from jax._src.pallas import primitives as pallas_primitives
+from jax._src.pallas.mosaic import core as tpu_core
+from jax._src.pallas.mosaic import primitives as tpu_primitives
+from jax._src.state import indexing
+from jax._src.state import primitives as state_primitives
+from jax._src.state import types as state
+
+_LAX = (
+    "abs acos acosh add and argmax argmin asin asinh atan atan2 atanh bitcast_convert_type broadcast_in_dim cbrt "
+    "ceil clamp clz concatenate convert_element_type copy cos cosh div dot_general eq exp exp2 "
+    "expm1 floor ge gt imag integer_pow iota is_finite le log log1p logistic lt max min mul ne neg nextafter not "
+    "or pad population_count pow real reduce_and reduce_max reduce_min reduce_or reduce_precision reduce_prod "
+    "reduce_sum reduce_xor rem reshape rev round rsqrt select_n shift_left shift_right_arithmetic "
+    "shift_right_logical sign sin sinh sort split sqrt square squeeze sub tan tanh transpose xor"
+)
+_SPECIAL = "erf erf_inv erfc lgamma digamma"
+_SLICING = "dynamic_slice dynamic_update_slice gather slice scatter scatter_add"
+_CONTROL = "cond scan while cumsum cummax cummin cumprod cumlogsumexp"
+_STATE = "get swap addupdate broadcast_to"
+_PALLAS = (
+    "program_id num_programs multiple_of reciprocal run_scoped semaphore_read semaphore_signal semaphore_wait"
+)
+_TPU = (
+    "bitcast roll dma_start dma_wait pack_elementwise unpack_elementwise touch matmul_push_rhs matmul_acc_lhs "
+    "matmul_pop stochastic_round"
+)
+
+
+def _collected() -> dict[str, core.Primitive]:
+    """Primitive by its name."""
+    found: list[Any] = [pjit.jit_p, pallas_call.pallas_call_p]
+    for module, wanted in (
+        (lax, _LAX),
+        (special, _SPECIAL),
+        (slicing, _SLICING),
+        (control_flow, _CONTROL),
+        (state_primitives, _STATE),
+        (pallas_primitives, _PALLAS),
+        (tpu_primitives, _TPU),
+    ):
+        found += [getattr(module, f"{name}_p", None) for name in wanted.split()]
+    # the loads and stores of Pallas have the names of those of references in their module
+    found += [pallas_primitives.load_p, pallas_primitives.swap_p, lax.and_p, lax.or_p, lax.not_p]
+    found.append(ad_util.stop_gradient_p)
+    return {primitive.name: primitive for primitive in found if primitive is not None}
+
+
+PRIMITIVES: Mapping[str, core.Primitive] = _collected()
+
+INLINED: Mapping[str, str] = {
+    "custom_jvp_call": "call_jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+}
+"""Calls whose other parameters are functions, with the parameter that holds what they compute."""
+
+ONLY: Mapping[str, Mapping[str, Any]] = {
+    "pallas_call": {
+        "debug": False,
+        "interpret": False,
+        "mesh": None,
+        "input_output_aliases": (),
+        "cost_estimate": None,
+        "metadata": None,
+    },
+    "jit": {"compiler_options_kvs": (), "keep_unused": False},
+}
+"""Parameters with the one value that they may have."""
+
+_COMPILER = ("dimension_semantics", "allow_input_fusion", "vmem_limit_bytes", "fuse_transposed_lhs_in_matmul")
+
+CLASSES: Mapping[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        pallas_core.BlockMapping,
+        pallas_core.Blocked,
+        pallas_core.BoundedSlice,
+        pallas_core.Buffered,
+        pallas_core.Element,
+        pallas_core.GridMapping,
+        pallas_core.Squeezed,
+        state.BitcastTransform,
+        state.ReshapeTransform,
+        state.TransposeTransform,
+        tpu_core.CompilerParams,
+    )
+}
+
+_DEFAULTS = {
+    field.name: field.default
+    for field in dataclasses.fields(tpu_core.CompilerParams)
+    if field.name not in _COMPILER
+}
+
+WITHHELD: Mapping[str, Mapping[str, Any]] = {
+    "CompilerParams": _DEFAULTS,
+    "GridMapping": {"get_grid_indices": None, "local_grid_env": None, "debug": False},
+    "BlockMapping": {"debug": False},
+}
+"""Fields that keep their default."""
+
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    name: tuple(f.name for f in dataclasses.fields(kind) if f.name not in WITHHELD.get(name, {}))
+    for name, kind in CLASSES.items()
+}
+
+ENUMS: Mapping[str, Any] = {
+    **{
+        kind.__name__: kind
+        for kind in (
+            lax.AccuracyMode,
+            lax.DotAlgorithmPreset,
+            lax.Precision,
+            lax.RoundingMethod,
+            lax.RandomAlgorithm,
+            slicing.GatherScatterMode,
+            pallas_primitives.DeviceIdType,
+            tpu_core.GridDimensionSemantics,
+            tpu_core.MemorySpace,
+            tpu_core.SemaphoreType,
+        )
+    },
+    "PallasSpace": pallas_core.MemorySpace,
+    "CoreSpace": core.MemorySpace,
+}
+"""By a name of its own where three are called the same."""
+ENUM_NAMES: Mapping[type, str] = {kind: name for name, kind in ENUMS.items()}
+
+DTYPES: Mapping[type, str] = {
+    tpu_core.DMASemaphore: "dma_sem",
+    pallas_core.Semaphore: "semaphore",
+    pallas_core.BarrierSemaphore: "barrier_semaphore",
+}
+EXTENDED: Mapping[str, type] = {name: kind for kind, name in DTYPES.items()}
+
+NODES: Mapping[type, str] = {
+    tuple: "tuple",
+    list: "list",
+    dict: "dict",
+    type(None): "nothing",
+    indexing.NDIndexer: "NDIndexer",
+    indexing.Slice: "Slice",
+    state.TransformedRef: "TransformedRef",
+    state.BitcastTransform: "BitcastTransform",
+    state.ReshapeTransform: "ReshapeTransform",
+    state.TransposeTransform: "TransposeTransform",
+}
+NODE_TYPES: Mapping[str, type] = {name: kind for kind, name in NODES.items()}
+
+EFFECTS: Mapping[type, str] = {
+    state.ReadEffect: "read",
+    state.WriteEffect: "write",
+    state.AccumEffect: "accumulate",
+}
+
+
+def primitive(name: Any) -> Any:
+    """The primitive called so; None for one that is not on the list."""
+    return PRIMITIVES.get(name) if isinstance(name, str) else None
+
+
+@functools.cache
+def _effect_types() -> dict[str, Any]:
+    return {name: kind for kind, name in EFFECTS.items()}
+
+
+def effect(name: Any, held: Any) -> Any:
+    """An effect on a variable. Raises KeyError."""
+    return _effect_types()[name](held)
+
+
+def fields_of(value: Any) -> tuple[str, ...] | None:
+    """Fields of an instance of an allowed class whose other fields are at their defaults; None for any other."""
+    name = type(value).__name__
+    if CLASSES.get(name) is not type(value):
+        return None
+    for field, default in WITHHELD.get(name, {}).items():
+        if getattr(value, field) != default:
+            return None
+    return FIELDS[name]
