@@ -119,8 +119,8 @@ def test_its_share_rises_while_nothing_improves_and_falls_when_something_does() 
     portfolio = Portfolio([Silent("surrogate"), Silent(RISING)])
     history, shares = History(), []
     for index, fitness in enumerate([5.0, *[4.0] * 60, 6.0]):
-        candidate = Candidate(index, Genome("kernel", {"a": index}), (), Mutation(MutationKind.PARAMETER, "surrogate", ""),
-                              0, 0, index)  # fmt: skip
+        mutation = Mutation(MutationKind.PARAMETER, "surrogate", "")
+        candidate = Candidate(index, Genome("kernel", {"a": index}), (), mutation, 0, 0, index)
         history.propose(candidate)
         history.integrate(candidate, evaluated(candidate, fitness))
         portfolio.propose(history, 0, np.random.default_rng(0))
