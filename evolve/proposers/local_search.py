@@ -30,6 +30,9 @@ END_SHARE = 0.5
 HOP_TRIES = 60
 """Draws after which a hop is given up: nothing legal and new is near."""
 
+MIDDLE_DRAWS = 2000
+"""Random points among which the middle of a space is looked for that has too many to list."""
+
 MOST_TRADES = 24
 """Steps along two parameters of one constraint that are tried from a peak, before it is left."""
 
@@ -127,21 +130,20 @@ class _Climb:
     # -- the search ------------------------------------------------------------------------------
 
     def _searched(self) -> Iterator[list[Rows]]:
-        """Climb from the best record, then from hops off the highest peak so far."""
+        """Climb from the best record, from the middle, then from hops off the highest peak so far."""
         peak = yield from self._climbed(self._best())
+        start: Rows | None = self._middle()
         while True:
-            best = self._best()
-            if self._above(best, peak):  # somebody else found a better place
-                peak = yield from self._climbed(best)
-                continue
-            start = self._hop(peak)
             if start is None:
                 yield []
-                continue
-            yield from self._outcome(start)
-            if self._height(start) != -math.inf:
-                found = yield from self._climbed(start)
-                peak = found if self._above(found, peak) else peak
+            else:
+                yield from self._outcome(start)
+                if self._height(start) != -math.inf:
+                    found = yield from self._climbed(start)
+                    peak = found if self._above(found, peak) else peak
+            while self._above(best := self._best(), peak):  # somebody else found a better place
+                peak = yield from self._climbed(best)
+            start = self._hop(peak)
 
     def _climbed(self, here: Rows) -> _Polls:
         """The peak above a known point."""
@@ -259,6 +261,17 @@ class _Climb:
                 row[column] = place
                 found.append(row)
         return [row for row in found if self._legal(row) and (row != here).any()]
+
+    def _middle(self) -> Rows:
+        """The legal point nearest to the middle of all values."""
+        rows = (
+            self._space.points
+            if self._space.points is not None
+            else self._space.sample_rows(self._rng, MIDDLE_DRAWS)
+        )
+        last = np.maximum(np.array(self._last), 1)
+        apart = np.abs(rows / last - 0.5)[:, self._live].sum(axis=1)
+        return rows[int(np.argmin(np.round(apart, 9)))]
 
     def _hop(self, peak: Rows) -> Rows | None:
         """A point nobody has tried, a few parameters away."""
