@@ -16,7 +16,7 @@ from typing import Any
 from tilewright.evolve.campaign.conclusion import conclude_measured
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
 from tilewright.evolve.campaign.convergence import Convergence
-from tilewright.evolve.campaign.evaluator import Comparer, Scope
+from tilewright.evolve.campaign.evaluator import Comparer
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, StopReason
 from tilewright.evolve.campaign.racing import Racing
 from tilewright.evolve.campaign.references import References
@@ -36,6 +36,7 @@ from tilewright.evolve.show.display import Display, Snapshot
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.seeds.operator import Scope
 from tilewright.workers.cluster.pool import RayPool
 from tilewright.workers.cluster.ray_start import PoolUnavailable
 from tilewright.workers.toolchains import tpu as tpu_toolchain

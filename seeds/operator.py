@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
@@ -51,6 +52,14 @@ class Workload:
         return (Workload, (self.id, dict(self.dims)))
 
 
+class Scope(StrEnum):
+    """What an evaluation runs: the workloads that decide fitness, the final ones, or the first with a timeline."""
+
+    SUITE = "suite"
+    FINAL = "final"
+    TIMELINE = "timeline"
+
+
 @dataclass(frozen=True)
 class Suite:
     """A named list of workloads.
@@ -68,13 +77,9 @@ class Suite:
         if not self.workloads or not self.check:
             raise ValueError(f"suite {self.name} needs at least one workload and one check workload")
 
-    def timed(self, scope: str) -> tuple[Workload, ...]:
-        """Workloads to time: those of ``suite``, or ``final`` ones where there are any. Raises ValueError."""
-        if scope == "suite":
-            return self.workloads
-        if scope == "final":
-            return self.final or self.workloads
-        raise ValueError(f"workloads is {scope!r}; it is 'suite' or 'final'")
+    def timed(self, scope: Scope) -> tuple[Workload, ...]:
+        """Workloads of a scope; the suite's own where it has no final ones. A timeline is drawn of the first."""
+        return (self.final or self.workloads) if scope is Scope.FINAL else self.workloads
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from testkit import FIXTURES
 from tilewright.evolve.campaign.config import parse_config
-from tilewright.evolve.campaign.evaluator import Job, Scope
+from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.resolve import Resolved, resolve
 from tilewright.evolve.promote.command import Options, PromotionOutcome, promote
 from tilewright.evolve.promote.library_writer import LibraryWriter
@@ -20,6 +20,7 @@ from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, GateReading, Stage, Verdict, WorkloadFigures
+from tilewright.seeds.operator import Scope
 from tilewright.workers.device.comparison import Comparison
 
 FAMILY = FIXTURES / "small_gemm"

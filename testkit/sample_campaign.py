@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.evolve.campaign.evaluator import Scope
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome, Value
 from tilewright.fitness.evaluation import Evaluation, FigureKind, GateReading, Stage, Verdict, WorkloadFigures
+from tilewright.seeds.operator import Scope
 
 OPERATOR, TARGET, SUITE = "gemm_fp8_fused/g512", "tpu7x", "quickstart"
 SUITE_WORKLOADS = {"1024x2048x2048": 2 * 1024 * 2048**2, "2048x2048x2048": 2 * 2048**3}

@@ -29,6 +29,8 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 FOLDERS = "evolve|fitness|workers|seeds|experiments|tests|testkit|docs|library|examples|tilewright"
 PATH = re.compile(rf"(?<![\w./<-])(?:\.\./)*((?:{FOLDERS})/[\w./*-]*[\w*/])(?![\w<])")
 MODULE = re.compile(r"(?:-m|from|import) ((?:experiments|testkit|tilewright)(?:\.\w+)*)")
+STUDY = re.compile(r"python -m (experiments[\w.]*\w)([^`\n#]*)")
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 CAMPAIGN = re.compile(r"tilewright run ([\w-]+)(?![\w./-])")
 
 QUESTIONS = 12
@@ -77,6 +79,16 @@ def test_every_module_and_packaged_campaign_that_a_page_names_exists(page: Path)
     assert not [name for name in sorted(set(MODULE.findall(text))) if not _module(name)]
     known = packaged_campaigns()
     assert not [name for name in set(CAMPAIGN.findall(text)) if name.islower() and name not in known]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=_id)
+def test_every_option_of_a_study_that_a_page_names_is_one(page: Path) -> None:
+    lost = []
+    for module, words in STUDY.findall(_text(page)):
+        path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+        source = path.read_text(encoding="utf-8") if path.is_file() else ""
+        lost += [f"{module} {option}" for option in OPTION.findall(words) if f'"{option}"' not in source]
+    assert not lost
 
 
 def _module(dotted: str) -> bool:

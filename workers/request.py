@@ -16,8 +16,19 @@ from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import KnownOperands, Operator, SeedKernel, TensorSpec, Workload
 from tilewright.workers.child.frames import Frame, dtype_named
 from tilewright.workers.child.launch import Launcher, Spawn
-from tilewright.workers.limits import Limits
+from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.truth import Truth
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of the two children. A final evaluation (larger shapes) gets ``final_factor`` times the wall clocks."""
+
+    trace: ChildLimits = field(default_factory=lambda: ChildLimits(60.0, 8 * GIB))
+    compile: ChildLimits = field(default_factory=lambda: ChildLimits(150.0, 12 * GIB))
+    final_factor: float = 4.0
 
 
 @dataclass(frozen=True)
@@ -112,6 +123,9 @@ class Findings:
     sources: dict[str, str] = field(default_factory=dict)
     """Per workload the hash of what was traced: of what is interpreted, and of what is compiled."""
     modules: dict[str, bytes] = field(default_factory=dict)
+    plans: dict[str, bytes] = field(default_factory=dict)
+    """By workload, what a device launches: see ``workers.plans``."""
+
     conventions: dict[str, int] = field(default_factory=dict)
     claimed: dict[str, str] = field(default_factory=dict)
     facts: dict[str, ModuleFacts] = field(default_factory=dict)

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.fitness.race import Race
+from tilewright.seeds.operator import Scope
 from tilewright.workers.device.comparison import Comparison
-
-
-class Scope(StrEnum):
-    """The part of a suite that a job runs: what decides fitness, the final shapes, or the first with a timeline."""
-
-    SUITE = "suite"
-    FINAL = "final"
-    TIMELINE = "timeline"
 
 
 @dataclass(frozen=True)

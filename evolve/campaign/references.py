@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tilewright.evolve.campaign.evaluator import Evaluator, Job, Scope
+from tilewright.evolve.campaign.evaluator import Evaluator, Job
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation
+from tilewright.seeds.operator import Scope
 
 
 @dataclass

@@ -22,7 +22,6 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
-from tilewright.evolve.campaign.evaluator import Scope
 from tilewright.evolve.mlflow_mirror import content as run_content
 from tilewright.evolve.mlflow_mirror.content import CANDIDATE, NOTE, UID, RunContent
 from tilewright.evolve.mlflow_mirror.traces import TraceWriter
@@ -31,6 +30,7 @@ from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import load
 from tilewright.evolve.report.files import campaign_files
 from tilewright.fitness.evaluation import UNIT_SLUGS, Evaluation
+from tilewright.seeds.operator import Scope
 
 METRICS_A_BATCH, OTHERS_A_BATCH = 1000, 90
 PAGE = 1000

@@ -16,12 +16,12 @@ from typing import Protocol
 
 import numpy as np
 
-from tilewright.evolve.campaign.evaluator import Comparer, Evaluator, Job, Scope
+from tilewright.evolve.campaign.evaluator import Comparer, Evaluator, Job
 from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
-from tilewright.seeds.operator import Workload
+from tilewright.seeds.operator import Scope, Workload
 from tilewright.workers.device.comparison import Comparison
 
 FACTOR = 10

@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tilewright.evolve.campaign.evaluator import Scope
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.units import duration_text, percent_text
+from tilewright.seeds.operator import Scope
 
 SPENT = "spent"
 """The event with which a run says what it took itself: its process's CPU time, the last comparison's device time."""

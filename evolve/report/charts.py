@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tilewright.evolve.campaign.evaluator import Scope
 from tilewright.evolve.report import svg
 from tilewright.evolve.report.data import CampaignData, Point
 from tilewright.evolve.report.units import duration_text, rate_text, ticks
 from tilewright.fitness.evaluation import Verdict
+from tilewright.seeds.operator import Scope
 
 WIDTH, HEIGHT = 860, 400
 LEFT, RIGHT, TOP, BOTTOM = 62, 150, 34, 62

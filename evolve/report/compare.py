@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilewright.evolve.campaign.evaluator import Scope
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.report import svg
 from tilewright.evolve.report.charts import (
@@ -37,6 +36,7 @@ from tilewright.evolve.report.tables import flatten, head_row, number_cells, tab
 from tilewright.evolve.report.units import duration_text, gain_text, number_text, rate_text, time_text
 from tilewright.evolve.report.whole import write_whole
 from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.seeds.operator import Scope
 
 MOST_LETTERS = 20
 """Of a campaign's name beside its line."""

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.evolve.campaign.evaluator import Scope
 from tilewright.evolve.record.history import Candidate, MutationKind
 from tilewright.evolve.record.journal import Event, Journal
 from tilewright.evolve.report.bill import Bill, bill_of
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.fitness.headroom import Headroom, headroom
+from tilewright.seeds.operator import Scope
 
 WINNER = "winner"
 SEED_PREFIX = "seed:"

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilewright.evolve.campaign.evaluator import Scope
 from tilewright.evolve.report.data import CampaignData, Named
 from tilewright.evolve.report.grid import Row, Square, grid_svg
 from tilewright.evolve.report.units import time_text
+from tilewright.seeds.operator import Scope
 
 MOST_SHAPES = 120
 FULL = 2.0

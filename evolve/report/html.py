@@ -7,7 +7,6 @@ from pathlib import Path
 
 import yaml
 
-from tilewright.evolve.campaign.evaluator import Scope
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report import tables
 from tilewright.evolve.report.archive_map import archive_map, archive_svg
@@ -25,6 +24,7 @@ from tilewright.evolve.report.timeline import seed_and_winner_timelines, timelin
 from tilewright.evolve.report.units import duration_text, percent_text, rate_text, time_text
 from tilewright.evolve.report.whole import write_whole
 from tilewright.fitness.evaluation import Verdict
+from tilewright.seeds.operator import Scope
 
 
 def write_report(journal: Journal, path: Path) -> Path:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.evolve.campaign.evaluator import Scope
 from tilewright.evolve.report import svg
 from tilewright.evolve.report.data import CampaignData, Named
 from tilewright.evolve.report.grid import shorten
@@ -19,6 +18,7 @@ from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import WorkloadFigures
 from tilewright.fitness.gpus import Gpu
 from tilewright.fitness.targets import UnknownTarget, load_target
+from tilewright.seeds.operator import Scope
 
 WIDTH, HEIGHT = 860, 420
 LEFT, RIGHT, TOP, BOTTOM = 62, 170, 34, 52

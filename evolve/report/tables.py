@@ -7,12 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewright.evolve.campaign.evaluator import Scope
 from tilewright.evolve.report.data import CampaignData, Named
 from tilewright.evolve.report.svg import clean, tag
 from tilewright.evolve.report.units import bytes_text, number_text, percent_text, rate_text, time_text
 from tilewright.fitness.evaluation import Evaluation, Verdict, WorkloadFigures
 from tilewright.fitness.headroom import mean_closed
+from tilewright.seeds.operator import Scope
 
 OPEN_WORKLOADS = 6
 """A scope with more workloads shows its summary and folds the rest."""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tilewright.evolve.campaign import dispatch_table
-from tilewright.evolve.campaign.evaluator import Scope
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import CampaignData, load
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict
 from tilewright.fitness.headroom import mean_closed
+from tilewright.seeds.operator import Scope
 
 
 def campaign_line(path: Path) -> str:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tilewright.evolve.campaign.evaluator import Scope
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.mlflow_mirror.process import read_progress
 from tilewright.evolve.record.history import Candidate
@@ -20,6 +19,7 @@ from tilewright.evolve.report.data import CampaignClock
 from tilewright.evolve.report.units import duration_text
 from tilewright.evolve.show.display import Display, Snapshot
 from tilewright.fitness.evaluation import Evaluation
+from tilewright.seeds.operator import Scope
 
 POLL_SECONDS = 1.0
 QUIET_SECONDS = 60.0

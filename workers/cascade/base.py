@@ -12,12 +12,11 @@ from typing import Any
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.fitness.race import Race
 from tilewright.fitness.targets import Target
-from tilewright.seeds.operator import Operator, SeedKernel, Suite, Workload
+from tilewright.seeds.operator import Operator, Scope, SeedKernel, Suite, Workload
 from tilewright.workers.child.launch import Launcher, cpu_seconds
 from tilewright.workers.child.run_once import temporary_folder
 from tilewright.workers.child.session import SessionDied
-from tilewright.workers.limits import Limits
-from tilewright.workers.request import Failure, Findings, Request, one_line
+from tilewright.workers.request import Failure, Findings, Limits, Request, one_line
 from tilewright.workers.truth import Truth
 
 LOG_BYTES = 32 << 10
@@ -55,8 +54,7 @@ class Cascade:
         params: Mapping[str, Any],
         *,
         seed: int,
-        figures: str = "cycles",
-        workloads: str = "suite",
+        scope: Scope = Scope.SUITE,
         baseline: SeedKernel | None = None,
         known_artefacts: Collection[str] = (),
         best: float = 0.0,
@@ -66,19 +64,15 @@ class Cascade:
     ) -> Evaluation:
         """Judge one genome.
 
-        ``figures``: ``cycles``, or ``timeline`` for the first workload alone and all that is needed to draw it.
-        ``workloads``: ``suite`` for those that decide fitness, ``final`` for the winner's check. A ``baseline`` answers
-        to its own inputs and is held to no gate. ``seed`` makes the gates' inputs. What compiles to one of
-        ``known_artefacts`` is a duplicate. What has a fitness over ``best`` is checked harder (see the cascade); what
-        falls behind in a ``race`` is stopped. ``only``: ids of the shapes to keep to, timed and checked ones. Raises
-        ValueError for another ``figures`` or ``workloads``, and where ``only`` leaves nothing to time.
+        A ``baseline`` answers to its own inputs and is held to no gate. ``seed`` makes the gates' inputs. What compiles
+        to one of ``known_artefacts`` is a duplicate. What has a fitness over ``best`` is checked harder (see the
+        cascade); what falls behind in a ``race`` is stopped. ``only``: ids of the shapes to keep to, timed and checked
+        ones. Raises ValueError where it leaves nothing to time.
         """
-        if figures not in ("cycles", "timeline"):
-            raise ValueError(f"figures is {figures!r}; it is 'cycles' or 'timeline'")
         kept = None if only is None else frozenset(only)
-        timeline, measured = figures == "timeline", _kept(self._suite.timed(workloads), kept)
+        measured = _kept(self._suite.timed(scope), kept)
         if not measured:
-            raise ValueError(f"none of the {workloads} workloads is among {sorted(kept or ())}")
+            raise ValueError(f"none of the {scope} workloads is among {sorted(kept or ())}")
         spent, found = _Spending(on_stage, self._device_seconds), Findings()
         stage, failure = Stage.DIALECT, None
         try:
@@ -91,11 +85,11 @@ class Cascade:
                     source=source,
                     params=params,
                     seed=seed,
-                    timeline=timeline,
-                    measured=measured[:1] if timeline else measured,
+                    timeline=scope is Scope.TIMELINE,
+                    measured=measured[:1] if scope is Scope.TIMELINE else measured,
                     checked=() if baseline else _kept(self._suite.check, kept),
                     baseline=baseline,
-                    final=workloads == "final",
+                    final=scope is Scope.FINAL,
                     folder=folder,
                     launcher=self._launcher,
                     is_known=lambda artefact: "an earlier genome" if artefact in known_artefacts else None,

@@ -12,9 +12,9 @@ import json
 from tilewright.fitness.architectures import Architecture
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.isa import KernelIsa, UnreadableCode, read_isa
-from tilewright.workers.cascade.measured_stages import compile_all
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import SessionConfig, SessionPool
+from tilewright.workers.device.compile_ahead import compile_all
 from tilewright.workers.request import Failure, Findings, Request, duplicate, one_line
 from tilewright.workers.toolchains import triton as triton_toolchain
 

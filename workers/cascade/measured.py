@@ -24,7 +24,6 @@ from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, run_steps
 from tilewright.workers.cascade.measured_stages import (
     NEAR,
-    CompileAheadStage,
     Confirmation,
     GateStage,
     ScreenStage,
@@ -37,10 +36,10 @@ from tilewright.workers.cascade.modelled import pallas_template
 from tilewright.workers.cascade.modelled_stages import CompileStage, TraceStage
 from tilewright.workers.child.launch import Launcher, Spawn
 from tilewright.workers.child.session import SessionDied, SessionPool
+from tilewright.workers.device.compile_ahead import CompileAheadStage
 from tilewright.workers.device.station import CLAIM_SECONDS, Champion, Entry, Station, compile_config
 from tilewright.workers.device.timing import Samples
-from tilewright.workers.limits import Limits
-from tilewright.workers.request import Failure, Findings, Request, StageStep
+from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep
 from tilewright.workers.toolchains import libtpu_simulator
 from tilewright.workers.toolchains import triton as triton_toolchain
 
@@ -106,7 +105,7 @@ class MeasuredCascade(Cascade):
 
     def _settle(self, request: Request, found: Findings) -> Confirmation | Failure | None:
         """Measure against the champion what may be faster, and crown what is. None when it met nobody."""
-        entry = Entry(request.genome, request.source, request.params)
+        entry = Entry(request.genome, request.source, request.params, plans=found.plans)
         for _ in range(int(CLAIM_SECONDS / _WAIT_SECONDS)):
             champion = self._station.champion()
             fitness = geometric_mean(f.rate for f in found.figures)

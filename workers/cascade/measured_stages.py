@@ -9,9 +9,8 @@ import dataclasses
 import hashlib
 import json
 import math
-import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +18,9 @@ from tilewright.fitness import intervals
 from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
 from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import Ending
-from tilewright.workers.child.session import JobLimits, SessionPool
 from tilewright.workers.device.station import Champion, Entry, Station
 from tilewright.workers.device.timing import Samples, failed, job_limits, judge, measure
-from tilewright.workers.plans.format import Plan, PlanError
-from tilewright.workers.request import Failure, Findings, Request, duplicate, one_line
+from tilewright.workers.request import Failure, Findings, Request
 
 SCREEN = (1, 5)
 """Rounds, and timed calls a round, of a first look."""
@@ -35,97 +31,8 @@ CONFIRM = (4, 3)
 CLEAR, CLEAR_CONFIRM = 1.1, (2, 1)
 """Screened faster than the champion by this factor, a contender needs fewer calls to prove it."""
 
-_COMPLAINTS = (
-    re.compile(r"^\S*: error: (?!Failures have been detected)(.+)$", re.M),
-    re.compile(r"(failed while executing \[`\w+`)"),
-)
-"""What MLIR's diagnostics say is wrong, else the pass that failed without a word."""
-
 NEAR = 0.995
 """A candidate that screens at this share of the champion's fitness or better is measured against it."""
-
-
-class CompileAheadStage:
-    """Compiles for every shape on this CPU, so that the device only loads."""
-
-    stage = Stage.COMPILE
-
-    def __init__(self, compiler: SessionPool) -> None:
-        self._compiler = compiler
-
-    def run(self, request: Request, found: Findings) -> Failure | None:
-        """Refuses what does not compile, does not fit, or was compiled before."""
-        answer = compile_all(self._compiler, request, found, "compiling")
-        if isinstance(answer, Failure):
-            return answer
-        plans = read_plans(answer[0], request)
-        if isinstance(plans, Failure):
-            return plans
-        launches = [launch for plan in plans.values() for launch in plan.launches]
-        found.claimed["shared"] = str(max((launch.shared for launch in launches), default=0))
-        text = "".join(plans[w.id].digest for w in request.measured)
-        found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return duplicate(request, found.artefact)
-
-
-def compile_all(
-    compiler: SessionPool,
-    request: Request,
-    found: Findings,
-    doing: str,
-    target: Mapping[str, Any] | None = None,
-) -> list[Frame] | Failure:
-    """Compile every shape in a child: its ``compiled`` frame, then all others.
-
-    ``target``: what to compile for, where the child serves several.
-    """
-    shapes = {w.id: w for w in (*request.measured, *request.checked)}
-    data = {
-        "source": request.source,
-        "params": dict(request.params),
-        "workloads": [request.described(w) for w in shapes.values()],
-    }
-    wall = request.limits.compile.wall_seconds * request.time_factor
-    job = Frame("compile", {**data, "target": dict(target)} if target else data)
-    outcome = compiler.run(job, JobLimits(wall, wall))
-    found.logs.append(outcome.log)
-    if target and outcome.ending is Ending.CRASHED:  # a compiler may abort on what it cannot compile
-        reason = one_line(f"{doing}: the compiler's process was {outcome.detail}")
-        return Failure(Verdict.COMPILE_ERROR, reason, outcome.log)
-    if (failure := failed(outcome, doing, Stage.COMPILE)) is not None:
-        return _explained(failure, outcome.log)
-    compiled = outcome.first("compiled")
-    if compiled is None:
-        return Failure(Verdict.CRASHED, "the compiling child ended without an answer")
-    return [compiled, *(frame for frame in outcome.frames if frame is not compiled)]
-
-
-def read_plans(compiled: Frame, request: Request) -> dict[str, Plan] | Failure:
-    """Plans by workload, as the child that ran the candidate sent them: checked, and for the tensors of the request."""
-    plans: dict[str, Plan] = {}
-    for workload in {w.id: w for w in (*request.measured, *request.checked)}.values():
-        try:
-            plan = Plan.from_bytes(compiled.blobs.get(workload.id, b""))
-        except PlanError as error:
-            return Failure(
-                Verdict.CRASHED, one_line(f"the compiling child's plan for {workload.id}: {error}")
-            )
-        wanted = request.described(workload)
-        brought = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in plan.inputs]
-        made = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in plan.outputs]
-        if (brought, made) != (wanted["inputs"], wanted["outputs"]):
-            reason = f"the compiling child's plan for {workload.id} is for other tensors"
-            return Failure(Verdict.CRASHED, reason)
-        plans[workload.id] = plan
-    return plans
-
-
-def _explained(failure: Failure, log: str) -> Failure:
-    """With the compiler's first complaint, which it prints, where what it raises says none."""
-    complaint = next(filter(None, (pattern.search(log) for pattern in _COMPLAINTS)), None)
-    if complaint is None or not failure.reason.startswith("RuntimeError"):
-        return failure
-    return dataclasses.replace(failure, reason=one_line(f"{failure.reason}: {complaint[1].replace('[', '')}"))
 
 
 class GateStage:
@@ -139,6 +46,7 @@ class GateStage:
     def run(self, request: Request, found: Findings) -> Failure | None:
         """Every checked shape; each kind of inputs on one of them, or on all for a finalist."""
         plan = [(w, _kinds(request, place)) for place, w in enumerate(request.checked)]
+        entry = _entry(request, found)
         arrays = {
             f"{w.id}/{kind}/{name}": array
             for w, kinds in plan
@@ -146,11 +54,13 @@ class GateStage:
             for name, array in request.truth.inputs(w, request.seed, kind).items()
         }
         data = {
-            "entries": [_entry(request).data()],
+            "entries": [entry.data()],
             "workloads": [request.described(w) for w, _ in plan],
             "check": [{"workload": w.id, "kinds": list(kinds)} for w, kinds in plan],
         }
-        outcome = self._station.run(Frame("check", data, arrays), job_limits(request))
+        outcome = self._station.run(
+            Frame("check", data, arrays, entry.blobs(w.id for w, _ in plan)), job_limits(request)
+        )
         found.logs.append(outcome.log)
         if (failure := failed(outcome, "checking", self.stage)) is not None:
             return failure
@@ -182,7 +92,9 @@ class ScreenStage:
         """Adds figures, unless the times cannot be true or the outputs of the timed calls are wrong."""
         champion = self._station.champion()
         pace = {f.workload: f.seconds for f in champion.figures} if champion else {}
-        timings = measure(self._station, request, found, self._samples, [_entry(request)], SCREEN, pace)
+        timings = measure(
+            self._station, request, found, self._samples, [_entry(request, found)], SCREEN, pace
+        )
         if isinstance(timings, Failure):
             return timings
         found.figures += [t.figures(request) for t in timings]
@@ -225,8 +137,8 @@ def confirm(
     """
     entries = [
         champion.entry,
-        _entry(request),
-        Entry(f"{champion.entry.id}/again", *_content(champion.entry)),
+        _entry(request, found),
+        dataclasses.replace(champion.entry, id=f"{champion.entry.id}/again"),
     ]
     effort = CLEAR_CONFIRM if fitness > CLEAR * champion.fitness else CONFIRM
     timings = measure(station, request, found, samples, entries, effort, {}, judged=1)
@@ -279,13 +191,10 @@ def host_seconds(figures: Sequence[WorkloadFigures]) -> float:
     return statistics.median(float(f.diagnosis.get("host_seconds", 0.0)) for f in figures)
 
 
-def _entry(request: Request) -> Entry:
+def _entry(request: Request, found: Findings) -> Entry:
     key = request.source + json.dumps(dict(request.params), sort_keys=True)
-    return Entry(hashlib.sha256(key.encode()).hexdigest()[:16], request.source, request.params)
-
-
-def _content(entry: Entry) -> tuple[str, Mapping[str, Any]]:
-    return entry.source, entry.params
+    name = hashlib.sha256(key.encode()).hexdigest()[:16]
+    return Entry(name, request.source, request.params, plans=found.plans)
 
 
 def _kinds(request: Request, position: int) -> Sequence[str]:

@@ -6,14 +6,16 @@ import dataclasses
 import random
 import re
 from collections.abc import Callable, Sequence
+from signal import Signals
 
 from tilewright.fitness import fallback, gates, score, static_tpu, structure
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.fitness.llo import ParseError
 from tilewright.seeds.operator import Arrays, Workload
 from tilewright.workers.cascade.common_stages import dealt_kinds
+from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import ChildLimits, ChildOutcome, Ending, run_child, temporary_folder
+from tilewright.workers.child.run_once import ChildLimits, run_child, temporary_folder
 from tilewright.workers.request import Failure, Findings, Request, artefact_hash, duplicate, one_line
 from tilewright.workers.toolchains import libtpu_simulator
 
@@ -232,7 +234,11 @@ class CompileStage:
         if refused:
             return refused[0]
         failure = _compiler_failure(outcome, limits)
-        if failure is not None and failure.verdict is Verdict.COMPILE_ERROR and "SIGABRT" in outcome.detail:
+        if (
+            failure is not None
+            and failure.verdict is Verdict.COMPILE_ERROR
+            and outcome.signal is Signals.SIGABRT
+        ):
             return _estimated(request, found, failure)
         return failure
 
@@ -470,7 +476,7 @@ def _child_failure(outcome: ChildOutcome, doing: str) -> Failure | None:
 
 def _compiler_failure(outcome: ChildOutcome, limits: ChildLimits) -> Failure | None:
     """The same for the compile child, whose own aborts are the compiler's answer to the kernel."""
-    if "SIGABRT" in outcome.detail and not _RESOURCES.search(outcome.log + outcome.detail):
+    if outcome.signal is Signals.SIGABRT and not _RESOURCES.search(outcome.log + outcome.detail):
         reason = one_line(f"libtpu aborted: {outcome.detail}")
         return Failure(Verdict.COMPILE_ERROR, reason, outcome.log)
     if "SIGXFSZ" in outcome.detail:

@@ -11,14 +11,13 @@ import os
 import re
 import selectors
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 
+from tilewright.workers.child.ending import ChildOutcome, Death, Ending, death
 from tilewright.workers.child.frames import Frame, FrameError, FrameReader, encode
 from tilewright.workers.child.launch import Launcher, Process, Spawn, Streams, resident_bytes
 
@@ -28,18 +27,6 @@ _LOOK_SECONDS = 0.25
 
 ADDRESS_FACTOR = 3
 """Address space a child may map, as a multiple of the memory it may hold: libtpu maps far more than it touches."""
-
-
-class Ending(StrEnum):
-    """How a child ended."""
-
-    DONE = "done"
-    STOPPED = "stopped"
-    TIMEOUT = "timeout"
-    CRASHED = "crashed"
-    FLOOD = "flood"
-    MEMORY = "memory"
-    GARBAGE = "garbage"
 
 
 @dataclass(frozen=True)
@@ -57,21 +44,6 @@ class ChildLimits:
     result_bytes: int = 512 << 20
     log_bytes: int = 16 << 20
     kept_log_bytes: int = 16 << 10
-
-
-@dataclass
-class ChildOutcome:
-    """The outcome of a finished child. ``detail`` is one line for any ending but ``done``."""
-
-    ending: Ending
-    frames: list[Frame] = field(default_factory=list)
-    detail: str = ""
-    log: str = ""
-    seconds: float = 0.0
-
-    def first(self, kind: str) -> Frame | None:
-        """The first frame of that kind, if there is one."""
-        return next((frame for frame in self.frames if frame.kind == kind), None)
 
 
 @contextlib.contextmanager
@@ -123,10 +95,12 @@ def run_child(
         finally:
             code = process.end()
             listener.close()
+    killed_by = None
     if ending is Ending.DONE and not listener.complete:
-        ending, detail = Ending.CRASHED, _death(code, listener.log)
+        ended = death(code)
+        ending, detail, killed_by = Ending.CRASHED, _last_line(ended, listener.log), ended.signal
     log = listener.log.decode(errors="replace")
-    return ChildOutcome(ending, listener.frames, detail, log, time.monotonic() - began)
+    return ChildOutcome(ending, listener.frames, detail, killed_by, log, time.monotonic() - began)
 
 
 def _confinement(limits: ChildLimits) -> dict[str, int]:
@@ -272,14 +246,11 @@ class _Listener:
         return Ending.DONE, ""
 
 
-def _death(code: int, log: bytes) -> str:
-    """One line on why a child died: the runtime's last fatal line, or its signal, or its exit code."""
-    fatal = _FATAL.search(log)
-    if code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return f"killed by {name}" + (f": {fatal[1].decode(errors='replace')[:300]}" if fatal else "")
-    last = log.decode(errors="replace").strip().splitlines()
-    return f"exit code {code} before it had answered" + (f": {last[-1][:200]}" if code and last else "")
+def _last_line(ended: Death, log: bytes) -> str:
+    """Why a child died: with the runtime's last fatal line, or the last that it printed before it left by itself."""
+    if ended.signal is not None:
+        fatal = _FATAL.search(log)
+        said = fatal[1].decode(errors="replace")[:300] if fatal else ""
+    else:
+        said = (log.decode(errors="replace").strip().splitlines() or [""])[-1][:200] if ended.failed else ""
+    return ended.detail + (f": {said}" if said else "")

@@ -13,7 +13,6 @@ import json
 import os
 import selectors
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,9 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tilewright.workers.child.ending import ChildOutcome, Ending, death
 from tilewright.workers.child.frames import Frame, FrameError, FrameReader, encode
 from tilewright.workers.child.launch import PROGRAMS, ROOT, end_group
-from tilewright.workers.child.run_once import ChildOutcome, Ending, environment
+from tilewright.workers.child.run_once import environment
 
 START_SECONDS = 90.0
 """How long a child may take to import its libraries and open its device."""
@@ -203,7 +203,8 @@ class Session:
         piece = os.read(self._result, 1 << 22)
         if not piece:
             self._process.wait()
-            outcome.ending, outcome.detail = Ending.CRASHED, _death(self._process.returncode)
+            ended = death(self._process.returncode)
+            outcome.ending, outcome.detail, outcome.signal = Ending.CRASHED, ended.detail, ended.signal
             return
         try:
             for frame in self._reader.feed(piece):
@@ -302,12 +303,3 @@ def _config_json(config: SessionConfig) -> str:
             "limits": limits,
         }
     )
-
-
-def _death(code: int | None) -> str:
-    if code is not None and code < 0:
-        try:
-            return f"killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"killed by signal {-code}"
-    return f"exit code {code} before it had answered"

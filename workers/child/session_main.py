@@ -3,6 +3,7 @@
 Started by ``workers.child.session`` as ``python -I session_main.py ROOT PARENT_PID RESULT_FD CONFIG_JSON``;
 jobs come on standard input, answers go to RESULT_FD and end with a ``done`` frame that has the job's number. A ``ping``
 is a job of nothing. Standard output and error are logs.
+Every runner's child also answers a job ``modules`` with what it has imported.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 RUNNERS = {
     "triton.compile": "tilewright.workers.runners.triton_compile",
     "triton.describe": "tilewright.workers.runners.triton_describe",
     "triton.device": "tilewright.workers.runners.triton_device",
+    "plan.device": "tilewright.workers.runners.plan_device",
     "tpu.device": "tilewright.workers.runners.tpu_device",
 }
 """Runner name to the module with a ``Runner(config)`` that has ``hello`` (JSON-able) and ``run(job, answer)``."""
@@ -41,10 +44,18 @@ def main(arguments: list[str]) -> int:
     reader = FrameReader(1 << 40)
     while piece := os.read(0, 1 << 22):
         for job in reader.feed(piece):
-            if job.kind != "ping":
+            if job.kind == "modules":
+                answer(Frame("modules", _loaded()))
+            elif job.kind != "ping":
                 runner.run(job, answer)
             answer(Frame("done", {"job": job.data.get("job")}))
     return 0
+
+
+def _loaded() -> dict[str, Any]:
+    """What this process has imported: modules' names and files, and the files in its own folder."""
+    modules = {name: str(getattr(module, "__file__", None) or "") for name, module in sys.modules.items()}
+    return {"modules": modules, "files": sorted(os.listdir())}
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.fitness.race import Race
 from tilewright.fitness.targets import Target, load_target
 from tilewright.seeds.catalogue import load_operator
+from tilewright.seeds.operator import Scope
 from tilewright.workers.cascade.compile_only import CompileOnlyCascade
 from tilewright.workers.cascade.measured import MeasuredCascade
 from tilewright.workers.cascade.modelled import ModelledCascade
@@ -44,13 +45,10 @@ from tilewright.workers.cluster.ray_start import (
 from tilewright.workers.cluster.station_actor import RemoteStation, ask_comparisons, calibrate, start_stations
 from tilewright.workers.device.comparison import Comparison
 from tilewright.workers.device.station import DeviceRatio, Entry
-from tilewright.workers.limits import GIB, Limits
+from tilewright.workers.request import GIB, Limits
 
 log = logging.getLogger(__name__)
 
-FINAL = "final"
-TIMELINE = "timeline"
-"""The scope that runs the suite's workloads with everything needed to draw their schedules."""
 
 RETRIES = 2
 """Times a job is tried again, elsewhere if possible, after an infrastructure fault."""
@@ -88,7 +86,7 @@ class WorkItem(Protocol):
     @property
     def best(self) -> float: ...
     @property
-    def scope(self) -> str: ...
+    def scope(self) -> Scope: ...
     @property
     def baseline(self) -> str | None: ...
     @property
@@ -114,9 +112,9 @@ class PoolSettings:
     reference: Entry | None = None
     """What several devices of a measured target are calibrated with."""
 
-    def deadline_seconds(self, scope: str) -> float:
+    def deadline_seconds(self, scope: Scope) -> float:
         """Wall clock of one job, after which its worker is taken for hung: three children at their limits."""
-        factor = Limits().final_factor if scope == FINAL else 1.0
+        factor = Limits().final_factor if scope is Scope.FINAL else 1.0
         return factor * (2 * self.check_seconds + self.measure_seconds) + DEADLINE_SLACK_SECONDS
 
 
@@ -164,15 +162,14 @@ class EvaluatorActor:
         known = self._heard.hear(job["known_artefacts"])
         if known is None:
             return LAGGING
-        timeline = job["scope"] == TIMELINE
+        scope = Scope(job["scope"])
         baseline = self._operator.kernels[job["baseline"]] if job["baseline"] else None
         evaluation = self._cascade.evaluate(
             job["genome"],
             job["source"],
             job["params"],
             seed=job["seed"],
-            figures="timeline" if timeline else "cycles",
-            workloads="suite" if timeline else job["scope"],
+            scope=scope,
             baseline=baseline,
             known_artefacts=known,
             best=job["best"],
@@ -408,7 +405,7 @@ def request_for(item: WorkItem, told: Told) -> bytes:
             "source": item.genome.source,
             "params": dict(item.genome.params),
             "seed": item.seed,
-            "scope": str(item.scope),
+            "scope": item.scope.value,
             "baseline": item.baseline,
             "known_artefacts": news_of(item.known_artefacts, told),
             "best": item.best,

@@ -17,8 +17,8 @@ from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
+from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import ChildOutcome
 from tilewright.workers.child.session import START_SECONDS, JobLimits, SessionDied
 from tilewright.workers.device import calibration
 from tilewright.workers.device.comparison import EFFORT, Comparison, compare
@@ -61,8 +61,10 @@ class StationActor:
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         return self._station.run(job, limits)
 
-    def champion(self) -> Champion | None:
-        return self._station.champion()
+    def champion(self, known: tuple[str, float] | None) -> Champion | bool | None:
+        """The champion with its plans, which are large; True for the one that the evaluator knows by id and fitness."""
+        found = self._station.champion()
+        return True if found is not None and (found.entry.id, found.fitness) == known else found
 
     def claim(self, contender: str) -> bool:
         return self._station.claim(contender)
@@ -93,6 +95,7 @@ class RemoteStation:
         self._scales = scales
         self._hello: Mapping[str, Any] | None = None
         self.busy_seconds = 0.0
+        self._champion: Champion | None = None
 
     def hello(self) -> Mapping[str, Any]:
         if self._hello is None:
@@ -117,7 +120,11 @@ class RemoteStation:
         return self._ask(self._handle.operand_seed.remote(proposed))
 
     def champion(self) -> Champion | None:
-        return self._ask(self._handle.champion.remote())
+        known = self._champion and (self._champion.entry.id, self._champion.fitness)
+        found = self._ask(self._handle.champion.remote(known))
+        if found is not True:
+            self._champion = found
+        return self._champion
 
     def claim(self, contender: str) -> bool:
         return self._ask(self._handle.claim.remote(contender))

@@ -11,15 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tilewright.fitness.chips import Chip
 from tilewright.fitness.intervals import Ratio, Rounds, median_seconds, paired_ratio
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Workload
 from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.run_once import ChildLimits
-from tilewright.workers.device.station import Entry, Station
+from tilewright.workers.child.session import SessionPool
+from tilewright.workers.device.compile_ahead import CompileAheadStage
+from tilewright.workers.device.station import Entry, Station, compile_config
 from tilewright.workers.device.timing import Samples, Timing, measure
-from tilewright.workers.limits import Limits
-from tilewright.workers.request import Failure, Findings, Request
+from tilewright.workers.request import Failure, Findings, Limits, Request
 from tilewright.workers.truth import Truth
 
 CONTROL = "control"
@@ -102,7 +104,7 @@ def compare(
         launcher=Spawn(),
         is_known=lambda artefact: None,
     )
-    left = list(entries)
+    left = _planned(request, entries, failed)
     while left:
         timed = _timed(station, request, left, effort)
         if not isinstance(timed, _Bad):
@@ -110,6 +112,27 @@ def compare(
         failed[timed.entry] = f"{timed.failure.verdict.value}: {timed.failure.reason}"
         left = [entry for entry in left if entry.id != timed.entry]
     return Comparison(target.name, _device(station), {}, {}, failed)
+
+
+def _planned(request: Request, entries: Sequence[Entry], failed: dict[str, str]) -> list[Entry]:
+    """The entries with their plans, where the target's device launches plans; without those that have none."""
+    target = request.target
+    if isinstance(target.part, Chip) or target.interpreted:
+        return list(entries)
+    compiler, planned = SessionPool(compile_config(target.gpu)), []
+    try:
+        for entry in entries:
+            shapes = tuple(w for w in request.measured if entry.only is None or w.id in entry.only)
+            part = dataclasses.replace(request, source=entry.source, params=entry.params, measured=shapes)
+            found = Findings()
+            failure = None if entry.plans else CompileAheadStage(compiler).run(part, found)
+            if failure is not None:
+                failed[entry.id] = f"{failure.verdict.value}: {failure.reason}"
+            else:
+                planned.append(dataclasses.replace(entry, plans=entry.plans or found.plans))
+    finally:
+        compiler.close()
+    return planned
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import WorkloadFigures
 from tilewright.fitness.gpus import Gpu
+from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import ChildOutcome
 from tilewright.workers.child.session import JobLimits, SessionConfig, SessionDied, SessionPool
 from tilewright.workers.device.lock import exclusive
 from tilewright.workers.toolchains import tpu as tpu_toolchain
@@ -28,16 +28,24 @@ CLAIM_SECONDS = 90.0
 
 @dataclass(frozen=True)
 class Entry:
-    """A candidate as a station times it. ``only``: ids of the workloads it runs on in a comparison; None: all."""
+    """A kernel as a station times it. ``only``: ids of the workloads it runs on in a comparison; None: all."""
 
     id: str
     source: str
     params: Mapping[str, Any]
     only: frozenset[str] | None = None
+    plans: Mapping[str, bytes] = field(default_factory=dict)
+    """By workload, what a device that runs no candidate's Python is given instead of the source."""
 
     def data(self) -> dict[str, Any]:
         """For a job frame."""
+        if self.plans:
+            return {"id": self.id}
         return {"id": self.id, "source": self.source, "params": dict(self.params)}
+
+    def blobs(self, workloads: Iterable[str]) -> dict[str, bytes]:
+        """For a job frame on these workloads."""
+        return {f"plan/{self.id}/{name}": self.plans[name] for name in workloads if name in self.plans}
 
 
 @dataclass(frozen=True)
@@ -155,21 +163,23 @@ class LocalStation:
 
 
 def device_config(gpu: Gpu) -> SessionConfig:
-    """How the child of a station is started. Raises OSError when the cache of compiled kernels cannot be made."""
-    runner_config = {
-        "product": gpu.product,
-        "interpreted": gpu.interpreted,
-        "flush_bytes": gpu.flush_bytes,
-    }
+    """How the child of a station is started. Raises OSError when the interpreter's cache folder cannot be made."""
+    if gpu.interpreted:
+        return SessionConfig(
+            runner="triton.device",
+            runner_config={"product": gpu.product},
+            environment=triton_toolchain.environment(gpu),
+            shared=(triton_toolchain.cache_folder(),),
+        )
     return SessionConfig(
-        runner="triton.device",
-        runner_config=runner_config,
-        environment=triton_toolchain.environment(gpu),
+        runner="plan.device",
+        runner_config={"product": gpu.product, "flush_bytes": gpu.flush_bytes},
+        environment=triton_toolchain.launch_environment(),
         # the driver names its threads by writing to the process's own folder there
-        shared=(triton_toolchain.cache_folder(), *(() if gpu.interpreted else (Path("/proc/self"),))),
-        readable=() if gpu.interpreted else triton_toolchain.DRIVER_FOLDERS,
-        devices=() if gpu.interpreted else triton_toolchain.device_files(),
-        spare=not gpu.interpreted,
+        shared=(Path("/proc/self"),),
+        readable=triton_toolchain.DRIVER_FOLDERS,
+        devices=triton_toolchain.device_files(),
+        spare=True,
     )
 
 

@@ -18,8 +18,8 @@ from tilewright.fitness import gates, intervals, score
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Arrays, Operator, TensorSpec, Workload
 from tilewright.seeds.sampled import Elements, Sample, Sampled
+from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import ChildOutcome, Ending
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.station import DeviceRatio, Entry, Station
 from tilewright.workers.request import Failure, Findings, Request, one_line
@@ -31,7 +31,8 @@ WALL_FACTOR, WALL_SLACK_SECONDS = 3.0, 2e-3
 """How far the wall clock may be above what device events and host time say."""
 
 _RESOURCES = re.compile(
-    r"out of (resource|memory)|allocate memory|OutOfResources|OutOfMemory|MemoryError", re.I
+    r"out of (resource|memory)|too many resources|allocate memory|OutOfResources|OutOfMemory|MemoryError",
+    re.I,
 )
 _FOUND_OUT = {"ForeignWork": Verdict.IMPLAUSIBLE, "OutsideWrite": Verdict.INCORRECT}
 """Verdicts by what ``workers.runners.triton_guard`` raises."""
@@ -147,8 +148,9 @@ def measure(
         "calls": effort[1],
         "pace": dict(pace),
     }
+    blobs = {name: plan for entry in entries for name, plan in entry.blobs(w.id for w in workloads).items()}
     scale = station.scale()
-    outcome = station.run(Frame("time", data, arrays), job_limits(request))
+    outcome = station.run(Frame("time", data, arrays, blobs), job_limits(request))
     found.logs.append(outcome.log)
     if (failure := failed(outcome, "timing", Stage.MEASURE)) is not None:
         if judged is not None and failure.entry not in (None, entries[judged].id):

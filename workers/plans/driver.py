@@ -17,6 +17,9 @@ LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 SHARED_BYTES, WIDE_CLUSTERS = 8, 14
 """Of ``CUfunction_attribute``: the most dynamic shared memory; whether clusters of more than 8 CTAs are allowed."""
 
+MOST_SHARED_BYTES = 97
+"""Of ``CUdevice_attribute``: dynamic shared memory that a block may ask for."""
+
 COOPERATIVE, CLUSTER, CLUSTER_POLICY, PROGRAMMATIC = 2, 4, 5, 6
 """Of ``CUlaunchAttributeID``."""
 
@@ -77,6 +80,14 @@ def check(code: int, doing: str) -> None:
     """Raises CudaError unless ``code`` says success."""
     if code:
         raise CudaError(code, doing)
+
+
+def device_attribute(attribute: int, device: int) -> int:
+    """A number about a device. Raises CudaError, OSError."""
+    found = ctypes.c_int()
+    check(function("cuInit")(0), "starting the driver")
+    check(function("cuDeviceGetAttribute")(ctypes.byref(found), attribute, device), f"asking device {device}")
+    return found.value
 
 
 @functools.cache

@@ -156,7 +156,7 @@ NODES: Mapping[type, str] = {
     dict: "dict",
     type(None): "nothing",
     indexing.NDIndexer: "NDIndexer",
-    indexing.Slice: "Slice",
+    indexing.Slice: "Slice",  # type: ignore[attr-defined]
     state.TransformedRef: "TransformedRef",
     state.BitcastTransform: "BitcastTransform",
     state.ReshapeTransform: "ReshapeTransform",

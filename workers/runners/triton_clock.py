@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-SPIN_CYCLES = 1_000_000
-"""About half a millisecond: more than any launch here takes on the host."""
+SPIN_CYCLES = 400_000
+"""About a fifth of a millisecond: more than a plan of ten launches takes on the host."""
 
 PAUSE_SECONDS = 0.002
 PAUSE_FACTOR = 1.5
@@ -32,15 +32,22 @@ class Clock(Protocol):
         """Wait for the device. Raises RuntimeError when it has failed."""
         ...
 
-    def burst(self, call: Callable[[], Any], count: int) -> tuple[list[float], Any]:
-        """One call that is thrown away, then ``count`` timed ones: their times, and the results of any one of them."""
+    def burst(
+        self,
+        call: Callable[[], Any],
+        count: int,
+        prepare: Callable[[], object] = lambda: None,
+        keep: Callable[[Any], Any] = lambda results: results,
+    ) -> tuple[list[float], Any]:
+        """One call that is thrown away, then ``count`` timed ones: their times, and what is kept of any one of them.
+
+        ``prepare`` comes before each call and is not timed; ``keep`` makes what is kept of a call's results, before the
+        next call.
+        """
         ...
 
     def overheads(self, call: Callable[[], Any], brief: bool) -> tuple[float, float]:
-        """Host time to issue one call, and wall time per call of calls issued back to back; ``brief``: of one call.
-
-        The wall time is the least of a few readings.
-        """
+        """Host time to issue one call, the mean of two unless ``brief``, and wall time of one: the least of a few."""
         ...
 
 
@@ -55,12 +62,20 @@ class GpuClock:
     def synchronise(self) -> None:
         torch.cuda.synchronize()
 
-    def burst(self, call: Callable[[], Any], count: int) -> tuple[list[float], Any]:
+    def burst(
+        self,
+        call: Callable[[], Any],
+        count: int,
+        prepare: Callable[[], object] = lambda: None,
+        keep: Callable[[Any], Any] = lambda results: results,
+    ) -> tuple[list[float], Any]:
         chosen = int.from_bytes(os.urandom(2)) % count
         kept = None
+        prepare()
         call()
         pairs = []
         for number in range(count):
+            prepare()
             self._flush.zero_()
             self._sleep(SPIN_CYCLES)
             start, end = self._event(enable_timing=True), self._event(enable_timing=True)
@@ -69,7 +84,7 @@ class GpuClock:
             end.record()
             pairs.append((start, end))
             if number == chosen:
-                kept = results
+                kept = keep(results)
             del results
         torch.cuda.synchronize()
         found = [start.elapsed_time(end) * 1e-3 for start, end in pairs]
@@ -85,16 +100,15 @@ class GpuClock:
             call()
         host = (time.perf_counter() - begun) / count
         torch.cuda.synchronize()
-        return host, min(self._wall(call, count) for _ in range(WALL_ATTEMPTS))
+        return host, min(self._wall(call) for _ in range(WALL_ATTEMPTS))
 
     @staticmethod
-    def _wall(call: Callable[[], Any], count: int) -> float:
-        """Seconds per call of ``count`` calls, the device idle before and after."""
+    def _wall(call: Callable[[], Any]) -> float:
+        """Seconds of one call, the device idle before and after."""
         begun = time.perf_counter()
-        for _ in range(count):
-            call()
+        call()
         torch.cuda.synchronize()
-        return (time.perf_counter() - begun) / count
+        return time.perf_counter() - begun
 
 
 class CpuClock:
@@ -103,12 +117,22 @@ class CpuClock:
     def synchronise(self) -> None:
         return
 
-    def burst(self, call: Callable[[], Any], count: int) -> tuple[list[float], Any]:
+    def burst(
+        self,
+        call: Callable[[], Any],
+        count: int,
+        prepare: Callable[[], object] = lambda: None,
+        keep: Callable[[Any], Any] = lambda results: results,
+    ) -> tuple[list[float], Any]:
+        chosen = int.from_bytes(os.urandom(2)) % count
         found, kept = [], None
-        for _ in range(count):
+        for number in range(count):
+            prepare()
             begun = time.perf_counter()
-            kept = call()
+            results = call()
             found.append(time.perf_counter() - begun)
+            if number == chosen:
+                kept = keep(results)
         return found, kept
 
     def overheads(self, call: Callable[[], Any], brief: bool) -> tuple[float, float]:

@@ -27,7 +27,8 @@ from triton.runtime.jit import JITFunction
 
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners.failures import error_frame
-from tilewright.workers.runners.triton_common import Answer, checked_results, load_module, torch_dtype
+from tilewright.workers.runners.tensors import torch_dtype
+from tilewright.workers.runners.triton_common import Answer, checked_results, load_module
 from tilewright.workers.runners.triton_guard import LaunchGuard
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

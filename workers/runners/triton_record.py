@@ -25,8 +25,19 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver as runtime_driver
 from triton.runtime.jit import TensorWrapper
 
-from tilewright.workers.plans.format import Fill, Launch, Output, Plan, Pointer, Scalar, Tensor, TensorMap
-from tilewright.workers.runners.triton_common import bits_of, checked_results, torch_dtype
+from tilewright.workers.plans.format import (
+    MOST_ALLOCATED,
+    Fill,
+    Launch,
+    Output,
+    Plan,
+    Pointer,
+    Scalar,
+    Tensor,
+    TensorMap,
+)
+from tilewright.workers.runners.tensors import bits_of, torch_dtype
+from tilewright.workers.runners.triton_common import checked_results
 from tilewright.workers.runners.triton_guard import FRESH, RESET, VIEWS, ZEROS, ForeignWork
 
 SHIFT = 1 << 12
@@ -242,6 +253,8 @@ class _Call(TorchDispatchMode):
     def _placed(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor without memory in a slot of its own."""
         size = math.prod(shape) * dtype.itemsize
+        if size > MOST_ALLOCATED:
+            raise MemoryError(f"out of memory: launch makes a tensor of {size} bytes")
         with _disable_current_modes():
             storage = torch.empty(self._shift + size, dtype=torch.uint8, device="meta")
             tensor = storage[self._shift :].view(dtype).view(tuple(shape))

@@ -12,8 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from tilewright.fitness.chips import CHIPS, Chip
+from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import ChildLimits, Ending, run_child, temporary_folder
+from tilewright.workers.child.run_once import ChildLimits, run_child, temporary_folder
 
 TESTED_LIBTPU = "0.0.51"
 

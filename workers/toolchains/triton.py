@@ -107,9 +107,11 @@ def compile_environment() -> dict[str, str]:
         "TRITON_CACHE_DIR": str(cache_folder()),
         # line numbers would make equal kernels differ
         "TRITON_DISABLE_LINE_INFO": "1",
-        "OMP_NUM_THREADS": "1",
     }
-    for name in ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "CC"):
-        if name in os.environ:
-            found[name] = os.environ[name]
-    return found
+    return {**found, **launch_environment()}
+
+
+def launch_environment() -> dict[str, str]:
+    """Environment of a child that launches what is compiled."""
+    names = ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "CC")
+    return {"OMP_NUM_THREADS": "1", **{name: os.environ[name] for name in names if name in os.environ}}

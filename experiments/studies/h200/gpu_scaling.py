@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.evolve.campaign.config import parse_config
-from tilewright.evolve.campaign.evaluator import Job, Scope
+from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import Budget, Campaign, Order, Plan
 from tilewright.evolve.campaign.resolve import Resolved, resolve
 from tilewright.evolve.campaign.worker_settings import pool_settings
@@ -40,6 +40,7 @@ from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.fitness.intervals import Ratio, paired_ratio
+from tilewright.seeds.operator import Scope
 from tilewright.workers.cluster.pool import PoolSettings, RayPool
 from tilewright.workers.device.calibration import CARRIED
 from tilewright.workers.device.comparison import Comparison

@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tilewright.evolve.campaign import dispatch_table
-from tilewright.evolve.campaign.evaluator import Scope
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.show.summary import figures
 from tilewright.fitness.evaluation import Evaluation
+from tilewright.seeds.operator import Scope
 
 
 def main() -> int:

@@ -13,13 +13,14 @@ import pytest
 
 from testkit.sample_campaign import SampleCampaign
 from testkit.spaces.tables import AtOnce
-from tilewright.evolve.campaign.evaluator import Job, Scope
+from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.references import References
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import load
 from tilewright.evolve.run import _Run
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.seeds.operator import Scope
 
 FINALISTS = [Genome("def build(): pass", {"x": x}) for x in range(3)]
 

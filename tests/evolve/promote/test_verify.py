@@ -32,7 +32,7 @@ class CascadePool(FormulaPool):
             job.genome.source,
             job.genome.params,
             seed=job.seed,
-            workloads=job.scope.value,
+            scope=job.scope,
             baseline=baseline,
             best=job.best,
             only=job.only,

@@ -13,11 +13,12 @@ from mlflow import MlflowClient
 
 from testkit import FIXTURES
 from testkit.llm_server import Answer, ScriptedServer, scripted_server
-from tilewright.evolve.campaign.evaluator import Job, Scope
+from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.cli import main
 from tilewright.evolve.mlflow_mirror import process as mirror_process
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+from tilewright.seeds.operator import Scope
 
 FAMILY = FIXTURES / "small_gemm"
 SECRET = "sk-never-written-down"

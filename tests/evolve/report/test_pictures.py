@@ -16,7 +16,6 @@ from testkit.promote_campaign import one_sentence
 from testkit.sample_campaign import HOSTILE, SampleCampaign, write_sample
 from tests.evolve.report.test_graph import big_campaign
 from tilewright.evolve import cli
-from tilewright.evolve.campaign.evaluator import Scope
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.archive_map import MOST_CELLS, archive_map, archive_svg
@@ -32,6 +31,7 @@ from tilewright.evolve.report.page import resource
 from tilewright.evolve.report.roofline import roofline, roofline_svg
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.fitness.targets import load_target
+from tilewright.seeds.operator import Scope
 
 needs_browser = pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from testkit.browser import browser_page, missing_browser
 from testkit.sample_campaign import HOSTILE, SampleCampaign, write_sample
-from tilewright.evolve.campaign.evaluator import Scope
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.charts import Axis, convergence_svg
@@ -26,6 +25,7 @@ from tilewright.evolve.report.timeline import Timeline, read_timeline, timeline_
 from tilewright.evolve.report.units import duration_text, ticks, time_text
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.seeds.operator import Scope
 
 VOID = {"meta", "br", "img"}
 

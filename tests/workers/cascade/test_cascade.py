@@ -14,12 +14,11 @@ from tilewright.fitness.race import Race, Rung
 from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
-from tilewright.seeds.operator import Suite, Workload
+from tilewright.seeds.operator import Scope, Suite, Workload
 from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.cascade.modelled_stages import TraceStage
 from tilewright.workers.child.run_once import ChildLimits
-from tilewright.workers.limits import Limits
-from tilewright.workers.request import Findings, Request
+from tilewright.workers.request import Findings, Limits, Request
 from tilewright.workers.toolchains import libtpu_simulator
 from tilewright.workers.truth import Truth
 
@@ -88,7 +87,7 @@ def test_a_race_stops_what_falls_behind_and_measures_the_rest_whole(operator):
 
 
 def test_the_model_is_deterministic_and_a_repetition_is_a_duplicate():
-    first = judged(twins.HONEST, figures="timeline")
+    first = judged(twins.HONEST, scope=Scope.TIMELINE)
     timeline = first.workloads[0].diagnosis["timeline"]
     assert set(timeline["lanes"]) == {"mxu", "valu", "load", "store", "spill", "dma"}
     second = judged("# a comment\n" + twins.HONEST, best=0.0)
@@ -221,12 +220,6 @@ def test_an_unwritable_scratch_folder_is_no_fault_of_the_genome(operator, tmp_pa
 def test_nothing_is_left_behind(operator, tmp_path):
     cascade(operator, scratch=tmp_path).evaluate("g", twins.NAN, twins.PARAMS, seed=1)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("key", "value"), [("figures", "fast"), ("workloads", "all")])
-def test_other_options_are_refused(key, value):
-    with pytest.raises(ValueError, match=f"{key} is '{value}'"):
-        usual().evaluate("g", twins.HONEST, twins.PARAMS, seed=1, **{key: value})
 
 
 def test_what_the_simulator_aborts_on_is_estimated_and_has_no_fitness(operator, monkeypatch):

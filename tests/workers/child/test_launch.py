@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.launch import Template, TemplateLost
-from tilewright.workers.child.run_once import ChildLimits, Ending, environment, run_child
+from tilewright.workers.child.run_once import ChildLimits, environment, run_child
 
 LIMITS = ChildLimits(20.0, memory_bytes=1 << 30)
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from testkit.children import child
+from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import ChildLimits, Ending, temporary_folder
+from tilewright.workers.child.run_once import ChildLimits, temporary_folder
 
 
 def test_a_child_that_answers_is_done(tmp_path):

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from testkit.pool import drain, genome, pool_settings
-from tilewright.evolve.campaign.evaluator import Job, Scope
+from tilewright.evolve.campaign.evaluator import Job
 from tilewright.fitness.evaluation import Verdict
+from tilewright.seeds.operator import Scope
 from tilewright.workers.cluster.pool import RayPool
 
 

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.fitness.targets import load_target
+from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import Ending
 from tilewright.workers.child.session import JobLimits, SessionPool
 from tilewright.workers.device.station import compile_config
 from tilewright.workers.plans.cubin import CubinError, read_cubin

@@ -10,7 +10,8 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import JITFunction  # noqa: E402 - needs triton
 
-from tilewright.workers.runners.triton_common import checked_results, load_module, torch_dtype  # noqa: E402
+from tilewright.workers.runners.tensors import torch_dtype  # noqa: E402
+from tilewright.workers.runners.triton_common import checked_results, load_module  # noqa: E402
 from tilewright.workers.runners.triton_guard import Canaries, ForeignWork, LaunchGuard, OutsideWrite  # noqa: E402
 
 FOREIGN = {

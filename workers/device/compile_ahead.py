@@ -1,0 +1,111 @@
+"""Compiling ahead of a device: a child that runs a candidate's Python, and what the parent makes of its answer.
+
+The child has neither device nor operands. What comes back of it are plans (``workers.plans``), which are read and
+checked here before any device is given them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tilewright.fitness.evaluation import Stage, Verdict
+from tilewright.workers.child.ending import Ending
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.session import JobLimits, SessionPool
+from tilewright.workers.device.timing import failed
+from tilewright.workers.plans.format import Plan, PlanError
+from tilewright.workers.request import Failure, Findings, Request, duplicate, one_line
+
+_COMPLAINTS = (
+    re.compile(r"^\S*: error: (?!Failures have been detected)(.+)$", re.M),
+    re.compile(r"(failed while executing \[`\w+`)"),
+)
+"""What MLIR's diagnostics say is wrong, else the pass that failed without a word."""
+
+
+class CompileAheadStage:
+    """Compiles for every shape on this CPU, so that the device only loads."""
+
+    stage = Stage.COMPILE
+
+    def __init__(self, compiler: SessionPool) -> None:
+        self._compiler = compiler
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """Refuses what does not compile, does not fit, or was compiled before."""
+        answer = compile_all(self._compiler, request, found, "compiling")
+        if isinstance(answer, Failure):
+            return answer
+        plans = read_plans(answer[0], request)
+        if isinstance(plans, Failure):
+            return plans
+        found.plans = {name: answer[0].blobs[name] for name in plans}
+        launches = [launch for plan in plans.values() for launch in plan.launches]
+        found.claimed["shared"] = str(max((launch.shared for launch in launches), default=0))
+        text = "".join(plans[w.id].digest for w in request.measured)
+        found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return duplicate(request, found.artefact)
+
+
+def compile_all(
+    compiler: SessionPool,
+    request: Request,
+    found: Findings,
+    doing: str,
+    target: Mapping[str, Any] | None = None,
+) -> list[Frame] | Failure:
+    """Compile every shape in a child: its ``compiled`` frame, then all others.
+
+    ``target``: what to compile for, where the child serves several.
+    """
+    shapes = {w.id: w for w in (*request.measured, *request.checked)}
+    data = {
+        "source": request.source,
+        "params": dict(request.params),
+        "workloads": [request.described(w) for w in shapes.values()],
+    }
+    wall = request.limits.compile.wall_seconds * request.time_factor
+    job = Frame("compile", {**data, "target": dict(target)} if target else data)
+    outcome = compiler.run(job, JobLimits(wall, wall))
+    found.logs.append(outcome.log)
+    if target and outcome.ending is Ending.CRASHED:  # a compiler may abort on what it cannot compile
+        reason = one_line(f"{doing}: the compiler's process was {outcome.detail}")
+        return Failure(Verdict.COMPILE_ERROR, reason, outcome.log)
+    if (failure := failed(outcome, doing, Stage.COMPILE)) is not None:
+        return _explained(failure, outcome.log)
+    compiled = outcome.first("compiled")
+    if compiled is None:
+        return Failure(Verdict.CRASHED, "the compiling child ended without an answer")
+    return [compiled, *(frame for frame in outcome.frames if frame is not compiled)]
+
+
+def read_plans(compiled: Frame, request: Request) -> dict[str, Plan] | Failure:
+    """Plans by workload, as the child that ran the candidate sent them: checked, and for the tensors of the request."""
+    plans: dict[str, Plan] = {}
+    for workload in {w.id: w for w in (*request.measured, *request.checked)}.values():
+        try:
+            plan = Plan.from_bytes(compiled.blobs.get(workload.id, b""))
+        except PlanError as error:
+            return Failure(
+                Verdict.CRASHED, one_line(f"the compiling child's plan for {workload.id}: {error}")
+            )
+        wanted = request.described(workload)
+        brought = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in plan.inputs]
+        made = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in plan.outputs]
+        if (brought, made) != (wanted["inputs"], wanted["outputs"]):
+            reason = f"the compiling child's plan for {workload.id} is for other tensors"
+            return Failure(Verdict.CRASHED, reason)
+        plans[workload.id] = plan
+    return plans
+
+
+def _explained(failure: Failure, log: str) -> Failure:
+    """With the compiler's first complaint, which it prints, where what it raises says none."""
+    complaint = next(filter(None, (pattern.search(log) for pattern in _COMPLAINTS)), None)
+    if complaint is None or not failure.reason.startswith("RuntimeError"):
+        return failure
+    return dataclasses.replace(failure, reason=one_line(f"{failure.reason}: {complaint[1].replace('[', '')}"))
