@@ -103,7 +103,8 @@ def advance(proposer: SurrogateProposer, history: History, until: int, lag: int 
             index = len(history.candidates)
             proposal = proposer.propose(history, 0, np.random.default_rng([7, index]))
             assert proposal is not None
-            candidate = Candidate(index, proposal.genome, proposal.parents, proposal.mutation, 1, 0)
+            seen = len(history.evaluated)
+            candidate = Candidate(index, proposal.genome, proposal.parents, proposal.mutation, 1, 0, seen)
             assert proposal.genome.id not in history
             assert space_of(proposal.genome.source).legal(proposal.genome.params)
             history.propose(candidate)
