@@ -6,16 +6,20 @@ table starts from the one genome that is best overall; each further genome must 
 useful first, only while it makes the geometric mean over the suite faster by ``MARGIN``, counting only shapes where
 its paired interval excludes "no faster". Few genomes are few binaries to load, to promote and to keep correct.
 
-The file (``dispatch.json``, ``format`` 1)::
+Which entry serves a shape outside the table is the library's own rule (``fitness.dispatch_rule``), so that
+what is promoted serves as it did here.
 
-    {"format": 1, "operator": "family/recipe", "target": "h200", "target_kind": "measured", "suite": "...",
+The file (``dispatch.json``, ``format`` 2; in format 1 there are no constants, and every genome counts as legal)::
+
+    {"format": 2, "operator": "family/recipe", "target": "h200", "target_kind": "measured", "suite": "...",
      "toolchain": {"torch": "...", "triton": "...", "device": "..."},
      "entries": [{"workload": {"id": "...", "M": 4096, ...}, "genome": "<id>",
                   "figure": {"seconds": ..., "rate": ..., "unit": "TFLOP/s", "ratio_to_default": ...,
                              "interval": [low, high]}}],
      "genomes": {"<id>": {"source": "<dialect module>", "params": {...}}},
      "default": "<id>",
-     "rule": {"kind": "nearest_region", "dims": ["M", "N", "K"], "text": "..."},
+     "rule": {"kind": "nearest_region", "dims": ["M", "N", "K"], "reach": 64.0, "text": "..."},
+     "constants": {"block": 128, ...},
      "margin": 0.003, "control": {"<workload id>": ratio}}
 
 ``ratio_to_default``: time of the default genome over that of the chosen one, paired. ``control``: the first genome
@@ -32,22 +36,19 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.space.genome import Genome
+from tilewright.evolve.space.space import read_declarations
+from tilewright.fitness import dispatch_rule as rule
 from tilewright.fitness.score import rate, rate_unit
 from tilewright.seeds.operator import Operator, Workload
 from tilewright.workers.device.comparison import Comparison
 
-FORMAT = 1
+FORMAT = 2
 FILE = "dispatch.json"
 
 MARGIN = 0.003
 """Gain of the suite's geometric mean that one more genome must bring."""
 
 MOST_GENOMES = 6
-
-RULE = (
-    "For a shape outside the table take the genome of the nearest entry: smallest Euclidean distance between the "
-    "base-2 logarithms of the dimensions."
-)
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,9 @@ def table(
     suite: str,
     comparison: Comparison,
     genomes: Mapping[str, Genome],
+    constants: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The dispatch table as its file holds it."""
+    """The dispatch table as its file holds it. ``constants``: the target's, beside the operator's own."""
     choices = {choice.workload: choice for choice in choose(comparison)}
     entries = []
     for workload in workloads:
@@ -143,21 +145,33 @@ def table(
             for g in dict.fromkeys([*used, default])
         },
         "default": default,
-        "rule": {"kind": "nearest_region", "dims": list(workloads[0].dims), "text": RULE},
+        "rule": {
+            "kind": "nearest_region",
+            "dims": list(workloads[0].dims),
+            "reach": rule.REACH,
+            "text": rule.TEXT,
+        },
+        "constants": {**operator.constants, **(constants or {})},
         "margin": MARGIN,
         "control": comparison.control(),
     }
 
 
 def lookup(dispatch: Mapping[str, Any], dims: Mapping[str, int]) -> str:
-    """The genome id for a shape: its own entry, or by the rule. Raises KeyError for a missing dimension."""
-    names = dispatch["rule"]["dims"]
+    """The genome id that serves a shape. Raises KeyError for a missing dimension, ``rule.Unserved`` for no genome."""
+    told = dispatch["rule"]
+    legalities = {name: _legality(dispatch, genome) for name, genome in dispatch["genomes"].items()}
+    entries = [(entry["workload"], legalities[entry["genome"]]) for entry in dispatch["entries"]]
+    wanted = {name: dims[name] for name in told["dims"]}
+    number = rule.nearest(entries, wanted, float(told.get("reach", rule.REACH)))
+    return str(dispatch["entries"][number]["genome"])
 
-    def distance(entry: Mapping[str, Any]) -> float:
-        known = entry["workload"]
-        return math.dist([math.log2(dims[n]) for n in names], [math.log2(known[n]) for n in names])
 
-    return str(min(dispatch["entries"], key=distance)["genome"])
+def _legality(dispatch: Mapping[str, Any], genome: Mapping[str, Any]) -> rule.Legality:
+    if dispatch["format"] == 1:
+        return rule.Legality((), {})
+    constraints = tuple(read_declarations(genome["source"]).constraints)
+    return rule.Legality(constraints, {**dispatch["constants"], **genome["params"]})
 
 
 def write(dispatch: Mapping[str, Any], path: Path) -> None:

@@ -64,7 +64,14 @@ def add_commands(commands: Commands, register: Register) -> None:
         "--keep", type=int, default=5, help="promoted versions to keep per operator (default: 5)"
     )
     collect.set_defaults(run=_gc)
-    for action in (listing, verify, rollback, diff, collect):
+    warm = actions.add_parser("warm", help="compile launch plans ahead; no GPU needed")
+    warm.add_argument("--shapes", type=Path, help="file of shapes (default: the verified ones)")
+    warm.add_argument("--device", default="cuda:9.0", help="what to compile for (default: cuda:9.0)")
+    warm.set_defaults(run=_warm)
+    wheel = actions.add_parser("build-wheel", help="pack the library as a wheel")
+    wheel.add_argument("--out", type=Path, default=Path("dist"), help="folder (default: ./dist)")
+    wheel.set_defaults(run=_build_wheel)
+    for action in (listing, verify, rollback, diff, collect, warm, wheel):
         _library_options(action)
 
 
@@ -153,7 +160,7 @@ def _rollback(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.promote.library_commands import rollback
 
     left, now = rollback(_writer(arguments), arguments.operator, arguments.to, arguments.reason)
-    _say(f"{arguments.operator}: {left} is no longer current; {now or 'nothing'} is")
+    _say(f"{arguments.operator}: {left or 'nothing'} is no longer current; {now or 'nothing'} is")
     return 0
 
 
@@ -174,6 +181,21 @@ def _gc(arguments: argparse.Namespace) -> int:
     for name in removed:
         _say(f"removed {name}")
     _say(f"{len(removed)} versions removed")
+    return 0
+
+
+def _warm(arguments: argparse.Namespace) -> int:
+    from tilewright.evolve.promote.warming import warm_library
+
+    changed, whole = warm_library(_writer(arguments), arguments.shapes, arguments.device, _say)
+    _say(f"{len(changed)} operators have plans for {arguments.device}")
+    return 0 if whole else 2
+
+
+def _build_wheel(arguments: argparse.Namespace) -> int:
+    from tilewright.evolve.promote.warming import build_wheel
+
+    _say(f"wrote {build_wheel(_writer(arguments), arguments.out)}")
     return 0
 
 

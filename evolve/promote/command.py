@@ -160,9 +160,8 @@ def _table(
     if current is None:
         return None
     version, _, held = current
-    entry = held["targets"].get(target.name)
     place = writer.place(operator) / "versions" / version
-    return store.table(operator, target.name, held["dimensions"], entry, place) if entry else None
+    return store.table(operator, target.name, held, place) if target.name in held["targets"] else None
 
 
 # -- writing -----------------------------------------------------------------------------------------

@@ -28,6 +28,9 @@ TOLERANCE = {FigureKind.MODELLED: 1e-3, FigureKind.MEASURED: 0.05}
 
 TEST_SECONDS = 600
 
+MAKING = ("promote", "warm", "recheck")
+"""Actions in a history that make a version."""
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -193,18 +196,20 @@ def _require_some(writer: LibraryWriter) -> None:
 
 def rollback(
     writer: LibraryWriter, operator: str, to: str | None, reason: str | None
-) -> tuple[str, str | None]:
+) -> tuple[str | None, str | None]:
     """Make the version before the current one (or ``to``) current again; (from, to). Raises LibraryError."""
     _require_some(writer)
     with writer.writing():
         index = writer.index(operator)
         now = index["current"]
-        if now is None:
-            raise LibraryError(f"{operator}: nothing is promoted, so nothing can be rolled back.")
+        if now is None and to is None:
+            raise LibraryError(
+                f"{operator}: nothing is promoted now, so nothing can be rolled back; --to VERSION brings one back."
+            )
         if to is not None:
             target: str | None = writer.version(operator, to)[0]
         else:
-            made = [e for e in index["history"] if e["version"] == now and e.get("action") == "promote"]
+            made = [e for e in index["history"] if e["version"] == now and e.get("action") in MAKING]
             target = made[-1]["previous"] if made else None
             if target is not None:
                 target = writer.version(operator, target)[0]
@@ -219,7 +224,7 @@ def collect(writer: LibraryWriter, keep: int) -> list[str]:
     with writer.writing():
         for operator in writer.operators():
             index = writer.index(operator)
-            promoted = [e["version"] for e in index["history"] if e.get("action") == "promote"]
+            promoted = [e["version"] for e in index["history"] if e.get("action") in MAKING]
             kept = {index["current"], *list(dict.fromkeys(reversed(promoted)))[:keep]}
             for folder in (writer.place(operator) / "versions").iterdir():
                 if folder.name not in kept:
@@ -239,7 +244,7 @@ def diff_lines(writer: LibraryWriter, operator: str, old: str | None, new: str |
         made = [
             e
             for e in writer.index(operator)["history"]
-            if e["version"] == after and e.get("action") == "promote"
+            if e["version"] == after and e.get("action") in MAKING
         ]
         old = made[-1]["previous"] if made else None
         if old is None:

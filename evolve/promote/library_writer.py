@@ -25,6 +25,7 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.runtime import store
 
 RUNTIME = "tilewright.evolve.promote.runtime"
+PLANS = "tilewright.workers.plans"
 TEMPORARY = ".writing-"
 LOCK_SECONDS = 60.0
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -149,6 +150,7 @@ class LibraryWriter:
         for name, data in runtime_files().items():
             path = self.root / name
             if not path.exists() or path.read_bytes() != data:
+                path.parent.mkdir(exist_ok=True)
                 _replace(path, data)
 
     def runtime_faults(self) -> list[str]:
@@ -166,7 +168,9 @@ class LibraryWriter:
 def runtime_files() -> dict[str, bytes]:
     """The modules of a library package by name, as this tilewright writes them."""
     folder = resources.files(RUNTIME)
-    return {p.name: p.read_bytes() for p in folder.iterdir() if p.name.endswith(".py")}
+    plans = resources.files(PLANS)
+    found = {p.name: p.read_bytes() for p in folder.iterdir() if p.name.endswith(".py")}
+    return found | {f"plans/{p.name}": p.read_bytes() for p in plans.iterdir() if p.name.endswith(".py")}
 
 
 def _sound(read: Any, *arguments: Any) -> Any:

@@ -14,22 +14,16 @@ import numpy as np
 from tilewright.evolve.promote import sources
 from tilewright.evolve.promote.judge import Judgement
 from tilewright.evolve.promote.nominate import Nomination
-from tilewright.evolve.promote.runtime import checks, store
+from tilewright.evolve.promote.runtime import checks, operands, store
 from tilewright.evolve.promote.verify import Verified, gates_read
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.system import commit, version
 from tilewright.evolve.space.space import read_declarations
+from tilewright.fitness import dispatch_rule as rule
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Workload
 
-REACH = 64.0
-"""A shape is served when no dimension differs from a measured one's by more than this factor."""
-
-RULE = (
-    "the legal region nearest in the sum of |log2(size / verified size)| over the dimensions, within reach in each; "
-    "legal: every constraint of its kernel holds; none: the recipe's reference product, with one warning"
-)
 GOLDEN_LIMIT = 4 << 20
 RANGED = ("jax", "jaxlib", "libtpu", "triton")
 """Packages whose versions decide what a kernel compiles to."""
@@ -69,9 +63,12 @@ def build(
         "operator": promotion.operator,
         "dimensions": dimensions,
         "targets": targets,
-        "rule": RULE,
+        "rule": rule.TEXT,
         "fallback": "reference",
     }
+    told = fitted_operands(operator, dimensions)
+    if told is not None:
+        dispatch["operands"] = told.data()
     files[store.DISPATCH] = _json(dispatch)
     golden = _golden(operator) if promotion.operator.split("/")[0] not in KNOWN_FAMILIES else None
     if golden is not None:
@@ -119,11 +116,29 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
         "language": sources.language(first),
         "toolchain": _ranges(promotion),
         "constants": {**resolved.operator.constants, **resolved.target.constants},
-        "reach": REACH,
+        "reach": rule.REACH,
+        "devices": sorted(_devices(promotion)),
         "kernels": kernels,
         "regions": regions,
     }
     return entry, files
+
+
+def fitted_operands(operator: Operator, dimensions: Sequence[str]) -> operands.Operands | None:
+    """The operator's operands as functions of its dimensions; None where they are no such functions."""
+    cases = [
+        (dict(w.dims), operator.inputs(w), operator.outputs(w))
+        for suite in operator.suites.values()
+        for w in (*suite.check, *suite.workloads, *suite.final)
+        if list(w.dims) == list(dimensions)
+    ]
+    return operands.fitted(dimensions, cases) if cases else None
+
+
+def _devices(promotion: Promotion) -> set[str]:
+    """Names of the devices the figures were measured on."""
+    evaluations = [e for verified in promotion.found.values() for e in verified.evaluations]
+    return {e.toolchain["device"] for e in evaluations if "device" in e.toolchain}
 
 
 def device_key(target: Target) -> str:

@@ -135,11 +135,14 @@ def _golden(version: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
 def _on_torch(version: Path, operator: str, dims: tuple[int, ...], kind: str, seed: int) -> float:
     import torch
 
-    from . import torch_contract, torch_ops
+    from . import torch_contract, torch_launch
 
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    key = torch_ops.device_key(device)
-    call = torch_ops.load(store.version_table(version, key).choose(dims).kernel, device)
+    key = torch_launch.device_key(device)
+    table = store.version_table(version, key)
+    if table.fault is not None:
+        raise store.NotServed(f"{operator}: {table.fault}")
+    call = torch_launch.load(table.choose(dims).kernel, device)
     rng = np.random.default_rng([seed, KINDS.index(kind)])
 
     def matrix(rows: int, cols: int) -> Any:

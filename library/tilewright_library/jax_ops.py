@@ -16,10 +16,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 from . import store
 from .jax_contract import COLUMNS, FAMILY, GROUPS, dequantise_weights, product, quantise_weights
+from .serving import Dispatcher
 
 __all__ = ["gemm_fp8_fused", "linear_fp8_fused", "quantise_weights"]
 
-_DISPATCHER = store.Dispatcher()
+_DISPATCHER = Dispatcher()
 
 
 def gemm_fp8_fused(a: jax.Array, w: jax.Array, sw: jax.Array, *, interpret: bool = False) -> jax.Array:
@@ -109,13 +110,21 @@ def _chosen(a: jax.Array, w: jax.Array, sw: jax.Array, interpret: bool) -> Calla
     if group not in GROUPS:
         _DISPATCHER.warn("group", f"{FAMILY} has recipes for groups of {GROUPS}, not {group}")
         return product
-    return _DISPATCHER.resolve(
-        f"{FAMILY}/g{group}",
-        device_key(interpret),
-        (a.shape[0], w.shape[1], a.shape[1]),
-        lambda kernel: load(kernel, interpret),
-        product,
-    )
+    dims = (a.shape[0], w.shape[1], a.shape[1])
+    return serve(f"{FAMILY}/g{group}", dims, interpret, product)
+
+
+@functools.lru_cache(maxsize=4096)
+def serve(
+    operator: str, dims: tuple[int, ...], interpret: bool, reference: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The kernel that serves a shape as a function of its operands; ``reference``, with one warning, without one."""
+    try:
+        table = _DISPATCHER.table(operator, device_key(interpret))
+        return load(table.choose(dims).kernel, interpret)
+    except store.NotServed as error:
+        _DISPATCHER.warn(operator, str(error))
+        return reference
 
 
 def load(kernel: store.Kernel, interpret: bool) -> Callable[..., Any]:

@@ -6,16 +6,18 @@ Blocks are 1 x 128 (scales stored [C/128, R]) or 128 x 128 (scales [R/128, C/128
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
+
+from .operands import Operand, Operands
 
 BLOCK = 128
 FP8_MAX = 448.0
 AMAX_FLOOR = 1e-4
 
 Tensors = tuple[torch.Tensor, ...]
-Operands = dict[str, torch.Tensor]
+Named = Mapping[str, torch.Tensor]
 
 
 def _scales(amax: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,7 +65,7 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> Tensors:
     return ((a @ b.t()).bfloat16(),)
 
 
-def product(inputs: Operands) -> Tensors:
+def product(inputs: Named) -> Tensors:
     """a . b^T [M, N] in bf16 from the dequantised operands, b in 128 x 128 blocks.
 
     In float32 on a CPU; from operands rounded to bf16 elsewhere (51 dB against float64, where a kernel reads 55).
@@ -72,7 +74,7 @@ def product(inputs: Operands) -> Tensors:
     return _product(a, dequantise_blocks(inputs["b_q"], inputs["b_s"]))
 
 
-def product_rows(inputs: Operands) -> Tensors:
+def product_rows(inputs: Named) -> Tensors:
     """As ``product``, with b in 1 x 128 blocks."""
     a = dequantise_rows(inputs["a_q"], inputs["a_s"])
     return _product(a, dequantise_rows(inputs["b_q"], inputs["b_s"]))
@@ -83,7 +85,7 @@ def _dual(quantise: Callable[[torch.Tensor], Tensors], x: torch.Tensor) -> Tenso
 
 
 FAMILY = "gemm_fp8_blockwise"
-REFERENCES: dict[str, Callable[[Operands], Tensors]] = {
+REFERENCES: dict[str, Callable[[Named], Tensors]] = {
     f"{FAMILY}/gemm_nt": product,
     f"{FAMILY}/gemm_nt_rows": product_rows,
     f"{FAMILY}/quant_1x128": lambda inputs: quantise_rows(inputs["x"]),
@@ -92,3 +94,30 @@ REFERENCES: dict[str, Callable[[Operands], Tensors]] = {
     f"{FAMILY}/quant_128x128_dual": lambda inputs: _dual(quantise_blocks, inputs["x"]),
 }
 """Operator to a function of its operands by name: what any promoted kernel of it must compute."""
+
+
+def _operands(dims: str, inputs: str, outputs: str) -> Operands:
+    """From lines of ``name dtype size,size``."""
+
+    def part(text: str) -> tuple[Operand, ...]:
+        words = [line.split() for line in text.split(";")]
+        return tuple(Operand(name, dtype, tuple(shape.split(","))) for name, dtype, shape in words)
+
+    return Operands(tuple(dims), part(inputs), part(outputs))
+
+
+_A = "a_q float8_e4m3fn M,K; a_s float32 K//128,M; b_q float8_e4m3fn N,K"
+_ROWS = "q float8_e4m3fn M,K; s float32 K//128,M"
+_BLOCKS = "q float8_e4m3fn M,K; s float32 M//128,K//128"
+_X = "x bfloat16 M,K"
+OPERANDS: dict[str, Operands] = {
+    f"{FAMILY}/gemm_nt": _operands("MNK", f"{_A}; b_s float32 N//128,K//128", "c bfloat16 M,N"),
+    f"{FAMILY}/gemm_nt_rows": _operands("MNK", f"{_A}; b_s float32 K//128,N", "c bfloat16 M,N"),
+    f"{FAMILY}/quant_1x128": _operands("MK", _X, _ROWS),
+    f"{FAMILY}/quant_128x128": _operands("MK", _X, _BLOCKS),
+    f"{FAMILY}/quant_dual": _operands("MK", _X, f"{_ROWS}; q_t float8_e4m3fn K,M; s_t float32 M//128,K"),
+    f"{FAMILY}/quant_128x128_dual": _operands(
+        "MK", _X, f"{_BLOCKS}; q_t float8_e4m3fn K,M; s_t float32 K//128,M//128"
+    ),
+}
+"""Shapes of each operator's operands, for versions that do not say them."""

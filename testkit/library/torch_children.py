@@ -121,8 +121,8 @@ def damaged() -> dict[str, Any]:
     for folder in sorted(folders):
         library = importlib.import_module(folder.name)
         if folder.name == "stale_toolchain":  # toolchains matter where kernels are compiled
-            ops = importlib.import_module(f"{folder.name}.torch_ops")
-            ops.device_key = lambda device: "cpu"
+            launch = importlib.import_module(f"{folder.name}.torch_launch")
+            launch.device_key = lambda device: "cpu"
         torch.manual_seed(0)
         x, w = torch.randn(256, 256, dtype=torch.bfloat16), torch.randn(256, 256, dtype=torch.bfloat16)
         with torch.no_grad():
@@ -135,9 +135,11 @@ def overhead() -> dict[str, Any]:
     """Seconds a call of the look-up alone, after the first call of its shape."""
     from tilewright_library import torch_ops
 
+    from tilewright_library.torch_launch import Served
+
     x = torch.zeros(256, 256, dtype=torch.bfloat16)
-    key = ("gemm_nt", (256, 256, 256), x.device)
-    torch_ops._CHOSEN[key] = lambda inputs: ()
+    operator = ("gemm_fp8_blockwise/gemm_nt", (256, 256, 256), x.device)
+    torch_ops.LAUNCHER._served[operator] = Served("module", lambda inputs: ())
     inputs, calls, best = {"x": x}, 20_000, float("inf")
     for _ in range(5):
         began = time.perf_counter()

@@ -26,6 +26,9 @@ COOPERATIVE, CLUSTER, CLUSTER_POLICY, PROGRAMMATIC = 2, 4, 5, 6
 SPREAD = 1
 """Of ``CUclusterSchedulingPolicy``."""
 
+NO_CONTEXT, INVALID_HANDLE = 201, 400
+"""Of ``CUresult``: what a launch answers in a thread without the context, or in another device's."""
+
 RELAXED = 2
 """Of ``CUstreamCaptureMode``: what another thread captures is not spoilt by what this one does."""
 

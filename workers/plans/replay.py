@@ -25,6 +25,10 @@ _PROMOTE_128 = 2
 _FILLS = {1: "cuMemsetD8Async", 2: "cuMemsetD16Async", 4: "cuMemsetD32Async"}
 
 
+Prepared = tuple[Callable[..., int], tuple[Any, ...], object]
+"""A step for good: see ``Ready.prepared``."""
+
+
 class Ready:
     """A plan whose code is on a device.
 
@@ -69,16 +73,47 @@ class Ready:
         self, blocks: list[_Queued], known: Sequence[int] | None, addresses: Sequence[int], stream: int
     ) -> None:
         if known != addresses:
-            if len(addresses) != self._slots:
-                raise ValueError(f"the plan takes {self._slots} addresses, it was given {len(addresses)}")
-            if any(address % ALIGNMENT for address in addresses):
-                raise ValueError(f"an address is no multiple of {ALIGNMENT} bytes")
+            self._require(addresses)
             self._local.addresses = None  # until all of them are in place
             for block in blocks:
                 block.place(addresses)
             self._local.addresses = addresses[:]
         for block in blocks:
             block.go(stream)
+
+    def prepared(self, addresses: Sequence[int], stream: int) -> list[Prepared]:
+        """The plan's steps for good: for these addresses on this stream, to be launched again and again in order.
+
+        Each is (a call of the driver, its arguments, what must live as long). A call returns a ``CUresult`` and needs
+        the device's context to be current (``bind``); any thread may make it. Raises ValueError, CudaError.
+        """
+        self._require(addresses)
+        with driver.within(self._context):
+            blocks = [self._queued(step) for step in self._steps]
+            for block in blocks:
+                block.place(addresses)
+        return [block.prepared(stream) for block in blocks]
+
+    def bind(self) -> None:
+        """Make the device's context the calling thread's, if it has none: what CUDA's run time does at its first call.
+
+        Raises CudaError.
+        """
+        context = ctypes.c_void_p()
+        if self._current(ctypes.byref(context)) or not context.value:
+            found = driver.function("cuCtxSetCurrent")(ctypes.c_void_p(self._context))
+            driver.check(found, "entering a context")
+
+    @property
+    def context(self) -> int:
+        """The context the plan runs in."""
+        return self._context
+
+    def _require(self, addresses: Sequence[int]) -> None:
+        if len(addresses) != self._slots:
+            raise ValueError(f"the plan takes {self._slots} addresses, it was given {len(addresses)}")
+        if any(address % ALIGNMENT for address in addresses):
+            raise ValueError(f"an address is no multiple of {ALIGNMENT} bytes")
 
     def _queued(self, step: _Kernel | Fill) -> _Queued:
         return _QueuedFill(step) if isinstance(step, Fill) else _QueuedLaunch(step, self._maps)
@@ -213,6 +248,10 @@ class _QueuedLaunch:
             self._encoded[number] = encoded  # kept alive for as long as the block points to it
             self._parameters[place] = ctypes.addressof(encoded)
 
+    def prepared(self, stream: int) -> Prepared:
+        self._config.stream = stream
+        return self._launch, (self._config_at, self._kernel.function, self._parameters, None), self
+
     def go(self, stream: int) -> None:
         self._config.stream = stream
         code = self._launch(self._config_at, self._kernel.function, self._parameters, None)
@@ -230,11 +269,21 @@ class _QueuedFill:
     def place(self, addresses: Sequence[int]) -> None:
         self._address = addresses[self._fill.slot] + self._fill.offset
 
+    def prepared(self, stream: int) -> Prepared:
+        fill = self._fill
+        if not fill.bytes:
+            return _nothing, (), self
+        return self._set, (self._address, fill.pattern, fill.bytes // fill.width, stream), self
+
     def go(self, stream: int) -> None:
         fill = self._fill
         if fill.bytes:
             count = fill.bytes // fill.width
             driver.check(self._set(self._address, fill.pattern, count, stream), "filling a buffer")
+
+
+def _nothing() -> int:
+    return 0
 
 
 _Queued = _QueuedLaunch | _QueuedFill

@@ -14,24 +14,26 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import math
 import re
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from . import operands as operand_shapes
+from .rule import Legality, Unserved, nearest
 
 FORMAT = 1
 ID_LENGTH = 16
 KERNELS = Path(__file__).parent / "kernels"
 INDEX, RECEIPT, DISPATCH, TEST = "index.json", "receipt.json", "dispatch.json", "test_promoted.py"
 
+PACK = "plans_"
+"""Beginning of the names of files that hold launch plans (``plan_shelf``)."""
+
 INTERPRET = "interpret"
 """The device key under which plain Triton and Pallas kernels run without their device, for tests."""
-
-_FUNCTIONS = {"min": min, "max": max, "abs": abs, "cdiv": lambda a, b: -(-a // b)}
 
 
 class NotServed(LookupError):
@@ -68,12 +70,16 @@ class Region:
     workload: str
     dims: tuple[int, ...]
     kernel: Kernel
-    rules: tuple[Any, ...]
+    legality: Legality
 
 
 @dataclass(frozen=True)
 class Table:
-    """What one operator offers on one target. ``reach``: factor by which a dimension may differ from a verified one."""
+    """What one operator offers on one target. ``reach``: factor by which a dimension may differ from a verified one.
+
+    ``fault``: one clause on an installed toolchain outside the verified range, None when it is inside; sources must not
+    be compiled then, while plans, which are compiled, may run. ``operands``: None in versions that do not say them.
+    """
 
     operator: str
     target: str
@@ -81,36 +87,19 @@ class Table:
     constants: Mapping[str, float]
     reach: float
     regions: tuple[Region, ...]
+    version: Path
+    devices: tuple[str, ...] = ()
+    fault: str | None = None
+    operands: operand_shapes.Operands | None = None
 
     def choose(self, dims: tuple[int, ...]) -> Region:
-        """The legal region nearest in sum |log2(dim / verified dim)|, the earlier on a tie. Raises NotServed."""
-        shape = ", ".join(f"{name} {size}" for name, size in zip(self.dimensions, dims, strict=True))
-        if min(dims) <= 0:
-            raise NotServed(f"{self.operator}: an empty product ({shape}) has no kernel")
-        names = {**self.constants, **dict(zip(self.dimensions, dims, strict=True))}
-        legal = [
-            r for r in self.regions if all(_holds(rule, {**names, **r.kernel.params}) for rule in r.rules)
-        ]
-        if not legal:
-            raise NotServed(f"{self.operator}: no promoted kernel for {self.target} takes {shape}")
-        best = min(legal, key=lambda region: sum(_steps(region, dims)))
-        if max(_steps(best, dims)) > math.log2(self.reach) + 1e-9:
-            raise NotServed(
-                f"{self.operator}: {shape} is more than {self.reach:g} times away from every shape verified on "
-                f"{self.target}, the nearest being {best.workload}"
-            )
-        return best
-
-
-def _steps(region: Region, dims: tuple[int, ...]) -> list[float]:
-    return [abs(math.log2(size / known)) for size, known in zip(dims, region.dims, strict=True)]
-
-
-def _holds(rule: Any, names: Mapping[str, Any]) -> bool:
-    try:
-        return bool(eval(rule, {"__builtins__": {}, **_FUNCTIONS}, dict(names)))
-    except ZeroDivisionError:
-        return False
+        """The region that serves a shape by the dispatch rule (``rule``). Raises NotServed."""
+        entries = [(dict(zip(self.dimensions, r.dims, strict=True)), r.legality) for r in self.regions]
+        try:
+            number = nearest(entries, dict(zip(self.dimensions, dims, strict=True)), self.reach)
+        except Unserved as error:
+            raise NotServed(f"{self.operator}: {error} on {self.target}") from error
+        return self.regions[number]
 
 
 # -- the chain of hashes -----------------------------------------------------------------------------
@@ -213,11 +202,8 @@ def operators(folder: Path = KERNELS) -> list[str]:
     return sorted("/".join(path.parent.parts[-2:]) for path in folder.glob(f"*/*/{INDEX}"))
 
 
-def load_table(operator: str, device: str, folder: Path = KERNELS) -> Table:
-    """The current table of ``operator`` for a device key such as ``cuda:9.0``, ``tpu:TPU7x`` or ``interpret``.
-
-    Raises NotServed.
-    """
+def current_version(operator: str, folder: Path = KERNELS) -> Path:
+    """The folder of an operator's current version. Raises NotServed."""
     place = folder / operator
     if not (place / INDEX).exists():
         raise NotServed(f"{operator}: no kernel has been promoted")
@@ -226,36 +212,51 @@ def load_table(operator: str, device: str, folder: Path = KERNELS) -> Table:
         raise NotServed(f"{operator}: its promotion was rolled back")
     if not set(str(current)) <= set("0123456789abcdef"):
         raise UnsoundLibrary(f"{_place(place / INDEX)} names no version: {str(current)[:40]!a}")
-    return version_table(place / "versions" / str(current), device)
+    return place / "versions" / str(current)
+
+
+def current_dispatch(operator: str, folder: Path = KERNELS) -> dict[str, Any]:
+    """dispatch.json of an operator's current version, hash checked. Raises NotServed."""
+    return read_version(current_version(operator, folder))[1]
+
+
+def load_table(operator: str, device: str, folder: Path = KERNELS) -> Table:
+    """The current table of ``operator`` for a device key such as ``cuda:9.0``, ``tpu:TPU7x`` or ``interpret``.
+
+    Raises NotServed.
+    """
+    return version_table(current_version(operator, folder), device)
 
 
 def version_table(version: Path, device: str) -> Table:
     """As ``load_table``, of one version whether it is current or not. Raises NotServed."""
-    _, dispatch = read_version(version)
+    receipt, dispatch = read_version(version)
     operator = dispatch["operator"]
     for target, entry in dispatch["targets"].items():
         if device != INTERPRET and device not in entry["serves"]:
             continue
         if device == INTERPRET and entry["language"] not in ("triton", "pallas"):
             continue
-        fault = toolchain_fault(entry["toolchain"]) if device != INTERPRET else None
-        if fault is not None:
-            raise NotServed(f"{operator}: its kernels for {target} were {fault}")
-        return table(operator, target, dispatch["dimensions"], entry, version)
+        found = table(operator, target, dispatch, version, check_toolchain=device != INTERPRET)
+        compiled = any(name.startswith(f"{PACK}{target}_") for name in receipt["files"])
+        if found.fault is not None and not compiled:
+            raise NotServed(f"{operator}: {found.fault}")
+        return found
     known = ", ".join(key for entry in dispatch["targets"].values() for key in entry["serves"])
     raise NotServed(f"{operator}: promoted for {known or 'no device'}, not for {device}")
 
 
 def table(
-    operator: str, target: str, dimensions: list[str], entry: Mapping[str, Any], version: Path
+    operator: str, target: str, dispatch: Mapping[str, Any], version: Path, *, check_toolchain: bool = False
 ) -> Table:
     """One target's part of a dispatch.json whose hash has been checked, for the version in that folder."""
+    entry, dimensions = dispatch["targets"][target], dispatch["dimensions"]
     kernels = {
         name: Kernel(name, version / k["file"], k["sha256"], k["params"], entry["language"])
         for name, k in entry["kernels"].items()
     }
-    rules = {
-        name: tuple(compile(text, "constraint", "eval") for text in k["constraints"])
+    legalities = {
+        name: Legality(tuple(k["constraints"]), {**entry["constants"], **k["params"]})
         for name, k in entry["kernels"].items()
     }
     regions = tuple(
@@ -263,52 +264,21 @@ def table(
             region["workload"],
             tuple(region["dims"][name] for name in dimensions),
             kernels[region["kernel"]],
-            rules[region["kernel"]],
+            legalities[region["kernel"]],
         )
         for region in entry["regions"]
     )
-    return Table(operator, target, tuple(dimensions), entry["constants"], float(entry["reach"]), regions)
-
-
-def served(operator: str, device: str, dims: tuple[int, ...], folder: Path = KERNELS) -> str:
-    """One line on what serves ``dims`` (in the operator's order) on ``device``, or on why nothing does."""
-    try:
-        region = load_table(operator, device, folder).choose(dims)
-    except NotServed as error:
-        return f"reference product: {error}"
-    return f"kernel {region.kernel.name}, verified at {region.workload}"
-
-
-class Dispatcher:
-    """Shape to callable, remembered: a call costs one look into a dict after the first of its shape."""
-
-    def __init__(self, folder: Path = KERNELS) -> None:
-        self._folder = folder
-        self._warned: set[str] = set()
-        self._tables: dict[tuple[str, str], Table] = {}
-
-    def resolve(
-        self,
-        operator: str,
-        device: str,
-        dims: tuple[int, ...],
-        launcher: Callable[[Kernel], Callable[..., Any]],
-        reference: Callable[..., Any],
-    ) -> Callable[..., Any]:
-        """The launcher of the kernel for this shape; ``reference``, with one warning, where there is none."""
-        try:
-            key = (operator, device)
-            if key not in self._tables:
-                self._tables[key] = load_table(operator, device, self._folder)
-            return launcher(self._tables[key].choose(dims).kernel)
-        except NotServed as error:
-            self.warn(operator, str(error))
-            return reference
-
-    def warn(self, topic: str, reason: str) -> None:
-        """Say once for each topic why a fallback is used."""
-        if topic in self._warned:
-            return
-        self._warned.add(topic)
-        message = f"{reason}; the reference product is used, which is correct and slower"
-        warnings.warn(message, FallbackWarning, stacklevel=4)
+    fault = toolchain_fault(entry["toolchain"]) if check_toolchain else None
+    told = dispatch.get("operands")
+    return Table(
+        operator,
+        target,
+        tuple(dimensions),
+        entry["constants"],
+        float(entry["reach"]),
+        regions,
+        version,
+        devices=tuple(entry.get("devices", ())),
+        fault=f"its kernels for {target} were {fault}" if fault else None,
+        operands=operand_shapes.read(told, dimensions) if told else None,
+    )

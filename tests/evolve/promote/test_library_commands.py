@@ -185,6 +185,10 @@ def test_rollback_diff_and_gc(campaign: Path, writer: LibraryWriter) -> None:
         store.load_table(OPERATOR, "interpret", writer.kernels)
     with pytest.raises(LibraryError, match="nothing is promoted"):
         rollback(writer, OPERATOR, None, None)
+    assert rollback(writer, OPERATOR, first, "forward again") == (None, first)
+    assert rollback(writer, OPERATOR, None, None) == (first, None), (
+        "and back: what it was promoted over is nothing"
+    )
     absent = LibraryWriter(writer.library / "absent")
     for change in (lambda: rollback(absent, OPERATOR, None, None), lambda: collect(absent, 1)):
         with pytest.raises(LibraryError, match="nothing is promoted"):
@@ -193,7 +197,7 @@ def test_rollback_diff_and_gc(campaign: Path, writer: LibraryWriter) -> None:
     third = run(campaign, writer).version
     assert sorted(collect(writer, 1)) == sorted(f"{OPERATOR} {v}" for v in (first, second))
     assert writer.versions(OPERATOR) == [third]
-    assert len(writer.index(OPERATOR)["history"]) == 5
+    assert len(writer.index(OPERATOR)["history"]) == 7
 
 
 def test_unknown_versions_and_folders_are_one_sentence(

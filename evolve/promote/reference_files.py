@@ -1,0 +1,93 @@
+"""The reference that is promoted with a kernel: the operator's own modules, packed for programs to ask its oracle.
+
+The modules are found by following imports from the operator's; what comes from outside the seeds (NumPy, ml_dtypes) is
+not packed. Whether the packed reference answers as the operator does is tried out before it is promoted.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import zipfile
+from pathlib import Path
+
+from tilewright.evolve.promote.runtime.oracle import PLACEHOLDER
+from tilewright.seeds import catalogue
+from tilewright.seeds.operator import Operator
+
+_SEEDS = re.compile(r"\b(from|import)\s+(?:tilewright\.)?seeds\b")
+
+_ROOT = '''"""The reference of {name}."""
+
+from importlib import import_module
+
+from {placeholder}.seeds.operator import Workload
+
+
+def operator():
+    """The operator."""
+    return import_module("{placeholder}.{module}").operators()["{recipe}"]
+
+
+def workload(dims):
+    """One shape of it."""
+    return Workload("called", dims)
+'''
+
+
+def packed_reference(operator: Operator, reference: str) -> bytes | None:
+    """``reference.zip`` for the operator that a campaign names ``family/recipe``; None where it cannot stand alone."""
+    family, _, recipe = reference.rpartition("/")
+    seeds = catalogue.HERE
+    shipped = family in catalogue.families()
+    start = (seeds / family if shipped else Path(family)) / "operator.py"
+    module = f"seeds.{family}.operator" if shipped else "brought.operator"
+    files: dict[str, str] = {}
+    try:
+        _follow(start, module.replace(".", "/") + ".py", seeds, files)
+        _follow(seeds / "operator.py", "seeds/operator.py", seeds, files)
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return None
+    for folder in {str(Path(path).parent) for path in files}:
+        files.setdefault(f"{folder}/__init__.py", "")
+    files["__init__.py"] = _ROOT.format(
+        name=operator.name, placeholder=PLACEHOLDER, module=module, recipe=recipe
+    )
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in sorted(files.items()):
+            archive.writestr(zipfile.ZipInfo(name), text.encode(), zipfile.ZIP_DEFLATED)
+    return made.getvalue()
+
+
+def _follow(path: Path, name: str, seeds: Path, files: dict[str, str]) -> None:
+    """A module, the kernels beside it, and the modules of the seeds it imports. Raises OSError, SyntaxError."""
+    if name in files:
+        return
+    text = path.read_text(encoding="utf-8")
+    files[name] = _SEEDS.sub(rf"\1 {PLACEHOLDER}.seeds", text)
+    if path.name == "operator.py":
+        for kernel in sorted((path.parent / "kernels").glob("*.py")):
+            files[f"{Path(name).parent}/kernels/{kernel.name}"] = kernel.read_text(encoding="utf-8")
+    for imported in _imported(text):
+        inner = Path(*imported.split("."))
+        for candidate in (inner.with_suffix(".py"), inner / "__init__.py"):
+            if (seeds / candidate).is_file():
+                _follow(seeds / candidate, f"seeds/{candidate}", seeds, files)
+
+
+def _imported(text: str) -> set[str]:
+    """Modules of the seeds that a module names in imports, by their path within."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            inner = name.removeprefix("tilewright.")
+            if inner.startswith("seeds."):
+                found.add(inner.removeprefix("seeds."))
+    return found

@@ -1,0 +1,1 @@
+../../../fitness/dispatch_rule.py

@@ -1,0 +1,164 @@
+"""Host time of the library, and the training step as eager code issues it, beside bf16 and torchao. One GPU.
+
+    PYTHONPATH=library python experiments/studies/library/eager.py OUT.json
+
+Host: least of bursts of 100 calls queued behind a spinning kernel, microseconds. Step: seconds of forward and backward,
+wall clock over 12 steps, medians of rounds in reversed order; beside it the same step captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+STEPS = (
+    (4096, 12288, 4096), (4096, 4096, 11008), (4096, 10240, 8192), (8192, 6144, 4096), (8192, 4096, 4096),
+    (8192, 28672, 4096), (32768, 4096, 4096), (8192, 16384, 16384), (8192, 3584, 3584), (8192, 3584, 18944),
+    (8192, 59136, 8192), (8192, 8192, 29568), (2048, 6144, 4096), (2048, 4096, 4096), (2048, 28672, 4096),
+    (2048, 4096, 14336),
+)  # fmt: skip
+
+
+def host(call: Callable[[], Any], count: int = 100, bursts: int = 5) -> float:
+    """Microseconds of host time a call."""
+    for _ in range(10):
+        call()
+    best = 1e9
+    for _ in range(bursts):
+        torch.cuda.synchronize()
+        torch.cuda._sleep(150_000_000)
+        began = time.perf_counter()
+        for _ in range(count):
+            call()
+        best = min(best, (time.perf_counter() - began) / count)
+    torch.cuda.synchronize()
+    return best * 1e6
+
+
+def step_of(product: Callable[..., Any], x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> Callable[[], Any]:
+    def step() -> None:
+        x.grad = w.grad = None
+        product(x, w).backward(dy)
+
+    return step
+
+
+def wall(step: Callable[[], Any], count: int) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(count):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / count
+
+
+def captured(step: Callable[[], Any]) -> Callable[[], Any]:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def hosts(found: dict[str, Any]) -> None:
+    from tilewright_library import gemm_fp8_blockwise, load, torch_contract
+
+    m, n, k = 1024, 4096, 4096
+    x = torch.randn(m, k, dtype=torch.bfloat16, device="cuda")
+    w = torch.randn(n, k, dtype=torch.bfloat16, device="cuda")
+    dy = torch.randn(m, n, dtype=torch.bfloat16, device="cuda")
+    a_q, a_s = torch_contract.quantise_rows(x)
+    b_q, b_s = torch_contract.quantise_blocks(w)
+    gemm = load("gemm_fp8_blockwise/gemm_nt")
+    times = found["host_us"] = {}
+    times["product through load"] = host(lambda: gemm(a_q, a_s, b_q, b_s))
+    dual = load("gemm_fp8_blockwise/quant_dual")
+    times["dual quantiser through load"] = host(lambda: dual(x))
+    try:
+        from torch.nn.functional import ScalingType, scaled_mm
+
+        left, right = a_s.t(), F.pad(b_s, (0, -b_s.shape[1] % 4))
+
+        def vendor() -> torch.Tensor:
+            return scaled_mm(
+                a_q, b_q.t(), left, ScalingType.BlockWise1x128, right, ScalingType.BlockWise128x128,
+                output_dtype=torch.bfloat16,
+            )  # fmt: skip
+
+        times["vendor product"] = host(vendor)
+    except Exception as error:  # noqa: BLE001 - a peer that does not run is reported
+        times["vendor product"] = repr(error)[:200]
+    with torch.no_grad():
+        times["inference op"] = host(lambda: gemm_fp8_blockwise(x, w))
+        times["bf16 inference"] = host(lambda: F.linear(x, w))
+    xg, wg = x.clone().requires_grad_(), w.clone().requires_grad_()
+    times["forward of a step"] = host(lambda: gemm_fp8_blockwise(xg, wg))
+    times["forward and backward"] = host(step_of(gemm_fp8_blockwise, xg, wg, dy))
+    times["bf16 forward and backward"] = host(step_of(F.linear, xg, wg, dy))
+    ops = torch.ops.tilewright_library
+
+    def by_op(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return ops.linear(x, w)[0]
+
+    times["forward and backward by the registered ops"] = host(step_of(by_op, xg, wg, dy), count=50)
+    print(json.dumps(times, indent=1), flush=True)
+
+
+def steps(found: dict[str, Any]) -> None:
+    from tilewright_library import gemm_fp8_blockwise
+
+    products: dict[str, Callable[..., Any]] = {"bf16": F.linear, "library": gemm_fp8_blockwise}
+    try:
+        from torchao.prototype.blockwise_fp8_training.linear import fp8_blockwise_mm
+
+        products["torchao"] = lambda x, w: fp8_blockwise_mm.apply(x, w, 128, False)
+    except Exception as error:  # noqa: BLE001 - a peer that is not there is reported
+        print("torchao:", repr(error)[:200], flush=True)
+    rows = found["steps"] = {}
+    for m, n, k in STEPS:
+        x = torch.randn(m, k, dtype=torch.bfloat16, device="cuda").requires_grad_()
+        w = (torch.randn(n, k, dtype=torch.bfloat16, device="cuda") / 64).requires_grad_()
+        dy = torch.randn(m, n, dtype=torch.bfloat16, device="cuda")
+        ways: dict[str, Callable[[], Any]] = {}
+        for name, product in products.items():
+            try:
+                ways[f"{name} eager"] = step_of(product, x, w, dy)
+                ways[f"{name} eager"]()
+                if name != "torchao":
+                    ways[f"{name} graph"] = captured(step_of(product, x, w, dy))
+            except Exception as error:  # noqa: BLE001 - reported beside the rest
+                ways.pop(f"{name} eager", None)
+                print(name, m, n, k, repr(error)[:150], flush=True)
+        cost = 6 * m * n * k / 7e14
+        count = max(3, min(12, int(0.05 / cost)))
+        taken: dict[str, list[float]] = {name: [] for name in ways}
+        for turn in range(3):
+            for name in list(ways) if turn % 2 == 0 else list(ways)[::-1]:
+                taken[name].append(wall(ways[name], count))
+                time.sleep(0.02)
+        seconds = {name: statistics.median(values) for name, values in taken.items()}
+        rows[f"{m}x{n}x{k}"] = {"seconds": seconds, "rounds": taken}
+        text = "  ".join(f"{name} {6 * m * n * k / t / 1e12:.0f}" for name, t in seconds.items())
+        ratio = seconds["bf16 eager"] / seconds["library eager"]
+        print(f"{m}x{n}x{k}: {text}  eager {ratio:.2f} x bf16 (TFLOP/s, 6MNK, measured)", flush=True)
+        del x, w, dy, ways
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    results: dict[str, Any] = {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
+    hosts(results)
+    Path(sys.argv[1]).write_text(json.dumps(results, indent=1), encoding="utf-8")
+    steps(results)
+    Path(sys.argv[1]).write_text(json.dumps(results, indent=1), encoding="utf-8")

@@ -1,0 +1,88 @@
+"""``load(operator)``: any promoted operator as a function of torch or JAX arrays.
+
+    gemm = load("gemm_fp8_blockwise/gemm_nt")
+    c = gemm(a_q, a_s, b_q, b_s)         # operands in the operator's order, or by name
+
+Which kernel runs is decided by the operands' shapes. Without a kernel for a shape, device or toolchain the operator's
+own reference answers, with one warning: the recipe in torch or JAX where this package has it, else the operator's
+NumPy oracle, which a version brings along. The result is not differentiable: gradients are other operators.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from . import store
+from .operands import Operands
+from .store import NotServed
+
+
+class Loaded:
+    """One operator. Called with torch tensors it answers with them, on their device; likewise with JAX arrays."""
+
+    def __init__(self, operator: str) -> None:
+        self.operator = operator
+        self._sides: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"load({self.operator!r})"
+
+    @property
+    def operands(self) -> Operands:
+        """What it takes and gives. Raises NotServed for a version that does not say it."""
+        return operands_of(self.operator)
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """The result, or a tuple of several.
+
+        Raises NotServed for an unknown operator, TypeError and ValueError for operands it does not take.
+        """
+        if named:
+            names = [operand.name for operand in self.operands.inputs]
+            unknown = set(named) - set(names)
+            if unknown or len(inputs) + len(named) != len(names):
+                raise TypeError(f"{self.operator} takes {', '.join(names)}")
+            inputs = (*inputs, *(named[name] for name in names[len(inputs) :]))
+        if not inputs:
+            raise TypeError(f"{self.operator} takes operands")
+        side = self._sides.get(type(inputs[0]).__module__.partition(".")[0])
+        if side is None:
+            side = self._side(inputs[0])
+        return side(inputs)
+
+    def _side(self, first: Any) -> Any:
+        module = type(first).__module__.partition(".")[0]
+        name = "torch_load" if module == "torch" else "jax_load" if module in ("jax", "jaxlib") else None
+        if name is None:
+            raise TypeError(f"{self.operator} takes torch tensors or JAX arrays, not {type(first).__name__}")
+        side = importlib.import_module(f".{name}", __package__).Side(self.operator)
+        self._sides[module] = side
+        return side
+
+
+_LOADED: dict[str, Loaded] = {}
+
+
+def load(operator: str) -> Loaded:
+    """The promoted operator called ``family/recipe``. Raises NotServed for one that was never promoted."""
+    if operator not in store.operators():
+        known = ", ".join(store.operators()) or "nothing"
+        raise NotServed(f"{operator}: no kernel has been promoted (promoted: {known})")
+    return _LOADED.setdefault(operator, Loaded(operator))
+
+
+def operands_of(operator: str) -> Operands:
+    """Operands of a promoted operator. Raises NotServed."""
+    dispatch = store.current_dispatch(operator)
+    told = dispatch.get("operands")
+    if told:
+        from .operands import read
+
+        return read(told, dispatch["dimensions"])
+    family = operator.partition("/")[0]
+    if family == "gemm_fp8_blockwise":
+        from .torch_contract import OPERANDS
+
+        return OPERANDS[operator]
+    raise NotServed(f"{operator}: its version does not tell the shapes of its operands")

@@ -1,0 +1,372 @@
+"""How a promoted Triton or Gluon kernel is run from torch: as a launch plan, through its module, or not at all.
+
+A ``Served`` stands for one operator at one shape on one device. On a CUDA device it holds a plan, which comes from the
+version's packs, from the user's cache, or is made here, and is launched through the driver alone; a kernel that no plan
+can hold runs through its module. A resolved shape costs a look into a dict.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import plan_shelf, store
+from .operands import Operands
+from .plans import driver
+from .plans.format import ALIGNMENT, Output, Plan, PlanError, Tensor
+from .plans.replay import Codes, Prepared, Ready
+from .serving import Dispatcher
+
+Tensors = tuple[torch.Tensor, ...]
+Call = Callable[[Mapping[str, torch.Tensor]], Tensors]
+
+
+def device_key(device: torch.device) -> str:
+    """``cuda:9.0`` (compute capability); ``interpret`` on a CPU under TRITON_INTERPRET=1; else the device's type."""
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"cuda:{major}.{minor}"
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        return store.INTERPRET
+    return device.type
+
+
+@dataclass(frozen=True)
+class Served:
+    """One operator at one shape on one device. ``plan`` is None for what runs through ``call``.
+
+    ``kind``: ``plan``, ``module`` or ``reference``. ``call`` takes contiguous inputs by name.
+    """
+
+    kind: str
+    call: Call
+    plan: Ready | None = None
+
+
+class Launcher:
+    """Resolves operators of a library's folder; everything it resolves is kept. Safe to use from several threads."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+        self._lock = threading.RLock()
+        self._served: dict[tuple[str, tuple[int, ...], torch.device], Served] = {}
+        self._codes: dict[int, Codes] = {}
+        self._packs: dict[tuple[str, str], list[plan_shelf.Pack]] = {}
+
+    def serve(
+        self,
+        operator: str,
+        dims: tuple[int, ...],
+        device: torch.device,
+        reference: Call,
+        operands: Operands | None = None,
+    ) -> Served:
+        """What runs an operator at a shape; its reference, with one warning, where no promoted kernel does."""
+        key = (operator, dims, device)
+        found = self._served.get(key)
+        if found is None:
+            with self._lock:
+                found = self._served.get(key)
+                if found is None:
+                    found = self._served[key] = self._resolve(operator, dims, device, reference, operands)
+        return found
+
+    def _resolve(
+        self,
+        operator: str,
+        dims: tuple[int, ...],
+        device: torch.device,
+        reference: Call,
+        operands: Operands | None,
+    ) -> Served:
+        try:
+            table = self.dispatcher.table(operator, device_key(device))
+            region = table.choose(dims)
+            shapes = table.operands or operands
+            if device.type == "cuda" and shapes is not None:
+                plan = self._plan(table, region.kernel, shapes, dims, device)
+                if plan is not None:
+                    ready = Ready(plan, device.index or 0, self._device_codes(device.index or 0))
+                    return Served("plan", _planned(ready, device), ready)
+            if table.fault is not None:
+                raise store.NotServed(f"{operator}: {table.fault}")
+            return Served("module", load(region.kernel, device))
+        except store.NotServed as error:
+            self.dispatcher.warn(operator, str(error))
+        except driver.CudaError as error:
+            self.dispatcher.warn(operator, f"{operator}: its plan is refused by the driver ({error})")
+        return Served("reference", reference)
+
+    def _device_codes(self, index: int) -> Codes:
+        if index not in self._codes:
+            self._codes[index] = Codes(index)
+        return self._codes[index]
+
+    def _plan(
+        self,
+        table: store.Table,
+        kernel: store.Kernel,
+        shapes: Operands,
+        dims: tuple[int, ...],
+        device: torch.device,
+    ) -> Plan | None:
+        """A kernel's plan at a shape: promoted, cached, or made here; None where it has to run through its module."""
+        major, minor = torch.cuda.get_device_capability(device)
+        architecture = 10 * major + minor
+        place = (str(table.version), table.target)
+        if place not in self._packs:
+            self._packs[place] = plan_shelf.packs(table.version, table.target)
+        for pack in self._packs[place]:
+            plan = pack.find(kernel.name, dims)
+            if plan is not None and plan.architecture == architecture:
+                return plan
+        if table.fault is not None:
+            return None
+        return made_plan(kernel, shapes, dims, architecture, device)
+
+
+def made_plan(
+    kernel: store.Kernel, shapes: Operands, dims: tuple[int, ...], architecture: int, device: torch.device
+) -> Plan | None:
+    """A plan from the user's cache, or made here with the Triton there is. None where it cannot be.
+
+    Raises UnsoundLibrary for a source that is not what was promoted, NotServed where there is no Triton.
+    """
+    try:
+        from . import torch_record
+
+        toolchain = torch_record.toolchain()
+    except ImportError as error:
+        raise store.NotServed(f"{kernel.name} has no plan for this shape, and {error}") from error
+    key = plan_shelf.cache_key(kernel, dims, architecture, toolchain)
+    module = _namespace(kernel, device)
+    plan = plan_shelf.cached(key)
+    if plan is not None:
+        return plan
+    named = shapes.named(dims)
+    inputs, outputs = (
+        [Tensor(o.name, o.dtype, o.sizes(named)) for o in part] for part in (shapes.inputs, shapes.outputs)
+    )
+    try:
+        plan = torch_record.record(module, kernel.params, inputs, outputs, architecture)
+    except (torch_record.NotRecorded, PlanError):
+        return None
+    plan_shelf.keep(key, plan)
+    return plan
+
+
+def _planned(ready: Ready, device: torch.device) -> Call:
+    """A plan as a function of inputs by name: allocates what comes back and what it works in."""
+    names = [tensor.name for tensor in ready.plan.inputs]
+    run = runner(ready, device)
+    return lambda inputs: run([inputs[name] for name in names])
+
+
+def runner(ready: Ready, device: torch.device) -> Callable[[Sequence[torch.Tensor]], Tensors]:
+    """A plan as a function of contiguous inputs in order. Results and scratch are torch's, freed as torch frees."""
+    plan = ready.plan
+    index = device.index or 0
+    alone = _alone(plan)
+    empty, stream_of = torch.empty, torch._C._cuda_getCurrentRawStream
+    if alone is not None:
+        scratch = [
+            (len(alone) + number, size) for number, size in enumerate(plan.buffers) if number not in alone
+        ]
+        if not scratch and list(alone) == list(range(len(alone))):
+            made = [(output.shape, getattr(torch, output.dtype)) for output in plan.outputs]
+
+            def simple(inputs: Sequence[torch.Tensor]) -> Tensors:
+                results = tuple([empty(shape, dtype=dtype, device=device) for shape, dtype in made])
+                addresses = [tensor.data_ptr() for tensor in inputs]
+                addresses += [tensor.data_ptr() for tensor in results]
+                ready(addresses, stream_of(index))
+                return results
+
+            return simple
+
+    def general(inputs: Sequence[torch.Tensor]) -> Tensors:
+        buffers = [empty(size, dtype=torch.uint8, device=device) for size in plan.buffers]
+        addresses = [tensor.data_ptr() for tensor in (*inputs, *buffers)]
+        ready(addresses, stream_of(index))
+        return tuple([_result(buffers[o.buffer], o) for o in plan.outputs])
+
+    return general
+
+
+def _alone(plan: Plan) -> tuple[int, ...] | None:
+    """The buffer of each output, if every output fills a buffer of its own; else None."""
+    buffers = tuple(output.buffer for output in plan.outputs)
+    whole = all(o.offset == 0 and o.bytes == plan.buffers[o.buffer] for o in plan.outputs)
+    return buffers if whole and len(set(buffers)) == len(buffers) else None
+
+
+def _result(buffer: torch.Tensor, output: Output) -> torch.Tensor:
+    part = buffer[output.offset : output.offset + output.bytes]
+    return part.view(getattr(torch, output.dtype)).view(output.shape)
+
+
+class Layout:
+    """Places of bytes in one allocation, each at a multiple of 256."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def add(self, size: int) -> int:
+        """The offset of ``size`` more bytes."""
+        place = self.bytes
+        self.bytes += -(-size // 256) * 256
+        return place
+
+
+Place = tuple[int, int]
+"""The number of a base address, and bytes beyond it."""
+
+
+MOST_PREPARED = 64
+"""Sets of addresses for which a chain keeps its launches ready; allocators hand out the same few again and again."""
+
+MOST_SEEN = 1024
+
+
+class Chain:
+    """Plans launched one after the other, over base addresses that are given with each call.
+
+    For addresses that come again on the same stream, everything a launch needs is kept. What is kept never changes, so
+    that threads share it, and it holds no address of memory it would read or write by itself: an address that torch has
+    given to somebody else means what that somebody put there.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Ready, tuple[Place, ...]]] = []
+        self._prepared: dict[tuple[tuple[int, ...], int], list[Prepared]] = {}
+        self._seen: set[tuple[tuple[int, ...], int]] = set()
+        self._lock = threading.Lock()
+
+    def add(
+        self, served: Served, inputs: Sequence[Place], outputs: Sequence[Place], work: Callable[[int], Place]
+    ) -> None:
+        """One more plan; ``work`` makes room for scratch. Raises NotServed for what is no plan, or not so simple."""
+        ready = served.plan
+        alone = None if ready is None else _alone(ready.plan)
+        if ready is None or alone is None:
+            raise store.NotServed("an operator of the chain has no plan")
+        places = list(inputs)
+        for number, size in enumerate(ready.plan.buffers):
+            places.append(outputs[alone.index(number)] if number in alone else work(size))
+        self._steps.append((ready, tuple(places)))
+
+    def __call__(self, bases: tuple[int, ...], stream: int) -> None:
+        """Queue all of it on a stream. Raises CudaError."""
+        steps = self._prepared.get((bases, stream))
+        if steps is None:
+            steps = self._missed(bases, stream)
+        for call, arguments, _ in steps:
+            code = call(*arguments)
+            if code:
+                self._again(call, arguments, code)
+
+    def _missed(self, bases: tuple[int, ...], stream: int) -> list[Prepared]:
+        """Queue it for addresses that are new, or keep what is needed for those seen before; what is left to queue."""
+        self._steps[0][0].bind()
+        key = (bases, stream)
+        if key not in self._seen:
+            if len(self._seen) >= MOST_SEEN:
+                self._seen.clear()
+            self._seen.add(key)
+            for ready, places in self._steps:
+                ready([bases[base] + offset for base, offset in places], stream)
+            return []
+        made = [
+            step
+            for ready, places in self._steps
+            for step in ready.prepared([bases[base] + offset for base, offset in places], stream)
+        ]
+        with self._lock:
+            while len(self._prepared) >= MOST_PREPARED:
+                del self._prepared[next(iter(self._prepared))]
+            self._prepared[key] = made
+        return made
+
+    def _again(self, call: Callable[..., int], arguments: tuple[Any, ...], code: int) -> None:
+        """A launch was refused: once more in the right context, which this thread did not have, or CudaError."""
+        ready = self._steps[0][0]
+        if code in (driver.NO_CONTEXT, driver.INVALID_HANDLE) and driver.current_context() != ready.context:
+            if not driver.current_context():
+                ready.bind()
+                code = call(*arguments)
+            else:
+                with driver.within(ready.context):
+                    code = call(*arguments)
+        driver.check(code, "launching a promoted plan")
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, contiguous and at an address that kernels take; a copy where it is not."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
+
+
+# -- a kernel through its module ---------------------------------------------------------------------
+
+
+class _TorchOn:
+    """``torch`` as a kernel module sees it: what it allocates lies on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch, name)
+        if name not in ("empty", "zeros", "ones", "full"):
+            return found
+        made: Callable[..., Any] = lambda *sizes, **options: found(*sizes, device=self._device, **options)  # noqa: E731
+        setattr(self, name, made)
+        return made
+
+
+def load(kernel: store.Kernel, device: torch.device) -> Call:
+    """A promoted kernel through its module, as a function of its operands by name. Raises NotServed."""
+    launch = _namespace(kernel, device)["launch"]
+    params = dict(kernel.params)
+    if device.type != "cuda":
+        return lambda inputs: tuple(launch(dict(inputs), params))
+
+    def on_device(inputs: Mapping[str, torch.Tensor]) -> Tensors:
+        with torch.cuda.device(device):
+            # a thread that torch has run nothing on, autograd's for one, has no context yet, and a tensor map needs one
+            if driver.current_context():
+                return tuple(launch(dict(inputs), params))
+            with driver.within(driver.primary_context(device.index or 0)):
+                return tuple(launch(dict(inputs), params))
+
+    return on_device
+
+
+_IMPORTING = threading.RLock()
+
+
+def _namespace(kernel: store.Kernel, device: torch.device) -> dict[str, Any]:
+    """The kernel module's namespace, for one device. Raises NotServed when it cannot be imported."""
+    name = f"{__package__}.loaded_{kernel.sha256[:16]}_{device.type}{device.index or 0}"
+    with _IMPORTING:
+        if name in sys.modules:
+            return sys.modules[name].__dict__
+        module = types.ModuleType(name)
+        module.__file__ = str(kernel.path)
+        text = kernel.source()
+        sys.modules[name] = module
+        try:
+            exec(compile(text, str(kernel.path), "exec"), module.__dict__)
+        except ImportError as error:
+            del sys.modules[name]
+            raise store.NotServed(f"{kernel.name} cannot be imported: {error}") from error
+        if "torch" in module.__dict__:
+            module.__dict__["torch"] = _TorchOn(device)
+        return module.__dict__

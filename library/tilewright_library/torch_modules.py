@@ -1,0 +1,183 @@
+"""Modules for programs that train or serve: a drop-in for ``nn.Linear``, experts of a mixture, whole models converted.
+
+    model = convert(model)                       # every nn.Linear whose sizes the recipe takes, parameters shared
+    with kept_weights(model):                    # quantise each weight once for all micro-batches of a step
+        for batch in micro_batches:
+            loss(model(batch)).backward()
+    optimiser.step()
+
+State dicts are those of the modules replaced. Work with torch.compile, activation checkpointing, FSDP2, tensor parallel
+(``torch_parallel`` tells DTensor how the ops shard) and torch.autocast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .torch_contract import BLOCK
+from .torch_ops import OPS, both_weight_bytes, gemm_fp8_blockwise, kept_bytes, kept_weight_bytes
+
+Filter = Callable[[str, nn.Linear], bool]
+
+
+class Linear(nn.Linear):
+    """y = x . w^T + b, with forward and both gradients multiplied in blockwise FP8.
+
+    Weights and inputs in bfloat16; under ``torch.autocast`` to bfloat16 both may be float32. What the recipe does not
+    take (sizes off its blocks, other dtypes) is multiplied as ``nn.Linear`` does, with one warning.
+    """
+
+    _kept: tuple[torch.Tensor, int, torch.Tensor] | None = None
+    _keeping: bool = False
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear) -> Linear:
+        """A module with the same parameters (shared, not copied), device, dtype and mode."""
+        with torch.device("meta"):
+            made = cls(linear.in_features, linear.out_features, bias=linear.bias is not None)
+        made.weight, made.bias = linear.weight, linear.bias
+        made.train(linear.training)
+        return made
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] -> [..., out_features] in bfloat16."""
+        y = multiply(input, self.weight, self)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def quantised_weight(self) -> torch.Tensor | None:
+        """Both quantised copies of the weight, made once while ``kept_weights`` is open; None outside of it."""
+        if not self._keeping:
+            return None
+        weight = self.weight
+        kept = self._kept
+        if kept is None or kept[0] is not weight or kept[1] != weight._version:
+            with torch.no_grad():
+                quantised = OPS.quantise_weight(weight.detach().to(torch.bfloat16).contiguous())
+            kept = self._kept = (weight, weight._version, quantised)
+        return kept[2]
+
+
+def multiply(x: torch.Tensor, w: torch.Tensor, keeper: Linear | None = None) -> torch.Tensor:
+    """x [..., K] . w [N, K]^T in FP8 where the operands allow it, as ``torch.nn.functional.linear`` where not."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):
+        wanted = torch.get_autocast_dtype(kind)
+        x, w = x.to(wanted), w.to(wanted)
+    if x.dtype is not torch.bfloat16 or w.dtype is not torch.bfloat16:
+        return torch.nn.functional.linear(x, w)
+    if _is_distributed(x) or _is_distributed(w):
+        from .torch_parallel import multiply_distributed
+
+        return multiply_distributed(x, w)
+    if keeper is not None and not torch.compiler.is_compiling():
+        kept = keeper.quantised_weight()
+        rows = x.numel() // x.shape[-1]
+        if kept is not None and torch.is_grad_enabled() and rows and rows % BLOCK == 0:
+            from .torch_eager import multiply_kept
+
+            return multiply_kept(x, w, kept)
+    return gemm_fp8_blockwise(x, w)
+
+
+def _is_distributed(tensor: torch.Tensor) -> bool:
+    return type(tensor).__name__ == "DTensor" or type(getattr(tensor, "data", None)).__name__ == "DTensor"
+
+
+def takes(linear: nn.Linear) -> bool:
+    """Whether the recipe takes a layer's sizes: both multiples of 128."""
+    return linear.in_features % BLOCK == 0 and linear.out_features % BLOCK == 0
+
+
+def convert(model: nn.Module, filter: Filter | None = None) -> nn.Module:
+    """Replace, in place, every ``nn.Linear`` whose sizes the recipe takes and for which ``filter(name, module)`` holds.
+
+    The root itself is returned converted when it is a linear layer. Subclasses of ``nn.Linear`` are left alone. A
+    module that is used in two places stays one module.
+    """
+    made: dict[int, Linear] = {}
+
+    def chosen(name: str, module: nn.Module) -> bool:
+        if type(module) is not nn.Linear or not takes(module):
+            return False
+        return filter is None or bool(filter(name, module))
+
+    if chosen("", model):
+        assert isinstance(model, nn.Linear)
+        return Linear.from_linear(model)
+    for name, parent in list(model.named_modules(remove_duplicate=False)):
+        for child_name, child in list(parent.named_children()):
+            full = f"{name}.{child_name}" if name else child_name
+            if id(child) in made:
+                setattr(parent, child_name, made[id(child)])
+            elif chosen(full, child):
+                assert isinstance(child, nn.Linear)
+                made[id(child)] = Linear.from_linear(child)
+                setattr(parent, child_name, made[id(child)])
+    return model
+
+
+@contextlib.contextmanager
+def kept_weights(model: nn.Module) -> Iterator[None]:
+    """While open, each layer's weight is quantised once, at its first use: for the micro-batches of one step.
+
+    Weights must not change inside: an optimiser's step or a load of a state dict belongs outside. (In-place changes
+    that autograd sees are noticed; those of FSDP, which gathers weights anew, are why this is not automatic.) Costs
+    both FP8 copies of every weight in memory. Without effect in compiled code.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    for layer in layers:
+        layer._keeping = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._keeping, layer._kept = False, None
+
+
+class GroupedExperts(nn.Module):
+    """The linear layers of a mixture's experts: ``weight`` [experts, out_features, in_features] in bfloat16.
+
+    ``forward(x [T, K], counts)``: rows of x in the order of the experts, ``counts`` whole numbers that add up to T.
+    """
+
+    def __init__(self, experts: int, in_features: int, out_features: int, **options: Any) -> None:
+        super().__init__()
+        options.setdefault("dtype", torch.bfloat16)
+        self.weight = nn.Parameter(torch.empty(experts, out_features, in_features, **options))
+        nn.init.uniform_(self.weight, -(in_features**-0.5), in_features**-0.5)
+
+    def forward(self, x: torch.Tensor, counts: Sequence[int] | torch.Tensor) -> torch.Tensor:
+        """[T, K] -> [T, out_features]. Raises ValueError for counts that do not fit x."""
+        sizes = [int(n) for n in (counts.tolist() if isinstance(counts, torch.Tensor) else counts)]
+        if len(sizes) != self.weight.shape[0] or sum(sizes) != x.shape[0] or min(sizes, default=0) < 0:
+            raise ValueError(
+                f"counts must be {self.weight.shape[0]} sizes that add up to {x.shape[0]}, not {sizes}"
+            )
+        parts = []
+        for number, rows in enumerate(x.split(sizes)):
+            if rows.shape[0]:
+                short = (
+                    -rows.shape[0] % BLOCK
+                )  # gradients come in whole blocks of rows; rows of zeros add nothing
+                padded = torch.nn.functional.pad(rows, (0, 0, 0, short)) if short else rows
+                parts.append(multiply(padded, self.weight[number])[: rows.shape[0]])
+        return torch.cat(parts) if parts else x.new_empty((0, self.weight.shape[1]))
+
+
+def activation_bytes(model: nn.Module, rows: int) -> dict[str, tuple[int, int]]:
+    """By layer: bytes kept for the backward pass of ``rows`` rows, and what bf16 would keep (its input alone).
+
+    Ours are the FP8 copies of the input and of the weight; bf16 keeps the input and refers to the weight.
+    """
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Linear):
+            n, k = module.out_features, module.in_features
+            weight = both_weight_bytes(n, k) if module._keeping else kept_weight_bytes(n, k)
+            found[name] = (kept_bytes(rows, k) + weight, 2 * rows * k)
+    return found

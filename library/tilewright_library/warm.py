@@ -1,0 +1,153 @@
+"""Makes launch plans ahead of the first call, on any machine with Triton: ``python -m <package>.warm --shapes FILE``.
+
+FILE holds lines ``family/recipe 4096 4096 128`` (the operator's dimensions in order; ``#`` begins a comment), or JSON
+``{"family/recipe": [[4096, 4096, 128]]}``. ``gemm_fp8_blockwise M N K`` stands for all operators of a linear layer,
+forward, backward and inference. Without ``--shapes``: the shapes that were verified. Plans go into the user's cache, or
+with ``--packs FOLDER`` into one pack an operator. No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import plan_shelf, store
+
+Shape = tuple[str, tuple[int, ...]]
+
+LINEAR = "gemm_fp8_blockwise"
+BLOCK = 128
+
+
+def linear(m: int, n: int, k: int) -> list[Shape]:
+    """The operators of ``gemm_fp8_blockwise(x, w)`` with x [M, K], w [N, K], and of its gradient."""
+    wanted: dict[str, list[tuple[int, ...]]] = {
+        "quant_1x128": [(m, k)],
+        "quant_128x128": [(n, k)],
+        "gemm_nt": [(m, n, k)],
+    }
+    if m % BLOCK == 0:
+        wanted["gemm_nt"].append((m, k, n))
+        wanted |= {
+            "quant_dual": [(m, k), (m, n)],
+            "quant_128x128_dual": [(n, k)],
+            "gemm_nt_rows": [(n, k, m)],
+        }
+    return [(f"{LINEAR}/{name}", dims) for name, shapes in wanted.items() for dims in shapes]
+
+
+def read_shapes(text: str) -> list[Shape]:
+    """The shapes a file asks for. Raises ValueError naming the line or key."""
+    rows: list[tuple[str, Sequence[int]]] = []
+    if text.lstrip().startswith("{"):
+        for name, shapes in json.loads(text).items():
+            rows += [(name, shape) for shape in shapes]
+    else:
+        for number, line in enumerate(text.splitlines(), 1):
+            words = line.split("#")[0].split()
+            if words:
+                if not all(word.isdigit() for word in words[1:]):
+                    raise ValueError(f"line {number}: {line.strip()!r} is no operator with whole numbers")
+                rows.append((words[0], [int(word) for word in words[1:]]))
+    found: list[Shape] = []
+    for name, shape in rows:
+        if not shape or not all(type(size) is int and size > 0 for size in shape):
+            raise ValueError(f"{name}: {shape!r} is no list of sizes")
+        if name == LINEAR:
+            if len(shape) != 3:
+                raise ValueError(f"{LINEAR} takes M, N and K, not {list(shape)}")
+            found += linear(*shape)
+        else:
+            found.append((name, tuple(shape)))
+    return list(dict.fromkeys(found))
+
+
+def verified_shapes(device: str, folder: Path = store.KERNELS) -> list[Shape]:
+    """Every shape that a current version was verified at on a device."""
+    found: list[Shape] = []
+    for operator in store.operators(folder):
+        try:
+            table = store.load_table(operator, device, folder)
+        except store.NotServed:
+            continue
+        found += [(operator, region.dims) for region in table.regions]
+    return found
+
+
+def warm(
+    shapes: Iterable[Shape],
+    device: str,
+    packs: Path | None,
+    say: Callable[[str], None],
+    folder: Path = store.KERNELS,
+) -> int:
+    """Make plans for a CUDA device key; how many shapes got none. ``packs``: where to write packs."""
+    import torch
+
+    from . import torch_contract, torch_launch, torch_record
+
+    architecture = int(device.removeprefix("cuda:").replace(".", ""))
+    if not torch.cuda.is_available():
+        torch_record.pretend(architecture)
+    made: dict[tuple[str, str], dict[tuple[str, tuple[int, ...]], Any]] = {}
+    failed = 0
+    for operator, dims in shapes:
+        try:
+            table = store.load_table(operator, device, folder)
+            if table.fault is not None:
+                raise store.NotServed(f"{operator}: {table.fault}")
+            operands = table.operands or torch_contract.OPERANDS.get(operator)
+            if operands is None:
+                raise store.NotServed(f"{operator}: its version does not tell the shapes of its operands")
+            kernel = table.choose(dims).kernel
+            plan = torch_launch.made_plan(kernel, operands, dims, architecture, torch.device("cpu"))
+            if plan is None:
+                raise store.NotServed(f"{operator}: what {kernel.name} launches is more than a plan holds")
+        except store.NotServed as error:
+            failed += 1
+            say(f"no plan for {operator} {plan_shelf.shape_key(dims)}: {error}")
+            continue
+        made.setdefault((operator, table.target), {})[kernel.name, dims] = plan
+        say(f"{operator} {plan_shelf.shape_key(dims)}: kernel {kernel.name}, plan {plan.digest[:16]}")
+    for (operator, target), plans in made.items() if packs is not None else ():
+        assert packs is not None
+        name = plan_shelf.pack_name(target, torch_record.toolchain())
+        place = packs / operator.replace("/", "__")
+        place.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(plan_shelf.packed(plans, torch_record.toolchain()))
+    return failed
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="warm", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--shapes", type=Path, help="file of shapes (default: the verified ones)")
+    parser.add_argument("--device", default="cuda:9.0", help="compute capability to compile for")
+    parser.add_argument("--packs", type=Path, help="write packs here instead of into the user's cache")
+    options = parser.parse_args(arguments)
+    try:
+        shapes = (
+            read_shapes(options.shapes.read_text(encoding="utf-8"))
+            if options.shapes
+            else verified_shapes(options.device)
+        )
+    except (OSError, ValueError, AttributeError) as error:
+        sys.stderr.write(f"--shapes: {options.shapes}: {error}\n")
+        return 2
+    os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")  # paths of this machine are no part of a plan
+    failed = warm(shapes, options.device, options.packs, _say)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""Run in a child process on a machine with a GPU, by the library's gpu tests; JSON on standard output.
+
+The child sees the library and torch only. Each scenario is a process of its own where it says ``fresh``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import sys
+import threading
+import time
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+SHAPES = ((1024, 4096, 4096), (256, 512, 1024), (128, 2048, 512), (512, 384, 768), (384, 1024, 128))
+
+
+def operands(m: int, n: int, k: int, device: str = "cuda", seed: int = 0) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator(device).manual_seed(seed)
+    shapes = ((m, k), (n, k), (m, n))
+    return tuple(torch.randn(*s, dtype=torch.bfloat16, device=device, generator=generator) for s in shapes)
+
+
+def db(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    wanted = wanted.double()
+    error = (got.double() - wanted).square().sum().clamp_min(1e-300)
+    return float(10 * torch.log10(wanted.square().sum() / error))
+
+
+def step(function: Any, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+    y = function(x, w)
+    return y.detach(), *torch.autograd.grad(y, (x, w), dy)
+
+
+def reference_step(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
+    """The recipe in plain torch on this device."""
+    from tilewright_library import torch_contract as c
+
+    def product(a: tuple[torch.Tensor, ...], b: torch.Tensor) -> torch.Tensor:
+        return c.dequantise_rows(*a).double() @ b.double().t()
+
+    xt, wt, dyt = (t.t().contiguous() for t in (x, w, dy))
+    return [
+        product(c.quantise_rows(x), c.dequantise_blocks(*c.quantise_blocks(w))),
+        product(c.quantise_rows(dy), c.dequantise_blocks(*c.quantise_blocks(wt))),
+        product(c.quantise_rows(dyt), c.dequantise_rows(*c.quantise_rows(xt))),
+    ]
+
+
+def first_backward() -> dict[str, Any]:
+    """Fresh: the very first thing autograd's thread does is this library's backward, with dy given."""
+    from tilewright_library import gemm_fp8_blockwise
+
+    x, w, dy = operands(256, 512, 1024)
+    x.requires_grad_(), w.requires_grad_()
+    y = gemm_fp8_blockwise(x, w)
+    dx, dw = torch.autograd.grad(y, (x, w), dy)
+    torch.cuda.synchronize()
+    wanted = reference_step(x.detach(), w.detach(), dy)
+    return {"db": [db(a, b) for a, b in zip((y.detach(), dx, dw), wanted, strict=True)]}
+
+
+def first_backward_through_modules() -> dict[str, Any]:
+    """Fresh: as ``first_backward``, with every kernel launched by its module, as where no plan can be made."""
+    from tilewright_library import torch_launch
+
+    torch_launch.Launcher._plan = lambda *arguments: None
+    return first_backward()
+
+
+def numbers() -> dict[str, Any]:
+    """Forward and gradients at several shapes against the recipe, and what serves them."""
+    from tilewright_library import gemm_fp8_blockwise, torch_ops
+
+    found = {}
+    for shape in SHAPES:
+        x, w, dy = operands(*shape)
+        ours = step(gemm_fp8_blockwise, x, w, dy)
+        with torch.no_grad():
+            inferred = gemm_fp8_blockwise(x, w)
+        wanted = reference_step(x, w, dy)
+        found["x".join(map(str, shape))] = [
+            *(db(a, b) for a, b in zip(ours, wanted, strict=True)),
+            db(inferred, wanted[0]),
+        ]
+    kinds = {f"{key[0]} {key[1]}": served.kind for key, served in torch_ops.LAUNCHER._served.items()}
+    return {"db": found, "kinds": kinds}
+
+
+def without_triton() -> dict[str, Any]:
+    """Fresh: promoted plans run where Triton cannot be imported."""
+    sys.modules["triton"] = None  # type: ignore[assignment]
+    from tilewright_library import gemm_fp8_blockwise, torch_ops
+
+    x, w, dy = operands(2048, 4096, 4096)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours = step(gemm_fp8_blockwise, x, w, dy)
+    wanted = step(F.linear, x, w, dy)
+    return {
+        "db": [db(a, b) for a, b in zip(ours, wanted, strict=True)],
+        "kinds": sorted({served.kind for served in torch_ops.LAUNCHER._served.values()}),
+        "warnings": [str(c.message) for c in caught],
+    }
+
+
+def graphs() -> dict[str, Any]:
+    """A captured step replays with other operands in the same places."""
+    from tilewright_library import gemm_fp8_blockwise
+
+    x, w, dy = operands(1024, 4096, 4096)
+    x, w = x.requires_grad_(), w.requires_grad_()
+
+    def once() -> tuple[torch.Tensor, ...]:
+        y = gemm_fp8_blockwise(x, w)
+        return y, *torch.autograd.grad(y, (x, w), dy)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        once()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = once()
+    values = []
+    for seed in (1, 2):
+        fresh = operands(1024, 4096, 4096, seed=seed)
+        with torch.no_grad():
+            for place, value in zip((x, w, dy), fresh, strict=True):
+                place.copy_(value)
+        graph.replay()
+        torch.cuda.synchronize()
+        wanted = step(gemm_fp8_blockwise, *fresh)
+        values.append(all(torch.equal(a, b) for a, b in zip(captured, wanted, strict=True)))
+    return {"equal": values}
+
+
+def compiled() -> dict[str, Any]:
+    """torch.compile(fullgraph=True) with Inductor gives eager's bits, forward and backward."""
+    from tilewright_library import gemm_fp8_blockwise
+
+    def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return gemm_fp8_blockwise(x, w)
+
+    x, w, dy = operands(1024, 4096, 4096)
+    fast = step(torch.compile(layer, fullgraph=True), x, w, dy)
+    slow = step(layer, x, w, dy)
+    return {"equal": [torch.equal(a, b) for a, b in zip(fast, slow, strict=True)]}
+
+
+def modules() -> dict[str, Any]:
+    """Linear under autocast, activation checkpointing, kept weights over micro-batches; state dicts."""
+    from torch.utils.checkpoint import checkpoint
+
+    from tilewright_library import Linear, convert, kept_weights
+
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.SiLU(), torch.nn.Linear(1024, 256)).cuda()
+    copy = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.SiLU(), torch.nn.Linear(1024, 256)).cuda()
+    copy.load_state_dict(plain.state_dict())
+    model = convert(copy)
+    x = torch.randn(256, 512, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        wanted, found = plain(x), model(x)
+        again = checkpoint(model, x, use_reentrant=False)
+    again.float().square().sum().backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    half = model.to(torch.bfloat16)
+    xs = [torch.randn(256, 512, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+
+    def accumulated() -> list[torch.Tensor]:
+        half.zero_grad()
+        for one in xs:
+            half(one).float().square().mean().backward()
+        return [p.grad.clone() for p in half.parameters()]
+
+    without = accumulated()
+    with kept_weights(half):
+        kept = accumulated()
+        half[0]._keeping
+    return {
+        "db": db(found, wanted),
+        "checkpointed": torch.equal(found, again),
+        "gradients": all(g is not None for g in grads),
+        "kept": [torch.equal(a, b) for a, b in zip(without, kept, strict=True)],
+        "linear": [type(layer) is Linear for layer in (model[0], model[2])],
+        "emptied": half[0]._kept is None,
+    }
+
+
+def storm() -> dict[str, Any]:
+    """Calls from 8 threads on 4 streams with shapes at random: every result has the bits of a lone call."""
+    from tilewright_library import gemm_fp8_blockwise
+
+    calls, threads = int(os.environ.get("CALLS", "10000")), 8
+    cases = []
+    for number, shape in enumerate(SHAPES[1:]):
+        x, w, dy = operands(*shape, seed=number)
+        cases.append(((x, w, dy), step(gemm_fp8_blockwise, x, w, dy)))
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    wrong, errors = [], []
+    marks = []
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        try:
+            for _ in range(calls // threads):
+                (x, w, dy), wanted = cases[rng.randrange(len(cases))]
+                with torch.cuda.stream(streams[rng.randrange(4)]):
+                    if rng.random() < 0.5:
+                        got = step(gemm_fp8_blockwise, x, w, dy)
+                        same = [torch.equal(a, b) for a, b in zip(got, wanted, strict=True)]
+                    else:
+                        with torch.no_grad():
+                            same = [torch.equal(gemm_fp8_blockwise(x, w), wanted[0])]
+                if not all(same):
+                    wrong.append(seed)
+        except Exception as error:  # noqa: BLE001 - reported
+            errors.append(repr(error)[:300])
+
+    began = time.perf_counter()
+    for turn in range(2):
+        pool = [threading.Thread(target=work, args=(turn * threads + n,)) for n in range(threads)]
+        for thread in pool:
+            thread.start()
+        for thread in pool:
+            thread.join()
+        torch.cuda.synchronize()
+        with open("/proc/self/statm", encoding="utf-8") as file:
+            resident = int(file.read().split()[1]) * 4096
+        marks.append((resident, torch.cuda.memory_allocated()))
+    return {
+        "wrong": len(wrong),
+        "errors": errors[:3],
+        "calls": 2 * (calls // threads) * threads,
+        "seconds": time.perf_counter() - began,
+        "growth_bytes": [b - a for a, b in zip(*marks, strict=True)],
+    }
+
+
+def loaded() -> dict[str, Any]:
+    """Every promoted torch operator by ``load``, against its reference."""
+    from tilewright_library import load, torch_contract
+
+    found = {}
+    for name, operand_shapes in torch_contract.OPERANDS.items():
+        dims = operand_shapes.named((256, 512, 1024) if len(operand_shapes.dimensions) == 3 else (256, 1024))
+        inputs = []
+        for operand in operand_shapes.inputs:
+            sizes = operand.sizes(dims)
+            if operand.dtype == "float32":
+                inputs.append(torch.rand(sizes, device="cuda") * 0.01 + 0.001)
+            else:
+                inputs.append(torch.randn(sizes, device="cuda").to(getattr(torch, operand.dtype)))
+        got = load(name)(*inputs)
+        got = got if isinstance(got, tuple) else (got,)
+        names = [operand.name for operand in operand_shapes.inputs]
+        wanted = torch_contract.REFERENCES[name](dict(zip(names, inputs, strict=True)))
+        found[name] = [min(db(a.float(), b.float()), 999.0) for a, b in zip(got, wanted, strict=True)]
+    return found
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2 and sys.argv[1] == "--package":
+        sys.modules["tilewright_library"] = importlib.import_module(sys.argv[2])
+        del sys.argv[1:3]
+    sys.stdout.write(json.dumps({name: globals()[name]() for name in sys.argv[1:]}) + "\n")

@@ -1,0 +1,141 @@
+"""The layer's chains of plans, with plans that compute in this process's memory: every byte where it belongs."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from testkit.library.memory_plans import MemoryLauncher  # noqa: E402
+from tilewright.evolve.promote.runtime import store, torch_eager, torch_launch, torch_ops  # noqa: E402
+from tilewright.evolve.promote.runtime.torch_eager import Layer  # noqa: E402
+
+M, N, K = 256, 384, 128
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch) -> MemoryLauncher:
+    made = MemoryLauncher()
+    monkeypatch.setattr(torch_ops, "LAUNCHER", made)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
+    return made
+
+
+def operands(seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(*s, generator=generator).bfloat16() for s in ((M, K), (N, K), (M, N))]
+
+
+def by_operators(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
+    y, kept_x, kept_w = torch_ops.linear(x, w)
+    dx, dw = torch_ops.linear_backward(dy, kept_x, kept_w, K, True, True)
+    return [y, kept_x, kept_w, dx, dw]
+
+
+def test_a_chain_gives_what_the_operators_give_one_by_one(launcher: MemoryLauncher) -> None:
+    x, w, dy = operands()
+    layer = Layer(M, N, K, torch.device("cpu"))
+    y, kept_x, kept_w = layer.forward(x, w)
+    dx, dw = layer.backward(dy, kept_x, kept_w, True, True)
+    for ours, wanted in zip((y, kept_x, kept_w, dx, dw), by_operators(x, w, dy), strict=True):
+        assert torch.equal(ours, wanted)
+    assert torch.equal(layer.infer(x, w), torch_ops.linear_forward_only(x, w))
+    assert {stream for plan in launcher.plans.values() for _, stream in plan.calls} == {77}
+
+
+def test_only_what_is_needed_runs(launcher: MemoryLauncher) -> None:
+    x, w, dy = operands()
+    layer = Layer(M, N, K, torch.device("cpu"))
+    _, kept_x, kept_w = layer.forward(x, w)
+    wanted = layer.backward(dy, kept_x, kept_w, True, True)
+    before = len(launcher.plans["gemm_nt_rows", (N, K, M)].calls)
+    dx, nothing = layer.backward(dy, kept_x, kept_w, True, False)
+    assert torch.equal(dx, wanted[0]) and nothing.numel() == 0
+    assert len(launcher.plans["gemm_nt_rows", (N, K, M)].calls) == before
+    nothing, dw = layer.backward(dy, kept_x, kept_w, False, True)
+    assert torch.equal(dw, wanted[1]) and nothing.numel() == 0
+
+
+def test_weights_quantised_before_serve_forward_and_backward(launcher: MemoryLauncher) -> None:
+    x, w, dy = operands()
+    layer = Layer(M, N, K, torch.device("cpu"))
+    both = torch_ops.quantise_weight(w)
+    assert both.numel() == torch_ops.both_weight_bytes(N, K)
+    y, kept_x, kept_w = layer.forward(x, w)
+    y_kept, kept_again = layer.forward_kept(x, both)
+    assert torch.equal(y, y_kept) and torch.equal(kept_x, kept_again)
+    for one, other in zip(
+        layer.backward(dy, kept_x, both, True, True),
+        layer.backward(dy, kept_x, kept_w, True, True),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+
+
+def test_autograd_takes_the_same_way(launcher: MemoryLauncher) -> None:
+    x, w, dy = operands()
+    layer = Layer(M, N, K, torch.device("cpu"))
+    xg, wg = x.clone().requires_grad_(), w.clone().requires_grad_()
+    y = torch_eager._Linear.apply(xg, wg, layer)
+    dx, dw = torch.autograd.grad(y, (xg, wg), dy)
+    wanted = by_operators(x, w, dy)
+    assert torch.equal(y, wanted[0]) and torch.equal(dx, wanted[3]) and torch.equal(dw, wanted[4])
+
+
+def test_an_operator_without_a_plan_leaves_the_layer_to_the_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_ops, "LAUNCHER", MemoryLauncher(frozenset(("gemm_nt_rows",))))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    layer = Layer(M, N, K, torch.device("cpu"))
+    with pytest.raises(store.NotServed, match="no plan"):
+        layer.ready(training=True)
+    layer.ready(training=False)
+    assert torch_eager.entry(M, N, K, torch.device("cpu"), True) is None
+    torch_eager._LAYERS.clear()
+
+
+def test_threads_share_a_layer(launcher: MemoryLauncher) -> None:
+    layer = Layer(M, N, K, torch.device("cpu"))
+    cases = [(operands(seed), None) for seed in range(4)]
+    wanted = [by_operators(*case) for case, _ in cases]
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for turn in range(20):
+            at = (number + turn) % len(cases)
+            x, w, dy = cases[at][0]
+            y, kept_x, kept_w = layer.forward(x, w)
+            dx, dw = layer.backward(dy, kept_x, kept_w, True, True)
+            for ours, good in zip((y, kept_x, kept_w, dx, dw), wanted[at], strict=True):
+                if not torch.equal(ours, good):
+                    wrong.append(at)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_addresses_that_come_again_are_prepared_once_and_bounded(
+    launcher: MemoryLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_launch, "MOST_PREPARED", 4)
+    layer = Layer(M, N, K, torch.device("cpu"))
+    layer.ready(training=False)
+    chain, size = layer._chain("infer")
+    held = []
+    for seed in range(6):
+        x, w, _ = operands(seed)
+        y, work = torch.empty(M, N, dtype=torch.bfloat16), torch.empty(size, dtype=torch.uint8)
+        bases = (x.data_ptr(), w.data_ptr(), y.data_ptr(), 0, 0, work.data_ptr())
+        for turn in range(3):
+            x.copy_(operands(seed + turn)[0])  # other values at the same addresses
+            chain(bases, 7)
+            assert torch.equal(y, torch_ops.linear_forward_only(x, w))
+        held.append((x, w, y, work))
+    assert len(chain._prepared) == 4
+    chain(bases, 8)
+    assert (bases, 8) not in chain._prepared, "another stream is another set"

@@ -1,0 +1,86 @@
+"""The library on a GPU: plans against the recipe, threads and streams, graphs, torch.compile, modules."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testkit import ROOT
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+CHILD = ROOT / "testkit" / "library" / "gpu_children.py"
+
+
+def child(scenario: str, home: Path, library: Path = ROOT / "library") -> dict[str, Any]:
+    environment = {**os.environ, "PYTHONPATH": str(library), "TILEWRIGHT_CACHE": str(home)}
+    done = subprocess.run(
+        [sys.executable, str(CHILD), scenario], env=environment, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])[scenario]
+
+
+@pytest.mark.parametrize("scenario", ["first_backward", "first_backward_through_modules"])
+def test_the_first_backward_of_a_process_finds_a_context(scenario: str, tmp_path: Path) -> None:
+    assert min(child(scenario, tmp_path)["db"]) >= 45.0
+
+
+def test_every_shape_has_the_recipes_numbers_by_plan(tmp_path: Path) -> None:
+    found = child("numbers", tmp_path)
+    assert all(value >= 45.0 for values in found["db"].values() for value in values), found["db"]
+    assert set(found["kinds"].values()) == {"plan"}
+
+
+def test_promoted_plans_need_no_triton(tmp_path: Path) -> None:
+    found = child("without_triton", tmp_path)
+    assert min(found["db"]) >= 26.0 and found["kinds"] == ["plan"] and not found["warnings"]
+
+
+def test_a_damaged_pack_is_not_used(tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    shutil.copytree(ROOT / "library", library)
+    packs = list(library.glob("*/kernels/*/gemm_nt/versions/*/plans_*.zip"))
+    assert packs
+    for pack in packs:
+        data = bytearray(pack.read_bytes())
+        data[len(data) // 2] ^= 1
+        pack.write_bytes(bytes(data))
+    found = child("without_triton", tmp_path, library)
+    assert min(found["db"]) >= 26.0 and "reference" in found["kinds"]
+    assert sum("is not what was promoted" in text for text in found["warnings"]) == 1
+
+
+def test_graphs_hold_a_step(tmp_path: Path) -> None:
+    assert child("graphs", tmp_path)["equal"] == [True, True]
+
+
+def test_compiled_code_has_eagers_bits(tmp_path: Path) -> None:
+    assert child("compiled", tmp_path)["equal"] == [True] * 3
+
+
+def test_modules(tmp_path: Path) -> None:
+    found = child("modules", tmp_path)
+    assert found["db"] >= 22.0 and found["checkpointed"] and found["gradients"] and found["emptied"]
+    assert all(found["kept"]) and all(found["linear"])
+
+
+def test_ten_thousand_calls_from_many_threads(tmp_path: Path) -> None:
+    found = child("storm", tmp_path)
+    assert not found["wrong"] and not found["errors"], found
+    resident, device = found["growth_bytes"]
+    assert device == 0 and resident < 64 << 20
+
+
+def test_every_operator_can_be_loaded(tmp_path: Path) -> None:
+    assert all(min(values) >= 45.0 for values in child("loaded", tmp_path).values())
