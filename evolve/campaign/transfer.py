@@ -66,7 +66,11 @@ def related(
     """Ids of the latest finished campaigns of this home that searched this operator on this target, or one of these
     sources, and know points of this campaign's spaces."""
     found: list[str] = []
-    for folder in reversed(campaigns(home)):
+    try:
+        known = campaigns(home)
+    except UserError:
+        return ()  # whoever writes there will say what is wrong with it
+    for folder in reversed(known):
         if len(found) == most:
             break
         try:
