@@ -137,7 +137,6 @@ class Cascade:
             interval=interval,
             workloads=tuple(found.figures),
             gates=tuple(found.gates),
-            estimates=found.estimates,
             projected=found.projected,
             descriptors=descriptors,
             compiled=found.compiled,
