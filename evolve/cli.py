@@ -176,6 +176,7 @@ def _tell(outcome: Any, arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
+    from tilewright.evolve.errors import JournalError
     from tilewright.evolve.show.summary import campaign_line, status_lines
 
     home = home_folder(arguments.home)
@@ -183,9 +184,14 @@ def _status(arguments: argparse.Namespace) -> int:
         known = campaigns(home)
         if not known:
             _say(f"no campaign in {home}; start one with: tilewright run quickstart")
+        damaged = 0
         for folder in known:
-            _say(campaign_line(folder / JOURNAL))
-        return 0
+            try:
+                _say(campaign_line(folder / JOURNAL))
+            except JournalError as error:
+                damaged += 1
+                _say(f"{folder.name}  cannot be read: {error}")
+        return 2 if damaged else 0
     for line in status_lines(find_campaign(home, arguments.campaign) / JOURNAL):
         _say(line)
     return 0

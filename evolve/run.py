@@ -84,8 +84,18 @@ def run(config: CampaignConfig, home: Path, display: Display) -> CampaignOutcome
     except InfrastructureFault:
         raise
     except UserError:
-        discard(folder)
+        if not _spent(folder):
+            discard(folder)
         raise
+
+
+def _spent(folder: Path) -> bool:
+    """Whether a campaign has an evaluation to its name: what was paid for is kept, whatever went wrong after."""
+    try:
+        with Journal(folder / JOURNAL) as journal:
+            return next(iter(journal.evaluations()), None) is not None or bool(journal.references("suite"))
+    except UserError:
+        return False
 
 
 def resume(folder: Path, home: Path, display: Display, address: str | None = None) -> CampaignOutcome:

@@ -51,12 +51,35 @@ def all_operators() -> Mapping[str, Operator]:
 
 def _recipes(family: str) -> Mapping[str, Operator]:
     folder = HERE / family if family in families() else Path(family)
-    if not (folder / "operator.py").is_file():
+    if not _is_file(folder / "operator.py"):
         known = ", ".join(families())
         raise UnknownOperator(
-            f"operator: {family!r} is neither a known family ({known}) nor a folder with an operator.py"
+            f"operator: {family[:200]!r} is neither a known family ({known}) nor a folder with an operator.py"
         )
-    return _module(folder).operators()
+    return _declared(folder)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # longer than a path may be, or with a null character
+        return False
+
+
+def _declared(folder: Path) -> Mapping[str, Operator]:
+    """What a family's ``operators()`` returns. Raises UnknownOperator for a module of a user's that has none."""
+    path = folder / "operator.py"
+    try:
+        found = _module(folder).operators()
+    except UnknownOperator:
+        raise
+    except (Exception, SystemExit) as error:  # a user's module raises what it likes
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UnknownOperator(f"operator: {path} raises {said}") from error
+    named = isinstance(found, Mapping) and all(isinstance(name, str) for name in found)
+    if not named or not found or not all(isinstance(operator, Operator) for operator in found.values()):
+        raise UnknownOperator(f"operator: operators() of {path} returns no operators by name")
+    return found
 
 
 def _module(folder: Path) -> ModuleType:
@@ -72,8 +95,12 @@ def _module(folder: Path) -> ModuleType:
         raise UnknownOperator(f"operator: {path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with _former_names():
-        spec.loader.exec_module(module)
+    try:
+        with _former_names():
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

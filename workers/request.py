@@ -16,8 +16,19 @@ from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import KnownOperands, Operator, SeedKernel, TensorSpec, Workload
 from tilewright.workers.child.frames import Frame, dtype_named
 from tilewright.workers.child.launch import Launcher, Spawn
-from tilewright.workers.limits import Limits
+from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.truth import Truth
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of the two children. A final evaluation (larger shapes) gets ``final_factor`` times the wall clocks."""
+
+    trace: ChildLimits = field(default_factory=lambda: ChildLimits(60.0, 8 * GIB))
+    compile: ChildLimits = field(default_factory=lambda: ChildLimits(150.0, 12 * GIB))
+    final_factor: float = 4.0
 
 
 @dataclass(frozen=True)
@@ -34,42 +45,22 @@ class Failure:
     entry: str | None = None
 
 
-@dataclass(frozen=True)
-class Request:
-    """A genome to evaluate, and how. ``measured`` are timed, ``checked`` pass the gates; ``folder`` is scratch space.
-
-    ``thorough`` is set for a finalist: every kind of inputs on every checked shape. On ``large_checks``, among
-    ``checked``, one kind has to do. A fitness over ``best`` is checked harder. With a ``race``, only contenders are
-    timed on all of ``measured``. ``only``: ids of the shapes that may run at all; None: all of the suite's.
-    """
+@dataclass(frozen=True, kw_only=True)
+class TimingRequest:
+    """Shapes of an operator to time kernels on. ``final``: at the wall clocks of a finalist."""
 
     operator: Operator
     truth: Truth
     target: Target
     limits: Limits
-    source: str
-    params: Mapping[str, Any]
     seed: int
-    timeline: bool
     measured: tuple[Workload, ...]
-    checked: tuple[Workload, ...]
-    baseline: SeedKernel | None
-    final: bool
-    folder: Path
-    is_known: Callable[[str], str | None]
-    large_checks: tuple[Workload, ...] = ()
-    unmeasured: tuple[Workload, ...] = ()
-    """Shapes of the suite that the kernel is to be right on as well, and legal for."""
-    thorough: bool = False
-    genome: str = ""
-    best: float = 0.0
-    race: Race | None = None
-    only: frozenset[str] | None = None
-    launcher: Launcher = field(default_factory=Spawn)
+    baseline: SeedKernel | None = None
+    final: bool = False
 
     @property
     def time_factor(self) -> float:
-        """By which the wall clocks of this request are longer than the limits say."""
+        """By which the wall clocks of it are longer than the limits say."""
         return self.limits.final_factor if self.final else 1.0
 
     def inputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
@@ -97,6 +88,45 @@ class Request:
             "inputs": [_tensor(spec) for spec in self.inputs(workload)],
             "outputs": [_tensor(spec) for spec in self.operator.outputs(workload)],
         }
+
+
+def _never(artefact: str) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelRequest(TimingRequest):
+    """A kernel at a point of its space: to be compiled for shapes that are timed, and for those that are ``checked``.
+
+    ``is_known`` names the genome that compiled to an artefact before.
+    """
+
+    source: str
+    params: Mapping[str, Any]
+    checked: tuple[Workload, ...] = ()
+    is_known: Callable[[str], str | None] = _never
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(KernelRequest):
+    """A genome to evaluate, and how. ``measured`` are timed, ``checked`` pass the gates; ``folder`` is scratch space.
+
+    ``thorough`` is set for a finalist: every kind of inputs on every checked shape. On ``large_checks``, among
+    ``checked``, one kind has to do. A fitness over ``best`` is checked harder. With a ``race``, only contenders are
+    timed on all of ``measured``. ``only``: ids of the shapes that may run at all; None: all of the suite's.
+    """
+
+    folder: Path
+    timeline: bool = False
+    large_checks: tuple[Workload, ...] = ()
+    unmeasured: tuple[Workload, ...] = ()
+    """Shapes of the suite that the kernel is to be right on as well, and legal for."""
+    thorough: bool = False
+    genome: str = ""
+    best: float = 0.0
+    race: Race | None = None
+    only: frozenset[str] | None = None
+    launcher: Launcher = field(default_factory=Spawn)
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:
@@ -149,7 +179,7 @@ def artefact_hash(fingerprints: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def duplicate(request: Request, artefact: str | None) -> Failure | None:
+def duplicate(request: KernelRequest, artefact: str | None) -> Failure | None:
     """The failure of what was compiled before."""
     earlier = request.is_known(artefact) if artefact is not None else None
     if earlier is None:

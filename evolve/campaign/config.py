@@ -23,13 +23,13 @@ _NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class BudgetConfig(_Section):
     """Limits of a campaign; the first one reached ends it. ``fitness`` is on the suite, in the operator's unit."""
 
-    evaluations: int | None = Field(default=None, ge=1)
+    evaluations: int | None = Field(default=None, ge=1, le=10**9)
     wall_seconds: float | None = Field(default=None, gt=0)
     fitness: float | None = Field(default=None, gt=0)
 
@@ -49,7 +49,7 @@ class SearchConfig(_Section):
         "source_crossover",
     )
     islands: int = Field(default=2, ge=1, le=64)
-    migration_interval: int = Field(default=20, ge=1)
+    migration_interval: int = Field(default=20, ge=1, le=10**9)
     lag: int = Field(default=4, ge=1, le=4096)
     order: Order = Order.INDEX
     descriptors: tuple[str, ...] = ()
@@ -78,17 +78,17 @@ class LlmConfig(_Section):
 
     model: str | None = None
     base_url: str = "https://api.openai.com/v1"
-    total_tokens: int = Field(default=500_000, ge=1)
-    completion_tokens: int = Field(default=8192, ge=1)
+    total_tokens: int = Field(default=500_000, ge=1, le=10**12)
+    completion_tokens: int = Field(default=8192, ge=1, le=10**9)
     timeout_seconds: float = Field(default=120.0, gt=0)
-    retries: int = Field(default=3, ge=0)
+    retries: int = Field(default=3, ge=0, le=1000)
     replay: str | None = None
 
 
 class WorkerConfig(_Section):
     """``count`` defaults to one a core. Limits hold for one candidate's child process."""
 
-    count: int | None = Field(default=None, ge=1)
+    count: int | None = Field(default=None, ge=1, le=4096)
     address: str | None = None
     memory_gib: float = Field(default=8.0, gt=0)
     check_seconds: float = Field(default=90.0, gt=0)
@@ -121,6 +121,14 @@ class CampaignConfig(_Section):
         if not _NAME.match(name):
             raise ValueError("must be lower-case letters, digits, '.', '_' or '-', at most 64")
         return name
+
+    @field_validator("seeds", "baselines")
+    @classmethod
+    def _distinct(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in names or ():
+            if (names or ()).count(name) > 1:
+                raise ValueError(f"names {name!r} twice")
+        return names
 
     @field_validator("llm")
     @classmethod
@@ -245,8 +253,15 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"key {key!r} is missing"
     message = _in_yaml(first["msg"].removeprefix("Value error, "))
-    # a mapping may hold itself a thousandfold by references
-    return f"{key}: {message[:1].lower()}{message[1:]} (got {reprlib.repr(first.get('input'))})"
+    return f"{key}: {message[:1].lower()}{message[1:]} (got {_shown(first.get('input'))})"
+
+
+def _shown(value: Any) -> str:
+    """A value in few characters: a mapping may hold itself a thousandfold, and an integer have any number of digits."""
+    try:
+        return reprlib.repr(value).encode(errors="backslashreplace").decode()
+    except ValueError:
+        return "a number of thousands of digits"
 
 
 def _keys_at(location: tuple[int | str, ...]) -> list[str]:

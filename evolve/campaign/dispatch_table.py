@@ -6,7 +6,7 @@ table starts from the one genome that is best overall; each further genome must 
 useful first, only while it makes the geometric mean over the suite faster by ``MARGIN``, counting only shapes where
 its paired interval excludes "no faster". Few genomes are few binaries to load, to promote and to keep correct.
 
-Which entry serves a shape outside the table is the library's own rule (``evolve.promote.runtime.rule``), so that
+Which entry serves a shape outside the table is the library's own rule (``fitness.dispatch_rule``), so that
 what is promoted serves as it did here.
 
 The file (``dispatch.json``, ``format`` 2; in format 1 there are no constants, and every genome counts as legal)::
@@ -35,9 +35,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilewright.evolve.promote.runtime import rule
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import read_declarations
+from tilewright.fitness import dispatch_rule as rule
 from tilewright.fitness.score import rate, rate_unit
 from tilewright.seeds.operator import Operator, Workload
 from tilewright.workers.device.comparison import Comparison

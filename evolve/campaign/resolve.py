@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tilewright.evolve.campaign.config import CampaignConfig
 from tilewright.evolve.campaign.loop import Start
+from tilewright.evolve.campaign.operator_check import check_operator
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.space.genome import Genome, Value
 from tilewright.evolve.space.space import Space, SpaceError
@@ -62,6 +63,7 @@ def resolve(config: CampaignConfig) -> Resolved:
     suite = operator.suites.get(config.suite)
     if suite is None:
         raise _unknown("suite", config.suite, operator.suites)
+    check_operator(config.operator, operator, suite)
     seeds = [name for name, kernel in operator.kernels.items() if not kernel.baseline]
     baselines = [name for name, kernel in operator.kernels.items() if kernel.baseline]
     for name in config.seeds:

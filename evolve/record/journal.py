@@ -93,6 +93,9 @@ class Journal:
             raise JournalError(f"{path} is not a readable journal: {why}.") from error
 
     def _check_format(self) -> None:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, FORMAT):  # 0: nobody has said
+            raise JournalError(f"{self.path} has journal format {version}; this version reads {FORMAT}.")
         row = self._db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
         if row is None or json.loads(row[0]) != FORMAT:
             raise JournalError(
@@ -351,4 +354,5 @@ def _create(path: Path) -> None:
                     f"BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END"
                 )
         db.execute("INSERT INTO meta VALUES ('format', ?)", (json.dumps(FORMAT),))
+        db.execute(f"PRAGMA user_version = {FORMAT}")
     unfinished.rename(path)

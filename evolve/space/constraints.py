@@ -102,8 +102,8 @@ class Constraint:
         """False also where the expression has no value there, such as a division by zero."""
         try:
             return bool(self.evaluate(environment))
-        except (ZeroDivisionError, OverflowError):
-            return False
+        except (ZeroDivisionError, OverflowError, TypeError, ValueError, MemoryError):
+            return False  # a root of a negative number is complex, and no order is defined on that
 
 
 def compile_constraint(expression: str, reason: str, kinds: Mapping[str, Kind]) -> Constraint:

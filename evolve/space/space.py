@@ -36,6 +36,9 @@ ENUMERATION_LIMIT = 400_000
 _EXPANSION_LIMIT = 3_000_000
 """Partial points held while enumerating; beyond it a space counts as large."""
 
+MAX_TEXT = 256
+"""Characters of a value that is text."""
+
 _REJECTION_TRIES = 64
 _GUIDED_TRIES = 400
 
@@ -68,10 +71,17 @@ def _literal(name: str, node: ast.expr) -> dict:
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-        raise SpaceError(f"{name} must be a literal dict (found {ast.unparse(node)[:60]}).") from error
+        raise SpaceError(f"{name} must be a literal dict (found {_source(node)}).") from error
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise SpaceError(f"{name} must be a dict with text keys.")
     return value
+
+
+def _source(node: ast.expr) -> str:
+    try:
+        return ast.unparse(node)[:60].encode(errors="backslashreplace").decode()
+    except (ValueError, RecursionError):
+        return "something too long to show"
 
 
 def _checked_space(space: object) -> Mapping[str, tuple[Value, ...]]:
@@ -81,10 +91,9 @@ def _checked_space(space: object) -> Mapping[str, tuple[Value, ...]]:
         if not isinstance(values, tuple | list) or not values:
             raise SpaceError(f"SPACE: {name} needs a tuple of at least one value.")
         for value in values:
-            finite = not isinstance(value, float) or math.isfinite(value)
-            if not isinstance(value, int | float | str) or not finite:
+            if not _plain(value):
                 raise SpaceError(
-                    f"SPACE: {name}: {value!r} is not allowed (allowed: int, float, bool, text)."
+                    f"SPACE: {name}: {_shown(value)} is not allowed (allowed: {_ALLOWED_VALUES})."
                 )
         if len({_key(value) for value in values}) < len(values):
             raise SpaceError(f"SPACE: {name} lists a value twice.")
@@ -96,7 +105,32 @@ def _checked_space(space: object) -> Mapping[str, tuple[Value, ...]]:
 
 def _checked_defaults(defaults: object) -> Mapping[str, Value]:
     assert isinstance(defaults, dict)
+    for name, value in defaults.items():
+        if not _plain(value):
+            raise SpaceError(
+                f"DEFAULTS: {name}: {_shown(value)} is not allowed (allowed: {_ALLOWED_VALUES})."
+            )
     return MappingProxyType(dict(defaults))
+
+
+_ALLOWED_VALUES = f"finite numbers below 2^63, bool, text of at most {MAX_TEXT} characters"
+
+
+def _plain(value: object) -> bool:
+    """Whether a parameter may have it: journals, MLflow and JSON must hold it."""
+    if isinstance(value, str):
+        return len(value) <= MAX_TEXT and not any("\ud800" <= c <= "\udfff" for c in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and abs(value) < 1 << 63
+
+
+def _shown(value: object) -> str:
+    """In few characters, all of which can be printed."""
+    try:
+        return repr(value)[:60].encode(errors="backslashreplace").decode()
+    except ValueError:
+        return "a number of thousands of digits"
 
 
 def _checked_constraints(constraints: object) -> Mapping[str, str]:

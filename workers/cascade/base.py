@@ -15,8 +15,7 @@ from tilewright.seeds.operator import Operator, Scope, SeedKernel, Suite, Worklo
 from tilewright.workers.child.launch import Launcher
 from tilewright.workers.child.run_once import temporary_folder
 from tilewright.workers.child.session import SessionDied
-from tilewright.workers.limits import Limits
-from tilewright.workers.request import Failure, Findings, Request, one_line
+from tilewright.workers.request import Failure, Findings, Limits, Request, one_line
 from tilewright.workers.truth import Truth
 
 LOG_BYTES = 32 << 10

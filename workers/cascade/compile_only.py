@@ -22,8 +22,7 @@ from tilewright.workers.cascade.measured_stages import GateStage
 from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.session import SessionPool
 from tilewright.workers.device.station import LocalStation
-from tilewright.workers.limits import Limits
-from tilewright.workers.request import Failure, Findings, Request, StageStep
+from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep
 from tilewright.workers.toolchains import triton as triton_toolchain
 
 FITNESS = 1.0

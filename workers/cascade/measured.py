@@ -39,8 +39,7 @@ from tilewright.workers.child.session import SessionDied, SessionPool
 from tilewright.workers.device.compile_ahead import CompileAheadStage
 from tilewright.workers.device.station import CLAIM_SECONDS, Champion, Entry, Station, compile_config
 from tilewright.workers.device.timing import Samples
-from tilewright.workers.limits import Limits
-from tilewright.workers.request import Failure, Findings, Request, StageStep
+from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep
 from tilewright.workers.toolchains import libtpu_simulator
 from tilewright.workers.toolchains import triton as triton_toolchain
 

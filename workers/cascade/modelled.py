@@ -33,8 +33,7 @@ from tilewright.workers.cascade.modelled_stages import (
 )
 from tilewright.workers.child.launch import Template
 from tilewright.workers.child.run_once import environment
-from tilewright.workers.limits import Limits
-from tilewright.workers.request import Failure, Findings, Request, StageStep
+from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep
 from tilewright.workers.toolchains import libtpu_simulator
 
 _VMEM_EDGES = (8, 16, 32, 64)  # MiB

@@ -13,6 +13,9 @@ import sys
 from pathlib import Path
 
 RUNNERS = {
+    "interpret.hello": "tilewright.workers.runners.interpreted",
+    "interpret.check": "tilewright.workers.runners.interpreted",
+    "interpret.time": "tilewright.workers.runners.interpreted",
     "pallas.trace": "tilewright.workers.runners.pallas_trace",
     "pallas.check": "tilewright.workers.runners.pallas_check",
     "pallas.compile": "tilewright.workers.runners.pallas_compile",

@@ -29,7 +29,9 @@ def main(arguments: list[str]) -> None:
 
     adopt_orphans(int(arguments[1]))
     for name in ("tilewright.workers.child.once_main", "tilewright.workers.child.frames", *arguments[3:]):
-        importlib.import_module(name)
+        module = importlib.import_module(name)
+        if hasattr(module, "prepare"):
+            module.prepare()
     gc.collect()
     gc.freeze()  # collections in the children leave the shared pages alone
     serve(Path(arguments[0]), socket.socket(fileno=int(arguments[2])))

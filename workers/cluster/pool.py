@@ -45,7 +45,7 @@ from tilewright.workers.cluster.ray_start import (
 from tilewright.workers.cluster.station_actor import RemoteStation, ask_comparisons, calibrate, start_stations
 from tilewright.workers.device.comparison import Comparison
 from tilewright.workers.device.station import DeviceRatio, Entry
-from tilewright.workers.limits import GIB, Limits
+from tilewright.workers.request import GIB, Limits
 
 log = logging.getLogger(__name__)
 

@@ -9,20 +9,17 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.intervals import Ratio, Rounds, median_seconds, paired_ratio
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Workload
-from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.child.session import SessionPool
 from tilewright.workers.device.compile_ahead import CompileAheadStage
 from tilewright.workers.device.station import Entry, Station, compile_config
 from tilewright.workers.device.timing import Samples, Timing, measure
-from tilewright.workers.limits import Limits
-from tilewright.workers.request import Failure, Findings, Request
+from tilewright.workers.request import Failure, Findings, KernelRequest, Limits, TimingRequest
 from tilewright.workers.truth import Truth
 
 CONTROL = "control"
@@ -88,22 +85,13 @@ def compare(
 ) -> Comparison:
     """Time ``entries`` side by side; one that fails is left out and told. Raises SessionDied, OSError."""
     failed: dict[str, str] = {}
-    request = Request(
+    request = TimingRequest(
         operator=operator,
         truth=Truth(operator),
         target=target,
         limits=Limits(trace=ChildLimits(WALL_SECONDS)),
-        source="",
-        params={},
         seed=seed,
-        timeline=False,
         measured=tuple(workloads),
-        checked=(),
-        baseline=None,
-        final=False,
-        folder=Path("."),
-        launcher=Spawn(),
-        is_known=lambda artefact: None,
     )
     left = _planned(request, entries, failed)
     while left:
@@ -115,7 +103,7 @@ def compare(
     return Comparison(target.name, _device(station), {}, {}, failed)
 
 
-def _planned(request: Request, entries: Sequence[Entry], failed: dict[str, str]) -> list[Entry]:
+def _planned(request: TimingRequest, entries: Sequence[Entry], failed: dict[str, str]) -> list[Entry]:
     """The entries with their plans, where the target's device launches plans; without those that have none."""
     target = request.target
     if isinstance(target.part, Chip) or target.interpreted:
@@ -124,7 +112,16 @@ def _planned(request: Request, entries: Sequence[Entry], failed: dict[str, str])
     try:
         for entry in entries:
             shapes = tuple(w for w in request.measured if entry.only is None or w.id in entry.only)
-            part = dataclasses.replace(request, source=entry.source, params=entry.params, measured=shapes)
+            part = KernelRequest(
+                operator=request.operator,
+                truth=request.truth,
+                target=target,
+                limits=request.limits,
+                seed=request.seed,
+                measured=shapes,
+                source=entry.source,
+                params=entry.params,
+            )
             found = Findings()
             failure = None if entry.plans else CompileAheadStage(compiler).run(part, found)
             if failure is not None:
@@ -145,7 +142,7 @@ class _Bad:
 
 
 def _timed(
-    station: Station, request: Request, entries: Sequence[Entry], effort: tuple[int, int]
+    station: Station, request: TimingRequest, entries: Sequence[Entry], effort: tuple[int, int]
 ) -> list[tuple[Sequence[str], Timing]] | _Bad:
     """(names in the order of the rounds, timing) of every shape; shapes of the same entries run together."""
     groups: dict[tuple[str, ...], list[Workload]] = {}

@@ -18,7 +18,7 @@ from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits, SessionPool
 from tilewright.workers.device.timing import failed
 from tilewright.workers.plans.format import Plan, PlanError
-from tilewright.workers.request import Failure, Findings, Request, duplicate, one_line
+from tilewright.workers.request import Failure, Findings, KernelRequest, duplicate, one_line
 
 _COMPLAINTS = (
     re.compile(r"^\S*: error: (?!Failures have been detected)(.+)$", re.M),
@@ -35,7 +35,7 @@ class CompileAheadStage:
     def __init__(self, compiler: SessionPool) -> None:
         self._compiler = compiler
 
-    def run(self, request: Request, found: Findings) -> Failure | None:
+    def run(self, request: KernelRequest, found: Findings) -> Failure | None:
         """Refuses what does not compile, does not fit, or was compiled before."""
         answer = compile_all(self._compiler, request, found, "compiling")
         if isinstance(answer, Failure):
@@ -53,7 +53,7 @@ class CompileAheadStage:
 
 def compile_all(
     compiler: SessionPool,
-    request: Request,
+    request: KernelRequest,
     found: Findings,
     doing: str,
     target: Mapping[str, Any] | None = None,
@@ -83,7 +83,7 @@ def compile_all(
     return [compiled, *(frame for frame in outcome.frames if frame is not compiled)]
 
 
-def read_plans(compiled: Frame, request: Request) -> dict[str, Plan] | Failure:
+def read_plans(compiled: Frame, request: KernelRequest) -> dict[str, Plan] | Failure:
     """Plans by workload, as the child that ran the candidate sent them: checked, and for the tensors of the request."""
     plans: dict[str, Plan] = {}
     for workload in {w.id: w for w in (*request.measured, *request.checked)}.values():

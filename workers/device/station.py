@@ -17,6 +17,7 @@ from tilewright.fitness.evaluation import WorkloadFigures
 from tilewright.fitness.gpus import Gpu
 from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.session import JobLimits, SessionConfig, SessionDied, SessionPool
 from tilewright.workers.device.lock import exclusive
 from tilewright.workers.toolchains import tpu as tpu_toolchain
@@ -107,7 +108,17 @@ class LocalStation:
 
     def __init__(self, device: Gpu | Chip, scratch: Path | None = None) -> None:
         config = tpu_toolchain.device_config(device) if isinstance(device, Chip) else device_config(device)
-        self._keeper = SessionPool(dataclasses.replace(config, scratch=scratch))
+        self._keeper: SessionPool | FreshChildren
+        if not isinstance(device, Chip) and device.interpreted:
+            self._keeper = FreshChildren(
+                "interpret.",
+                ("tilewright.workers.runners.interpreted",),
+                config.runner_config,
+                config.environment,
+                scratch,
+            )
+        else:
+            self._keeper = SessionPool(dataclasses.replace(config, scratch=scratch))
         self._champion: Champion | None = None
         self._claim: tuple[str, float] | None = None
 

@@ -22,7 +22,7 @@ from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.station import DeviceRatio, Entry, Station
-from tilewright.workers.request import Failure, Findings, Request, one_line
+from tilewright.workers.request import Failure, Findings, TimingRequest, one_line
 
 STALL_SECONDS = 10.0
 """Silence of a device child after which its kernel is taken for hung."""
@@ -85,7 +85,7 @@ class Timing:
     seed: int = 0
     """Of the operands."""
 
-    def figures(self, request: Request, place: int = 0) -> WorkloadFigures:
+    def figures(self, request: TimingRequest, place: int = 0) -> WorkloadFigures:
         """The figures of entry ``place``, as the campaign's first device would have given them."""
         operator, device, workload = request.operator, request.target.hardware, self.workload
         seconds = intervals.median_seconds(self.rounds[place]) / self.scale.ratio
@@ -116,7 +116,7 @@ class Timing:
 
 def measure(
     station: Station,
-    request: Request,
+    request: TimingRequest,
     found: Findings,
     samples: Samples,
     entries: Sequence[Entry],
@@ -179,7 +179,7 @@ def _timing(frame: Frame, workload: Workload) -> Timing:
 
 
 def _objection(
-    request: Request, found: Findings, samples: Samples, timing: Timing, frame: Frame, place: int
+    request: TimingRequest, found: Findings, samples: Samples, timing: Timing, frame: Frame, place: int
 ) -> Failure | None:
     """Why a timing does not count."""
     workload = timing.workload
@@ -211,7 +211,7 @@ def _objection(
 
 
 def judge(
-    request: Request,
+    request: TimingRequest,
     found: Findings,
     outputs: Mapping[str, np.ndarray],
     specs: Sequence[TensorSpec],
@@ -231,7 +231,7 @@ def judge(
     return None
 
 
-def _own_error(request: Request) -> float:
+def _own_error(request: TimingRequest) -> float:
     """What the sums of a real device explain of one element's error: matrix units keep 14 bits of fp8 products."""
     if request.target.interpreted:
         return 0.0
@@ -239,7 +239,7 @@ def _own_error(request: Request) -> float:
     return 2.0**-8 if narrow else 2.0**-11
 
 
-def job_limits(request: Request) -> JobLimits:
+def job_limits(request: TimingRequest) -> JobLimits:
     """Wall clock and silence of one job on the device."""
     wall = request.limits.trace.wall_seconds * request.time_factor
     return JobLimits(wall, min(STALL_SECONDS, wall))

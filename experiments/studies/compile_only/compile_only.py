@@ -30,8 +30,7 @@ from tilewright.workers.cascade.compile_only import CompileOnlyCascade
 from tilewright.workers.cascade.compile_only_stages import describe_config
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.child.session import SessionPool
-from tilewright.workers.limits import GIB, Limits
-from tilewright.workers.request import one_line
+from tilewright.workers.request import GIB, Limits, one_line
 from tilewright.workers.toolchains import triton as triton_toolchain
 
 TARGETS = ("gfx950", "sm_100", "sm_90", "gfx942")

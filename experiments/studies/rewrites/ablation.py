@@ -44,7 +44,7 @@ from tilewright.seeds.operator import Suite, Workload
 from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.cluster.pool import RayPool
-from tilewright.workers.limits import GIB, Limits
+from tilewright.workers.request import GIB, Limits
 
 PARAMETERS = ("parameters", "surrogate", "crossover")
 ARMS: dict[str, tuple[str, ...]] = {

@@ -20,7 +20,7 @@ from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import SeedKernel
 from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.child.run_once import ChildLimits
-from tilewright.workers.limits import Limits
+from tilewright.workers.request import Limits
 
 LIMITS = Limits(ChildLimits(600.0), ChildLimits(600.0))
 """Wall clocks that only a hung child reaches, even on a busy machine."""

@@ -18,8 +18,7 @@ from tilewright.seeds.operator import Scope, Suite, Workload
 from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.cascade.modelled_stages import TraceStage
 from tilewright.workers.child.run_once import ChildLimits
-from tilewright.workers.limits import Limits
-from tilewright.workers.request import Findings, Request
+from tilewright.workers.request import Findings, Limits, Request
 from tilewright.workers.toolchains import libtpu_simulator
 from tilewright.workers.truth import Truth
 

@@ -20,8 +20,8 @@ from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.child.session import JobLimits, SessionPool
 from tilewright.workers.device.comparison import CONTROL, Comparison, compare
 from tilewright.workers.device.station import Entry, LocalStation, compile_config, station_fault
-from tilewright.workers.limits import GIB, Limits
 from tilewright.workers.plans.format import Plan
+from tilewright.workers.request import GIB, Limits
 from tilewright.workers.runners.triton_clock import GpuClock
 from tilewright.workers.toolchains import triton as triton_toolchain
 

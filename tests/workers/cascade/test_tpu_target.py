@@ -20,7 +20,7 @@ from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.device.comparison import compare
 from tilewright.workers.device.station import LocalStation
-from tilewright.workers.limits import Limits
+from tilewright.workers.request import Limits
 from tilewright.workers.runners.tpu_clock import ProfilerClock, Program
 from tilewright.workers.runners.tpu_device import _operands
 from tilewright.workers.runners.tpu_profile import ProfileError, program_seconds, read_profile

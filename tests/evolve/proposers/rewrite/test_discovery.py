@@ -11,7 +11,7 @@ from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.child.run_once import ChildLimits
-from tilewright.workers.limits import Limits
+from tilewright.workers.request import Limits
 
 GIB = 1 << 30
 LIMITS = Limits(trace=ChildLimits(120.0, 8 * GIB), compile=ChildLimits(180.0, 12 * GIB))

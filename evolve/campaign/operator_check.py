@@ -1,0 +1,190 @@
+"""A dry run of an operator before anything is spent: its suite, gates, inputs, outputs and oracle fit together.
+
+A campaign believes its operator. One without gates would end with a winner that nothing checked; one whose oracle hangs
+would never end. Each fault is one sentence that names the operator.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tilewright.evolve.errors import UserError
+from tilewright.seeds.operator import (
+    AgreementGate,
+    BitExactGate,
+    Operator,
+    SnrGate,
+    Suite,
+    TensorSpec,
+    Workload,
+)
+from tilewright.workers.child.frames import dtype_named
+
+SECONDS = 60.0
+"""How long inputs or the oracle may take on the smallest checked shape."""
+
+CHEAP_FLOPS = 1 << 28
+"""Work of the smallest checked shape up to which inputs of every kind are made; of a larger one, those of the first."""
+
+_checked: set[tuple[int, str]] = set()
+T = TypeVar("T")
+
+
+def check_operator(name: str, operator: Operator, suite: Suite, *, seconds: float = SECONDS) -> None:
+    """Raises UserError. An operator that is held passes once in a process for each suite."""
+    key = (id(operator), suite.name)
+    if key in _checked:
+        return
+    check = _Check(name, operator, seconds)
+    check.declared(suite)
+    check.answers(min(suite.check, key=operator.flops))
+    _checked.add(key)
+
+
+class _Check:
+    def __init__(self, name: str, operator: Operator, seconds: float) -> None:
+        self._name = name
+        self._operator = operator
+        self._seconds = seconds
+
+    def declared(self, suite: Suite) -> None:
+        """What is said without computing: gates, kinds of inputs, shapes, work."""
+        operator = self._operator
+        self._require(bool(operator.gates), "has no gates, so nothing would be checked; give it one")
+        known = (SnrGate, BitExactGate, AgreementGate)
+        self._require(
+            all(isinstance(gate, known) for gate in operator.gates), "has a gate of an unknown kind"
+        )
+        bars = [gate.min_db for gate in operator.gates if isinstance(gate, SnrGate)]
+        self._require(
+            all(np.isfinite(bar) and bar > 0 for bar in bars), "has a gate whose min_db is no positive number"
+        )
+        self._require(bool(operator.input_kinds), "has no input_kinds, so nothing would be checked; name one")
+        for workload in (*suite.workloads, *suite.final, *suite.check):
+            for what in ("flops", "bytes"):
+                count = self._call(f"{what}()", functools.partial(getattr(operator, what), workload))
+                right = (
+                    isinstance(count, int | np.integer) and not isinstance(count, bool) and bool(count > 0)
+                )
+                self._require(right, f"has {what}() {count!r} for {workload.id}; a positive int is needed")
+            for side in ("inputs", "outputs"):
+                specs = self._call(f"{side}()", functools.partial(getattr(operator, side), workload))
+                self._specs(specs, side, workload)
+
+    def answers(self, workload: Workload) -> None:
+        """Inputs, of every kind where that is cheap, and the oracle's answer to the first."""
+        operator = self._operator
+        specs = {spec.name: spec for spec in operator.inputs(workload)}
+        first: Mapping[str, np.ndarray] = {}
+        cheap = operator.flops(workload) <= CHEAP_FLOPS
+        for kind in operator.input_kinds if cheap else operator.input_kinds[:1]:
+            made = self._call(
+                f"make_inputs() of {kind!r}", functools.partial(operator.make_inputs, workload, 1, kind)
+            )
+            self._arrays(made, specs, f"make_inputs() of {kind!r}", workload)
+            zero = all(not np.any(array.astype(np.float64)) for array in made.values())
+            self._require(not zero, f"makes inputs of {kind!r} that are all zero")
+            first = first or made
+        kind = operator.input_kinds[0]
+        other = self._call(f"make_inputs() of {kind!r}", lambda: operator.make_inputs(workload, 2, kind))
+        same = all(np.array_equal(_bits(first[n]), _bits(other[n])) for n in specs)
+        self._require(not same, f"makes the same inputs of {kind!r} for every seed")
+        found = self._call("oracle()", lambda: operator.oracle(workload, dict(first)))
+        self._require(isinstance(found, Mapping), "has an oracle() that returns no mapping of references")
+        self._references(found, workload)
+
+    def _references(self, found: Mapping[str, Any], workload: Workload) -> None:
+        outputs = {spec.name: spec for spec in self._operator.outputs(workload)}
+        judged: set[str] = set()
+        for gate in self._operator.gates:
+            asked = [gate.reference, *(getattr(gate, n, "") for n in ("counted", "allowance"))]
+            for name in filter(None, asked):
+                has = ", ".join(map(repr, found)) or "none"
+                self._require(
+                    name in found, f"has a gate {gate.name!r} on {name!r}; its oracle() gives {has}"
+                )
+            reference = found[gate.reference]
+            self._require(
+                isinstance(reference, Mapping) and bool(reference),
+                f"has an empty reference {gate.reference!r}",
+            )
+            names = list(reference) if isinstance(gate, SnrGate) else list(gate.outputs)
+            for name in names:
+                known = name in outputs and name in reference
+                self._require(
+                    known, f"has a gate {gate.name!r} on {name!r}, which is no output with a reference"
+                )
+                array, spec = np.asarray(reference[name]), outputs[name]
+                right = tuple(array.shape) == tuple(spec.shape)
+                self._require(
+                    right, f"has a reference of {name!r} of shape {list(array.shape)}, not {list(spec.shape)}"
+                )
+                finite = not isinstance(gate, SnrGate) or bool(np.all(np.isfinite(array.astype(np.float64))))
+                self._require(finite, f"has a reference of {name!r} that is not finite")
+                judged.add(name)
+        missed = [name for name in outputs if name not in judged]
+        self._require(not missed, f"has no gate on its output {', '.join(missed)}")
+
+    def _specs(self, specs: Any, side: str, workload: Workload) -> None:
+        right = isinstance(specs, Sequence) and bool(specs) and all(isinstance(s, TensorSpec) for s in specs)
+        self._require(right, f"has {side}() for {workload.id} that are no TensorSpecs")
+        names = [spec.name for spec in specs]
+        self._require(len(set(names)) == len(names), f"names one of its {side}() twice")
+        for spec in specs:
+            try:
+                dtype_named(spec.dtype)
+            except (TypeError, ValueError, AttributeError, KeyError):
+                self._require(False, f"has {side}() of an unknown dtype {spec.dtype!r}")
+            sizes = all(isinstance(n, int | np.integer) and n > 0 for n in spec.shape)
+            self._require(sizes, f"has {side}() {spec.name!r} of shape {list(spec.shape)} for {workload.id}")
+
+    def _arrays(self, made: Any, specs: Mapping[str, TensorSpec], what: str, workload: Workload) -> None:
+        keys = set(made) if isinstance(made, Mapping) else None
+        names = ", ".join(specs)
+        self._require(keys == set(specs), f"has {what} that gives other names than its inputs ({names})")
+        for name, spec in specs.items():
+            array = made[name]
+            right = (
+                isinstance(array, np.ndarray)
+                and tuple(array.shape) == tuple(spec.shape)
+                and array.dtype == dtype_named(spec.dtype)
+            )
+            self._require(
+                right, f"has {what} whose {name!r} is not {spec.dtype}{list(spec.shape)} on {workload.id}"
+            )
+
+    def _require(self, right: bool, fault: str) -> None:
+        if not right:
+            raise UserError(f"operator: {self._name} {fault}.")
+
+    def _call(self, what: str, function: Callable[[], T]) -> T:
+        """Raises UserError for what raises, and for what does not come back in time."""
+        result: list[T] = []
+        fault: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                result.append(function())
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's code raises what it likes
+                fault.append(error)
+
+        thread = threading.Thread(target=run, daemon=True, name="operator's dry run")
+        thread.start()
+        thread.join(self._seconds)
+        if thread.is_alive():
+            raise UserError(
+                f"operator: {self._name} has a {what} that did not return within {self._seconds:g} s."
+            )
+        if fault:
+            said = " ".join(f"{type(fault[0]).__name__}: {fault[0]}".split())[:200]
+            raise UserError(f"operator: {self._name} has a {what} that raises {said}.") from fault[0]
+        return result[0]
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).view(np.uint8)

@@ -1,0 +1,80 @@
+"""The dispatch rule: of the kernels known at some shapes, the one that serves another shape.
+
+Of the entries whose kernel is legal for a shape, the one nearest in the sum of |log2(size / known size)| serves it, the
+earlier on a tie, if no dimension is more than ``reach`` times away from the known one. Legal: every constraint of the
+kernel holds for its parameters, the shape's sizes, and the constants of operator and target. A campaign's dispatch
+table and a promoted library choose by this text, and by no other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+REACH = 64.0
+"""A shape is served when no dimension differs from a known one's by more than this factor."""
+
+TEXT = (
+    "the legal entry nearest in the sum of |log2(size / known size)| over the dimensions, within reach in each, the "
+    "earlier on a tie; legal: every constraint of its kernel holds; none: the recipe's reference, with one warning"
+)
+
+_FUNCTIONS = {"min": min, "max": max, "abs": abs, "cdiv": lambda a, b: -(-a // b)}
+_SLACK = 1e-9
+"""Relative to a step of log2: sums of logarithms in another order are the same distance."""
+
+
+class Unserved(LookupError):
+    """No entry serves the shape; the message is one clause."""
+
+
+@dataclass(frozen=True)
+class Legality:
+    """Where a kernel may run: ``constraints`` are expressions over its parameters, the constants and the dimensions."""
+
+    constraints: tuple[str, ...]
+    names: Mapping[str, Any]
+    _rules: tuple[Any, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_rules", tuple(compile(c, "constraint", "eval") for c in self.constraints))
+
+    def holds(self, dims: Mapping[str, int]) -> bool:
+        """Whether every constraint holds at these sizes."""
+        names = {**self.names, **dims}
+        return all(_true(rule, names) for rule in self._rules)
+
+
+def _true(rule: Any, names: Mapping[str, Any]) -> bool:
+    try:
+        return bool(eval(rule, {"__builtins__": {}, **_FUNCTIONS}, dict(names)))
+    except ZeroDivisionError:
+        return False
+
+
+def steps(dims: Sequence[int], known: Sequence[int]) -> list[float]:
+    """|log2(size / known size)| by dimension."""
+    return [abs(math.log2(size / other)) for size, other in zip(dims, known, strict=True)]
+
+
+def nearest(
+    entries: Sequence[tuple[Mapping[str, int], Legality]], dims: Mapping[str, int], reach: float = REACH
+) -> int:
+    """The number of the entry (known dimensions, legality) that serves ``dims``. Raises Unserved."""
+    shape = ", ".join(f"{name} {size}" for name, size in dims.items())
+    if min(dims.values()) <= 0:
+        raise Unserved(f"an empty product ({shape}) has no kernel")
+    distances = [
+        (sum(steps(list(dims.values()), [known[name] for name in dims])), number)
+        for number, (known, legality) in enumerate(entries)
+        if legality.holds(dims)
+    ]
+    if not distances:
+        raise Unserved(f"no kernel takes {shape}")
+    least = min(distance for distance, _ in distances)
+    best = next(number for distance, number in distances if distance <= least + _SLACK)
+    if max(steps(list(dims.values()), [entries[best][0][name] for name in dims])) > math.log2(reach) + _SLACK:
+        raise Unserved(f"{shape} is more than {reach:g} times away from every known shape")
+    return best

@@ -1,0 +1,79 @@
+"""Jobs that each have a process of their own, forked from one that has imported what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tilewright.workers.child.ending import ChildOutcome, Ending
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.launch import Template
+from tilewright.workers.child.run_once import ChildLimits, run_child, temporary_folder
+from tilewright.workers.child.session import JobLimits, SessionDied
+
+START_SECONDS = 90.0
+MEMORY_BYTES = 8 << 30
+
+
+class FreshChildren:
+    """What a ``SessionPool`` is for jobs that share a process. ``prefix`` goes before a job's kind.
+
+    Not safe for several threads.
+    """
+
+    replaced = 0
+
+    def __init__(
+        self,
+        prefix: str,
+        modules: tuple[str, ...],
+        runner_config: Mapping[str, Any],
+        environment: Mapping[str, str],
+        scratch: Path | None = None,
+    ) -> None:
+        self._prefix = prefix
+        self._config = dict(runner_config)
+        self._environment = dict(environment)
+        self._scratch = scratch
+        self._modules = modules
+        self._template: Template | None = None
+        self._hello: Mapping[str, Any] | None = None
+
+    def hello(self) -> Mapping[str, Any]:
+        """What the runner says about itself. Raises SessionDied, OSError."""
+        if self._hello is None:
+            outcome = self.run(Frame("hello"), JobLimits(START_SECONDS, START_SECONDS))
+            ready = outcome.first("ready")
+            if ready is None:
+                raise SessionDied(" ".join(f"{outcome.detail}: {outcome.log[-200:]}".split()))
+            self._hello = ready.data
+        return self._hello
+
+    def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
+        """One job; the frames are those it answered with. Raises OSError when no process can be made."""
+        if self._template is None:
+            self._template = Template(self._modules, {"HOME": "/tmp", **self._environment})
+        asked = Frame(
+            self._prefix + job.kind, {**job.data, "runner_config": self._config}, job.arrays, job.blobs
+        )
+        with temporary_folder(self._scratch) as folder:
+            child = ChildLimits(limits.wall_seconds, MEMORY_BYTES)
+            outcome = run_child(
+                asked, child, folder, extra_environment=self._environment, launcher=self._template
+            )
+        outcome.frames = [frame for frame in outcome.frames if frame.kind not in ("started", "done")]
+        if outcome.ending is Ending.MEMORY:
+            outcome.frames.append(_out_of_memory(outcome.detail))
+        return outcome
+
+    def close(self) -> None:
+        """End the process that children are forked from."""
+        if self._template is not None:
+            self._template.close()
+            self._template = None
+
+
+def _out_of_memory(detail: str) -> Frame:
+    data = {"phase": "launch", "type": "MemoryError", "message": detail, "spoiled": True, "entry": None}
+    return Frame("error", data)
