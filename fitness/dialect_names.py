@@ -125,11 +125,11 @@ REFUSED = _names(
 """Never, whatever the module: escapes to assembly, output, or the compiler's own machinery."""
 
 VALUE_ATTRIBUTES = _names(
-    "T add append apply arrive astype at bitcast copy count cumsum div dot dtype element_size exp expect extend flat "
-    "gather get handle hi index insert item items itemsize keys load lo logical_not make_ring max mbarrier mean min "
-    "multiply ndim numel pop permute power prod ravel reshape reduce reverse set shape size slice sort split "
-    "squeeze start store stride sum swapaxes tma to trans transpose values view wait warpgroup_mma "
-    "warpgroup_mma_wait wait_recv wait_send join mask_shape"
+    "T add append apply arrive astype at bitcast copy count cumsum div dot dtype element_size element_ty exp "
+    "expect extend flat gather get handle hi index insert item items itemsize keys load lo logical_not "
+    "make_ring max mbarrier mean min multiply ndim numel pop permute power prod ravel reshape reduce reverse "
+    "set shape size slice sort split squeeze start store stride sum swapaxes tma to trans transpose values "
+    "view wait warpgroup_mma warpgroup_mma_wait wait_recv wait_send join mask_shape"
 ) - _names("handle item mask_shape apply reduce")
 """Attributes of values (arrays, references, tuples, descriptors) a kernel may use."""
 

@@ -4,6 +4,8 @@
 figures); shared memory per block, L2 and multiprocessors from the CUDA programming guide's table for compute
 capability 9.0 and the device's own properties. The peaks are upper bounds: a time below what they allow is refused.
 ``copy`` was measured (``experiments/records/h200_fp8/h200_fp8_quantise.json``, 8192 x 29568 bf16).
+Other devices are described by their own properties (``local_gpu``); those in ``KNOWN`` have peaks, from their vendor's
+datasheets, and the others have none: bounds no device reaches stand in for them.
 ``interpreter``: Triton's interpreter on this machine's CPU. Its times say nothing about a kernel; it exists so that the
 whole measuring path runs in tests, and its peaks are bounds no CPU reaches.
 """
@@ -63,3 +65,56 @@ GPUS: Mapping[str, Gpu] = {
         interpreted=True,
     ),
 }
+
+LOCAL = "cuda"
+"""The measured target of whatever NVIDIA GPU this machine has."""
+
+UNKNOWN_RATE = 1e18
+"""Stands for a peak that nobody knows: no time is refused for being below what it allows."""
+
+KNOWN: Mapping[str, tuple[float, Mapping[str, float]]] = {
+    "H200": (4.8e12, {"bf16": 989.5e12, "f8": 1979e12, "s8": 1979e12}),
+    "H100 PCIe": (2.0e12, {"bf16": 756e12, "f8": 1513e12, "s8": 1513e12}),
+    "H100 NVL": (3.9e12, {"bf16": 835e12, "f8": 1671e12, "s8": 1671e12}),
+    "H100": (3.35e12, {"bf16": 989.5e12, "f8": 1979e12, "s8": 1979e12}),
+    "B200": (8.0e12, {"bf16": 2250e12, "f8": 4500e12, "s8": 4500e12}),
+    "A100-SXM4-80GB": (2.039e12, {"bf16": 312e12, "s8": 624e12}),
+    "A100 80GB PCIe": (1.935e12, {"bf16": 312e12, "s8": 624e12}),
+    "A100": (1.555e12, {"bf16": 312e12, "s8": 624e12}),
+    "L40S": (8.64e11, {"bf16": 362e12, "f8": 733e12, "s8": 733e12}),
+    "L4": (3.0e11, {"bf16": 121e12, "f8": 242e12, "s8": 242e12}),
+    "A10": (6.0e11, {"bf16": 125e12, "s8": 250e12}),
+    "RTX 4090": (1.008e12, {"bf16": 330e12, "f8": 661e12, "s8": 661e12}),
+    "RTX 3090": (9.36e11, {"bf16": 142e12, "s8": 284e12}),
+}
+"""Part of a product's name to memory bandwidth (bytes/s) and dense peaks (FLOP/s); the first that fits."""
+
+
+def local_name(product: str, capability: int, multiprocessors: int, smem_bytes: int, l2_bytes: int) -> str:
+    """The target that stands for such a device: a name that says all that ``local_gpu`` needs."""
+    plain = "".join(c if c.isalnum() else "_" for c in product).strip("_")
+    return f"{LOCAL}-{plain}-{capability}-{multiprocessors}-{smem_bytes}-{l2_bytes}"
+
+
+def local_gpu(name: str) -> Gpu | None:
+    """The device that a name of ``local_name`` speaks of; None for another name."""
+    head, _, rest = name.partition("-")
+    parts = rest.rsplit("-", 4)
+    if head != LOCAL or len(parts) != 5 or not all(part.isdigit() for part in parts[1:]):
+        return None
+    product = parts[0].replace("_", " ")
+    capability, multiprocessors, smem_bytes, l2_bytes = map(int, parts[1:])
+    plain = product.replace("-", " ")
+    found = next((figures for key, figures in KNOWN.items() if key.replace("-", " ") in plain), None)
+    hbm, peaks = found or (UNKNOWN_RATE, {"bf16": UNKNOWN_RATE})
+    return Gpu(
+        name=name,
+        product="",
+        capability=capability,
+        multiprocessors=multiprocessors,
+        smem_bytes=smem_bytes,
+        flush_bytes=max(4 * l2_bytes, 64 << 20),
+        hbm=hbm,
+        copy=0.87 * hbm,
+        peaks=peaks,
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilewright.fitness.architectures import ARCHITECTURES, Architecture
 from tilewright.fitness.chips import CHIPS, Chip
 from tilewright.fitness.evaluation import FigureKind
-from tilewright.fitness.gpus import GPUS, Gpu
+from tilewright.fitness.gpus import GPUS, LOCAL, Gpu, local_gpu
 
 TPU = "tpu"
 """The measured target of whatever TPU this machine has; ``workers.toolchains.tpu`` finds out which of MEASURED_TPUS."""
@@ -98,6 +98,9 @@ def targets() -> Mapping[str, Target]:
 def load_target(name: str) -> Target:
     """The target of that name. Raises UnknownTarget."""
     known = targets()
+    if (gpu := local_gpu(name)) is not None:
+        return Target(name, FigureKind.MEASURED, gpu)
     if name not in known:
-        raise UnknownTarget(f"target: {name!r} is unknown; known targets are {', '.join(known)}")
+        listed = ", ".join([*known, TPU, LOCAL])
+        raise UnknownTarget(f"target: {name!r} is unknown; known targets are {listed}")
     return known[name]

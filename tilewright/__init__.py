@@ -13,12 +13,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tilewright.api import RecordedCampaign, load_library, open_campaign, resume, run
+    from tilewright.api import (
+        Budget,
+        RecordedCampaign,
+        capture,
+        load_library,
+        open_campaign,
+        resume,
+        run,
+        tune,
+    )
     from tilewright.evolve.errors import UserError
 
     __version__: str
 
-__all__ = ["RecordedCampaign", "UserError", "__version__", "load_library", "open_campaign", "resume", "run"]
+__all__ = [
+    "Budget",
+    "RecordedCampaign",
+    "UserError",
+    "__version__",
+    "capture",
+    "load_library",
+    "open_campaign",
+    "resume",
+    "run",
+    "tune",
+]
 
 _HOMES = {"UserError": "tilewright.evolve.errors"}
 

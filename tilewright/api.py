@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +17,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
+from tilewright.evolve.intake.captured import Captured
 
 if TYPE_CHECKING:
     import pandas
 
+    from tilewright.evolve.intake.winner import Tuned
     from tilewright.evolve.record.journal import Journal
     from tilewright.evolve.report.data import CampaignData
 
@@ -138,6 +140,85 @@ class RecordedCampaign:
         from tilewright.evolve.record.journal import Journal
 
         return Journal(self.folder / JOURNAL)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of ``tune``; the first one reached ends it."""
+
+    evaluations: int | None = 64
+    seconds: float | None = None
+
+
+def tune(
+    function: Callable[..., Any] | str | Captured,
+    *,
+    reference: Callable[..., Any] | str,
+    calls: Sequence[Any] = (),
+    budget: Budget | None = None,
+    target: str | None = None,
+    out: str | Path | None = None,
+    home: str | Path | None = None,
+    **overrides: Any,
+) -> Tuned:
+    """Tune a function that launches a kernel: a callable of the same signature with the winner in it.
+
+    ``function``: a function of a file, ``FILE.py:name``, or what ``capture`` caught. ``reference`` computes the same,
+    plainly. ``calls``: tuples of arguments (tensors say their shapes), or texts such as ``"f32[4096, 1024], dim=1"``;
+    a dictionary at a tuple's end holds keywords. ``out``: the operator's folder; ``overrides`` as of ``run``. Raises
+    UserError.
+    """
+    from tilewright.evolve.intake import tune as intake
+    from tilewright.evolve.intake import winner
+    from tilewright.evolve.record.home import home_folder
+    from tilewright.evolve.run import run as run_campaign
+    from tilewright.evolve.show.display import make_display
+
+    if isinstance(function, Captured):
+        captured = function.first()
+        calls, function = calls or captured.calls, captured.function
+    original = None if isinstance(function, str) else function
+    path, name = intake.parse_place(function) if isinstance(function, str) else winner.place_of(function)
+    if name is None:
+        raise UserError(f"{function!r} names no function; write FILE.py:function.")
+    if not calls:
+        raise UserError("tune: calls is empty; give at least one, such as [(x,)].")
+    request = intake.Request(
+        path, name, winner.reference_text(reference), tuple(_call_text(c) for c in calls)
+    )
+    where = Path(out) if out is not None else Path(f"{request.name}_tuned")
+    chosen, limits = intake.target_named(target), budget or Budget()
+    changes = {key.replace("__", "."): value for key, value in overrides.items()}
+    changes.update({"budget.evaluations": limits.evaluations, "budget.wall_seconds": limits.seconds})
+    intake.config_of(request, chosen, where, changes)
+    display = make_display()
+    answer = intake.prepare(request, chosen, where, _noted)
+    folder = home_folder(None if home is None else str(home))
+    outcome = run_campaign(intake.config_of(request, chosen, where, changes), folder, display)
+    campaign = open_campaign(outcome.campaign, home=home)
+    module = intake.export(campaign, request, answer, where)
+    operands = [(row[0], row[1], len(row[2])) for row in answer["operands"]]
+    return winner.Tuned(campaign, original, module, request.name, operands)
+
+
+def _noted(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def _call_text(call: Any) -> str:
+    from tilewright.evolve.intake.winner import call_text
+
+    if isinstance(call, str):
+        return call
+    if not isinstance(call, tuple | list):
+        call = (call,)
+    keywords = call[-1] if call and isinstance(call[-1], dict) else {}
+    return call_text(call[: len(call) - 1] if keywords else call, keywords)
+
+
+def capture(module: str | ModuleType) -> Captured:
+    """A context that notes real calls of the functions in ``module`` that launch Triton kernels; ``tune`` takes it."""
+    return Captured(importlib.import_module(module) if isinstance(module, str) else module)
 
 
 def load_library(folder: str | Path = "library") -> ModuleType:

@@ -12,11 +12,15 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.space.genome import Genome, Value
 from tilewright.evolve.space.space import Space, SpaceError
 from tilewright.fitness.descriptors import FIGURES
+from tilewright.fitness.gpus import GPUS, LOCAL
 from tilewright.fitness.score import floors
 from tilewright.fitness.targets import MEASURED_TPUS, TPU, Target, UnknownTarget, load_target
 from tilewright.seeds.catalogue import UnknownOperator, load_operator
 from tilewright.seeds.operator import Operator, SeedKernel, Suite
 from tilewright.workers.toolchains import tpu as tpu_toolchain
+from tilewright.workers.toolchains import triton as triton_toolchain
+
+HIP = "hip"
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ def resolve(config: CampaignConfig) -> Resolved:
     """Look up everything the configuration names. Raises UserError."""
     try:
         operator = load_operator(config.operator)
-        config = config.model_copy(update={"target": _named(config.target)})
+        config = config.model_copy(update={"target": named_target(config.target)})
         target = load_target(config.target)
     except (UnknownOperator, UnknownTarget) as error:
         raise UserError(f"{error}.") from error
@@ -83,8 +87,19 @@ def resolve(config: CampaignConfig) -> Resolved:
     return Resolved(config, operator, target, suite, starts, measured)
 
 
-def _named(target: str) -> str:
-    """``tpu`` as the target of this machine's TPU, so that a campaign's record says which; any other as it is."""
+def named_target(target: str) -> str:
+    """``tpu`` and ``cuda`` as the device that this machine has, so that a campaign's record says which."""
+    if target == LOCAL:
+        if (absent := triton_toolchain.missing_parts(GPUS["h200"])) is not None:
+            raise UserError(f"target: {LOCAL} cannot be used here: {absent.replace('h200', LOCAL)}.")
+        found = triton_toolchain.local_target()
+        if found is None:
+            raise UserError(f"target: {LOCAL} cannot be used here: the driver names no device.")
+        return found
+    if target == HIP:
+        raise UserError(
+            f"target: {HIP} cannot be measured yet; compile-only targets such as gfx950 check candidates for AMD GPUs."
+        )
     if target != TPU:
         return target
     if (absent := tpu_toolchain.missing_parts(None)) is not None:

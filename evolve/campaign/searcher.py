@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tilewright.evolve.campaign.config import LlmConfig
 from tilewright.evolve.campaign.loop import Searcher
@@ -98,6 +99,8 @@ def _chat_client(config: LlmConfig, journal: Journal, home: Path) -> ChatClient:
         return _replaying(config.replay, config.model, journal, home, budget)
     assert config.model is not None
     key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+    if key is None and _on_this_machine(config.base_url):
+        key = "none"  # a server of one's own asks for none, and the client will not go without
     if key is None:
         raise UserError(
             f"llm: no key for {config.base_url}; set {' or '.join(KEY_VARIABLES)} in the environment."
@@ -107,6 +110,11 @@ def _chat_client(config: LlmConfig, journal: Journal, home: Path) -> ChatClient:
     except ModuleNotFoundError as error:
         raise UserError("llm: the openai client is not installed; pip install 'tilewright[llm]'.") from error
     return ChatClient(journal, config.model, budget, config.completion_tokens, endpoint)
+
+
+def _on_this_machine(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
 def _replaying(

@@ -9,8 +9,6 @@ with ``ready``. Job data: ``runner_config``, and that of the kind.
 
 from __future__ import annotations
 
-import torch
-
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners.device import Answer
 from tilewright.workers.runners.triton_device import Runner
@@ -18,11 +16,9 @@ from tilewright.workers.runners.triton_device import Runner
 
 def prepare() -> None:
     """Load what torch and Triton load with their first use; children are forked from a process that has."""
-    import triton.compiler
-    import triton.experimental.gluon.language  # noqa: F401
+    import triton.experimental.gluon.nvidia.hopper  # noqa: F401 - what a tensor's type is looked up in
 
-    torch.set_default_device("cpu")
-    torch.use_deterministic_algorithms(True)
+    Runner({"product": ""})
 
 
 def run(job: Frame, answer: Answer) -> None:

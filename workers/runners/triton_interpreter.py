@@ -62,6 +62,28 @@ def repair() -> None:
         right = _scaled(_unpacked(b, b_form, 0 if b_packed else 1), b_scale, 0)
         return interpreter.TensorHandle((left @ right + d.data).astype(d.data.dtype), d.dtype.scalar)
 
+    old_argument = interpreter._implicit_cvt
+
+    def argument(value: Any) -> Any:
+        """A float argument is a float32 scalar of the language, as it is on a device, and no Python number."""
+        if type(value) is float:
+            return tl.tensor(
+                interpreter.TensorHandle(np.array([value], dtype=np.float32), tl.float32), tl.float32
+            )
+        return old_argument(value)
+
+    interpreter._implicit_cvt = argument
+    old_patch = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, *rest: Any) -> None:
+        """A scalar of the language as an index, which numpy gives for arrays of no dimension alone."""
+        old_patch(tensor, *rest)
+        tensor.__index__ = lambda self: int(np.asarray(self.handle.data).reshape(-1)[0])
+        tensor.__bool__ = lambda self: (
+            bool(np.asarray(self.handle.data).reshape(-1)[0]) if np.size(self.handle.data) == 1 else True
+        )
+
+    interpreter._patch_lang_tensor = patch
     old_dot_scaled = interpreter.interpreter_semantic.dot_scaled
 
     def dot_scaled(a: Any, a_scale: Any, a_form: Any, b: Any, b_scale: Any, b_form: Any, *rest: Any) -> Any:

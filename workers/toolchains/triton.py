@@ -6,12 +6,15 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import itertools
+import json
 import os
+import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 
 from tilewright.fitness.architectures import Architecture
-from tilewright.fitness.gpus import Gpu
+from tilewright.fitness.gpus import Gpu, local_name
 
 CACHE_VARIABLE = "TILEWRIGHT_CACHE"
 """Folder for compiled kernels; workers of one cluster that share it compile each kernel once."""
@@ -115,3 +118,39 @@ def launch_environment() -> dict[str, str]:
     """Environment of a child that launches what is compiled."""
     names = ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "CC")
     return {"OMP_NUM_THREADS": "1", **{name: os.environ[name] for name in names if name in os.environ}}
+
+
+_PROBE = """
+import ctypes, json
+cuda = ctypes.CDLL("libcuda.so.1")
+def ask(name, *args):
+    if getattr(cuda, name)(*args):
+        raise SystemExit(name)
+ask("cuInit", 0)
+device, value, text = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(128)
+ask("cuDeviceGet", ctypes.byref(device), 0)
+ask("cuDeviceGetName", text, 128, device)
+found = {"product": text.value.decode()}
+for name, number in (("major", 75), ("minor", 76), ("multiprocessors", 16), ("smem_bytes", 97), ("l2_bytes", 38)):
+    ask("cuDeviceGetAttribute", ctypes.byref(value), number, device)
+    found[name] = value.value
+print(json.dumps(found))
+"""
+"""Asks the driver alone, in a process of its own; the numbers are those of ``CUdevice_attribute``."""
+
+PROBE_SECONDS = 30.0
+
+
+def local_target() -> str | None:
+    """The target that stands for this machine's first GPU (see ``fitness.gpus.local_name``); None without one."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE], capture_output=True, timeout=PROBE_SECONDS, check=True, text=True
+        )
+        found = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    capability = 10 * found["major"] + found["minor"]
+    return local_name(
+        found["product"], capability, found["multiprocessors"], found["smem_bytes"], found["l2_bytes"]
+    )

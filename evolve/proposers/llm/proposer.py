@@ -49,7 +49,9 @@ class LlmProposer:
             parent = failed[0]
             messages = llm_prompt.mend(self.contract, history, *failed)
         else:
-            chosen = self.archive.select(island, rng)
+            # alone, it is asked from the first seed on: an island that is still empty borrows another's
+            around = [(island + step) % self.archive.islands for step in range(self.archive.islands)]
+            chosen = next(filter(None, (self.archive.select(place, rng) for place in around)), None)
             if chosen is None:
                 return None
             parent = chosen.candidate

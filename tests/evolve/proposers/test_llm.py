@@ -93,7 +93,12 @@ class Inline:
 
 
 def campaign(
-    path: Path, server: ScriptedServer | None, evaluations: int, tokens: int = 10**6, **limits: float
+    path: Path,
+    server: ScriptedServer | None,
+    evaluations: int,
+    tokens: int = 10**6,
+    islands: int = 1,
+    **limits: float,
 ) -> History:
     """Run a model-only campaign; ``server`` None replays what the journal at ``path`` holds of exchanges."""
     with Journal(path, write=True, create=not path.exists()) as journal:
@@ -103,10 +108,12 @@ def campaign(
                 server.url, "secret-key", **{"timeout_seconds": 5.0, "retries": 2, **limits}
             )
         client = ChatClient(journal, "m", TokenBudget(tokens), max_completion_tokens=1000, endpoint=endpoint)
-        archive = Archive(1, 10)
+        archive = Archive(islands, 10)
         contract = Contract("op/r", "C = A", "tpu7x (modelled)", ("w",))
         proposer = LlmProposer(client, contract, archive, lambda s: Space.from_source(s, []), check)
-        plan = Plan([Start("seed", Genome(SEED, {"tile": 1}))], Budget(evaluations=evaluations), 1, 1)
+        plan = Plan(
+            [Start("seed", Genome(SEED, {"tile": 1}))], Budget(evaluations=evaluations), 1, 1, islands
+        )
         run = Campaign(plan, proposer, archive, Inline(), Sink())
         run.run()
         return run.history
@@ -142,6 +149,13 @@ def test_good_edits_climb_and_replay_without_the_server(tmp_path: Path) -> None:
     replayed = campaign(tmp_path / "j", None, 4)
     assert lineage(replayed) == lineage(first)
     assert b"secret-key" not in (tmp_path / "j").read_bytes()
+
+
+def test_a_model_alone_is_asked_on_islands_that_are_still_empty(tmp_path: Path) -> None:
+    with scripted_server([faster(10, 11), faster(10, 12)]) as server:
+        history = campaign(tmp_path / "j", server, 3, islands=2)
+    assert len(history.candidates) == 3
+    assert [c.island for c in history.candidates] == [0, 1, 0]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,150 @@
+"""The commands ``tune`` and ``check``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tilewright.evolve.errors import UserError
+
+Tell = Callable[[Any, argparse.Namespace], int]
+
+
+def add_commands(commands: Any, tell: Tell) -> None:
+    """Add them to the parser's. ``tell`` says how a campaign ended."""
+    tune = commands.add_parser("tune", help="tune a function as it stands in somebody's code")
+    tune.add_argument("place", metavar="FILE:FUNCTION", help="the function that launches the kernel")
+    _add_call(tune, required=True)
+    tune.add_argument("--out", type=Path, help="folder to write the operator to (default: ./FUNCTION_tuned)")
+    tune.add_argument("--evaluations", type=int, default=64, help="budget of evaluations (default: 64)")
+    tune.add_argument("--seconds", type=float, help="budget of seconds")
+    tune.add_argument("--seed", type=int, default=0, help="seed of every random choice")
+    tune.add_argument("--no-mlflow", action="store_true", help="record in the journal alone")
+    tune.set_defaults(run=lambda arguments: _tune(arguments, tell))
+    check = commands.add_parser(
+        "check", help="say what stands against a kernel file, and what to do about it"
+    )
+    check.add_argument("place", metavar="FILE[:FUNCTION]", help="a file of kernels, or a function in it")
+    _add_call(check, required=False)
+    check.set_defaults(run=_check)
+
+
+def _add_call(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    parser.add_argument(
+        "--reference", required=required, help="what it must compute: torch.softmax, or FILE:function"
+    )
+    parser.add_argument(
+        "--args", action="append", default=[], required=required, metavar="CALL",
+        help='how it is called, for example "f32[4096, 1024], dim=1"; again for another shape',
+    )  # fmt: skip
+    parser.add_argument("--target", help="where it runs (default: this machine's GPU, else the interpreter)")
+
+
+def _say(line: str) -> None:
+    print(line)  # noqa: T201
+
+
+def _request(arguments: argparse.Namespace) -> Any:
+    from tilewright.evolve.intake.tune import Request, parse_place, resolve_reference
+    from tilewright.workers.intake.arguments import BadCall, parse
+
+    path, function = parse_place(arguments.place)
+    if function is None:
+        raise UserError(f"{arguments.place!r} names no function; write FILE.py:function.")
+    try:
+        for text in arguments.args:
+            parse(text)
+    except BadCall as error:
+        raise UserError(f"{error}.") from error
+    return Request(path, function, resolve_reference(arguments.reference), tuple(arguments.args))
+
+
+def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
+    from tilewright.api import RecordedCampaign
+    from tilewright.evolve.intake.tune import config_of, export, prepare, target_named
+    from tilewright.evolve.record.home import find_campaign, home_folder
+    from tilewright.evolve.run import run
+    from tilewright.evolve.show.display import make_display
+
+    request = _request(arguments)
+    target = target_named(arguments.target)
+    where = arguments.out or Path(f"{request.name}_tuned")
+    overrides: dict[str, Any] = {"budget.evaluations": arguments.evaluations, "seed": arguments.seed}
+    if arguments.seconds is not None:
+        overrides["budget.wall_seconds"] = arguments.seconds
+    if arguments.no_mlflow:
+        overrides["mlflow.enabled"] = False
+    config_of(request, target, where, overrides)  # bad numbers are told before anything is done
+    answer = prepare(request, target, where, _say)
+    home = home_folder(arguments.home)
+    outcome = run(config_of(request, target, where, overrides), home, make_display())
+    code = tell(outcome, arguments)
+    if code == 0:
+        module = export(RecordedCampaign(find_campaign(home, outcome.campaign)), request, answer, where)
+        _say(f"winner: {module} (a plain module: {request.name})")
+    return code
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from tilewright.evolve.intake import preflight
+    from tilewright.evolve.intake.tune import NotTaken, parse_place, take, target_named
+
+    target = target_named(arguments.target)
+    path, function = parse_place(arguments.place)
+    if function is None:
+        return _check_file(path, target)
+    if not arguments.reference or not arguments.args:
+        raise UserError(
+            "check: a function needs --reference and --args; without a function the whole file is looked at."
+        )
+    request = _request(arguments)
+    try:
+        answer = take(request, target)
+    except NotTaken as error:
+        _say(str(error))
+        return 2
+    _say(f"{path.name}:{function} can be tuned")
+    for line in preflight.lines(answer, request.reference, target.label):
+        _say(line)
+    return 0
+
+
+def _check_file(path: Path, target: Any) -> int:
+    found = list(_findings(path, target))
+    for line in found:
+        _say(line)
+    return 2 if any(": line" in line or ". Remedy: " in line for line in found) else 0
+
+
+def _findings(path: Path, target: Any) -> Iterator[str]:
+    """A kernel module by the dialect; any other file by what its kernels would become."""
+    import ast
+
+    from tilewright.evolve.intake import child
+    from tilewright.evolve.intake.remedies import Refused, refused, remedy
+    from tilewright.fitness import dialect
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, OSError) as error:
+        raise UserError(f"{path}: cannot be read as Python: {error}.") from error
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    entry = next((name for name in ("launch", "build") if name in names), None)
+    if entry is not None:
+        violations = dialect.check(text, entry=entry)
+        for v in violations:
+            yield Refused(path.name, v.line, v.what, remedy(v.what)).text()
+        if not violations:
+            yield f"{path.name}: a kernel module of the dialect ({entry})"
+        return
+    answer = child.ask(path, None, "", (), target, "pallas" if target.entry == "build" else "main")
+    refusals = refused(answer.get("refusals", ()), path.name)
+    for found in refusals:
+        yield found.text()
+    kernels = ", ".join(answer.get("kernels", ())) or "none"
+    functions = ", ".join(answer.get("functions", ())) or "none"
+    yield f"{path.name}: kernels {kernels}; functions {functions}; {len(refusals)} refusal(s)"
+    yield f"try: tilewright check {path}:FUNCTION --reference ... --args ..."

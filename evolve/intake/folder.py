@@ -1,0 +1,109 @@
+"""Writes the operator folder of a kernel that was taken in: the user owns it from then on."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tilewright.workers.intake.operator import size_of
+
+RECIPE = "taken"
+SEED = "seed"
+CALLS, SMALL = "calls", "small"
+LARGE = 1 << 22
+"""Elements of a shape above which its answer is sampled."""
+
+
+def write(folder: Path, title: str, reference: str, answer: Mapping[str, Any]) -> None:
+    """``operator.py`` and ``kernels/seed.py``. Raises OSError."""
+    kernels = folder / "kernels"
+    kernels.mkdir(parents=True, exist_ok=True)
+    _put(kernels / f"{SEED}.py", str(answer["source"]))
+    _put(folder / "operator.py", operator_text(folder.name, title, reference, answer))
+
+
+def _put(path: Path, text: str) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def operator_text(name: str, title: str, reference: str, answer: Mapping[str, Any]) -> str:
+    """The text of ``operator.py``."""
+    sampled = bool(answer["independent"]) and any(_elements(answer, dims) > LARGE for dims in answer["dims"])
+    kind = "SampledOperator" if sampled else "TakenOperator"
+    operands = "".join(f"        {_operand(o)},\n" for o in answer["operands"])
+    results = "".join(f"        {_result(r)},\n" for r in answer["results"])
+    check = "".join(f"    {_workload(dims)},\n" for dims in answer["check"])
+    calls = "".join(f"    {_workload(dims)},\n" for dims in answer["dims"])
+    return f'''"""{title}, judged by {reference}. Written by `tilewright tune`; yours to change.
+
+Floats of the reference run in {answer["precision"] or "their own dtype"}. Bounds: what the data types explain,
+seconded by the kernel's own error on the checked shapes.
+"""
+
+from pathlib import Path
+
+from tilewright.seeds.operator import SeedKernel, Suite, Workload
+from tilewright.workers.intake.operator import Operand, Result, {kind}
+
+KERNELS = Path(__file__).parent / "kernels"
+CHECK = (
+{check})
+CALLS = (
+{calls})
+
+OPERATOR = {kind}(
+    name="{name}/{RECIPE}",
+    reference={_text(reference)},
+    call={_text(answer["call"])},
+    precision={_text(answer["precision"])},
+    operands=(
+{operands}    ),
+    results=(
+{results}    ),
+    independent={tuple(answer["independent"])!r},
+    kinds={tuple(answer["kinds"])!r},
+    spread={answer["spread"]},
+    work={ {k: v for k, v in answer["work"].items() if v}!r},
+    suites={{
+        "{CALLS}": Suite("{CALLS}", workloads=CALLS, check=CHECK),
+        "{SMALL}": Suite("{SMALL}", workloads=CHECK, check=CHECK),
+    }},
+    kernels={{"{SEED}": SeedKernel("{SEED}", (KERNELS / "{SEED}.py").read_text())}},
+)
+
+
+def operators():
+    return {{"{RECIPE}": OPERATOR}}
+'''
+
+
+def _elements(answer: Mapping[str, Any], dims: Mapping[str, int]) -> int:
+    shapes = [o[2] for o in answer["operands"]] + [r[2] for r in answer["results"]]
+    return sum(math.prod(size_of(n, dims) for n in shape) for shape in shapes)
+
+
+def _operand(row: Any) -> str:
+    name, dtype, shape, below = row
+    bound = f", below={below}" if below else ""
+    return f"Operand({_text(name)}, {_text(dtype)}, {tuple(shape)!r}{bound})".replace("'", '"')
+
+
+def _result(row: Any) -> str:
+    name, dtype, shape, min_db, worst, place = row
+    bounds = f", min_db={min_db}" + (f", worst={worst:.3g}" if worst is not None else "") if min_db else ""
+    at = f", place={place}" if place else ""
+    return f"Result({_text(name)}, {_text(dtype)}, {tuple(shape)!r}{bounds}{at})".replace("'", '"')
+
+
+def _workload(dims: Mapping[str, int]) -> str:
+    ident = "x".join(str(n) for n in dims.values()) or "one"
+    return f"Workload({_text(ident)}, {dict(dims)!r})".replace("'", '"')
+
+
+def _text(value: str) -> str:
+    return repr(value) if '"' in value else f'"{value}"'

@@ -1,0 +1,87 @@
+"""What to do about a refusal, by what it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_REMEDIES: Sequence[tuple[str, str]] = (
+    (r"^torch computes (\S+)", "do it in the kernel, or before the call and pass the result as an argument"),
+    (r"reads a tensor's values", "pass the value as a plain argument of the call"),
+    (r"changes its argument (\S+) in place", "give the kernel an output of its own: write to torch.empty_like({1})"),
+    (r"a tensor that is not contiguous", "allocate it contiguous and give the kernel its strides"),
+    (r"launches no Triton kernel", "name the function that launches the kernel, with arguments that take it there"),
+    (r"is a kernel, and how it is launched is not said", "name its wrapper: FILE:wrapper"),
+    (r"import of|import from|import inside", "import only torch, triton, triton.language; write constants out"),
+    (r"device library's function (\S+)", "say it with triton.language (exp, exp2, log2, erf, sqrt, rsqrt, sin, cos)"),
+    (r"inline_asm|device_assert|device_print|debug_barrier", "leave it out, or guard it by a constexpr that is off"),
+    (r"the name triton\.language\.(rand\w*|philox\w*|random)", "draw the numbers before the call and pass them"),
+    (r"the name (\S+) is not defined", "define {1} in this file, or import it where the kernel stands"),
+    (r"the name (\S+) starts with an underscore", "call it {1} without the underscore"),
+    (r"the builtin name (\S+) is bound", "give {1} another name"),
+    (r"the imported name (\S+) is bound", "give the variable {1} another name"),
+    (r"the attribute (\S+)", "write it as a function of triton.language, or pass the value as an argument"),
+    (r"the keyword argument (\S+)", "pass it by position, or leave it out"),
+    (r"a class|a try statement|a with statement|a global|async|a generator|a del statement|a match",
+     "kernels and launch are plain functions: move it out of them"),
+    (r"the decorator", "decorate with triton.jit or jax.jit alone; configurations go to SPACE"),
+    (r"module-level constant|may stand at module level|assigns constants",
+     "keep imports, constants and functions at module level; compute the rest in launch"),
+    (r"a matrix product outside a kernel", "compute it in the kernel with tl.dot"),
+    (r"a transposed argument", "pass it as it lies in memory and transpose it in the wrapper"),
+    (r"reference returns a result of shape", "make the reference return what the call returns, in its order"),
+    (r"reference cannot be called", "write a function of the same arguments and give it: --reference FILE:name"),
+    (r"agrees with the reference on no small shape", "see that both compute the same, and that tails are masked"),
+    (r"own answer is not the reference's", "correct the kernel or the reference, or give the precision you mean"),
+    (r"dimension of the arguments", "let the sizes of the results follow from those of the arguments"),
+    (r"defines no", "name a function at the file's module level, or Class.method"),
+    (r"ModuleNotFoundError|is not there", "install what it imports, or move the function to a file of its own"),
+    (r"the call raises", "try the same call by itself; every argument of the function must be given in --args"),
+    (r"functions called (build|launch)", "a kernel module needs one {1}; else give FILE:function and --reference"),
+    (r"\*\* in a call", "spell the keyword arguments out"),
+    (r"default argument", "use a number, a string or None as the default"),
+    (r"annotation", "leave the annotation out, or use tl.constexpr"),
+    (r"not Python", "correct the syntax"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Refused:
+    """One reason with its place (``line`` 0: the whole) and what to do."""
+
+    file: str
+    line: int
+    what: str
+    remedy: str
+    said: str = ""
+
+    def text(self) -> str:
+        place = f"{self.file}:{self.line}: " if self.line else f"{self.file}: " if self.file else ""
+        return f"{place}{self.what}. Remedy: {self.remedy}."
+
+
+def remedy(what: str) -> str:
+    """What to do about a refusal of the intake or of the dialect."""
+    for pattern, said in _REMEDIES:
+        found = re.search(pattern, what)
+        if found:
+            groups = found.groups()
+            return said.replace("{1}", groups[0].rstrip(":,;") if groups and groups[0] else "it")
+    return "see docs/security.md for what a kernel module may hold"
+
+
+def refused(found: Sequence[Mapping[str, Any]], file: str) -> list[Refused]:
+    """Refusals as the child tells them, in the order of lines."""
+    made = [
+        Refused(
+            str(f.get("file") or file),
+            int(f["line"]),
+            str(f["what"]).rstrip("."),
+            remedy(str(f["what"])),
+            str(f.get("said", "")),
+        )
+        for f in found
+    ]
+    return sorted(made, key=lambda r: (r.file, r.line))

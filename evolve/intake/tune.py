@@ -1,0 +1,138 @@
+"""One line to a campaign: take a function in, write its operator folder, run, and say what came of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewright.evolve.campaign.config import CampaignConfig, parse_config
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.intake import child, folder, preflight
+from tilewright.evolve.intake.remedies import Refused, refused
+from tilewright.fitness.targets import Target, UnknownTarget, load_target
+
+MODELLED = "tpu7x"
+Say = Callable[[str], None]
+
+
+class NotTaken(UserError):
+    """The function cannot be taken in; ``refusals`` holds every reason."""
+
+    def __init__(self, message: str, refusals: Sequence[Refused]) -> None:
+        super().__init__(message)
+        self.refusals = list(refusals)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to tune: a function of a file, judged by ``reference`` (``module.name`` or ``FILE:name``), as called."""
+
+    path: Path
+    function: str
+    reference: str
+    calls: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The function's name as a folder and a campaign may have it."""
+        plain = re.sub(r"[^a-z0-9]+", "_", self.function.lower().removesuffix(".apply")).strip("_")
+        return plain or "kernel"
+
+
+def parse_place(text: str) -> tuple[Path, str | None]:
+    """``FILE:function`` or ``FILE``. Raises UserError."""
+    file, colon, function = text.rpartition(":")
+    if not colon:
+        file, function = text, ""
+    path = Path(file)
+    if path.suffix != ".py" or not path.is_file():
+        raise UserError(f"{text!r} names no Python file; write FILE.py:function.")
+    return path, function or None
+
+
+def resolve_reference(text: str) -> str:
+    """With the file's path made absolute. Raises UserError for a file that is not there."""
+    file, colon, name = text.rpartition(":")
+    if not colon:
+        return text
+    if not Path(file).is_file():
+        raise UserError(f"--reference: {file} is no file.")
+    return f"{Path(file).resolve()}:{name}"
+
+
+def take(request: Request, target: Target) -> Mapping[str, Any]:
+    """What the child makes of it. Raises NotTaken, UserError."""
+    program = "pallas" if target.entry == "build" else "main"
+    answer = child.ask(request.path, request.function, request.reference, request.calls, target, program)
+    found = refused(answer.get("refusals", ()), request.path.name)
+    if found:
+        listed = "\n".join(f"  {r.text()}" for r in found)
+        raise NotTaken(
+            f"{request.path.name}:{request.function} cannot be taken in, for {len(found)} reason(s):\n{listed}",
+            found,
+        )
+    return answer
+
+
+def target_named(name: str | None) -> Target:
+    """The target of that name, or of this machine. Raises UserError."""
+    from tilewright.evolve.campaign.resolve import named_target
+
+    if name is None:
+        from tilewright.workers.toolchains.triton import gpu_count
+
+        name = "cuda" if gpu_count() else "interpreter"
+    try:
+        return load_target(named_target(name))
+    except UnknownTarget as error:
+        raise UserError(f"{error}.") from error
+
+
+def config_of(
+    request: Request, target: Target, where: Path, overrides: Mapping[str, Any] | None = None
+) -> CampaignConfig:
+    """The campaign on a written folder. The interpreter, whose times mean nothing, runs the small shapes."""
+    data: dict[str, Any] = {
+        "name": request.name.replace("_", "-"),
+        "operator": f"{where.resolve()}/{folder.RECIPE}",
+        "target": target.name,
+        "suite": folder.SMALL if target.interpreted or target.compile_only else folder.CALLS,
+        "budget": {"evaluations": 64},
+    }
+    for key, value in (overrides or {}).items():
+        section, _, last = key.rpartition(".")
+        (data.setdefault(section, {}) if section else data)[last] = value
+    return parse_config(data, "tune")
+
+
+def prepare(request: Request, target: Target, where: Path, say: Say) -> Mapping[str, Any]:
+    """Take in, show, and write the folder. Raises NotTaken, UserError."""
+    answer = take(request, target)
+    say(f"{request.path.name}:{request.function} -> {where}/operator.py, kernels/{folder.SEED}.py")
+    for line in preflight.lines(answer, request.reference, target.label):
+        say(line)
+    try:
+        folder.write(where, f"{request.function} of {request.path.name}", request.reference, answer)
+    except OSError as error:
+        raise UserError(f"--out: cannot write {where}: {error.strerror}.") from error
+    return answer
+
+
+def export(campaign: Any, request: Request, answer: Mapping[str, Any], where: Path) -> Path:
+    """Write the winner (where nothing won, the seed) as a plain module beside the operator; its path."""
+    from tilewright.evolve.intake.winner import plain_module
+
+    winner = campaign.winner
+    source = winner["source"] if winner else answer["source"]
+    params = winner["params"] if winner else answer["defaults"]
+    note = f"{request.function} of {request.path.name}, tuned: winner of campaign {campaign.id}."
+    path = where / f"{request.name}.py"
+    text = plain_module(source, params, request.name, [row[0] for row in answer["operands"]], note)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--out: cannot write {path}: {error.strerror}.") from error
+    return path

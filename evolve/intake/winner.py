@@ -1,0 +1,213 @@
+"""A tuned function: the winner as a callable, and as a plain module without tilewright in it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilewright.evolve.errors import UserError
+
+if TYPE_CHECKING:
+    from tilewright.api import RecordedCampaign
+
+_DECLARED = ("SPACE", "DEFAULTS", "CONSTRAINTS")
+_MADE = ("empty", "zeros")
+
+
+def plain_module(
+    source: str, params: Mapping[str, Any], function: str, operands: Sequence[str], note: str
+) -> str:
+    """A kernel module as one that depends on torch and Triton (or JAX) alone, with ``function(*operands)``."""
+    tree = ast.parse(source)
+    body: list[ast.stmt] = []
+    entry = "launch"
+    for node in tree.body:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id in _DECLARED
+        ):
+            continue
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue
+        if isinstance(node, ast.FunctionDef) and node.name in ("launch", "build"):
+            entry = node.name
+            if entry == "launch":
+                node = _OnDevice(operands[0]).visit(node)
+        body.append(node)
+    text = ast.unparse(ast.fix_missing_locations(ast.Module(body, [])))
+    given = ", ".join(operands)
+    if entry == "build":
+        called = f"    return build(PARAMS)({given})\n"
+    else:
+        inputs = ", ".join(f'"{name}": {name}' for name in operands)
+        called = (
+            f"    results = launch({{{inputs}}}, PARAMS)\n"
+            "    return results[0] if len(results) == 1 else results\n"
+        )
+    return f'"""{note}"""\n\n{text}\n\nPARAMS = {dict(params)!r}\n\n\ndef {function}({given}):\n{called}'
+
+
+class _OnDevice(ast.NodeTransformer):
+    """Tensors are made where the first operand lies."""
+
+    def __init__(self, operand: str) -> None:
+        self._operand = operand
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        function = node.func
+        if (
+            isinstance(function, ast.Attribute)
+            and isinstance(function.value, ast.Name)
+            and function.value.id == "torch"
+            and function.attr in _MADE
+        ):
+            where = ast.parse(f'inputs["{self._operand}"].device', mode="eval").body
+            node.keywords.append(ast.keyword("device", where))
+        return node
+
+
+class Tuned:
+    """The winner of a campaign as a function of the original's signature.
+
+    Calls whose tensors have other dtypes or ranks than those it was tuned for go to the original.
+    """
+
+    def __init__(
+        self, campaign: RecordedCampaign, original: Callable[..., Any] | None, module: Path, name: str,
+        operands: Sequence[tuple[str, str, int]],
+    ) -> None:  # fmt: skip
+        self.campaign, self.original, self.module = campaign, original, module
+        self._name, self._operands = name, list(operands)
+        self._function: Callable[..., Any] | None = None
+
+    @property
+    def source(self) -> str:
+        """The winner's plain module."""
+        return self.module.read_text(encoding="utf-8")
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The winner's parameters."""
+        winner = self.campaign.winner
+        return dict(winner["params"]) if winner else {}
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """A row for each evaluation: see ``RecordedCampaign.history``."""
+        return self.campaign.history
+
+    @property
+    def gain(self) -> float | None:
+        """Rate of the winner over that of the seed."""
+        rows = [row for row in self.history if row["fitness"]]
+        winner = self.campaign.winner
+        return float(winner["fitness"] / rows[0]["fitness"]) if rows and winner else None
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """The campaign's report as one HTML file."""
+        return self.campaign.report(path)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        named = self._named(arguments, keywords)
+        if named is None:
+            if self.original is None:
+                raise UserError(
+                    f"{self._name}: tuned for other dtypes or ranks, and there is no original to call."
+                )
+            return self.original(*arguments, **keywords)
+        return self._loaded()(**named)
+
+    def _named(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any] | None:
+        tensors = [a for a in (*arguments, *keywords.values()) if hasattr(a, "dtype") and hasattr(a, "shape")]
+        if len(tensors) != len(self._operands):
+            return None
+        named = {}
+        for tensor, (name, dtype, rank) in zip(tensors, self._operands, strict=True):
+            strided = hasattr(tensor, "is_contiguous") and not tensor.is_contiguous()
+            if str(tensor.dtype).rpartition(".")[2] != dtype or len(tensor.shape) != rank or strided:
+                return None
+            named[name] = tensor
+        return named
+
+    def _loaded(self) -> Callable[..., Any]:
+        if self._function is None:
+            spec = importlib.util.spec_from_file_location(f"tilewright_tuned_{self._name}", self.module)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            self._function = getattr(module, self._name)
+        return self._function
+
+
+# -- from values to text ---------------------------------------------------------------------------
+
+
+def place_of(function: Any) -> tuple[Path, str]:
+    """File and name of a function. Raises UserError."""
+    owner = getattr(function, "__self__", None)
+    if getattr(function, "__name__", "") == "apply" and isinstance(owner, type):
+        return Path(inspect.getsourcefile(owner) or ""), f"{owner.__qualname__}.apply"
+    while hasattr(function, "fn"):
+        function = function.fn
+    plain = inspect.unwrap(function)
+    try:
+        file = inspect.getsourcefile(plain)
+    except TypeError:
+        file = None
+    if not file or not Path(file).is_file() or "<" in plain.__qualname__:
+        raise UserError(
+            f"{getattr(plain, '__qualname__', plain)!r} is not a function of a file; define it by name in one."
+        )
+    return Path(file), plain.__qualname__
+
+
+def reference_text(reference: Any) -> str:
+    """``module.name`` or ``FILE:name`` of a reference given as a function or as text. Raises UserError."""
+    if isinstance(reference, str):
+        return reference
+    name = getattr(reference, "__name__", "")
+    for module in (
+        "torch",
+        "torch.nn.functional",
+        "torch.linalg",
+        "torch.special",
+        "jax.numpy",
+        "jax.nn",
+        "jax.lax",
+    ):
+        import sys
+
+        loaded = sys.modules.get(module)
+        if loaded is not None and getattr(loaded, name, None) is reference:
+            return f"{module}.{name}"
+    path, found = place_of(reference)
+    return f"{path.resolve()}:{found}"
+
+
+_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
+
+
+def call_text(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> str:
+    """A call's values as ``--args`` has them: dtypes, shapes, and integers' bound."""
+    said = [_value_text(a) for a in arguments]
+    return ", ".join([*said, *(f"{k}={_value_text(v)}" for k, v in keywords.items())])
+
+
+def _value_text(value: Any) -> str:
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        dtype = str(value.dtype).rpartition(".")[2]
+        text = f"{_SHORT.get(dtype, dtype)}[{', '.join(str(int(n)) for n in value.shape)}]"
+        if dtype.startswith(("int", "uint")):
+            text += f" < {int(value.max()) + 1}"
+        return text
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(_value_text, value)) + "]"
+    if type(value).__name__ == "dtype" and str(value).startswith("torch."):
+        return str(value)
+    return repr(value)

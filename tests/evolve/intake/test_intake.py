@@ -1,0 +1,140 @@
+"""Functions of somebody's file, taken in by the child that does it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.evolve.intake import kernels
+from tilewright.evolve.campaign.resolve import resolve
+from tilewright.evolve.intake import child, folder, tune, winner
+from tilewright.evolve.intake.remedies import remedy
+from tilewright.fitness.dialect import check
+from tilewright.fitness.targets import load_target
+from tilewright.seeds.catalogue import load_operator
+
+CALL = "bf16[4096, 512], eps=1e-6"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return kernels.write(tmp_path_factory.mktemp("code"))
+
+
+@pytest.fixture(scope="module")
+def taken(files: Path):
+    request = tune.Request(files / "mine.py", "group_norm", f"{files}/plain.py:group_norm", (CALL,))
+    return request, tune.take(request, load_target("interpreter"))
+
+
+def test_a_wrapper_becomes_a_module_of_the_dialect(taken) -> None:
+    _, answer = taken
+    assert check(answer["source"], entry="launch") == []
+    assert "launch(inputs, params)" in answer["source"] and "cuda" not in answer["source"]
+
+
+def test_what_tiles_is_a_knob_and_what_means_something_is_not(taken) -> None:
+    _, answer = taken
+    assert set(answer["space"]) == {"BLOCK", "num_warps"}
+    assert len(answer["space"]["BLOCK"]) > 2
+    group = next(row for row in answer["fixed"] if row["value"] == 32)
+    assert "meaning" in group["why"]
+
+
+def test_its_folder_is_an_operator_that_judges(taken, tmp_path: Path) -> None:
+    request, answer = taken
+    where = tmp_path / "group_norm_tuned"
+    folder.write(where, "group_norm", request.reference, answer)
+    config = tune.config_of(request, load_target("interpreter"), where, {"budget.evaluations": 2})
+    resolved = resolve(config)
+    operator = load_operator(config.operator)
+    shape = resolved.suite.check[0]
+    inputs = operator.make_inputs(shape, 1, "randn")
+    truth = operator.oracle(shape, inputs)["o0"]["o0"]
+    x = inputs["x"].astype(np.float64).reshape(len(truth), -1, 32)
+    exact = (x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)).reshape(truth.shape)
+    np.testing.assert_allclose(truth, exact, rtol=1e-12)
+    assert operator.gates[0].min_db >= 40
+
+
+def test_the_winner_is_a_plain_module(taken) -> None:
+    _, answer = taken
+    text = winner.plain_module(answer["source"], answer["defaults"], "group_norm", ["x"], "Tuned.")
+    assert "tilewright" not in text and "SPACE" not in text
+    assert "device=inputs['x'].device" in text
+    compile(text, "winner", "exec")
+
+
+def test_an_argument_changed_in_place_is_copied(files: Path) -> None:
+    request = tune.Request(files / "mine.py", "scale_", f"{files}/plain.py:scale", ("f32[300, 7], 2.0",))
+    answer = tune.take(request, load_target("interpreter"))
+    assert "copy_argument" in answer["source"]
+    assert any("changed in place" in note for note in answer["notes"])
+
+
+def test_a_kernel_that_is_wrong_is_told_so_with_its_worst_element(files: Path) -> None:
+    request = tune.Request(
+        files / "mine.py", "wrong_group_norm", f"{files}/plain.py:group_norm", ("f32[64, 64]",)
+    )
+    with pytest.raises(tune.NotTaken, match=r"element \[\d+, \d+\] is .* where the reference says"):
+        tune.take(request, load_target("interpreter"))
+
+
+def test_every_refusal_comes_at_once_with_line_and_remedy(files: Path) -> None:
+    request = tune.Request(files / "mine.py", "noisy", "torch.abs", ("f32[512]",))
+    with pytest.raises(tune.NotTaken) as refusal:
+        tune.take(request, load_target("interpreter"))
+    found = {(r.line, r.what.split(" ")[0]): r for r in refusal.value.refusals}
+    lines = kernels.TRITON.splitlines()
+    at = {
+        text: next(n for n, row in enumerate(lines, 1) if text in row)
+        for text in ("tl.rand", "inline_asm", "x * 2")
+    }
+    assert {line for line, _ in found} >= set(at.values())
+    assert all(r.remedy for r in refusal.value.refusals)
+
+
+def test_a_file_is_surveyed(files: Path) -> None:
+    answer = child.ask(files / "mine.py", None, "", (), load_target("interpreter"))
+    assert {"_group_norm", "_noisy"} <= set(answer["kernels"]) and "group_norm" in answer["functions"]
+    assert all("line" in refusal for refusal in answer["refusals"])
+
+
+def test_a_pallas_function_is_taken_in_by_its_text(files: Path) -> None:
+    request = tune.Request(
+        files / "tpu.py", "product", "jax.numpy.matmul", ("bf16[512, 256], bf16[256, 128]",)
+    )
+    answer = tune.take(request, load_target("tpu7x"))
+    assert check(answer["source"], entry="build") == []
+    assert "block_rows" in answer["space"]
+    assert answer["results"][0][2] == ["M", "K"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_capture_notes_real_calls(files: Path, tmp_path: Path) -> None:
+    del tmp_path
+    assert (
+        winner.call_text([np.zeros((2, 3), dtype=np.float32), 1e-6], {"dim": 1}) == "f32[2, 3], 1e-06, dim=1"
+    )
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "torch computes mul outside a kernel",
+        "the wrapper reads a tensor's values (item)",
+        "the name _x starts with an underscore",
+        "the name triton.language.rand",
+        "the device library's function j0",
+        "the decorator something(3)",
+        "a class",
+        "the attribute data",
+        "a module-level constant is a number, a string, a dtype or a tuple of them",
+        "the keyword argument stream",
+    ],
+)
+def test_a_refusal_has_a_remedy_of_its_own(what: str) -> None:
+    assert not remedy(what).startswith("see docs")

@@ -1,0 +1,44 @@
+"""Calls as text, and the dimensions in them."""
+
+import pytest
+
+from tilewright.workers.intake import dims
+from tilewright.workers.intake.arguments import BadCall, Literal, TensorArgument, parse
+from tilewright.workers.intake.operator import Operand, size_of
+
+
+def test_a_call_is_read() -> None:
+    call = parse("f32[4, 8], i64[16] < 100, [bf16[2], bf16[3]], dim=1, dtype=torch.float16, bias=None")
+    assert call.arguments[0] == TensorArgument("float32", (4, 8))
+    assert call.arguments[1] == TensorArgument("int64", (16,), below=100)
+    assert [t.shape for t in call.arguments[2]] == [(2,), (3,)]
+    assert dict(call.keywords) == {"dim": 1, "dtype": Literal("torch.float16"), "bias": None}
+
+
+@pytest.mark.parametrize("text", ["f33[4]", "f32[-1]", "f32[M]", "f32[4", "os.system('x')", "x + 1"])
+def test_what_cannot_be_read_is_told(text: str) -> None:
+    with pytest.raises(BadCall, match="--args"):
+        parse(text)
+
+
+def _settled(shapes: list[tuple[int, ...]], works) -> list[tuple]:
+    raw = [Operand(f"x{n}", "float32", tuple((s,) for s in shape)) for n, shape in enumerate(shapes)]  # type: ignore[misc]
+    return [o.shape for o in dims.settle(raw, 1, works)[0]]
+
+
+def test_equal_sizes_are_one_dimension_only_where_they_must_be() -> None:
+    """A square product: the inner dimension is shared, the outer ones are not."""
+
+    def product(sizes, operands) -> bool:
+        a, b = (o.sizes(sizes) for o in operands)
+        return a[1] == b[0]
+
+    left, right = _settled([(64, 64), (64, 64)], product)
+    assert left[1] == right[0]
+    left, right = _settled([(64, 64), (64, 32)], product)
+    assert left[1] == right[0] and left[0] != left[1]
+
+
+def test_a_size_may_be_a_product_or_a_quotient() -> None:
+    assert size_of("M*N", {"M": 3, "N": 5}) == 15
+    assert size_of("N/128", {"N": 300}) == 3

@@ -1,0 +1,105 @@
+"""A call as text: ``f32[4096, 12672], dim=1``. Tensors by dtype and shape, all else as Python literals.
+
+``i64[512] < 32000`` are integers from 0 on; ``bf16[128, 64].T`` is a transposed view; ``x=f32[8]`` is by keyword;
+``[f32[8], f32[8]]`` a list of tensors.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+DTYPES: Mapping[str, str] = {
+    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp16": "float16",
+    "half": "float16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "f8": "float8_e4m3fn", "i64": "int64",
+    "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8", "bool": "bool",
+    **{n: n for n in ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32",
+                      "int16", "int8", "uint8")},
+}  # fmt: skip
+
+
+class BadCall(ValueError):
+    """A call that cannot be read. The message is one sentence."""
+
+
+@dataclass(frozen=True)
+class TensorArgument:
+    """A tensor: numpy's name of its dtype, sizes, integers' exclusive upper bound, whether it is a transpose."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    below: int = 0
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A value that torch or Python names, such as ``torch.float16``, as text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """Positional arguments and keywords: TensorArgument, plain values, Literal, or lists of them."""
+
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+
+    def tensors(self) -> Iterator[TensorArgument]:
+        yield from _tensors((*self.arguments, *self.keywords.values()))
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[TensorArgument]:
+    for value in values:
+        if isinstance(value, TensorArgument):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(value)
+
+
+def parse(text: str) -> Call:
+    """Read a call. Raises BadCall."""
+    try:
+        node = ast.parse(f"f({text})", mode="eval").body
+    except SyntaxError as error:
+        raise BadCall(
+            f'--args: {text!r} cannot be read; write for example "f32[4096, 1024], dim=1"'
+        ) from error
+    assert isinstance(node, ast.Call)
+    keywords = {str(k.arg): _value(k.value) for k in node.keywords}
+    return Call(tuple(_value(a) for a in node.args), keywords)
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+        name = node.value.id
+        if name not in DTYPES:
+            raise BadCall(f"--args: {name!r} is no dtype; known are {', '.join(DTYPES)}")
+        try:
+            sizes = ast.literal_eval(node.slice)
+        except ValueError as error:
+            raise BadCall(f"--args: the shape of {ast.unparse(node)} must be numbers") from error
+        shape = sizes if isinstance(sizes, tuple) else (sizes,)
+        if not all(isinstance(n, int) and n > 0 for n in shape):
+            raise BadCall(f"--args: the sizes of {ast.unparse(node)} must be whole numbers above 0")
+        return TensorArgument(DTYPES[name], shape)
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt) and len(node.ops) == 1:
+        tensor, bound = _value(node.left), ast.literal_eval(node.comparators[0])
+        if isinstance(tensor, TensorArgument) and isinstance(bound, int):
+            return TensorArgument(tensor.dtype, tensor.shape, bound, tensor.transposed)
+    if isinstance(node, ast.Attribute) and node.attr == "T":
+        tensor = _value(node.value)
+        if isinstance(tensor, TensorArgument) and len(tensor.shape) == 2:
+            return TensorArgument(tensor.dtype, tensor.shape, tensor.below, True)
+    if isinstance(node, ast.List | ast.Tuple):
+        return tuple(_value(part) for part in node.elts)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        text = ast.unparse(node)
+        if text.startswith("torch.") and text.replace(".", "").replace("_", "").isalnum():
+            return Literal(text)
+        raise BadCall(f"--args: {text!r} is neither a tensor such as f32[8, 8] nor a plain value") from None

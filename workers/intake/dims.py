@@ -1,0 +1,146 @@
+"""The dimensions of a call: which sizes of its tensors are one and the same, and what they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any
+
+from tilewright.fitness.dialect_names import ALL_BUILTINS
+from tilewright.workers.intake.arguments import Call, TensorArgument
+from tilewright.workers.intake.operator import Operand
+
+LETTERS = "MNKLPQRSUVWABCDEFGHIJ"
+MOST = 200
+"""Ways to name dimensions that are tried."""
+
+RESERVED = frozenset(("torch", "triton", "tl", "math", "inputs", "params", "reference"))
+Place = tuple[Any, ...]
+Sizes = tuple[tuple[int, ...], ...]
+"""By axis, its size in every call."""
+
+
+class Uneven(ValueError):
+    """Calls that differ in more than sizes. The message is one sentence."""
+
+
+def at(call: Call, place: Place) -> Any:
+    """The argument at a place: a position or a keyword, then places in lists."""
+    value: Any = call.keywords[place[0]] if isinstance(place[0], str) else call.arguments[place[0]]
+    for part in place[1:]:
+        value = value[part]
+    return value
+
+
+def slots(calls: Sequence[Call], names: Sequence[str]) -> list[tuple[str, Place]]:
+    """Names and places of the tensors of a call; ``names`` are those of its positional arguments."""
+    found: list[tuple[str, Place]] = []
+
+    def walk(value: Any, name: str, place: Place) -> None:
+        if isinstance(value, TensorArgument):
+            found.append((name, place))
+        elif isinstance(value, tuple | list):
+            for n, part in enumerate(value):
+                walk(part, f"{name}_{n}", (*place, n))
+
+    for n, value in enumerate(calls[0].arguments):
+        walk(value, names[n], (n,))
+    for key, value in calls[0].keywords.items():
+        walk(value, key, (key,))
+    return found
+
+
+def operands(
+    calls: Sequence[Call], found: Sequence[tuple[str, Place]], taken: Set[str]
+) -> tuple[list[Operand], list[Place]]:
+    """Operands whose shapes are ``Sizes``, not yet named. Raises Uneven."""
+    made, places = [], []
+    for name, place in found:
+        tensors = [at(call, place) for call in calls]
+        if any(len(t.shape) != len(tensors[0].shape) or t.dtype != tensors[0].dtype for t in tensors):
+            raise Uneven(f"argument {name} has another rank or dtype in another call")
+        plain = name.lstrip("_") or "x"
+        while plain in ALL_BUILTINS or plain in RESERVED or plain in taken:
+            plain += "_"
+        sizes = tuple(tuple(t.shape[axis] for t in tensors) for axis in range(len(tensors[0].shape)))
+        made.append(Operand(plain, tensors[0].dtype, sizes, max(t.below for t in tensors)))  # type: ignore[arg-type]
+        places.append(place)
+    return made, places
+
+
+def settle(
+    raw: Sequence[Operand],
+    calls: int,
+    works: Callable[[Mapping[str, int], list[Operand]], bool],
+    size: int = 16,
+) -> tuple[list[Operand], list[dict[str, int]]]:
+    """Operands with named dimensions, and those of every call: as many different ones as ``works`` bears.
+
+    Two axes of one size need not be one dimension, and of a square matrix mostly are not. ``works`` is asked with
+    small sizes, multiples of ``size``, that all differ.
+    """
+    shapes: list[Any] = [tuple(o.shape) for o in raw]
+    best: tuple[int, list[Any]] | None = None
+    for number, names in enumerate(_assignments(shapes)):
+        if number >= MOST:
+            break
+        count = len({n for shape in names for n in shape if isinstance(n, str)})
+        if best is not None and count <= best[0]:
+            continue
+        dims = _dims(shapes, names, calls)
+        small = {name: size * (2 + place) for place, name in enumerate(dims[0])}
+        if works(small, _named(raw, names)):
+            best = (count, names)
+    chosen = best[1] if best else next(_assignments(shapes, merged=True))
+    return _named(raw, chosen), _dims(shapes, chosen, calls)
+
+
+def _named(raw: Sequence[Operand], names: Sequence[Any]) -> list[Operand]:
+    return [Operand(o.name, o.dtype, shape, o.below) for o, shape in zip(raw, names, strict=True)]
+
+
+def _dims(raw: Sequence[Sizes], names: Sequence[Any], calls: int) -> list[dict[str, int]]:
+    dims: list[dict[str, int]] = [{} for _ in range(calls)]
+    for sizes, shape in zip(raw, names, strict=True):
+        for size, name in zip(sizes, shape, strict=True):
+            if isinstance(name, str):
+                for call in range(calls):
+                    dims[call][name] = size[call]
+    return dims
+
+
+def _assignments(raw: Sequence[Sizes], *, merged: bool = False) -> Iterator[list[Any]]:
+    """Ways to name axes: tensors of one shape alike, axes of one size as one dimension or another."""
+    shapes = list(dict.fromkeys(raw))
+
+    def go(
+        place: int, axis: int, known: dict[Any, list[str]], names: tuple[Any, ...], made: dict[Any, Any]
+    ) -> Iterator[Any]:
+        if place == len(shapes):
+            yield made
+            return
+        shape = shapes[place]
+        if axis == len(shape):
+            yield from go(place + 1, 0, known, (), {**made, shape: names})
+            return
+        size = shape[axis]
+        if set(size) == {1}:
+            yield from go(place, axis + 1, known, (*names, 1), made)
+            return
+        before = known.get(size, [])
+        total = sum(map(len, known.values()))
+        fresh = LETTERS[total] if total < len(LETTERS) else f"D{total}"
+        if merged and before:
+            options = before[:1]
+        else:
+            new = [fresh] if not before or (not merged and len(before) < 3) else []
+            options = (
+                [*new, *(n for n in before if n not in names)]
+                if place == 0
+                else [*(n for n in before if n not in names), *new]
+            )
+        for name in options:
+            more = known if name in before else {**known, size: [*before, name]}
+            yield from go(place, axis + 1, more, (*names, name), made)
+
+    for found in go(0, 0, {}, (), {}):
+        yield [found[shape] for shape in raw]

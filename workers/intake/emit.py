@@ -1,0 +1,575 @@
+"""A recorded call as a module of the dialect: kernels, ``launch``, and the knobs between them."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from tilewright.workers.intake import symbols
+from tilewright.workers.intake.normalise import Kernels, Text, _dtype_name, _jitted, definition
+from tilewright.workers.intake.record import Launch, Refusal, Trace, Var
+
+COPY = "copy_argument"
+_COPY_TEXT = """@triton.jit
+def copy_argument(source, target, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at, mask=at < size), mask=at < size)"""
+
+WARPS = (1, 2, 4, 8, 16, 32)
+STAGES = (1, 2, 3, 4, 5)
+
+
+@dataclass
+class Knob:
+    """A parameter of the search. ``atom``: what it replaces in expressions; ``source``: where it was found, in words.
+
+    ``certain``: it tiles or schedules by its nature; any other must show it by evidence.
+    """
+
+    name: str
+    default: int | bool
+    values: tuple[int | bool, ...]
+    atom: str
+    source: str
+    certain: bool
+
+
+@dataclass
+class Taken:
+    """A module made from a recording."""
+
+    source: str
+    knobs: list[Knob]
+    outputs: list[torch.Tensor]
+    kernels: Kernels
+    notes: list[str] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)
+
+    def with_space(self, space: Mapping[str, Sequence[Any]], defaults: Mapping[str, Any]) -> str:
+        """The module with the knobs that are in ``space``; the others as constants of their default."""
+        text = self.source
+        for knob in self.knobs:
+            if knob.name not in space:
+                text = text.replace(f'params["{knob.name}"]', repr(knob.default))
+        declared = {name: tuple(values) for name, values in space.items()}
+        head = f"SPACE = {_literal(declared)}\nDEFAULTS = {_literal(dict(defaults))}\nCONSTRAINTS = {{}}\n"
+        return text.replace("SPACE = {}\n", head, 1)
+
+
+def _literal(value: Mapping[str, Any]) -> str:
+    inner = "".join(f"    {k!r}: {v!r},\n" for k, v in value.items())
+    return ("{\n" + inner + "}").replace("'", '"') if value else "{}"
+
+
+Wanted = Sequence[tuple[tuple[int, ...], torch.dtype]] | None
+"""Shapes and dtypes of the results that are judged; None: all there are."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What is known beside a recording: where it is from, literals by atom (value, file, line) and the names they were
+    given, operands' dimensions, and the device's figures by atom."""
+
+    title: str
+    literals: Mapping[str, tuple[int, str, int]]
+    names: Mapping[str, str]
+    dims: Mapping[str, Sequence[Any]]
+    device: Mapping[str, int]
+
+
+def emit(trace: Trace, origin: Origin, wanted: Wanted) -> Taken:
+    """The module of a recording. Raises Refusal."""
+    return _Emitter(trace, origin).module(wanted)
+
+
+class _Emitter:
+    def __init__(self, trace: Trace, origin: Origin) -> None:
+        self._trace, self._origin, self._dims, self._device = trace, origin.title, origin.dims, origin.device
+        self._literals, self._names = origin.literals, origin.names
+        self._kernels = Kernels()
+        self._knobs: dict[str, Knob] = {}
+        self._notes: list[str] = list(trace.notes)
+        self._fixed: list[str] = []
+        self._renamed: dict[str, str] = {}
+
+    def module(self, wanted: Wanted) -> Taken:
+        launches = [step for step in self._trace.steps if isinstance(step, Launch)]
+        if not launches:
+            raise Refusal("the call launches no Triton kernel")
+        outputs, replaced = self._outputs(launches, wanted)
+        body = self._statements(launches, outputs, replaced)
+        constants = "".join(f"{n} = {t}\n" for n, t in self._kernels.constants.items())
+        functions = "\n\n".join(t.text for t in self._kernels.functions.values())
+        maths = "import math\n\n" if "math." in body else ""
+        source = (
+            f'"""Taken from {self._origin}."""\n\n{maths}import torch\nimport triton\nimport triton.language as tl\n\n'
+            f"SPACE = {{}}\n\n{constants}\n\n{functions}\n\n\ndef launch(inputs, params):\n{body}"
+        )
+        if "TensorDescriptor(" in body:
+            source = source.replace(
+                "import triton.language as tl\n",
+                "import triton.language as tl\n"
+                "from triton.tools.tensor_descriptor import TensorDescriptor\n", 1)  # fmt: skip
+        notes = [*self._notes, *self._kernels.notes]
+        tensors = [var.tensor for var in outputs]
+        return Taken(source, list(self._knobs.values()), tensors, self._kernels, notes, self._fixed)
+
+    # -- outputs ---------------------------------------------------------------------------------
+
+    def _outputs(self, launches: Sequence[Launch], wanted: Wanted) -> tuple[list[Var], dict[str, str]]:
+        """Tensors that ``launch`` returns, and the inputs that are outputs in disguise."""
+        written = _written(launches)
+        candidates: list[tuple[Var, torch.Tensor]] = []
+        for result in self._trace.results:
+            var = self._trace.find(result)
+            if var is not None and all(var is not other for other, _ in candidates):
+                candidates.append((var, result))
+        replaced: dict[str, str] = {}
+        for var in self._trace.inputs.values():
+            use = self._use(var, written)
+            if use == "written":
+                replaced[var.name] = "fresh"
+                if all(var is not other for other, _ in candidates):
+                    candidates.append((var, var.tensor))
+            elif use == "both":
+                replaced[var.name] = "copied"
+                if all(var is not other for other, _ in candidates):
+                    candidates.append((var, var.tensor))
+        candidates = [
+            (v, t) for v, t in candidates if self._root(v).kind != "input" or self._root(v).name in replaced
+        ]
+        if wanted is None:
+            chosen = [v for v, _ in candidates]
+        else:
+            chosen, left = [], list(candidates)
+            for shape, dtype in wanted:
+                fits = [c for c in left if tuple(c[1].shape) == shape and c[1].dtype == dtype]
+                fits = fits or [c for c in left if tuple(c[1].shape) == shape]
+                if not fits:
+                    made = ", ".join(f"{list(t.shape)} {t.dtype}" for _, t in candidates) or "none"
+                    raise Refusal(
+                        f"the reference returns a result of shape {list(shape)}, and the call makes none ({made})"
+                    )
+                left = [c for c in left if c[0] is not fits[0][0]]
+                chosen.append(fits[0][0])
+            if left:
+                self._notes.append(
+                    f"{len(left)} more result(s) of the call are not judged: the reference has none"
+                )
+        if not chosen:
+            raise Refusal("the call returns no tensor, and its kernels write to none of its arguments")
+        for var in chosen:
+            if var.foreign or var.kind == "foreign":
+                self._kernels.refusals.append((var.line, f"torch computes {var.foreign} after the kernel"))
+        return chosen, replaced
+
+    def _root(self, var: Var) -> Var:
+        while var.base is not None:
+            var = var.base
+        return var
+
+    def _use(self, var: Var, written: Mapping[int, str]) -> str:
+        found = {use for key, use in written.items() if self._root(self._trace.vars[key]).name == var.name}
+        if found & {"both"} or {"read", "written"} <= found:
+            return "both"
+        return "written" if "written" in found else "read"
+
+    # -- launch ----------------------------------------------------------------------------------
+
+    def _statements(
+        self, launches: Sequence[Launch], outputs: Sequence[Var], replaced: Mapping[str, str]
+    ) -> str:
+        lines: list[str] = []
+        used = self._used_vars(launches, outputs)
+        for name, var in self._trace.inputs.items():
+            if name in replaced:
+                if replaced[name] == "copied":
+                    given = f'inputs["{name}"]'
+                    lines.append(f"{name} = torch.empty_like({given})")
+                    lines.append(
+                        f"{COPY}[(triton.cdiv({name}.numel(), 4096),)]({given}, {name}, {name}.numel(), 4096)"
+                    )
+                    self._kernels.functions.setdefault(COPY, Text(COPY, _COPY_TEXT, ""))
+                    self._notes.append(
+                        f"{name} is changed in place: it is copied first, and the copy's time counts"
+                    )
+                else:
+                    shape = self._fresh_shape(var, replaced)
+                    lines.append(f"{name} = torch.empty(({shape},), dtype={var.tensor.dtype})")
+            else:
+                lines.append(f'{name} = inputs["{name}"]')
+        for step in self._trace.steps:
+            if isinstance(step, Launch):
+                lines += self._launch(step, launches)
+            elif isinstance(step, tuple):
+                var, method = step
+                if self._root(var).name in used:
+                    lines.append(f"{var.name}.{method}()")
+            elif step.name in used and step.text is not None:
+                lines.append(f"{step.name} = {self._resolved(step.text)}")
+        lines.append(f"return ({', '.join(v.name for v in outputs)},)")
+        return "".join(f"    {_tidy(line)}\n" for line in lines)
+
+    def _fresh_shape(self, var: Var, replaced: Mapping[str, str]) -> str:
+        """The shape of an output argument, said by the shapes of what is truly given."""
+        said = []
+        for size, dim in zip(var.tensor.shape, self._dims[var.name], strict=True):
+            places = [(n, axis) for n, shape in self._dims.items() if n not in replaced
+                      for axis, other in enumerate(shape) if isinstance(dim, str) and other == dim]  # fmt: skip
+            said.append(f'inputs["{places[0][0]}"].shape[{places[0][1]}]' if places else str(int(size)))
+        return ", ".join(said)
+
+    def _used_vars(self, launches: Sequence[Launch], outputs: Sequence[Var]) -> set[str]:
+        used: set[str] = set()
+        texts: list[str] = []
+
+        def add(var: Var) -> None:
+            if var.name in used:
+                return
+            used.add(var.name)
+            if var.foreign or var.kind == "foreign":
+                self._kernels.refusals.append((var.line, f"torch computes {var.foreign} outside a kernel"))
+            if var.base is not None:
+                add(var.base)
+            if var.text:
+                texts.append(var.text)
+
+        for launch in launches:
+            for value in (*launch.arguments.values(), *launch.grid):
+                if isinstance(value, torch.Tensor):
+                    found = self._trace.find(value)
+                    if found is None:
+                        raise Refusal(
+                            "a kernel is given a tensor that is neither argument nor made by the call",
+                            launch.line,
+                        )
+                    add(found)
+                elif isinstance(value, symbols.Traced):
+                    texts.append(value.code)
+                elif hasattr(value, "block_shape") and hasattr(value, "base"):
+                    add(self._descriptor_base(value, launch.line))
+        for var in outputs:
+            add(var)
+        by_name = {step.name: step for step in self._trace.steps if isinstance(step, Var)}
+        place = 0
+        while place < len(texts):
+            for name in re.findall(r"\b[tvu]\d+\b", texts[place]):
+                if name in by_name:
+                    add(by_name[name])
+            place += 1
+        return used
+
+    def _descriptor_base(self, value: Any, line: int) -> Var:
+        found = self._trace.find(value.base)
+        if found is None:
+            raise Refusal("a descriptor is of a tensor that is neither argument nor made by the call", line)
+        return found
+
+    def _launch(self, launch: Launch, launches: Sequence[Launch]) -> list[str]:
+        kernel = launch.kernel
+        name = self._kernels.take(kernel)
+        constexprs = _constexprs(kernel.fn)
+        arguments = []
+        for parameter, value in launch.arguments.items():
+            arguments.append(self._argument(parameter, value, parameter in constexprs, launch))
+        missing = [p for p in kernel.arg_names if p not in launch.arguments]
+        if missing:
+            raise Refusal(f"the launch of {kernel.fn.__name__} leaves out {', '.join(missing)}", launch.line)
+        options = self._options(launch, name, launches)
+        grid = ", ".join(self._number(g, launch.line) for g in launch.grid)
+        return [f"{name}[({grid},)]({', '.join([*arguments, *options])})"]
+
+    def _options(self, launch: Launch, name: str, launches: Sequence[Launch]) -> list[str]:
+        several = len({id(step.kernel.fn) for step in launches}) > 1
+        suffix = f"_{name}" if several else ""
+        given = dict(launch.options)
+        said = []
+        warps = int(symbols.plain(given.pop("num_warps", 4)))
+        said.append(f"num_warps={self._option(f'num_warps{suffix}', warps, WARPS, launch, 'num_warps')}")
+        loops = any(isinstance(n, ast.For | ast.While) for n in ast.walk(definition(launch.kernel.fn)[0]))
+        stages = given.pop("num_stages", None)
+        own = "num_stages" in launch.arguments
+        if not own and (loops or stages is not None):
+            value = int(symbols.plain(stages if stages is not None else 3))
+            said.append(
+                f"num_stages={self._option(f'num_stages{suffix}', value, STAGES, launch, 'num_stages')}"
+            )
+        for key, value in given.items():
+            plain = symbols.plain(value)
+            if key in ("waves_per_eu", "matrix_instr_nonkdim", "kpack"):
+                self._notes.append(
+                    f"{key}={plain} of the launch is left out: it speaks of another vendor's device"
+                )
+            elif key == "num_ctas" and plain == 1:
+                continue
+            else:
+                said.append(f"{key}={plain!r}")
+        return said
+
+    def _option(self, name: str, value: int, known: Sequence[int], launch: Launch, key: str) -> str:
+        configured = {c[key] for c in launch.tuned if isinstance(c.get(key), int)}
+        low, high = (1, 16) if key == "num_warps" else (1, 5)
+        values = tuple(sorted({value, *configured, *(v for v in known if low <= v <= high)}))
+        self._add(Knob(name, value, values, name, f"option {key} of the launch at line {launch.line}", True))
+        return f'params["{name}"]'
+
+    def _add(self, knob: Knob) -> None:
+        self._knobs.setdefault(knob.name, knob)
+
+    def _argument(self, parameter: str, value: Any, constexpr: bool, launch: Launch) -> str:
+        if isinstance(value, torch.Tensor):
+            found = self._trace.find(value)
+            assert found is not None
+            return found.name
+        if value is None or isinstance(value, str):
+            return repr(value)
+        if isinstance(value, bool):
+            return repr(value)
+        if isinstance(value, int | float):
+            return self._number(value, launch.line, parameter, constexpr, launch)
+        if isinstance(value, tl.constexpr):
+            return self._argument(parameter, value.value, True, launch)
+        if isinstance(value, tl.dtype):
+            return f"tl.{_dtype_name(value)}"
+        if isinstance(value, torch.dtype):
+            name = str(value).removeprefix("torch.")
+            return f"tl.{ {'float8_e4m3fn': 'float8e4nv', 'float8_e5m2': 'float8e5'}.get(name, name) }"
+        if isinstance(value, tuple | list):
+            return f"({', '.join(self._argument(parameter, v, constexpr, launch) for v in value)},)"
+        if _jitted(value):
+            return self._kernels.take(value)
+        if hasattr(value, "block_shape") and hasattr(value, "base"):
+            base = self._descriptor_base(value, launch.line)
+            parts = [[self._number(n, launch.line, parameter, True, launch) for n in part]
+                     for part in (value.shape, value.strides, value.block_shape)]  # fmt: skip
+            return f"TensorDescriptor({base.name}, {', '.join('[' + ', '.join(p) + ']' for p in parts)})"
+        raise Refusal(f"argument {parameter} of a kernel is a {type(value).__name__}", launch.line)
+
+    # -- numbers and knobs -----------------------------------------------------------------------
+
+    def _number(
+        self,
+        value: Any,
+        line: int,
+        parameter: str = "",
+        constexpr: bool = False,
+        launch: Launch | None = None,
+    ) -> str:
+        if not isinstance(value, symbols.Traced):
+            return symbols.number_text(value)
+        if "compiled" in value.atoms:
+            value = self._occupancy(value)
+            if isinstance(value, str):
+                return value
+        if constexpr and launch is not None:
+            self._lift(value, parameter, launch)
+        return self._resolved(value.code)
+
+    def _lift(self, value: Any, parameter: str, launch: Launch) -> None:
+        """Make knobs of the literals and configurations that a compile-time argument is made of."""
+        for atom in sorted(value.atoms):
+            if atom.startswith("C") and atom in self._trace.atoms:
+                default = self._trace.atoms[atom]
+                key = atom.rpartition("__")[2].rstrip("_")
+                seen = {c[key] for c in launch.tuned if isinstance(c.get(key), int)}
+                values = tuple(sorted({default, *seen, *_spread(default, seen)}))
+                self._add(Knob(self._knob_name(key, launch), default, values, atom,
+                               f"autotune configurations of {launch.kernel.fn.__name__}", True))  # fmt: skip
+            elif atom in self._literals:
+                default, _, line = self._literals[atom]
+                exact = value.code == atom
+                name = parameter if exact else self._names.get(atom) or f"{parameter}_{default}"
+                self._add(
+                    Knob(
+                        self._knob_name(name, launch),
+                        default,
+                        _around(default),
+                        atom,
+                        f"literal at line {line}",
+                        False,
+                    )
+                )
+
+    def _knob_name(self, wanted: str, launch: Launch) -> str:
+        name = re.sub(r"\W", "_", wanted).lstrip("_") or "knob"
+        return name if name not in self._knobs else f"{name}_{launch.kernel.fn.__name__.lstrip('_')}"
+
+    def _occupancy(self, value: Any) -> Any:
+        """Programs that fill the device: a knob in place of what only compiled code could say."""
+        plain = int(symbols.plain(value))
+        tree = ast.parse(value.code, mode="eval").body
+        pieces = [node for node in ast.walk(tree) if isinstance(node, ast.expr)]
+        whole = None
+        for node in pieces:  # outermost first
+            text = ast.unparse(node)
+            if re.search(r"Dn_regs_|Dshared_", text) and not re.search(r"\.shape|\.stride|\.numel", text):
+                whole = text
+                break
+        found = re.search(r"\bDmultiprocessor_count_", value.code)
+        programs = self._device["Dmultiprocessor_count_"] if found else max(plain, 1)
+        knob = Knob("programs", programs * 4, tuple(programs * n for n in (1, 2, 4, 8, 16, 32)), "programs",
+                    "programs on the device at once, which the wrapper works out from compiled code", True)  # fmt: skip
+        self._add(knob)
+        if whole is None:
+            return 'params["programs"]'
+        text = ast.unparse(tree).replace(whole, 'params["programs"]')
+        return self._resolved(text)
+
+    def _resolved(self, code: str) -> str:
+        """An expression with knobs as parameters and all else that is constant as numbers."""
+        knobs = {knob.atom: knob.name for knob in self._knobs.values()}
+
+        def say(match: re.Match[str]) -> str:
+            atom = match[0]
+            if atom in knobs:
+                return f'params["{knobs[atom]}"]'
+            if atom in self._literals:
+                return str(self._literals[atom][0])
+            if atom in self._trace.atoms:
+                return repr(self._trace.atoms[atom])
+            return atom
+
+        text = re.sub(r"\b[LC]\w+_\b", say, code)
+        return re.sub(r"\bD\w+_\b", lambda m: str(self._device.get(m[0], 1)), text)
+
+
+def _around(default: int) -> tuple[int, ...]:
+    """Values of a literal that may be a knob: powers of two around one, else small steps."""
+    if default & (default - 1) == 0:
+        return tuple(
+            sorted(
+                {default, *(max(1, default >> n) for n in (1, 2, 3, 4)), *(default << n for n in (1, 2, 3))}
+            )
+        )
+    return tuple(sorted({default, default * 2, max(1, default // 2), default * 4}))
+
+
+def _spread(default: int, seen: Iterable[int]) -> set[int]:
+    """Between and next to the values of configurations."""
+    known = {v for v in (*seen, default) if v > 0}
+    if not known or any(v & (v - 1) for v in known):
+        return set()
+    low, high = min(known), max(known)
+    return {1 << n for n in range(max(0, int(math.log2(low)) - 1), int(math.log2(high)) + 2)}
+
+
+def _constexprs(fn: Any) -> set[str]:
+    return {n for n, a in getattr(fn, "__annotations__", {}).items() if "constexpr" in str(a)}
+
+
+def _tidy(line: str) -> str:
+    return ast.unparse(ast.parse(line)) if not line.startswith("return") else line
+
+
+# -- what a kernel does with its pointers ---------------------------------------------------------
+
+
+def _written(launches: Sequence[Launch]) -> dict[int, str]:
+    """By the identity of a tensor: ``read``, ``written`` or ``both``."""
+    found: dict[int, str] = {}
+    for launch in launches:
+        uses = pointer_uses(launch.kernel.fn)
+        for parameter, value in launch.arguments.items():
+            if isinstance(value, torch.Tensor):
+                use = uses.get(parameter, "read")
+                before = found.get(id(value))
+                found[id(value)] = use if before in (None, use) else "both"
+    return found
+
+
+def pointer_uses(fn: Any, depth: int = 0) -> dict[str, str]:
+    """By parameter of a kernel: what it does through that pointer."""
+    node, _ = definition(fn)
+    roots: dict[str, set[str]] = {a.arg: {a.arg} for a in node.args.args}
+    statements = [
+        n for n in ast.walk(node) if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr)
+    ]
+    for _ in range(4):
+        for statement in statements:
+            if statement.value is None or _is_value(statement.value):
+                continue
+            used = _names(statement.value)
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            for target in targets:
+                for name in _names(target):
+                    made = set().union(*(roots.get(u, set()) for u in used)) if used else set()
+                    roots.setdefault(name, set()).update(made)
+    reads: set[str] = set()
+    writes: set[str] = set()
+    for call in (n for n in ast.walk(node) if isinstance(n, ast.Call)):
+        name = ast.unparse(call.func).rpartition(".")[2]
+        if not call.args:
+            continue
+        through = (
+            set().union(*(roots.get(n, set()) for n in _names(call.args[0])))
+            if _names(call.args[0])
+            else set()
+        )
+        if name == "load":
+            reads |= _pointers(call.args[0], roots)
+        elif name == "store":
+            writes |= _pointers(call.args[0], roots)
+        elif name.startswith("atomic_"):
+            writes |= through
+            reads |= through
+        elif depth < 3:
+            inner = fn.__globals__.get(ast.unparse(call.func))
+            if inner is not None and _jitted(inner):
+                target = inner
+                while hasattr(target, "fn"):
+                    target = target.fn
+                uses = pointer_uses(target, depth + 1)
+                parameters = list(uses_order(target))
+                given = {**dict(zip(parameters, call.args, strict=False)),
+                         **{k.arg: k.value for k in call.keywords if k.arg}}  # fmt: skip
+                for parameter, value in given.items():
+                    roots_of = _pointers(value, roots)
+                    use = uses.get(str(parameter), "")
+                    if use in ("written", "both"):
+                        writes |= roots_of
+                    if use in ("read", "both"):
+                        reads |= roots_of
+    result = {}
+    for name in (a.arg for a in node.args.args):
+        if name in writes:
+            result[name] = "both" if name in reads else "written"
+        elif name in reads:
+            result[name] = "read"
+    return result
+
+
+def uses_order(fn: Any) -> list[str]:
+    return [a.arg for a in definition(fn)[0].args.args]
+
+
+def _is_value(node: ast.expr) -> bool:
+    """Whether an assigned expression is loaded or computed, and no address."""
+    return any(
+        isinstance(n, ast.Call)
+        and ast.unparse(n.func).rpartition(".")[2] in ("load", "program_id", "dot", "sum", "max", "arange")
+        for n in ([node] if isinstance(node, ast.Call) else [])
+    )
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+
+
+def _pointers(node: ast.AST, roots: Mapping[str, set[str]]) -> set[str]:
+    """Roots of the first name of an address: pointers come first in a sum, and offsets after them."""
+    if isinstance(node, ast.BinOp):
+        return _pointers(node.left, roots) or _pointers(node.right, roots)
+    if isinstance(node, ast.Call):
+        return _pointers(node.args[0], roots) if node.args else set()
+    if isinstance(node, ast.Attribute | ast.Subscript):
+        return _pointers(node.value, roots)
+    if isinstance(node, ast.Name):
+        return set(roots.get(node.id, set()))
+    return set()

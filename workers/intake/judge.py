@@ -1,0 +1,99 @@
+"""What a reference and a kernel's own answers say about each other: gates, and why a seed is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.fitness import detail, gates
+from tilewright.seeds.operator import AgreementGate, BitExactGate, SnrGate
+
+EXPECTED_DB: Mapping[str, float] = {"float64": 100.0, "float32": 90.0, "float16": 60.0, "bfloat16": 45.0}
+"""What one rounding to a dtype leaves, with room; by the narrowest dtype of operands and results."""
+
+ROOM_DB = 14.0
+"""Roundings within a recipe, between its steps, may cost this much beside."""
+
+PRODUCT_DB = 54.0
+"""A product of float32 matrices keeps 10 bits of each factor on a GPU."""
+
+CAP: Mapping[str, float] = {"float64": 2.0**-20, "float32": 2.0**-9, "float16": 2.0**-7, "bfloat16": 2.0**-4}
+"""Most that one element may be off, as a share of what is usual around it."""
+
+
+@dataclass
+class Reading:
+    """One output on one set of inputs: SNR in dB, and the share that its worst element needs beside rounding."""
+
+    db: float
+    needed: float
+    place: tuple[int, ...]
+    found: float
+    wanted: float
+
+
+def read(output: np.ndarray, reference: np.ndarray) -> Reading:
+    """Of a float output."""
+    db = gates.snr_db(output, reference)
+    columns = output.shape[-1] if output.ndim else 1
+    found = output.astype(np.float64).reshape(-1, columns)
+    wanted = reference.astype(np.float64).reshape(-1, columns)
+    rounded, unit = detail._rounded(wanted, output.dtype)
+    around = detail._around(wanted)
+    with np.errstate(all="ignore"):
+        excess = np.abs(found - wanted) - unit - np.abs(rounded - wanted)
+        share = np.where(excess > 0, excess / np.maximum(around, 1e-300), 0.0)
+        share = np.where(np.isfinite(found), share, np.inf)
+    flat = int(np.argmax(share)) if share.size else 0
+    place = np.unravel_index(flat, output.shape or (1,))
+    needed = float(share.reshape(-1)[flat]) if share.size else 0.0
+    return Reading(
+        db,
+        needed,
+        tuple(int(n) for n in place),
+        float(found.reshape(-1)[flat]),
+        float(wanted.reshape(-1)[flat]),
+    )
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A float output's bounds."""
+
+    min_db: float
+    worst: float | None
+
+
+def bar(readings: Sequence[Reading], dtypes: Sequence[str], *, products: bool) -> tuple[Bar | None, str]:
+    """The bounds that dtypes explain, seconded by the seed's own error; None and why where the seed is outside."""
+    narrow = [d for d in ("bfloat16", "float16", "float32", "float64") if d in dtypes]
+    kind = narrow[0] if narrow else "float32"
+    expected = EXPECTED_DB[kind]
+    if products and kind == "float32":
+        expected = PRODUCT_DB
+    least = min((r.db for r in readings), default=np.inf)
+    worst = max(readings, key=lambda r: r.needed)
+    cap = 2.0**-6 if products and kind == "float32" else CAP[kind]
+    if not least >= expected - ROOM_DB or not worst.needed <= cap:
+        shown = min(readings, key=lambda r: r.db) if not least >= expected - ROOM_DB else worst
+        where = (
+            f"element {list(worst.place)} is {worst.found:.6g} where the reference says {worst.wanted:.6g}"
+        )
+        return None, f"{shown.db:.1f} dB where {kind} explains {expected - ROOM_DB:.0f} dB; {where}"
+    min_db = expected if least >= expected + 3 else least - 3
+    share = None
+    if kind == "float32" and products:
+        share = max(2.0**-8, 2 * worst.needed)
+    elif worst.needed > detail.ROUNDED / 2 or min_db < detail.ROUNDING_DB or least < expected + 8:
+        share = max(2 * worst.needed, detail.ROUNDED * 2)
+    return Bar(round(float(min_db), 1), share), ""
+
+
+def exact(output: np.ndarray, reference: np.ndarray) -> float:
+    """Share of elements with the reference's bits."""
+    return gates.agreement(output, reference)
+
+
+__all__ = ["AgreementGate", "Bar", "BitExactGate", "Reading", "SnrGate", "bar", "exact", "read"]

@@ -1,0 +1,312 @@
+"""Imports a user's file without running what stands around its functions, its literals made traceable.
+
+Statements of the module run one by one. What fails (a package that is not here, a device that is not there) leaves a
+placeholder that says why once it is used; what merely does something (a benchmark, a print, a test) is left out. Other
+files of the same package are imported in the same way.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import builtins
+import importlib
+import importlib.util
+import linecache
+import math
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+from tilewright.workers.intake import symbols
+
+HOOK = "tilewright_hook_"
+_HOOKED = ("min", "max", "int", "float", "abs", "round")
+_KEPT_CALLS = ("sys.", "os.", "warnings.", "logging.")
+_HARMLESS = (
+    ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign,
+    ast.AugAssign, ast.If, ast.Try,
+)  # fmt: skip
+
+
+@dataclass
+class Literals:
+    """The literals of wrappers by the name of their atom: value, file and line."""
+
+    found: dict[str, tuple[int, str, int]] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    """Atom to the variable it was assigned to."""
+
+    def traced(self, value: int, file: str, line: int, column: int, name: str) -> Any:
+        atom = f"L{abs(hash((file, line, column))) % 10**9}_"
+        self.found[atom] = (value, file, line)
+        if name:
+            self.names[atom] = name
+        return symbols.traced(value, atom, frozenset([atom]))
+
+
+class Missing:
+    """Stands for a name whose statement failed. Whatever is done with it says why."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self._said = f"{name} is not there: {why}"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(self._said)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and isinstance(args[0], types.FunctionType | type):
+            return args[0]  # a decorator that is not here decorates nothing
+        raise ModuleNotFoundError(self._said)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()
+
+
+class _Hooked(ast.NodeTransformer):
+    """Literals of wrappers become traced numbers; calls that would forget where a number comes from, ones that note."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._name = ""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if any("jit" in ast.unparse(decorator).split("(")[0] for decorator in node.decorator_list):
+            return node  # a kernel: its text is read again by its compiler
+        node.decorator_list = [self._plain(d) for d in node.decorator_list]
+        node.body = [self.visit(statement) for statement in node.body]
+        node.args = self.visit(node.args)
+        return node
+
+    def _plain(self, node: ast.expr) -> ast.expr:
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        target = node.targets[0]
+        before, self._name = self._name, target.id if isinstance(target, ast.Name) else ""
+        node.value = self.visit(node.value)
+        self._name = before
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        node.value = self.visit(node.value)
+        return node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if type(node.value) is not int or not 2 <= node.value <= 1 << 20:
+            return node
+        where: list[ast.expr] = [
+            ast.Constant(v) for v in (node.value, self._file, node.lineno, node.col_offset, self._name)
+        ]
+        return ast.copy_location(ast.Call(ast.Name(f"{HOOK}literal", ast.Load()), where, []), node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        function = node.func
+        if isinstance(function, ast.Name) and function.id in _HOOKED:
+            node.func = ast.copy_location(ast.Name(HOOK + function.id, ast.Load()), function)
+        elif (
+            isinstance(function, ast.Attribute)
+            and isinstance(function.value, ast.Name)
+            and function.value.id == "math"
+            and hasattr(math, function.attr)
+        ):
+            name = ast.Constant(function.attr)
+            node.func = ast.copy_location(ast.Call(ast.Name(f"{HOOK}math", ast.Load()), [name], []), function)
+        return node
+
+
+def _whole(value: Any) -> Any:
+    return value if isinstance(value, symbols.TracedInt) else int(symbols.plain(value))
+
+
+def _real(value: Any = 0.0) -> Any:
+    if isinstance(value, symbols.TracedInt | symbols.TracedFloat):
+        return symbols.traced(float(symbols.plain(value)), f"float({value.code})", value.atoms)
+    return float(value)
+
+
+def _hooks(literals: Literals) -> dict[str, Any]:
+    made = {name: symbols.call(name, getattr(builtins, name)) for name in ("min", "max", "abs", "round")}
+    maths = {
+        name: symbols.call(f"math.{name}", getattr(math, name))
+        for name in ("ceil", "floor", "sqrt", "log2", "log")
+    }
+    return {
+        **{HOOK + name: function for name, function in made.items()},
+        f"{HOOK}int": lambda *a, **k: _whole(a[0]) if len(a) == 1 and not k else int(*a, **k),
+        f"{HOOK}float": _real,
+        f"{HOOK}math": lambda name: maths.get(name) or getattr(math, name),
+        f"{HOOK}literal": literals.traced,
+    }
+
+
+class PackageLoader(MetaPathFinder, Loader):
+    """Finds and runs the modules below ``root`` (the folder that holds the user's top package)."""
+
+    def __init__(self, root: Path, package: str, literals: Literals, traced: bool = True) -> None:
+        self._root = root
+        self._package = package
+        self._hooks = _hooks(literals)
+        self._traced = traced
+        self.missing: list[str] = []
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        top = fullname.partition(".")[0]
+        if top != self._package if self._package else top in sys.stdlib_module_names:
+            return None
+        place = self._root.joinpath(*fullname.split("."))
+        if (place / "__init__.py").is_file():
+            spec = importlib.util.spec_from_file_location(
+                fullname, place / "__init__.py", loader=self, submodule_search_locations=[str(place)]
+            )
+        elif place.with_suffix(".py").is_file():
+            spec = importlib.util.spec_from_file_location(fullname, place.with_suffix(".py"), loader=self)
+        elif place.is_dir() and self._package:
+            spec = ModuleSpec(fullname, None, is_package=True)
+            spec.submodule_search_locations = [str(place)]
+        else:
+            return None
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run its statements one by one, except for those of a package's own ``__init__``: its parts are loaded."""
+        path = str(module.__file__)
+        if Path(path).name == "__init__.py":
+            module.__dict__["__getattr__"] = self._lazily(module, path)
+            return
+        self.run(module, path)
+
+    def _lazily(self, module: types.ModuleType, path: str) -> Any:
+        """What a package's ``__init__`` imports, once asked for; for what it defines itself all of it runs."""
+        origins: dict[str, tuple[str, str]] = {}
+        for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                base = "." * node.level + (node.module or "")
+                for item in node.names:
+                    origins[item.asname or item.name] = (base, item.name)
+
+        def find(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            if name in origins:
+                base, item = origins[name]
+                source = importlib.import_module(base, module.__name__)
+                if hasattr(source, item):
+                    return getattr(source, item)
+                return importlib.import_module(f"{source.__name__}.{item}")
+            if HOOK + "literal" not in module.__dict__:
+                self.run(module, path)
+                if name in module.__dict__:
+                    return module.__dict__[name]
+            raise AttributeError(f"{module.__name__} has no {name}")
+
+        return find
+
+    def run(self, module: types.ModuleType, path: str, wanted: str | None = None) -> None:
+        """``wanted``: assignments are run only where that function may need them."""
+        text = Path(path).read_text(encoding="utf-8")
+        linecache.getlines(path)
+        module.__dict__.update(self._hooks)
+        tree = ast.parse(text, path)
+        needed = _needed(tree, wanted) if wanted else None
+        future = [
+            n.name
+            for s in tree.body
+            if isinstance(s, ast.ImportFrom) and s.module == "__future__"
+            for n in s.names
+        ]
+        flags = __future__.annotations.compiler_flag if "annotations" in future else 0
+        for statement in tree.body:
+            if not _kept(statement, needed):
+                continue
+            bound = list(_bound(statement))
+            hooked = ast.fix_missing_locations(_Hooked(path).visit(statement)) if self._traced else statement
+            try:
+                exec(
+                    compile(ast.Module([hooked], []), path, "exec", flags, dont_inherit=True), module.__dict__
+                )
+            except Exception as error:  # noqa: BLE001 - whatever the user's statement raises
+                why = f"{type(error).__name__}: {error}".splitlines()[0]
+                self.missing.append(f"line {statement.lineno}: {why}")
+                for name in bound:
+                    module.__dict__.setdefault(name, Missing(name, why))
+
+
+def _kept(statement: ast.stmt, needed: set[str] | None) -> bool:
+    if isinstance(statement, ast.Expr):
+        text = ast.unparse(statement)
+        return isinstance(statement.value, ast.Call) and text.startswith(_KEPT_CALLS)
+    if not isinstance(statement, _HARMLESS):
+        return False
+    if isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test):
+        return False
+    if needed is not None and isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        return any(name in needed for name in _bound(statement))
+    return True
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for item in node.names:
+                yield item.asname or item.name.split(".")[0]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+
+
+def _needed(tree: ast.Module, wanted: str) -> set[str]:
+    """Names that a function may reach, through whatever the module defines."""
+    uses: dict[str, set[str]] = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.Expr):
+            continue
+        used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        for name in _bound(statement):
+            uses.setdefault(name, set()).update(used)
+    left, seen = [wanted.split(".")[0]], set()
+    while left:
+        name = left.pop()
+        if name not in seen:
+            seen.add(name)
+            left += uses.get(name, ())
+    return seen
+
+
+def load(
+    path: Path, function: str | None, literals: Literals, *, traced: bool = True
+) -> tuple[types.ModuleType, PackageLoader]:
+    """The module of a file, as part of the package it lies in. Raises OSError, SyntaxError."""
+    path = path.resolve()
+    parts, root = [path.stem], path.parent
+    while (root / "__init__.py").is_file():
+        parts.insert(0, root.name)
+        root = root.parent
+    loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", literals, traced)
+    name = ".".join(parts) if len(parts) > 1 else f"tilewright_taken_{path.stem}".replace("-", "_")
+    sys.meta_path.insert(0, loader)
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    for depth in range(1, len(parts)):
+        importlib.import_module(".".join(parts[:depth]))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    loader.run(module, str(path), function)
+    return module, loader

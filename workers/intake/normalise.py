@@ -1,0 +1,364 @@
+"""A kernel function of a user's file as text of the dialect: what it reaches, names and decorators put right.
+
+What is mechanical is changed (underscores, type annotations, library functions under another name); what is not stays
+as it is, and the dialect says what it has against it.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, DECLARATIONS
+
+_TAKEN = ALL_BUILTINS | frozenset(("torch", "triton", "tl", "launch", "math")) | frozenset(DECLARATIONS)
+
+_SAME = {
+    "abs": "tl.abs", "exp": "tl.exp", "exp2": "tl.exp2", "log": "tl.log", "log2": "tl.log2", "sqrt": "tl.sqrt",
+    "rsqrt": "tl.rsqrt", "sin": "tl.sin", "cos": "tl.cos", "erf": "tl.erf", "floor": "tl.floor", "ceil": "tl.ceil",
+    "fma": "tl.fma", "div_rn": "tl.div_rn", "sqrt_rn": "tl.sqrt_rn", "umulhi": "tl.umulhi", "fdiv": "tl.fdiv",
+    "fast_expf": "tl.exp", "fast_logf": "tl.log", "fast_sinf": "tl.sin", "fast_cosf": "tl.cos",
+    "fast_dividef": "tl.fdiv", "fast_log2f": "tl.log2", "max": "tl.maximum", "min": "tl.minimum",
+    "div_full": "tl.fdiv", "fabs": "tl.abs", "maximum": "tl.maximum", "minimum": "tl.minimum",
+}  # fmt: skip
+"""Functions of the device's library that the language has itself."""
+
+_WRITTEN = {
+    "tanh": "def tanh(x):\n    return 2.0 * tl.sigmoid(2.0 * x) - 1.0\n",
+    "log1p": "def log1p(x):\n    return tl.log(1.0 + x)\n",
+    "expm1": "def expm1(x):\n    return tl.exp(x) - 1.0\n",
+    "pow": "def pow_of(x, y):\n    return tl.exp2(y * tl.log2(x))\n",
+    "rint": "def rint(x):\n    return (x + 12582912.0) - 12582912.0\n",
+    "nearbyint": "def rint(x):\n    return (x + 12582912.0) - 12582912.0\n",
+    "trunc": "def trunc(x):\n    return tl.where(x >= 0, tl.floor(x), tl.ceil(x))\n",
+    "round": "def round_away(x):\n    return tl.where(x >= 0, tl.floor(x + 0.5), tl.ceil(x - 0.5))\n",
+    "isnan": "def isnan(x):\n    return x != x\n",
+}
+"""Functions of the device's library that the language can say."""
+
+_DROPPED = ("device_print", "static_print", "device_assert", "print")
+
+
+@dataclass
+class Text:
+    """One function: its name in the module, its text, and the user's file and line of each of its lines."""
+
+    name: str
+    text: str
+    file: str
+    lines: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class Kernels:
+    """The functions and constants that launched kernels reach. ``parameters``: by function, old name to new."""
+
+    constants: dict[str, str] = field(default_factory=dict)
+    functions: dict[str, Text] = field(default_factory=dict)
+    parameters: dict[str, dict[str, str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    refusals: list[tuple[int, str]] = field(default_factory=list)
+    maths: bool = False
+    _names: dict[int, str] = field(default_factory=dict)
+    _kept: list[Any] = field(default_factory=list)
+
+    def take(self, kernel: Any) -> str:
+        """Add a jitted function and what it reaches; its name."""
+        while not hasattr(kernel, "rewriter") and hasattr(kernel, "fn"):
+            kernel = kernel.fn
+        fn = getattr(kernel, "fn", kernel)
+        if id(fn) in self._names:
+            return self._names[id(fn)]
+        name = self._free(fn.__name__)
+        self._names[id(fn)] = name
+        self._kept.append(fn)
+        node, file = definition(fn)
+        scope = {**_closure(fn), **{}}
+        mapping: dict[str, str] = {}
+        transform = _Transform(self, fn.__globals__, scope, node, mapping)
+        self.parameters[name] = mapping
+        made = transform.visit(node)
+        made.name = name
+        made.decorator_list = [ast.Name("triton.jit", ast.Load())]
+        made.returns = None
+        ast.fix_missing_locations(made)
+        text = ast.unparse(made)
+        self.functions[name] = Text(name, text, file, _lines(made, text))
+        return name
+
+    def _free(self, wanted: str) -> str:
+        name = wanted.lstrip("_") or "f"
+        taken = set(self.functions) | set(self.constants) | set(self._names.values()) | _TAKEN
+        while name in taken:
+            name += "_k"
+        return name
+
+    def constant(self, name: str, text: str) -> str:
+        """A module constant; its name."""
+        new = name.lstrip("_") or "c"
+        while new in _TAKEN or new in self.functions or self.constants.get(new, text) != text:
+            new += "_c"
+        self.constants[new] = text
+        return new
+
+    def written(self, name: str) -> str:
+        """A function of the device's library, spelt out; its name."""
+        text = _WRITTEN[name]
+        called = text[4 : text.index("(")]
+        if called not in self.functions:
+            self.functions[called] = Text(called, f"@triton.jit\n{text}".rstrip(), "")
+            self.notes.append(f"libdevice.{name} is spelt out as {called}()")
+        return called
+
+
+def definition(fn: types.FunctionType) -> tuple[ast.FunctionDef, str]:
+    """The syntax of a function with the lines of its file. Raises OSError."""
+    lines, start = inspect.getsourcelines(fn)
+    file = inspect.getsourcefile(fn) or ""
+    import textwrap
+
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    ast.increment_lineno(tree, start - 1)
+    node = tree.body[0]
+    assert isinstance(node, ast.FunctionDef)
+    return node, file
+
+
+def _closure(fn: types.FunctionType) -> dict[str, Any]:
+    cells = fn.__closure__ or ()
+    return {name: cell.cell_contents for name, cell in zip(fn.__code__.co_freevars, cells, strict=True)}
+
+
+def _lines(made: ast.AST, text: str) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for new, old in zip(ast.walk(ast.parse(text)), [None, *ast.walk(made)], strict=False):
+        if old is not None and hasattr(new, "lineno") and hasattr(old, "lineno"):
+            found.setdefault(new.lineno, old.lineno)
+    return found
+
+
+class _Transform(ast.NodeTransformer):
+    """Rewrites one kernel. ``mapping``: what its own names become."""
+
+    def __init__(
+        self, owner: Kernels, known: Mapping[str, Any], closure: Mapping[str, Any], node: ast.FunctionDef,
+        mapping: dict[str, str],
+    ) -> None:  # fmt: skip
+        self._owner, self._known, self._closure, self._mapping = owner, known, closure, mapping
+        arguments = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        self._constexprs = {
+            a.arg
+            for a in node.args.args
+            if a.annotation is not None and "constexpr" in ast.unparse(a.annotation)
+        }
+        bound = [
+            *arguments,
+            *(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)),
+        ]
+        self._local = set(bound)
+        for name in bound:
+            if name == "_" or name in mapping:
+                continue
+            new = name
+            if new.startswith("_"):
+                new = new.lstrip("_") or "u"
+            if new in _TAKEN:
+                new += "_"
+            while new != name and (new in self._local or new in mapping.values()):
+                new += "_"
+            mapping[name] = new
+
+    # -- names -----------------------------------------------------------------------------------
+
+    def _object(self, node: ast.expr) -> tuple[bool, Any]:
+        """What a global name or attribute chain stands for, if it is one."""
+        if isinstance(node, ast.Name):
+            if node.id in self._local:
+                return False, None
+            for scope in (self._closure, self._known):
+                if node.id in scope:
+                    return True, scope[node.id]
+            return False, None
+        if isinstance(node, ast.Attribute):
+            found, value = self._object(node.value)
+            if found and isinstance(value, types.ModuleType) and hasattr(value, node.attr):
+                return True, getattr(value, node.attr)
+        return False, None
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in self._local:
+            return ast.copy_location(ast.Name(self._mapping.get(node.id, node.id), node.ctx), node)
+        found, value = self._object(node)
+        return self._said(node, value, node.id) if found else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        found, value = self._object(node)
+        if found and not isinstance(value, types.ModuleType):
+            return self._said(node, value, node.attr)
+        if node.attr == "element_ty" and isinstance(node.value, ast.Attribute) and node.value.attr == "type":
+            node.value.attr = "dtype"
+        if node.attr == "cast":
+            node.attr = "to"
+        if node.attr == "value" and isinstance(node.value, ast.Name) and node.value.id in self._constexprs:
+            return self.visit(node.value)
+        node.value = self.visit(node.value)
+        return node
+
+    def _said(self, node: ast.expr, value: Any, name: str) -> ast.AST:
+        text = self._text(value, name, getattr(node, "lineno", 0))
+        if text is None:
+            return node
+        made = ast.parse(text, mode="eval").body
+        for part in ast.walk(made):
+            ast.copy_location(part, node)
+        return made
+
+    def _text(self, value: Any, name: str, line: int) -> str | None:
+        """How the module says a global value; None: as it is."""
+        if getattr(builtins, name, None) is value and name in BUILTINS:
+            return name
+        if _jitted(value):
+            module = getattr(_function(value), "__module__", "")
+            if module.startswith("triton.language"):
+                return _language(value, name)
+            return self._owner.take(value)
+        if isinstance(value, types.ModuleType):
+            return {"triton": "triton", "triton.language": "tl", "math": "math"}.get(value.__name__)
+        module = getattr(value, "__module__", None) or ""
+        if module.endswith("libdevice"):
+            return self._library(name, line)
+        said = _language(value, name)
+        if said is not None:
+            return said
+        if value is triton.cdiv or (name in ("cdiv", "next_power_of_2") and callable(value)):
+            return "tl.cdiv" if name == "cdiv" else f"triton.{name}"
+        if isinstance(value, tl.constexpr):
+            return self._constant(name, value.value, line)
+        if isinstance(value, bool | int | float | str | tl.dtype) or value is None:
+            return self._constant(name, value, line)
+        if isinstance(value, torch.dtype):
+            return None
+        return None
+
+    def _constant(self, name: str, value: Any, line: int) -> str:
+        from tilewright.workers.intake.symbols import number_text, plain
+
+        value = plain(value)
+        if isinstance(value, tl.dtype):
+            return f"tl.{_dtype_name(value)}"
+        if value is None:
+            return "None"
+        return self._owner.constant(name, f"tl.constexpr({number_text(value)})")
+
+    def _library(self, name: str, line: int) -> str | None:
+        if name in _SAME:
+            return _SAME[name]
+        if name in _WRITTEN:
+            return self._owner.written(name)
+        self._owner.refusals.append((line, f"the device library's function {name}"))
+        return None
+
+    # -- statements ------------------------------------------------------------------------------
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+            said = "" if argument.annotation is None else ast.unparse(argument.annotation)
+            argument.annotation = ast.parse("tl.constexpr", mode="eval").body if "constexpr" in said else None
+            argument.arg = self._mapping.get(argument.arg, argument.arg)
+        node.args.defaults = [self.visit(default) for default in node.args.defaults]
+        body: list[ast.stmt] = []
+        for place, statement in enumerate(node.body):
+            if place == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                continue  # its docstring stays in the user's file
+            made = self.visit(statement)
+            if made is not None:
+                body.append(made)
+        node.body = body or [ast.Pass()]
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        if isinstance(node.value, ast.Constant):
+            return None
+        if isinstance(node.value, ast.Call):
+            called = ast.unparse(node.value.func).rpartition(".")[2]
+            if called in _DROPPED:
+                self._owner.notes.append(f"line {node.lineno}: {called} is left out")
+                return None
+        node.value = self.visit(node.value)
+        return node
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST | None:
+        self._owner.notes.append(f"line {node.lineno}: an assertion within a kernel is left out")
+        return None
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        said = ast.unparse(node.annotation)
+        if "constexpr" in said:
+            node.annotation = ast.parse("tl.constexpr", mode="eval").body
+            node.target = self.visit(node.target)
+            node.value = None if node.value is None else self.visit(node.value)
+            return node
+        assert node.value is not None
+        made = ast.Assign([self.visit(node.target)], self.visit(node.value))
+        return ast.copy_location(made, node)
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        self.generic_visit(node)
+        node.body = node.body or [ast.copy_location(ast.Pass(), node)]
+        return node
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self.generic_visit(node)
+        node.body = node.body or [ast.copy_location(ast.Pass(), node)]
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        found, value = self._object(node.func)
+        if found and isinstance(value, torch.dtype | type) and node.args:
+            pass
+        self.generic_visit(node)
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name in self._owner.parameters:
+            renamed = self._owner.parameters[name]
+            for keyword in node.keywords:
+                keyword.arg = renamed.get(keyword.arg, keyword.arg) if keyword.arg else None
+        if ast.unparse(node.func) == "tl.constexpr" and len(node.args) == 1:
+            return node.args[0]
+        return node
+
+
+def _function(value: Any) -> Any:
+    while hasattr(value, "fn"):
+        value = value.fn
+    return value
+
+
+def _jitted(value: Any) -> bool:
+    return hasattr(value, "rewriter") or type(value).__name__ in ("JITFunction", "Autotuner", "Heuristics")
+
+
+def _dtype_name(value: tl.dtype) -> str:
+    return next(n for n in dir(tl) if isinstance(getattr(tl, n), tl.dtype) and getattr(tl, n) == value)
+
+
+def _language(value: Any, name: str) -> str | None:
+    """A function or dtype of Triton's language by its place there."""
+    if getattr(tl, name, None) is value:
+        return f"tl.{name}"
+    if getattr(tl.math, name, None) is value:
+        return f"tl.{name}" if hasattr(tl, name) else f"tl.math.{name}"
+    found = next((n for n in dir(tl) if not n.startswith("_") and getattr(tl, n) is value), None)
+    return (
+        None
+        if found is None or isinstance(value, bool | int | float | str) or value is None
+        else f"tl.{found}"
+    )

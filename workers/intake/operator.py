@@ -1,0 +1,335 @@
+"""An operator that was taken in: its judge is a function that somebody wrote for clarity and not for speed.
+
+``operator.py`` of a taken-in folder makes one of these. The reference runs on the host in float64 (float32 where it
+cannot), on a sample of the answer where the shape is large and the reference treats an axis element by element.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tilewright.seeds.operator import (
+    AgreementGate,
+    Arrays,
+    BitExactGate,
+    Gate,
+    SeedKernel,
+    SnrGate,
+    Suite,
+    TensorSpec,
+    Workload,
+)  # fmt: skip
+from tilewright.seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
+
+KINDS = ("randn", "spread", "repeated")
+SAMPLED = 48
+"""Places along each independent axis that are looked at in a large answer."""
+
+LARGE = 1 << 22
+"""Elements above which operands are made on the device and the answer is sampled."""
+
+
+def size_of(size: int | str, dims: Mapping[str, int]) -> int:
+    """A number, a dimension, or a product of dimensions such as ``M*N``; ``N/128`` is a quotient, rounded up."""
+    if isinstance(size, int):
+        return size
+    found = 1
+    for part in size.split("*"):
+        name, _, by = part.partition("/")
+        found *= -(-dims[name] // int(by or 1))
+    return found
+
+
+@dataclass(frozen=True)
+class Operand:
+    """``shape``: sizes or names of dimensions. ``below``: exclusive bound of integers."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    below: int = 0
+
+    def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(size_of(n, dims) for n in self.shape)
+
+
+@dataclass(frozen=True)
+class Result:
+    """An output and its gate: ``min_db`` and ``worst`` of a float one; integers are exact."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    min_db: float = 0.0
+    worst: float | None = None
+    place: int = 0
+    """Among the results of the reference."""
+
+    def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(size_of(n, dims) for n in self.shape)
+
+
+@dataclass(frozen=True)
+class TakenOperator:
+    """``call``: the reference's arguments as Python text over the operands' names. See ``Operator`` for the rest.
+
+    ``independent``: dimensions along which the reference treats elements by themselves. ``kinds``: distributions.
+    """
+
+    name: str
+    reference: str
+    call: str
+    operands: tuple[Operand, ...]
+    results: tuple[Result, ...]
+    suites: Mapping[str, Suite]
+    kernels: Mapping[str, SeedKernel]
+    precision: str = "float64"
+    independent: tuple[str, ...] = ()
+    work: Mapping[str, int] = field(default_factory=dict)
+    """Floating-point operations of products of matrices by workload, as torch counts them in the reference."""
+
+    kinds: tuple[str, ...] = KINDS
+    spread: int = 4
+    constants: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def input_kinds(self) -> tuple[str, ...]:
+        return self.kinds
+
+    @property
+    def memory_bound(self) -> bool:
+        """Ranked by GB/s where no product of matrices dominates."""
+        return not any(self.work.values())
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        found: list[Gate] = []
+        for result in self.results:
+            if _is_narrow(result.dtype):
+                found.append(AgreementGate(result.name, result.name, (result.name,), 0.995))
+            elif _is_float(result.dtype):
+                found.append(SnrGate(result.name, result.name, result.min_db, result.worst))
+            else:
+                found.append(BitExactGate(result.name, result.name, (result.name,)))
+        return tuple(found)
+
+    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(o.name, o.sizes(workload.dims), o.dtype) for o in self.operands)
+
+    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(r.name, r.sizes(workload.dims), r.dtype) for r in self.results)
+
+    def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
+        key = zlib.crc32(f"{workload.id}/{kind}".encode())
+        rng = np.random.default_rng([seed, key])
+        return {o.name: draw(o, o.sizes(workload.dims), kind, self.spread, rng) for o in self.operands}
+
+    def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
+        found = self.answers(inputs)
+        return {result.name: {result.name: found[result.name]} for result in self.results}
+
+    def answers(self, inputs: Arrays) -> Arrays:
+        """What the reference says, each as float64 or in the result's own bits."""
+        values = run_reference(function_of(self.reference), self.call, inputs, self.precision)
+        return {r.name: as_result(values[r.place], r.dtype) for r in self.results}
+
+    def flops(self, workload: Workload) -> int:
+        """``work``, at least one operation for each element that is written."""
+        return max(
+            self.work.get(workload.id, 0), sum(math.prod(r.sizes(workload.dims)) for r in self.results)
+        )
+
+    def bytes(self, workload: Workload) -> int:
+        specs = (*self.inputs(workload), *self.outputs(workload))
+        return sum(math.prod(s.shape) * np.dtype(_numpy(s.dtype)).itemsize for s in specs)
+
+
+@dataclass(frozen=True)
+class SampledOperator(TakenOperator):
+    """One whose reference treats some axis by itself, so that a few places of a large answer say enough."""
+
+    def tables(self) -> Mapping[str, np.ndarray]:
+        made = {}
+        for operand in self.operands:
+            if _is_float(operand.dtype):
+                made[operand.name] = normal_table(1.0).astype(_numpy(operand.dtype))
+            else:
+                high = 2 if operand.dtype == "bool" else operand.below or 2
+                made[operand.name] = (np.arange(TABLE) % high).astype(_numpy(operand.dtype))
+        return made
+
+    def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
+        dims = workload.dims
+        picks = {name: spread_picks(dims[name], SAMPLED, rng) for name in self.independent}
+
+        def axes(shape: Sequence[int | str]) -> list[np.ndarray]:
+            return [picks[n] if n in picks else np.arange(size_of(n, dims)) for n in shape]
+
+        inputs = {o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands}
+        answers = self.answers(inputs)
+        where = {r.name: axes(r.shape) for r in self.results}
+        return Sample(where, {r.name: {r.name: answers[r.name]} for r in self.results})
+
+
+# -- inputs and references -------------------------------------------------------------------------
+
+
+def draw(
+    operand: Operand, shape: tuple[int, ...], kind: str, spread: int, rng: np.random.Generator
+) -> np.ndarray:
+    """An operand: normal values; ``spread``: rows of sizes apart by 2^±spread, one outlier, one row of zeros;
+    ``repeated``: few distinct values."""
+    dtype = _numpy(operand.dtype)
+    if operand.dtype == "bool":
+        return rng.integers(0, 2, shape).astype(np.bool_)
+    if not _is_float(operand.dtype):
+        high = operand.below or 2
+        return rng.integers(0, high, shape).astype(dtype)
+    values = rng.standard_normal(shape)
+    if kind == "spread" and values.ndim:
+        rows = values.reshape(values.shape[0], -1)
+        if values.ndim > 1:
+            rows *= np.exp2(rng.integers(-spread, spread + 1, (rows.shape[0], 1)))
+            rows[rng.integers(rows.shape[0])] = 0
+        rows[rng.integers(rows.shape[0]), rng.integers(rows.shape[1])] *= 2.0**spread
+    elif kind == "repeated":
+        values = np.round(values * 2) / 2
+    return values.astype(dtype)
+
+
+def function_of(reference: str) -> Callable[..., Any]:
+    """The function that ``module.name`` or ``FILE:name`` stands for. Raises LookupError."""
+    path, colon, name = reference.rpartition(":")
+    if colon:
+        from tilewright.workers.intake.load import Literals, load
+
+        module, _ = load(Path(path), name, Literals(), traced=False)
+    else:
+        parts = reference.split(".")
+        module, name = _module(parts)
+    value: Any = module
+    for part in name.split("."):
+        if not hasattr(value, part):
+            raise LookupError(f"--reference: {reference} names nothing")
+        value = getattr(value, part)
+    if isinstance(value, type) or not callable(value):
+        raise LookupError(f"--reference: {reference} is no function")
+    return value
+
+
+def _module(parts: Sequence[str]) -> tuple[Any, str]:
+    for cut in range(len(parts) - 1, 0, -1):
+        try:
+            return importlib.import_module(".".join(parts[:cut])), ".".join(parts[cut:])
+        except ModuleNotFoundError:
+            continue
+    raise LookupError(f"--reference: {'.'.join(parts)} cannot be imported")
+
+
+def run_reference(
+    function: Callable[..., Any], call: str, inputs: Mapping[str, np.ndarray], precision: str
+) -> list[np.ndarray]:
+    """Its results as arrays; floats are given in ``precision`` ("" for their own)."""
+    if is_jax(function):
+        return _run_jax(function, call, inputs, precision)
+    import torch
+
+    given = {name: to_tensor(array, precision) for name, array in inputs.items()}
+    scope = {"torch": torch, "reference": function, **given}
+    with torch.no_grad():
+        result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
+    return [to_array(part) for part in flat(result)]
+
+
+def is_jax(function: Callable[..., Any]) -> bool:
+    """Whether a reference speaks JAX: it is JAX's own, or its module imports it and no torch."""
+    module = str(getattr(function, "__module__", "") or "")
+    known = getattr(inspect.unwrap(function), "__globals__", {})
+    said = {str(getattr(v, "__name__", "")) for v in known.values() if inspect.ismodule(v)}
+    return module.partition(".")[0] in ("jax", "jaxlib") or (
+        "torch" not in said and any(n.startswith("jax") for n in said)
+    )
+
+
+def _run_jax(
+    function: Callable[..., Any], call: str, inputs: Mapping[str, np.ndarray], precision: str
+) -> list[np.ndarray]:
+    import jax
+
+    def given(array: np.ndarray) -> Any:
+        floats = array.dtype.kind == "f" or array.dtype.name in _FLOATS
+        return jax.numpy.asarray(array.astype(precision) if floats and precision else array)
+
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        scope = {
+            "jax": jax,
+            "jnp": jax.numpy,
+            "reference": function,
+            **{n: given(a) for n, a in inputs.items()},
+        }
+        result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
+        leaves = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(result)]
+    return [a.astype(np.float64) if a.dtype.name == "bfloat16" or a.dtype.kind == "f" else a for a in leaves]
+
+
+def flat(result: Any) -> list[Any]:
+    """The tensors of a result, in order."""
+    if isinstance(result, dict):
+        return flat(list(result.values()))
+    if isinstance(result, tuple | list):
+        return [tensor for part in result for tensor in flat(part)]
+    return [result] if hasattr(result, "detach") else []
+
+
+def to_tensor(array: np.ndarray, precision: str) -> Any:
+    """A torch tensor of the same values; floats in ``precision`` unless it is empty."""
+    import torch
+
+    if not (array.dtype.kind == "f" or array.dtype.name in _FLOATS):
+        return torch.from_numpy(np.ascontiguousarray(array).copy())
+    if precision:
+        return torch.from_numpy(array.astype(np.float64)).to(getattr(torch, precision))
+    return torch.from_numpy(array.astype(np.float64)).to(getattr(torch, array.dtype.name))
+
+
+def to_array(tensor: Any) -> np.ndarray:
+    """Its values: floats as float64 (of eight bits: as they are), all else as it is."""
+    tensor = tensor.detach().cpu()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name.startswith("float8"):
+        import torch
+
+        return tensor.contiguous().view(torch.uint8).numpy().view(_numpy(name))
+    return tensor.double().numpy() if name.startswith(("float", "bfloat")) else tensor.numpy()
+
+
+def as_result(value: np.ndarray, dtype: str) -> np.ndarray:
+    """A reference's result as its gate wants it."""
+    if _is_narrow(dtype):
+        return value.astype(_numpy(dtype)) if value.dtype.kind == "f" else value
+    return value.astype(np.float64) if _is_float(dtype) else value.astype(_numpy(dtype))
+
+
+_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
+
+
+def _numpy(name: str) -> Any:
+    return np.dtype(getattr(ml_dtypes, name)) if name in _FLOATS else np.dtype(name)
+
+
+def _is_float(name: str) -> bool:
+    return name.startswith(("float", "bfloat"))
+
+
+def _is_narrow(name: str) -> bool:
+    return name.startswith("float8")
