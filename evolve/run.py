@@ -32,8 +32,9 @@ from tilewright.evolve.record.logbook import logbook
 from tilewright.evolve.record.system import system
 from tilewright.evolve.show.display import Display, Snapshot
 from tilewright.evolve.space.genome import Genome
+from tilewright.fitness import time_model
 from tilewright.fitness.chips import Chip
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cluster.pool import RayPool
 from tilewright.workers.cluster.ray_start import PoolUnavailable
@@ -114,6 +115,7 @@ def resume(folder: Path, home: Path, display: Display, address: str | None = Non
         resolved = resolve(config)
         _require_toolchain(resolved)
         _require_same_kernels(journal, resolved)
+        _require_same_model(journal, resolved)
         if any(event.kind == "finished" for event in journal.events()):
             raise UserError(
                 f"campaign {folder.name} has finished; see it with 'tilewright report {folder.name}'."
@@ -148,6 +150,16 @@ def _require_same_kernels(journal: Journal, resolved: Resolved) -> None:
             raise UserError(f"seeds: {start.name} has changed since the campaign started; start a new one.")
 
 
+def _require_same_model(journal: Journal, resolved: Resolved) -> None:
+    """Modelled figures of two versions of the time model must not meet in one campaign."""
+    recorded = int(journal.meta("toolchain", {}).get("time_model", 1))
+    if resolved.target.kind is FigureKind.MODELLED and recorded != time_model.VERSION:
+        raise UserError(
+            f"target: the campaign's figures are of time model {recorded}, this tilewright's is {time_model.VERSION}, "
+            "and figures of different ones do not compare; start a new campaign."
+        )
+
+
 def _write_meta(journal: Journal, campaign: str, resolved: Resolved) -> None:
     config = resolved.config
     journal.set_meta(
@@ -178,7 +190,7 @@ def _toolchain() -> dict[str, str]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return versions
+    return {**versions, "time_model": str(time_model.VERSION)}
 
 
 @dataclass

@@ -139,7 +139,12 @@ def evaluation_metrics(evaluation: Evaluation, kind: str) -> dict[str, float]:
     """Finite numbers of an evaluation by metric name."""
     metrics: dict[str, float] = {"evaluation_wall_seconds": evaluation.wall_seconds}
     if evaluation.fitness is not None:
-        metrics[f"fitness_{UNIT_SLUGS[evaluation.unit]}_{kind}"] = evaluation.fitness
+        name = f"fitness_{UNIT_SLUGS[evaluation.unit]}_{kind}"
+        metrics[name] = evaluation.fitness
+        if evaluation.interval is not None and evaluation.interval[0] < evaluation.interval[1]:
+            metrics[f"{name}_low"], metrics[f"{name}_high"] = evaluation.interval
+        if evaluation.model_version is not None:
+            metrics["time_model_version"] = evaluation.model_version
     for figures in evaluation.workloads:
         workload = figures.workload.replace("/", ".")
         own = {
@@ -219,7 +224,7 @@ def _headline(finals: Mapping[str, Evaluation], unit: str) -> list[str]:
     if winner is None or winner.fitness is None:
         return []
     others = [
-        f"×{winner.fitness / e.fitness:.2f} of {_plain(name)}"
+        f"×{winner.fitness / e.fitness:.2f} of {_plain(name)}{' (even)' if winner.even_with(e) else ''}"
         for name, e in finals.items()
         if e.fitness and name != "winner" and not name.startswith("finalist:")
     ]

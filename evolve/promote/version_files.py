@@ -228,6 +228,7 @@ def _receipt(promotion: Promotion) -> dict[str, Any]:
         "gain": {
             "value": judgement.gain,
             "interval": list(judgement.interval),
+            "interval_holds": judgement.share,
             "unit": "times the incumbent's rate, geometric mean over the shapes",
             "kind": judgement.kind.value,
             "incumbents": judgement.incumbents,
@@ -267,6 +268,7 @@ def _shape(shape: Any, judgement: Judgement) -> dict[str, Any]:
         "kind": judgement.kind.value,
         "seconds": shape.seconds,
         "seconds_interval": list(shape.interval),
+        "model_version": shape.figures.model_version,
         "rate": shape.figures.rate,
         "unit": shape.figures.unit,
         "roofline_fraction": shape.figures.roofline_fraction,

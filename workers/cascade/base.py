@@ -131,7 +131,6 @@ class Cascade:
             interval=interval,
             workloads=tuple(found.figures),
             gates=tuple(found.gates),
-            estimates=found.estimates,
             projected=found.projected,
             descriptors=descriptors,
             compiled=found.compiled,
