@@ -106,6 +106,7 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
     if not request.get("function"):
         return _surveyed(request)
     site, taken = _recorded(request)
+    taken.notes[:] = dict.fromkeys(taken.notes)
     answer: dict[str, Any] = {"notes": taken.notes, "dims": site.dims}
     answer["refusals"] = _refusals(taken, site)
     answer["knobs"] = [
