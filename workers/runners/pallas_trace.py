@@ -89,6 +89,7 @@ _WRAPPERS = {
     "custom_jvp_call": "call_jaxpr",
     "closed_call": "call_jaxpr",
     "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
 }
 """Primitives that run what is in them exactly once, and under which parameter they hold it."""
 
