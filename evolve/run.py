@@ -15,12 +15,13 @@ from typing import Any
 
 from tilewright.evolve.campaign.conclusion import conclude_measured
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
+from tilewright.evolve.campaign.convergence import Convergence
 from tilewright.evolve.campaign.evaluator import Comparer
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, StopReason
 from tilewright.evolve.campaign.racing import Racing
 from tilewright.evolve.campaign.references import References
 from tilewright.evolve.campaign.resolve import Resolved, resolve
-from tilewright.evolve.campaign.searcher import build_searcher
+from tilewright.evolve.campaign.searcher import build_searcher, with_earlier
 from tilewright.evolve.campaign.worker_settings import pool_settings, unit_of
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.mlflow_mirror.process import MirrorProcess, start_mirror
@@ -30,6 +31,7 @@ from tilewright.evolve.record.home import JOURNAL, REPORT, discard, new_campaign
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.record.logbook import logbook
 from tilewright.evolve.record.system import system
+from tilewright.evolve.report.bill import SPENT
 from tilewright.evolve.show.display import Display, Snapshot
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness import time_model
@@ -73,7 +75,7 @@ class CampaignOutcome:
 
 def run(config: CampaignConfig, home: Path, display: Display) -> CampaignOutcome:
     """Start a campaign. Raises UserError before anything is written when it cannot work."""
-    resolved = resolve(config)
+    resolved = with_earlier(resolve(config), home)
     _require_toolchain(resolved)
     folder = new_campaign(home, config.name)
     try:
@@ -207,6 +209,7 @@ class _Run:
     _references: References | None = None
     _last_shown: float = 0.0
     _finished_before: int = 0
+    _compared_seconds: float = 0.0
 
     def go(self) -> CampaignOutcome:
         pool = RayPool(pool_settings(self.resolved))
@@ -231,7 +234,8 @@ class _Run:
 
     def _campaign(self, references: References) -> Campaign:
         config, search = self.resolved.config, self.resolved.config.search
-        budget = Budget(config.budget.evaluations, config.budget.wall_seconds, config.budget.fitness)
+        limits = config.budget
+        budget = Budget(limits.evaluations, limits.wall_seconds, limits.fitness, limits.until == "converged")
         plan = Plan(self.resolved.starts, budget, config.seed, search.lag, search.islands, search.order)
         archive = Archive(search.islands, search.migration_interval)
         campaign = Campaign(
@@ -243,6 +247,7 @@ class _Run:
             self._show,
             Racing([w.id for w in self.resolved.suite.workloads], archive) if search.racing else None,
             History(self.journal),
+            Convergence(self.resolved.floors()),
         )
         recorded = [(index, evaluation) for _, index, evaluation, _ in self.journal.evaluations()]
         self._finished_before = len(recorded)
@@ -278,15 +283,21 @@ class _Run:
         return CampaignOutcome(name, reason, winner.id if winner else None, finals, mirrored)
 
     def _give_up(self, name: str) -> CampaignOutcome:
+        self._note_spent()
         self.journal.add_event("interrupted", reason="stopped by the user")
         return CampaignOutcome(name, StopReason.INTERRUPTED)
 
     def _finish(self, reason: StopReason, winner: Genome | None) -> None:
         from tilewright.evolve.report.html import write_report
 
+        self._note_spent()
         if not any(event.kind == "finished" for event in self.journal.events()):
             self.journal.add_event("finished", reason=reason.value, winner=winner.id if winner else None)
         write_report(self.journal, self.folder / REPORT)
+
+    def _note_spent(self) -> None:
+        """For the bill: CPU time of this process, and what the last comparison held the device for."""
+        self.journal.add_event(SPENT, cpu_seconds=time.process_time(), device_seconds=self._compared_seconds)
 
     def _winner(self, campaign: Campaign, pool: Comparer, references: References) -> Genome | None:
         """The winner; None where nothing passed, and on a target that only compiles, which ranks nothing."""
@@ -352,7 +363,11 @@ class _Run:
         if campaign.history.best is None:
             return None
         self.display.note("final check: the best genomes side by side on the device")
-        return conclude_measured(self.resolved, campaign.history, pool, self.journal, self.folder)
+        began = time.monotonic()
+        try:
+            return conclude_measured(self.resolved, campaign.history, pool, self.journal, self.folder)
+        finally:
+            self._compared_seconds = time.monotonic() - began
 
     def _pick(self, finalists: list[Genome]) -> Genome | None:
         finals = self.journal.references(Scope.FINAL.value)

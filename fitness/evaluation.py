@@ -116,7 +116,8 @@ class Evaluation(BaseModel):
     (``fitness.time_model``). ``projected`` is what the first workloads of an outpaced candidate say of its fitness:
     for models of the search, never compared with a fitness. ``descriptors`` place the candidate in the archive.
     ``artefact`` is the hash of what was compiled: equal artefacts are duplicates. ``reason`` is one line for any
-    verdict but ``ok``.
+    verdict but ``ok``. ``spent`` are seconds by what took them: each stage (wall clock), ``device`` (held by this
+    candidate) and ``cpu`` (of the worker and its children).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -138,6 +139,7 @@ class Evaluation(BaseModel):
     toolchain: dict[str, str] = Field(default_factory=dict)
     log: str = ""
     wall_seconds: float = 0.0
+    spent: dict[str, float] = Field(default_factory=dict)
     worker: str = ""
 
     @property

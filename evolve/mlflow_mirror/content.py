@@ -20,10 +20,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.evolve.record.history import Candidate
+from tilewright.evolve.report.data import CampaignData
 from tilewright.evolve.report.diffs import full_diff
 from tilewright.evolve.report.tables import flatten
 from tilewright.evolve.report.units import rate_text, time_text
 from tilewright.fitness.evaluation import UNIT_SLUGS, Evaluation, Verdict
+from tilewright.fitness.headroom import mean_closed
 
 KEY_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6000, 5000
 UID, CANDIDATE = "tilewright.uid", "tilewright.candidate"
@@ -174,6 +176,13 @@ def reference_metrics(references: Mapping[str, Evaluation], scope: str, kind: st
             workload = figures.workload.replace("/", ".")
             metrics[f"reference_seconds_{kind}/{scope}.{workload}.{plain}"] = figures.seconds
     return {_key(k): v for k, v in metrics.items()}
+
+
+def cost_metrics(data: CampaignData) -> dict[str, float]:
+    """The bill, and the mean share of the gap to the floor that is closed."""
+    closed = mean_closed(data.headroom())
+    shares = {} if closed is None else {f"campaign/headroom_closed_{data.kind}": closed}
+    return {_key(k): v for k, v in {**data.bill.metrics(), **shares}.items()}
 
 
 def campaign_note(

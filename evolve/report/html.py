@@ -44,6 +44,7 @@ def render(data: CampaignData) -> str:
         section("Convergence", _convergence(data)),
         section("Figures", _figures(data)),
         section("Winner against each kernel", _heat(data)),
+        section("Headroom", tables.headroom_section(data)),
         section("Roofline", _roofline(data)),
         section("What became of the candidates", tables.verdicts_section(data) if data.points else ""),
         section("Which mutations earned it", _credit(data)),
@@ -51,6 +52,7 @@ def render(data: CampaignData) -> str:
         section("Lineage of the winner", _lineage(data)),
         section("Where the time goes", _timelines(data) + tables.diagnosis_section(data)),
         section("The winner", _winner(data)),
+        section("The bill", tables.bill_section(data) if data.points else ""),
         section("How it was run", _provenance(data)),
     ]
     title = f"{data.facts.get('id', 'campaign')} · tilewright"

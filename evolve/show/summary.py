@@ -9,7 +9,9 @@ from pathlib import Path
 
 from tilewright.evolve.campaign import dispatch_table
 from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.data import CampaignData, load
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict, WorkloadFigures
+from tilewright.fitness.headroom import mean_closed
 from tilewright.seeds.operator import Scope
 
 
@@ -40,7 +42,19 @@ def status_lines(path: Path) -> list[str]:
             lines.append(f"best so far, genome {best.genome}: " + figures(best))
         for name, evaluation in journal.references(Scope.SUITE.value).items():
             lines.append(f"{name}: " + figures(evaluation))
+        lines += _balance(load(journal))
         return lines
+
+
+def _balance(data: CampaignData) -> list[str]:
+    """The bill, and the share of the gap to the floor that is closed."""
+    closed = mean_closed(data.headroom())
+    lines = [f"bill: {data.bill.line()}"] if data.points else []
+    if closed is not None:
+        lines.append(
+            f"headroom: {closed:.1%} of the way from the first seed to the floor (mean of workloads)"
+        )
+    return lines
 
 
 def closing_lines(path: Path) -> list[str]:
@@ -56,6 +70,7 @@ def closing_lines(path: Path) -> list[str]:
         for name, evaluation in sorted(rows.items(), key=lambda item: -(item[1].fitness or 0.0)):
             lines.append(f"  {name:16s} {figures(evaluation)}")
         lines += _even(rows)
+        lines += _balance(load(journal))
     table = path.parent / dispatch_table.FILE
     if table.is_file():
         lines += dispatch_table.lines(json.loads(table.read_text(encoding="utf-8")))

@@ -5,7 +5,8 @@ Published recipes; block 128, e4m3, no power-of-two scales:
     scale = 448 / amax                             float32, correctly rounded
     q     = RNE cast of clamp(x * scale, +-448)    to e4m3
     s     = 1 / scale                              float32, correctly rounded: the dequantisation multiplier
-Blocks are 1 x 128 along the contracted dimension for activations and gradients, 128 x 128 for weights. Scales of
+Blocks are 1 x 128 along the contracted dimension for activations and gradients, 128 x 128 for weights; the last row
+of 128 x 128 blocks may be cut off. Scales of
 1 x 128 blocks are stored [blocks along the contracted dimension, rows]: neighbouring rows of one block lie together,
 which is what a tile's loads want (and what vendor libraries take, as stride (1, M)).
 """
@@ -47,11 +48,13 @@ def quantise_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def quantise_blocks(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """128 x 128 blocks of ``x`` [R, C] -> (q [R, C] e4m3, s [R/128, C/128] float32)."""
+    """128 x 128 blocks of ``x`` [R, C] -> (q [R, C] e4m3, s [ceil(R/128), C/128] float32)."""
     rows, cols = x.shape
-    blocks = x.astype(np.float32).reshape(rows // BLOCK, BLOCK, cols // BLOCK, BLOCK)
+    whole = np.zeros((-(-rows // BLOCK) * BLOCK, cols), np.float32)
+    whole[:rows] = x
+    blocks = whole.reshape(-1, BLOCK, cols // BLOCK, BLOCK)
     scale, inverse = scales_of(np.abs(blocks).max(axis=(1, 3)))
-    return cast(blocks * scale[:, None, :, None]).reshape(rows, cols), inverse
+    return cast(blocks * scale[:, None, :, None]).reshape(-1, cols)[:rows], inverse
 
 
 def dequantise_rows(q: np.ndarray, s: np.ndarray) -> np.ndarray:
@@ -60,8 +63,9 @@ def dequantise_rows(q: np.ndarray, s: np.ndarray) -> np.ndarray:
 
 
 def dequantise_blocks(q: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """(q [R, C], s [R/128, C/128]) -> float64 [R, C]."""
-    return q.astype(np.float64) * np.repeat(np.repeat(s.astype(np.float64), BLOCK, axis=0), BLOCK, axis=1)
+    """(q [R, C], s [ceil(R/128), C/128]) -> float64 [R, C]."""
+    wide = np.repeat(np.repeat(s.astype(np.float64), BLOCK, axis=0), BLOCK, axis=1)
+    return q.astype(np.float64) * wide[: q.shape[0]]
 
 
 def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarray:

@@ -33,6 +33,18 @@ DECODE = ((1, 7168, 2048), (16, 4096, 7168), (64, 7168, 2048), (128, 7168, 2048)
 """(tokens, N, K) of serving shapes; M is padded to a multiple of 4."""
 
 
+SERVING_ROWS = (1, 8, 16, 32, 64, 128, 160, 256)
+"""Tokens of a serving step."""
+
+SERVING_WEIGHTS = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
+"""(N, K) of DeepSeek-V3's projections; 2112 is no multiple of 128."""
+
+
+def serving(rows: Iterable[int] = SERVING_ROWS) -> tuple[Workload, ...]:
+    """Every projection with so many rows."""
+    return tuple(_gemm(f"serving/{m}x{n}x{k}", m, n, k) for n, k in SERVING_WEIGHTS for m in rows)
+
+
 def primus84() -> tuple[Workload, ...]:
     """84 workloads ``model/TestID`` with M, N, K; 69 of the triples are distinct.
 
@@ -67,7 +79,14 @@ def gemm_suites() -> Mapping[str, Suite]:
     """Suites of the forward product. The checks have tails: M and N not multiples of a tile, K/128 odd."""
     check = (_gemm("check/tails", 200, 384, 640), _gemm("check/even", 512, 512, 1024))
     decode = tuple(_gemm(f"decode/{m}x{n}x{k}", -(-m // 4) * 4, n, k) for m, n, k in DECODE)
-    return _suites(check, tuple, decode=decode)
+    ragged = (_gemm("check/ragged", 37, 200, 640), _gemm("check/one", 1, 576, 1152))
+    others = {"few-rows": serving((1, 16, 64)), "some-rows": serving((128, 256)), "serving": serving()}
+    return MappingProxyType(
+        {
+            **_suites(check, tuple, decode=decode),
+            **{name: Suite(name, workloads, ragged) for name, workloads in others.items()},
+        }
+    )
 
 
 def wgrad_suites() -> Mapping[str, Suite]:

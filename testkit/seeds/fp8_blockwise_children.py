@@ -120,6 +120,8 @@ def compile_for_hopper(cases: list[list]) -> None:
         options = {"num_warps": full.get("num_warps", 4), "num_stages": full.get("num_stages", 3)}
         if "consumer_regs" in full:
             options["maxnreg"] = 168
+        if "teams" in full:
+            options["maxnreg"] = 224 if full["teams"] == 1 else 168
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(compiled.asm["cubin"])

@@ -13,12 +13,18 @@ import numpy as np
 import pytest
 
 from testkit import ROOT
+from tilewright.evolve.space.constraints import FUNCTIONS
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.gates import failure, read_gates
 from tilewright.fitness.score import floors
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.composition import Part, compose
-from tilewright.seeds.gemm_fp8_blockwise.contract import quantise_rows
+from tilewright.seeds.gemm_fp8_blockwise.contract import (
+    dequantise_blocks,
+    draw,
+    quantise_blocks,
+    quantise_rows,
+)
 from tilewright.seeds.gemm_fp8_blockwise.operator import operators
 from tilewright.seeds.gemm_fp8_blockwise.shapes import CORE, core, primus84
 from tilewright.seeds.operator import Operator, Workload
@@ -84,7 +90,7 @@ def test_seed_kernels_start_at_legal_points(recipe: str) -> None:
         assert point.keys() == space.keys()
         assert all(value in space[name] for name, value in point.items())
         names = {**point, **operator.constants, "M": 4096, "N": 4096, "K": 4096}
-        assert all(eval(text, {"__builtins__": {}}, names) for text in constraints)
+        assert all(eval(text, {"__builtins__": {}, **FUNCTIONS}, names) for text in constraints)
 
 
 @pytest.mark.parametrize("recipe", OPERATORS)
@@ -130,6 +136,31 @@ def test_a_zero_block_has_a_finite_scale() -> None:
     assert (s > 0).all()
 
 
+def test_blocks_that_end_early_are_quantised_as_if_zeros_followed() -> None:
+    x = draw(np.random.default_rng(1), 200, 256, "spread").astype(np.float32)
+    padded = np.zeros((256, 256), np.float32)
+    padded[:200] = x
+    q, s = quantise_blocks(x)
+    whole, scales = quantise_blocks(padded)
+    assert s.shape == (2, 2) and np.array_equal(s, scales)
+    assert np.array_equal(q.view(np.uint8), whole[:200].view(np.uint8))
+    assert np.allclose(dequantise_blocks(q, s), x, rtol=0.07, atol=0.01 * np.abs(x).max())
+
+
+@pytest.mark.parametrize("recipe", ["gemm_nt", "gemm_nt_rows"])
+def test_any_number_of_rows_and_columns_is_a_workload(recipe: str) -> None:
+    operator = OPERATORS[recipe]
+    workload = Workload("w", {"M": 37, "N": 200, "K": 256})
+    inputs = operator.make_inputs(workload, 2, "randn")
+    assert {spec.name: spec.shape for spec in operator.inputs(workload)} == {
+        n: a.shape for n, a in inputs.items()
+    }
+    (reference,) = operator.oracle(workload, inputs).values()
+    assert reference["c"].shape == (37, 200)
+    with pytest.raises(ValueError, match="needs K a multiple of 128"):
+        operator.inputs(Workload("w", {"M": 8, "N": 128, "K": 200}))
+
+
 def test_interpreted_seed_kernels_pass() -> None:
     """Triton's interpreter loses carries in its fp8 casts (94 to 97 % of payloads equal); scales must be equal bits."""
     pytest.importorskip("triton")
@@ -147,6 +178,7 @@ def test_interpreted_seed_kernels_pass() -> None:
         ["quant_128x128", "quant_blocks", {}, {"M": 256, "K": 384}, "zero_blocks"],
         ["quant_dual", "quant_dual_plain", {}, {"M": 256, "K": 384}, "spread"],
         ["quant_128x128_dual", "quant_blocks_dual_plain", {}, {"M": 256, "K": 384}, "spread"],
+        ["gemm_nt", "pointer", {**small, "skew": False}, {"M": 37, "N": 200, "K": 384}, "spread"],
         ["gemm_nt", "split_k", {"split": 4}, {"M": 40, "N": 128, "K": 768}, "spread"],
         ["gemm_nt_rows", "pointer", {**small, "skew": True}, {"M": 72, "N": 128, "K": 384}, "spread"],
         ["step", "plain", {}, {"M": 128, "N": 256, "K": 384}, "spread"],
@@ -155,6 +187,31 @@ def test_interpreted_seed_kernels_pass() -> None:
         for name, value in values.items():
             least = 45.0 if name == "c" else 1.0 if name.startswith("s") else 0.9
             assert value >= (INTERPRETED_STEP_DB if recipe == "step" else least), (recipe, name, value)
+
+
+def few_rows_case(bm: int, bn: int, swap: bool, teams: int, scales: str) -> list:
+    """A point of ``few_rows`` and what its launch makes of it."""
+    from triton.experimental.gluon import language as gl
+
+    fp8, flat = gl.NVMMASharedLayout(128, 8), gl.NVMMASharedLayout(0, 32, rank=1)
+    types = {
+        "a_desc": f"tensordesc<fp8e4nv[{bm}, 128],{fp8!r}>",
+        "as_desc": f"tensordesc<fp32[{max(bm, 32)}],{flat!r}>",
+        "b_desc": f"tensordesc<fp8e4nv[{bn}, 128],{fp8!r}>",
+        "bs_desc": f"tensordesc<fp32[32],{flat!r}>",
+        "as_ptr": "*fp32",
+        "c_ptr": "*bf16",
+        **dict.fromkeys("MNK", "i32"),
+    }
+    fixed = [("BM", bm), ("BN", bn), ("UNROLL", 2), ("STAGES", 6), ("SWAP", swap), ("SCALES", scales)]
+    return [
+        "gemm_nt",
+        "few_rows",
+        {"teams": teams},
+        "rows_kernel",
+        types,
+        [*fixed, ("TEAMS", teams), ("REGS", 232)],
+    ]
 
 
 def hopper_cases() -> list:
@@ -176,8 +233,12 @@ def hopper_cases() -> list:
     cases = []
     for recipe, columns in (("gemm_nt", False), ("gemm_nt_rows", True)):
         fixed = [*names, ("COLUMNS", columns)]
-        cases.append([recipe, "gluon_ws", {}, "gemm_kernel", product, [*fixed, ("HALVES", 2)]])
+        wide = [*fixed, ("HALVES", 2), ("BEHIND", False), ("STAGGER", False)]
+        cases.append([recipe, "gluon_ws", {}, "gemm_kernel", product, wide])
         cases.append([recipe, "gluon_skew", {}, "gemm_kernel", product, fixed])
+    fixed = [*names, ("COLUMNS", False), ("HALVES", 2), ("BEHIND", True), ("STAGGER", True)]
+    cases.append(["gemm_nt", "gluon_ws", {"slots": 4, "stages": 3}, "gemm_kernel", product, fixed])
+    cases += [few_rows_case(*case) for case in ((64, 16, False, 2, "rows"), (8, 128, True, 1, "one"))]
     matrix = {
         "x_desc": f"tensordesc<bf16[128, 128],{bf16!r}>",
         "x_ptr": "*bf16",

@@ -30,7 +30,8 @@ CONSTRAINTS = {
         "the ring and the store slots share 227 KB of shared memory"
     ),
     "M % 4 == 0": "rows of A's scales begin at 16 bytes, where TMA may",
-    "N % 128 == 0": "B's scales come in whole 128 x 128 blocks",
+    "columns == 0 or N % 4 == 0": "rows of B's scales begin at 16 bytes, where TMA may",
+    "N % 8 == 0": "rows of C begin at 16 bytes",
     "K % 128 == 0": "a step of K is one scale block",
 }
 
@@ -232,6 +233,8 @@ def gemm_kernel(
     for s in gl.static_range(STAGES):
         mbarrier.init(empty.index(s), count=2)
         mbarrier.init(ready.index(s), count=1)
+    # what the copies complete must have been made before the first copy is asked for
+    fence_async_shared()
     # fmt: off
     gl.warp_specialize(
         [
@@ -257,7 +260,7 @@ def launch(inputs, params):
     per_column = inputs["b_s"].shape[0] == k // 128 and inputs["b_s"].shape[1] == n
     fp8 = gl.NVMMASharedLayout(128, 8)
     flat = gl.NVMMASharedLayout(0, 32, rank=1)
-    gemm_kernel[(min(-(-m // 128) * (n // 128), params["programs"]),)](
+    gemm_kernel[(min(-(-m // 128) * -(-n // 128), params["programs"]),)](
         TensorDescriptor(a, [m, k], [k, 1], [64, 128], fp8),
         TensorDescriptor(rows, [rows.shape[0]], [1], [64], flat),
         TensorDescriptor(b, [n, k], [k, 1], [128, 128], fp8),
