@@ -78,7 +78,7 @@ def test_every_command_of_the_readme_does_what_it_says(
 ) -> None:
     said = {}
     for line in commands("README.md"):
-        if line in ELSEWHERE:
+        if line in ELSEWHERE or line.startswith("tilewright tune "):  # a function of the reader's own
             cli._parser().parse_args(shlex.split(line)[1:])
             continue
         assert cli.main(shlex.split(line)[1:]) == 0, line
