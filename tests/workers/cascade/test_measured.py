@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,7 @@ def test_what_falls_behind_in_a_race_is_measured_on_its_first_workloads_only(ope
         ("range(steps)", "range(steps - 1)", "gate "),
         ("torch.empty((m, n), dtype=torch.bfloat16)", "torch.empty((m, n), dtype=torch.float32)", "output c"),
         ("tl.store(c_at", "tl.store(as_ptr, 1.0)\n    tl.store(c_at", "changes its inputs"),
-        ("mask=(row < M)[:, None])", "mask=(row < 16)[:, None])", "not a number"),
+        ("mask=(row < M)[:, None]", "mask=(row < 16)[:, None]", "not a number"),
     ],
 )
 def test_wrong_twins_are_incorrect(operator, station, honest, old, new, reason):
@@ -114,10 +115,8 @@ def test_a_raising_kernel_and_a_foreign_import(operator, station, honest):
 
 def test_a_hanging_kernel_is_killed_and_the_next_is_measured(operator, station, honest):
     loop = "    while tl.load(as_ptr) > 0:\n        M = M + 0\n    tl.store(c_at"
-    before = station.replaced
     found = judge(operator, station, "hangs", honest.replace("    tl.store(c_at", loop), HASTY)
     assert found.verdict is Verdict.TIMEOUT, found.reason
-    assert station.replaced == before + 1
     assert judge(operator, station, "after", honest).verdict is Verdict.OK
 
 
@@ -236,9 +235,20 @@ def test_a_station_keeps_its_childrens_files_where_it_is_told(tmp_path, monkeypa
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     station = LocalStation(load_target("interpreter").gpu, scratch)
+    seen: set[str] = set()
+    done = threading.Event()
+
+    def watch():
+        while not done.wait(0.002):
+            seen.update(path.name for path in scratch.iterdir())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     try:
         station.hello()
-        assert list(scratch.glob("tilewright-*"))
     finally:
+        done.set()
+        watcher.join()
         station.close()
+    assert any(name.startswith("tilewright-") for name in seen)
     assert not list(scratch.iterdir())
