@@ -15,12 +15,13 @@ from typing import Any
 
 from tilewright.evolve.campaign.conclusion import conclude_measured
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
+from tilewright.evolve.campaign.convergence import Convergence
 from tilewright.evolve.campaign.evaluator import Comparer
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, StopReason
 from tilewright.evolve.campaign.racing import Racing
 from tilewright.evolve.campaign.references import References
 from tilewright.evolve.campaign.resolve import Resolved, resolve
-from tilewright.evolve.campaign.searcher import build_searcher
+from tilewright.evolve.campaign.searcher import build_searcher, with_earlier
 from tilewright.evolve.campaign.worker_settings import pool_settings, unit_of
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.mlflow_mirror.process import MirrorProcess, start_mirror
@@ -30,10 +31,12 @@ from tilewright.evolve.record.home import JOURNAL, REPORT, discard, new_campaign
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.record.logbook import logbook
 from tilewright.evolve.record.system import system
+from tilewright.evolve.report.bill import SPENT
 from tilewright.evolve.show.display import Display, Snapshot
 from tilewright.evolve.space.genome import Genome
+from tilewright.fitness import time_model
 from tilewright.fitness.chips import Chip
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cluster.pool import RayPool
 from tilewright.workers.cluster.ray_start import PoolUnavailable
@@ -72,7 +75,7 @@ class CampaignOutcome:
 
 def run(config: CampaignConfig, home: Path, display: Display) -> CampaignOutcome:
     """Start a campaign. Raises UserError before anything is written when it cannot work."""
-    resolved = resolve(config)
+    resolved = with_earlier(resolve(config), home)
     _require_toolchain(resolved)
     folder = new_campaign(home, config.name)
     try:
@@ -114,6 +117,7 @@ def resume(folder: Path, home: Path, display: Display, address: str | None = Non
         resolved = resolve(config)
         _require_toolchain(resolved)
         _require_same_kernels(journal, resolved)
+        _require_same_model(journal, resolved)
         if any(event.kind == "finished" for event in journal.events()):
             raise UserError(
                 f"campaign {folder.name} has finished; see it with 'tilewright report {folder.name}'."
@@ -148,6 +152,16 @@ def _require_same_kernels(journal: Journal, resolved: Resolved) -> None:
             raise UserError(f"seeds: {start.name} has changed since the campaign started; start a new one.")
 
 
+def _require_same_model(journal: Journal, resolved: Resolved) -> None:
+    """Modelled figures of two versions of the time model must not meet in one campaign."""
+    recorded = int(journal.meta("toolchain", {}).get("time_model", 1))
+    if resolved.target.kind is FigureKind.MODELLED and recorded != time_model.VERSION:
+        raise UserError(
+            f"target: the campaign's figures are of time model {recorded}, this tilewright's is {time_model.VERSION}, "
+            "and figures of different ones do not compare; start a new campaign."
+        )
+
+
 def _write_meta(journal: Journal, campaign: str, resolved: Resolved) -> None:
     config = resolved.config
     journal.set_meta(
@@ -178,7 +192,7 @@ def _toolchain() -> dict[str, str]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return versions
+    return {**versions, "time_model": str(time_model.VERSION)}
 
 
 @dataclass
@@ -195,6 +209,7 @@ class _Run:
     _references: References | None = None
     _last_shown: float = 0.0
     _finished_before: int = 0
+    _compared_seconds: float = 0.0
 
     def go(self) -> CampaignOutcome:
         pool = RayPool(pool_settings(self.resolved))
@@ -219,7 +234,8 @@ class _Run:
 
     def _campaign(self, references: References) -> Campaign:
         config, search = self.resolved.config, self.resolved.config.search
-        budget = Budget(config.budget.evaluations, config.budget.wall_seconds, config.budget.fitness)
+        limits = config.budget
+        budget = Budget(limits.evaluations, limits.wall_seconds, limits.fitness, limits.until == "converged")
         plan = Plan(self.resolved.starts, budget, config.seed, search.lag, search.islands, search.order)
         archive = Archive(search.islands, search.migration_interval)
         campaign = Campaign(
@@ -231,6 +247,7 @@ class _Run:
             self._show,
             Racing([w.id for w in self.resolved.suite.workloads], archive) if search.racing else None,
             History(self.journal),
+            Convergence(self.resolved.floors()),
         )
         recorded = [(index, evaluation) for _, index, evaluation, _ in self.journal.evaluations()]
         self._finished_before = len(recorded)
@@ -266,15 +283,21 @@ class _Run:
         return CampaignOutcome(name, reason, winner.id if winner else None, finals, mirrored)
 
     def _give_up(self, name: str) -> CampaignOutcome:
+        self._note_spent()
         self.journal.add_event("interrupted", reason="stopped by the user")
         return CampaignOutcome(name, StopReason.INTERRUPTED)
 
     def _finish(self, reason: StopReason, winner: Genome | None) -> None:
         from tilewright.evolve.report.html import write_report
 
+        self._note_spent()
         if not any(event.kind == "finished" for event in self.journal.events()):
             self.journal.add_event("finished", reason=reason.value, winner=winner.id if winner else None)
         write_report(self.journal, self.folder / REPORT)
+
+    def _note_spent(self) -> None:
+        """For the bill: CPU time of this process, and what the last comparison held the device for."""
+        self.journal.add_event(SPENT, cpu_seconds=time.process_time(), device_seconds=self._compared_seconds)
 
     def _winner(self, campaign: Campaign, pool: Comparer, references: References) -> Genome | None:
         """The winner; None where nothing passed, and on a target that only compiles, which ranks nothing."""
@@ -340,7 +363,11 @@ class _Run:
         if campaign.history.best is None:
             return None
         self.display.note("final check: the best genomes side by side on the device")
-        return conclude_measured(self.resolved, campaign.history, pool, self.journal, self.folder)
+        began = time.monotonic()
+        try:
+            return conclude_measured(self.resolved, campaign.history, pool, self.journal, self.folder)
+        finally:
+            self._compared_seconds = time.monotonic() - began
 
     def _pick(self, finalists: list[Genome]) -> Genome | None:
         finals = self.journal.references(Scope.FINAL.value)

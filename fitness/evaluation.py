@@ -49,7 +49,8 @@ class WorkloadFigures(BaseModel):
 
     ``gbytes``, 1e9 compulsory bytes per second, is there for operators that memory bounds: they are ranked by it.
     ``diagnosis`` holds whatever explains the time (cycles, spills, unit busy fractions ...),
-    keyed by names documented by the time model that produced them.
+    keyed by names documented by the time model that produced them. ``model_version`` is that model's, of a modelled
+    figure: figures of different versions are not comparable (see ``comparable``).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -60,7 +61,23 @@ class WorkloadFigures(BaseModel):
     gbytes: float | None = Field(default=None, ge=0)
     roofline_fraction: float = Field(ge=0)
     kind: FigureKind
+    model_version: int | None = None
     diagnosis: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_first_model(cls, data: Any) -> Any:
+        """Records of before the time model had versions are of its first."""
+        if isinstance(data, dict) and data.get("kind") == "modelled" and data.get("model_version") is None:
+            return {**data, "model_version": 1}
+        return data
+
+    @property
+    def seconds_interval(self) -> tuple[float, float]:
+        """Where a real device's time would lie, of a modelled figure that says so; else the time itself, twice."""
+        ends = (self.diagnosis.get(end, self.seconds) for end in ("seconds_low", "seconds_high"))
+        low, high = map(float, ends)
+        return low, high
 
     @property
     def rate(self) -> float:
@@ -95,11 +112,12 @@ class GateReading(BaseModel):
 class Evaluation(BaseModel):
     """The cascade's answer. ``fitness`` (see ``unit``) exists only for verdict ``ok``.
 
-    ``interval`` is a 95 % interval of the fitness, degenerate for deterministic targets.
-    ``estimates`` are seconds by workload of a kernel that could not be costed (``fitness.fallback``): nothing ranks by
-    them. ``projected`` is what the first workloads of an outpaced candidate say of its fitness: for models of the
-    search, never compared with a fitness. ``descriptors`` place the candidate in the archive. ``artefact`` is the hash
-    of what was compiled: equal artefacts are duplicates. ``reason`` is one line for any verdict but ``ok``.
+    ``interval``: of a measured fitness its 95 % interval; of a modelled one where a real TPU's would lie, 90 %
+    (``fitness.time_model``). ``projected`` is what the first workloads of an outpaced candidate say of its fitness:
+    for models of the search, never compared with a fitness. ``descriptors`` place the candidate in the archive.
+    ``artefact`` is the hash of what was compiled: equal artefacts are duplicates. ``reason`` is one line for any
+    verdict but ``ok``. ``spent`` are seconds by what took them: each stage (wall clock), ``device`` (held by this
+    candidate) and ``cpu`` (of the worker and its children).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -114,7 +132,6 @@ class Evaluation(BaseModel):
     interval: tuple[float, float] | None = None
     workloads: tuple[WorkloadFigures, ...] = ()
     gates: tuple[GateReading, ...] = ()
-    estimates: dict[str, float] = Field(default_factory=dict)
     projected: float | None = None
     descriptors: dict[str, str] = Field(default_factory=dict)
     compiled: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -122,7 +139,27 @@ class Evaluation(BaseModel):
     toolchain: dict[str, str] = Field(default_factory=dict)
     log: str = ""
     wall_seconds: float = 0.0
+    spent: dict[str, float] = Field(default_factory=dict)
     worker: str = ""
+
+    @property
+    def model_version(self) -> int | None:
+        """Version of the time model that the fitness is of; None of what is not modelled."""
+        return self.workloads[0].model_version if self.workloads else None
+
+    def even_with(self, other: Evaluation) -> bool:
+        """Whether what tells two modelled fitnesses apart is less than the model's own error."""
+        if (
+            self.fitness is None
+            or other.fitness is None
+            or self.interval is None
+            or self.model_version is None
+        ):
+            return False
+        if self.model_version != other.model_version:
+            return False
+        low, high = self.interval
+        return low <= other.fitness <= high
 
     @property
     def unit(self) -> str:

@@ -1,10 +1,6 @@
-"""Time of a TPU kernel that no TPU ran: simulated cycles and exact DMA bytes.
+"""What libtpu's simulator says of a TPU kernel that no TPU ran: cycles, exact DMA bytes, events, and a diagnosis.
 
-    seconds = max(cycles / clock, HBM bytes / (0.8 * HBM bandwidth))          per TensorCore
-
-``cycles`` come from the simulator inside libtpu's compiler; its DMA model has no contention (one DMA costs a fixed
-latency plus bytes at 1.7 to 2 times the public bandwidth, and streams add up), hence the second term.
-``docs/time_model.md`` says how the model was checked and where it is off.
+The time is made of it in ``fitness.time_model``; ``docs/time_model.md`` says how it was checked and where it is off.
 """
 
 from __future__ import annotations
@@ -24,20 +20,15 @@ from tilewright.fitness.llo import (
     scan_bundles,
     vmem_bytes,
 )
+from tilewright.fitness.replay import Events, read_events
+from tilewright.fitness.time_model import CALIBRATIONS, Modelled, time_of
 from tilewright.fitness.timeline import read_timeline
 
 LATENCY_LIMIT = 0.5
-"""Part of the cycles that fixed DMA latencies may come to before a time is flagged."""
+"""Part of the time that the latencies of copies may come to before a time is flagged."""
 
 SMALL_BLOCKS = (
-    "small blocks: most of the time is the fixed latency of DMAs, which the model overstates "
-    "(by 40 % on v5e where it was checked)"
-)
-
-
-COPIED_BY_HAND = (
-    "copies written in the kernel: the simulator costs one at 2800 cycles and a fifth of the bandwidth of the grid's "
-    "own (seen on tpu7x)"
+    "small blocks: most of the time is the latency of copies, which is checked at one block size on v5e only"
 )
 
 
@@ -50,6 +41,9 @@ class StaticRun:
     vmem: int
     schedule: dict[str, Any] | None
     """What ``fitness.timeline`` makes of the longest operation; None where its dumps do not say."""
+
+    events: tuple[tuple[Events, int], ...] = ()
+    """Copies and work of every operation, and how often it runs."""
 
     @property
     def cycles(self) -> int:
@@ -68,7 +62,7 @@ def read_dumps(folder: Path, chip: Chip, *, timeline: bool = False) -> StaticRun
         raise ParseError("the simulator wrote no profile")
     operations = tuple(read_profile(_text(path)) for path in profiles)
     counts = {op.name: op.count for op in operations}
-    executed, schedule = Executed(), None
+    executed, schedule, events = Executed(), None, []
     longest = max(operations, key=lambda op: op.cycles)
     for path in bundles:
         text = path.read_bytes()
@@ -77,15 +71,19 @@ def read_dumps(folder: Path, chip: Chip, *, timeline: bool = False) -> StaticRun
         name = path.name.removesuffix("_bundles.txt")
         for _ in range(counts.get(name, 1)):
             executed = executed + run
+        cycles = next((op.cycles for op in operations if op.name == name), 0)
         critical = path.with_name(f"{name}_critical_path.txt")
-        if name == longest.name and critical.is_file():
+        if not cycles or not critical.is_file():
+            raise ParseError(f"no critical path of {name}")
+        events.append((read_events(text, critical.read_bytes(), cycles), counts[name]))
+        if name == longest.name:
             # a diagnosis that does not read is no reason to refuse a kernel
             with contextlib.suppress(ParseError):
                 schedule = read_timeline(
                     text, critical.read_bytes(), longest.cycles, chip, drawn=timeline, opcodes=opcodes
                 )
     vmem = vmem_bytes(_text(path) for path in (folder / "llo").glob("*original.txt"))
-    return StaticRun(operations, executed, vmem, schedule)
+    return StaticRun(operations, executed, vmem, schedule, tuple(events))
 
 
 def _text(path: Path) -> str:
@@ -98,25 +96,27 @@ def mxu_flops(executed: Executed, chip: Chip) -> int:
     return sum(2 * chip.mxu_rows[kind] * square * number for kind, number in executed.matmuls().items())
 
 
-def seconds(cycles: float, hbm_bytes: float, chip: Chip) -> float:
-    """The model's time of one call on one TensorCore, in seconds."""
-    return max(cycles / chip.clock, hbm_bytes / chip.copy)
+def modelled(run: StaticRun, chip: Chip) -> Modelled:
+    """The time of one call on one TensorCore."""
+    lower = lower_bounds(run.executed, chip)
+    return time_of(run, chip.name, max(lower, key=lambda unit: lower[unit]))
 
 
-def diagnosis(run: StaticRun, chip: Chip) -> dict[str, Any]:
-    """What explains the time. Busy figures are fractions of the cycles at a unit's full issue rate.
+def diagnosis(run: StaticRun, chip: Chip, time: Modelled) -> dict[str, Any]:
+    """What explains the ``time``. Busy figures are fractions of the cycles at a unit's full issue rate.
 
     ``cycles``; ``mxu_busy``, ``valu_busy``, ``load_busy``, ``store_busy``, ``xlu_busy``; ``spill_stores`` and
-    ``spill_loads`` (executed vector instructions); ``vmem_bytes``; ``dma_bytes``; ``core_seconds`` and
-    ``hbm_seconds`` (the two terms); ``bound``: the unit with the largest lower bound, or ``hbm``;
-    ``unexplained``: the part of the cycles that the busiest unit does not account for (waiting);
-    ``dma_latency``: the fixed latencies of all DMAs over the cycles, more than 1 where they run side by side;
+    ``spill_loads`` (executed vector instructions); ``vmem_bytes``; ``dma_bytes``; ``core_seconds``
+    (the core at work), ``hbm_seconds`` (the copies alone) and ``waited_seconds`` (the core waiting for copies);
+    ``seconds_low``, ``seconds_high`` (the interval) and ``error_class`` (see ``fitness.time_model``); ``bound``: the
+    unit with the largest lower bound, or ``hbm``; ``unexplained``: the part of the cycles that the busiest unit does
+    not account for (waiting);
+    ``dma_latency``: the latencies of all copies over the time, more than 1 where they run side by side;
     ``caution``: what makes the time itself doubtful, if anything does; and ``overlap``, ``critical_path`` and, for a
     run that is drawn, ``timeline`` (see ``fitness.timeline``).
     """
     cycles = max(1, run.cycles)
     lower = lower_bounds(run.executed, chip)
-    hbm_seconds = run.executed.hbm_bytes / chip.copy
     busiest = max(lower, key=lambda unit: lower[unit])
     result: dict[str, Any] = {
         "cycles": run.cycles,
@@ -129,17 +129,19 @@ def diagnosis(run: StaticRun, chip: Chip) -> dict[str, Any]:
         "spill_loads": run.executed.fills,
         "vmem_bytes": run.vmem,
         "dma_bytes": run.executed.hbm_bytes,
-        "core_seconds": run.cycles / chip.clock,
-        "hbm_seconds": hbm_seconds,
-        "bound": "hbm" if hbm_seconds > run.cycles / chip.clock else busiest,
+        "core_seconds": time.core,
+        "hbm_seconds": time.memory,
+        "waited_seconds": time.waited,
+        "seconds_low": time.low,
+        "seconds_high": time.high,
+        "error_class": time.kind,
+        "bound": "hbm" if time.kind == "memory" else busiest,
         "unexplained": round(1 - min(1.0, lower[busiest] / cycles), 4),
     }
-    latency = chip.dma_latency * run.executed.hbm_dmas / cycles
+    latency = CALIBRATIONS[chip.name].rules.latency * run.executed.hbm_dmas / time.seconds
     result["dma_latency"] = round(latency, 4)
-    doubts = [SMALL_BLOCKS] if latency > LATENCY_LIMIT else []
-    doubts += [COPIED_BY_HAND] if run.executed.dmas["dma.general"] else []
-    if doubts:
-        result["caution"] = "; ".join(doubts)
+    if latency > LATENCY_LIMIT:
+        result["caution"] = SMALL_BLOCKS
     return result | (run.schedule or {})
 
 

@@ -65,7 +65,7 @@ def read_timeline(
     """
     if cycles <= 0 or cycles > MAX_CYCLES:
         raise ParseError(f"a run of {cycles} cycles cannot be drawn; 1 to {MAX_CYCLES} can")
-    path = _read_critical(critical, cycles)
+    path = read_critical_path(critical, cycles)
     run = _Run.read(bundles, opcodes_of(bundles) if opcodes is None else opcodes, path, cycles)
     held = run.held(chip)
     vector = run.count("valu")
@@ -89,7 +89,7 @@ def read_timeline(
 
 
 @dataclass(frozen=True)
-class _Path:
+class CriticalPath:
     """The critical path: instruction numbers, issue cycles, indices into WAITS, and cycles until the next one."""
 
     numbers: np.ndarray
@@ -118,7 +118,8 @@ class _Path:
         return result
 
 
-def _read_critical(text: bytes, cycles: int) -> _Path:
+def read_critical_path(text: bytes, cycles: int) -> CriticalPath:
+    """A ``_critical_path.txt`` of a run of that many cycles. Raises ParseError."""
     rows = _CRITICAL.findall(text)
     if not rows:
         raise ParseError("an empty critical path")
@@ -133,7 +134,7 @@ def _read_critical(text: bytes, cycles: int) -> _Path:
         if key not in known:
             known[key] = _lane(*key)
         waits[place] = known[key]
-    return _Path(numbers, cycles - lengths, waits, lengths - np.append(lengths[1:], 0))
+    return CriticalPath(numbers, cycles - lengths, waits, lengths - np.append(lengths[1:], 0))
 
 
 def _lane(opcode: bytes, spilled: bool = False) -> int:
@@ -154,7 +155,7 @@ class _Run:
     issued: np.ndarray
 
     @classmethod
-    def read(cls, text: bytes, opcodes: Sequence[bytes], path: _Path, cycles: int) -> _Run:
+    def read(cls, text: bytes, opcodes: Sequence[bytes], path: CriticalPath, cycles: int) -> _Run:
         firsts = np.array([int(number) for number in _BUNDLE.findall(text)], np.int64)
         last = _last_instruction(text)
         if not len(firsts) or np.any(np.diff(firsts) <= 0) or last != len(opcodes) - 1:
@@ -163,7 +164,7 @@ class _Run:
         lanes = np.fromiter((lane_of[code] for code in opcodes), np.int8, len(opcodes))
         spilled = np.array([int(number) for number in _SPILL.findall(text)], np.int64)
         lanes[spilled[spilled < len(lanes)]] = WAITS.index("spill")
-        issued = _issue_cycles(firsts, path, cycles)[_bundle_of(firsts, np.arange(len(lanes)))]
+        issued = issue_cycles(firsts, path, cycles)[_bundle_of(firsts, np.arange(len(lanes)))]
         return cls(text, cycles, lanes, issued)
 
     def count(self, lane: str) -> np.ndarray:
@@ -223,7 +224,7 @@ def _bundle_of(firsts: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     return np.maximum(np.searchsorted(firsts, numbers, side="right") - 1, 0)
 
 
-def _issue_cycles(firsts: np.ndarray, path: _Path, cycles: int) -> np.ndarray:
+def issue_cycles(firsts: np.ndarray, path: CriticalPath, cycles: int) -> np.ndarray:
     """The cycle of every bundle: that of its first instruction on the path, else the next after the last one."""
     earliest = np.full(len(firsts), cycles, np.int64)
     np.minimum.at(earliest, _bundle_of(firsts, path.numbers), path.issued)

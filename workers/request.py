@@ -151,7 +151,6 @@ class Findings:
     dumps: dict[str, Path] = field(default_factory=dict)
     gates: list[GateReading] = field(default_factory=list)
     figures: list[WorkloadFigures] = field(default_factory=list)
-    estimates: dict[str, float] = field(default_factory=dict)
     projected: float | None = None
     compiled: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Per kernel, what its code says: see ``fitness.isa.KernelIsa.data``."""

@@ -32,18 +32,23 @@ class BudgetConfig(_Section):
     evaluations: int | None = Field(default=None, ge=1, le=10**9)
     wall_seconds: float | None = Field(default=None, gt=0)
     fitness: float | None = Field(default=None, gt=0)
+    until: Literal["converged"] | None = None
+    """``converged``: when the next 32 evaluations are expected to gain less than 0.5 %."""
 
     @property
     def bounded(self) -> bool:
-        return any(v is not None for v in (self.evaluations, self.wall_seconds, self.fitness))
+        return any(v is not None for v in (self.evaluations, self.wall_seconds, self.fitness, self.until))
 
 
 class SearchConfig(_Section):
     """How the search goes on. ``lag`` is how many proposals may be in flight, whatever the workers."""
 
-    proposers: tuple[Literal["parameters", "surrogate", "crossover", "rewrite", "source_crossover"], ...] = (
+    proposers: tuple[
+        Literal["parameters", "surrogate", "local_search", "crossover", "rewrite", "source_crossover"], ...
+    ] = (
         "parameters",
         "surrogate",
+        "local_search",
         "crossover",
         "rewrite",
         "source_crossover",
@@ -56,12 +61,13 @@ class SearchConfig(_Section):
     """What is part of a candidate's cell beside the descriptors of the target: names of parameters and, on modelled
     targets, ``overlap``, ``spills``, ``stall`` and ``bound`` (see ``fitness.descriptors``)."""
 
-    transfer: tuple[str, ...] = ()
-    """Finished campaigns (ids, or paths of their folders) whose points this search starts from."""
+    transfer: Literal["auto"] | tuple[str, ...] = "auto"
+    """Finished campaigns (ids, or paths of their folders) whose points this search starts from; ``auto``: the latest of
+    the home that search the same operator or a source of the same parameters; an empty list: none."""
 
-    racing: bool = False
+    racing: bool | None = None
     """Candidates are timed on a few workloads of the suite first, and on all of them only if they may still be the best
-    of their cell or the fastest on a workload."""
+    of their cell or the fastest on a workload. Left out: on for measured suites of 8 workloads or more."""
 
     finalists: int = Field(default=2, ge=1, le=16)
     """The fittest so many are run on the suite's final workloads; the best of them there wins."""
@@ -95,6 +101,15 @@ class WorkerConfig(_Section):
     measure_seconds: float = Field(default=180.0, gt=0)
 
 
+class PriceConfig(_Section):
+    """What things cost, for the bill: money an hour of one device and of one processor, and a million tokens."""
+
+    device_hour: float | None = Field(default=None, ge=0)
+    cpu_hour: float | None = Field(default=None, ge=0)
+    million_tokens: float | None = Field(default=None, ge=0)
+    currency: str = "USD"
+
+
 class MlflowConfig(_Section):
     enabled: bool = True
 
@@ -114,6 +129,7 @@ class CampaignConfig(_Section):
     llm: LlmConfig | None = None
     workers: WorkerConfig = WorkerConfig()
     mlflow: MlflowConfig = MlflowConfig()
+    prices: PriceConfig = PriceConfig()
 
     @field_validator("name")
     @classmethod
@@ -141,7 +157,7 @@ class CampaignConfig(_Section):
     @classmethod
     def _bounded(cls, budget: BudgetConfig) -> BudgetConfig:
         if not budget.bounded:
-            raise ValueError("needs at least one of evaluations, wall_seconds, fitness")
+            raise ValueError("needs at least one of evaluations, wall_seconds, fitness, until")
         return budget
 
 

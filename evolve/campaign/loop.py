@@ -19,6 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
+from tilewright.evolve.campaign.convergence import Convergence
 from tilewright.evolve.campaign.evaluator import Evaluator, Job
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal, in_memory
 from tilewright.evolve.space.genome import Genome
@@ -36,6 +37,7 @@ class StopReason(StrEnum):
     EVALUATIONS = "evaluations"
     WALL_TIME = "wall_time"
     TARGET = "target_reached"
+    CONVERGED = "converged"
     EXHAUSTED = "space_exhausted"
     INTERRUPTED = "interrupted"
     SEED_FAILED = "seed_failed"
@@ -47,12 +49,14 @@ class Budget:
     """A campaign stops at the first limit reached. ``None`` sets no limit.
 
     ``evaluations`` counts proposals, failures included; as many duplicates again are free, since they cost no
-    figure. ``fitness`` is in the operator's unit (``fitness.score.rate_unit``).
+    figure. ``fitness`` is in the operator's unit (``fitness.score.rate_unit``). ``until_converged``: when going on is
+    not worth its price (``evolve.campaign.convergence``).
     """
 
     evaluations: int | None = None
     wall_seconds: float | None = None
     fitness: float | None = None
+    until_converged: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,7 @@ class Campaign:
     """Stops what falls behind; without one every candidate is measured on the whole suite."""
 
     history: History = field(default_factory=History)
+    convergence: Convergence = field(default_factory=Convergence)
     elapsed_before: float = 0.0
     """Wall seconds spent in earlier runs of a resumed campaign."""
 
@@ -214,6 +219,8 @@ class Campaign:
         budget, best = self.plan.budget, self.history.best
         if budget.fitness is not None and best and (best[1].fitness or 0.0) >= budget.fitness:
             return StopReason.TARGET
+        if budget.until_converged and self.convergence.reached:
+            return StopReason.CONVERGED
         proposed = len(self.history.candidates)
         if budget.evaluations is not None and proposed - self._free_duplicates >= budget.evaluations:
             return StopReason.EVALUATIONS
@@ -281,6 +288,7 @@ class Campaign:
             self._queue.popleft()
         candidate, evaluation = self.history.candidates[index], self._arrived.pop(index)
         self.history.integrate(candidate, evaluation)
+        self.convergence.add(evaluation)
         self._integrated += 1
         self._duplicates += evaluation.verdict is Verdict.DUPLICATE
         if evaluation.artefact and evaluation.verdict in (Verdict.OK, Verdict.OUTPACED):

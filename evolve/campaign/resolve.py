@@ -54,6 +54,10 @@ class Resolved:
         return {shape.id: floors(self.operator, shape, self.target.hardware) for shape in shapes}
 
 
+RACING_PAYS = 8
+"""Workloads of a measured suite from which on racing saves more than it costs (docs/search.md)."""
+
+
 def resolve(config: CampaignConfig) -> Resolved:
     """Look up everything the configuration names. Raises UserError."""
     try:
@@ -67,6 +71,9 @@ def resolve(config: CampaignConfig) -> Resolved:
     suite = operator.suites.get(config.suite)
     if suite is None:
         raise _unknown("suite", config.suite, operator.suites)
+    if config.search.racing is None:
+        pays = target.measured and len(suite.workloads) >= RACING_PAYS
+        config = config.model_copy(update={"search": config.search.model_copy(update={"racing": pays})})
     check_operator(config.operator, operator, suite)
     seeds = [name for name, kernel in operator.kernels.items() if not kernel.baseline]
     baselines = [name for name, kernel in operator.kernels.items() if kernel.baseline]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from tilewright.evolve.campaign.config import LlmConfig
 from tilewright.evolve.campaign.loop import Searcher
 from tilewright.evolve.campaign.resolve import Resolved
-from tilewright.evolve.campaign.transfer import Led, leads_of, read_earlier, records_of
+from tilewright.evolve.campaign.transfer import Led, leads_of, read_earlier, records_of, related
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.proposers.crossover import SourceCrossover
 from tilewright.evolve.proposers.llm.client import (
@@ -24,6 +24,7 @@ from tilewright.evolve.proposers.llm.client import (
 )
 from tilewright.evolve.proposers.llm.prompt import Contract
 from tilewright.evolve.proposers.llm.proposer import LlmProposer
+from tilewright.evolve.proposers.local_search import LocalSearch
 from tilewright.evolve.proposers.parameter_crossover import ParameterCrossover
 from tilewright.evolve.proposers.portfolio import Portfolio
 from tilewright.evolve.proposers.rewrite.campaign_proposer import Rewrites
@@ -43,6 +44,7 @@ _Builder = Callable[[Archive, KnownSpaces, Sequence[SourceRecords]], Proposer]
 _BUILDERS: dict[str, _Builder] = {
     "parameters": lambda archive, spaces, _: ParameterProposer(archive, spaces),
     "surrogate": SurrogateProposer,
+    "local_search": lambda archive, spaces, _: LocalSearch(spaces),
     "crossover": lambda archive, spaces, _: ParameterCrossover(archive, spaces),
     "rewrite": lambda archive, spaces, _: Rewrites(archive, spaces.space_of, violations),
     "source_crossover": lambda archive, spaces, _: SourceCrossover(archive, spaces.space_of, violations),
@@ -52,7 +54,9 @@ _BUILDERS: dict[str, _Builder] = {
 def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home: Path) -> Searcher:
     """The proposers that the configuration names, over the campaign's archive. Raises UserError."""
     search = resolved.config.search
-    earlier = read_earlier(home, search.transfer)
+    assert search.transfer != "auto"  # see ``with_earlier``
+    sources = {start.genome.source for start in resolved.starts}
+    earlier = read_earlier(home, search.transfer, resolved.config.operator, sources)
     records = records_of(earlier, resolved.space)
     if search.transfer and not records:
         raise UserError("search.transfer: these campaigns have no point that a seed's space knows.")
@@ -65,6 +69,17 @@ def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home:
         raise UserError("search.proposers: needs at least one proposer when no llm proposes.")
     portfolio = Portfolio(proposers)
     return Led(leads_of(earlier, resolved.space), portfolio) if earlier else portfolio
+
+
+def with_earlier(resolved: Resolved, home: Path) -> Resolved:
+    """With the campaigns that ``search.transfer: auto`` stands for, so that a resume uses the same."""
+    config = resolved.config
+    if config.search.transfer != "auto":
+        return resolved
+    sources = {start.genome.source for start in resolved.starts}
+    found = related(home, config.operator, config.target, sources, resolved.space)
+    search = config.search.model_copy(update={"transfer": found})
+    return replace(resolved, config=config.model_copy(update={"search": search}))
 
 
 def violations(source: str) -> list[str]:

@@ -8,7 +8,7 @@ them are further sources of the surrogate's model, told apart from the campaign'
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -19,7 +19,7 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, SpaceOf, changes
 from tilewright.evolve.proposers.surrogate.records import SourceRecords
 from tilewright.evolve.record.history import History, Mutation, MutationKind, Proposal
-from tilewright.evolve.record.home import JOURNAL, find_campaign
+from tilewright.evolve.record.home import JOURNAL, campaigns, find_campaign
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import Space
@@ -30,6 +30,9 @@ LEADS = 3
 
 MOST_POINTS = 80
 """Points of one earlier source that a model is told of: the best half of these, the rest spread over all."""
+
+MOST_RELATED = 3
+"""Campaigns that a search starts from without their being named."""
 
 _UNINFORMATIVE = (Verdict.INFRA_ERROR, Verdict.DUPLICATE, Verdict.REJECTED)
 
@@ -52,8 +55,45 @@ class Earlier:
         return sorted((p for p in self.points if not math.isnan(p[1])), key=lambda p: -p[1])
 
 
-def read_earlier(home: Path, campaigns: Sequence[str]) -> list[Earlier]:
-    """What finished campaigns found, by source, in the order they are named. Raises UserError."""
+def related(
+    home: Path,
+    operator: str,
+    target: str,
+    sources: Collection[str],
+    space_of: SpaceOf,
+    most: int = MOST_RELATED,
+) -> tuple[str, ...]:
+    """Ids of the latest finished campaigns of this home that searched this operator on this target, or one of these
+    sources, and know points of this campaign's spaces."""
+    found: list[str] = []
+    try:
+        known = campaigns(home)
+    except UserError:
+        return ()  # whoever writes there will say what is wrong with it
+    for folder in reversed(known):
+        if len(found) == most:
+            break
+        try:
+            with Journal(folder / JOURNAL) as journal:
+                facts = journal.meta("campaign") or {}
+                if not any(event.kind == "finished" for event in journal.events()):
+                    continue
+                same = (facts.get("operator"), facts.get("target")) == (operator, target)
+                parts = earlier_points(folder.name, journal)
+        except UserError:
+            continue  # of another version, or broken
+        if records_of([p for p in parts if same or p.source in sources], space_of):
+            found.append(folder.name)
+    return tuple(found)
+
+
+def read_earlier(
+    home: Path, campaigns: Sequence[str], operator: str | None = None, sources: Collection[str] = ()
+) -> list[Earlier]:
+    """What finished campaigns found, by source, in the order they are named. Raises UserError.
+
+    Of a campaign of another ``operator`` only ``sources`` count; None for campaigns of any.
+    """
     found: list[Earlier] = []
     for campaign in campaigns:
         with Journal(find_campaign(home, campaign) / JOURNAL) as journal:
@@ -61,7 +101,8 @@ def read_earlier(home: Path, campaigns: Sequence[str]) -> list[Earlier]:
                 raise UserError(
                     f"search.transfer: campaign {campaign} has not finished; let it finish first."
                 )
-            found += earlier_points(campaign, journal)
+            same = operator in (None, (journal.meta("campaign") or {}).get("operator"))
+            found += [p for p in earlier_points(campaign, journal) if same or p.source in sources]
     return found
 
 

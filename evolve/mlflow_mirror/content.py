@@ -20,10 +20,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.evolve.record.history import Candidate
+from tilewright.evolve.report.data import CampaignData
 from tilewright.evolve.report.diffs import full_diff
 from tilewright.evolve.report.tables import flatten
 from tilewright.evolve.report.units import rate_text, time_text
 from tilewright.fitness.evaluation import UNIT_SLUGS, Evaluation, Verdict
+from tilewright.fitness.headroom import mean_closed
 
 KEY_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6000, 5000
 UID, CANDIDATE = "tilewright.uid", "tilewright.candidate"
@@ -139,7 +141,12 @@ def evaluation_metrics(evaluation: Evaluation, kind: str) -> dict[str, float]:
     """Finite numbers of an evaluation by metric name."""
     metrics: dict[str, float] = {"evaluation_wall_seconds": evaluation.wall_seconds}
     if evaluation.fitness is not None:
-        metrics[f"fitness_{UNIT_SLUGS[evaluation.unit]}_{kind}"] = evaluation.fitness
+        name = f"fitness_{UNIT_SLUGS[evaluation.unit]}_{kind}"
+        metrics[name] = evaluation.fitness
+        if evaluation.interval is not None and evaluation.interval[0] < evaluation.interval[1]:
+            metrics[f"{name}_low"], metrics[f"{name}_high"] = evaluation.interval
+        if evaluation.model_version is not None:
+            metrics["time_model_version"] = evaluation.model_version
     for figures in evaluation.workloads:
         workload = figures.workload.replace("/", ".")
         own = {
@@ -169,6 +176,13 @@ def reference_metrics(references: Mapping[str, Evaluation], scope: str, kind: st
             workload = figures.workload.replace("/", ".")
             metrics[f"reference_seconds_{kind}/{scope}.{workload}.{plain}"] = figures.seconds
     return {_key(k): v for k, v in metrics.items()}
+
+
+def cost_metrics(data: CampaignData) -> dict[str, float]:
+    """The bill, and the mean share of the gap to the floor that is closed."""
+    closed = mean_closed(data.headroom())
+    shares = {} if closed is None else {f"campaign/headroom_closed_{data.kind}": closed}
+    return {_key(k): v for k, v in {**data.bill.metrics(), **shares}.items()}
 
 
 def campaign_note(
@@ -219,7 +233,7 @@ def _headline(finals: Mapping[str, Evaluation], unit: str) -> list[str]:
     if winner is None or winner.fitness is None:
         return []
     others = [
-        f"×{winner.fitness / e.fitness:.2f} of {_plain(name)}"
+        f"×{winner.fitness / e.fitness:.2f} of {_plain(name)}{' (even)' if winner.even_with(e) else ''}"
         for name, e in finals.items()
         if e.fitness and name != "winner" and not name.startswith("finalist:")
     ]

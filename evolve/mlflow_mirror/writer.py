@@ -117,8 +117,11 @@ class Mirror:
         )
         if closing:
             self._write_references()
-            self._upload(self._parent, campaign_files(load(self._journal)))
+            data = load(self._journal)
+            self._upload(self._parent, campaign_files(data))
             ended = int(max(e.at for e in self._journal.events() if e.kind != "promoted") * 1000)
+            costs = run_content.cost_metrics(data)
+            self._log(self._parent, {}, [Metric(k, v, ended, 0) for k, v in costs.items()])
             status = "FINISHED" if state == "finished" else "KILLED"
             self._client.set_terminated(self._parent, status, ended)
         else:

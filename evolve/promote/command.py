@@ -104,7 +104,7 @@ def figure_lines(judgement: Judgement, target: Target) -> list[str]:
         for shape in judgement.shapes
     ]
     low, high = judgement.interval
-    interval = "" if low == high else f", 95 % interval {low:.3f} to {high:.3f}"
+    interval = "" if low == high else f", {judgement.share} interval {low:.3f} to {high:.3f}"
     lines.append(f"geometric mean: {judgement.gain:.3f} x{interval} ({where})")
     return lines
 

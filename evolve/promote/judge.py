@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.evolve.promote.nominate import Nomination
 from tilewright.evolve.promote.verify import Refusal, Verification, Verified
+from tilewright.fitness import time_model
 from tilewright.fitness.evaluation import FigureKind, WorkloadFigures
 from tilewright.fitness.intervals import NORMAL_95, Ratio, paired_ratio, relative_error
 from tilewright.fitness.score import geometric_mean
@@ -19,7 +21,10 @@ FLOOR = 0.95
 
 @dataclass(frozen=True)
 class Shape:
-    """One workload's figures. ``seconds`` a call; ``gain``: the incumbent's seconds over ours. Intervals: 95 %."""
+    """One workload's figures. ``seconds`` a call; ``gain``: the incumbent's seconds over ours.
+
+    Intervals are as ``Judgement.share`` says.
+    """
 
     figures: WorkloadFigures
     dims: Mapping[str, int]
@@ -35,7 +40,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Every shape, and the geometric mean of the gains with its 95 % interval."""
+    """Every shape, and the geometric mean of the gains with its interval (``share``)."""
 
     shapes: tuple[Shape, ...]
     gain: float
@@ -53,11 +58,20 @@ class Judgement:
                 f"the geometric mean of all {len(self.shapes)} is {self.gain:.3f} x."
             )
         if not self.interval[0] > 1.0 and not self.unopposed:
-            return (
+            low, high = self.interval
+            said = (
                 f"promotion refused: {self.gain:.4f} x {self.incumbents} (geometric mean of {len(self.shapes)} shapes, "
-                f"{self.kind.value}, 95 % interval {self.interval[0]:.4f} to {self.interval[1]:.4f}) is no gain."
+                f"{self.kind.value}, {self.share} interval {low:.4f} to {high:.4f})"
             )
+            if self.kind is FigureKind.MODELLED and self.gain > 1.0:
+                return f"{said} is even: the model's own error is larger than the gain."
+            return f"{said} is no gain."
         return None
+
+    @property
+    def share(self) -> str:
+        """How often an interval is meant to hold: Student's on a device, of the time model's errors else."""
+        return f"{100 * time_model.COVERAGE:.0f} %" if self.kind is FigureKind.MODELLED else "95 %"
 
     @property
     def unopposed(self) -> bool:
@@ -97,19 +111,32 @@ def judge(
 
 
 def _modelled(workload: Workload, genome: str, ours: Verified, theirs: Verified) -> Shape:
+    """The gain's interval is what the model's error leaves of it: little between schedules of one source."""
     mine, other = ours.seconds(workload.id)[0], theirs.seconds(workload.id)[0]
+    figures = _figures(ours, workload.id)
+    gain, error = other / mine, _error_of_gain(ours, theirs, figures)
     return Shape(
-        figures=_figures(ours, workload.id),
+        figures=figures,
         dims=dict(workload.dims),
         genome=genome,
         seconds=mine,
-        interval=(mine, mine),
+        interval=figures.seconds_interval,
         incumbent=theirs.contender.name,
         incumbent_genome=theirs.contender.genome.id,
         incumbent_seconds=other,
-        gain=other / mine,
-        gain_interval=(other / mine, other / mine),
+        gain=gain,
+        gain_interval=(gain * math.exp(-error), gain * math.exp(error)),
     )
+
+
+def _error_of_gain(ours: Verified, theirs: Verified, figures: WorkloadFigures) -> float:
+    """How far the log of a modelled gain may be off."""
+    if ours.contender.genome.id == theirs.contender.genome.id:
+        return 0.0
+    if ours.contender.genome.source == theirs.contender.genome.source:
+        return time_model.SAME_STRUCTURE
+    low, high = figures.seconds_interval
+    return max(math.log(high / figures.seconds), math.log(figures.seconds / low))
 
 
 def _measured(
@@ -145,8 +172,12 @@ def _measured(
 
 
 def _overall(shapes: Sequence[Shape], comparison: Comparison | None, gain: float) -> tuple[float, float]:
-    if comparison is None or all(shape.incumbent_genome == shape.genome for shape in shapes):
+    if all(shape.incumbent_genome == shape.genome for shape in shapes):
         return gain, gain
+    if comparison is None:
+        # one model errs alike on all shapes: their errors do not average out
+        errors = [math.log(shape.gain_interval[1] / shape.gain) for shape in shapes]
+        return gain * math.exp(-max(errors)), gain * math.exp(max(errors))
     rounds = {shape.figures.workload: comparison.rounds[shape.figures.workload] for shape in shapes}
     ratio = paired_ratio(
         {shape.figures.workload: rounds[shape.figures.workload][shape.incumbent_genome] for shape in shapes},

@@ -21,6 +21,7 @@ from tilewright.evolve.promote.runtime import store
 from tilewright.evolve.promote.serving import legal_shapes
 from tilewright.evolve.promote.verify import Contender, Refusal, verify
 from tilewright.evolve.space.genome import Genome
+from tilewright.fitness import time_model
 from tilewright.fitness.evaluation import FigureKind
 
 TOLERANCE = {FigureKind.MODELLED: 1e-3, FigureKind.MEASURED: 0.05}
@@ -168,6 +169,16 @@ def _run_again(
         return
     names = {c["genome"]: f"candidate {c['index']}" for c in receipt["candidates"]}
     for shape in receipt["shapes"]:
+        if (
+            resolved.target.kind is FigureKind.MODELLED
+            and shape.get("model_version", 1) != time_model.VERSION
+        ):
+            yield Verification(
+                True,
+                f"{operator}: {shape['workload']} was timed by time model {shape.get('model_version', 1)}, today's is "
+                f"{time_model.VERSION}: its gates pass, its figures are not compared ({target}).",
+            )
+            continue
         if verification.comparison is not None:
             best = verification.comparison.seconds(shape["workload"], shape["genome"])
         else:

@@ -14,7 +14,8 @@ import numpy as np
 from tilewright.evolve.promote import sources
 from tilewright.evolve.promote.judge import Judgement
 from tilewright.evolve.promote.nominate import Nomination
-from tilewright.evolve.promote.runtime import checks, operands, store
+from tilewright.evolve.promote.reference_files import packed_reference
+from tilewright.evolve.promote.runtime import checks, operands, oracle, store
 from tilewright.evolve.promote.verify import Verified, gates_read
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.system import commit, version
@@ -70,6 +71,9 @@ def build(
     if told is not None:
         dispatch["operands"] = told.data()
     files[store.DISPATCH] = _json(dispatch)
+    reference = packed_reference(operator, promotion.nomination.resolved.config.operator)
+    if reference is not None:
+        files[oracle.FILE] = reference
     golden = _golden(operator) if promotion.operator.split("/")[0] not in KNOWN_FAMILIES else None
     if golden is not None:
         files["golden.npz"] = golden[1]
@@ -224,6 +228,7 @@ def _receipt(promotion: Promotion) -> dict[str, Any]:
         "gain": {
             "value": judgement.gain,
             "interval": list(judgement.interval),
+            "interval_holds": judgement.share,
             "unit": "times the incumbent's rate, geometric mean over the shapes",
             "kind": judgement.kind.value,
             "incumbents": judgement.incumbents,
@@ -263,6 +268,7 @@ def _shape(shape: Any, judgement: Judgement) -> dict[str, Any]:
         "kind": judgement.kind.value,
         "seconds": shape.seconds,
         "seconds_interval": list(shape.interval),
+        "model_version": shape.figures.model_version,
         "rate": shape.figures.rate,
         "unit": shape.figures.unit,
         "roofline_fraction": shape.figures.roofline_fraction,

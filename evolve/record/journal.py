@@ -53,7 +53,7 @@ _CANDIDATES = (
 _MOST_TEXTS = 512
 """Sources whose text stays in memory."""
 
-VOLATILE = ("wall_seconds", "worker", "log")
+VOLATILE = ("wall_seconds", "spent", "worker", "log")
 """Fields of an evaluation that differ between runs of the same campaign."""
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.evolve.record.history import Candidate, MutationKind
 from tilewright.evolve.record.journal import Event, Journal
+from tilewright.evolve.report.bill import Bill, bill_of
 from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.fitness.headroom import Headroom, headroom
 from tilewright.seeds.operator import Scope
 
 WINNER = "winner"
@@ -50,6 +52,7 @@ class CampaignData:
     evaluations: Mapping[str, Evaluation]
     winner: Candidate | None
     references: Mapping[str, Mapping[str, Evaluation]]
+    bill: Bill = field(default_factory=Bill)
 
     @property
     def kind(self) -> str:
@@ -113,6 +116,16 @@ class CampaignData:
             rows.setdefault(label, Named(label, role, evaluation))
         return sorted(rows.values(), key=lambda row: -(row.evaluation.fitness or 0.0))
 
+    def headroom(self) -> list[Headroom]:
+        """Of the winner against the first seed that passed, on the suite."""
+        seeds = [self.evaluations.get(candidate.genome.id) for _, candidate in self.seeds()]
+        first = next((e for e in seeds if e is not None and e.verdict is Verdict.OK), None)
+        best = self.winner and self.evaluations.get(self.winner.genome.id)
+        if first is None or not best:
+            return []
+        floors = {figures.workload: self.floors(figures.workload) for figures in best.workloads}
+        return headroom(first.workloads, best.workloads, floors)
+
     def floors(self, workload: str) -> dict[str, float]:
         """Lower bounds of one workload in seconds by unit, from the campaign or from a diagnosis."""
         known = self.facts.get("floors") or {}
@@ -147,6 +160,7 @@ def load(journal: Journal) -> CampaignData:
         evaluations={point.candidate.genome.id: point.evaluation for point in points},
         winner=_winner(events, points, candidates),
         references={scope.value: journal.references(scope.value) for scope in Scope},
+        bill=bill_of(journal, clock),
     )
 
 

@@ -44,6 +44,7 @@ def render(data: CampaignData) -> str:
         section("Convergence", _convergence(data)),
         section("Figures", _figures(data)),
         section("Winner against each kernel", _heat(data)),
+        section("Headroom", tables.headroom_section(data)),
         section("Roofline", _roofline(data)),
         section("What became of the candidates", tables.verdicts_section(data) if data.points else ""),
         section("Which mutations earned it", _credit(data)),
@@ -51,6 +52,7 @@ def render(data: CampaignData) -> str:
         section("Lineage of the winner", _lineage(data)),
         section("Where the time goes", _timelines(data) + tables.diagnosis_section(data)),
         section("The winner", _winner(data)),
+        section("The bill", tables.bill_section(data) if data.points else ""),
         section("How it was run", _provenance(data)),
     ]
     title = f"{data.facts.get('id', 'campaign')} · tilewright"
@@ -107,6 +109,9 @@ def _card(figure: str, meaning: str) -> str:
     return tag("div", tag("b", clean(figure)) + tag("span", clean(meaning)), class_="card")
 
 
+_BANDS = {"modelled": "bands are where a real TPU's figures would lie, 90 % (the time model's error)"}
+
+
 def _convergence(data: CampaignData) -> str:
     if not data.points:
         return tag("p", "Nothing has been evaluated yet.")
@@ -115,7 +120,7 @@ def _convergence(data: CampaignData) -> str:
         for axis in Axis
     )
     certainty = (
-        "bands are 95 % intervals"
+        _BANDS.get(data.kind, "bands are 95 % intervals")
         if any(p.evaluation.interval and len(set(p.evaluation.interval)) > 1 for p in data.points)
         else "figures repeat exactly, so that there is no interval to draw"
     )

@@ -11,6 +11,7 @@ from tilewright.evolve.report.data import CampaignData, Named
 from tilewright.evolve.report.svg import clean, tag
 from tilewright.evolve.report.units import bytes_text, number_text, percent_text, rate_text, time_text
 from tilewright.fitness.evaluation import Evaluation, Verdict, WorkloadFigures
+from tilewright.fitness.headroom import mean_closed
 from tilewright.seeds.operator import Scope
 
 OPEN_WORKLOADS = 6
@@ -68,6 +69,32 @@ def _workload_table(data: CampaignData, workload: str, rows: Sequence[Named]) ->
         body.append(tag("tr", label + number_cells(time_text(seconds), "", "", ""), class_="floor"))
     head = head_row("kernel", "time", "rate", "of roofline", _ratio_head(base))
     return table(f"{workload} on {data.target}, {data.kind}", head, body)
+
+
+def headroom_section(data: CampaignData) -> str:
+    """By workload, the share of the gap between the first seed and the floor that the winner closes."""
+    rows = data.headroom()
+    body = []
+    for row in rows:
+        label = tag("th", clean(row.workload), scope="row")
+        cells = (time_text(row.before), time_text(row.now), time_text(row.floor))
+        gains = (f"×{row.before / row.now:.3f}", percent_text(row.closed), f"×{row.left:.3f}")
+        body.append(tag("tr", label + number_cells(*cells, *gains)))
+    closed = mean_closed(rows)
+    if closed is None:
+        return ""
+    mean = tag("th", "mean", scope="row") + number_cells("", "", "", "", percent_text(closed), "")
+    body.append(tag("tr", mean))
+    head = head_row("workload", "first seed", "winner", "floor", "speed-up", "gap closed", "left at most")
+    return table(f"Times {data.kind} on {data.target}; floors are modelled", head, body)
+
+
+def bill_section(data: CampaignData) -> str:
+    """Devices, processors, tokens, money, and where the time went."""
+    rows = (
+        tag("tr", tag("th", clean(k), scope="row") + tag("td", clean(v))) for k, v in data.bill.rows().items()
+    )
+    return tag("div", tag("table", "".join(rows), class_="narrow"), class_="scroll")
 
 
 def verdicts_section(data: CampaignData) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tilewright.evolve.campaign import dispatch_table
 from tilewright.evolve.record.journal import Journal
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict
+from tilewright.evolve.report.data import CampaignData, load
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict, WorkloadFigures
+from tilewright.fitness.headroom import mean_closed
 from tilewright.seeds.operator import Scope
 
 
@@ -40,7 +42,19 @@ def status_lines(path: Path) -> list[str]:
             lines.append(f"best so far, genome {best.genome}: " + figures(best))
         for name, evaluation in journal.references(Scope.SUITE.value).items():
             lines.append(f"{name}: " + figures(evaluation))
+        lines += _balance(load(journal))
         return lines
+
+
+def _balance(data: CampaignData) -> list[str]:
+    """The bill, and the share of the gap to the floor that is closed."""
+    closed = mean_closed(data.headroom())
+    lines = [f"bill: {data.bill.line()}"] if data.points else []
+    if closed is not None:
+        lines.append(
+            f"headroom: {closed:.1%} of the way from the first seed to the floor (mean of workloads)"
+        )
+    return lines
 
 
 def closing_lines(path: Path) -> list[str]:
@@ -55,10 +69,19 @@ def closing_lines(path: Path) -> list[str]:
         lines = [f"campaign {path.parent.name} {state} ({reason})"]
         for name, evaluation in sorted(rows.items(), key=lambda item: -(item[1].fitness or 0.0)):
             lines.append(f"  {name:16s} {figures(evaluation)}")
+        lines += _even(rows)
+        lines += _balance(load(journal))
     table = path.parent / dispatch_table.FILE
     if table.is_file():
         lines += dispatch_table.lines(json.loads(table.read_text(encoding="utf-8")))
     return lines
+
+
+def _even(rows: Mapping[str, Evaluation]) -> list[str]:
+    """What the winner is even with, where a model's own error is larger than the difference."""
+    winner = rows.get("winner")
+    even = [] if winner is None else [n for n, e in rows.items() if n != "winner" and winner.even_with(e)]
+    return [f"  the winner is even with {', '.join(even)}: the time model errs by more"] if even else []
 
 
 def figures(evaluation: Evaluation) -> str:
@@ -66,14 +89,24 @@ def figures(evaluation: Evaluation) -> str:
     if evaluation.verdict is not Verdict.OK:
         return f"{evaluation.verdict.value}: {evaluation.reason}"
     parts = [
-        f"{w.workload} {w.seconds * 1e6:.1f} us, {_rounded(w.rate)} {w.unit}" for w in evaluation.workloads
+        f"{w.workload} {w.seconds * 1e6:.1f} us{_within(w)}, {_rounded(w.rate)} {w.unit}"
+        for w in evaluation.workloads
     ]
     if not parts:
         return f"compiles ({evaluation.target}): " + ", ".join(
             f"{name} {value}" for name, value in sorted(evaluation.descriptors.items())
         )
     kind = evaluation.workloads[0].kind.value
-    return "; ".join(parts) + f" ({evaluation.target}, {kind})"
+    version = evaluation.model_version
+    return (
+        "; ".join(parts) + f" ({evaluation.target}, {kind}{f' by time model {version}' if version else ''})"
+    )
+
+
+def _within(figures: WorkloadFigures) -> str:
+    """The interval of a modelled time, for example `` (78.4 to 84.1)``; nothing of one that has none."""
+    low, high = figures.seconds_interval
+    return "" if low == high else f" ({low * 1e6:.1f} to {high * 1e6:.1f})"
 
 
 def _rounded(rate: float) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from testkit.spaces.tables import Table, TableEvaluator
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Record, Searcher, Start
 from tilewright.evolve.campaign.transfer import Earlier, Led, leads_of, records_of
+from tilewright.evolve.proposers.local_search import LocalSearch
 from tilewright.evolve.proposers.parameter_crossover import ParameterCrossover
 from tilewright.evolve.proposers.portfolio import Portfolio
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
@@ -26,7 +27,7 @@ ISLANDS = 2
 MIGRATION_INTERVAL = 20
 
 
-PROPOSERS = ("parameters", "surrogate", "crossover")
+PROPOSERS = ("parameters", "surrogate", "crossover", "local_search")
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def table_campaign(
         "parameters": lambda: ParameterProposer(archive, spaces),
         "surrogate": lambda: SurrogateProposer(archive, spaces, records),
         "crossover": lambda: ParameterCrossover(archive, spaces),
+        "local_search": lambda: LocalSearch(spaces),
     }
     searcher: Searcher = Portfolio([builders[name]() for name in setting.proposers])
     leads = leads_of(earlier, table.space_of)

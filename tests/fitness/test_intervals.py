@@ -110,3 +110,4 @@ def test_nineteen_intervals_of_twenty_hold_the_truth(rounds, workloads):
 
 def test_the_spread_is_half_the_width_relative_to_the_value():
     assert Ratio(2.0, 1.0, 4.0).spread == 0.75
+    assert Ratio(3.0, 1.0, 4.0).spread == 0.5

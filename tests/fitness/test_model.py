@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.fitness import static_tpu, structure
+from tilewright.fitness import static_tpu, structure, time_model
 from tilewright.fitness.chips import CHIPS
 from tilewright.fitness.llo import (
     Executed,
@@ -16,6 +16,7 @@ from tilewright.fitness.llo import (
     scan_bundles,
     vmem_bytes,
 )
+from tilewright.fitness.replay import Events
 from tilewright.fitness.score import floors, geometric_mean, operand_kind
 from tilewright.fitness.targets import UnknownTarget, load_target
 from tilewright.fitness.timeline import read_timeline
@@ -91,11 +92,6 @@ def test_vmem_is_the_sum_of_allocations():
         + line.format(4, "smem", "0x40")
     )
     assert vmem_bytes([text, line.format(1, "vmem", "0x10")]) == 0x112000
-
-
-def test_the_slower_of_core_and_memory_is_the_time():
-    assert static_tpu.seconds(2200, 0, CHIP) == pytest.approx(1e-6)
-    assert static_tpu.seconds(2200, int(3.69e12 * 0.8 * 5e-6), CHIP) == pytest.approx(5e-6)
 
 
 def test_implausible_figures_are_named():
@@ -191,16 +187,21 @@ def test_a_schedule_that_does_not_read_is_a_parse_error(bundles, critical, cycle
         read_timeline(bundles, critical, cycles, CHIP, drawn=True)
 
 
-def test_times_made_of_dma_latency_are_flagged():
-    run = static_tpu.StaticRun((OperationCycles("k", 1000, 1),), scan_bundles(BUNDLES), 0, None)
-    found = static_tpu.diagnosis(run, CHIP)
-    assert found["dma_latency"] == pytest.approx(2 * CHIP.dma_latency / 1000)
+def run_of(events):
+    return static_tpu.StaticRun(
+        (OperationCycles("k", 1000, 1),), scan_bundles(BUNDLES), 0, None, ((events, 1),)
+    )
+
+
+def test_times_made_of_copies_latencies_are_flagged():
+    latency = time_model.CALIBRATIONS["tpu7x"].rules.latency
+    short = run_of(Events.idle(1000))
+    time = static_tpu.modelled(short, CHIP)
+    found = static_tpu.diagnosis(short, CHIP, time)
+    assert found["dma_latency"] == pytest.approx(2 * latency / time.seconds, abs=1e-4)
     assert found["caution"].startswith("small blocks")
-    longer = static_tpu.StaticRun((OperationCycles("k", 10000, 1),), scan_bundles(BUNDLES), 0, None)
-    assert "caution" not in static_tpu.diagnosis(longer, CHIP)
-    by_hand = BUNDLES.replace(b"dma.hbm_to_vmem", b"dma.general")
-    run = static_tpu.StaticRun((OperationCycles("k", 100_000, 1),), scan_bundles(by_hand), 0, None)
-    assert static_tpu.diagnosis(run, CHIP)["caution"].startswith("copies written in the kernel")
+    longer = run_of(Events.idle(10_000_000))
+    assert "caution" not in static_tpu.diagnosis(longer, CHIP, static_tpu.modelled(longer, CHIP))
 
 
 KERNEL = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -12,7 +13,7 @@ from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.fitness.race import Race
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Scope, SeedKernel, Suite, Workload
-from tilewright.workers.child.launch import Launcher
+from tilewright.workers.child.launch import Launcher, cpu_seconds
 from tilewright.workers.child.run_once import temporary_folder
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.request import Failure, Findings, Limits, Request, one_line
@@ -72,8 +73,8 @@ class Cascade:
         measured = _kept(self._suite.timed(scope), kept)
         if not measured:
             raise ValueError(f"none of the {scope} workloads is among {sorted(kept or ())}")
-        began = time.monotonic()
-        found, stage, failure = Findings(), Stage.DIALECT, None
+        spent, found = _Spending(on_stage, self._device_seconds), Findings()
+        stage, failure = Stage.DIALECT, None
         try:
             with temporary_folder(self._scratch) as folder:
                 request = Request(
@@ -97,16 +98,20 @@ class Cascade:
                     race=race,
                     only=kept,
                 )
-                stage, failure = self._judge(request, found, on_stage)
+                stage, failure = self._judge(request, found, spent.enter)
         except (OSError, SessionDied) as error:
             failure = Failure(Verdict.INFRA_ERROR, one_line(f"{type(error).__name__}: {error}"))
-        return self._evaluation(genome_id, stage, failure, found, time.monotonic() - began)
+        return self._evaluation(genome_id, stage, failure, found, spent)
 
     def _judge(
         self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
     ) -> tuple[Stage, Failure | None]:
         """Run the stages."""
         raise NotImplementedError
+
+    def _device_seconds(self) -> float:
+        """Of all jobs so far; 0 where no device is held."""
+        return 0.0
 
     def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         """Fitness, its 95 % interval and the descriptors of what passed."""
@@ -116,10 +121,11 @@ class Cascade:
         raise NotImplementedError
 
     def _evaluation(
-        self, genome: str, stage: Stage, failure: Failure | None, found: Findings, wall: float
+        self, genome: str, stage: Stage, failure: Failure | None, found: Findings, spent: _Spending
     ) -> Evaluation:
         fitness, interval, descriptors = self._worth(found) if failure is None else (None, None, {})
         logs = [failure.log, *found.logs] if failure else []
+        wall, seconds = spent.end()
         return Evaluation(
             genome=genome,
             target=self._target.name,
@@ -131,7 +137,6 @@ class Cascade:
             interval=interval,
             workloads=tuple(found.figures),
             gates=tuple(found.gates),
-            estimates=found.estimates,
             projected=found.projected,
             descriptors=descriptors,
             compiled=found.compiled,
@@ -139,8 +144,41 @@ class Cascade:
             toolchain=self._toolchain(failure),
             log="\n".join(text for text in logs if text)[-LOG_BYTES:],
             wall_seconds=wall,
+            spent=seconds,
             worker=self._worker,
         )
+
+
+class _Spending:
+    """Where the seconds of one evaluation go."""
+
+    def __init__(self, on_stage: Callable[[Stage], None] | None, device: Callable[[], float]) -> None:
+        self._on_stage, self._device = on_stage, device
+        self._began = self._entered = time.monotonic()
+        self._cpu, self._held = cpu_seconds(os.getpid()), device()
+        self._stage: Stage | None = None
+        self._seconds: dict[str, float] = {}
+
+    def enter(self, stage: Stage) -> None:
+        self._leave()
+        self._stage = stage
+        if self._on_stage is not None:
+            self._on_stage(stage)
+
+    def end(self) -> tuple[float, dict[str, float]]:
+        """Wall clock, and seconds by stage, on the device and of CPU."""
+        self._leave()
+        self._seconds["cpu"] = max(0.0, cpu_seconds(os.getpid()) - self._cpu)
+        if (held := self._device() - self._held) > 0.0:
+            self._seconds["device"] = held
+        return time.monotonic() - self._began, {k: round(v, 4) for k, v in self._seconds.items()}
+
+    def _leave(self) -> None:
+        now = time.monotonic()
+        if self._stage is not None:
+            name = self._stage.value
+            self._seconds[name] = self._seconds.get(name, 0.0) + now - self._entered
+        self._entered = now
 
 
 def _kept(workloads: tuple[Workload, ...], only: frozenset[str] | None) -> tuple[Workload, ...]:

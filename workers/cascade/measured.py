@@ -132,6 +132,9 @@ class MeasuredCascade(Cascade):
             self._station.release(entry.id, crowned)
         return verdict
 
+    def _device_seconds(self) -> float:
+        return self._station.busy_seconds
+
     def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         fitness = geometric_mean(f.rate for f in found.figures)
         champion = self._station.champion()

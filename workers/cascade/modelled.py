@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from tilewright.fitness import time_model
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import Target
@@ -92,7 +93,9 @@ class ModelledCascade(Cascade):
 
     def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         fitness = geometric_mean(f.rate for f in found.figures)
-        return fitness, (fitness, fitness), _descriptors(found)
+        kinds = [figures.diagnosis["error_class"] for figures in found.figures]
+        low, high = time_model.relative_error(kinds, self._target.chip.name)
+        return fitness, (fitness * math.exp(-high), fitness * math.exp(-low)), _descriptors(found)
 
     def _toolchain(self, failure: Failure | None) -> dict[str, str]:
         return libtpu_simulator.toolchain()

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from signal import Signals
 
-from tilewright.fitness import fallback, gates, score, static_tpu, structure
+from tilewright.fitness import gates, score, static_tpu, structure, time_model
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.fitness.llo import ParseError
 from tilewright.seeds.operator import Arrays, Workload
@@ -233,14 +233,7 @@ class CompileStage:
         found.logs.append(outcome.log)
         if refused:
             return refused[0]
-        failure = _compiler_failure(outcome, limits)
-        if (
-            failure is not None
-            and failure.verdict is Verdict.COMPILE_ERROR
-            and outcome.signal is Signals.SIGABRT
-        ):
-            return _estimated(request, found, failure)
-        return failure
+        return _compiler_failure(outcome, limits)
 
     def _judge(self, request: Request, found: Findings, frame: Frame) -> Failure | None:
         facts = structure.ModuleFacts.from_data(frame.data)
@@ -260,41 +253,6 @@ class CompileStage:
             found.artefact = artefact_hash(fingerprints)
             return duplicate(request, found.artefact)
         return None
-
-
-def _estimated(request: Request, found: Findings, failure: Failure) -> Failure:
-    """The failure of a kernel that the simulator aborts on, with what its scheduled code alone says of its time."""
-    folder = request.folder / "estimate"
-    folder.mkdir()
-    outcome = run_child(
-        _compile_job(request, found),
-        _scaled(request.limits.compile, request.time_factor),
-        folder,
-        extra_environment=libtpu_simulator.compile_environment(folder, simulate=False),
-        launcher=request.launcher,
-    )
-    chip = request.target.chip
-    dumps = {f.data["workload"]: folder / f.data["folder"] for f in outcome.frames if f.kind == "compiled"}
-    for workload in request.measured:
-        if workload.id not in dumps:
-            return failure
-        codes = [
-            path
-            for path in dumps[workload.id].glob("llo/*final_bundles.txt")
-            if fallback.is_kernel(path.name)
-        ]
-        texts = [path.read_text(encoding="utf-8", errors="replace") for path in codes]
-        flops = found.facts[workload.id].matmul_flops or 0
-        try:
-            cycles = fallback.estimate_cycles(texts, flops, chip)
-        except ParseError:
-            return failure
-        # the bytes that were moved are not known, those that must be are
-        seconds = static_tpu.seconds(cycles, request.compulsory_bytes(workload), chip)
-        found.estimates[workload.id] = seconds
-    times = ", ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in found.estimates.items())
-    reason = f"{one_line(failure.reason, 150)}; estimated from its code, for the record only: {times}"
-    return dataclasses.replace(failure, reason=one_line(reason))
 
 
 class MeasureStage:
@@ -318,17 +276,15 @@ class MeasureStage:
     def _measure(self, request: Request, found: Findings, workload: Workload) -> Failure | None:
         chip, operator = request.target.chip, request.operator
         run = static_tpu.read_dumps(found.dumps[workload.id], chip, timeline=request.timeline)
-        time = static_tpu.seconds(run.cycles, run.executed.hbm_bytes, chip)
+        time = static_tpu.modelled(run, chip)
         flops, size = operator.flops(workload), request.compulsory_bytes(workload)
-        if time <= 0:
-            return Failure(Verdict.IMPLAUSIBLE, f"no time at all for {workload.id}")
         reason = static_tpu.implausible(
             run,
             chip,
             flops=flops,
             products=score.product_flops(operator, workload),
             compulsory_bytes=size,
-            time=time,
+            time=time.seconds,
         )
         if reason is not None:
             return Failure(Verdict.IMPLAUSIBLE, f"{workload.id}: {reason}")
@@ -336,12 +292,13 @@ class MeasureStage:
         found.figures.append(
             WorkloadFigures(
                 workload=workload.id,
-                seconds=time,
-                tflops=score.tflops(flops, time),
-                gbytes=score.gbytes(size, time) if score.bytes_rank(operator) else None,
-                roofline_fraction=score.roofline_seconds(flops, size, chip, kind) / time,
+                seconds=time.seconds,
+                tflops=score.tflops(flops, time.seconds),
+                gbytes=score.gbytes(size, time.seconds) if score.bytes_rank(operator) else None,
+                roofline_fraction=score.roofline_seconds(flops, size, chip, kind) / time.seconds,
                 kind=request.target.kind,
-                diagnosis={**static_tpu.diagnosis(run, chip), "artefact": found.sources[workload.id]},
+                model_version=time_model.VERSION,
+                diagnosis={**static_tpu.diagnosis(run, chip, time), "artefact": found.sources[workload.id]},
             )
         )
         return None

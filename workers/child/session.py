@@ -259,6 +259,11 @@ class SessionPool:
             self.replace()
         return outcome
 
+    def warm(self) -> None:
+        """Start a child, if there is none, without waiting for its imports. Raises OSError."""
+        if self._current is None:
+            self._current = Session(self.config)
+
     def replace(self) -> None:
         """Kill the current child; the spare takes its place."""
         if self._current is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,8 @@ class StationActor:
         self._target = load_target(target)
         self._station = LocalStation(self._target.hardware, Path(scratch) if scratch else None)
         self._seed, self._seed_uses = 0, SEED_USES
+        with contextlib.suppress(OSError):  # the first job will say why
+            self._station.warm()
 
     def hello(self) -> Mapping[str, Any]:
         """As ``workers.device.station.Station``; a station without a device is told apart by its process."""
@@ -91,6 +94,7 @@ class RemoteStation:
         self._handle = handle
         self._scales = scales
         self._hello: Mapping[str, Any] | None = None
+        self.busy_seconds = 0.0
         self._champion: Champion | None = None
 
     def hello(self) -> Mapping[str, Any]:
@@ -99,7 +103,9 @@ class RemoteStation:
         return self._hello
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
-        return self._ask(self._handle.run.remote(job, limits))
+        outcome: ChildOutcome = self._ask(self._handle.run.remote(job, limits))
+        self.busy_seconds += outcome.seconds
+        return outcome
 
     def scale(self) -> DeviceRatio:
         if not self._scales:

@@ -73,6 +73,9 @@ class DeviceRatio:
 class Station(Protocol):
     """A place where candidates are measured, as an evaluator needs it."""
 
+    busy_seconds: float
+    """That the device has been held by jobs asked for here."""
+
     def hello(self) -> Mapping[str, Any]:
         """Device and versions. Raises SessionDied or OSError where there is no usable device."""
         ...
@@ -108,6 +111,7 @@ class LocalStation:
 
     def __init__(self, device: Gpu | Chip, scratch: Path | None = None) -> None:
         config = tpu_toolchain.device_config(device) if isinstance(device, Chip) else device_config(device)
+        self.busy_seconds = 0.0
         self._keeper: SessionPool | FreshChildren
         if not isinstance(device, Chip) and device.interpreted:
             self._keeper = FreshChildren(
@@ -128,7 +132,14 @@ class LocalStation:
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         identity = self._keeper.hello().get("identity")
         with exclusive(None if identity is None else str(identity)):
-            return self._keeper.run(job, limits)
+            outcome = self._keeper.run(job, limits)
+        self.busy_seconds += outcome.seconds
+        return outcome
+
+    def warm(self) -> None:
+        """Start the device's child without waiting for it. Raises OSError when no process can be made."""
+        if isinstance(self._keeper, SessionPool):
+            self._keeper.warm()
 
     def scale(self) -> DeviceRatio:
         return DeviceRatio()

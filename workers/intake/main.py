@@ -43,6 +43,7 @@ from tilewright.workers.intake.operator import (
 from tilewright.workers.intake.record import Refusal, device_numbers, noted_device, record
 from tilewright.workers.runners.tensors import to_numpy, to_torch
 from tilewright.workers.runners.triton_common import load_module
+from tilewright.workers.runners.triton_guard import Canaries, LaunchGuard, leave_interpreter_unguarded
 from tilewright.workers.runners.triton_interpreter import repair
 
 RUN_SECONDS = 12
@@ -105,6 +106,7 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
     if not request.get("function"):
         return _surveyed(request)
     site, taken = _recorded(request)
+    taken.notes[:] = dict.fromkeys(taken.notes)
     answer: dict[str, Any] = {"notes": taken.notes, "dims": site.dims}
     answer["refusals"] = _refusals(taken, site)
     answer["knobs"] = [
@@ -381,10 +383,12 @@ def _limited(seconds: int) -> Any:
 
 
 def _run(module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """The outputs of a taken module."""
-    tensors = {name: to_torch(array, "cpu") for name, array in inputs.items()}
-    with _limited(RUN_SECONDS):
+    """The outputs of a taken module. Raises OutsideWrite for one that writes beside its tensors, TooSlow."""
+    canaries = Canaries()
+    tensors = {name: canaries.copy(to_torch(array, "cpu")) for name, array in inputs.items()}
+    with _limited(RUN_SECONDS), LaunchGuard(canaries):
         results = module.launch(tensors, dict(params))
+    canaries.inspect()
     return [to_numpy(result) for result in results]
 
 
@@ -423,6 +427,7 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
     """Checked shapes, gates, and knobs with their evidence."""
     torch.set_default_device("cpu")
     repair()
+    leave_interpreter_unguarded()
     os.chdir(request["folder"])
     reference = Oracle(function_of(request["reference"]))
     defaults = {k.name: k.default for k in taken.knobs}

@@ -191,6 +191,8 @@ class _Writer:
             return self._array(value, "a")
         if isinstance(value, NamedSharding):
             return self._sharding(value)
+        if kind in names.RECORDS:
+            return {"nt": names.RECORDS[kind], "v": [self.value(v) for v in value]}
         if kind in names.ENUM_NAMES:
             return {"e": [names.ENUM_NAMES[kind], value.name]}
         if (fields := names.fields_of(value)) is not None:
@@ -408,6 +410,9 @@ class _Reader:
         kind, member = item
         return names.ENUMS[kind][member]
 
+    def _read_record(self, item: Any, data: Any) -> Any:
+        return names.RECORD_TYPES[item](*[self.value(v) for v in data["v"]])
+
     def _read_object(self, item: Any, data: Any) -> Any:
         kind = names.CLASSES[item]
         made = object.__new__(kind)
@@ -441,6 +446,6 @@ def _refers(data: Any) -> bool:
 _TAGS = {
     "f": "float", "t": "tuple", "l": "list", "d": "dict", "cj": "closed", "cr": "again", "oj": "open",
     "dt": "dtype", "a": "array", "sa": "shaped", "ns": "sharding", "ref": "reference", "T": "tree", "e": "enum",
-    "o": "object", "u": "unspecified", "m": "mesh", "ti": "int", "tf": "real",
+    "o": "object", "nt": "record", "u": "unspecified", "m": "mesh", "ti": "int", "tf": "real",
 }  # fmt: skip
 """Tag of a value to what reads it."""

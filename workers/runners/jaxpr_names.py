@@ -24,18 +24,23 @@ from jax._src.state import types as state
 
 _LAX = (
     "abs acos acosh add and argmax argmin asin asinh atan atan2 atanh bitcast_convert_type broadcast_in_dim cbrt "
-    "ceil clamp clz concatenate convert_element_type copy cos cosh div dot_general eq exp exp2 "
-    "expm1 floor ge gt imag integer_pow iota is_finite le log log1p logistic lt max min mul ne neg nextafter not "
-    "or pad population_count pow real reduce_and reduce_max reduce_min reduce_or reduce_precision reduce_prod "
-    "reduce_sum reduce_xor rem reshape rev round rsqrt select_n shift_left shift_right_arithmetic "
-    "shift_right_logical sign sin sinh sort split sqrt square squeeze sub tan tanh transpose xor"
+    "ceil clamp clz concatenate convert_element_type copy cos cosh div dot_general empty empty2 eq exp exp2 expm1 "
+    "floor ge gt imag integer_pow iota is_finite le log log1p logistic lt max min mul mulhi ne neg nextafter not "
+    "optimization_barrier or pad population_count pow real reduce reduce_and reduce_max reduce_min reduce_or "
+    "reduce_precision reduce_prod reduce_sum reduce_xor rem reshape rev round rsqrt select_n shift_left "
+    "shift_right_arithmetic shift_right_logical sign sin sinh sort split sqrt square squeeze stack sub tan tanh "
+    "tile top_k transpose unstack xor"
 )
 _SPECIAL = "erf erf_inv erfc lgamma digamma"
-_SLICING = "dynamic_slice dynamic_update_slice gather slice scatter scatter_add"
+_SLICING = (
+    "dynamic_slice dynamic_update_slice gather slice scatter scatter_add scatter_max scatter_min scatter_mul "
+    "scatter_sub"
+)
 _CONTROL = "cond scan while cumsum cummax cummin cumprod cumlogsumexp"
 _STATE = "get swap addupdate broadcast_to"
 _PALLAS = (
-    "program_id num_programs multiple_of reciprocal run_scoped semaphore_read semaphore_signal semaphore_wait"
+    "program_id num_programs multiple_of reciprocal run_scoped semaphore_read semaphore_signal semaphore_wait "
+    "jaxpr_call"
 )
 _TPU = (
     "bitcast roll dma_start dma_wait pack_elementwise unpack_elementwise touch matmul_push_rhs matmul_acc_lhs "
@@ -142,6 +147,14 @@ ENUMS: Mapping[str, Any] = {
 }
 """By a name of its own where three are called the same."""
 ENUM_NAMES: Mapping[type, str] = {kind: name for name, kind in ENUMS.items()}
+
+RECORDS: Mapping[type, str] = {
+    lax.DotAlgorithm: "DotAlgorithm",
+    slicing.GatherDimensionNumbers: "GatherDimensionNumbers",
+    slicing.ScatterDimensionNumbers: "ScatterDimensionNumbers",
+}
+"""Named tuples."""
+RECORD_TYPES: Mapping[str, Any] = {name: kind for kind, name in RECORDS.items()}
 
 DTYPES: Mapping[type, str] = {
     tpu_core.DMASemaphore: "dma_sem",

@@ -6,11 +6,11 @@ all here, in the process that never ran candidate code:
 
 * integer operations of the surrounding program that depend on known operands alone are evaluated (StableHLO's
   reference interpreter) and become constants, as they would be for one run;
-* kernel operands fetched into scalar memory ahead of the grid (scalar prefetch) thus have known values, which the
-  rules on control flow use (``workers.runners.mosaic``);
+* kernel operands in scalar memory (scalar prefetch, or operands that the kernel keeps there) thus have known values,
+  which the rules on control flow use (``workers.runners.mosaic``);
 * the module that is simulated writes these values into that memory itself, once, when the first block's position is
-  computed. Loads, branches and the blocks that are fetched or kept are then simulated as they would run; the cost is
-  one scalar store a value.
+  computed or the body begins. Loads, branches and the blocks that are fetched or kept are then simulated as they
+  would run; the cost is one scalar store a value.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +33,11 @@ from tilewright.workers.runners import mosaic_ir as read
 MAX_VALUES = 1 << 14
 """Most values of all tables of one kernel: what fits scalar memory many times over, and costs few cycles."""
 
-Tables = Mapping[int, tuple[int, ...]]
-"""Number of a scalar-prefetch operand to the values it holds."""
+Tables = Mapping[int, np.ndarray]
+"""Number of an operand in scalar memory to the values it holds, in its shape."""
+
+Known = Mapping[int, Any]
+"""Number of an operand of the module to its values: an array of int32, or integers in row-major order."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +50,18 @@ class Bound:
     tables: tuple[Tables, ...]
 
 
-def bind(serialized: bytes, known: Mapping[int, Sequence[int]]) -> Bound:
-    """Bind operands of the exported module by number. Raises ``mosaic_ir.ModuleError`` for what cannot be bound."""
-    if not known:
+def bind(serialized: bytes, known: Known, *, constants: bool = False) -> Bound:
+    """Bind operands of the exported module by number. Raises ``mosaic_ir.ModuleError`` for what cannot be bound.
+
+    With ``constants`` tables that are constants of the program are bound where no operand is known, too.
+    """
+    if not known and not constants:
         return Bound(serialized, serialized, serialized, ())
     with mlir.make_ir_context(), ir.Location.unknown():
-        module = read.parse(serialized)
+        module = read.inlined(serialized)
         _fold(module, known)
+        for call in _calls(read.main_function(module)):
+            _state_grid(call, known)
         folded = _serialize(module)
         module = read.parse(folded)
         tables = [_write_tables(call, known) for call in _calls(read.main_function(module))]
@@ -68,7 +77,7 @@ def _serialize(module: Any) -> bytes:
     return bytes(stablehlo.serialize_portable_artifact(module, stablehlo.get_current_version()))
 
 
-def _fold(module: Any, known: Mapping[int, Sequence[int]]) -> None:
+def _fold(module: Any, known: Known) -> None:
     """Replace kernels' operands that follow from known operands alone by constants."""
     main = read.main_function(module)
     block = main.regions[0].blocks[0]
@@ -80,7 +89,7 @@ def _fold(module: Any, known: Mapping[int, Sequence[int]]) -> None:
             pure.append(op)
             inferred.update(op.operation.results)
     operands = dict.fromkeys(v for call in _calls(main) for v in call.operands)
-    wanted = [v for v in operands if v in inferred and v not in arguments]
+    wanted = [v for v in operands if v in inferred and v not in arguments and _is_table(v)]
     results = _evaluate(module, arguments, pure, wanted)
     with ir.InsertionPoint.at_block_begin(block):
         for value, found in results.items():
@@ -90,28 +99,39 @@ def _fold(module: Any, known: Mapping[int, Sequence[int]]) -> None:
             op.operation.erase()
 
 
-def _dense(value: Any, given: Sequence[int]) -> Any:
+def _is_table(value: Any) -> bool:
     kind = ir.RankedTensorType(value.type)
-    if str(kind.element_type) != "i32" or kind.rank != 1 or kind.shape[0] != len(given):
-        raise read.ModuleError(f"a known operand is {kind}, not {len(given)} values of int32")
-    return ir.DenseElementsAttr.get(np.asarray(given, dtype=np.int32).data)
+    return str(kind.element_type) == "i32" and math.prod(kind.shape) <= MAX_VALUES
 
 
-def _values(operand: Any, known: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
-    """What a kernel's operand holds: a known argument's values, those of an int32 vector, or nothing known."""
-    if isinstance(operand.owner, ir.Block):
-        return tuple(known.get(ir.BlockArgument(operand).arg_number, ()))
+def _dense(value: Any, given: Any) -> Any:
+    kind = ir.RankedTensorType(value.type)
+    values = np.asarray(given, dtype=np.int32)
+    shape = tuple(kind.shape)
+    if str(kind.element_type) != "i32" or math.prod(shape) != values.size:
+        raise read.ModuleError(f"a known operand is {kind}, not {values.size} values of int32")
+    return _attribute(values.reshape(shape))
+
+
+def _attribute(values: np.ndarray) -> Any:
+    if values.ndim == 0:
+        return ir.DenseElementsAttr.get([ir.IntegerAttr.get(_type("i32"), int(values))], _type("tensor<i32>"))
+    return ir.DenseElementsAttr.get(np.ascontiguousarray(values).data)
+
+
+def _values(operand: Any, known: Known) -> np.ndarray | None:
+    """What a kernel's operand holds: a known argument's values, those of an int32 constant, or nothing known."""
     kind = ir.RankedTensorType(operand.type)
-    if (
-        read.name_of(operand.owner) != "stablehlo.constant"
-        or str(kind.element_type) != "i32"
-        or kind.rank != 1
-    ):
-        return ()
+    shape = tuple(kind.shape)
+    if isinstance(operand.owner, ir.Block):
+        given = known.get(ir.BlockArgument(operand).arg_number)
+        return None if given is None else np.asarray(given, dtype=np.int32).reshape(shape)
+    if read.name_of(operand.owner) != "stablehlo.constant" or not _is_table(operand):
+        return None
     dense = ir.DenseElementsAttr(operand.owner.operation.attributes["value"])
     if dense.is_splat:
-        return (int(ir.IntegerAttr(dense.get_splat_value()).value),) * int(kind.shape[0])
-    return tuple(int(n) for n in np.array(dense))
+        return np.full(shape, ir.IntegerAttr(dense.get_splat_value()).value, np.int32)
+    return np.array(dense, dtype=np.int32).reshape(shape)
 
 
 def _is_pure(op: Any) -> bool:
@@ -160,27 +180,70 @@ def _evaluate(
     return dict(zip(wanted, results, strict=True))
 
 
-def _write_tables(call: Any, known: Mapping[int, Sequence[int]]) -> Tables:
+def _state_grid(call: Any, known: Known) -> None:
+    """Write the sizes of a kernel's grid into it, where they come as operands whose values are known."""
+    config, kernel = _body(call)
+    unstated = [axis for axis, size in enumerate(kernel.grid) if size < 0]
+    found = [_values(operand, known) for operand in list(call.operands)[: len(unstated)]]
+    sizes = [int(size) for size in found if size is not None]
+    if not unstated or len(sizes) < len(unstated):
+        return
+    grid = list(kernel.grid)
+    for axis, size in zip(unstated, sizes, strict=True):
+        grid[axis] = size
+    with kernel.module.context, ir.Location.unknown():
+        bounds = ir.DenseI64ArrayAttr.get(grid)
+        kernel.function.operation.attributes["iteration_bounds"] = bounds
+    _replace_body(call, config, kernel.module)
+    attributes = {name: call.operation.attributes[name] for name in call.operation.attributes}
+    if "operand_layouts" in attributes:
+        attributes["operand_layouts"] = ir.ArrayAttr.get(list(attributes["operand_layouts"])[len(unstated) :])
+    with ir.InsertionPoint(call):
+        other = ir.Operation.create(
+            call.operation.name,
+            results=[result.type for result in call.operation.results],
+            operands=list(call.operands)[len(unstated) :],
+            attributes=attributes,
+        )
+    for old, new in zip(call.operation.results, other.results, strict=True):
+        old.replace_all_uses_with(new)
+    call.operation.erase()
+
+
+def _body(call: Any) -> tuple[dict[str, Any], read.MosaicKernel]:
+    """A call's configuration and the kernel in it."""
+    config = json.loads(ir.StringAttr(call.attributes["backend_config"]).value)
+    with read.kernel_context(), ir.Location.unknown():
+        module = read.parse_body(base64.b64decode(config["custom_call_config"]["body"]))
+        return config, read.MosaicKernel.of(module)
+
+
+def _replace_body(call: Any, config: dict[str, Any], module: Any) -> None:
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer, desired_version=0)
+    config["custom_call_config"]["body"] = base64.b64encode(buffer.getvalue()).decode()
+    call.attributes["backend_config"] = ir.StringAttr.get(json.dumps(config), call.operation.context)
+
+
+def _write_tables(call: Any, known: Known) -> Tables:
     """Make a kernel fill those of its tables that are known; which those are."""
     operands = {number: _values(operand, known) for number, operand in enumerate(call.operands)}
-    config = json.loads(ir.StringAttr(call.attributes["backend_config"]).value)
-    custom = config["custom_call_config"]
-    with read.kernel_context(), ir.Location.unknown():
-        module = read.parse_body(base64.b64decode(custom["body"]))
-        kernel = read.MosaicKernel.of(module)
-        tables = {
-            number: values
-            for number, values in operands.items()
-            if values and number < kernel.prefetched and kernel.only_loaded(number)
-        }
-        if sum(map(len, tables.values())) > MAX_VALUES:
-            raise read.ModuleError(f"a kernel with more than {MAX_VALUES} known values")
-        if tables:
-            _insert_stores(kernel, tables)
-        buffer = io.BytesIO()
-        module.operation.write_bytecode(buffer, desired_version=0)
-    custom["body"] = base64.b64encode(buffer.getvalue()).decode()
-    call.attributes["backend_config"] = ir.StringAttr.get(json.dumps(config), call.operation.context)
+    config, kernel = _body(call)
+    tables = {
+        number: values
+        for number, values in operands.items()
+        if values is not None and min(kernel.grid, default=1) > 0 and kernel.is_table(number)
+    }
+    if sum(values.size for values in tables.values()) > MAX_VALUES:
+        raise read.ModuleError(f"a kernel with more than {MAX_VALUES} known values")
+    with kernel.module.context, ir.Location.unknown():
+        for early in (True, False):
+            # blocks may be placed by prefetched tables before the body runs, others are copied in by then
+            written = {n: values for n, values in tables.items() if (n < kernel.prefetched) is early}
+            if written:
+                placed = early and kernel.index_maps
+                _insert_stores(kernel, kernel.index_maps[0] if placed else kernel.function, written)
+    _replace_body(call, config, kernel.module)
     _replace_constants(call, tables)
     return tables
 
@@ -190,13 +253,13 @@ def _replace_constants(call: Any, tables: Tables) -> None:
     with ir.InsertionPoint(call):
         for number, values in tables.items():
             if not isinstance(call.operands[number].owner, ir.Block):
-                other = ir.DenseElementsAttr.get((np.arange(len(values), dtype=np.int32) ** 2).data)
+                squares = np.arange(values.size, dtype=np.int32).reshape(values.shape) ** 2
+                other = _attribute(squares)
                 call.operands[number] = stablehlo.ConstantOp(other).results[0]
 
 
-def _insert_stores(kernel: read.MosaicKernel, tables: Tables) -> None:
-    """At the first grid point, before the first block's position is computed (in the body if no block has one)."""
-    function = kernel.index_maps[0] if kernel.index_maps else kernel.function
+def _insert_stores(kernel: read.MosaicKernel, function: Any, tables: Tables) -> None:
+    """Fill tables where ``function`` begins, at the first grid point."""
     block = function.operation.regions[0].blocks[0]
     grid = list(block.arguments)[: len(kernel.grid)]
     with ir.InsertionPoint.at_block_begin(block):
@@ -211,9 +274,9 @@ def _insert_stores(kernel: read.MosaicKernel, tables: Tables) -> None:
         then, other = (region.blocks.append() for region in branch.regions)
     with ir.InsertionPoint(then):
         for number, values in tables.items():
-            for place, value in enumerate(values):
+            for place, value in np.ndenumerate(values):
                 table = block.arguments[len(kernel.grid) + number]
-                operands = [_constant("i32", value), table, _constant("index", place)]
+                operands = [_constant("i32", int(value)), table, *(_constant("index", p) for p in place)]
                 ir.Operation.create("stable_mosaic.memref.store", operands=operands)
         ir.Operation.create("stable_mosaic.scf.yield")
     with ir.InsertionPoint(other):

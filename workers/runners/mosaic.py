@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jax._src.interpreters import mlir
-from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir import ir
 
 from tilewright.workers.runners import mosaic_ir as read
 from tilewright.workers.runners.known import Bound, Tables
@@ -54,8 +54,8 @@ def module_facts(serialized: bytes, bound: Bound | None = None) -> dict[str, Any
     ``bound`` is the same module with known operands bound, where there are any.
     """
     with mlir.make_ir_context():
-        unused = _unused_operands(_inlined(serialized))
-        module = _inlined(bound.folded if bound else serialized)
+        unused = _unused_operands(read.inlined(serialized))
+        module = read.inlined(bound.folded if bound else serialized)
         main = read.main_function(module)
         calls = list(_kernel_calls(main))
         facts = {
@@ -70,13 +70,6 @@ def module_facts(serialized: bytes, bound: Bound | None = None) -> dict[str, Any
     facts["kernels"] = [_kernel_facts(body, known) for body, known in zip(bodies, tables, strict=True)]
     facts["fingerprint"] = fingerprint(serialized)
     return facts
-
-
-def _inlined(serialized: bytes) -> Any:
-    """The module in these bytes, calls inlined."""
-    module = read.parse(serialized)
-    passmanager.PassManager.parse("builtin.module(inline,symbol-dce)").run(module.operation)
-    return module
 
 
 def _unused_operands(module: Any) -> list[int]:
@@ -156,7 +149,8 @@ def _kernel_facts(config: dict[str, Any], tables: Tables) -> dict[str, Any]:
 
 def _arguments(kernel: read.MosaicKernel, function: Any, tables: Tables) -> set[Any]:
     """Arguments of a function of the kernel that are tables of known values."""
-    return {kernel.argument(function, number) for number in tables}
+    seen = (number for number in tables if function is kernel.function or number < kernel.prefetched)
+    return {kernel.argument(function, number) for number in seen}
 
 
 def _unknown_loads(index_map: Any, tables: set[Any]) -> int:
@@ -169,6 +163,8 @@ def _unknown_loads(index_map: Any, tables: set[Any]) -> int:
 
 
 def _matmul_flops(kernel: read.MosaicKernel, tables: Tables) -> int | None:
+    if min(kernel.grid, default=1) < 0:
+        return None
     known = {kernel.argument(kernel.function, number): values for number, values in tables.items()}
     try:
         return matmul_flops(kernel.function, kernel.grid, known)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jaxlib.mlir import ir
+from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mosaic.python import tpu
 
@@ -26,6 +26,38 @@ def parse(serialized: bytes) -> Any:
         return stablehlo.deserialize_portable_artifact(ir.Context.current, serialized)
     except Exception as error:
         raise ModuleError(f"not an exported module: {str(error)[:200]}") from error
+
+
+def inlined(serialized: bytes) -> Any:
+    """The module in these bytes, calls of its own functions inlined, in the current context. Raises ModuleError."""
+    module = parse(serialized)
+    functions = {function_name(op): op for op in module.body.operations}
+    main = main_function(module)
+    while calls := [op for op in walk(main) if name_of(op) == "func.call"]:
+        for call in calls:
+            _inline(call, functions[ir.FlatSymbolRefAttr(call.operation.attributes["callee"]).value])
+    passmanager.PassManager.parse("builtin.module(symbol-dce)").run(module.operation)
+    return module
+
+
+def _inline(call: Any, function: Any) -> None:
+    """Put a function's operations in the place of a call."""
+    body = function.operation.regions[0].blocks[0]
+    copies = dict(zip(body.arguments, call.operation.operands, strict=True))
+    with ir.InsertionPoint(call):
+        for op in body.operations:
+            if name_of(op) == "func.return":
+                results = [copies[value] for value in op.operation.operands]
+                break
+            copy = op.operation.clone()
+            for inside in (copy, *walk(copy)):
+                for number, operand in enumerate(inside.operation.operands):
+                    if operand in copies:
+                        inside.operation.operands[number] = copies[operand]
+            copies.update(zip(op.operation.results, copy.results, strict=True))
+    for old, new in zip(call.operation.results, results, strict=True):
+        old.replace_all_uses_with(new)
+    call.operation.erase()
 
 
 def kernel_context() -> Any:
@@ -112,14 +144,17 @@ class MosaicKernel:
         return cls(module, functions[0], tuple(others), tuple(int(n) for n in bounds), number)
 
     def argument(self, function: Any, number: int) -> Any:
-        """Scalar-prefetch operand ``number`` as ``function`` sees it."""
+        """Operand ``number`` as ``function`` sees it; functions that place blocks see prefetched operands only."""
         return function.operation.regions[0].blocks[0].arguments[len(self.grid) + number]
 
-    def only_loaded(self, number: int) -> bool:
-        """Whether nothing but loads uses a scalar-prefetch operand, so that it keeps the values it came with."""
-        uses = [
-            use
-            for function in (self.function, *self.index_maps)
-            for use in self.argument(function, number).uses
-        ]
+    def readers(self, number: int) -> tuple[Any, ...]:
+        """The functions that see operand ``number``."""
+        return (self.function, *(self.index_maps if number < self.prefetched else ()))
+
+    def is_table(self, number: int) -> bool:
+        """Whether an operand is integers in scalar memory that nothing but loads uses: they stay what they were."""
+        kind = str(self.argument(self.function, number).type)
+        if not (kind.startswith("memref<") and "xi32" in kind and "memory_space<smem>" in kind):
+            return False
+        uses = [use for function in self.readers(number) for use in self.argument(function, number).uses]
         return all(name_of(use.owner) == "memref.load" and use.operand_number == 0 for use in uses)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 
 MAX_STEPS = 2_000_000
@@ -88,7 +89,7 @@ class _Run:
     steps: int = 0
 
 
-def matmul_flops(function: Any, grid: Sequence[int], tables: Mapping[Any, Sequence[int]]) -> int:
+def matmul_flops(function: Any, grid: Sequence[int], tables: Mapping[Any, np.ndarray]) -> int:
     """``2 M N K`` summed over every ``tpu.matmul`` the kernel reaches on its whole grid. Raises Unresolved.
 
     ``tables`` are arguments in scalar memory whose values are known.
@@ -116,7 +117,7 @@ class _Numbers(dict[Any, int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tables: dict[Any, Sequence[int]] = {}
+        self.tables: dict[Any, np.ndarray] = {}
 
     def __missing__(self, value: Any) -> int:
         self[value] = len(self)
@@ -244,15 +245,15 @@ def _node(op: Any, numbers: _Numbers) -> _Node | None:
     return _Node("scalar", results, operands, _BINARY.get(name))
 
 
-def _lookup(values: Sequence[int] | None) -> Callable[..., int] | None:
+def _lookup(values: np.ndarray | None) -> Callable[..., int] | None:
     """A load from a table; undefined outside it."""
     if values is None:
         return None
 
-    def load(index: int) -> int:
-        if not 0 <= index < len(values):
+    def load(*place: int) -> int:
+        if any(not 0 <= index < size for index, size in zip(place, values.shape, strict=True)):
             raise ValueError("a load outside its table")
-        return values[index]
+        return int(values[place])
 
     return load
 

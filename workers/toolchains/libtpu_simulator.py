@@ -11,6 +11,7 @@ import importlib.util
 from functools import lru_cache
 from pathlib import Path
 
+from tilewright.fitness import time_model
 from tilewright.fitness.chips import CHIPS, Chip
 from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
@@ -74,7 +75,7 @@ def toolchain() -> dict[str, str]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found[name] = "missing"
-    return found
+    return {**found, "time_model": str(time_model.VERSION)}
 
 
 def missing_parts() -> str | None:

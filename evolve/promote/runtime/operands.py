@@ -47,17 +47,22 @@ class Operand:
 
 @dataclass(frozen=True)
 class Operands:
-    """Inputs in call order and outputs in return order, over ``dimensions``."""
+    """Inputs in call order and outputs in return order, over ``dimensions``.
+
+    ``free``: dimensions that no shape tells, which say what the operands hold (how ragged groups are, say), with what
+    they are taken to be.
+    """
 
     dimensions: tuple[str, ...]
     inputs: tuple[Operand, ...]
     outputs: tuple[Operand, ...]
+    free: Mapping[str, int] = field(default_factory=dict)
 
     def dims(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """The dimensions that give the inputs these shapes. Raises NoFit."""
         if len(shapes) != len(self.inputs):
             raise NoFit(f"{len(self.inputs)} operands ({self._taken()}), not {len(shapes)}")
-        found: dict[str, int] = {}
+        found: dict[str, int] = dict(self.free)
         for operand, shape in zip(self.inputs, shapes, strict=True):
             if len(operand.shape) != len(shape):
                 raise NoFit(f"operands {self._taken()}, not {_shown(shapes)}")
@@ -91,10 +96,11 @@ class Operands:
 
     def data(self) -> dict[str, Any]:
         """As ``dispatch.json`` holds it."""
-        return {
+        parts: dict[str, Any] = {
             part: [{"name": o.name, "dtype": o.dtype, "shape": list(o.shape)} for o in operands]
             for part, operands in (("inputs", self.inputs), ("outputs", self.outputs))
         }
+        return parts | ({"free": dict(self.free)} if self.free else {})
 
 
 def _shown(shapes: Iterable[Sequence[int]]) -> str:
@@ -107,7 +113,7 @@ def read(data: Mapping[str, Any], dimensions: Sequence[str]) -> Operands:
     def part(name: str) -> tuple[Operand, ...]:
         return tuple(Operand(o["name"], o["dtype"], tuple(map(str, o["shape"]))) for o in data[name])
 
-    return Operands(tuple(dimensions), part("inputs"), part("outputs"))
+    return Operands(tuple(dimensions), part("inputs"), part("outputs"), dict(data.get("free", {})))
 
 
 def fitted(dimensions: Sequence[str], cases: Sequence[Sequence[Any]]) -> Operands | None:
@@ -131,10 +137,17 @@ def fitted(dimensions: Sequence[str], cases: Sequence[Sequence[Any]]) -> Operand
                 shape.append(text)
             operands.append(Operand(spec.name, spec.dtype, tuple(shape)))
         parts.append(tuple(operands))
-    found = Operands(tuple(dimensions), parts[0], parts[1])
+    used = {
+        name
+        for operand in (*parts[0], *parts[1])
+        for text in operand.shape
+        for name in re.findall(r"[A-Za-z]\w*", text)
+    }
+    free = {name: int(cases[0][0][name]) for name in dimensions if name not in used}
+    found = Operands(tuple(dimensions), parts[0], parts[1], free)
     try:
         for dims, inputs, _ in cases:
-            if found.dims([s.shape for s in inputs]) != tuple(dims[name] for name in dimensions):
+            if found.dims([s.shape for s in inputs]) != tuple({**dims, **free}[name] for name in dimensions):
                 return None
     except NoFit:
         return None
@@ -150,10 +163,11 @@ def _expression(dimensions: Sequence[str], values: Sequence[tuple[Mapping[str, i
             texts.append(f"{name}//{dims[name] // first}")
         if dims[name] and first % dims[name] == 0:
             texts.append(f"{first // dims[name]}*{name}")
+    texts.append(str(first))
+    for name in dimensions:
         texts += [f"-(-{name}//{n})" for n in (16, 32, 64, 128, 256, 512)]
         texts += [f"{name}+1"]
     texts += [f"{a}*{b}" for a in dimensions for b in dimensions if a < b]
-    texts.append(str(first))
     for text in texts:
         code = compile(text, "size", "eval")
         if all(eval(code, {"__builtins__": {}}, dict(d)) == size for d, size in values):

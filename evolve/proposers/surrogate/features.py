@@ -133,7 +133,7 @@ class _Term:
 
     def __init__(self, text: str, space: Space) -> None:
         self._text = text
-        self._tables: dict[int, tuple[list[int], np.ndarray] | None] = {id(space): _tabulate(text, space)}
+        self._tables: dict[int, tuple[list[int], np.ndarray] | None] = {id(space): tabulate(text, space)}
 
         declared = self._tables[id(space)]
         assert declared is not None  # only quantities with a table become terms
@@ -152,7 +152,7 @@ class _Term:
     def _values(self, space: Space, rows: Rows) -> np.ndarray | None:
         """log2 of the quantity [points]."""
         if id(space) not in self._tables:
-            self._tables[id(space)] = _tabulate(self._text, space)
+            self._tables[id(space)] = tabulate(self._text, space)
         table = self._tables[id(space)]
         if table is None:
             return None
@@ -163,7 +163,7 @@ class _Term:
 _TERM_COMBINATIONS = 20_000
 
 
-def _tabulate(text: str, space: Space) -> tuple[list[int], np.ndarray] | None:
+def tabulate(text: str, space: Space) -> tuple[list[int], np.ndarray] | None:
     """log2 of the quantity over its parameters' values; ``None`` where the space cannot say."""
     try:
         term = compile_constraint(text, "derived", space.kinds)
@@ -200,5 +200,5 @@ def _quantities(space: Space) -> list[str]:
             quotient = isinstance(node.op, ast.Mod)
             text = f"({ast.unparse(node.left)}) / ({ast.unparse(node.right)})"
             found[text if quotient else ast.unparse(node)] = None
-    kept = (text for text in sorted(found, key=lambda t: (len(t), t)) if _tabulate(text, space) is not None)
+    kept = (text for text in sorted(found, key=lambda t: (len(t), t)) if tabulate(text, space) is not None)
     return [text for text, _ in zip(kept, range(_MAX_TERMS), strict=False)]

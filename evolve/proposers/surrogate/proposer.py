@@ -10,12 +10,15 @@ the unbroken one had.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from tilewright.evolve.proposers.surrogate.agreement import misleads
+from tilewright.evolve.proposers.surrogate.first_designs import Presumption
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, SpaceOf, changes
 from tilewright.evolve.proposers.surrogate.model import Model
 from tilewright.evolve.proposers.surrogate.pool import codes_of
@@ -29,6 +32,10 @@ from tilewright.evolve.space.space import Rows, Space
 FIRST_POINTS = 6
 FIRST_ANYWHERE = 10
 """Records before a model is trusted: those around declared defaults, and random ones where there are none."""
+
+FEWEST_RECORDS = 5
+"""With several in flight the model starts from so many records, once as many points as above are proposed: while the
+last of them are being evaluated, the first already say where to look."""
 
 LEAST_SUCCESSES = 3
 
@@ -51,6 +58,9 @@ MOST_SOURCES = 6
 FIRST_TRIES = 50
 """Random points among which a new one is looked for."""
 
+FIRST_CHOICE = 4
+"""Of so many times as many, those of least presumed penalty are kept."""
+
 FIRST_CHANGES = 4.0
 """Parameters redrawn, on average, for a first point around declared defaults."""
 
@@ -64,7 +74,7 @@ class SurrogateProposer:
     def __init__(
         self, archive: Archive, spaces: SpaceOf | KnownSpaces, earlier: Sequence[SourceRecords] = ()
     ) -> None:
-        """``earlier`` are records of other campaigns, for the model to start from."""
+        """``earlier`` are records of other campaigns, for the model to start from until they prove to mislead."""
         self._archive = archive
         self._earlier = earlier
         self._spaces = KnownSpaces.of(spaces)
@@ -74,6 +84,9 @@ class SurrogateProposer:
         self._next_fit = self._next_look = 0
         self._proposed: dict[str, set[int]] = {}
         self._pending: dict[int, Candidate] = {}
+        self._proposed_after: list[int] = []
+        """For each candidate, how many evaluations were known when it was proposed."""
+
         self._seen = 0
         self._threads = ThreadpoolController()
 
@@ -96,6 +109,7 @@ class SurrogateProposer:
     def _note_proposed(self, candidate: Candidate) -> None:
         genome = candidate.genome
         self._pending[candidate.index] = candidate
+        self._proposed_after.append(candidate.seen)
         point = self._spaces.point(genome)
         if point is None:
             return
@@ -137,6 +151,9 @@ class SurrogateProposer:
     def _refit(self, count: int) -> None:
         sources = self._fittest_sources()
         model = self._view.model if self._view is not None else None
+        kept = [known for known in self._earlier if not any(misleads(known, records) for records in sources)]
+        if len(kept) < len(self._earlier):
+            self._earlier, model = kept, None
         if model is None or tuple(sources) != model.sources:
             model = Model(sources, self._earlier)
         self._next_fit = count + _interval(count)
@@ -148,7 +165,11 @@ class SurrogateProposer:
 
     def _knows_enough(self, count: int) -> bool:
         successes = sum(records.successes for records in self._records.sources)
-        return count >= self._first_points() and successes >= self._least_successes
+        first = self._first_points()
+        # as many as were proposed when the latest record came, whenever this is asked
+        proposed = bisect_left(self._proposed_after, self._records.folded)
+        begun = proposed >= first and count >= min(first, FEWEST_RECORDS)
+        return begun and successes >= self._least_successes
 
     def _first_points(self) -> int:
         if self._earlier:
@@ -232,7 +253,11 @@ def _first_points(space: Space, start: Candidate, rng: np.random.Generator) -> R
     which of them help.
     """
     if not space.defaults or not space.legal(start.genome.params):
-        return space.sample_rows(rng, FIRST_TRIES)
+        rows = space.sample_rows(rng, FIRST_TRIES * FIRST_CHOICE)
+        if FIRST_CHOICE < 2:
+            return rows
+        best = np.argsort(Presumption(space).penalty(rows), kind="stable")[:FIRST_TRIES]
+        return rows[np.sort(best)]
     rows = np.repeat(space.encode(start.genome.params)[None], 4 * FIRST_TRIES, axis=0)
     sizes = np.array([len(values) for values in space.parameters.values()])
     changed = rng.random(rows.shape) < FIRST_CHANGES / len(sizes)

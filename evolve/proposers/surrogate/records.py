@@ -50,15 +50,16 @@ class Records:
         self.order: list[tuple[SourceRecords, int]] = []
         """Every record as (source, position there) in order of integration."""
 
-        self._folded = 0
+        self.folded = 0
+        """Evaluations taken in, whatever they said."""
 
     def next_new(self, history: History) -> Candidate | None:
         """Fold one more evaluation and say whose; ``None`` when all are folded."""
-        if self._folded >= len(history.evaluated):
+        if self.folded >= len(history.evaluated):
             return None
-        candidate, evaluation = history.evaluated[self._folded]
+        candidate, evaluation = history.evaluated[self.folded]
         self._take(candidate, evaluation)
-        self._folded += 1
+        self.folded += 1
         return candidate
 
     @property

@@ -19,6 +19,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+QUICK = len(sys.argv) > 2
+"""Eager steps alone."""
+
 STEPS = (
     (4096, 12288, 4096), (4096, 4096, 11008), (4096, 10240, 8192), (8192, 6144, 4096), (8192, 4096, 4096),
     (8192, 28672, 4096), (32768, 4096, 4096), (8192, 16384, 16384), (8192, 3584, 3584), (8192, 3584, 18944),
@@ -72,7 +75,7 @@ def captured(step: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def hosts(found: dict[str, Any]) -> None:
-    from tilewright_library import gemm_fp8_blockwise, load, torch_contract
+    from tilewright_library import gemm_fp8_blockwise, load, torch_contract, torch_eager
 
     m, n, k = 1024, 4096, 4096
     x = torch.randn(m, k, dtype=torch.bfloat16, device="cuda")
@@ -88,7 +91,7 @@ def hosts(found: dict[str, Any]) -> None:
     try:
         from torch.nn.functional import ScalingType, scaled_mm
 
-        left, right = a_s.t(), F.pad(b_s, (0, -b_s.shape[1] % 4))
+        left, right = a_s.t(), F.pad(b_s, (0, -b_s.shape[1] % 4)).t()
 
         def vendor() -> torch.Tensor:
             return scaled_mm(
@@ -104,9 +107,18 @@ def hosts(found: dict[str, Any]) -> None:
         times["bf16 inference"] = host(lambda: F.linear(x, w))
     xg, wg = x.clone().requires_grad_(), w.clone().requires_grad_()
     times["forward of a step"] = host(lambda: gemm_fp8_blockwise(xg, wg))
-    times["forward and backward"] = host(step_of(gemm_fp8_blockwise, xg, wg, dy))
-    times["bf16 forward and backward"] = host(step_of(F.linear, xg, wg, dy))
+    for count in (30, 100):
+        times[f"forward and backward, {count} a burst"] = host(step_of(gemm_fp8_blockwise, xg, wg, dy), count)
+        times[f"bf16 forward and backward, {count} a burst"] = host(step_of(F.linear, xg, wg, dy), count)
     ops = torch.ops.tilewright_library
+
+    times["forward of a step, look-ups alone"] = host(lambda: torch_eager.entry(m, n, k, x.device, True))
+    layer = torch_eager.entry(m, n, k, x.device, True)
+    assert layer is not None
+    times["forward's launches and allocations"] = host(lambda: layer.forward_jointly(x, w))
+    _, kept = layer.forward_jointly(x, w)
+    times["backward's launches and allocations"] = host(lambda: layer.backward_jointly(dy, kept, True, True))
+    times["an allocation"] = host(lambda: torch.empty((m, n), dtype=torch.bfloat16, device="cuda"))
 
     def by_op(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return ops.linear(x, w)[0]
@@ -122,7 +134,7 @@ def steps(found: dict[str, Any]) -> None:
     try:
         from torchao.prototype.blockwise_fp8_training.linear import fp8_blockwise_mm
 
-        products["torchao"] = lambda x, w: fp8_blockwise_mm.apply(x, w, 128, False)
+        products["torchao"] = lambda x, w: fp8_blockwise_mm.apply(x, w, 128, torch.bfloat16, False)
     except Exception as error:  # noqa: BLE001 - a peer that is not there is reported
         print("torchao:", repr(error)[:200], flush=True)
     rows = found["steps"] = {}
@@ -135,7 +147,7 @@ def steps(found: dict[str, Any]) -> None:
             try:
                 ways[f"{name} eager"] = step_of(product, x, w, dy)
                 ways[f"{name} eager"]()
-                if name != "torchao":
+                if name != "torchao" and not QUICK:
                     ways[f"{name} graph"] = captured(step_of(product, x, w, dy))
             except Exception as error:  # noqa: BLE001 - reported beside the rest
                 ways.pop(f"{name} eager", None)

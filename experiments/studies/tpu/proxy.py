@@ -3,7 +3,7 @@
     python -m experiments.studies.tpu.proxy --minutes 15
 
 The schedules, with the simulator's cycles, are those of ``experiments/records/tpu/tpu7x_fused_schedules.jsonl`` at
-2048 x 2048 x 4096. One proxy (``fitness.fallback``) reads the compiled code of one grid step and simulates nothing,
+2048 x 2048 x 4096. One proxy (``step_code``) reads the compiled code of one grid step and simulates nothing,
 the other simulates one row block. Points are kept in ``experiments/records/tpu/tpu7x_proxy.jsonl`` and a
 later call goes on, the table is ``tpu7x_proxy.md``.
 """
@@ -22,9 +22,9 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
+from experiments.studies.tpu import step_code as fallback
 from testkit import RECORDS
 from tilewright.evolve.space.space import Space
-from tilewright.fitness import fallback
 from tilewright.fitness.chips import CHIPS
 from tilewright.fitness.structure import ModuleFacts
 from tilewright.fitness.targets import load_target
@@ -139,7 +139,7 @@ def report(points: Sequence[dict[str, Any]]) -> str:
         f"`python -m experiments.studies.tpu.proxy`, {time.strftime('%Y-%m-%d', time.gmtime())}, {versions}. "
         "Recorded schedules of the fused FP8 GEMM and its baselines at 2048 x 2048 x 4096 "
         "(`tpu7x_fused_schedules.jsonl`): cycles of libtpu's simulator there against two estimates. *Code of one grid "
-        "step* reads the compiled code and simulates nothing (`fitness/fallback.py`). *One row block* simulates the "
+        "step* reads the compiled code and simulates nothing (`step_code.py`). *One row block* simulates the "
         "first block_m rows with all columns and all of K, and multiplies. All figures are modelled.",
         "",
         "| proxy | schedules | number | Spearman | estimate / simulator | the proxy's first takes, of the fastest | "

@@ -7,6 +7,7 @@ asks for.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ _FORMAT_SIZED = 4
 
 _RESERVED = (".nv.reservedSmem", "__nv_reservedSMEM")
 """Beginnings of the names of the linker's own symbols."""
+
+_SETTINGS = re.compile(rb"(?:__CUDA_[A-Z_]{1,24}\x00+)+")
 
 MOST_SECTIONS, MOST_SYMBOLS, MOST_PARAMETERS = 4096, 1 << 16, 4096
 
@@ -75,7 +78,7 @@ def read_cubin(data: bytes) -> Cubin:
         sections = list(_sections(data))
         header = _HEADER.unpack_from(data)
         symbols = list(_symbols(data, sections))
-        if any(s.name.startswith(".nv.global") and s.size for s in sections):
+        if any(s.name.startswith(".nv.global") and not _named_settings(data, s) for s in sections):
             raise CubinError("the code keeps variables in global memory")
         for name, _, place in symbols:
             if name and place == 0 and not name.startswith(_RESERVED):
@@ -95,6 +98,15 @@ def read_cubin(data: bytes) -> Cubin:
     # the second version of the format has the architecture in another byte of the flags
     architecture = (header[7] >> 8 if header[0][7] == _SECOND_VERSION else header[7]) & 0xFF
     return Cubin(architecture, kernels, blocks)
+
+
+def _named_settings(data: bytes, section: _Section) -> bool:
+    """Whether a section holds nothing, or only names of compiler settings: functions of the device's library that a
+    kernel calls (``rsqrt``, ``erf``) leave the name of each setting that they asked about, which nothing reads."""
+    if not section.size:
+        return True
+    held = data[section.offset : section.offset + section.size]
+    return section.name == ".nv.global.init" and _SETTINGS.fullmatch(held) is not None
 
 
 def _sections(data: bytes) -> Iterator[_Section]:

@@ -1,5 +1,6 @@
 """Bad input: one sentence that names the cause, exit code 2, nothing left behind."""
 
+import json
 import sqlite3
 import textwrap
 from pathlib import Path
@@ -7,13 +8,17 @@ from pathlib import Path
 import pytest
 
 import testkit
+from testkit import twins
+from tilewright.evolve import run
 from tilewright.evolve.campaign.operator_check import check_operator
 from tilewright.evolve.cli import main
-from tilewright.evolve.errors import UserError
+from tilewright.evolve.errors import JournalError, UserError
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.constraints import SpaceError
 from tilewright.evolve.space.space import Space, read_declarations
+from tilewright.fitness import dialect
+from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.seeds.catalogue import load_operator
 
 SMALL = Path(testkit.__file__).parent / "fixtures/small_gemm"
@@ -159,6 +164,42 @@ def test_a_space_that_nothing_can_hold_is_refused(declared, named):
     said.encode()
 
 
+ANSWERS = {
+    "an integer of thousands of digits": f"SPACE = {{'block_m': ({'9' * 5000}, 128)}}",
+    "the same in hexadecimal": f"SPACE = {{'block_m': (0x{'f' * 5000}, 128)}}",
+    "a lone surrogate": "SPACE = {'block_m': ('\\ud800', 'b')}",
+    "a lone surrogate as it is": "SPACE = {'block_m': ('\ud800', 'b')}",
+    "a set": "DEFAULTS = {'block_m': {1, 2}, 'block_n': 128, 'block_k': 128}",
+    "a list": "DEFAULTS = {'block_m': [1, 2], 'block_n': 128, 'block_k': 128}",
+    "infinity": "SPACE = {'block_m': (1e999, 128)}",
+    "a complex constraint": "CONSTRAINTS = {'(0 - block_m) ** 0.5 > 0': 'a root'}",
+    "a constraint of a complex literal": "CONSTRAINTS = {'block_m > 1j': 'a number'}",
+    "a constraint of a great power": "CONSTRAINTS = {'block_m ** block_m ** block_m ** 9 > 0': 'a number'}",
+    "keys that are none": "SPACE = {1: (1, 2)}",
+    "a null character": "SPACE = {'block_m': ('\\0', 128)}",
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_model_s_answer_of_that_kind_is_a_rejected_proposal(name):
+    """What a language model writes is refused by the dialect or as a space, and raises nothing else."""
+    declared = ANSWERS[name].partition(" ")[0]
+    lines = [
+        ANSWERS[name] if line.startswith(f"{declared} =") else line for line in twins.HONEST.splitlines()
+    ]
+    source = "\n".join(lines) + "\n"
+    assert ANSWERS[name] in source
+    if dialect.check(source):
+        return
+    try:
+        space = Space.from_source(source, [{"M": 256, "N": 256, "K": 512}])
+    except SpaceError as error:
+        str(error).encode()
+    else:
+        json.dumps([dict(space.defaults), list(space.constraints)])
+        assert space.violations(space.defaults) == [] or name == "a null character"
+
+
 def test_a_constraint_of_a_complex_value_holds_nowhere():
     with pytest.raises(SpaceError, match="empty"):
         Space({"a": (1, 2)}, {"(0 - a) ** 0.5 > 0": "never"}, defaults={"a": 1})
@@ -185,3 +226,22 @@ def test_a_journal_of_a_later_format_is_not_read(tmp_path):
         db.execute("PRAGMA user_version = 7")
     with pytest.raises(UserError, match="format 7"):
         Journal(path)
+
+
+@pytest.mark.parametrize("paid", [False, True])
+def test_what_was_paid_for_is_kept_when_the_disk_is_full(tmp_path, capsys, monkeypatch, paid):
+    def go(self):
+        if paid:
+            found = Evaluation(
+                genome="g", target="t", suite="s", stage=Stage.MEASURE, verdict=Verdict.CRASHED, reason="x"
+            )
+            self.journal.add_reference("baseline", "suite", found)
+        raise JournalError("the journal cannot be written: disk full.")
+
+    monkeypatch.setattr(run._Run, "go", go)
+    monkeypatch.setattr(run, "_require_toolchain", lambda resolved: None)
+    path = tmp_path / "campaign.yaml"
+    path.write_text(CAMPAIGN)
+    assert main(["run", str(path), "--home", str(tmp_path / "home")]) == 2
+    assert "disk full" in capsys.readouterr().err
+    assert bool(list((tmp_path / "home").glob("campaigns/*/" + JOURNAL))) is paid

@@ -45,7 +45,7 @@ def test_one_seed_one_sequence_with_proposals_in_flight(table: Table) -> None:
     assert len(set(run.sequence)) == 30
 
 
-@pytest.mark.parametrize(("seed", "lag", "expected"), [(0, 1, "a9d2b6119836"), (1, 4, "a00b80679616")])
+@pytest.mark.parametrize(("seed", "lag", "expected"), [(0, 1, "70cad56a1045"), (1, 4, "9690430ccbea")])
 def test_the_sequence_is_the_one_written_down(table: Table, seed: int, lag: int, expected: str) -> None:
     """Digests taken once: whatever processor, Python or numpy runs this must propose the same points."""
     assert digest(run_search(table, seed, Setting(budget=60, lag=lag))) == expected
@@ -103,7 +103,8 @@ def advance(proposer: SurrogateProposer, history: History, until: int, lag: int 
             index = len(history.candidates)
             proposal = proposer.propose(history, 0, np.random.default_rng([7, index]))
             assert proposal is not None
-            candidate = Candidate(index, proposal.genome, proposal.parents, proposal.mutation, 1, 0)
+            seen = len(history.evaluated)
+            candidate = Candidate(index, proposal.genome, proposal.parents, proposal.mutation, 1, 0, seen)
             assert proposal.genome.id not in history
             assert space_of(proposal.genome.source).legal(proposal.genome.params)
             history.propose(candidate)

@@ -213,6 +213,8 @@ def test_seed_kernels_and_faults_on_the_gpu():
             point = {**read_declarations(kernel.source).defaults, **kernel.overrides}
             found = cascade.evaluate(name, kernel.source, point, seed=1)
             assert found.verdict is Verdict.OK, found.reason + json.dumps(found.log)
+        loaded = station.run(Frame("modules"), JobLimits(20.0, 20.0)).frames[0].data["modules"]
+        assert not [n for n, file in loaded.items() if "candidate" in n + file or n.split(".")[0] == "triton"]
     finally:
         cascade.close()
         station.close()

@@ -254,3 +254,78 @@ def test_the_folder_works_alone(tmp_path: Path, plan: Plan) -> None:
         [sys.executable, "-S", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == plan.digest
+
+
+ADD = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def add(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    old = tl.load(y_ptr + at, mask=at < n)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + old, mask=at < n)
+
+def launch(inputs, params):
+    x = inputs["x"]
+    y = torch.empty_like(x)
+    y.fill_(0.5)
+    add[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), 256)
+    return (y,)
+"""
+
+
+@pytest.mark.gpu
+def test_threads_streams_and_graphs_on_the_gpu() -> None:
+    """A thread without a context, several on streams of their own, and a graph: the same bits from all."""
+    import torch
+
+    from tilewright.fitness.targets import load_target
+    from tilewright.workers.child.frames import Frame
+    from tilewright.workers.child.session import JobLimits, SessionPool
+    from tilewright.workers.device.station import compile_config
+
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs an NVIDIA H200")
+    tensor = {"shape": [1000, 33], "dtype": "float32"}
+    shape = {"id": "w", "inputs": [{"name": "x", **tensor}], "outputs": [{"name": "y", **tensor}]}
+    pool = SessionPool(compile_config(load_target("h200").gpu))
+    try:
+        answer = pool.run(
+            Frame("compile", {"source": ADD, "params": {}, "workloads": [shape]}), JobLimits(60.0, 60.0)
+        )
+    finally:
+        pool.close()
+    plan = Plan.from_bytes(answer.frames[-1].blobs["w"])
+    x = torch.randn(1000, 33, device="cuda")
+    made = [torch.full_like(x, torch.nan) for _ in range(8)]
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    ready = Ready(plan)
+    faults: list[Exception] = []
+
+    def calls(number: int) -> None:
+        try:
+            assert driver.current_context() == 0
+            for _ in range(100):
+                ready([x.data_ptr(), made[number].data_ptr()], streams[number % 4].cuda_stream)
+            assert driver.current_context() == 0
+        except Exception as error:  # noqa: BLE001 - a thread's error is its test's
+            faults.append(error)
+
+    threads = [threading.Thread(target=calls, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    assert not faults and all(torch.equal(y, x + 0.5) for y in made)
+    graph, y = torch.cuda.CUDAGraph(), torch.full_like(x, torch.nan)
+    torch.cuda.synchronize()
+    fresh = Ready(plan)
+    with torch.cuda.graph(graph):
+        fresh([x.data_ptr(), y.data_ptr()], torch.cuda.current_stream().cuda_stream)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(y, x + 0.5)

@@ -1,0 +1,139 @@
+"""The bill of a campaign: what it took of devices, processors and language models, and where its time went."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tilewright.evolve.proposers.llm.client import Exchange
+from tilewright.evolve.record.history import MutationKind
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.units import duration_text, percent_text
+from tilewright.seeds.operator import Scope
+
+SPENT = "spent"
+"""The event with which a run says what it took itself: its process's CPU time, the last comparison's device time."""
+
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What a campaign took: seconds of devices held, of processors, of wall clock; tokens; money if there are prices.
+
+    ``stages`` are seconds of workers by stage. ``gain`` is the best fitness over the first seed's, ``None`` before
+    there are both. ``first_verdict`` in seconds from the start.
+    """
+
+    device_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    tokens: int = 0
+    wall_seconds: float = 0.0
+    evaluations: int = 0
+    gain: float | None = None
+    first_verdict: float | None = None
+    stages: Mapping[str, float] = field(default_factory=dict)
+    prices: Mapping[str, float | str] = field(default_factory=dict)
+
+    @property
+    def money(self) -> float | None:
+        """In ``prices["currency"]``; None where nothing has a price."""
+        rates = {name: float(price) for name, price in self.prices.items() if name != "currency" and price}
+        if not rates:
+            return None
+        used = {
+            "device_hour": self.device_seconds / _HOUR,
+            "cpu_hour": self.cpu_seconds / _HOUR,
+            "million_tokens": self.tokens / 1e6,
+        }
+        return sum(used[name] * rate for name, rate in rates.items())
+
+    @property
+    def percents(self) -> float | None:
+        """Per cent gained over the first seed, as logarithms add up; None where nothing was."""
+        return None if not self.gain or self.gain <= 1.0 else 100.0 * math.log(self.gain)
+
+    def rows(self) -> dict[str, str]:
+        """Names and texts for a table, every figure with its unit."""
+        found = {
+            "device": duration_text(self.device_seconds),
+            "processors": f"{duration_text(self.cpu_seconds)} of CPU time",
+            "tokens": f"{self.tokens:,}".replace(",", " "),
+            "wall clock": f"{duration_text(self.wall_seconds)}, {self.evaluations} evaluations",
+        }
+        if self.device_seconds and self.wall_seconds:
+            found["device busy"] = (
+                percent_text(self.device_seconds / self.wall_seconds) + " of the wall clock"
+            )
+        if self.first_verdict is not None:
+            found["first verdict"] = f"after {duration_text(self.first_verdict)}"
+        if self.stages:
+            parts = (f"{name} {duration_text(seconds)}" for name, seconds in self.stages.items())
+            found["workers' time"] = ", ".join(parts)
+        if (money := self.money) is not None:
+            found["money"] = f"{money:.2f} {self.prices.get('currency', 'USD')}"
+        if (percents := self.percents) is not None:
+            each = [f"{self.cpu_seconds / percents:.1f} s of CPU time"]
+            each += [f"{self.device_seconds / percents:.1f} s of device"] if self.device_seconds else []
+            each += [f"{money / percents:.3f} {self.prices.get('currency', 'USD')}"] if money else []
+            found["per % gained"] = ", ".join(each)
+        return found
+
+    def line(self) -> str:
+        """All of it in one line."""
+        return "; ".join(f"{name} {text}" for name, text in self.rows().items())
+
+    def metrics(self) -> dict[str, float]:
+        """Figures by name, units within the names."""
+        found = {
+            "bill/device_seconds": self.device_seconds,
+            "bill/cpu_seconds": self.cpu_seconds,
+            "bill/tokens": float(self.tokens),
+            "bill/wall_seconds": self.wall_seconds,
+        }
+        if self.first_verdict is not None:
+            found["bill/first_verdict_seconds"] = self.first_verdict
+        if (money := self.money) is not None:
+            found["bill/money"] = money
+        return found
+
+
+def bill_of(journal: Journal, clock: Callable[[float], float]) -> Bill:
+    """What a campaign has taken so far. ``clock`` maps Unix seconds to seconds of campaign time."""
+    events = tuple(event for event in journal.events() if event.kind != "promoted")
+    rows = list(journal.evaluations())
+    others = [e for scope in Scope for e in journal.references(scope.value).values()]
+    spent: dict[str, float] = defaultdict(float)
+    for evaluation in [*(e for _, _, e, _ in rows), *others]:
+        for name, seconds in evaluation.spent.items():
+            spent[name] += seconds
+    for event in events:
+        if event.kind == SPENT:
+            spent["cpu"] += float(event.detail.get("cpu_seconds", 0.0))
+            spent["device"] += float(event.detail.get("device_seconds", 0.0))
+    device, cpu = spent.pop("device", 0.0), spent.pop("cpu", 0.0)
+    stages = dict(spent)
+    tokens = sum(Exchange.from_json(text).tokens for _, text in journal.exchanges())
+    last = max([event.at for event in events] + [at for *_, at in rows], default=0.0)
+    config = journal.meta("config") or {}
+    return Bill(
+        device_seconds=device,
+        cpu_seconds=cpu,
+        tokens=tokens,
+        wall_seconds=clock(last),
+        evaluations=len(rows),
+        gain=_gain(journal),
+        first_verdict=clock(rows[0][3]) if rows else None,
+        stages=stages,
+        prices={k: v for k, v in (config.get("prices") or {}).items() if v is not None},
+    )
+
+
+def _gain(journal: Journal) -> float | None:
+    """The best fitness over that of the first seed that passed."""
+    seeds = {c.index for c in journal.candidates() if c.mutation.kind is MutationKind.SEED}
+    passed = [(index, e.fitness) for _, index, e, _ in journal.evaluations() if e.fitness]
+    first = next((fitness for index, fitness in sorted(passed) if index in seeds), None)
+    return max(fitness for _, fitness in passed) / first if first else None

@@ -1,0 +1,120 @@
+"""Compiles one reproduction for a chip that is not there, with libtpu's simulator writing its dumps.
+
+Run as ``python child.py SPEC.json`` in an empty folder with folders ``llo`` and ``prof``, LIBTPU_INIT_ARGS set by the
+parent. ``SPEC``: ``source`` (a Python file), ``function`` and ``arguments`` (``function(**arguments)`` returns a
+function and its inputs; without them the file has ``create_inputs()`` and ``workload(*inputs)``), ``config`` (changes
+of the file's CONFIG), ``paths`` (to import from), ``topology``, ``kind``, ``root`` (of this repository).
+Inputs that are concrete arrays of int32 are known operands, and so are constants of the program.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+
+def main(spec: dict[str, Any]) -> None:
+    sys.path[:0] = [spec["root"], *spec["paths"]]
+    import jax
+    import numpy as np
+    from jax.sharding import AbstractDevice, AbstractMesh
+
+    device = AbstractDevice(device_kind=spec["kind"], num_cores=1, platform="tpu")
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device)):
+        function, inputs = reproduction(spec)
+        leaves, tree = jax.tree.flatten(inputs)
+        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        known = {
+            number: leaf
+            for number, leaf in enumerate(leaves)
+            if not isinstance(leaf, jax.ShapeDtypeStruct) and leaf.dtype == np.int32
+        }
+        lowered = export(lambda *flat: function(*jax.tree.unflatten(tree, flat)), shapes)
+        bound = bind(lowered.mlir_module_serialized, known)
+        compiled = compile_for(spec, lowered, bound, shapes)
+    memory = compiled.memory_analysis()
+    kernels = re.findall(r'%([\w.-]+) = [^\n]*custom_call_target="tpu_custom_call"', compiled.as_text())
+    told = {"temporary_bytes": int(memory.temp_size_in_bytes), "kernels": kernels}
+    Path("compiled.json").write_text(json.dumps(told))
+
+
+def reproduction(spec: dict[str, Any]) -> tuple[Any, Any]:
+    """The function to compile and its inputs, as shapes or (integers that decide the work) values."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    if not hasattr(pltpu, "repeat"):  # removed from jax, as is bit_width; what they did
+        pltpu.repeat = lambda x, repeats, axis: jnp.concatenate([x] * repeats, axis)
+    if not hasattr(pl, "store"):
+        pl.load = lambda ref, idx, mask=None: pltpu.load(ref.at[idx], mask=mask)
+        pl.store = lambda ref, idx, val, mask=None: pltpu.store(ref.at[idx], val, mask=mask)
+    if not hasattr(pltpu, "TPUCompilerParams"):
+        pltpu.TPUCompilerParams = pltpu.CompilerParams
+        pltpu.TPUMemorySpace = pltpu.MemorySpace
+    if not hasattr(pltpu, "ANY"):
+        pltpu.ANY = pl.ANY
+    if not hasattr(jax._src.dtypes, "bit_width"):
+        jax._src.dtypes.bit_width = lambda dtype: jax._src.dtypes.itemsize_bits(jnp.dtype(dtype))
+    module = types.ModuleType("reproduction")
+    sys.modules["reproduction"] = module
+    module.__file__ = spec["source"]
+    exec(compile(Path(spec["source"]).read_text(), spec["source"], "exec"), module.__dict__)
+    if "function" in spec:
+        function, inputs = getattr(module, spec["function"])(**spec["arguments"])
+        return function, list(inputs)
+    module.CONFIG.update(spec.get("config", {}))
+    inputs = jax.eval_shape(module.create_inputs)
+    if any(leaf.dtype == jnp.int32 for leaf in jax.tree.leaves(inputs)):
+        made = jax.device_get(module.create_inputs())
+        inputs = jax.tree.map(
+            lambda leaf, value: np.asarray(value) if leaf.dtype == jnp.int32 else leaf, inputs, made
+        )
+    return module.workload, list(inputs)
+
+
+def export(function: Any, shapes: list[Any]) -> Any:
+    import jax
+    from jax import export as exporting
+
+    unchecked = [exporting.DisabledSafetyCheck.custom_call("tpu_custom_call")]
+    jitted = jax.jit(function, keep_unused=True)
+    return exporting.export(jitted, platforms=["tpu"], disabled_checks=unchecked)(*shapes)
+
+
+def bind(module: bytes, known: dict[int, Any]) -> bytes:
+    """The module with known tables written by its kernels."""
+    from tilewright.workers.runners.known import bind as bound
+
+    return bound(module, known, constants=True).costed
+
+
+def compile_for(spec: dict[str, Any], exported: Any, module: bytes, shapes: list[Any]) -> Any:
+    import dataclasses
+
+    import jax
+    from jax.experimental import topologies
+    from jax.experimental.layout import Format, Layout
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    device = topologies.get_topology_desc(platform="tpu", topology_name=spec["topology"]).devices[0]
+    layout: Any = NamedSharding(Mesh([device], ("x",)), PartitionSpec())
+    if spec.get("layout", "auto") == "auto":
+        layout = Format(Layout.AUTO, layout)
+    replaced = dataclasses.replace(exported, mlir_module_serialized=module)
+    jitted = jax.jit(
+        lambda *operands: replaced.call(*operands),
+        in_shardings=(layout,) * len(shapes),
+        out_shardings=layout,
+    )
+    return jitted.trace(*shapes).lower(lowering_platforms=("tpu",)).compile()
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

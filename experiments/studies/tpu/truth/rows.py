@@ -1,0 +1,96 @@
+"""The truth set: a folder of kernel times that others measured, with what reproduces each kernel.
+
+``rows.jsonl`` holds one row a line: ``id``, ``set``, ``chip``, ``kind``, ``lineage`` (rows of one are compared with
+each other), ``measured_ms`` (raw times), ``spec`` (what ``child`` compiles, ``source`` relative to the folder),
+``units`` (how many times the measured kernel is what was compiled), ``host_ms`` (time of the host in the measurement),
+``copy_bytes`` (of copies of results that were measured, too), ``grouped`` (of a grouped product: its schedule, see
+``grouped``), ``provenance`` (repository, commit, file).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from experiments.studies.tpu.truth.grouped import grouped_events
+from experiments.studies.tpu.truth.simulated import Operation, Run, simulate
+from tilewright.fitness.memory import Rules, replay
+from tilewright.fitness.replay import Events, Kind
+
+CALLED = "call_exported"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured time and how to reproduce its kernel; see the module."""
+
+    id: str
+    set: str
+    chip: str
+    kind: str
+    lineage: str
+    measured_ms: list[float]
+    spec: dict[str, Any]
+    provenance: dict[str, str]
+    units: float = 1.0
+    host_ms: float = 0.0
+    copy_bytes: int = 0
+    grouped: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """The median of what was measured, the host's part left out."""
+        return (median(self.measured_ms) - self.host_ms) * 1e-3
+
+    @property
+    def fitted(self) -> bool:
+        """Whether constants may be fitted to it: of tpu7x one half, by a hash of the row."""
+        return self.chip != "tpu7x" or int(hashlib.sha256(self.id.encode()).hexdigest(), 16) % 2 == 0
+
+    def run(self, folder: Path, cache: Path) -> Run:
+        """The simulated reproduction."""
+        spec = {**self.spec, "chip": self.chip, "source": str(folder / self.spec["source"])}
+        return simulate(spec, cache)
+
+    def modelled(self, run: Run, rules: Rules) -> float:
+        """Seconds by the model, the host's part left out."""
+        copies = self.copy_bytes / 2 * (1 / rules.read + 1 / rules.write)
+        if self.grouped:
+            return replay(self.events(run), rules).seconds + copies
+        return sum(self._scaled(op, rules) for op in run.operations) + copies
+
+    def events(self, run: Run) -> Events:
+        """Of a grouped product as a whole."""
+        product = max(run.operations, key=lambda op: op.cycles)
+        told = self.grouped
+        return grouped_events(
+            told["kind"],
+            told["shape"],
+            told["sizes"],
+            told["tiles"],
+            told["buffers"],
+            product.events.core_cycles / told["steps"],
+        )
+
+    def _scaled(self, op: Operation, rules: Rules) -> float:
+        """One operation ``units`` times: a kernel fills its pipeline once, XLA's operations are their bytes."""
+        whole = replay(op.events, rules).seconds
+        if self.units == 1:
+            return whole * op.count
+        if not (op.kernel or op.name.startswith(CALLED)):
+            sizes = {kind: op.events.sizes[op.events.kinds == kind].sum() for kind in (Kind.READ, Kind.WRITE)}
+            return (
+                float(sizes[Kind.READ] / rules.read + sizes[Kind.WRITE] / rules.write) * self.units * op.count
+            )
+        fill = replay(op.events.until_first_wait(), rules).seconds
+        return (fill + (whole - fill) * self.units) * op.count
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """All rows of a truth set."""
+    with (folder / "rows.jsonl").open(encoding="utf-8") as lines:
+        return [Row(**json.loads(line)) for line in lines if line.strip()]

@@ -1,0 +1,187 @@
+"""Terms of one reproduction: compiled and simulated once, then read from a cache.
+
+The cache is a folder outside the repository: one ``.npz`` a run with the events of every operation and its counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.fitness.chips import CHIPS
+from tilewright.fitness.llo import ParseError, opcodes_of, read_profile, scan_bundles, vmem_bytes
+from tilewright.fitness.replay import Events, read_events
+from tilewright.workers.toolchains import libtpu_simulator as recipe
+
+ROOT = Path(__file__).resolve().parents[4]
+FILE_LIMIT = 3 << 30
+MEMORY_LIMIT = 15 << 30
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One HLO operation: the simulator's cycles, how often it runs, whether a Pallas kernel, counts, events."""
+
+    name: str
+    cycles: int
+    count: int
+    kernel: bool
+    opcodes: dict[str, int]
+    dmas: dict[str, int]
+    dma_bytes: dict[str, int]
+    spills: int
+    fills: int
+    vmem: int
+    events: Events
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything kept of one simulated reproduction, or why there is nothing."""
+
+    operations: tuple[Operation, ...]
+    failure: str
+    wall_seconds: float
+
+
+def key_of(spec: dict[str, Any]) -> str:
+    """Cache key: the source's text, how it is called, the chip and the toolchain."""
+    told = {name: spec[name] for name in sorted(spec) if name not in ("source", "paths", "root")}
+    versions = {name: version for name, version in recipe.toolchain().items() if name != "time_model"}
+    text = Path(spec["source"]).read_text() + json.dumps([told, versions], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def simulate(spec: dict[str, Any], cache: Path, limit: float = 240.0) -> Run:
+    """The run of a spec (see ``child``), compiled if the cache has none."""
+    cache.mkdir(parents=True, exist_ok=True)
+    kept = cache / f"{key_of(spec)}.npz"
+    if not kept.is_file():
+        run = _compile(spec, limit)
+        _save(kept, run)
+    return _load(kept)
+
+
+def cached(spec: dict[str, Any], cache: Path) -> Run | None:
+    """The run of a spec if it is in the cache."""
+    kept = cache / f"{key_of(spec)}.npz"
+    return _load(kept) if kept.is_file() else None
+
+
+def _compile(spec: dict[str, Any], limit: float) -> Run:
+    chip = CHIPS[spec["chip"]]
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tpu_truth_") as name:
+        folder = Path(name)
+        environment = {**os.environ, **recipe.compile_environment(folder)}
+        told = {"root": str(ROOT), "paths": [], **spec, "topology": chip.topology, "kind": chip.device_kind}
+        (folder / "spec.json").write_text(json.dumps(told))
+        child = Path(__file__).with_name("child.py")
+        try:
+            done = subprocess.run(
+                [sys.executable, str(child), "spec.json"],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=limit,
+                preexec_fn=_limited,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return Run((), f"more than {limit:.0f} s to compile and simulate", time.monotonic() - started)
+        if done.returncode != 0:
+            return Run((), _reason(done), time.monotonic() - started)
+        try:
+            operations = _read(folder)
+        except ParseError as error:
+            return Run((), f"dumps: {error}", time.monotonic() - started)
+    return Run(operations, "", time.monotonic() - started)
+
+
+def _limited() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT, FILE_LIMIT))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+
+
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    for line in lines:
+        if re.match(r"F\d{4} ", line):
+            return line.split("] ", 1)[-1][:300]
+    wanted = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
+    return f"exit {done.returncode}: " + (wanted or lines or [""])[-1][:300]
+
+
+def _read(folder: Path) -> tuple[Operation, ...]:
+    found = []
+    profiles = sorted((folder / "prof").glob("*_static_llo_profile.textproto"))
+    if not profiles:
+        raise ParseError("the simulator wrote no profile")
+    kernels = json.loads((folder / "compiled.json").read_text())["kernels"]
+    originals = {path: path.read_text(errors="replace") for path in (folder / "llo").glob("*original.txt")}
+    for path in profiles:
+        profile = read_profile(path.read_text(errors="replace"))
+        bundles = path.parent / f"{profile.name}_bundles.txt"
+        critical = path.parent / f"{profile.name}_critical_path.txt"
+        if not bundles.is_file() or not critical.is_file():
+            raise ParseError(f"no bundles of {profile.name}")
+        text = bundles.read_bytes()
+        counts = scan_bundles(text, opcodes_of(text))
+        own = [
+            t for p, t in originals.items() if f"-{profile.name}-" in p.name or f"-{profile.name}." in p.name
+        ]
+        found.append(
+            Operation(
+                profile.name,
+                profile.cycles,
+                profile.count,
+                profile.name in kernels,
+                dict(counts.opcodes),
+                dict(counts.dmas),
+                dict(counts.dma_bytes),
+                counts.spills,
+                counts.fills,
+                vmem_bytes(own),
+                read_events(text, critical.read_bytes(), profile.cycles),
+            )
+        )
+    return tuple(found)
+
+
+def _save(path: Path, run: Run) -> None:
+    told: dict[str, Any] = {"failure": run.failure, "wall_seconds": run.wall_seconds, "operations": []}
+    arrays = {}
+    for number, op in enumerate(run.operations):
+        told["operations"].append({k: v for k, v in vars(op).items() if k != "events"})
+        for field, values in vars(op.events).items():
+            arrays[f"{number}.{field}"] = values
+    temporary = path.with_suffix(".part.npz")
+    np.savez_compressed(temporary, told=np.array(json.dumps(told)), **arrays)
+    os.replace(temporary, path)
+
+
+def _load(path: Path) -> Run:
+    with np.load(path) as kept:
+        told = json.loads(str(kept["told"]))
+        operations = tuple(
+            Operation(
+                **entry,
+                events=Events(*(kept[f"{n}.{f}"] for f in ("work", "kinds", "sizes", "ready"))),
+            )
+            for n, entry in enumerate(told["operations"])
+        )
+    return Run(operations, told["failure"], told["wall_seconds"])

@@ -1,0 +1,122 @@
+"""The calibrated time of a TPU kernel, with the error to expect of it. One version of it for every figure.
+
+    seconds = sum over operations of their replay (``fitness.memory``) + the chip's fixed cost of a call
+
+The constants are fitted to kernel times that others measured and published; which, how well, and on which rows they
+were not fitted is in ``experiments/records/tpu_truth``. A change of formula or constants is a new ``VERSION``: figures
+of different versions are not comparable, and every modelled figure says which it is of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilewright.fitness.memory import Rules, replay
+
+if TYPE_CHECKING:
+    from tilewright.fitness.static_tpu import StaticRun
+
+VERSION = 2
+"""1: max(cycles / clock, HBM bytes / 0.8 of the bandwidth), no interval. 2: this."""
+
+COVERAGE = 0.9
+"""Share of real times that an interval is meant to hold."""
+
+SAME_STRUCTURE = 0.02
+"""Relative error left between two schedules of one structure that differ in one parameter: the rest cancels."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """``call``: seconds that a call costs beside its operations. ``errors``: log(real / modelled), lower and upper end
+    of the interval, by class of kernel (see ``kind_of``); ``rows``: how many measured times each class rests on.
+    """
+
+    rules: Rules
+    call: float
+    errors: Mapping[str, tuple[float, float]]
+    rows: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """A time with its interval, in seconds, what it went to (core at work, copies alone, waiting) and its class."""
+
+    seconds: float
+    low: float
+    high: float
+    core: float
+    memory: float
+    waited: float
+    kind: str
+
+
+def _calibration(
+    clock: float, read: float, write: float, latency: float, errors: Mapping[str, tuple[float, float, int]]
+) -> Calibration:
+    rules = Rules(clock, read, write, 0.0, latency)
+    ends = {name: (low, high) for name, (low, high, _) in errors.items()}
+    return Calibration(rules, 1e-6, ends, {name: rows for name, (_, _, rows) in errors.items()})
+
+
+CALIBRATIONS: Mapping[str, Calibration] = {
+    "tpu7x": _calibration(
+        1.80e9,
+        3.18e12,
+        3.13e12,
+        1.34e-6,
+        {"matrix": (-0.027, 0.03, 52), "vector": (-0.36, 0.1, 4), "memory": (-0.05, 0.05, 3)},
+    ),
+    "v6e": _calibration(
+        1.66e9,
+        1.43e12,
+        1.30e12,
+        0.2e-6,
+        {"matrix": (-0.1, 0.1, 19), "vector": (-0.1, 0.1, 19), "memory": (-0.12, 0.12, 4)},
+    ),
+    "v5e": _calibration(
+        1.5e9,
+        0.70e12,
+        0.63e12,
+        0.41e-6,
+        {"matrix": (-0.03, 0.01, 14), "vector": (-0.1, 0.1, 0), "memory": (-0.05, 0.05, 3)},
+    ),
+}
+"""By chip. Clocks: the one published is v5e's; tpu7x's 1.8 GHz is what its matrix-bound rows run at."""
+
+
+def time_of(run: StaticRun, chip: str, bound: str) -> Modelled:
+    """The time of one call. ``bound``: the unit with the largest lower bound (see ``static_tpu.diagnosis``)."""
+    calibration = CALIBRATIONS[chip]
+    seconds, core, memory, waited = calibration.call, 0.0, 0.0, 0.0
+    for events, count in run.events:
+        passed = replay(events, calibration.rules)
+        seconds += count * passed.seconds
+        core += count * passed.core
+        memory += count * passed.memory
+        waited += count * passed.waited
+    kind = kind_of(bound, core, memory)
+    low, high = calibration.errors[kind]
+    return Modelled(seconds, seconds * math.exp(low), seconds * math.exp(high), core, memory, waited, kind)
+
+
+def kind_of(bound: str, core: float, memory: float) -> str:
+    """The class whose error applies: ``memory`` where copies take longer than the core, else by the busiest unit."""
+    if memory > core:
+        return "memory"
+    return "matrix" if bound == "mxu" else "vector"
+
+
+def interval(seconds: float, chip: str, kind: str) -> tuple[float, float]:
+    """Where the real time of a modelled one lies, with ``COVERAGE``."""
+    low, high = CALIBRATIONS[chip].errors[kind]
+    return seconds * math.exp(low), seconds * math.exp(high)
+
+
+def relative_error(kinds: Sequence[str], chip: str) -> tuple[float, float]:
+    """Interval of log(real / modelled) for a mean over workloads: errors of one model are taken to go together."""
+    ends = [CALIBRATIONS[chip].errors[kind] for kind in kinds]
+    return min(low for low, _ in ends), max(high for _, high in ends)

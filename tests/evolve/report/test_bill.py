@@ -1,0 +1,66 @@
+"""The bill adds up what was recorded: device, processors, tokens, money."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tilewright.evolve.proposers.llm.client import Exchange
+from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.bill import SPENT, Bill
+from tilewright.evolve.report.data import load
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+
+
+def evaluation(genome: Genome, seconds: float, **spent: float) -> Evaluation:
+    figures = WorkloadFigures(
+        workload="w", seconds=seconds, tflops=1 / seconds, roofline_fraction=0.1, kind=FigureKind.MEASURED
+    )
+    return Evaluation(
+        genome=genome.id, target="h200", suite="s", stage=Stage.MEASURE, verdict=Verdict.OK, fitness=1 / seconds,
+        workloads=(figures,), spent=spent,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def journal(tmp_path: Path):
+    with Journal(tmp_path / "journal.sqlite", write=True, create=True) as journal:
+        journal.set_meta(
+            "campaign", {"id": "c-001", "floors": {"w": {"mxu_seconds": 1.0}}, "seeds": ["first"]}
+        )
+        prices = {"device_hour": 3600.0, "cpu_hour": 360.0, "million_tokens": 10.0, "currency": "EUR"}
+        journal.set_meta("config", {"prices": prices})
+        journal.add_event("started")
+        for index, (seconds, kind) in enumerate([(4.0, MutationKind.SEED), (2.0, MutationKind.PARAMETER)]):
+            genome = Genome("kernel", {"a": index})
+            journal.add_candidate(Candidate(index, genome, (), Mutation(kind, kind.value, ""), 0, 0, 0))
+            told = evaluation(genome, seconds, compile=1.0, measure=2.0, device=1.5, cpu=5.0)
+            journal.add_evaluation(index, told)
+        exchange = Exchange("k", "model", ({"role": "user", "content": "?"},), "!", "", 900_000, 100_000)
+        journal.add_exchange("k", json.dumps(asdict(exchange)))
+        journal.add_event(SPENT, cpu_seconds=10.0, device_seconds=2.0)
+        yield journal
+
+
+def test_it_adds_up_and_prices_what_was_recorded(journal: Journal) -> None:
+    bill = load(journal).bill
+    assert (bill.device_seconds, bill.cpu_seconds, bill.tokens) == (5.0, 20.0, 1_000_000)
+    assert bill.stages == {"compile": 2.0, "measure": 4.0}
+    assert bill.gain == 2.0 and bill.percents == pytest.approx(69.31, abs=0.01)
+    assert bill.money == pytest.approx(5.0 + 2.0 + 10.0)
+    assert "17.00 EUR" in bill.rows()["money"] and "0.1 s of device" in bill.rows()["per % gained"]
+    assert bill.metrics()["bill/money"] == pytest.approx(17.0)
+
+
+def test_headroom_reads_the_campaigns_floors(journal: Journal) -> None:
+    (row,) = load(journal).headroom()
+    assert (row.before, row.now, row.floor) == (4.0, 2.0, 1.0) and row.closed == pytest.approx(2 / 3)
+
+
+def test_without_prices_there_is_no_money() -> None:
+    assert Bill(device_seconds=3.0).money is None and "money" not in Bill(device_seconds=3.0).rows()

@@ -1,0 +1,78 @@
+"""Copies and work of a simulated run, timed again under one shared memory."""
+
+import numpy as np
+import pytest
+
+from tilewright.fitness.llo import ParseError
+from tilewright.fitness.memory import Rules, replay
+from tilewright.fitness.replay import Events, Kind, read_events
+
+RULES = Rules(clock=1e9, read=1e12, write=5e11, turn=0.0, latency=1e-6)
+
+BUNDLES = b"""0x0: bundle slots:
+  %s0_s1 = scalar_lea.sflag [#allocation4], %s9_s1
+  %1 = dma.hbm_to_vmem [thread:$0]  /*hbm=*/%s8_s1, /*size_in_granules=*/100, /*vmem=*/%s7_s0, /*dst_syncflagno=*/%s0_s1
+0x1: bundle slots:
+  %s2_s1 = scalar_lea.sflag [#allocation7], %s9_s1
+  %3 = dma.general /*size_in_granules=*/200, /*dst_syncflagno=*/%s2_s1, /*o=*/0 /* hbm-to-vmem */
+0x2: bundle slots:
+  %4 = dma.done.wait %s0_s1, 100
+0x3: bundle slots:
+  %5 = vadd.f32 %v1_v1, %v2_v1
+0x4: bundle slots:
+  %6 = dma.done.wait [#allocation7 + $0x1], 200
+0x5: bundle slots:
+  %7 = dma.vmem_to_hbm [thread:$0]  /*size_in_granules=*/50, /*hbm=*/%s0_s1, /*dst_syncflagno=*/[#allocation9]
+"""
+
+CRITICAL = b"""Length to end: 100, %s0_s1 = scalar_lea.sflag [#allocation4], %s9_s1
+Length to end: 99, %3 = dma.general /*src=*/%s8_s1
+Length to end: 59, %4 = dma.done.wait %s0_s1, 100
+Length to end: 49, %5 = vadd.f32 %v1_v1, %v2_v1
+Length to end: 20, %6 = dma.done.wait [#allocation7 + $0x1], 200
+Length to end: 1, %7 = dma.vmem_to_hbm
+"""
+
+
+def test_events_say_what_is_copied_what_is_waited_for_and_how_long_the_core_works():
+    found = read_events(BUNDLES, CRITICAL, 100)
+    assert found.kinds.tolist() == [Kind.READ, Kind.READ, Kind.WAIT, Kind.WAIT, Kind.WRITE]
+    assert found.sizes.tolist() == [3200, 6400, 3200, 6400, 1600]
+    assert found.ready.tolist() == [-1, -1, 0, 1, -1]
+    # what the core spends on copies' account is one cycle each; the vector operation took 29
+    assert found.core_cycles == 1 + 1 + 1 + 29 + 1 + 1
+
+
+def test_a_dump_without_bundles_is_refused():
+    with pytest.raises(ParseError):
+        read_events(b"", CRITICAL, 100)
+
+
+def events(*steps):
+    """(cycles of work before, kind, bytes, number of the start that is waited for)."""
+    work, kinds, sizes, ready = zip(*steps, strict=True)
+    return Events(np.array([*work, 0]), np.array(kinds), np.array(sizes), np.array(ready))
+
+
+def test_a_copy_that_is_waited_for_takes_its_bytes_and_the_latency():
+    found = replay(events((0, Kind.READ, 1_000_000, -1), (0, Kind.WAIT, 1_000_000, 0)), RULES)
+    assert found.seconds == pytest.approx(1e-6 + 1e-6)
+    assert found.waited == pytest.approx(2e-6)
+
+
+def test_work_hides_a_copy_and_a_copy_hides_nothing():
+    steps = [(0, Kind.READ, 1_000_000, -1), (5000, Kind.WAIT, 1_000_000, 0)]
+    assert replay(events(*steps), RULES).seconds == pytest.approx(5e-6)
+    assert replay(events(*steps, (0, Kind.WRITE, 1_000_000, -1)), RULES).seconds == pytest.approx(7e-6)
+
+
+def test_copies_share_one_memory():
+    both = [(0, Kind.READ, 1_000_000, -1), (0, Kind.READ, 1_000_000, -1)]
+    last = replay(events(*both, (0, Kind.WAIT, 1_000_000, 1)), RULES)
+    first = replay(events(*both, (0, Kind.WAIT, 1_000_000, 0)), RULES)
+    assert last.seconds == pytest.approx(3e-6)
+    assert first.waited == pytest.approx(2e-6), "the first is ready before the second has had its turn"
+
+
+def test_an_operation_without_copies_is_its_cycles():
+    assert replay(Events.idle(3000), RULES).seconds == pytest.approx(3e-6)

@@ -1,0 +1,210 @@
+"""Any operator by its name, one a user brought too; plans made ahead, kept with a library, in a cache and in a wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testkit import ROOT
+from testkit.library.shelves import SMALL, put
+from testkit.promote_campaign import FormulaPool, quick_child, write_campaign
+from tilewright.evolve import cli
+from tilewright.evolve.promote.command import Options, promote
+from tilewright.evolve.promote.library_writer import LibraryWriter
+from tilewright.evolve.promote.runtime import plan_shelf, store
+from tilewright.evolve.promote.warming import build_wheel
+
+CHILD = ROOT / "testkit" / "library" / "loaded_children.py"
+PRODUCT = "gemm_fp8_blockwise/gemm_nt"
+
+
+def child(library: Path, *arguments: str, program: Path = CHILD) -> dict[str, Any]:
+    environment = {
+        "PYTHONPATH": str(library),
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(library.parent),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, str(program), *arguments], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def brought(tmp_path_factory: pytest.TempPathFactory) -> LibraryWriter:
+    """A library with an operator that a user brought, promoted for a TPU."""
+    home = tmp_path_factory.mktemp("brought")
+    writer = LibraryWriter(home / "library")
+    folder = write_campaign(home / "home")
+    promote(folder, writer, Options(), lambda line: None, lambda resolved: FormulaPool(resolved, quick_child))
+    return writer
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_an_operator_a_user_brought_is_callable_and_falls_back_on_its_own_reference(
+    brought: LibraryWriter, framework: str
+) -> None:
+    pytest.importorskip(framework)
+    found = child(brought.library, framework)
+    assert max(found["off"]) < 2**-7, "bf16's rounding of the float64 product"
+    (message,) = found["warnings"]
+    assert "promoted for tpu:TPU7x, not for cpu" in message and not found["later"]
+    assert len(found["refused"]) == 4 and all("small_gemm/good takes" in text for text in found["refused"])
+    assert "promoted: small_gemm/good" in found["unknown"]
+    assert not found["tilewright"], "the reference comes with the version"
+
+
+def test_a_version_tells_its_operands_and_brings_its_reference(brought: LibraryWriter) -> None:
+    _, receipt, dispatch = brought.version("small_gemm/good")
+    assert dispatch["operands"]["inputs"][0] == {"name": "a", "dtype": "bfloat16", "shape": ["M", "K"]}
+    assert "reference.zip" in receipt["files"] and dispatch["rule"].startswith("the legal entry nearest")
+
+
+# -- plans made ahead --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def warmed(tmp_path_factory: pytest.TempPathFactory) -> tuple[LibraryWriter, str]:
+    """A library with a plain Triton product for Hopper, warmed for one shape here, on a CPU; the version before."""
+    pytest.importorskip("triton")
+    home = tmp_path_factory.mktemp("warmed")
+    writer = LibraryWriter(home / "library")
+    before = put(writer, PRODUCT, "pointer", ((256, 256, 256),), params=SMALL, serves="cuda:9.0", target="h200")
+    shapes = home / "shapes.txt"
+    shapes.write_text(f"# one shape\n{PRODUCT} 128 256 256\n")
+    library = ["--library", str(writer.library)]
+    assert cli.main(["library", "warm", "--shapes", str(shapes), *library]) == 0
+    return writer, before
+
+
+def test_plans_are_made_without_a_gpu_and_vouched_for_by_the_receipt(
+    warmed: tuple[LibraryWriter, str], tmp_path: Path
+) -> None:
+    writer, before = warmed
+    version, receipt, _ = writer.version(PRODUCT)
+    assert version != before and writer.index(PRODUCT)["history"][-1]["action"] == "warm"
+    place = writer.place(PRODUCT) / "versions" / version
+    (pack,) = plan_shelf.packs(place, "h200")
+    plan = pack.find("pointer", (128, 256, 256))
+    assert plan is not None and plan.architecture == 90 and plan.outputs[0].shape == (128, 256)
+    assert pack.find("pointer", (256, 256, 256)) is None and pack.find("other", (128, 256, 256)) is None
+    (told,) = receipt["plans"].values()
+    assert told["digests"] == [plan.digest] and told["toolchain"]["triton"]
+    assert cli.main(["library", "rollback", PRODUCT, "--library", str(writer.library)]) == 0
+    assert writer.version(PRODUCT)[0] == before
+    arguments = ["library", "rollback", PRODUCT, "--to", version, "--library", str(writer.library)]
+    assert cli.main(arguments) == 0 and writer.version(PRODUCT)[0] == version
+
+
+def test_a_pack_that_is_not_what_was_promoted_is_refused(
+    warmed: tuple[LibraryWriter, str], tmp_path: Path
+) -> None:
+    writer, _ = warmed
+    version, receipt, _ = writer.version(PRODUCT)
+    place = writer.place(PRODUCT) / "versions" / version
+    (name,) = [n for n in receipt["files"] if n.startswith("plans_")]
+    good = (place / name).read_bytes()
+    for bad in (good[:-20], good[:200] + bytes([good[200] ^ 1]) + good[201:], b""):
+        (place / name).write_bytes(bad)
+        with pytest.raises(store.UnsoundLibrary, match="is not what was promoted"):
+            plan_shelf.packs(place, "h200")
+    (place / name).unlink()
+    with pytest.raises(store.UnsoundLibrary, match="cannot be read"):
+        plan_shelf.packs(place, "h200")
+    (place / name).write_bytes(good)
+    plans = plan_shelf.Pack(good, name).everything()
+    assert plan_shelf.Pack(plan_shelf.packed(plans, {"triton": "x"}), name).everything() == plans
+    with zipfile.ZipFile(place / name) as archive:
+        index = json.loads(archive.read("index.json"))
+        parts = {n: archive.read(n) for n in archive.namelist()}
+    index["plans"]["pointer"]["128x256x256"]["digest"] = "0" * 64
+    parts["index.json"] = json.dumps(index).encode()
+    with zipfile.ZipFile(tmp_path / "forged.zip", "w") as archive:
+        for part, data in parts.items():
+            archive.writestr(part, data)
+    forged = plan_shelf.Pack((tmp_path / "forged.zip").read_bytes(), "forged")
+    with pytest.raises(store.UnsoundLibrary, match="another plan than its index says"):
+        forged.find("pointer", (128, 256, 256))
+
+
+def test_the_cache_knows_a_plan_by_what_it_was_made_from(
+    warmed: tuple[LibraryWriter, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, _ = warmed
+    version, _, _ = writer.version(PRODUCT)
+    place = writer.place(PRODUCT) / "versions" / version
+    (pack,) = plan_shelf.packs(place, "h200")
+    plan = pack.find("pointer", (128, 256, 256))
+    assert plan is not None
+    monkeypatch.setenv(plan_shelf.CACHE_VARIABLE, str(tmp_path))
+    kernel = store.load_table(PRODUCT, "cuda:9.0", writer.kernels).regions[0].kernel
+    keys = {
+        plan_shelf.cache_key(kernel, dims, architecture, {"triton": triton})
+        for dims in ((128, 256, 256), (256, 256, 256))
+        for architecture in (90, 100)
+        for triton in ("3.6.0", "3.7.1")
+    }
+    assert len(keys) == 8
+    key = min(keys)
+    assert plan_shelf.cached(key) is None
+    plan_shelf.keep(key, plan)
+    assert plan_shelf.cached(key) == plan and plan_shelf.cached(max(keys)) is None
+    (path,) = plan_shelf.cache_folder().glob("*.plan")
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    assert plan_shelf.cached(key) is None, "cut short"
+    path.write_bytes(data)
+    path.rename(path.with_name(f"{key}-{'0' * 40}.plan"))
+    assert plan_shelf.cached(key) is None, "another plan than its name says"
+    monkeypatch.setenv(plan_shelf.CACHE_VARIABLE, "/proc/none")
+    plan_shelf.keep(key, plan)
+    assert plan_shelf.cached(key) is None
+
+
+def test_bad_shapes_are_one_sentence(
+    warmed: tuple[LibraryWriter, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer, _ = warmed
+    before = writer.version(PRODUCT)[0]
+    capsys.readouterr()
+    for text in (f"{PRODUCT} 12 x", "{", '{"a/b": [[0]]}', "gemm_fp8_blockwise 1 2", '{"a/b": 3}'):
+        path = tmp_path / "shapes"
+        path.write_text(text)
+        assert cli.main(["library", "warm", "--shapes", str(path), "--library", str(writer.library)]) == 2, text
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert "--shapes" in line and "Traceback" not in line
+    assert writer.version(PRODUCT)[0] == before
+
+
+def test_a_wheel_holds_what_is_current_and_is_the_same_twice(
+    warmed: tuple[LibraryWriter, str], tmp_path: Path
+) -> None:
+    writer, before = warmed
+    wheel = build_wheel(writer, tmp_path / "one")
+    assert wheel.read_bytes() == build_wheel(writer, tmp_path / "two").read_bytes()
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "-q", "--target", str(site)]
+    done = subprocess.run([*command, str(wheel)], capture_output=True, text=True, timeout=120, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    installed = LibraryWriter(site)
+    assert installed.versions(PRODUCT) == [writer.version(PRODUCT)[0]] and before not in installed.versions(PRODUCT)
+    script = (
+        "import json, tilewright_library as l; from tilewright_library import plan_shelf, store; "
+        f"t = store.load_table('{PRODUCT}', 'cuda:9.0'); (p,) = plan_shelf.packs(t.version, t.target); "
+        "print(json.dumps({'served': str(l.served(t.operator, 'cuda:9.0', (128, 256, 256))), "
+        "'found': p.find('pointer', (128, 256, 256)) is not None, 'place': l.__file__}))"
+    )
+    program = tmp_path / "program.py"
+    program.write_text(script)
+    found = child(site, program=program)
+    assert found["found"] and "kernel pointer" in found["served"] and found["place"].startswith(str(site))
