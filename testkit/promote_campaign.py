@@ -19,6 +19,7 @@ from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
+from tilewright.fitness import time_model
 from tilewright.fitness.evaluation import Evaluation, GateReading, Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Scope
 from tilewright.workers.device.comparison import Comparison
@@ -148,6 +149,7 @@ class FormulaPool:
                 tflops=operator.flops(shape) / seconds / 1e12,
                 roofline_fraction=0.5,
                 kind=self.resolved.target.kind,
+                model_version=None if self.resolved.target.measured else time_model.VERSION,
             )
             for shape in shapes
             if job.only is None or shape.id in job.only

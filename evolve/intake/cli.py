@@ -62,9 +62,9 @@ def _request(arguments: argparse.Namespace) -> Any:
 
 
 def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
-    from tilewright.api import RecordedCampaign
+    import tilewright
     from tilewright.evolve.intake.tune import config_of, export, prepare, target_named
-    from tilewright.evolve.record.home import find_campaign, home_folder
+    from tilewright.evolve.record.home import home_folder
     from tilewright.evolve.run import run
     from tilewright.evolve.show.display import make_display
 
@@ -82,7 +82,7 @@ def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
     outcome = run(config_of(request, target, where, overrides), home, make_display())
     code = tell(outcome, arguments)
     if code == 0:
-        module = export(RecordedCampaign(find_campaign(home, outcome.campaign)), request, answer, where)
+        module = export(tilewright.open_campaign(outcome.campaign, home=home), request, answer, where)
         _say(f"winner: {module} (a plain module: {request.name})")
     return code
 

@@ -14,13 +14,24 @@ import triton.language as tl
 
 from tilewright.workers.intake import symbols
 from tilewright.workers.intake.normalise import Kernels, Text, _dtype_name, _jitted, definition
-from tilewright.workers.intake.record import Launch, Refusal, Trace, Var
+from tilewright.workers.intake.record import PACKED_RANK, Launch, Refusal, Trace, Var
 
 COPY = "copy_argument"
 _COPY_TEXT = """@triton.jit
 def copy_argument(source, target, size, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(target + at, tl.load(source + at, mask=at < size), mask=at < size)"""
+
+PACK = "pack_view"
+_PACK_TEXT = """@triton.jit
+def pack_view(source, target, size, n1, n2, n3, s0, s1, s2, s3, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    last, rest = at % n3, at // n3
+    third, rest = rest % n2, rest // n2
+    second, first = rest % n1, rest // n1
+    place = first * s0 + second * s1 + third * s2 + last * s3
+    tl.store(target + at, tl.load(source + place, mask=inside), mask=inside)"""
 
 WARPS = (1, 2, 4, 8, 16, 32)
 STAGES = (1, 2, 3, 4, 5)
@@ -214,8 +225,31 @@ class _Emitter:
                     lines.append(f"{var.name}.{method}()")
             elif step.name in used and step.text is not None:
                 lines.append(f"{step.name} = {self._resolved(step.text)}")
-        lines.append(f"return ({', '.join(v.name for v in outputs)},)")
+                if step.packs is not None:
+                    lines.append(self._pack(step.packs, step.name))
+        returned = []
+        for place, var in enumerate(outputs):
+            returned.append(var.name)
+            if not var.tensor.is_contiguous():
+                returned[-1] = f"r{place}"
+                shape = "".join(f"{var.name}.shape[{axis}], " for axis in range(var.tensor.dim()))
+                lines.append(f"r{place} = torch.empty(({shape}), dtype={var.tensor.dtype})")
+                lines.append(self._pack(var, f"r{place}"))
+        lines.append(f"return ({', '.join(returned)},)")
         return "".join(f"    {_tidy(line)}\n" for line in lines)
+
+    def _pack(self, var: Var, target: str) -> str:
+        """The launch that copies a view into contiguous memory."""
+        rank = var.tensor.dim()
+        if rank > PACKED_RANK:
+            raise Refusal(f"a result or a copy of a view of more than {PACKED_RANK} dimensions", var.line)
+        missing = PACKED_RANK - rank
+        sizes = ["1"] * missing + [f"{var.name}.shape[{n}]" for n in range(rank)]
+        strides = ["0"] * missing + [f"{var.name}.stride({n})" for n in range(rank)]
+        self._kernels.functions.setdefault(PACK, Text(PACK, _PACK_TEXT, ""))
+        self._notes.append("a view is made contiguous by a kernel of its own, whose time counts")
+        given = ", ".join([var.name, target, f"{target}.numel()", *sizes[1:], *strides, "1024"])
+        return f"{PACK}[(triton.cdiv({target}.numel(), 1024),)]({given})"
 
     def _fresh_shape(self, var: Var, replaced: Mapping[str, str]) -> str:
         """The shape of an output argument, said by the shapes of what is truly given."""
@@ -238,6 +272,8 @@ class _Emitter:
                 self._kernels.refusals.append((var.line, f"torch computes {var.foreign} outside a kernel"))
             if var.base is not None:
                 add(var.base)
+            if var.packs is not None:
+                add(var.packs)
             if var.text:
                 texts.append(var.text)
 

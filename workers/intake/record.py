@@ -20,6 +20,8 @@ from triton.runtime import autotuner, interpreter
 from tilewright.workers.intake import symbols
 
 DEVICE = torch.device("cuda", 0)
+PACKED_RANK = 4
+"""Most dimensions of a view that is made contiguous."""
 
 
 class Refusal(Exception):
@@ -41,6 +43,8 @@ class Var:
     base: Var | None = None
     line: int = 0
     foreign: str = ""
+    packs: Var | None = None
+    """What it is a contiguous copy of."""
 
 
 @dataclass
@@ -257,6 +261,9 @@ class Recording(TorchFunctionMode):
         tensor = args[0]
         if name == "contiguous" and tensor.is_contiguous(**options):
             return tensor
+        var = self._var(tensor)
+        if name == "contiguous" and var is not None and tensor.dim() <= PACKED_RANK:
+            return self._packed(var, tensor)
         if name in ("to", "cuda"):
             wanted = [a for a in (*args[1:], *options.values()) if isinstance(a, torch.dtype)]
             others = [a.dtype for a in args[1:] if isinstance(a, torch.Tensor)]
@@ -270,6 +277,16 @@ class Recording(TorchFunctionMode):
                 return tensor
         self._foreign(name, result)
         return result
+
+    def _packed(self, var: Var, tensor: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy, which a kernel of ours will make."""
+        value = tensor.contiguous()
+        shape = "".join(f"{symbols.code_of(n)}, " for n in self._sizes(var, value.shape))
+        text = f"torch.empty(({shape}), dtype={value.dtype})"
+        self._trace.add(
+            Var(self._trace.fresh_name("t"), value, "packed", text, None, user_line(), var.foreign, var)
+        )
+        return value
 
     def _view(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         var, value = self._var(args[0]), func(*args, **options)
@@ -295,6 +312,8 @@ class Recording(TorchFunctionMode):
             return self._note_view(value, var, f"{var.name}.view(({sizes},))")
         if value is args[0]:
             return value
+        if name == "t":
+            return self._note_view(value, var, f"{var.name}.T" if value.dim() == 2 else var.name)
         return self._note_view(value, var, f"{var.name}.{name}({', '.join(rest)})")
 
     def _note_view(self, value: torch.Tensor, base: Var, text: str) -> torch.Tensor:

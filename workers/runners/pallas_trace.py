@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src.core import jaxprs_in_params
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import AbstractDevice, AbstractMesh
 
 from tilewright.workers.child.frames import Frame, dtype_named
@@ -66,6 +66,9 @@ def trace(build: Callable[..., Any], params: Mapping[str, Any], workload: Mappin
     """The candidate's function for one workload. Raises TypeError for other outputs, NestedKernel for hidden loops."""
     specs = specs_of(workload["inputs"])
     traced: ClosedJaxpr = jax.jit(build(dict(params))).trace(*specs).jaxpr
+    if _wraps_kernels(traced.jaxpr):
+        # a rule of differentiation around a kernel runs it once: it is traced without the rule
+        traced = jax.jit(lambda *operands: _unwrapped(traced, operands)).trace(*specs).jaxpr
     check_form(traced, workload)
     return traced
 
@@ -79,6 +82,43 @@ def check_form(closed: ClosedJaxpr, workload: Mapping[str, Any]) -> None:
             does = "returns" if tensors is workload["outputs"] else "takes"
             raise TypeError(f"build's function {does} {_say(found)} instead of {_say(wanted)}")
     _refuse_nested_kernels(closed.jaxpr)
+
+
+_WRAPPERS = {
+    "custom_vjp_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "closed_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+}
+"""Primitives that run what is in them exactly once, and under which parameter they hold it."""
+
+
+def _wraps_kernels(jaxpr: Any) -> bool:
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name in _WRAPPERS and any(map(_has_kernel, jaxprs_in_params(equation.params))):
+            return True
+        if name == "jit" and _wraps_kernels(equation.params["jaxpr"].jaxpr):
+            return True
+    return False
+
+
+def _unwrapped(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    """Evaluate a jaxpr, what wrappers hold in their place."""
+    values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    values.update(zip(closed.jaxpr.invars, operands, strict=True))
+    for equation in closed.jaxpr.eqns:
+        taken = [atom.val if isinstance(atom, Literal) else values[atom] for atom in equation.invars]
+        name, params = equation.primitive.name, equation.params
+        held = params["jaxpr"] if name == "jit" else params.get(_WRAPPERS.get(name, ""))
+        if held is not None:
+            results = _unwrapped(held if isinstance(held, ClosedJaxpr) else ClosedJaxpr(held, ()), taken)
+        else:
+            results = equation.primitive.bind(*taken, **equation.primitive.get_bind_params(params))
+            results = results if equation.primitive.multiple_results else [results]
+        values.update(zip(equation.outvars, results, strict=True))
+    return [atom.val if isinstance(atom, Literal) else values[atom] for atom in closed.jaxpr.outvars]
 
 
 def _refuse_nested_kernels(jaxpr: Any) -> None:

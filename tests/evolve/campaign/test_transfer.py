@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from testkit.spaces.campaigns import Setting, table_campaign
-from testkit.spaces.tables import SPACES, Table, read_tables
+from testkit.spaces.tables import SPACES, Table, read_table, read_tables
 from testkit.spaces.transfer import compare, suites
-from tilewright.evolve.campaign.transfer import Earlier, leads_of, read_earlier, records_of
+from tilewright.evolve.campaign.transfer import Earlier, leads_of, read_earlier, records_of, related
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.record.history import History
 from tilewright.evolve.record.home import JOURNAL
@@ -79,3 +79,36 @@ def test_only_what_this_space_knows_is_taken_over_and_only_relative_to_its_campa
     assert np.allclose(records.targets, [-6.0, -4.0, 0.0])
     assert records.earlier
     assert [lead.params["block"] for lead in leads_of([earlier], lambda source: space)] == [32, 16]
+
+
+def test_a_home_offers_what_it_finished_of_the_same_source_or_operator(
+    home: Path, shapes: list[Table]
+) -> None:
+    def found(operator: str, target: str, *sources: str) -> tuple[str, ...]:
+        return related(home, operator, target, sources, shapes[1].space_of)
+
+    assert found("other", "h200", shapes[1].kernel) == ("first",)
+    assert found("other", "h200") == ()
+    with Journal(home / "campaigns" / "first" / JOURNAL, write=True) as journal:
+        journal.set_meta("campaign", {"operator": "quant", "target": "h200"})
+    assert found("quant", "h200") == ("first",)
+    assert found("quant", "b200") == ()
+    assert related(home / "nowhere", "quant", "h200", (), shapes[1].space_of) == ()
+
+
+def test_earlier_points_whose_fitness_is_inverted_are_dropped() -> None:
+    """Kept, they would hold the search where it was worst; right ones are kept."""
+    table, ends = read_table(SPACES / "conv_rtx3090_fail.json"), {}
+    rows = table.space.points[np.random.default_rng(9).choice(len(table.space.points), 80, replace=False)]
+    genomes = [Genome(table.kernel, table.space.decode(row)) for row in rows]
+    for sign in (1, -1):
+        points = [(g, -sign * math.log(table.time(g))) for g in genomes]  # NaN for a failure
+        campaign = table_campaign(table, 1, Setting(budget=60), [Earlier("before", table.kernel, points)])
+        campaign.run()
+        (proposer,) = [p for p in campaign.searcher.then.proposers if p.name == "surrogate"]
+        ends[sign] = (
+            max(table.fraction(c.genome) for c in campaign.history.candidates),
+            len(proposer._earlier),
+        )
+    assert ends[1][1] == 1 and ends[-1][1] == 0
+    assert ends[1][0] > 0.95 and ends[-1][0] > 0.8

@@ -64,6 +64,11 @@ def scale_(x, factor):
     return x
 
 
+def scaled_columns(x, factor):
+    turned = x.t().contiguous()
+    return scale_(turned, factor).t()
+
+
 @triton.jit
 def _noisy(x_ptr, y_ptr, n, seed, BLOCK: tl.constexpr):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

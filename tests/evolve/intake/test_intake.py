@@ -75,6 +75,15 @@ def test_an_argument_changed_in_place_is_copied(files: Path) -> None:
     assert any("changed in place" in note for note in answer["notes"])
 
 
+def test_a_transposed_view_is_packed_and_so_is_a_transposed_result(files: Path) -> None:
+    request = tune.Request(
+        files / "mine.py", "scaled_columns", f"{files}/plain.py:scale", ("f32[30, 70], 2.0",)
+    )
+    answer = tune.take(request, load_target("interpreter"))
+    assert answer["source"].count("pack_view[") == 2
+    assert answer["results"][0][2] == ["M", "N"]
+
+
 def test_a_kernel_that_is_wrong_is_told_so_with_its_worst_element(files: Path) -> None:
     request = tune.Request(
         files / "mine.py", "wrong_group_norm", f"{files}/plain.py:group_norm", ("f32[64, 64]",)

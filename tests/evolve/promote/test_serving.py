@@ -130,5 +130,5 @@ def test_a_receipt_is_repeated_where_its_kernels_serve(
         return pools[-1]
 
     findings = list(library_commands.check(writer, None, files_only=False, make=make, say=str))
-    assert any(f"{ODD} takes" in f.sentence for f in findings)
+    assert any(f"{ODD} takes" in f.sentence for f in findings), findings
     assert all(ODD not in job.only for job in pools[0].jobs if job.genome.params == winner.params)

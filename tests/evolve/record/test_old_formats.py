@@ -28,13 +28,16 @@ def test_a_finished_journal_is_read_and_reported(tmp_path: Path) -> None:
     assert "before-001" in campaign.report(tmp_path / "report.html").read_text()
 
 
-def test_a_stopped_campaign_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_campaign_of_another_time_model_is_read_and_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(FIXTURES / "small_gemm", tmp_path / "small_gemm")
-    before = opened("stopped-001", tmp_path).history
-    after = tw.resume("stopped-001", home=tmp_path)
-    assert after.state == "finished" and len(after.history) == 4
-    assert after.history[: len(before)] == before
+    campaign = opened("stopped-001", tmp_path)
+    assert campaign.state != "finished" and campaign.history
+    with pytest.raises(tw.UserError, match="time model 1, this tilewright's is 2"):
+        tw.resume("stopped-001", home=tmp_path)
+    assert tw.open_campaign("stopped-001", home=tmp_path).history == campaign.history
 
 
 def test_every_version_of_the_library_here_is_read() -> None:

@@ -1,0 +1,204 @@
+"""What runs say of knobs and dimensions: which only tile, and along which the reference works by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tilewright.workers.intake.call_site import (
+    Oracle,
+    Site,
+)
+from tilewright.workers.intake.emit import Knob, Taken
+from tilewright.workers.intake.operator import (
+    Result,
+    TakenOperator,
+    to_tensor,
+)  # fmt: skip
+from tilewright.workers.intake.trial import (
+    Shape,
+    id_of,
+    run,
+)
+
+EVIDENCE_SECONDS = 25.0
+
+
+def operator_of(
+    request: Mapping[str, Any], site: Site, reference: Oracle, results: Sequence[Result], spread: int
+) -> TakenOperator:
+    judge_of = (request["reference"], reference.call, tuple(site.operands), tuple(results))
+    return TakenOperator("taken/one", *judge_of, {}, {}, reference.precision, (), {}, ("randn",), spread)
+
+
+def evidence(taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Sequence[Shape], operator: TakenOperator,
+              notes: list[str]) -> tuple[dict[str, tuple[Any, ...]], list[dict[str, Any]]]:  # fmt: skip
+    """Which knobs only tile: other values give answers that pass. Those that do not stay as they are."""
+    from tilewright.fitness.gates import failure, read_gates
+
+    began = time.monotonic()
+    space: dict[str, tuple[Any, ...]] = {}
+    fixed: list[dict[str, Any]] = []
+    said = {knob.name: uses(taken, knob) for knob in taken.knobs}
+    probe = min(shapes, key=lambda s: sum(a.size for a in s.inputs["randn"].values()))
+
+    def passes(params: Mapping[str, Any], shape: Shape) -> bool:
+        try:
+            outputs = run(module, params, shape.inputs["randn"])
+        except Exception:  # noqa: BLE001 - a value that does not work is no knob's
+            return False
+        named = {r.name: o for r, o in zip(operator.results, outputs, strict=True)}
+        from tilewright.workers.intake.operator import as_result
+
+        wanted = {
+            r.name: {r.name: as_result(shape.answers["randn"][r.place], r.dtype)} for r in operator.results
+        }
+        return failure(read_gates(operator.gates, named, wanted, "randn"), operator.gates) is None
+
+    for knob in taken.knobs:
+        if not said[knob.name]:
+            fixed.append({"name": knob.name, "value": knob.default, "why": "the kernel never uses it"})
+            continue
+        values = knob.values
+        if "num_stages" in knob.name:
+            values = tuple(v for v in values if v <= 8) or (knob.default,)
+        if knob.certain:
+            space[knob.name] = values
+            continue
+        seen = arguments_of(taken, module, {**defaults}, shapes)
+        kept, changed = [knob.default], False
+        for value in values:
+            if value == knob.default:
+                continue
+            changes = arguments_of(taken, module, {**defaults, knob.name: value}, shapes) != seen
+            changed = changed or changes
+            late = time.monotonic() - began > EVIDENCE_SECONDS
+            tried = [probe] if late else shapes
+            if changes and all(passes({**defaults, knob.name: value}, s) for s in tried):
+                kept.append(value)
+        if len(kept) > 1:
+            space[knob.name] = tuple(sorted(kept))
+        elif changed:
+            fixed.append(
+                {
+                    "name": knob.name,
+                    "value": knob.default,
+                    "why": "another value gives another answer: it is part of the meaning",
+                }
+            )
+        else:
+            fixed.append(
+                {
+                    "name": knob.name,
+                    "value": knob.default,
+                    "why": "other values change nothing on these shapes",
+                }
+            )
+    return space, fixed
+
+
+def uses(taken: Taken, knob: Knob) -> bool:
+    """Whether a launch argument that the knob is in is used by its kernel."""
+    import ast
+
+    text = taken.source[taken.source.index("def launch(") :]
+    for call in (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)):
+        if not isinstance(call.func, ast.Subscript):
+            continue
+        kernel = taken.kernels.functions.get(ast.unparse(call.func.value))
+        if f"'{knob.name}'" in ast.unparse(call.func.slice) or any(
+            f"'{knob.name}'" in ast.unparse(k.value) for k in call.keywords
+        ):
+            return True
+        if kernel is None:
+            continue
+        node = next(n for n in ast.parse(kernel.text).body if isinstance(n, ast.FunctionDef))
+        body = {n.id for s in node.body for n in ast.walk(s) if isinstance(n, ast.Name)}
+        for parameter, value in zip(node.args.args, call.args, strict=False):
+            if f"'{knob.name}'" in ast.unparse(value) and parameter.arg in body:
+                return True
+    return False
+
+
+def arguments_of(taken: Taken, module: Any, params: Mapping[str, Any], shapes: Sequence[Shape]) -> Any:
+    """The numbers that kernels would be given, without running them."""
+    from triton.runtime.interpreter import GridExecutor
+
+    noted: list[Any] = []
+    run = GridExecutor.__call__
+
+    def note(executor: Any, *args: Any, **kwargs: Any) -> None:
+        grid = executor.grid(kwargs) if callable(executor.grid) else executor.grid
+        noted.append((tuple(grid), [a for a in args if isinstance(a, bool | int | float | str)]))
+
+    GridExecutor.__call__ = note
+    try:
+        for shape in shapes:
+            tensors = {
+                n: torch.empty(a.shape, dtype=to_tensor(a[:0] if a.ndim else a, "").dtype)
+                for n, a in shape.inputs["randn"].items()
+            }
+            module.launch(tensors, dict(params))
+    except Exception as error:  # noqa: BLE001 - no arguments either
+        noted.append(repr(error))
+    finally:
+        GridExecutor.__call__ = run
+    return noted
+
+
+def independent_of(site: Site, reference: Oracle, shape: Shape, results: Sequence[Result]) -> list[str]:
+    """Dimensions along which the reference treats elements by themselves, found by asking for some of them."""
+    found: list[str] = []
+    inputs, whole = shape.inputs["randn"], shape.answers["randn"]
+    for name, size in shape.dims.items():
+        if size < 3 or not all(name in r.shape for r in results):
+            continue
+        picks = np.array([0, size // 2, size - 1])
+
+        def some(
+            array: np.ndarray, of: Sequence[Any], name: str = name, picks: np.ndarray = picks
+        ) -> np.ndarray:
+            for axis, dim in enumerate(of):
+                if dim == name:
+                    array = np.take(array, picks, axis=axis)
+            return array
+
+        try:
+            part = reference({o.name: some(inputs[o.name], o.shape) for o in site.operands})
+        except Exception:  # noqa: BLE001 - then it does not
+            continue
+        wanted = [some(whole[r.place], r.shape) for r in results]
+        got = [part[r.place] for r in results]
+        if all(
+            g.shape == w.shape
+            and np.allclose(g.astype(np.float64), w.astype(np.float64), rtol=1e-6, atol=1e-9)
+            for g, w in zip(got, wanted, strict=True)
+        ):
+            found.append(name)
+    return found
+
+
+def work_of(site: Site, reference: Oracle) -> dict[str, int]:
+    """Floating-point operations of matrix products in the reference, by workload."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    found = {}
+    for dims in site.dims:
+        given = {
+            o.name: torch.empty(o.sizes(dims), dtype=getattr(torch, o.dtype), device="meta")
+            for o in site.operands
+        }
+        counter = FlopCounterMode(display=False)
+        try:
+            with torch.no_grad(), counter:
+                eval(
+                    f"reference({reference.call})", {"torch": torch, "reference": reference.function, **given}
+                )
+            found[id_of(dims)] = int(counter.get_total_flops())
+        except Exception:  # noqa: BLE001 - a reference that wants data
+            found[id_of(dims)] = 0
+    return found

@@ -1,0 +1,247 @@
+"""Runs of a taken module in the interpreter: on small shapes of the same kind, judged against the reference."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.workers.intake import judge
+from tilewright.workers.intake.call_site import (
+    Oracle,
+    Site,
+    traced_at,
+    wanted_at,
+    wanted_of,
+)
+from tilewright.workers.intake.emit import Taken
+from tilewright.workers.intake.operator import (
+    Result,
+    _is_float,
+    _is_narrow,
+    function_of,
+)  # fmt: skip
+from tilewright.workers.intake.record import Refusal, noted_device
+from tilewright.workers.runners.tensors import to_numpy, to_torch
+from tilewright.workers.runners.triton_guard import Canaries, LaunchGuard
+
+RUN_SECONDS = 12
+
+
+class TooSlow(Exception):
+    """A run in the interpreter took too long."""
+
+
+@contextmanager
+def limited(seconds: int) -> Any:
+    def ring(*_: Any) -> None:
+        raise TooSlow
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run(module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """The outputs of a taken module. Raises OutsideWrite for one that writes beside its tensors, TooSlow."""
+    canaries = Canaries()
+    tensors = {name: canaries.copy(to_torch(array, "cpu")) for name, array in inputs.items()}
+    with limited(RUN_SECONDS), LaunchGuard(canaries):
+        results = module.launch(tensors, dict(params))
+    canaries.inspect()
+    return [to_numpy(result) for result in results]
+
+
+def check_dims(dims: Mapping[str, int], scale: str, rank: int) -> dict[str, int]:
+    """Small sizes of the same kind: with tails (``odd``), round (``even``), or deep in the last dimension."""
+    names = list(dims)
+    odd = (7, 70, 37, 19, 11, 5)
+    even = (16, 128, 64, 32, 16, 16)
+    large = (32, 256, 128, 64, 32, 16)
+    made = {}
+    flat = len(names) == 1 and rank < 2
+    for n, name in enumerate(names):
+        small = {"odd": odd, "even": even, "large": large, "deep": (4, 4, 4, 4, 4, 4)}[scale][min(n, 5)]
+        if scale == "deep" and name == max(names, key=lambda k: (dims[k] <= 16384, names.index(k))):
+            small = dims[name]
+        if flat and scale != "deep":
+            small = {"odd": 3001, "even": 4096, "large": 16384}[scale]
+        made[name] = min(dims[name], small)
+    return made
+
+
+def id_of(dims: Mapping[str, int]) -> str:
+    return "x".join(str(n) for n in dims.values()) or "one"
+
+
+@dataclass
+class Shape:
+    """A checked shape with its inputs and answers by kind of inputs."""
+
+    dims: dict[str, int]
+    inputs: dict[str, dict[str, np.ndarray]]
+    answers: dict[str, list[np.ndarray]]
+
+
+def make(site: Site, dims: Mapping[str, int], kind: str, spread: int) -> dict[str, np.ndarray]:
+    from tilewright.workers.intake.operator import draw
+
+    rng = np.random.default_rng([17, len(kind), spread])
+    return {o.name: draw(o, o.sizes(dims), kind, spread, rng) for o in site.operands}
+
+
+def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any],
+            reference: Oracle, notes: list[str]) -> list[Shape] | str:  # fmt: skip
+    """Up to three small shapes on which the recording holds and the default is right; or why there is none."""
+    dims = site.dims[0]
+    found: list[Shape] = []
+    reasons: list[str] = []
+    for scale in ("odd", "even", "large", "deep", "whole"):
+        small = (
+            dict(dims)
+            if scale == "whole"
+            else check_dims(dims, scale, max(len(o.shape) for o in site.operands))
+        )
+        if any(s.dims == small for s in found) or (found and scale in ("large", "whole")):
+            continue
+        if scale == "whole" and sum(int(np.prod(o.sizes(small))) for o in site.operands) > 1 << 24:
+            continue
+        try:
+            with noted_device(site.part):
+                wanted = None
+                again = traced_at(
+                    site,
+                    small,
+                    wanted if wanted else wanted_of(request, site) and wanted_at(request, site, small),
+                )
+            if again.source != taken.source:
+                reasons.append(f"{id_of(small)}: the wrapper launches otherwise there")
+                continue
+            inputs = make(site, small, "randn", 4)
+            answers = reference.settle(site, inputs) if not reference.call else reference(inputs)
+            outputs = run(module, defaults, inputs)
+        except TooSlow:
+            reasons.append(f"{id_of(small)}: more than {RUN_SECONDS} s in the interpreter")
+            continue
+        except Refusal as refusal:
+            reasons.append(f"{id_of(small)}: {refusal.what}")
+            continue
+        except Exception as error:  # noqa: BLE001 - a shape the kernel or the reference does not take
+            reasons.append(f"{id_of(small)}: {type(error).__name__}: {error}".splitlines()[0])
+            continue
+        fault = wrong(outputs, answers)
+        if fault:
+            reasons.append(f"{id_of(small)}: {fault}")
+            continue
+        found.append(Shape(small, {"randn": inputs}, {"randn": answers}))
+        if len(found) == 3:
+            break
+    if not found:
+        return f"the kernel agrees with the reference on no small shape: {'; '.join(reasons)}"
+    notes += [f"not checked at {reason}" for reason in reasons]
+    return found
+
+
+def wrong(outputs: Sequence[np.ndarray], answers: Sequence[np.ndarray]) -> str:
+    """A coarse look: another function, or a shape outside the kernel's domain; no judgement of precision."""
+    for number, (output, answer) in enumerate(zip(outputs, answers, strict=False)):
+        if output.shape != answer.shape:
+            return f"result {number} has shape {list(output.shape)}, the reference's {list(answer.shape)}"
+        if output.dtype.kind in "iub":
+            share = float(np.mean(output == answer)) if output.size else 1.0
+            if share < 1.0:
+                return f"result {number}: {share:.1%} of its integers are the reference's"
+            continue
+        reading = judge.read(output, np.asarray(answer, dtype=np.float64))
+        if not reading.db > 20:
+            return (f"result {number} is {reading.db:.1f} dB from the reference; element {list(reading.place)} is "
+                    f"{reading.found:.6g} where the reference says {reading.wanted:.6g}")  # fmt: skip
+    return ""
+
+
+def bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any],
+          shapes: list[Shape], places: Sequence[int], notes: list[str]) -> tuple[list[Result], str, int]:  # fmt: skip
+    """Results with their bounds, from all kinds of inputs; why the seed is wrong; the spread that it bears."""
+    operator = function_of(request["reference"])
+    del operator
+    outputs: dict[tuple[int, str], list[np.ndarray]] = {}
+    reference = Oracle(function_of(request["reference"]))
+    reference.settle(site, shapes[0].inputs["randn"])
+    spread = 4
+    for kind in ("spread", "repeated"):
+        for attempt in (4, 2, 1):
+            fine = True
+            for shape in shapes:
+                inputs = make(site, shape.dims, kind, attempt)
+                answers = reference(inputs)
+                finite = all(np.isfinite(a).all() for a in answers if a.dtype.kind == "f")
+                made = run(module, defaults, inputs) if finite else []
+                fine = fine and finite and not wrong(made, answers)
+                shape.inputs[kind], shape.answers[kind] = inputs, answers
+                outputs[id(shape), kind] = made
+            if fine:
+                spread = attempt if kind == "spread" else spread
+                break
+        else:
+            notes.append(f"inputs of kind {kind} are left out: the kernel itself fails on them")
+            for shape in shapes:
+                shape.inputs.pop(kind)
+                shape.answers.pop(kind)
+    for shape in shapes:
+        outputs[id(shape), "randn"] = run(module, defaults, shape.inputs["randn"])
+    results = []
+    products = any("tl.dot" in t.text for t in taken.kernels.functions.values())
+    dtypes = [o.dtype for o in site.operands]
+    for number, tensor in enumerate(taken.outputs):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        shape_of = symbolic(site, shapes[0], outputs[id(shapes[0]), "randn"][number].shape, tensor.shape)
+        bound = judge.Bar(0.0, None)
+        if _is_float(dtype) and not _is_narrow(dtype):
+            readings = [
+                judge.read(outputs[id(s), kind][number], s.answers[kind][places[number]])
+                for s in shapes
+                for kind in s.inputs
+            ]
+            derived, why = judge.bar(readings, [*dtypes, dtype], products=products)
+            if derived is None:
+                return [], f"result {number}: {why}", spread
+            bound = derived
+        results.append(Result(f"o{number}", dtype, shape_of, bound.min_db, bound.worst, places[number]))
+    return results, "", spread
+
+
+def symbolic(site: Site, shape: Shape, small: Sequence[int], whole: Sequence[int]) -> tuple[int | str, ...]:
+    """A result's shape by dimensions; products of neighbours as they come."""
+    dims = site.dims[0]
+    found: list[int | str] = []
+    for one, other in zip(small, whole, strict=True):
+        fits = [n for n in dims if dims[n] == other and shape.dims[n] == one]
+        if fits:
+            found.append(fits[0])
+            continue
+        if one == other:
+            found.append(int(one))
+            continue
+        pairs = [
+            p
+            for p in itertools.permutations(dims, 2)
+            if dims[p[0]] * dims[p[1]] == other and shape.dims[p[0]] * shape.dims[p[1]] == one
+        ]
+        parts = [(n, 1 << k) for n in dims for k in range(1, 13)
+                 if -(-dims[n] // (1 << k)) == other and -(-shape.dims[n] // (1 << k)) == one]  # fmt: skip
+        if parts and not pairs:
+            found.append(f"{parts[0][0]}/{parts[0][1]}")
+            continue
+        if not pairs:
+            raise Refusal(f"a result's size {other} follows from no dimension of the arguments")
+        found.append("*".join(pairs[0]))
+    return tuple(found)
