@@ -16,8 +16,7 @@ from tilewright.seeds.operator import Operator, Scope, SeedKernel, Suite, Worklo
 from tilewright.workers.child.launch import Launcher, cpu_seconds
 from tilewright.workers.child.run_once import temporary_folder
 from tilewright.workers.child.session import SessionDied
-from tilewright.workers.request import Failure, Findings, Limits, Request, one_line
-from tilewright.workers.truth import Truth
+from tilewright.workers.request import Failure, Findings, Limits, Request, Truth, one_line
 
 LOG_BYTES = 32 << 10
 

@@ -19,8 +19,7 @@ from tilewright.workers.child.session import SessionPool
 from tilewright.workers.device.compile_ahead import CompileAheadStage
 from tilewright.workers.device.station import Entry, Station, compile_config
 from tilewright.workers.device.timing import Samples, Timing, measure
-from tilewright.workers.request import Failure, Findings, KernelRequest, Limits, TimingRequest
-from tilewright.workers.truth import Truth
+from tilewright.workers.request import Failure, Findings, KernelRequest, Limits, TimingRequest, Truth
 
 CONTROL = "control"
 """Name of the second entry of a shape's first genome."""

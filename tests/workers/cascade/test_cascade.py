@@ -18,8 +18,7 @@ from tilewright.seeds.operator import Scope, Suite, Workload
 from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.cascade.modelled_stages import TraceStage
 from tilewright.workers.child.run_once import ChildLimits
-from tilewright.workers.request import Findings, Limits, Request
-from tilewright.workers.truth import Truth
+from tilewright.workers.request import Findings, Limits, Request, Truth
 
 GIB = 1 << 30
 FAMILY = FIXTURES / "small_gemm"
