@@ -20,6 +20,7 @@ SPACE = {
 DEFAULTS = {"block_m": 64, "block_n": 128, "num_warps": 4, "num_stages": 4, "group_m": 8, "skew": True}
 CONSTRAINTS = {
     "(block_m + block_n) * 128 * num_stages <= 229376": "the stages share 227 KB of shared memory",
+    "N % 128 == 0": "B's scales come in whole 128 x 128 blocks",
     "K % 128 == 0": "a step of K is one scale block",
     "block_m >= 64 or num_warps == 4": "a small tile has work for four warps",
 }
@@ -53,13 +54,12 @@ def gemm_kernel(
     row = pm * BM + tl.arange(0, BM)
     col = pn * BN + tl.arange(0, BN)
     depth = tl.arange(0, 128)
-    # rows and columns past the end read the last one; they are not stored
+    # rows past the end read the last row; they are not stored
     safe = tl.minimum(row, M - 1)
-    there = tl.minimum(col, N - 1)
     a_at = a_ptr + safe.to(tl.int64)[:, None] * K + depth[None, :]
-    b_at = b_ptr + there.to(tl.int64)[None, :] * K + depth[:, None]
+    b_at = b_ptr + col.to(tl.int64)[None, :] * K + depth[:, None]
     as_at = as_ptr + safe
-    bs_at = bs_ptr + (there if COLUMNS else (pn * BN // 128) * steps)
+    bs_at = bs_ptr + (col if COLUMNS else (pn * BN // 128) * steps)
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     before = tl.zeros((BM, BN), dtype=tl.float32)
     before_scale = tl.zeros((BM,), dtype=tl.float32)
@@ -79,7 +79,7 @@ def gemm_kernel(
     if SKEW:
         acc += before * before_scale[:, None]
     c_at = c_ptr + row.to(tl.int64)[:, None] * N + col[None, :]
-    tl.store(c_at, acc.to(tl.bfloat16), mask=(row < M)[:, None] & (col < N)[None, :])
+    tl.store(c_at, acc.to(tl.bfloat16), mask=(row < M)[:, None])
 
 
 def launch(inputs, params):
