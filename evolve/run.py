@@ -86,8 +86,8 @@ def run(config: CampaignConfig, home: Path, display: Display) -> CampaignOutcome
                 return _Run(resolved, journal, folder, home, display).go()
     except InfrastructureFault:
         raise
-    except UserError:
-        if not _spent(folder):
+    except UserError as error:
+        if isinstance(error, SeedFailed) or not _spent(folder):
             discard(folder)
         raise
 
@@ -263,7 +263,7 @@ class _Run:
         self._show(campaign)
         name = self.folder.name
         if reason is StopReason.SEED_FAILED:
-            raise UserError(_seed_failure(campaign))
+            raise SeedFailed(_seed_failure(campaign))
         if reason is StopReason.INFRASTRUCTURE:
             last = campaign.history.evaluated[-1][1]
             self.journal.add_event("interrupted", reason=last.reason)
@@ -419,6 +419,10 @@ class _Run:
 
     def interrupt(self) -> None:
         self._interrupted = True
+
+
+class SeedFailed(UserError):
+    """A seed does not pass: no campaign has begun, and there is nothing to keep."""
 
 
 class InfrastructureFault(UserError):
