@@ -208,7 +208,6 @@ class _Run:
     _interrupted: bool = False
     _references: References | None = None
     _last_shown: float = 0.0
-    _finished_before: int = 0
     _compared_seconds: float = 0.0
 
     def go(self) -> CampaignOutcome:
@@ -250,7 +249,6 @@ class _Run:
             Convergence(self.resolved.floors()),
         )
         recorded = [(index, evaluation) for _, index, evaluation, _ in self.journal.evaluations()]
-        self._finished_before = len(recorded)
         campaign.restore(list(self.journal.candidates()), recorded)
         campaign.elapsed_before = _elapsed(self.journal)
         return campaign
