@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -31,19 +32,21 @@ SECONDS = 60.0
 CHEAP_FLOPS = 1 << 28
 """Work of the smallest checked shape up to which inputs of every kind are made; of a larger one, those of the first."""
 
-_checked: set[tuple[int, str]] = set()
+_checked: weakref.WeakValueDictionary[tuple[int, str], Operator] = weakref.WeakValueDictionary()
+"""By identity and suite. Weak: an operator that is gone leaves its identity to another, which nobody has tried."""
+
 T = TypeVar("T")
 
 
 def check_operator(name: str, operator: Operator, suite: Suite, *, seconds: float = SECONDS) -> None:
     """Raises UserError. An operator that is held passes once in a process for each suite."""
     key = (id(operator), suite.name)
-    if key in _checked:
+    if _checked.get(key) is operator:
         return
     check = _Check(name, operator, seconds)
     check.declared(suite)
     check.answers(min(suite.check, key=operator.flops))
-    _checked.add(key)
+    _checked[key] = operator
 
 
 class _Check:
