@@ -13,6 +13,7 @@ import torch
 
 from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake.arguments import Call, Literal
+from tilewright.workers.intake.device import device_numbers
 from tilewright.workers.intake.emit import Origin, Taken, emit
 from tilewright.workers.intake.load import Literals
 from tilewright.workers.intake.operator import (
@@ -21,7 +22,8 @@ from tilewright.workers.intake.operator import (
     function_of,
     run_reference,
 )  # fmt: skip
-from tilewright.workers.intake.record import Refusal, device_numbers, record
+from tilewright.workers.intake.record import record
+from tilewright.workers.intake.trace import Refusal
 
 
 @dataclass

@@ -28,6 +28,7 @@ from tilewright.workers.intake.call_site import (
     traced_at,
     wanted_of,
 )
+from tilewright.workers.intake.device import noted_device
 from tilewright.workers.intake.emit import Taken
 from tilewright.workers.intake.evidence import (
     evidence,
@@ -40,7 +41,7 @@ from tilewright.workers.intake.operator import (
     Operand,
     function_of,
 )  # fmt: skip
-from tilewright.workers.intake.record import Refusal, noted_device
+from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.intake.trial import (
     bars,
     shapes_of,
@@ -172,14 +173,14 @@ def _refusals(taken: Taken, site: Site) -> list[dict[str, Any]]:
 
 def _surveyed(request: Mapping[str, Any]) -> dict[str, Any]:
     """What stands in a file: its kernels, each with what the dialect has against it, and the functions around them."""
-    from tilewright.workers.intake.normalise import Kernels, _jitted
+    from tilewright.workers.intake.normalise import Kernels, is_jitted
 
     path = str(Path(request["path"]).resolve())
     with noted_device(request["part"]):
         module, loader = load(Path(path), None, Literals())
         kernels, functions, found = [], [], []
         for name, value in list(vars(module).items()):
-            if _jitted(value):
+            if is_jitted(value):
                 fn = value
                 while hasattr(fn, "fn"):
                     fn = fn.fn

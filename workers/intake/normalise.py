@@ -226,7 +226,7 @@ class _Transform(ast.NodeTransformer):
         """How the module says a global value; None: as it is."""
         if getattr(builtins, name, None) is value and name in BUILTINS:
             return name
-        if _jitted(value):
+        if is_jitted(value):
             module = getattr(_function(value), "__module__", "")
             if module.startswith("triton.language"):
                 return _language(value, name)
@@ -254,7 +254,7 @@ class _Transform(ast.NodeTransformer):
 
         value = plain(value)
         if isinstance(value, tl.dtype):
-            return f"tl.{_dtype_name(value)}"
+            return f"tl.{dtype_name(value)}"
         if value is None:
             return "None"
         return self._owner.constant(name, f"tl.constexpr({number_text(value)})")
@@ -342,11 +342,11 @@ def _function(value: Any) -> Any:
     return value
 
 
-def _jitted(value: Any) -> bool:
+def is_jitted(value: Any) -> bool:
     return hasattr(value, "rewriter") or type(value).__name__ in ("JITFunction", "Autotuner", "Heuristics")
 
 
-def _dtype_name(value: tl.dtype) -> str:
+def dtype_name(value: tl.dtype) -> str:
     return next(n for n in dir(tl) if isinstance(getattr(tl, n), tl.dtype) and getattr(tl, n) == value)
 
 
