@@ -31,6 +31,7 @@ def device_numbers(part: Mapping[str, Any]) -> dict[str, int]:
     """What a wrapper may ask of a device, under the names that CUDA, Triton and torch have for it."""
     return {
         "multiprocessor_count": part["multiprocessors"],
+        "multi_processor_count": part["multiprocessors"],
         "max_num_regs": 65536,
         "regs_per_multiprocessor": 65536,
         "max_shared_mem": part["smem_bytes"],

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 import triton.language as tl
+from triton.runtime.jit import TensorWrapper
 
-from tilewright.workers.intake import symbols
-from tilewright.workers.intake.copies import COPY, COPY_TEXT, PACK, PACK_TEXT
+from tilewright.workers.intake import symbols, torch_ops
+from tilewright.workers.intake.copies import COPY, COPY_TEXT
 from tilewright.workers.intake.knobs import STAGES, WARPS, Knob, around, between, constexprs
 from tilewright.workers.intake.normalise import Kernels, Text, definition, dtype_name, is_jitted
 from tilewright.workers.intake.pointers import written_tensors
-from tilewright.workers.intake.trace import PACKED_RANK, Launch, Refusal, Trace, Var
+from tilewright.workers.intake.trace import Launch, Refusal, Trace, Var, Work
 
 
 @dataclass
@@ -186,14 +187,15 @@ class _Emitter:
         for step in self._trace.steps:
             if isinstance(step, Launch):
                 lines += self._launch(step, launches)
+            elif isinstance(step, Work):
+                if self._root(step.target).name in used:
+                    lines.append(self._work(step))
             elif isinstance(step, tuple):
                 var, method = step
                 if self._root(var).name in used:
                     lines.append(f"{var.name}.{method}()")
             elif step.name in used and step.text is not None:
                 lines.append(f"{step.name} = {self._resolved(step.text)}")
-                if step.packs is not None:
-                    lines.append(self._pack(step.packs, step.name))
         returned = []
         for place, var in enumerate(outputs):
             returned.append(var.name)
@@ -201,22 +203,22 @@ class _Emitter:
                 returned[-1] = f"r{place}"
                 shape = "".join(f"{var.name}.shape[{axis}], " for axis in range(var.tensor.dim()))
                 lines.append(f"r{place} = torch.empty(({shape}), dtype={var.tensor.dtype})")
-                lines.append(self._pack(var, f"r{place}"))
+                target = Var(
+                    f"r{place}", torch.empty_like(var.tensor, memory_format=torch.contiguous_format), "fresh"
+                )
+                own = Trace({})
+                if not torch_ops.elementwise(own, "copy", "x0", [var], target, var.line):
+                    raise Refusal("a result is a view of more than six dimensions", var.line)
+                lines.append(self._work(own.steps[0]))
         lines.append(f"return ({', '.join(returned)},)")
         return "".join(f"    {_tidy(line)}\n" for line in lines)
 
-    def _pack(self, var: Var, target: str) -> str:
-        """The launch that copies a view into contiguous memory."""
-        rank = var.tensor.dim()
-        if rank > PACKED_RANK:
-            raise Refusal(f"a result or a copy of a view of more than {PACKED_RANK} dimensions", var.line)
-        missing = PACKED_RANK - rank
-        sizes = ["1"] * missing + [f"{var.name}.shape[{n}]" for n in range(rank)]
-        strides = ["0"] * missing + [f"{var.name}.stride({n})" for n in range(rank)]
-        self._kernels.functions.setdefault(PACK, Text(PACK, PACK_TEXT, ""))
-        self._notes.append("a view is made contiguous by a kernel of its own, whose time counts")
-        given = ", ".join([var.name, target, f"{target}.numel()", *sizes[1:], *strides, "1024"])
-        return f"{PACK}[(triton.cdiv({target}.numel(), 1024),)]({given})"
+    def _work(self, work: Work) -> str:
+        """The launch of a kernel of ours."""
+        self._kernels.functions.setdefault(work.kernel, Text(work.kernel, work.text, ""))
+        place = f"line {work.line}: " if work.line else ""
+        self._notes.append(f"{place}torch's {work.what} becomes a kernel, whose time counts")
+        return self._resolved(work.call)
 
     def _fresh_shape(self, var: Var, replaced: Mapping[str, str]) -> str:
         """The shape of an output argument, said by the shapes of what is truly given."""
@@ -230,6 +232,7 @@ class _Emitter:
     def _used_vars(self, launches: Sequence[Launch], outputs: Sequence[Var]) -> set[str]:
         used: set[str] = set()
         texts: list[str] = []
+        works = [step for step in self._trace.steps if isinstance(step, Work)]
 
         def add(var: Var) -> None:
             if var.name in used:
@@ -239,10 +242,13 @@ class _Emitter:
                 self._kernels.refusals.append((var.line, f"torch computes {var.foreign} outside a kernel"))
             if var.base is not None:
                 add(var.base)
-            if var.packs is not None:
-                add(var.packs)
             if var.text:
                 texts.append(var.text)
+            for work in works:
+                if self._root(work.target).name == self._root(var).name:
+                    texts.append(work.call)
+                    for read in (*work.reads, work.target):
+                        add(read)
 
         for launch in launches:
             for value in (*launch.arguments.values(), *launch.grid):
@@ -254,6 +260,8 @@ class _Emitter:
                             launch.line,
                         )
                     add(found)
+                elif isinstance(value, TensorWrapper):
+                    add(self._descriptor_base(value, launch.line))
                 elif isinstance(value, symbols.Traced):
                     texts.append(value.code)
                 elif hasattr(value, "block_shape") and hasattr(value, "base"):
@@ -327,6 +335,13 @@ class _Emitter:
         self._knobs.setdefault(knob.name, knob)
 
     def _argument(self, parameter: str, value: Any, constexpr: bool, launch: Launch) -> str:
+        if isinstance(value, TensorWrapper):
+            base = self._trace.find(value.base)
+            if base is None:
+                raise Refusal(
+                    "a kernel is given a tensor that is neither argument nor made by the call", launch.line
+                )
+            return f"triton.reinterpret({base.name}, tl.{dtype_name(value.dtype)})"
         if isinstance(value, torch.Tensor):
             found = self._trace.find(value)
             assert found is not None

@@ -12,19 +12,26 @@ import json
 import os
 import re
 import sys
+import textwrap
 import time
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from tilewright.fitness import dialect
+from tilewright.fitness.targets import load_target
 from tilewright.workers.intake import dims as dimensions
-from tilewright.workers.intake.arguments import Literal, parse
+from tilewright.workers.intake.arguments import Call, Literal, TensorArgument, parse
 from tilewright.workers.intake.load import Literals, load
 from tilewright.workers.intake.operator import Operand
+from tilewright.workers.intake.pallas_observed import Observed, observe, traced
 from tilewright.workers.intake.pallas_text import TAKEN, Knob, Module, Refused, around, plain_function
 from tilewright.workers.intake.pallas_trial import judged
+from tilewright.workers.runners.pallas_trace import mesh_of
 
 
 def main() -> None:
@@ -57,15 +64,29 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
         if not hasattr(function, name):
             raise Refused(f"{Path(path).name} defines no {request['function']}")
         function = getattr(function, name)
-    made = Module()
-    entry = made.take(function, entry=True)
-    call = parse(request["calls"][0])
     calls = [parse(text) for text in request["calls"]]
     parameters = list(inspect.signature(plain_function(function)).parameters)
-    operands, said, places = _operands(calls, parameters)
-    knobs = _knobs(made, call, function, said)
-    source = _source(made, entry, operands, said, knobs, f"{Path(path).name}:{request['function']}")
+    origin = f"{Path(path).name}:{request['function']}"
+
+    def made_with(observed: Observed | None) -> tuple[Module, str, list[Operand], Any, Any, list[Knob]]:
+        made = Module(observed=observed)
+        entry = made.take(function, entry=True)
+        operands, said, places = _operands(calls, parameters)
+        knobs = _knobs(made, calls[0], function, said)
+        return made, _source(made, entry, operands, said, knobs, origin), operands, said, places, knobs
+
+    made, source, operands, said, places, knobs = made_with(None)
     violations = _violations(made, source, path)
+    if violations:
+        observed = _observed(function, calls[0], Path(path))
+        if isinstance(observed, str):
+            violations.insert(0, {"line": 0, "what": f"the call raises {observed}", "file": path})
+        else:
+            made, source, operands, said, places, knobs = made_with(observed)
+            made.notes.append(
+                "the function is cut down to what this call does: branches not taken are left out"
+            )
+            violations = _violations(made, source, path)
     answer: dict[str, Any] = {
         "refusals": violations, "notes": made.notes,
         "knobs": [{"name": k.name, "default": k.default, "values": list(k.values), "source": k.source} for k in knobs],
@@ -75,6 +96,26 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
     answer.update(judged(request, source, operands, calls, knobs, said, places))
     answer["seconds"] = time.monotonic() - began
     return answer
+
+
+def _observed(function: Any, call: Call, path: Path) -> Observed | str:
+    """What the call does; or what it raises."""
+
+    def given(value: Any) -> Any:
+        if isinstance(value, TensorArgument):
+            return jax.ShapeDtypeStruct(value.shape, jnp.dtype(value.dtype))
+        if isinstance(value, Literal):
+            return eval(value.text, {"jnp": jnp, "jax": jax})
+        return [given(v) for v in value] if isinstance(value, list) else value
+
+    keywords = {k: given(v) for k, v in call.keywords.items()}
+    chip = load_target("tpu7x").chip
+    try:
+        run = traced(function, [given(v) for v in call.arguments], keywords)
+        with mesh_of({"kind": chip.device_kind, "cores": chip.cores}):
+            return observe(run, path.parent, chip.device_kind)
+    except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
 def _surveyed(module: Any, path: str, missing: Sequence[str]) -> dict[str, Any]:
@@ -126,7 +167,8 @@ def _knobs(made: Module, call: Any, function: Any, said: dict[Any, str]) -> list
     """Whole numbers among the call's arguments and the function's defaults, and literals that were lifted."""
     found = list(made.knobs.values())
     for name, knob in made.knobs.items():
-        said[name] = f'params["{knob.name}"]'
+        if made.observed is None:  # else the text says params itself
+            said[name] = f'params["{knob.name}"]'
     parameters = inspect.signature(plain_function(function)).parameters
     given = dict(zip(parameters, call.arguments, strict=False)) | dict(call.keywords)
     for name, parameter in parameters.items():
@@ -167,10 +209,13 @@ def _source(
     space = {k.name: k.values for k in knobs}
     defaults = {k.name: k.default for k in knobs}
     head = f"SPACE = {space!r}\nDEFAULTS = {defaults!r}\nCONSTRAINTS = {{}}\n"
+    inner = ""
+    if made.observed is not None:
+        inner, functions = textwrap.indent(functions, "    ") + "\n\n", ""
     return (
         f'"""Taken from {Path(origin).name}."""\n\n{imports}import jax\nimport jax.numpy as jnp\n'
         "from jax.experimental import pallas as pl\nfrom jax.experimental.pallas import tpu as pltpu\n\n"
-        f"{head}\n{constants}\n\n{functions}\n\n\ndef build(params):\n"
+        f"{head}\n{constants}\n\n{functions}\n\n\ndef build(params):\n{inner}"
         f"    def apply({names}):\n        return {called}\n\n    return apply\n"
     )
 
@@ -182,7 +227,7 @@ def _violations(made: Module, source: str, path: str) -> list[dict[str, Any]]:
         line, file = 0, path
         for name, text in made.functions.items():
             parts = text.splitlines()
-            for start in (n for n, row in enumerate(lines) if row == parts[0]):
+            for start in (n for n, row in enumerate(lines) if row.strip() == parts[0]):
                 within = violation.line - start
                 if 0 < within <= len(parts):
                     line, file = made.lines[name].get(within, 0), made.files[name]

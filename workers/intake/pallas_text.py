@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import inspect
 import math
 import re
+import sys
 import textwrap
 import types
 from collections.abc import Mapping, Sequence
@@ -20,6 +22,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS
+from tilewright.workers.intake.pallas_cut import cut
+from tilewright.workers.intake.pallas_observed import Observed
 
 MODULES = {
     "jax": "jax", "jax.numpy": "jnp", "jax.lax": "jax.lax", "jax.nn": "jax.nn", "jax.experimental.pallas": "pl",
@@ -56,6 +60,9 @@ class Module:
     files: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     knobs: dict[str, Knob] = field(default_factory=dict)
+    observed: Observed | None = None
+    """What one call did: functions are cut down to that, and stand within ``build``."""
+
     _names: dict[int, str] = field(default_factory=dict)
 
     def take(self, function: Any, entry: bool = False) -> str:
@@ -71,7 +78,10 @@ class Module:
         if not isinstance(node, ast.FunctionDef):
             raise Refused(f"{fn.__name__} is no plain function", start)
         cells = zip(fn.__code__.co_freevars, (c.cell_contents for c in fn.__closure__ or ()), strict=True)
-        if entry:
+        if self.observed is not None:
+            file = inspect.getsourcefile(fn) or ""
+            node = cut(node, file, fn.__globals__, self.observed, self._size, fn.__code__.co_firstlineno)
+        elif entry:
             self._lift(node, fn)
         made = _Transform(self, fn.__globals__, dict(cells), node).visit(node)
         made.name = name
@@ -119,6 +129,12 @@ class Module:
                 ast.copy_location(part, node)
         ast.fix_missing_locations(node)
 
+    def _size(self, name: str, value: int, line: int) -> str:
+        """A block size of an object: a knob, by the name of its field."""
+        plain = name.strip("_").lower()
+        self.knobs.setdefault(name, Knob(plain, value, around(value), f"field {name} at line {line}"))
+        return f'params["{plain}"]'
+
     def constant(self, name: str, text: str) -> str:
         new = name.strip("_") or "c"
         while new in TAKEN or new in self._names.values() or self.constants.get(new, text) != text:
@@ -136,6 +152,12 @@ def plain_function(function: Any) -> Any:
             seen = seen.__wrapped__
         else:
             return seen
+
+
+def _plain_tuple(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_plain_tuple, value))
+    return isinstance(value, bool | int | float | str)
 
 
 def around(default: int) -> tuple[int, ...]:
@@ -209,7 +231,7 @@ class _Transform(ast.NodeTransformer):
         if isinstance(value, types.ModuleType):
             found = MODULES.get(value.__name__)
             return "jnp" if found is None and value is np else found
-        if name in BUILTINS and name not in self._known:
+        if name in BUILTINS and getattr(builtins, name, self) is value:
             return name
         for module, alias in ((pltpu, "pltpu"), (pl, "pl"), (jnp, "jnp"), (jax.lax, "jax.lax"), (jax.nn, "jax.nn"),
                               (math, "math"), (functools, "functools"), (jax, "jax")):  # fmt: skip
@@ -226,12 +248,16 @@ class _Transform(ast.NodeTransformer):
                 f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
             )
             return shown if shown.startswith("float") else self._module.constant(name, shown)
-        if isinstance(value, tuple) and all(isinstance(v, int | float | str) for v in value):
+        if isinstance(value, tuple) and _plain_tuple(value):
             return self._module.constant(name, repr(value))
         if isinstance(value, np.generic):
             return self._module.constant(name, repr(value.item()))
         plain = plain_function(value)
         if isinstance(plain, types.FunctionType):
+            module = str(plain.__module__)
+            library = module.startswith(("jax.", "jaxlib.", "numpy.")) and ".pallas.ops." not in module
+            if library or module.partition(".")[0] in sys.stdlib_module_names:
+                return None  # the library's own: the dialect knows it or does not
             return self._module.take(plain)
         return None
 
@@ -282,6 +308,17 @@ class _Transform(ast.NodeTransformer):
         ):
             return self._block(node.body)
         return self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        node.test = self.visit(node.test)
+        node.body = self._block(node.body) or [ast.copy_location(ast.Pass(), node)]
+        node.orelse = self._block(node.orelse)
+        return node
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        node.target, node.iter = self.visit(node.target), self.visit(node.iter)
+        node.body = self._block(node.body) or [ast.copy_location(ast.Pass(), node)]
+        return node
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         if isinstance(node.value, ast.Constant):

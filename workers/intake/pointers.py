@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from triton.runtime.jit import TensorWrapper
 
 from tilewright.workers.intake.normalise import definition, is_jitted
 from tilewright.workers.intake.trace import Launch
@@ -18,6 +19,7 @@ def written_tensors(launches: Sequence[Launch]) -> dict[int, str]:
     for launch in launches:
         uses = pointer_uses(launch.kernel.fn)
         for parameter, value in launch.arguments.items():
+            value = value.base if isinstance(value, TensorWrapper) else value
             if isinstance(value, torch.Tensor):
                 use = uses.get(parameter, "read")
                 before = found.get(id(value))

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tilewright.workers.intake import symbols
+from tilewright.workers.intake import symbols, torch_ops
 from tilewright.workers.intake.device import DEVICE
-from tilewright.workers.intake.trace import PACKED_RANK, Refusal, Trace, Var, opened, user_line
+from tilewright.workers.intake.trace import Refusal, Trace, Var, opened, user_line
 
 _VIEWS = {
     "view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "flatten", "expand", "narrow",
-    "swapaxes", "movedim", "view_as", "reshape_as", "unflatten",
+    "swapaxes", "movedim", "view_as", "reshape_as", "unflatten", "expand_as",
 }  # fmt: skip
 _FREE = {"detach", "requires_grad_", "is_contiguous", "data_ptr", "dim", "ndimension", "element_size",
          "is_floating_point",
@@ -32,6 +32,11 @@ class Recording(TorchFunctionMode):
     def __init__(self, trace: Trace) -> None:
         super().__init__()
         self._trace = trace
+        self._work = torch_ops.TorchWork(
+            trace,
+            lambda value, sizes: self._allocated(_like(value), sizes),
+            lambda v: self._sizes(v, v.tensor.shape),
+        )
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -50,6 +55,13 @@ class Recording(TorchFunctionMode):
             return self._made(name, func, args, options)
         if name in ("zero_", "fill_"):
             return self._reset(name, args)
+        if name in ("copy_", "__setitem__"):
+            target = args[0] if name == "copy_" else self._view("__getitem__", _ITEM, args[:2], {})
+            self._assigned(target, args[-1], name)
+            return args[0]
+        if name in ("equal", "allclose"):
+            self._trace.notes.append(f"line {user_line()}: torch.{name} of two tensors is taken as False")
+            return False
         if name in ("contiguous", "to", "cuda", "float", "half", "bfloat16", "type_as", "clone"):
             return self._same(name, func, args, options)
         if name in _VIEWS or name in ("__getitem__", "chunk", "split", "unbind", "view_as_real"):
@@ -68,6 +80,10 @@ class Recording(TorchFunctionMode):
             raise Refusal(f"the wrapper reads a tensor's values ({name})", user_line())
         if name == "data_ptr":
             return 0
+        if name == "arange":
+            return self._counted(func, args, options)
+        if name not in _FREE and (torch_ops.known(name) or name in ("max", "min")):
+            return self._computed(name, func, args, options)
         result = func(*args, **_meta(options))
         if name not in _FREE:
             self._foreign(name, result)
@@ -123,10 +139,11 @@ class Recording(TorchFunctionMode):
         line = user_line()
         asked = dict(options)
         value = func(*args, **_meta(options))
-        if not value.is_contiguous():
+        order = sorted(range(value.dim()), key=lambda n: -value.stride(n))
+        dense = value.permute(order)
+        if not dense.is_contiguous():
             raise Refusal(f"torch.{name} makes a tensor that is not contiguous", line)
-        like = name.endswith("_like")
-        if like:
+        if name.endswith("_like"):
             base = self._var(args[0])
             sizes: Sequence[Any] = self._sizes(base, value.shape) if base else list(value.shape)
         else:
@@ -134,38 +151,66 @@ class Recording(TorchFunctionMode):
             size = asked.get("size", given[0] if given else ())
             spread = not isinstance(size, tuple | list | torch.Size)
             sizes = [a for a in given if isinstance(a, int)] if spread else list(size)
-        filled = "full" in name or "ones" in name
-        if filled:
-            fill = asked.get("fill_value", args[-1] if "full" in name else 1)
-            if symbols.plain(fill) != 0:
-                self._foreign(name, value)
-                return value
-        zeros = filled or "zeros" in name
+        number: Any = 1 if "ones" in name else 0
+        if "full" in name:
+            number = asked.get("fill_value", args[-1])
+        if isinstance(number, torch.Tensor):
+            self._foreign(name, value)
+            return value
+        if symbols.plain(number) != 0:
+            var = self._work.filled(value, sizes, number, line)
+            if var is not None:
+                return var.tensor
+            self._foreign(name, value)
+            return value
+        zeros = "empty" not in name
+        if value.is_contiguous():
+            self._allocated(value, sizes, zeros=zeros)
+            return value
+        made = self._allocated(dense.contiguous(), [sizes[n] for n in order], zeros=zeros)
+        back = ", ".join(str(order.index(n)) for n in range(value.dim()))
+        return self._note_view(made.tensor.permute([order.index(n) for n in range(value.dim())]), made,
+                               f"{made.name}.permute({back})")  # fmt: skip
+
+    def _allocated(self, value: torch.Tensor, sizes: Sequence[Any], *, zeros: bool = False) -> Var:
+        """A new contiguous tensor."""
         shape = ", ".join(map(symbols.code_of, sizes)) + ("," if len(sizes) == 1 else "")
-        dtype = str(value.dtype)
-        text = f"torch.{'zeros' if zeros else 'empty'}(({shape}), dtype={dtype})"
-        var = Var(self._trace.fresh_name("t"), value, "zeros" if zeros else "fresh", text, line=line)
-        self._trace.add(var)
-        return value
+        text = f"torch.{'zeros' if zeros else 'empty'}(({shape}), dtype={value.dtype})"
+        kind = "zeros" if zeros else "fresh"
+        return self._trace.add(Var(self._trace.fresh_name("t"), value, kind, text, line=user_line()))
 
     def _reset(self, name: str, args: Sequence[Any]) -> Any:
         var = self._var(args[0])
-        if var is None or (name == "fill_" and symbols.plain(args[1]) != 0):
+        number = args[1] if name == "fill_" else 0
+        if var is None or isinstance(number, torch.Tensor):
             raise Refusal(f"torch computes {name} on a tensor", user_line())
-        self._trace.steps.append((var, "zero_"))
+        if symbols.plain(number) == 0 and var.tensor.is_contiguous():
+            self._trace.steps.append((var, "zero_"))
+        elif not self._work.assigned(var, number, user_line()):
+            raise Refusal(f"torch computes {name} on a tensor", user_line())
         return args[0]
+
+    def _assigned(self, target: torch.Tensor, value: Any, name: str) -> None:
+        """``target[...] = value``."""
+        var = self._var(target)
+        given = self._var(value) if isinstance(value, torch.Tensor) else value
+        known = (
+            var is not None
+            and var.kind != "input"
+            and given is not None
+            and not getattr(given, "foreign", "")
+        )
+        if not known or not self._work.assigned(var, given, user_line()):  # type: ignore[arg-type]
+            raise Refusal(f"torch computes {name} on a tensor", user_line())
 
     def _same(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         tensor = args[0]
         if name == "contiguous" and tensor.is_contiguous(**options):
             return tensor
-        var = self._var(tensor)
-        if name == "contiguous" and var is not None and tensor.dim() <= PACKED_RANK:
-            return self._packed(var, tensor)
         if name in ("to", "cuda"):
             wanted = [a for a in (*args[1:], *options.values()) if isinstance(a, torch.dtype)]
             others = [a.dtype for a in args[1:] if isinstance(a, torch.Tensor)]
-            if all(d == tensor.dtype for d in (*wanted, *others)):
+            if all(d == tensor.dtype for d in (*wanted, *others)) and not options.get("copy"):
                 return tensor
             kept = [a for a in args[1:] if isinstance(a, torch.dtype)] + others
             result = tensor.to((kept or wanted)[0])
@@ -173,39 +218,63 @@ class Recording(TorchFunctionMode):
             result = func(*args, **options)
             if result is tensor:
                 return tensor
+        var = self._var(tensor)
+        if var is None or var.foreign or var.kind == "foreign":
+            self._foreign(name, result)
+            return result
+        copy = self._work.copied(var, result.contiguous(), user_line(), "copy")
+        if copy is None:
+            self._foreign(name, result)
+            return result
+        return copy.tensor
+
+    def _computed(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+        """torch computes something: by a kernel of ours where one can say it."""
+        result = func(*args, **_meta(options))
+        values = [self._var(a) if isinstance(a, torch.Tensor) else a for a in args]
+        sound = all(
+            v is not None and not (isinstance(v, Var) and (v.foreign or v.kind == "foreign")) for v in values
+        )
+        if sound and isinstance(result, torch.Tensor):
+            var = self._work.computed(name, values, options, result, user_line())
+            if var is not None:
+                return var.tensor
         self._foreign(name, result)
         return result
 
-    def _packed(self, var: Var, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy, which a kernel of ours will make."""
-        value = tensor.contiguous()
-        shape = "".join(f"{symbols.code_of(n)}, " for n in self._sizes(var, value.shape))
-        text = f"torch.empty(({shape}), dtype={value.dtype})"
-        self._trace.add(
-            Var(self._trace.fresh_name("t"), value, "packed", text, None, user_line(), var.foreign, var)
-        )
-        return value
+    def _counted(self, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+        """``torch.arange``."""
+        value = func(*args, **_meta(options))
+        start, step = (args[0] if len(args) > 1 else 0), (args[2] if len(args) > 2 else 1)
+        plain = all(isinstance(n, int) for n in args) and not value.dtype.is_floating_point
+        size = args[0] if len(args) == 1 else value.shape[0]
+        var = self._work.counted(value, size, start, step, user_line()) if plain and args else None
+        if var is None:
+            self._foreign("arange", value)
+            return value
+        return var.tensor
 
     def _view(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         var, value = self._var(args[0]), func(*args, **options)
         if var is None:
             return value
         if isinstance(value, tuple | list):
-            for part in value:
-                self._foreign(name, part)
-            return value
+            return type(value)(self._parts(name, value, args, options, var))
+        if name == "expand_as":
+            name, args, options = "expand", (args[0], *self._sizes(var, value.shape)), {}
         shared = value.untyped_storage()._cdata == args[0].untyped_storage()._cdata
         if not shared:
-            self._foreign(name, value)
-            return value
+            return self._gathered(name, func, args, options, var, value)
         if name == "__getitem__":
             return self._note_view(value, var, f"{var.name}[{_index(args[1])}]")
         rest = [*map(_argument, args[1:]), *(f"{k}={_argument(v)}" for k, v in options.items())]
-        if name in ("flatten", "unflatten", "view_as", "reshape_as", "unsqueeze", "narrow", "movedim"):
+        if name == "unsqueeze" or name == "narrow":
+            return self._note_view(value, var, f"{var.name}[{_sliced(name, args, options)}]")
+        if name == "movedim" or (name == "flatten" and not value.is_contiguous()):
+            self._foreign(name, value)
+            return value
+        if name in ("flatten", "unflatten", "expand_as", "view_as", "reshape_as"):
             shape = ", ".join(str(n) for n in value.shape)
-            if not value.is_contiguous():
-                self._foreign(name, value)
-                return value
             sizes = _reshaped(args[0], value, self._sizes(var, args[0].shape)) or shape
             return self._note_view(value, var, f"{var.name}.view(({sizes},))")
         if value is args[0]:
@@ -213,6 +282,61 @@ class Recording(TorchFunctionMode):
         if name == "t":
             return self._note_view(value, var, f"{var.name}.T" if value.dim() == 2 else var.name)
         return self._note_view(value, var, f"{var.name}.{name}({', '.join(rest)})")
+
+    def _gathered(
+        self,
+        name: str,
+        func: Any,
+        args: Sequence[Any],
+        options: dict[str, Any],
+        var: Var,
+        value: torch.Tensor,
+    ) -> torch.Tensor:
+        """A reshape that torch can only make by a copy: a copy of ours, and a view of that."""
+        known = name in ("reshape", "flatten", "reshape_as") and not (var.foreign or var.kind == "foreign")
+        packed = self._work.copied(var, args[0].contiguous(), user_line()) if known else None
+        if packed is None:
+            self._foreign(name, value)
+            return value
+        return self._view(name, func, (packed.tensor, *args[1:]), options)  # type: ignore[no-any-return]
+
+    def _parts(
+        self,
+        name: str,
+        values: Sequence[torch.Tensor],
+        args: Sequence[Any],
+        options: Mapping[str, Any],
+        var: Var,
+    ) -> Iterator[torch.Tensor]:
+        """The parts that ``chunk``, ``split`` and ``unbind`` make, each as an index."""
+        given = (
+            args[2]
+            if len(args) > 2 and name != "unbind"
+            else args[1]
+            if len(args) > 1 and name == "unbind"
+            else 0
+        )
+        dim = int(symbols.plain(options.get("dim", given))) % var.tensor.dim()
+        whole = f"{var.name}.shape[{dim}]"
+        size, asked = var.tensor.shape[dim], args[1] if len(args) > 1 else options.get("chunks", 1)
+        at, said = 0, ""
+        for number, value in enumerate(values):
+            if name == "unbind":
+                where = str(number)
+            else:
+                width = value.shape[dim]
+                even = width * len(values) == size
+                here, until = (
+                    (f"{whole} * {number} // {len(values)}", f"{whole} * {number + 1} // {len(values)}")
+                    if even and (name == "chunk" or not isinstance(asked, tuple | list))
+                    else (str(at), str(at + width))
+                )
+                if isinstance(asked, tuple | list):
+                    here = said or "0"
+                    said = f"{here} + {symbols.code_of(asked[number])}"
+                    until = said
+                where, at = f"{here}:{until}", at + width
+            yield self._note_view(value, var, f"{var.name}[{':, ' * dim}{where}]")
 
     def _note_view(self, value: torch.Tensor, base: Var, text: str) -> torch.Tensor:
         known = self._trace.find(value)
@@ -235,6 +359,29 @@ class Recording(TorchFunctionMode):
                 if found is None or found.tensor is not part:
                     var = Var(self._trace.fresh_name("u"), part, "foreign", None, None, line, name)
                     self._trace.vars[id(part)] = var
+
+
+_ITEM = torch.Tensor.__getitem__
+
+
+def _like(value: torch.Tensor) -> torch.Tensor:
+    """A tensor of its own storage, contiguous."""
+    return torch.empty(tuple(map(int, value.shape)), dtype=value.dtype, device="meta")
+
+
+def _sliced(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """The index that says ``unsqueeze`` or ``narrow``."""
+    dim = int(symbols.plain(args[1] if len(args) > 1 else options["dim"]))
+    if name == "unsqueeze":
+        return ":, " * (dim % (args[0].dim() + 1)) + "None"
+    start, length = (
+        args[2] if len(args) > 2 else options["start"],
+        args[3] if len(args) > 3 else options["length"],
+    )
+    return (
+        ":, " * (dim % args[0].dim())
+        + f"{symbols.code_of(start)}:{symbols.code_of(start)} + {symbols.code_of(length)}"
+    )
 
 
 _METADATA = ("size", "stride", "numel", "nelement")
@@ -290,11 +437,14 @@ def record(
     options: Mapping[str, Any],
     inputs: Mapping[str, torch.Tensor],
     files: Sequence[str],
+    views: Sequence[tuple[torch.Tensor, str, str]] = (),
 ) -> Trace:
-    """One call. Raises Refusal, or whatever the wrapper raises."""
+    """One call. ``views``: of inputs, as (tensor, input, text). Raises Refusal, or whatever the wrapper raises."""
     trace = Trace({})
     for name, tensor in inputs.items():
         trace.inputs[name] = trace.add(Var(name, tensor, "input"))
+    for tensor, name, text in views:
+        trace.add(Var(trace.fresh_name("v"), tensor, "view", text, trace.inputs[name]))
     with opened(trace, files), torch.no_grad(), Recording(trace):
         result = function(*arguments, **options)
     trace.results = list(_flat(result))

@@ -11,9 +11,6 @@ from typing import Any
 
 import torch
 
-PACKED_RANK = 4
-"""Most dimensions of a view that is made contiguous."""
-
 
 class Refusal(Exception):
     """Why a wrapper cannot be taken in. ``line`` of the user's file, 0 if unknown."""
@@ -34,8 +31,19 @@ class Var:
     base: Var | None = None
     line: int = 0
     foreign: str = ""
-    packs: Var | None = None
-    """What it is a contiguous copy of."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A kernel of ours in place of torch: its name and text, its launch as text, what it reads and writes."""
+
+    kernel: str
+    text: str
+    call: str
+    reads: tuple[Var, ...]
+    target: Var
+    what: str
+    line: int
 
 
 @dataclass
@@ -52,7 +60,7 @@ class Launch:
 
 @dataclass
 class Trace:
-    """What one call did, in order. ``steps``: Var (made), Launch, or (Var, method) for a reset."""
+    """What one call did, in order. ``steps``: Var (made), Launch, Work, or (Var, method) for a reset."""
 
     inputs: dict[str, Var]
     steps: list[Any] = field(default_factory=list)
