@@ -11,6 +11,8 @@ all here, in the process that never ran candidate code:
 * the module that is simulated writes these values into that memory itself, once, when the first block's position is
   computed or the body begins. Loads, branches and the blocks that are fetched or kept are then simulated as they
   would run; the cost is one scalar store a value.
+
+Whatever is known, the simulated module's kernels divide no scalars (``workers.runners.divisions``).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 from tilewright.workers.runners import mosaic_ir as read
+from tilewright.workers.runners.divisions import without_divisions
 
 MAX_VALUES = 1 << 14
 """Most values of all tables of one kernel: what fits scalar memory many times over, and costs few cycles."""
@@ -56,7 +59,7 @@ def bind(serialized: bytes, known: Known, *, constants: bool = False) -> Bound:
     With ``constants`` tables that are constants of the program are bound where no operand is known, too.
     """
     if not known and not constants:
-        return Bound(serialized, serialized, serialized, ())
+        return Bound(serialized, serialized, _followed(serialized), ())
     with mlir.make_ir_context(), ir.Location.unknown():
         module = read.inlined(serialized)
         _fold(module, known)
@@ -65,7 +68,24 @@ def bind(serialized: bytes, known: Known, *, constants: bool = False) -> Bound:
         folded = _serialize(module)
         module = read.parse(folded)
         tables = [_write_tables(call, known) for call in _calls(read.main_function(module))]
-        return Bound(serialized, folded, _serialize(module), tuple(tables))
+        return Bound(serialized, folded, _followed(_serialize(module)), tuple(tables))
+
+
+def _followed(serialized: bytes) -> bytes:
+    """The module with its kernels' scalar code written so that the simulator can follow it."""
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module = read.parse(serialized)
+        changed = [_without_divisions(call) for call in read.walk(module) if read.is_kernel(call)]
+        return _serialize(module) if any(changed) else serialized
+
+
+def _without_divisions(call: Any) -> bool:
+    config, kernel = _body(call)
+    with kernel.module.context, ir.Location.unknown():
+        changed = without_divisions(kernel) > 0
+    if changed:
+        _replace_body(call, config, kernel.module)
+    return changed
 
 
 def _calls(main: Any) -> list[Any]:
