@@ -27,7 +27,7 @@ _WINDOW = {"transform_indices", "window_bounds", "pipeline_mode", "window_kind"}
 
 @dataclass(frozen=True)
 class Apart:
-    """A module of kernels alone: its bytes, (shape, dtype) of operands and results, and how many arrays were restated."""
+    """A module of kernels alone: its bytes, shape and dtype of operands and results, how many arrays were restated."""
 
     module: bytes
     inputs: tuple[tuple[tuple[int, ...], str], ...]
@@ -86,14 +86,49 @@ def kernels_apart(serialized: bytes) -> Apart:
         return Apart(serialized_module(alone), *described, restated)
 
 
+def restated(serialized: bytes) -> Apart | None:
+    """The kernels alone where a block of theirs strides twice and nothing but kernels would run; else None."""
+    alone = kernels_apart(serialized)
+    if not alone.restated:
+        return None
+    with mlir.make_ir_context():
+        main = read.main_function(read.inlined(serialized))
+        names = {read.name_of(op) for op in read.walk(main) if not read.is_kernel(op)}
+    return alone if names <= _FREE else None
+
+
+_FREE = frozenset(["stablehlo.reshape", "stablehlo.constant", "func.return"])
+
+
 def _types(call: Any) -> list[Any]:
     values = [*call.operation.operands, *call.operation.results]
     return [value.type for value in values]
 
 
+_DTYPES = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f32": "float32",
+    "i1": "bool",
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "ui8": "uint8",
+    "ui16": "uint16",
+    "ui32": "uint32",
+    "i4": "int4",
+    "f8E4M3FN": "float8_e4m3fn",
+    "f8E5M2": "float8_e5m2",
+    "f8E4M3B11FNUZ": "float8_e4m3b11fnuz",
+}
+
+
 def _described(kind: Any) -> tuple[tuple[int, ...], str]:
     tensor = ir.RankedTensorType(kind)
-    return tuple(tensor.shape), str(tensor.element_type)
+    name = str(tensor.element_type)
+    if name not in _DTYPES:
+        raise read.ModuleError(f"a kernel's operand of {name}")
+    return tuple(tensor.shape), _DTYPES[name]
 
 
 def _restated(call: Any) -> tuple[list[Any], list[Any]]:
@@ -109,7 +144,7 @@ def _restated(call: Any) -> tuple[list[Any], list[Any]]:
         for place, window in enumerate(windows, start=kernel.prefetched):
             if place >= len(types):
                 break
-            told = ir.DictAttr(window)
+            told: Any = ir.DictAttr(window)
             names = {entry.name for entry in told}
             if not {"transform_indices", "window_bounds"} <= names or not names <= _WINDOW:
                 continue

@@ -12,7 +12,8 @@ all here, in the process that never ran candidate code:
   computed or the body begins. Loads, branches and the blocks that are fetched or kept are then simulated as they
   would run; the cost is one scalar store a value.
 
-Whatever is known, the simulated module's kernels divide no scalars (``workers.runners.divisions``).
+Whatever is known, the simulated module's kernels divide no scalars (``workers.runners.divisions``) and take no integer
+from a float of a grid index (``workers.runners.steps``).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 from tilewright.workers.runners import mosaic_ir as read
 from tilewright.workers.runners.bodies import body_of, replace_body, serialized_module
 from tilewright.workers.runners.divisions import without_divisions
+from tilewright.workers.runners.steps import as_steps
 
 MAX_VALUES = 1 << 14
 """Most values of all tables of one kernel: what fits scalar memory many times over, and costs few cycles."""
@@ -73,14 +75,14 @@ def _followed(serialized: bytes) -> bytes:
     """The module with its kernels' scalar code written so that the simulator can follow it."""
     with mlir.make_ir_context(), ir.Location.unknown():
         module = read.parse(serialized)
-        changed = [_without_divisions(call) for call in read.walk(module) if read.is_kernel(call)]
+        changed = [_scalars_followed(call) for call in read.walk(module) if read.is_kernel(call)]
         return serialized_module(module) if any(changed) else serialized
 
 
-def _without_divisions(call: Any) -> bool:
+def _scalars_followed(call: Any) -> bool:
     config, kernel = body_of(call)
     with kernel.module.context, ir.Location.unknown():
-        changed = without_divisions(kernel) > 0
+        changed = as_steps(kernel) + without_divisions(kernel) > 0
     if changed:
         replace_body(call, config, kernel.module)
     return changed

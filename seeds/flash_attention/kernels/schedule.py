@@ -5,9 +5,9 @@
 A step of the grid has block_q queries of ``heads`` heads and works in sub-tiles of sub_q queries by sub_k keys. The
 defaults are the plain schedule: blocks of keys are the fastest axis of the grid, every score is masked.
 
-walk        how keys are walked. grid: block_k at a time by the grid, running values in VMEM. loop: all keys of a head in
-            VMEM, a loop as far as the queries see, running values carried. whole: all queries and keys of a head, every
-            sub-tile written out, those that no query sees left out.
+walk        how keys are walked. grid: block_k at a time by the grid, running values in VMEM. loop: all keys of a head
+            in VMEM, a loop as far as the queries see, running values carried. whole: all queries and keys of a head,
+            every sub-tile written out, those that no query sees left out.
 mask        all: every sub-tile is masked. edge: those that all queries see are not.
 exponent    exp of scaled scores, or exp2 with the scale and log2(e) in one factor.
 scale       scores: each is multiplied. queries: rounded to bf16 (gates say where that is right).
@@ -80,7 +80,9 @@ CONSTRAINTS = {
         "straight-line code of more than eight million scores takes the compiler long"
     ),
     "heads * min(block_q, S) * (16 * D + 1024) + 8 * D * heads * (block_k if walk == 'grid' else T)"
-    " + 16 * min(block_q, S) * min(sub_k, T) <= vmem_mib * 1048576": "blocks, running values and scores must fit vmem_mib",
+    " + 16 * min(block_q, S) * min(sub_k, T) <= vmem_mib * 1048576": (
+        "blocks, running values and scores must fit vmem_mib"
+    ),
 }
 
 CAUSAL = True
@@ -156,7 +158,7 @@ def queries(q_ref, head, start, count, plan):
 
 
 def edge_of(last, start, sub_q, sub_k, plan):
-    """``edge`` of a sub-tile whose queries see up to key ``last`` + row: None where nothing is hidden (known numbers)."""
+    """``edge`` of a sub-tile whose queries see up to key ``last`` + row (numbers): None where nothing is hidden."""
     if not CAUSAL:
         return None
     edge = last - start
@@ -212,7 +214,7 @@ def build(params):
 
         def whole_step(q_ref, k_ref, v_ref, o_ref):
             states = written_out(q_ref, k_ref, v_ref, [fresh(sq, plan) for _ in tiles], ahead, keys)
-            for (h, _, r), state in zip(tiles, states):
+            for (h, _, r), state in zip(tiles, states, strict=True):
                 o_ref[h, r : r + sq, :] = finished(state, size, plan).astype(o_ref.dtype)
 
         def loop_step(q_ref, k_ref, v_ref, o_ref):
@@ -231,7 +233,7 @@ def build(params):
                         None if last is None else last + r - start,
                         plan,
                     )
-                    for (h, pair, r), state in zip(tiles, states)
+                    for (h, pair, r), state in zip(tiles, states, strict=True)
                 )
 
             shown = first if CAUSAL and plan["mask"] == "all" else None
@@ -261,7 +263,7 @@ def build(params):
                             edge_of(r, start, sq, sk, plan),
                             plan,
                         )
-            for (h, _, r), state in zip(tiles, states):
+            for (h, _, r), state in zip(tiles, states, strict=True):
                 o_ref[h, r : r + sq, :] = finished(state, size, plan).astype(o_ref.dtype)
 
         def grid_step(q_ref, k_ref, v_ref, o_ref, top, total, acc):

@@ -1,10 +1,11 @@
 """Compiles one reproduction for a chip that is not there, with libtpu's simulator writing its dumps.
 
 Run as ``python child.py SPEC.json`` in an empty folder with folders ``llo`` and ``prof``, LIBTPU_INIT_ARGS set by the
-parent. ``mode``: nothing (the whole module), ``around`` (what XLA runs around the kernels is listed) or ``apart`` (the
-kernels alone are compiled). ``SPEC``: ``source`` (a Python file), ``function`` and ``arguments`` (``function(**arguments)`` returns a
+parent. ``SPEC``: ``source`` (a Python file), ``function`` and ``arguments`` (``function(**arguments)`` returns a
 function and its inputs; without them the file has ``create_inputs()`` and ``workload(*inputs)``), ``config`` (changes
-of the file's CONFIG), ``paths`` (to import from), ``topology``, ``kind``, ``root`` (of this repository).
+of the file's CONFIG), ``paths`` (to import from), ``topology``, ``kind``, ``root`` (of this repository), ``mode``:
+nothing (the whole module is compiled), ``around`` (what XLA runs around the kernels is listed) or ``apart`` (the
+kernels alone are compiled).
 Inputs that are concrete arrays of int32 are known operands, and so are constants of the program.
 """
 
@@ -68,7 +69,7 @@ def alone(exported: Any, module: bytes) -> tuple[Any, bytes, list[Any]]:
 
     kernels = kernels_apart(module)
     inputs, outputs = (
-        [jax.ShapeDtypeStruct(shape, _NAMED.get(dtype, dtype)) for shape, dtype in kinds]
+        [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
         for kinds in (kernels.inputs, kernels.outputs)
     )
     replaced = dataclasses.replace(
@@ -85,19 +86,6 @@ def alone(exported: Any, module: bytes) -> tuple[Any, bytes, list[Any]]:
         module_kept_var_idx=tuple(range(len(inputs))),
     )
     return replaced, kernels.module, inputs
-
-
-_NAMED = {
-    "bf16": "bfloat16",
-    "f32": "float32",
-    "f16": "float16",
-    "i32": "int32",
-    "i8": "int8",
-    "i1": "bool",
-    "ui32": "uint32",
-    "f8E4M3FN": "float8_e4m3fn",
-    "f8E5M2": "float8_e5m2",
-}
 
 
 def reproduction(spec: dict[str, Any]) -> tuple[Any, Any]:
