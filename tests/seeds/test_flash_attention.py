@@ -112,7 +112,7 @@ def test_work_and_floors():
     assert operator.flops(workload) == 2 * 4 * 128 * 5
     assert operator.bytes(workload) == 2 * 2 * 128 * (2 * 2 + 3)
     found = floors(operator, shape(32, 32, 2048, 2048), CHIPS["v6e"])
-    assert found["eup"] == pytest.approx(found["mxu"], rel=0.01) and found["mxu"] > found["hbm"]
+    assert found["eup"] == pytest.approx(found["mxu"], rel=0.01)
     assert found["eup"] == pytest.approx(32 * 2048 * 2049 / 2 / 1024 / CHIPS["v6e"].clock)
     assert found["vector"] == pytest.approx(found["eup"] * 2 / 4)
     with pytest.raises(ValueError, match="multiple of KV"):

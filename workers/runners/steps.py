@@ -53,7 +53,7 @@ def as_steps(kernel: read.MosaicKernel) -> int:
             if len(changes) > MAX_STEPS:
                 continue
             with ir.InsertionPoint(op):
-                result.replace_all_uses_with(_written(index, values, changes))
+                result.replace_all_uses_with(_written(index, values, changes.tolist()))
             op.operation.erase()
             found += 1
     return found
