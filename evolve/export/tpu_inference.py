@@ -81,8 +81,8 @@ def _grouped(choice: Choice) -> Row:
 _TABLES: Mapping[str, Callable[[Choice], Row]] = {"flash_attention": _attention, "gmm_fp8": _grouped}
 _REFUSED = {
     "paged_attention": (
-        "tpu-inference's paged attention serves prompts and tokens in one kernel, whose blocks of queries no kernel here "
-        "has."
+        "tpu-inference's paged attention serves prompts and tokens in one kernel, whose blocks of queries no "
+        "kernel here has."
     ),
     "gemm_fp8_fused": (
         "tpu-inference's quantised product has one scale for a whole row of activations, not one for each group along "
