@@ -19,6 +19,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from tilewright.workers.runners.gluon_emulator.install import install as install_emulator
+from tilewright.workers.runners.gluon_emulator.install import is_gluon
+
 MINIMUM_DB = 40.0
 CPU_SECONDS_PER_JOB = 40
 """Processor time, so that a busy machine fails nobody; the whole process has a wall clock of its own."""
@@ -116,6 +119,8 @@ def check(job: dict, language: str, folder: str, references: dict, number: int) 
     inputs = [make_input(s, rng) for s in specs]
 
     def outputs(source: str, params: dict, tag: int) -> list[np.ndarray]:
+        if is_gluon(source):
+            install_emulator(seed=number)
         module = load(source, folder, tag)
         if language == "pallas":
             return run_pallas(module, params, inputs)
