@@ -17,10 +17,10 @@ import triton.experimental.gluon.nvidia.hopper
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilewright.workers.runners.gluon_emulator.faults import EmulationError
-from tilewright.workers.runners.gluon_emulator.language import Language
+from tilewright.workers.runners.gluon_emulator.language import Language, maximum, minimum
 from tilewright.workers.runners.gluon_emulator.machine import Machine
 from tilewright.workers.runners.gluon_emulator.memory import Descriptor, Global, Pointer
-from tilewright.workers.runners.gluon_emulator.values import lift
+from tilewright.workers.runners.gluon_emulator.values import Tensor, lift
 
 ROOT = "triton.experimental.gluon"
 
@@ -33,6 +33,7 @@ class Jitted:
     def __init__(self, function: Callable[..., Any], language: Language) -> None:
         self.function, self._language = function, language
         self.__name__ = function.__name__
+        function.__globals__.update(min=_smallest, max=_largest)
         self._fixed = {
             name
             for name, parameter in inspect.signature(function).parameters.items()
@@ -63,6 +64,19 @@ class Jitted:
         given = {n: v if n in self._fixed else _argument(v, known) for n, v in bound.items()}
         for place in itertools.product(*(range(n) for n in reversed(sizes))):
             machine.run_program((place[2], place[1], place[0]), lambda: self.function(**given))
+
+
+def _smallest(*values: Any, **options: Any) -> Any:
+    """The builtin ``min``, which in a kernel takes blocks as well."""
+    if len(values) == 2 and any(isinstance(v, Tensor) for v in values):
+        return minimum(*values)
+    return min(*values, **options)
+
+
+def _largest(*values: Any, **options: Any) -> Any:
+    if len(values) == 2 and any(isinstance(v, Tensor) for v in values):
+        return maximum(*values)
+    return max(*values, **options)
 
 
 def _argument(value: Any, known: dict[int, Global]) -> Any:
@@ -96,10 +110,12 @@ def install(seed: int = 0) -> None:
 
     emulated = language.modules()
     gluon = types.ModuleType(ROOT)
-    gluon.__dict__.update({"jit": jit, "language": emulated[f"{ROOT}.language"], "emulated": True, "__path__": []})
+    gluon.__dict__.update(
+        {"jit": jit, "language": emulated[f"{ROOT}.language"], "emulated": True, "__path__": []}
+    )
     gluon.nvidia = sys.modules[f"{ROOT}.nvidia"]  # type: ignore[attr-defined]
     for name, module in emulated.items():
         module.__dict__.setdefault("__path__", [])
         sys.modules[name] = module
     sys.modules[ROOT] = gluon
-    triton.experimental.gluon = gluon  # type: ignore[attr-defined]
+    triton.experimental.gluon = gluon

@@ -27,11 +27,36 @@ from tilewright.workers.runners.gluon_emulator.memory import (
 )
 from tilewright.workers.runners.gluon_emulator.values import Tensor, elementwise, lift, reduced
 
-_KEPT = (
-    "AutoLayout BlockedLayout CoalescedLayout DistributedLinearLayout DotOperandLayout NVMMADistributedLayout "
-    "NVMMASharedLayout PaddedSharedLayout SharedLinearLayout SliceLayout SwizzledSharedLayout int1 int8 int16 "
-    "int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 float8e4nv float8e5 dtype pointer_type"
-).split()
+_KEPT = [
+    "AutoLayout",
+    "BlockedLayout",
+    "CoalescedLayout",
+    "DistributedLinearLayout",
+    "DotOperandLayout",
+    "NVMMADistributedLayout",
+    "NVMMASharedLayout",
+    "PaddedSharedLayout",
+    "SharedLinearLayout",
+    "SliceLayout",
+    "SwizzledSharedLayout",
+    "int1",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "float8e4nv",
+    "float8e5",
+    "dtype",
+    "pointer_type",
+]
 """Layouts and types, which are the real ones."""
 
 
@@ -99,15 +124,15 @@ def minimum(x: Any, y: Any, **_: Any) -> Tensor:
 
 
 def fma(x: Any, y: Any, z: Any) -> Tensor:
-    return lift(x) * y + z  # type: ignore[operator]
+    return lift(x) * y + z
 
 
 def fdiv(x: Any, y: Any, **_: Any) -> Tensor:
-    return lift(x) / y  # type: ignore[operator]
+    return lift(x) / y
 
 
 def take_absolute(x: Any) -> Tensor:
-    return Tensor(np.abs(lift(x).data), lift(x).dtype, lift(x).layout)
+    return abs(lift(x))
 
 
 def _erf(x: np.ndarray) -> np.ndarray:
@@ -121,6 +146,18 @@ def _reduction(how: Callable[..., Any]) -> Callable[..., Tensor]:
     return function
 
 
+def reduce(x: Tensor, axis: Any, combine_fn: Callable[..., Any], keep_dims: bool = False) -> Tensor:
+    """Along ``axis`` with a function of two blocks, in halves."""
+    along = int(axis) % x.data.ndim
+    left = np.moveaxis(x.data, along, 0)
+    while left.shape[0] > 1:
+        half = left.shape[0] // 2
+        made = combine_fn(Tensor(left[:half], x.dtype), Tensor(left[half:], x.dtype))
+        left = made.data
+    whole = left[0]
+    return Tensor(np.expand_dims(whole, along) if keep_dims else whole, x.dtype)
+
+
 def static_assert(condition: Any, message: Any = "") -> None:
     if not condition:
         raise EmulationError(f"static_assert fails: {message}")
@@ -128,6 +165,10 @@ def static_assert(condition: Any, message: Any = "") -> None:
 
 def _same(value: Any, *_: Any, **__: Any) -> Any:
     return value
+
+
+def _broadcast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return (a.broadcast_to(b.shape), b) if a.numel < b.numel else (a, b.broadcast_to(a.shape))
 
 
 class Language:
@@ -150,7 +191,9 @@ class Language:
     def allocate_shared_memory(self, dtype: Any, shape: Any, layout: Any, value: Any = None) -> Shared:
         return Shared.allocate(self.machine, dtype, shape, layout, value)
 
-    def warp_specialize(self, functions: Sequence[Any], worker_num_warps: Any, worker_num_regs: Any = None) -> Any:
+    def warp_specialize(
+        self, functions: Sequence[Any], worker_num_warps: Any, worker_num_regs: Any = None
+    ) -> Any:
         """``functions``: (function, arguments) of the partition that goes on, then of the workers."""
         if len(functions) != len(worker_num_warps) + 1:
             raise EmulationError("warp_specialize wants the warps of every partition but the first")
@@ -205,7 +248,13 @@ class Language:
     # -- copies -----------------------------------------------------------------------------------------
 
     def copy_in(
-        self, source: Descriptor, coord: Any, barrier: Shared, result: Shared, pred: Any = True, multicast: Any = False
+        self,
+        source: Descriptor,
+        coord: Any,
+        barrier: Shared,
+        result: Shared,
+        pred: Any = True,
+        multicast: Any = False,
     ) -> None:
         if not bool(pred):
             return
@@ -236,9 +285,14 @@ class Language:
         if b.data.shape[0] != depth or acc.shape != (rows, b.data.shape[1]):
             raise EmulationError(f"a product of {left.shape} and {b.data.shape} into {acc.shape}")
         if a.dtype != b.dtype or rows % 64 or depth * values.storage(a.dtype).itemsize % 32:
-            raise EmulationError(f"no matrix instruction for {a.dtype}{left.shape} and {b.dtype}{b.data.shape}")
-        if a.dtype.is_fp8() and (not _depth_last(a) or not _depth_last(b, turned=True)):
-            raise EmulationError("operands of one byte must have the depth as their contiguous dimension")
+            raise EmulationError(
+                f"no matrix instruction for {a.dtype}{left.shape} and {b.dtype}{b.data.shape}"
+            )
+        width = values.storage(a.dtype).itemsize
+        if width != 2 and (not _depth_last(a) or not _depth_last(b, turned=True)):
+            raise EmulationError(
+                f"operands of {width} bytes must have the depth as their contiguous dimension"
+            )
         before = acc._data if acc.pending in me.products else acc.data
         product = Product([view for view in (a, b) if isinstance(view, Shared)])
         made = values.widened(left, a.dtype) @ values.widened(b.data, b.dtype)
@@ -267,7 +321,7 @@ class Language:
     def modules(self) -> dict[str, types.ModuleType]:
         """Emulated modules by the names they are imported by."""
         root = "triton.experimental.gluon.language"
-        math_names = {
+        math_names: dict[str, Callable[..., Any]] = {
             "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "sqrt": np.sqrt, "sqrt_rn": np.sqrt,
             "rsqrt": lambda x: np.float32(1) / np.sqrt(x), "sin": np.sin, "cos": np.cos, "floor": np.floor,
             "ceil": np.ceil, "erf": _erf,
@@ -278,9 +332,15 @@ class Language:
         names |= {"full": full, "zeros": zeros, "load": load, "store": store, "atomic_add": atomic_add}
         names |= {"where": values.where, "maximum": maximum, "minimum": minimum, "fma": fma, "fdiv": fdiv}
         names |= {"div_rn": fdiv, "abs": take_absolute, "sum": _reduction(np.sum), "max": _reduction(np.max)}
-        names |= {"min": _reduction(np.min), "cdiv": cdiv, "static_assert": static_assert}
-        names |= {"convert_layout": convert_layout, "set_auto_layout": convert_layout, "shared_memory_descriptor": Shared}
-        names |= {name: _same for name in ("multiple_of", "max_contiguous", "max_constancy", "to_tensor", "assume")}
+        names |= {"min": _reduction(np.min), "reduce": reduce, "cdiv": cdiv, "static_assert": static_assert}
+        names |= {
+            "convert_layout": convert_layout,
+            "set_auto_layout": convert_layout,
+            "shared_memory_descriptor": Shared,
+        }
+        names |= dict.fromkeys(
+            ("multiple_of", "max_contiguous", "max_constancy", "to_tensor", "assume"), _same
+        )
         names |= {
             "expand_dims": lambda x, axis: x.expand_dims(axis),
             "reshape": lambda x, *shape: x.reshape(*shape),
@@ -288,7 +348,7 @@ class Language:
             "split": lambda x: x.split(),
             "join": lambda a, b: values.stacked([a, b]),
             "cast": lambda x, dtype, **kw: lift(x).to(dtype, **kw),
-            "broadcast": lambda a, b: (a.broadcast_to(b.shape), b) if a.numel < b.numel else (a, b.broadcast_to(a.shape)),
+            "broadcast": _broadcast,
             "zeros_like": lambda x, **_: zeros(x.shape, x.dtype, x.layout),
             "full_like": lambda x, value, **_: full(x.shape, value, x.dtype, x.layout),
             "barrier": _same,

@@ -46,7 +46,9 @@ class Global:
         span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         span = span if tensor.numel() else 0
         flat = tensor.as_strided((span,), (1,))
-        raw = flat.view(torch.uint8).numpy() if tensor.element_size() == 1 else flat.view(_bits(tensor)).numpy()
+        raw = (
+            flat.view(torch.uint8).numpy() if tensor.element_size() == 1 else flat.view(_bits(tensor)).numpy()
+        )
         self.line = raw.view(storage(self.dtype))
 
     def check(self, at: np.ndarray, what: str) -> None:
@@ -129,7 +131,9 @@ class Descriptor:
         if any(not 1 <= n <= 256 for n in self.block_shape):
             raise EmulationError("a side of a descriptor's box is longer than 256")
         # what TMA can take at once: the swizzle's width along the last dimension is the compiler's to split
-        self.array = base.as_strided(self.shape, strides).view(torch.uint8 if width == 1 else _bits(base)).numpy()
+        self.array = (
+            base.as_strided(self.shape, strides).view(torch.uint8 if width == 1 else _bits(base)).numpy()
+        )
         self.array = self.array.view(storage(self.dtype))
 
     @property
@@ -206,7 +210,9 @@ class Allocation:
                 raise Race(f"{what} by {me.name} of shared memory that {access.what} may still write")
             generic = not access.what.startswith("a copy")
             if asynchronous and generic and (access.fenced is None or not me.knows(access.fenced)):
-                raise Race(f"{what} by {me.name} of what {access.what} wrote, without fence_async_shared between")
+                raise Race(
+                    f"{what} by {me.name} of what {access.what} wrote, without fence_async_shared between"
+                )
 
     def overwrite(self, box: Box, what: str) -> None:
         """Raises Race unless the partition knows of every access of ``box``; they are forgotten."""
@@ -284,7 +290,9 @@ class Shared:
     def slice(self, start: Any, length: Any, dim: Any = 0) -> Shared:
         first, size, axis = int(start), int(length), int(dim)
         if first < 0 or first + size > self.data.shape[axis]:
-            raise StrayAccess(f"elements {first} to {first + size} of {self.data.shape[axis]} in shared memory")
+            raise StrayAccess(
+                f"elements {first} to {first + size} of {self.data.shape[axis]} in shared memory"
+            )
         where = tuple(slice(first, first + size) if i == axis else slice(None) for i in range(self.data.ndim))
         own = len(self.box) - self.data.ndim + axis
         low = self.box[own][0] + first

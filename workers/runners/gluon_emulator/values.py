@@ -116,6 +116,20 @@ class Tensor:
 
     __hash__ = None  # type: ignore[assignment]
 
+    # -- arithmetic; the other operators are set below --------------------------------------------------
+
+    def __add__(self, other: Any) -> Any:
+        return binary(self, other, np.add)
+
+    def __mul__(self, other: Any) -> Any:
+        return binary(self, other, np.multiply)
+
+    def __truediv__(self, other: Any) -> Any:
+        return binary(self, other, np.divide, true_division=True)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return binary(other, self, np.divide, true_division=True)
+
     # -- shape ----------------------------------------------------------------------------------------
 
     def __getitem__(self, where: Any) -> Tensor:
@@ -164,6 +178,9 @@ class Tensor:
 
     def __neg__(self) -> Tensor:
         return Tensor(-self.data, self.dtype, self.layout)
+
+    def __abs__(self) -> Tensor:
+        return Tensor(np.abs(self.data), self.dtype, self.layout)
 
     def __invert__(self) -> Tensor:
         return Tensor(~self.data, self.dtype, self.layout)
@@ -290,23 +307,21 @@ _COMPARISONS = {
 }
 
 
-def _method(how: Callable[..., Any], turned: bool, division: bool) -> Callable[[Tensor, Any], Any]:
+def _method(how: Callable[..., Any], turned: bool) -> Callable[[Tensor, Any], Any]:
     def method(self: Tensor, other: Any) -> Any:
         if not isinstance(other, Tensor | int | float | np.generic | tl.constexpr):
             return NotImplemented
-        pair = (other, self) if turned else (self, other)
-        return binary(*pair, how, true_division=division)
+        left, right = (other, self) if turned else (self, other)
+        return binary(left, right, how)
 
     return method
 
 
 for _name, _how in _OPERATORS.items():
-    setattr(Tensor, f"__{_name}__", _method(_how, False, False))
-    setattr(Tensor, f"__r{_name}__", _method(_how, True, False))
+    setattr(Tensor, f"__{_name}__", _method(_how, False))
+    setattr(Tensor, f"__r{_name}__", _method(_how, True))
 for _name, _how in _COMPARISONS.items():
-    setattr(Tensor, f"__{_name}__", _method(_how, False, False))
-Tensor.__truediv__ = _method(np.divide, False, True)  # type: ignore[attr-defined]
-Tensor.__rtruediv__ = _method(np.divide, True, True)  # type: ignore[attr-defined]
+    setattr(Tensor, f"__{_name}__", _method(_how, False))
 
 
 def elementwise(how: Callable[..., Any]) -> Callable[[Any], Tensor]:
