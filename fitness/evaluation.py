@@ -105,6 +105,10 @@ class GateReading(BaseModel):
     passed: bool
     bar: float | None = None
     detail: str = ""
+    workload: str = ""
+    """Shape it was read on; empty in records of before it was noted."""
+    sampled: bool = False
+    """Read on some rows and columns of the shape, not on all of it."""
     artefact: str = ""
     """Hash of what ran on the inputs, where that is data (TPU targets); figures have the one that was timed."""
 
