@@ -219,10 +219,13 @@ class _Run:
         try:
             with _ctrl_c(self, campaign):
                 self.display.note("starting workers")
-                _start(pool)
-                campaign.begin()  # seeds first, baselines beside them
+                with _reachable():
+                    pool.open()
+                campaign.begin()  # seeds first, baselines beside them; the first seed is judged while workers start
                 for kernel, genome in self.resolved.baselines:
                     references.request(kernel.name, Scope.SUITE, genome, kernel.name)
+                with _reachable():
+                    pool.start()
                 reason = campaign.run()
                 return self._conclude(campaign, references, reason, pool)
         finally:
@@ -427,9 +430,11 @@ class InfrastructureFault(UserError):
     """Workers fail although candidates do not."""
 
 
-def _start(pool: RayPool) -> None:
+@contextmanager
+def _reachable() -> Iterator[None]:
+    """Raises UserError where the workers cannot be started."""
     try:
-        pool.start()
+        yield
     except PoolUnavailable as error:
         raise UserError(f"workers: {error}.") from error
 

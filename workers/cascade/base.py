@@ -13,7 +13,7 @@ from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.fitness.race import Race
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Scope, SeedKernel, Suite, Workload
-from tilewright.workers.child.launch import Launcher, cpu_seconds
+from tilewright.workers.child.launch import Launcher, Template, cpu_seconds
 from tilewright.workers.child.run_once import temporary_folder
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.request import Failure, Findings, Limits, Request, Truth, one_line
@@ -101,6 +101,11 @@ class Cascade:
         except (OSError, SessionDied) as error:
             failure = Failure(Verdict.INFRA_ERROR, one_line(f"{type(error).__name__}: {error}"))
         return self._evaluation(genome_id, stage, failure, found, spent)
+
+    def close(self) -> None:
+        """Kill the children; what is being evaluated in another thread fails."""
+        if isinstance(self._launcher, Template):
+            self._launcher.close()
 
     def _judge(
         self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
