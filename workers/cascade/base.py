@@ -72,7 +72,7 @@ class Cascade:
         measured = _kept(self._suite.timed(scope), kept)
         if not measured:
             raise ValueError(f"none of the {scope} workloads is among {sorted(kept or ())}")
-        spent, found = _Spending(on_stage, self._device_seconds), Findings()
+        spent, found = _Spending(on_stage, self._device_seconds, self._cpu_seconds), Findings()
         stage, failure = Stage.DIALECT, None
         try:
             with temporary_folder(self._scratch) as folder:
@@ -117,6 +117,12 @@ class Cascade:
         """Of all jobs so far; 0 where no device is held."""
         return 0.0
 
+    def _cpu_seconds(self) -> float:
+        """Of all jobs so far, this thread's and its children's; the process may do other things beside them."""
+        if isinstance(self._launcher, Template):
+            return time.thread_time() + self._launcher.cpu_seconds
+        return cpu_seconds(os.getpid())
+
     def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         """Fitness, its 95 % interval and the descriptors of what passed."""
         raise NotImplementedError
@@ -156,10 +162,15 @@ class Cascade:
 class _Spending:
     """Where the seconds of one evaluation go."""
 
-    def __init__(self, on_stage: Callable[[Stage], None] | None, device: Callable[[], float]) -> None:
-        self._on_stage, self._device = on_stage, device
+    def __init__(
+        self,
+        on_stage: Callable[[Stage], None] | None,
+        device: Callable[[], float],
+        processors: Callable[[], float],
+    ) -> None:
+        self._on_stage, self._device, self._processors = on_stage, device, processors
         self._began = self._entered = time.monotonic()
-        self._cpu, self._held = cpu_seconds(os.getpid()), device()
+        self._cpu, self._held = processors(), device()
         self._stage: Stage | None = None
         self._seconds: dict[str, float] = {}
 
@@ -172,7 +183,7 @@ class _Spending:
     def end(self) -> tuple[float, dict[str, float]]:
         """Wall clock, and seconds by stage, on the device and of CPU."""
         self._leave()
-        self._seconds["cpu"] = max(0.0, cpu_seconds(os.getpid()) - self._cpu)
+        self._seconds["cpu"] = max(0.0, self._processors() - self._cpu)
         if (held := self._device() - self._held) > 0.0:
             self._seconds["device"] = held
         return time.monotonic() - self._began, {k: round(v, 4) for k, v in self._seconds.items()}

@@ -19,7 +19,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
 from tilewright.fitness.race import Race
 from tilewright.fitness.targets import Target, load_target
 from tilewright.seeds.catalogue import load_operator
@@ -153,8 +153,8 @@ class RayPool:
     _early: HeadStart | None = None
 
     def open(self) -> None:
-        """Be ready for a first job, on this machine and where no device is needed. Raises PoolUnavailable."""
-        if self.settings.address or load_target(self.settings.target).measured:
+        """Be ready for a first job, on this machine and where figures are modelled. Raises PoolUnavailable."""
+        if self.settings.address or load_target(self.settings.target).kind is not FigureKind.MODELLED:
             return
         self._folder = own_folder()
         try:
