@@ -247,7 +247,7 @@ class _Run:
             references,
             self.journal,
             self._show,
-            Racing([w.id for w in self.resolved.suite.workloads], archive) if search.racing else None,
+            self._racing(archive),
             History(self.journal),
             Convergence(self.resolved.floors()),
         )
@@ -255,6 +255,13 @@ class _Run:
         campaign.restore(list(self.journal.candidates()), recorded)
         campaign.elapsed_before = _elapsed(self.journal)
         return campaign
+
+    def _racing(self, archive: Archive) -> Racing | None:
+        """Least work first: of workloads that tell as much, the cheaper one is measured."""
+        if not self.resolved.config.search.racing:
+            return None
+        ordered = sorted(self.resolved.suite.workloads, key=self.resolved.operator.flops)
+        return Racing([workload.id for workload in ordered], archive)
 
     def _conclude(
         self, campaign: Campaign, references: References, reason: StopReason, pool: Comparer
