@@ -201,3 +201,12 @@ class KnownOperands(Protocol):
     def known(self, workload: Workload) -> Arrays:
         """Values of int32 operands, one-dimensional, that the workload is timed with, by name."""
         ...
+
+
+@runtime_checkable
+class LaneWork(Protocol):
+    """An operator's addition when units other than the matrix units may bound it: what they do at least."""
+
+    def lane_work(self, workload: Workload) -> Mapping[str, float]:
+        """Element operations in float32 that no schedule avoids, by unit (``valu``, ``eup``: see ``Chip.slots``)."""
+        ...
