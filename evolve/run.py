@@ -263,7 +263,7 @@ class _Run:
         if not self.resolved.config.search.racing:
             return None
         ordered = sorted(self.resolved.suite.workloads, key=self.resolved.operator.flops)
-        return Racing([workload.id for workload in ordered], archive)
+        return Racing([workload.id for workload in ordered], archive, self.resolved.floors())
 
     def _conclude(
         self, campaign: Campaign, references: References, reason: StopReason, pool: Comparer
