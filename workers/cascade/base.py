@@ -136,11 +136,12 @@ class Cascade:
         fitness, interval, descriptors = self._worth(found) if failure is None else (None, None, {})
         logs = [failure.log, *found.logs] if failure else []
         wall, seconds = spent.end()
+        last = failure.stage or stage if failure else stage
         return Evaluation(
             genome=genome,
             target=self._target.name,
             suite=self._suite.name,
-            stage=failure.stage or stage if failure else stage,
+            stage=last,
             verdict=failure.verdict if failure else Verdict.OK,
             reason=failure.reason if failure else "",
             fitness=fitness,
@@ -156,6 +157,7 @@ class Cascade:
             wall_seconds=wall,
             spent=seconds,
             worker=self._worker,
+            reached=self._target.reached if last in (Stage.CHECK, Stage.MEASURE) else None,
         )
 
 
