@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.errors import UserError
+from tilewright.evolve.export.command import add_command as add_export_command
 from tilewright.evolve.intake.cli import add_commands as add_intake_commands
 from tilewright.evolve.promote.cli import add_commands
 from tilewright.evolve.record.home import JOURNAL, REPORT, campaigns, find_campaign, home_folder
@@ -99,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     ui.set_defaults(run=_ui)
     add_commands(commands, _register)
     add_intake_commands(commands, _tell)
+    add_export_command(commands, _say)
     for command in commands.choices.values():  # --home may follow the command, too
         command.add_argument("--home", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser

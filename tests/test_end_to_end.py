@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from testkit import FIXTURES, ROOT
+from tilewright.evolve.cli import main
 from tilewright.evolve.record.journal import Journal
 
 FAMILY = FIXTURES / "small_gemm"
@@ -27,7 +27,7 @@ def campaign_file(folder: Path, **changes: object) -> Path:
         "target": "tpu7x",
         "suite": "tiny",
         "seed": 3,
-        "budget": {"evaluations": 7},
+        "budget": {"evaluations": 5},
         "workers": {"count": 2},
         "search": {"lag": 2, "proposers": ["parameters", "surrogate", "crossover"]},
         **changes,
@@ -60,6 +60,17 @@ def content(folder: Path, campaign: str) -> dict:
         return journal.content()
 
 
+def wait_for(folder: Path, evaluations: int) -> None:
+    """Returns when a running campaign's journal holds this many."""
+    journal = folder / "home" / "campaigns" / "tiny-001" / "journal.sqlite"
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline:
+        if journal.exists() and len(content(folder, "tiny-001")["evaluations"]) >= evaluations:
+            return
+        time.sleep(0.2)
+    raise TimeoutError(f"no {evaluations} evaluations")
+
+
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("unbroken")
@@ -71,9 +82,9 @@ def test_a_campaign_runs_to_a_verified_winner(
 ) -> None:
     folder, result = unbroken
     assert result.returncode == 0, result.stderr
-    assert "tpu7x, modelled" in result.stdout and "7/7 evaluations" in result.stdout
+    assert "tpu7x, modelled" in result.stdout and "5/5 evaluations" in result.stdout
     record = content(folder, "tiny-001")
-    assert len(record["candidates"]) == len(record["evaluations"]) == 7
+    assert len(record["candidates"]) == len(record["evaluations"]) == 5
     with Journal(folder / "home" / "campaigns" / "tiny-001" / "journal.sqlite") as journal:
         finals = journal.references("final")
         events = journal.events()
@@ -106,7 +117,7 @@ def test_status_and_report_read_what_is_there(
     listing = tilewright(folder, "status")
     assert listing.returncode == 0 and "tiny-001" in listing.stdout and "finished" in listing.stdout
     one = tilewright(folder, "status", "tiny-001")
-    assert "7 evaluations" in one.stdout and "best so far" in one.stdout
+    assert "5 evaluations" in one.stdout and "best so far" in one.stdout
     written = tilewright(folder, "report", "--output", folder / "r.html")
     assert written.returncode == 0 and (folder / "r.html").stat().st_size > 10_000
     again = tilewright(folder, "resume", "tiny-001")
@@ -116,27 +127,18 @@ def test_status_and_report_read_what_is_there(
 def test_a_killed_driver_resumes_to_the_same_journal(
     tmp_path: Path, unbroken: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:
-    rng, arguments = random.Random(11), ("run", campaign_file(tmp_path))
-    for _ in range(2):
-        process = start(tmp_path, *arguments)
-        time.sleep(rng.uniform(5.0, 12.0))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        started = list((tmp_path / "home" / "campaigns").glob("*/journal.sqlite"))
-        arguments = ("resume",) if started else arguments
-    ended = tilewright(tmp_path, *arguments)
+    process = start(tmp_path, "run", campaign_file(tmp_path))
+    wait_for(tmp_path, evaluations=2)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    ended = tilewright(tmp_path, "resume")
     assert ended.returncode == 0 or "has finished" in ended.stderr, ended.stderr
     assert content(tmp_path, "tiny-001") == content(unbroken[0], "tiny-001")
 
 
 def test_ctrl_c_stops_cleanly_and_says_how_to_resume(tmp_path: Path) -> None:
     process = start(tmp_path, "run", campaign_file(tmp_path, budget={"evaluations": 500}))
-    journal = tmp_path / "home" / "campaigns" / "tiny-001" / "journal.sqlite"
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        if journal.exists() and content(tmp_path, "tiny-001")["evaluations"]:
-            break
-        time.sleep(0.3)
+    wait_for(tmp_path, evaluations=1)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -155,19 +157,24 @@ BAD: dict[str, tuple[dict, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_sentence(tmp_path: Path, case: str) -> None:
+def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
     changes, words = BAD[case]
-    refuse(tmp_path, words, "run", campaign_file(tmp_path, **changes))
+    code = main(["--home", str(tmp_path / "home"), "run", str(campaign_file(tmp_path, **changes))])
+    require_refusal(tmp_path, words, code, capsys.readouterr().err)
+
+
+def require_refusal(folder: Path, words: str, code: int, err: str) -> None:
+    assert code == 2, err
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+    assert "Traceback" not in err
+    assert not list((folder / "home").glob("campaigns/*"))
+    assert not (folder / "home" / "mlflow.db").exists()
 
 
 def refuse(folder: Path, words: str, *arguments: str | Path, **environment: str) -> None:
     result = tilewright(folder, *arguments, **environment)
-    assert result.returncode == 2, result.stdout + result.stderr
-    assert words in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert "Traceback" not in result.stderr
-    assert not list((folder / "home").glob("campaigns/*"))
-    assert not (folder / "home" / "mlflow.db").exists()
+    require_refusal(folder, words, result.returncode, result.stderr)
 
 
 def test_a_seed_that_fails_its_own_gate_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
@@ -175,7 +182,7 @@ def test_a_seed_that_fails_its_own_gate_is_refused_and_leaves_nothing(tmp_path: 
     refuse(tmp_path, "wrong fails its own gate: incorrect", "run", campaign_file(tmp_path, **changes))
 
 
-def test_an_empty_space_is_refused(tmp_path: Path) -> None:
+def test_an_empty_space_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     family = tmp_path / "family"
     (family / "kernels").mkdir(parents=True)
     (family / "operator.py").write_text((FAMILY / "operator.py").read_text())
@@ -184,15 +191,16 @@ def test_an_empty_space_is_refused(tmp_path: Path) -> None:
         (family / "kernels" / f"{name}.py").write_text(
             text.replace("CONSTRAINTS = {}", 'CONSTRAINTS = {"M < 0": "never"}')
         )
-    refuse(tmp_path, "space is empty", "run", campaign_file(tmp_path, operator=f"{family}/good"))
+    path = campaign_file(tmp_path, operator=f"{family}/good")
+    code = main(["--home", str(tmp_path / "home"), "run", str(path)])
+    require_refusal(tmp_path, "space is empty", code, capsys.readouterr().err)
 
 
-def test_an_unwritable_home_is_refused(tmp_path: Path) -> None:
+def test_an_unwritable_home_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    result = tilewright(tmp_path, "--home", blocked, "run", campaign_file(tmp_path))
-    assert result.returncode == 2 and "home: cannot write" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+    code = main(["--home", str(blocked), "run", str(campaign_file(tmp_path))])
+    require_refusal(tmp_path, "home: cannot write", code, capsys.readouterr().err)
 
 
 def test_a_missing_libtpu_is_one_sentence(tmp_path: Path) -> None:
@@ -222,5 +230,8 @@ def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         (("run", "quickstart", "--set", "search.lag=none"), "search.lag"),
     ],
 )
-def test_other_bad_calls(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
-    refuse(tmp_path, words, *arguments)
+def test_other_bad_calls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    code = main(["--home", str(tmp_path / "home"), *arguments])
+    require_refusal(tmp_path, words, code, capsys.readouterr().err)

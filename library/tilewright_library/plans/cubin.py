@@ -93,7 +93,7 @@ def read_cubin(data: bytes) -> Cubin:
             kernels[name], block = _described(data, section)
             if block is not None:
                 blocks[name] = block
-    except (struct.error, UnicodeDecodeError, IndexError):
+    except (struct.error, UnicodeDecodeError, IndexError, OverflowError):  # offsets have 64 bits, an index 63
         raise CubinError("the code is no well-formed CUDA binary") from None
     # the second version of the format has the architecture in another byte of the flags
     architecture = (header[7] >> 8 if header[0][7] == _SECOND_VERSION else header[7]) & 0xFF
