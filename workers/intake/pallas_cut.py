@@ -35,7 +35,7 @@ class _Cut(ast.NodeTransformer):
         if self._node is not None:
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             inner = _Cut(self._file, self._scope, self._observed, self._size, self._known, first)
-            return inner.visit(node)  # type: ignore[no-any-return]
+            return inner.visit(node)
         self._node = node
         key = (self._file, self._first)
         rebound = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
@@ -139,7 +139,7 @@ class _Cut(ast.NodeTransformer):
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
         decided = self._decided(node.test)
         if decided is not None:
-            return self.visit(node.body if decided else node.orelse)  # type: ignore[no-any-return]
+            return self.visit(node.body if decided else node.orelse)
         return self.generic_visit(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:

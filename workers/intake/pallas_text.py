@@ -254,9 +254,9 @@ class _Transform(ast.NodeTransformer):
             return self._module.constant(name, repr(value.item()))
         plain = plain_function(value)
         if isinstance(plain, types.FunctionType):
-            module = str(plain.__module__)
-            library = module.startswith(("jax.", "jaxlib.", "numpy.")) and ".pallas.ops." not in module
-            if library or module.partition(".")[0] in sys.stdlib_module_names:
+            home = str(plain.__module__)
+            library = home.startswith(("jax.", "jaxlib.", "numpy.")) and ".pallas.ops." not in home
+            if library or home.partition(".")[0] in sys.stdlib_module_names:
                 return None  # the library's own: the dialect knows it or does not
             return self._module.take(plain)
         return None

@@ -234,7 +234,10 @@ def _evidence(
     for knob in knobs:
         kept, tried = [knob.default], 0
         for value in sorted(knob.values, key=lambda v: abs(math.log2(v / knob.default))):
-            if value == knob.default or time.monotonic() - began > EVIDENCE_SECONDS:
+            if value == knob.default:
+                continue
+            if time.monotonic() - began > EVIDENCE_SECONDS:
+                kept.append(value)  # untried: the campaign's gates judge it
                 continue
             small, inputs, wanted, _ = shapes[-1]
             tried += 1

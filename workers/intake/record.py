@@ -298,7 +298,7 @@ class Recording(TorchFunctionMode):
         if packed is None:
             self._foreign(name, value)
             return value
-        return self._view(name, func, (packed.tensor, *args[1:]), options)  # type: ignore[no-any-return]
+        return self._view(name, func, (packed.tensor, *args[1:]), options)
 
     def _parts(
         self,

@@ -66,7 +66,8 @@ def elementwise(
         return False
     shape = target.tensor.shape
     flat = all(v.tensor.is_contiguous() and v.tensor.shape == shape for v in (*operands, target))
-    names, scalars = [], []
+    names: list[str] = []
+    scalars: list[Any] = []
     for value in values:
         if isinstance(value, Var):
             names.append(f"x{len(names) - len(scalars)}")
