@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from tilewright.fitness.static_tpu import StaticRun
 
 VERSION = 3
-"""1: max(cycles / clock, HBM bytes / 0.8 of the bandwidth), no interval. 2: copies replayed through one memory. 3: waits for
-copies written by hand are matched rightly, scalar divisions are followed; intervals from one half of the rows."""
+"""1: max(cycles / clock, HBM bytes / 0.8 of the bandwidth), no interval. 2: copies replayed through one memory.
+3: waits for copies written by hand are matched rightly, scalar divisions are followed; intervals from one half of the
+rows.
+"""
 
 COVERAGE = 0.9
 """Share of real times that an interval is meant to hold."""
