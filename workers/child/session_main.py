@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 RUNNERS = {
-    "triton.compile": "tilewright.workers.runners.triton_compile",
-    "triton.describe": "tilewright.workers.runners.triton_describe",
-    "triton.device": "tilewright.workers.runners.triton_device",
     "plan.device": "tilewright.workers.runners.plan_device",
     "tpu.device": "tilewright.workers.runners.tpu_device",
 }

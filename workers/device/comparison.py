@@ -15,9 +15,8 @@ from tilewright.fitness.intervals import Ratio, Rounds, median_seconds, paired_r
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Workload
 from tilewright.workers.child.run_once import ChildLimits
-from tilewright.workers.child.session import SessionPool
 from tilewright.workers.device.compile_ahead import CompileAheadStage
-from tilewright.workers.device.station import Entry, Station, compile_config
+from tilewright.workers.device.station import Entry, Station, compile_children
 from tilewright.workers.device.timing import Samples, Timing, measure
 from tilewright.workers.request import Failure, Findings, KernelRequest, Limits, TimingRequest, Truth
 
@@ -107,7 +106,7 @@ def _planned(request: TimingRequest, entries: Sequence[Entry], failed: dict[str,
     target = request.target
     if isinstance(target.part, Chip) or target.interpreted:
         return list(entries)
-    compiler, planned = SessionPool(compile_config(target.gpu)), []
+    compiler, planned = compile_children(target.gpu), []
     try:
         for entry in entries:
             shapes = tuple(w for w in request.measured if entry.only is None or w.id in entry.only)
