@@ -25,6 +25,7 @@ from tilewright.workers.cascade.measured_stages import (
     NEAR,
     Confirmation,
     GateStage,
+    HandOverStage,
     ScreenStage,
     confirm,
     host_seconds,
@@ -82,7 +83,7 @@ class MeasuredCascade(Cascade):
     ) -> tuple[Stage, Failure | None]:
         steps: list[StageStep] = [DialectStage(request.target.entry)]
         if self._pallas:
-            steps += [TraceStage(), CompileStage(compiles=False)]
+            steps += [TraceStage(), CompileStage(compiles=False), HandOverStage()]
         if self._compiler is not None:
             steps.append(CompileAheadStage(self._compiler))
         screen = RaceStage([ScreenStage(self._station, self._samples)], _descriptors)

@@ -20,6 +20,7 @@ from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.device.station import Champion, Entry, Station
 from tilewright.workers.device.timing import Samples, failed, job_limits, judge, measure
+from tilewright.workers.device.trace_ahead import plans_of
 from tilewright.workers.request import Failure, Findings, Request
 
 SCREEN = (1, 5)
@@ -79,6 +80,17 @@ class GateStage:
                 wrong = Failure(Verdict.INCORRECT, f"the kernel changes its inputs ({kind})")
             if wrong is not None:
                 return wrong
+        return None
+
+
+class HandOverStage:
+    """Makes plans of what a candidate's Python traced to: all that a TPU's process is given of it."""
+
+    stage = Stage.COMPILE
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """Never fails."""
+        found.plans = plans_of(found.traced)
         return None
 
 
