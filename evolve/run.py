@@ -219,10 +219,13 @@ class _Run:
         try:
             with _ctrl_c(self, campaign):
                 self.display.note("starting workers")
-                _start(pool)
-                campaign.begin()  # seeds first, baselines beside them
+                with _reachable():
+                    pool.open()
+                campaign.begin()  # seeds first, baselines beside them; the first seed is judged while workers start
                 for kernel, genome in self.resolved.baselines:
                     references.request(kernel.name, Scope.SUITE, genome, kernel.name)
+                with _reachable():
+                    pool.start()
                 reason = campaign.run()
                 return self._conclude(campaign, references, reason, pool)
         finally:
@@ -244,7 +247,7 @@ class _Run:
             references,
             self.journal,
             self._show,
-            Racing([w.id for w in self.resolved.suite.workloads], archive) if search.racing else None,
+            self._racing(archive),
             History(self.journal),
             Convergence(self.resolved.floors()),
         )
@@ -252,6 +255,13 @@ class _Run:
         campaign.restore(list(self.journal.candidates()), recorded)
         campaign.elapsed_before = _elapsed(self.journal)
         return campaign
+
+    def _racing(self, archive: Archive) -> Racing | None:
+        """Least work first: of workloads that tell as much, the cheaper one is measured."""
+        if not self.resolved.config.search.racing:
+            return None
+        ordered = sorted(self.resolved.suite.workloads, key=self.resolved.operator.flops)
+        return Racing([workload.id for workload in ordered], archive)
 
     def _conclude(
         self, campaign: Campaign, references: References, reason: StopReason, pool: Comparer
@@ -427,9 +437,11 @@ class InfrastructureFault(UserError):
     """Workers fail although candidates do not."""
 
 
-def _start(pool: RayPool) -> None:
+@contextmanager
+def _reachable() -> Iterator[None]:
+    """Raises UserError where the workers cannot be started."""
     try:
-        pool.start()
+        yield
     except PoolUnavailable as error:
         raise UserError(f"workers: {error}.") from error
 

@@ -23,6 +23,9 @@ ROUNDING_DB = 40.0
 ROUNDED = 2.0**-12
 """Share of the tile's root mean square that sums in float32 explain, with room: 2^-15 is the most seen."""
 
+INEXACT = 2.0**-8
+"""The same of accumulators that keep 14 bits of products of 8-bit floats."""
+
 NOISE_DB = 1.5
 """How much more noise there may be than rounding and an eighth of ``worst`` make."""
 
@@ -37,12 +40,14 @@ FAINT = 2.0**-8
 class Allowance:
     """``worst``: see the module. ``sign``: a share of the same kind below which signs may differ.
 
-    ``rounded``: the noise of the whole is judged, too.
+    ``rounded``: the noise of the whole is judged, too. ``zero``: the share below which an element may be a zero, where
+    that is not ``sign``: sums of other roundings come near zero, and do not hit it.
     """
 
     worst: float
     sign: float
     rounded: bool
+    zero: float | None = None
 
 
 def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
@@ -51,7 +56,8 @@ def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
     A bar below ``ROUNDING_DB`` is a convention on a whole output: outliers of its operands may be far off.
     """
     if gate.worst is not None:
-        return Allowance(max(gate.worst, least), max(gate.worst, least), rounded=False)
+        worst = max(gate.worst, least)
+        return Allowance(worst, worst, rounded=False, zero=min(worst, max(ROUNDED, least)))
     if gate.min_db >= ROUNDING_DB:
         worst = max(ROUNDED, least)
         return Allowance(worst, worst * SIGN if least <= ROUNDED else worst, rounded=True)
@@ -73,7 +79,8 @@ def objection(output: np.ndarray, reference: np.ndarray, allowed: Allowance) -> 
         if (place := _first(excess > 0)) is not None:
             share = error[place] / around[place] if around[place] else np.inf
             return f"element {_index(place, output)} is off by {share:.2g} of what is usual around it"
-        flipped = (np.sign(found) != np.sign(rounded)) & (np.abs(wanted) > allowed.sign * around)
+        bar = np.where(found == 0, allowed.sign if allowed.zero is None else allowed.zero, allowed.sign)
+        flipped = (np.sign(found) != np.sign(rounded)) & (np.abs(wanted) > bar * around)
         if (place := _first(flipped)) is not None:
             what = "zero" if found[place] == 0 else "of the wrong sign"
             return f"element {_index(place, output)} is {what}"
@@ -83,6 +90,39 @@ def objection(output: np.ndarray, reference: np.ndarray, allowed: Allowance) -> 
             if noise > expected * 10 ** (NOISE_DB / 10):
                 return f"{10 * np.log10(noise / expected):.1f} dB more noise than rounding makes"
     return None
+
+
+def turned_too_far(
+    codes: np.ndarray,
+    wanted_codes: np.ndarray,
+    worst: float,
+    scales: tuple[np.ndarray, np.ndarray] | None = None,
+) -> str | None:
+    """One line on an element that is farther from the reference than the next code and ``worst`` explain, else None.
+
+    ``scales``: of both, e8m0 codes (uint8) over equal blocks of the last axis. Arrays of the same shapes and dtypes.
+    """
+    if codes.size == 0:
+        return None
+    columns = codes.shape[-1] if codes.ndim else 1
+    found, wanted = (array.astype(np.float64).reshape(-1, columns) for array in (codes, wanted_codes))
+    unit_found, unit_wanted = (_rounded(array, codes.dtype)[1] for array in (found, wanted))
+    if scales is not None:
+        by, wanted_by = (np.repeat(_power(s), codes.size // s.size).reshape(found.shape) for s in scales)
+        found, unit_found = found * by, unit_found * by
+        wanted, unit_wanted = wanted * wanted_by, unit_wanted * wanted_by
+    with np.errstate(all="ignore"):
+        around = _around(wanted)
+        near = np.abs(found - wanted) <= np.maximum(unit_found, unit_wanted) + worst * around
+        same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+    if (place := _first(~(near | same))) is None:
+        return None
+    return f"element {_index(place, codes)} is {found[place]:.3g} where {wanted[place]:.3g} is due"
+
+
+def _power(scales: np.ndarray) -> np.ndarray:
+    """What e8m0 codes stand for."""
+    return np.exp2(scales.astype(np.float64) - 127.0)
 
 
 def _rounded(wanted: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:

@@ -40,6 +40,15 @@ class FigureKind(StrEnum):
     """Nothing was timed: the candidate compiles for the target and its answers are right."""
 
 
+class Reached(StrEnum):
+    """Ways a verdict on a candidate's answers is reached."""
+
+    DEVICE = "on the device"
+    TRACE = "from traced data"
+    INTERPRETER = "by Triton's interpreter alone"
+    """The kernel's Python ran beside its inputs, and no device has run the kernel: nothing is promoted by that."""
+
+
 UNIT_SLUGS = {"TFLOP/s": "tflops", "GB/s": "gbytes", "passes": "passes"}
 """Units of a fitness as parts of names."""
 
@@ -105,6 +114,10 @@ class GateReading(BaseModel):
     passed: bool
     bar: float | None = None
     detail: str = ""
+    workload: str = ""
+    """Shape it was read on; empty in records of before it was noted."""
+    sampled: bool = False
+    """Read on some rows and columns of the shape, not on all of it."""
     artefact: str = ""
     """Hash of what ran on the inputs, where that is data (TPU targets); figures have the one that was timed."""
 
@@ -117,7 +130,8 @@ class Evaluation(BaseModel):
     for models of the search, never compared with a fitness. ``descriptors`` place the candidate in the archive.
     ``artefact`` is the hash of what was compiled: equal artefacts are duplicates. ``reason`` is one line for any
     verdict but ``ok``. ``spent`` are seconds by what took them: each stage (wall clock), ``device`` (held by this
-    candidate) and ``cpu`` (of the worker and its children).
+    candidate) and ``cpu`` (of the worker and its children). ``reached`` says what ran on the gates' inputs, where that
+    was got to; None in records of before it was noted.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -141,6 +155,7 @@ class Evaluation(BaseModel):
     wall_seconds: float = 0.0
     spent: dict[str, float] = Field(default_factory=dict)
     worker: str = ""
+    reached: Reached | None = None
 
     @property
     def model_version(self) -> int | None:

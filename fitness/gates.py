@@ -88,7 +88,7 @@ def _read(
     if any(outputs[name].dtype != reference[name].dtype for name in gate.outputs):
         return GateReading(gate=gate.name, inputs=kind, value=None, passed=False)
     if isinstance(gate, AgreementGate):
-        return _read_agreement(gate, outputs, references, kind)
+        return _read_agreement(gate, outputs, references, kind, least)
     wrong = 0
     for name in gate.outputs:
         wrong += mismatches(outputs[name], reference[name])
@@ -96,7 +96,11 @@ def _read(
 
 
 def _read_agreement(
-    gate: AgreementGate, outputs: Mapping[str, np.ndarray], references: Mapping[str, Arrays], kind: str
+    gate: AgreementGate,
+    outputs: Mapping[str, np.ndarray],
+    references: Mapping[str, Arrays],
+    kind: str,
+    least: float,
 ) -> GateReading:
     """The reading of the output that is nearest to its bar, or farthest below."""
     reference = references[gate.reference]
@@ -107,7 +111,41 @@ def _read_agreement(
     worst = min(gate.outputs, key=lambda n: shares[n] - bars[n])
     value, bar = shares[worst], bars[worst]
     shown = bar if gate.allowance else None
-    return GateReading(gate=gate.name, inputs=kind, value=value, passed=value >= bar, bar=shown)
+    fault = _too_far(gate, outputs, reference, counted, least) if value >= bar else ""
+    return GateReading(
+        gate=gate.name,
+        inputs=kind,
+        value=value,
+        passed=value >= bar and not fault,
+        bar=shown,
+        detail=fault,
+    )
+
+
+def _too_far(
+    gate: AgreementGate,
+    outputs: Mapping[str, np.ndarray],
+    reference: Arrays,
+    counted: Mapping[str, np.ndarray],
+    least: float,
+) -> str:
+    """What is wrong with single elements, codes under exponents first; empty where all is explained."""
+    exponents = dict(gate.scaled)
+    worst = max(detail.ROUNDED, least, detail.INEXACT if gate.allowance else 0.0)
+
+    def both(name: str) -> tuple[np.ndarray, np.ndarray]:
+        mask = counted.get(name)
+        pair = outputs[name], reference[name]
+        return pair if mask is None else (pair[0][mask], pair[1][mask])
+
+    for name in gate.outputs:
+        if name in exponents.values() or outputs[name].dtype.kind in "ub":
+            continue  # exponents count with their codes, and of packed codes nobody knows which is next
+        scales = both(exponents[name]) if name in exponents else None
+        fault = detail.turned_too_far(*both(name), worst, scales)
+        if fault is not None:
+            return fault
+    return ""
 
 
 def failure(readings: Sequence[GateReading], gates: Sequence[Gate]) -> str | None:

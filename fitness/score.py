@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tilewright.fitness.chips import LANES, Chip
 from tilewright.fitness.gpus import Gpu
-from tilewright.seeds.operator import Operator, TensorSpec, Workload
+from tilewright.seeds.operator import LaneWork, Operator, TensorSpec, Workload
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -84,7 +84,8 @@ def floors(operator: Operator, workload: Workload, chip: Chip | Gpu) -> dict[str
     ``mxu`` (a GPU's matrix units, too): FLOP / peak of the operand type. ``hbm``: compulsory bytes / bandwidth.
     ``vector``, on a TensorCore, for recipes
     with a scale group g along K: M N K / g partial sums, each one fused multiply-add (``vector``) or two
-    operations (``vector_two_ops``), over the vector slots x 1024 lanes x clock.
+    operations (``vector_two_ops``), over the vector slots x 1024 lanes x clock. ``vector`` and ``eup`` (the
+    transcendental unit) also for operators that state their ``lane_work``.
     """
     kind = matrix_kind(operator, operator.inputs(workload))
     result = {
@@ -97,4 +98,8 @@ def floors(operator: Operator, workload: Workload, chip: Chip | Gpu) -> dict[str
         rate = chip.slots["valu"] * LANES * chip.clock
         result["vector"] = dims["M"] * dims["N"] * dims["K"] / group / rate
         result["vector_two_ops"] = 2 * result["vector"]
+    if isinstance(chip, Chip) and isinstance(operator, LaneWork):
+        for unit, elements in operator.lane_work(workload).items():
+            name = "vector" if unit == "valu" else unit
+            result[name] = elements / (chip.slots[unit] * LANES * chip.clock)
     return result

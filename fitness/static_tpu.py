@@ -156,7 +156,14 @@ def lower_bounds(executed: Executed, chip: Chip) -> dict[str, float]:
 
 
 def implausible(
-    run: StaticRun, chip: Chip, *, flops: int, products: int, compulsory_bytes: int, time: float
+    run: StaticRun,
+    chip: Chip,
+    *,
+    flops: int,
+    products: int,
+    compulsory_bytes: int,
+    time: float,
+    reached: int | None = None,
 ) -> str | None:
     """Why these figures cannot be those of the operator, in one line; None when they can.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tilewright.fitness.architectures import ARCHITECTURES, Architecture
 from tilewright.fitness.chips import CHIPS, Chip
-from tilewright.fitness.evaluation import FigureKind
+from tilewright.fitness.evaluation import FigureKind, Reached
 from tilewright.fitness.gpus import GPUS, LOCAL, Gpu, local_gpu
 
 TPU = "tpu"
@@ -67,6 +67,13 @@ class Target:
     def interpreted(self) -> bool:
         """Whether a CPU stands in for the device, so that times mean nothing."""
         return not isinstance(self.part, Architecture) and self.part.interpreted
+
+    @property
+    def reached(self) -> Reached:
+        """What runs a candidate on the gates' inputs."""
+        if self.compile_only or (isinstance(self.part, Gpu) and self.part.interpreted):
+            return Reached.INTERPRETER
+        return Reached.DEVICE if self.measured and not self.interpreted else Reached.TRACE
 
     @property
     def entry(self) -> str:

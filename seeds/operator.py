@@ -114,7 +114,10 @@ class AgreementGate:
     For results that are rounded from sums: another order of addition may turn a rounding, which is rare. ``counted``
     names a reference of bool arrays over leading axes of the outputs: what they leave out may be anything. All counts
     without one. ``allowance`` names a reference of scalars: the share of each output's elements that may differ beside
-    1 - ``least``, because the inputs at hand are sums that some target's accumulator does not hold exactly.
+    1 - ``least``, because the inputs at hand are sums that some target's accumulator does not hold exactly. An element
+    that differs is the next code, up or down, or as near as sums of such inputs explain (``fitness.detail``).
+    ``scaled`` pairs outputs of codes with those of their exponents (e8m0, equal blocks of the last axis), for elements
+    are compared as the values they stand for.
     """
 
     name: str
@@ -123,6 +126,7 @@ class AgreementGate:
     least: float
     counted: str = ""
     allowance: str = ""
+    scaled: tuple[tuple[str, str], ...] = ()
 
 
 Gate = SnrGate | BitExactGate | AgreementGate
@@ -200,4 +204,13 @@ class KnownOperands(Protocol):
 
     def known(self, workload: Workload) -> Arrays:
         """Values of int32 operands, one-dimensional, that the workload is timed with, by name."""
+        ...
+
+
+@runtime_checkable
+class LaneWork(Protocol):
+    """An operator's addition when units other than the matrix units may bound it: what they do at least."""
+
+    def lane_work(self, workload: Workload) -> Mapping[str, float]:
+        """Element operations in float32 that no schedule avoids, by unit (``valu``, ``eup``: see ``Chip.slots``)."""
         ...

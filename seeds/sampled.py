@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from tilewright.seeds.operator import Arrays, Workload
+from tilewright.seeds.operator import Arrays, TensorSpec, Workload
 
 TABLE = 1 << 16
 _WORD = 0xFFFFFFFF
@@ -85,6 +85,55 @@ class Sampled(Protocol):
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """Rows and columns of the outputs chosen by ``rng``, with their exact values."""
         ...
+
+
+@runtime_checkable
+class OracleAt(Protocol):
+    """An operator's addition when single elements of its answers cost less than all of them."""
+
+    def oracle_at(
+        self, workload: Workload, inputs: Arrays, where: Mapping[str, Sequence[np.ndarray]]
+    ) -> dict[str, Arrays]:
+        """What ``oracle`` says where these indices along each axis of an output cross."""
+        ...
+
+
+WINDOW = 64
+"""Neighbouring indices that are looked at together: some tiles of ``fitness.detail``."""
+
+
+def windows(
+    outputs: Sequence[TensorSpec], rng: np.random.Generator, most: int = 2
+) -> dict[str, tuple[np.ndarray, ...]]:
+    """Indices along each axis of each output: its last ``WINDOW``, and ``most`` more of as many somewhere in it.
+
+    They lie at the same parts of an axis in every output, so that what one block holds of several is looked at.
+    """
+    parts = rng.random((8, most))
+    found = {}
+    for spec in outputs:
+        axes = []
+        for axis, size in enumerate(spec.shape):
+            if size <= (most + 1) * WINDOW:
+                axes.append(np.arange(size))
+                continue
+            starts = [*(int(part * (size - WINDOW)) for part in parts[axis % len(parts)]), size - WINDOW]
+            axes.append(np.unique(np.concatenate([np.arange(at, at + WINDOW) for at in starts])))
+        found[spec.name] = tuple(axes)
+    return found
+
+
+def crossing(
+    references: Mapping[str, Arrays], where: Mapping[str, Sequence[np.ndarray]]
+) -> dict[str, Arrays]:
+    """References where the indices of their output cross; those of fewer axes, along the leading ones."""
+    return {
+        name: {
+            output: array[np.ix_(*where[output][: array.ndim])] if array.ndim else array
+            for output, array in arrays.items()
+        }
+        for name, arrays in references.items()
+    }
 
 
 def spread_picks(size: int, most: int, rng: np.random.Generator) -> np.ndarray:

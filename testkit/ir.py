@@ -45,3 +45,56 @@ def refusal(module):
     except ModuleError as error:
         return str(error)
     return None
+
+
+def scalars_followed(source, **options):
+    """Products and scalar divisions of a kernel, as it was sent and as it is simulated."""
+    from tilewright.workers.runners.known import bind
+    from tilewright.workers.runners.mosaic import module_facts
+
+    module = traced(source, **options).blobs["module"]
+    bound = bind(module, {})
+    counts = []
+    for each in (bound.original, bound.costed):
+        (kernel,) = module_facts(each)["kernels"]
+        counts.append((kernel["matmul_flops"], _count(each, "arith.divsi"), _count(each, "arith.fptosi")))
+    return counts
+
+
+def _count(module, name):
+    from jax._src.interpreters import mlir
+
+    from tilewright.workers.runners import mosaic_ir as read
+    from tilewright.workers.runners.bodies import body_of
+
+    with mlir.make_ir_context():
+        calls = [op for op in read.walk(read.parse(module)) if read.is_kernel(op)]
+        kernels = [body_of(call)[1] for call in calls]
+        return sum(read.name_of(op) == name for kernel in kernels for op in read.walk(kernel.module))
+
+
+def side_by_side(shape, block):
+    """(operand shapes, how many arrays are others) of a kernel that copies blocks of an array, standing alone."""
+    import jax
+    import jax.numpy as jnp
+    from jax import export
+    from jax.experimental import pallas as pl
+
+    from tilewright.workers.runners.apart import kernels_apart
+
+    grid = tuple(size // part for size, part in zip(shape, block, strict=True))
+    spec = pl.BlockSpec(block, lambda *place: place)
+
+    def copy(x_ref, o_ref):
+        o_ref[...] = x_ref[...] + 1.0
+
+    def run(x):
+        out = jax.ShapeDtypeStruct(shape, jnp.float32)
+        return pl.pallas_call(copy, grid=grid, in_specs=[spec], out_specs=spec, out_shape=out)(x)
+
+    unchecked = [export.DisabledSafetyCheck.custom_call("tpu_custom_call")]
+    exported = export.export(jax.jit(run), platforms=["tpu"], disabled_checks=unchecked)(
+        jax.ShapeDtypeStruct(shape, jnp.float32)
+    )
+    alone = kernels_apart(exported.mlir_module_serialized)
+    return [shape for shape, _ in alone.inputs], alone.restated

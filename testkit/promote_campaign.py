@@ -62,7 +62,7 @@ def write_campaign(
             "id": "tiny-001",
             "operator": "small_gemm/good",
             "target": target,
-            "target_kind": "measured" if target == "interpreter" else "modelled",
+            "target_kind": "modelled" if target == "tpu7x" else "measured",
             "suite": "tiny",
             "seeds": ["tiled"],
         }
@@ -166,7 +166,10 @@ class FormulaPool:
             workloads=tuple(figures),
             gates=()
             if job.baseline
-            else (GateReading(gate="exact", inputs="randn", value=55.0, passed=True),),
+            else tuple(
+                GateReading(gate="exact", inputs="randn", value=55.0, passed=True, workload=f.workload)
+                for f in figures
+            ),
             artefact=f"{job.genome.id}-{job.scope}",
             toolchain={"jax": "0.10.2", "libtpu": "0.0.51"},
         )

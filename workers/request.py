@@ -8,19 +8,25 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
 from tilewright.fitness.race import Race
 from tilewright.fitness.structure import ModuleFacts
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Arrays, KnownOperands, Operator, SeedKernel, TensorSpec, Workload
+from tilewright.seeds.sampled import OracleAt, crossing
 from tilewright.workers.child.frames import Frame, dtype_named
 from tilewright.workers.child.launch import Launcher, Spawn
 from tilewright.workers.child.run_once import ChildLimits
+
+Where = Mapping[str, Sequence[np.ndarray]]
+"""By output, indices along each of its axes: the elements where they cross."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -50,6 +56,13 @@ class Truth:
         if key not in self._references:
             _keep(self._references, key, self._operator.oracle(workload, self.inputs(workload, seed, kind)))
         return self._references[key]
+
+    def references_at(self, workload: Workload, seed: int, kind: str, where: Where) -> dict[str, Arrays]:
+        """The same at some places of the outputs; of all of them only where the operator knows no better."""
+        inputs = self.inputs(workload, seed, kind)
+        if isinstance(self._operator, OracleAt):
+            return self._operator.oracle_at(workload, inputs, where)
+        return crossing(self.references(workload, seed, kind), where)
 
 
 def _keep(cache: OrderedDict[K, V], key: K, value: V) -> None:
@@ -158,6 +171,10 @@ class Request(KernelRequest):
     folder: Path
     timeline: bool = False
     large_checks: tuple[Workload, ...] = ()
+    sampled: Mapping[str, Where] = field(default_factory=dict)
+    """By the id of a shape among ``checked``, where its outputs are looked at; the others are computed whole."""
+    whole_axes: bool = False
+    """Whether sampled shapes run all steps of a kernel's grid along axes that are not declared parallel."""
     unmeasured: tuple[Workload, ...] = ()
     """Shapes of the suite that the kernel is to be right on as well, and legal for."""
     thorough: bool = False

@@ -14,6 +14,7 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
+from tilewright.fitness.evaluation import Reached
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,16 @@ def nominate(
     if suite is not None:
         config = config.model_copy(update={"suite": suite})
     resolved = resolve(config)
-    if resolved.target.compile_only:
+    target = resolved.target
+    if target.compile_only:
         raise UserError(
-            f"campaign {folder.name} only compiled for {resolved.target.name}; what has no time cannot be promoted."
+            f"campaign {folder.name} only compiled for {target.name}, and its answers were judged "
+            f"{Reached.INTERPRETER}; what has no time cannot be promoted."
+        )
+    if target.reached is Reached.INTERPRETER:
+        raise UserError(
+            f"campaign {folder.name} was judged {Reached.INTERPRETER} (target {target.name}); what no device has run "
+            f"cannot be promoted."
         )
     if table is not None:
         chosen, assigned = _from_table(table, known, resolved)

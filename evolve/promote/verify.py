@@ -22,6 +22,7 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.seeds.operator import Scope, Workload
+from tilewright.workers.cascade.verify_shapes import too_large
 from tilewright.workers.device.comparison import Comparison
 
 FACTOR = 10
@@ -122,6 +123,7 @@ def verify(
     if not resolved.target.measured:
         for verified in found.values():
             _require_repeatable(verified)
+            _require_gated(resolved, verified)
         return Verification(found)
     say("comparing on the device")
     return Verification(found, _compared(found, evaluator, int(rng.integers(2**31))))
@@ -202,6 +204,20 @@ def _require_repeatable(verified: Verified) -> None:
                     f"promotion refused: {verified.contender.name} takes {known:.6g} s and {figures.seconds:.6g} s "
                     f"on {figures.workload} (modelled), which should repeat exactly."
                 )
+
+
+def _require_gated(resolved: Resolved, verified: Verified) -> None:
+    """Every shape that a kernel is promoted for has passed the gates; a device judges what it times anyway."""
+    if verified.contender.baseline is not None:
+        return
+    passed = {r.workload for e in verified.evaluations for r in e.gates if r.passed}
+    suite = resolved.suite
+    for workload in dict.fromkeys((*suite.timed(Scope.FINAL), *suite.timed(Scope.SUITE))):
+        if workload.id not in passed and verified.seconds(workload.id):
+            reason = too_large(resolved.operator, workload) or "no gate was read there"
+            raise Refusal(
+                f"promotion refused: {verified.contender.name} was not checked on {workload.id}: {reason}."
+            )
 
 
 def gates_read(verified: Verified) -> Mapping[str, tuple[float | None, int]]:

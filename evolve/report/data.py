@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.evolve.record.history import Candidate, MutationKind
 from tilewright.evolve.record.journal import Event, Journal
 from tilewright.evolve.report.bill import Bill, bill_of
-from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.fitness.evaluation import Evaluation, Reached, Verdict
 from tilewright.fitness.headroom import Headroom, headroom
 from tilewright.seeds.operator import Scope
 
@@ -138,6 +138,15 @@ class CampaignData:
                     if figures.workload == workload and isinstance(found, Mapping):
                         return _seconds(found)
         return {}
+
+
+def judged(evaluations: Iterable[Evaluation]) -> list[str]:
+    """A line on how answers were judged, where verdicts say it; with what follows of the weakest way."""
+    ways = {evaluation.reached for evaluation in evaluations if evaluation.reached is not None}
+    lines = [f"answers judged {', '.join(sorted(way.value for way in ways))}"] if ways else []
+    if Reached.INTERPRETER in ways:
+        lines[0] += "; nothing judged that way is promoted"
+    return lines
 
 
 def load(journal: Journal) -> CampaignData:

@@ -12,7 +12,7 @@ from tilewright.evolve.report import tables
 from tilewright.evolve.report.archive_map import archive_map, archive_svg
 from tilewright.evolve.report.charts import Axis, axis_buttons, convergence_svg
 from tilewright.evolve.report.credit import by_proposer, by_rule, credit_svg
-from tilewright.evolve.report.data import CampaignData, load
+from tilewright.evolve.report.data import CampaignData, judged, load
 from tilewright.evolve.report.graph import PAGE, write_lineage
 from tilewright.evolve.report.heat import heat_svg, ratios
 from tilewright.evolve.report.lineage import drawn_ancestors, lineage_svg
@@ -70,6 +70,7 @@ def _header(data: CampaignData) -> str:
         "suite": facts.get("suite", "?"),
         "state": state.replace("_", " "),
         "evaluations": f"{len(data.points)} in {duration_text(data.elapsed)}",
+        "answers": "; ".join(judged(p.evaluation for p in data.points)) or "?",
         "seed": facts.get("seed", "?"),
         "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started)) if started else "?",
     }

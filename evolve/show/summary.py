@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tilewright.evolve.campaign import dispatch_table
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.data import CampaignData, load
+from tilewright.evolve.report.data import CampaignData, judged, load
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict, WorkloadFigures
 from tilewright.fitness.headroom import mean_closed
 from tilewright.seeds.operator import Scope
@@ -37,6 +37,7 @@ def status_lines(path: Path) -> list[str]:
             f"suite {facts.get('suite')}, seed {facts.get('seed')}, budget {_budget(facts)}",
             "verdicts: " + (", ".join(f"{n} {v}" for v, n in verdicts.most_common()) or "none yet"),
         ]
+        lines += judged(evaluations)
         best = max(evaluations, key=lambda e: e.fitness or 0.0, default=None)
         if best is not None and best.fitness is not None:
             lines.append(f"best so far, genome {best.genome}: " + figures(best))
@@ -66,10 +67,12 @@ def closing_lines(path: Path) -> list[str]:
             (e.detail.get("reason") for e in reversed(journal.events()) if e.kind == "finished"), None
         )
         rows = {name: e for name, e in finals.items() if not name.startswith("finalist:")}
+        evaluations = [evaluation for _, _, evaluation, _ in journal.evaluations()]
         lines = [f"campaign {path.parent.name} {state} ({reason})"]
         for name, evaluation in sorted(rows.items(), key=lambda item: -(item[1].fitness or 0.0)):
             lines.append(f"  {name:16s} {figures(evaluation)}")
         lines += _even(rows)
+        lines += judged(evaluations)
         lines += _balance(load(journal))
     table = path.parent / dispatch_table.FILE
     if table.is_file():

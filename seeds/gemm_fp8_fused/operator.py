@@ -25,7 +25,7 @@ for comparability only; the exact gate (45 dB against float64 over the dequantis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -158,6 +158,14 @@ class FusedFp8Gemm:
             "exact": {"c": dequantised @ w},
             "field": {"c": inputs["a"].astype(np.float64) @ w},
         }
+
+    def oracle_at(
+        self, workload: Workload, inputs: Arrays, where: Mapping[str, Sequence[np.ndarray]]
+    ) -> dict[str, Arrays]:
+        """What ``oracle`` says of these rows and columns of ``c``."""
+        rows, columns = where["c"]
+        sw = inputs["sw"][..., columns]
+        return self.oracle(workload, {"a": inputs["a"][rows], "w": inputs["w"][:, columns], "sw": sw})
 
     def flops(self, workload: Workload) -> int:
         """2 M N K: the product only; quantisation is overhead, not work."""

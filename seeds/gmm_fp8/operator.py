@@ -28,7 +28,7 @@ with the sizes that ``known`` says: equal groups, or a fixed ragged distribution
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -227,6 +227,28 @@ class GroupedProduct:
             "exact": {name: _over_rows(rounded[rows], matrices, sizes)},
             "field": {name: _over_rows(raw[rows], matrices, sizes)},
         }
+
+    def oracle_at(
+        self, workload: Workload, inputs: Arrays, where: Mapping[str, Sequence[np.ndarray]]
+    ) -> dict[str, Arrays]:
+        """What ``oracle`` says of these rows and columns of the result, for ``tgmm`` of each matrix."""
+        name = _NAMES[self.recipe.phase][1]
+        if not self.recipe.rows:
+            groups, down, across = where[name]
+            part = {
+                "lhs": inputs["lhs"][:, down],
+                "grad": inputs["grad"][:, across],
+                "sizes": inputs["sizes"],
+            }
+            found = self.oracle(workload, part)
+            return {reference: {name: arrays[name][groups]} for reference, arrays in found.items()}
+        rows, columns = where[name]
+        owners = np.searchsorted(np.cumsum(inputs["sizes"]), rows, side="right")
+        part = {k: inputs[k][rows] for k in ("lhs", "grad") if k in inputs}
+        part["rhs"] = inputs["rhs"][..., columns] if self.recipe.phase == "fwd" else inputs["rhs"][:, columns]
+        if "scales" in inputs:
+            part["scales"] = inputs["scales"][..., columns]
+        return self.oracle(workload, {**part, "sizes": np.bincount(owners, minlength=len(inputs["sizes"]))})
 
     def flops(self, workload: Workload) -> int:
         """2 M N K in every phase: each row meets one matrix; quantisation is overhead, not work."""

@@ -4,9 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilewright.fitness.detail import ROUNDED, Allowance, allowance, objection
+from tilewright.fitness.detail import ROUNDED, Allowance, allowance, objection, turned_too_far
 from tilewright.fitness.gates import failure, read_gates, snr_db
-from tilewright.seeds.operator import SnrGate
+from tilewright.seeds.operator import AgreementGate, SnrGate
 
 GATE = SnrGate("exact", "exact", 45.0)
 ALLOWED = allowance(GATE)
@@ -138,8 +138,9 @@ def test_what_a_gate_leaves_to_one_element():
     loose = allowance(SnrGate("a", "a", 20.0))
     assert objection(np.zeros((4, 4)), np.ones((4, 4)), loose) is None
     own = SnrGate("a", "a", 45.0, worst=0.5)
-    assert allowance(own, 0.1) == Allowance(0.5, 0.5, rounded=False)
-    assert allowance(own, 0.7) == Allowance(0.7, 0.7, rounded=False)
+    assert allowance(own, 0.1) == Allowance(0.5, 0.5, rounded=False, zero=0.1)
+    assert allowance(own, 0.7) == Allowance(0.7, 0.7, rounded=False, zero=0.7)
+    assert allowance(own).zero == ROUNDED and allowance(SnrGate("a", "a", 45.0, worst=0.0)).zero == 0.0
 
 
 def test_integers_empty_outputs_and_values_beyond_the_range():
@@ -159,3 +160,68 @@ def test_the_gate_says_which_element():
     readings = read_gates((GATE,), {"c": output}, {"exact": {"c": wanted}}, "randn")
     assert readings[0].value > 45 and not readings[0].passed
     assert failure(readings, (GATE,)).startswith("gate exact on randn: element [5, 6] is off by")
+
+
+def test_a_recipe_that_rounds_within_is_held_to_its_zeros_all_the_same():
+    allowed = allowance(SnrGate("exact", "exact", 45.0, worst=4.0))
+    wanted = np.ones((32, 32))
+    output = wanted.astype(np.float32)
+    output[7, 8] = -1.0
+    assert objection(output, wanted, allowed) is None
+    output[7, 8] = 0.0
+    assert objection(output, wanted, allowed) == "element [7, 8] is zero"
+    wanted[7, 8] = ROUNDED / 2
+    assert objection(output, wanted, allowed) is None
+
+
+E4M3 = ml_dtypes.float8_e4m3fn
+CODES = np.full((4, 64), 8.0).astype(E4M3)
+EXPONENTS = np.full((4, 2), 127, np.uint8)
+
+
+def changed(array, place, value):
+    found = array.copy()
+    found[place] = value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("codes", "exponents", "passes"),
+    [
+        (CODES, EXPONENTS, True),
+        (changed(CODES, (1, 2), 9.0), EXPONENTS, True),
+        (changed(CODES, (1, 2), 7.5), EXPONENTS, True),
+        (changed(CODES, (1, 2), 10.0), EXPONENTS, False),
+        (changed(CODES, (1, 2), 0.0), EXPONENTS, False),
+        (changed(CODES, (1, 2), -8.0), EXPONENTS, False),
+        (changed(CODES, (1, slice(32)), 4.0), changed(EXPONENTS, (1, 0), 128), True),
+        (CODES, changed(EXPONENTS, (1, 0), 128), False),
+        (changed(CODES, (1, 2), np.nan), EXPONENTS, False),
+    ],
+)
+def test_a_code_that_differs_is_the_next_one(codes, exponents, passes):
+    fault = turned_too_far(codes, CODES, ROUNDED, (exponents, EXPONENTS))
+    assert (fault is None) is passes
+    gate = AgreementGate("some", "mx", ("d", "d_s"), 0.5, scaled=(("d", "d_s"),))
+    readings = read_gates(
+        (gate,), {"d": codes, "d_s": exponents}, {"mx": {"d": CODES, "d_s": EXPONENTS}}, "randn"
+    )
+    assert readings[0].passed is passes and readings[0].value >= 0.5
+    if not passes:
+        assert failure(readings, (gate,)).startswith("gate some on randn: element [1, ")
+
+
+def test_codes_without_exponents_and_what_does_not_count():
+    assert turned_too_far(CODES, CODES, 0.0) is None
+    assert turned_too_far(changed(CODES, (0, 0), 0.0), CODES, 0.0) == "element [0, 0] is 0 where 8 is due"
+    assert turned_too_far(changed(CODES, (0, 0), 4.0), CODES, 0.51) is None
+    assert turned_too_far(np.zeros((0, 4), E4M3), np.zeros((0, 4), E4M3), 0.0) is None
+    gate = AgreementGate("some", "mx", ("d", "p"), 0.5, counted="rows")
+    wrong = changed(CODES, (1, 2), -8.0)
+    packed = np.full((4, 64), 16, np.uint8)
+    for rows, passes in (([True] * 4, False), ([True, False, True, True], True)):
+        masks = dict.fromkeys(("d", "p"), np.array(rows))
+        answers, outputs = {"mx": {"d": CODES, "p": packed}, "rows": masks}, {"d": wrong, "p": packed.copy()}
+        outputs["p"][0, 0] = 32
+        (reading,) = read_gates((gate,), outputs, answers, "randn")
+        assert reading.passed is passes

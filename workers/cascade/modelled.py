@@ -29,9 +29,8 @@ from tilewright.workers.cascade.modelled_stages import (
     CompileStage,
     MeasureStage,
     TraceStage,
-    VerifyStage,
-    to_verify,
 )
+from tilewright.workers.cascade.verify_shapes import VerifyStage, to_verify
 from tilewright.workers.child.launch import Template
 from tilewright.workers.child.run_once import environment
 from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep

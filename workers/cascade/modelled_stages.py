@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import re
 from collections.abc import Callable, Sequence
 from signal import Signals
@@ -125,6 +124,9 @@ class _Conversation:
             for (workload, kind), held in self._inputs.items()
             for name, array in held.items()
         }
+        for name, outputs in request.sampled.items():
+            for output, axes in outputs.items():
+                arrays.update({f"where/{name}/{output}/{n}": axis for n, axis in enumerate(axes)})
         for name in self._workloads:
             arrays.update({f"constant/{name}/{n}": a for n, a in found.traced[name].arrays.items()})
         data = {
@@ -132,7 +134,12 @@ class _Conversation:
             "workloads": [request.described(w) for w in self._workloads.values()],
             "lower": [name for name in self._workloads if name not in found.modules],
             "check": [
-                {"workload": w.id, "kinds": [kind for name, kind in self._inputs if name == w.id]}
+                {
+                    "workload": w.id,
+                    "kinds": [kind for name, kind in self._inputs if name == w.id],
+                    "sampled": w.id in request.sampled,
+                    "whole": request.whole_axes,
+                }
                 for w in request.checked
             ],
         }
@@ -183,12 +190,21 @@ class _Conversation:
         where = Stage.CHECK
         if frame.data["races"]:
             return Failure(Verdict.INCORRECT, f"a data race in the kernel on {kind} inputs", stage=where)
-        if (fault := gates.ill_formed(frame.arrays, operator.outputs(workload))) is not None:
+        truth, seed, outputs = self._request.truth, self._request.seed, operator.outputs(workload)
+        places = self._request.sampled.get(workload.id)
+        if places is not None:
+            outputs = tuple(dataclasses.replace(o, shape=tuple(map(len, places[o.name]))) for o in outputs)
+        if (fault := gates.ill_formed(frame.arrays, outputs)) is not None:
             return Failure(Verdict.INCORRECT, fault, stage=where)
-        references = self._request.truth.references(workload, self._request.seed, kind)
+        references = (
+            truth.references(workload, seed, kind)
+            if places is None
+            else truth.references_at(workload, seed, kind, places)
+        )
         label = kind if workload not in self._request.large_checks else f"{kind} at {workload.id}"
         readings = gates.read_gates(operator.gates, frame.arrays, references, label)
-        self._found.gates.extend(r.model_copy(update={"artefact": frame.data["artefact"]}) for r in readings)
+        noted = {"artefact": frame.data["artefact"], "workload": workload.id, "sampled": places is not None}
+        self._found.gates.extend(r.model_copy(update=noted) for r in readings)
         self._checked.add((workload.id, kind))
         if (wrong := gates.failure(readings, operator.gates)) is not None:
             return Failure(Verdict.INCORRECT, wrong, stage=where)
@@ -285,6 +301,7 @@ class MeasureStage:
             products=score.product_flops(operator, workload),
             compulsory_bytes=size,
             time=time.seconds,
+            reached=found.facts[workload.id].matmul_flops,
         )
         if reason is not None:
             return Failure(Verdict.IMPLAUSIBLE, f"{workload.id}: {reason}")
@@ -302,67 +319,6 @@ class MeasureStage:
             )
         )
         return None
-
-
-class VerifyStage:
-    """Passes the gates once more, on measured workloads and one kind of inputs.
-
-    The checked shapes are small; this is what a kernel that behaves only there runs into.
-    """
-
-    stage = Stage.CHECK
-
-    def __init__(self, workloads: Sequence[Workload]) -> None:
-        self._workloads = tuple(workloads)
-
-    def run(self, request: Request, found: Findings) -> Failure | None:
-        """Another check child, on what was traced for the compiler where that was done."""
-        again = dataclasses.replace(
-            request,
-            measured=(),
-            checked=self._workloads,
-            large_checks=self._workloads,
-            is_known=lambda artefact: None,
-        )
-        return trace(again, found) or check(again, found)
-
-
-CHEAP_FLOPS = 1 << 30
-"""Measured shapes of so much work together pass the gates whatever the fitness."""
-
-BEST_FLOPS = 12 << 30
-"""Work of the shapes, measured and final ones, that a new best or a finalist passes the gates on."""
-
-
-def to_verify(request: Request, found: Findings, *, best: bool) -> list[Workload]:
-    """Shapes beside the checked ones on which the gates must be passed, too; chosen after the kernel is traced.
-
-    Those whose kernel does kinds of operations that no checked one does, or the reverse; all measured ones where that
-    is cheap; for a new ``best`` as many as ``BEST_FLOPS`` allows, measured and final ones, and one at least.
-    """
-    flops = request.operator.flops
-    checked = {found.facts[w.id].signature for w in request.checked if w.id in found.facts}
-    measured = [w for w in request.measured if w not in request.checked]
-    wanted = [w for w in measured if found.facts[w.id].signature not in checked]
-    if sum(map(flops, measured)) <= CHEAP_FLOPS:
-        wanted += [w for w in measured if w not in wanted]
-    if not best:
-        return wanted
-    pool = [*measured, *(w for w in request.unmeasured if w not in request.checked)]
-    left = BEST_FLOPS - sum(map(flops, wanted))
-    for workload in _shuffled(pool, request, found):
-        if workload not in wanted and flops(workload) <= left:
-            wanted.append(workload)
-            left -= flops(workload)
-    if not wanted and len(measured) == len(request.measured):
-        wanted = [min(measured, key=flops)]
-    return wanted
-
-
-def _shuffled(workloads: Sequence[Workload], request: Request, found: Findings) -> list[Workload]:
-    """In an order that only the seed of the gates' inputs, which no candidate knows, and the kernel decide."""
-    key = f"{request.seed} {sorted(found.sources.items())}"
-    return random.Random(key).sample(list(workloads), len(workloads))
 
 
 def _kinds(request: Request, position: int) -> Sequence[str]:

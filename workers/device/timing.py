@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tilewright.fitness import gates, intervals, score
+from tilewright.fitness.detail import INEXACT
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Arrays, Operator, TensorSpec, Workload
 from tilewright.seeds.sampled import Elements, Sample, Sampled
@@ -236,7 +237,7 @@ def _own_error(request: TimingRequest) -> float:
     if request.target.interpreted:
         return 0.0
     narrow = any(s.dtype.startswith("float8") for w in request.measured for s in request.inputs(w))
-    return 2.0**-8 if narrow else 2.0**-11
+    return INEXACT if narrow else 2.0**-11
 
 
 def job_limits(request: TimingRequest) -> JobLimits:

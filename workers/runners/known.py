@@ -11,13 +11,13 @@ all here, in the process that never ran candidate code:
 * the module that is simulated writes these values into that memory itself, once, when the first block's position is
   computed or the body begins. Loads, branches and the blocks that are fetched or kept are then simulated as they
   would run; the cost is one scalar store a value.
+
+Whatever is known, the simulated module's kernels divide no scalars (``workers.runners.divisions``) and take no integer
+from a float of a grid index (``workers.runners.steps``).
 """
 
 from __future__ import annotations
 
-import base64
-import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +29,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 from tilewright.workers.runners import mosaic_ir as read
+from tilewright.workers.runners.bodies import body_of, replace_body, serialized_module
+from tilewright.workers.runners.divisions import without_divisions
+from tilewright.workers.runners.steps import as_steps
 
 MAX_VALUES = 1 << 14
 """Most values of all tables of one kernel: what fits scalar memory many times over, and costs few cycles."""
@@ -56,25 +59,37 @@ def bind(serialized: bytes, known: Known, *, constants: bool = False) -> Bound:
     With ``constants`` tables that are constants of the program are bound where no operand is known, too.
     """
     if not known and not constants:
-        return Bound(serialized, serialized, serialized, ())
+        return Bound(serialized, serialized, _followed(serialized), ())
     with mlir.make_ir_context(), ir.Location.unknown():
         module = read.inlined(serialized)
         _fold(module, known)
         for call in _calls(read.main_function(module)):
             _state_grid(call, known)
-        folded = _serialize(module)
+        folded = serialized_module(module)
         module = read.parse(folded)
         tables = [_write_tables(call, known) for call in _calls(read.main_function(module))]
-        return Bound(serialized, folded, _serialize(module), tuple(tables))
+        return Bound(serialized, folded, _followed(serialized_module(module)), tuple(tables))
+
+
+def _followed(serialized: bytes) -> bytes:
+    """The module with its kernels' scalar code written so that the simulator can follow it."""
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module = read.parse(serialized)
+        changed = [_scalars_followed(call) for call in read.walk(module) if read.is_kernel(call)]
+        return serialized_module(module) if any(changed) else serialized
+
+
+def _scalars_followed(call: Any) -> bool:
+    config, kernel = body_of(call)
+    with kernel.module.context, ir.Location.unknown():
+        changed = as_steps(kernel) + without_divisions(kernel) > 0
+    if changed:
+        replace_body(call, config, kernel.module)
+    return changed
 
 
 def _calls(main: Any) -> list[Any]:
     return [op for op in read.walk(main) if read.is_kernel(op)]
-
-
-def _serialize(module: Any) -> bytes:
-    """Bytes of a module, which cannot be used any more."""
-    return bytes(stablehlo.serialize_portable_artifact(module, stablehlo.get_current_version()))
 
 
 def _fold(module: Any, known: Known) -> None:
@@ -182,7 +197,7 @@ def _evaluate(
 
 def _state_grid(call: Any, known: Known) -> None:
     """Write the sizes of a kernel's grid into it, where they come as operands whose values are known."""
-    config, kernel = _body(call)
+    config, kernel = body_of(call)
     unstated = [axis for axis, size in enumerate(kernel.grid) if size < 0]
     found = [_values(operand, known) for operand in list(call.operands)[: len(unstated)]]
     sizes = [int(size) for size in found if size is not None]
@@ -194,7 +209,7 @@ def _state_grid(call: Any, known: Known) -> None:
     with kernel.module.context, ir.Location.unknown():
         bounds = ir.DenseI64ArrayAttr.get(grid)
         kernel.function.operation.attributes["iteration_bounds"] = bounds
-    _replace_body(call, config, kernel.module)
+    replace_body(call, config, kernel.module)
     attributes = {name: call.operation.attributes[name] for name in call.operation.attributes}
     if "operand_layouts" in attributes:
         attributes["operand_layouts"] = ir.ArrayAttr.get(list(attributes["operand_layouts"])[len(unstated) :])
@@ -210,25 +225,10 @@ def _state_grid(call: Any, known: Known) -> None:
     call.operation.erase()
 
 
-def _body(call: Any) -> tuple[dict[str, Any], read.MosaicKernel]:
-    """A call's configuration and the kernel in it."""
-    config = json.loads(ir.StringAttr(call.attributes["backend_config"]).value)
-    with read.kernel_context(), ir.Location.unknown():
-        module = read.parse_body(base64.b64decode(config["custom_call_config"]["body"]))
-        return config, read.MosaicKernel.of(module)
-
-
-def _replace_body(call: Any, config: dict[str, Any], module: Any) -> None:
-    buffer = io.BytesIO()
-    module.operation.write_bytecode(buffer, desired_version=0)
-    config["custom_call_config"]["body"] = base64.b64encode(buffer.getvalue()).decode()
-    call.attributes["backend_config"] = ir.StringAttr.get(json.dumps(config), call.operation.context)
-
-
 def _write_tables(call: Any, known: Known) -> Tables:
     """Make a kernel fill those of its tables that are known; which those are."""
     operands = {number: _values(operand, known) for number, operand in enumerate(call.operands)}
-    config, kernel = _body(call)
+    config, kernel = body_of(call)
     tables = {
         number: values
         for number, values in operands.items()
@@ -243,7 +243,7 @@ def _write_tables(call: Any, known: Known) -> Tables:
             if written:
                 placed = early and kernel.index_maps
                 _insert_stores(kernel, kernel.index_maps[0] if placed else kernel.function, written)
-    _replace_body(call, config, kernel.module)
+    replace_body(call, config, kernel.module)
     _replace_constants(call, tables)
     return tables
 

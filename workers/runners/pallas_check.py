@@ -4,8 +4,8 @@ What is interpreted on the gates' inputs and what is lowered for the compiler ar
 data; its hash goes with both. No module of a candidate's text is ever loaded here.
 
 Job data: ``chip`` (device kind, cores), ``workloads`` [{id, inputs, outputs}], ``lower`` [ids], ``check`` [{workload,
-kinds}]; blobs: the artefact's text by workload; arrays: ``constant/workload/number``, and the gates' inputs
-``workload/kind/operand``.
+kinds, sampled, whole}]; blobs: the artefact's text by workload; arrays: ``constant/workload/number``, the gates' inputs
+``workload/kind/operand``, and where a workload is sampled ``where/workload/output/axis`` (see ``pallas_sampled``).
 Answers, in order: one ``traced`` per id in ``lower`` (blob ``module``: portable StableHLO), one ``checked`` per
 (check workload, kind) with the outputs as arrays, or one ``error`` {phase, type, message}.
 """
@@ -26,9 +26,12 @@ from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners.failures import describe
 from tilewright.workers.runners.jaxpr_codec import Artefact, decode
 from tilewright.workers.runners.mosaic import fingerprint
+from tilewright.workers.runners.pallas_sampled import Program, places
 from tilewright.workers.runners.pallas_trace import check_form, mesh_of, specs_of
 
 Answer = Callable[[Frame], None]
+
+SETTINGS = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan")
 
 
 def run(job: Frame, answer: Answer) -> None:
@@ -49,7 +52,10 @@ def run(job: Frame, answer: Answer) -> None:
             for check in job.data["check"]:
                 workload = next(w for w in job.data["workloads"] if w["id"] == check["workload"])
                 name = workload["id"]
-                _check(workload, check["kinds"], kernels[name], artefacts[name].hash, job.arrays, answer)
+                if check.get("sampled"):
+                    _sample(workload, check, kernels[name], artefacts[name].hash, job.arrays, answer)
+                else:
+                    _check(workload, check["kinds"], kernels[name], artefacts[name].hash, job.arrays, answer)
     except MemoryError as error:
         answer(Frame("error", {"phase": phase, **describe(error)}))
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises is its answer
@@ -90,23 +96,51 @@ def _check(
     answer: Answer,
 ) -> None:
     """Interpret the jaxpr on each kind of inputs, out-of-bounds reads raising, fresh memory NaN."""
-    settings = pltpu.InterpretParams(
-        detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan"
-    )
-    compiled = jax.jit(lambda *operands: interpret(jaxpr, operands, settings))
+    compiled = jax.jit(lambda *operands: interpret(jaxpr, operands, SETTINGS))
     for kind in kinds:
         prefix = f"{workload['id']}/{kind}/"
         operands = [arrays[prefix + tensor["name"]] for tensor in workload["inputs"]]
         results = [np.asarray(result) for result in compiled(*operands)]
-        races = interpret_pallas_call.races
-        data = {
-            "workload": workload["id"],
-            "kind": kind,
-            "races": bool(races is not None and races.races_found),
-            "artefact": artefact,
-        }
         outputs = {t["name"]: array for t, array in zip(workload["outputs"], results, strict=True)}
-        answer(Frame("checked", data, arrays=outputs))
+        answer(_checked(workload, kind, artefact, outputs))
+
+
+def _sample(
+    workload: Mapping[str, Any],
+    check: Mapping[str, Any],
+    jaxpr: ClosedJaxpr,
+    artefact: str,
+    arrays: Mapping[str, np.ndarray],
+    answer: Answer,
+) -> None:
+    """The same for the steps of the grid on which chosen elements depend; the outputs are those elements."""
+    where = places(arrays, workload["id"], workload["outputs"])
+    for kind in check["kinds"]:
+        prefix = f"{workload['id']}/{kind}/"
+        operands = [arrays[prefix + tensor["name"]] for tensor in workload["inputs"]]
+        program = Program(jaxpr, operands)
+        found = program.run(where, SETTINGS, whole=bool(check["whole"]))
+        outputs = {t["name"]: array for t, array in zip(workload["outputs"], found, strict=True)}
+        answer(_checked(workload, kind, artefact, outputs, carries=program.carries))
+
+
+def _checked(
+    workload: Mapping[str, Any],
+    kind: str,
+    artefact: str,
+    outputs: Mapping[str, np.ndarray],
+    *,
+    carries: bool = False,
+) -> Frame:
+    races = interpret_pallas_call.races
+    data = {
+        "workload": workload["id"],
+        "kind": kind,
+        "races": bool(races is not None and races.races_found),
+        "artefact": artefact,
+        "carries": carries,
+    }
+    return Frame("checked", data, arrays=dict(outputs))
 
 
 def interpret(closed: ClosedJaxpr, operands: Sequence[Any], settings: Any) -> list[Any]:

@@ -22,6 +22,7 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tilewright.workers.child.frames import Frame, dtype_named
+from tilewright.workers.runners.apart import restated
 from tilewright.workers.runners.failures import describe
 from tilewright.workers.runners.known import bind
 from tilewright.workers.runners.mosaic import ModuleError, module_facts
@@ -68,12 +69,17 @@ def _compile(workload: Mapping[str, Any], module: bytes, device: Any) -> Any:
     """AOT-compile for a device that is not there.
 
     AUTO layouts: with fixed ones XLA may insert relayout copies, which cost time and which libtpu's
-    simulator cannot model.
+    simulator cannot model. Kernels whose blocks stride twice are compiled alone (see ``workers.runners.apart``).
     """
-    inputs = [jax.ShapeDtypeStruct(tuple(t["shape"]), dtype_named(t["dtype"])) for t in workload["inputs"]]
+    described = workload
+    if (alone := restated(module)) is not None:
+        module, kinds = alone.module, {"inputs": alone.inputs, "outputs": alone.outputs}
+        told = {name: [{"shape": s, "dtype": d} for s, d in each] for name, each in kinds.items()}
+        described = {**workload, **told}
+    inputs = [jax.ShapeDtypeStruct(tuple(t["shape"]), dtype_named(t["dtype"])) for t in described["inputs"]]
     sharding = NamedSharding(Mesh([device], ("x",)), PartitionSpec())
     layout = Format(Layout.AUTO, sharding)
-    exported = _as_exported(workload, module, inputs)
+    exported = _as_exported(described, module, inputs)
     jitted = jax.jit(
         lambda *operands: exported.call(*operands),
         in_shardings=(layout,) * len(inputs),

@@ -13,6 +13,7 @@ from testkit.promote_campaign import (
     CHILD,
     OPERATOR,
     OTHER,
+    SHAPES,
     FormulaPool,
     one_sentence,
     quick_child,
@@ -276,7 +277,7 @@ def test_a_dry_run_writes_nothing(campaign: Path, writer: LibraryWriter) -> None
 
 
 def test_measured_gains_are_paired_and_have_intervals(tmp_path: Path, writer: LibraryWriter) -> None:
-    folder = write_campaign(tmp_path / "measured", target="interpreter")
+    folder = write_campaign(tmp_path / "measured", target="h200")
     (folder / "dispatch.json").write_text(
         json.dumps({"entries": [{"workload": {"id": "256x256x512"}, "genome": OTHER.id}]})
     )
@@ -286,22 +287,44 @@ def test_measured_gains_are_paired_and_have_intervals(tmp_path: Path, writer: Li
     low, high = shape.gain_interval
     assert low < 2.5 < high and high - low < 0.2, "drift of 10 % cancels in pairs"
     assert outcome.judgement.interval[0] > 2.3
-    entry = writer.version(OPERATOR)[2]["targets"]["interpreter"]
-    assert (entry["kind"], entry["serves"]) == ("measured", ["interpret"])
-    assert writer.version(OPERATOR)[1]["targets"]["interpreter"]["shapes"][0]["kind"] == "measured"
+    entry = writer.version(OPERATOR)[2]["targets"]["h200"]
+    assert (entry["kind"], entry["serves"]) == ("measured", ["cuda:9.0"])
+    assert writer.version(OPERATOR)[1]["targets"]["h200"]["shapes"][0]["kind"] == "measured"
 
 
 def test_a_measured_gain_within_the_noise_is_refused(tmp_path: Path, writer: LibraryWriter) -> None:
-    folder = write_campaign(tmp_path / "measured", target="interpreter")
+    folder = write_campaign(tmp_path / "measured", target="h200")
     with pytest.raises(Refusal, match=r"measured, 95 % interval 0\.99.* to 1\.0.*\) is no gain"):
         run(folder, writer, seconds=lambda genome, workload: 1e-4)
 
 
 def test_a_kernel_that_fails_while_it_is_timed_is_refused(tmp_path: Path, writer: LibraryWriter) -> None:
-    folder = write_campaign(tmp_path / "measured", target="interpreter")
+    folder = write_campaign(tmp_path / "measured", target="h200")
 
     def make(resolved: Resolved) -> FormulaPool:
         return FormulaPool(resolved, quick_child, failed={CHILD.id: "timeout: 10 s of silence"})
 
     with pytest.raises(Refusal, match="candidate 1 fails while it is timed: timeout"):
         promote(folder, writer, Options(), lambda line: None, make)
+
+
+# -- what was never judged well enough ---------------------------------------------------------------
+
+
+def test_what_only_an_interpreter_has_judged_is_refused(tmp_path: Path, writer: LibraryWriter) -> None:
+    folder = write_campaign(tmp_path / "interpreted", target="interpreter")
+    with pytest.raises(UserError) as refused:
+        run(folder, writer)
+    assert "by Triton's interpreter alone (target interpreter)" in str(refused.value)
+    assert one_sentence(str(refused.value)) and not writer.root.exists()
+
+
+def test_a_shape_without_a_reading_of_its_gates_is_refused(campaign: Path, writer: LibraryWriter) -> None:
+    def spoil(job: Job, evaluation: Evaluation) -> Evaluation:
+        kept = tuple(r for r in evaluation.gates if r.workload != SHAPES[1])
+        return evaluation.model_copy(update={"gates": kept})
+
+    with pytest.raises(Refusal) as refused:
+        run(campaign, writer, spoil=spoil)
+    assert f"was not checked on {SHAPES[1]}: no gate was read there." in str(refused.value)
+    assert one_sentence(str(refused.value)) and not refused.value.forceable

@@ -86,7 +86,7 @@ def test_an_incumbent_is_evaluated_only_where_it_serves(family: Path, tmp_path: 
 
 def test_on_a_device_everyone_is_compared_where_it_serves(family: Path, tmp_path: Path) -> None:
     writer = LibraryWriter(tmp_path / "library")
-    folder, winner, other = promoted(family, tmp_path / "home", writer, "interpreter")
+    folder, winner, other = promoted(family, tmp_path / "home", writer, "h200")
 
     def seconds(g: Genome, workload: str) -> float:
         assert g != winner or workload != ODD, "timed where it does not serve"

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.mlflow_mirror.process import Follower, Progress
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.data import judged
 from tilewright.evolve.show import watch
 from tilewright.evolve.show.display import PlainDisplay, Snapshot
+from tilewright.fitness.evaluation import Reached
 
 
 class Recorder(PlainDisplay):
@@ -163,3 +166,14 @@ def test_ctrl_c_on_a_terminal_ends_it_whole(folder: Path) -> None:
     os.close(leader)
     sample.grow(1)
     sample.close()
+
+
+def test_status_says_how_answers_were_judged():
+    def line(*ways):
+        found = [types.SimpleNamespace(reached=way) for way in ways]
+        return judged(found)
+
+    assert line(None) == []
+    assert line(Reached.TRACE, None) == ["answers judged from traced data"]
+    weakest = "answers judged by Triton's interpreter alone; nothing judged that way is promoted"
+    assert line(Reached.INTERPRETER) == [weakest]

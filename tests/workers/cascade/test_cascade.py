@@ -15,6 +15,7 @@ from tilewright.fitness.targets import load_target
 from tilewright.fitness.time_model import VERSION
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Scope, Suite, Workload
+from tilewright.workers.cascade import verify_shapes
 from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.cascade.modelled_stages import TraceStage
 from tilewright.workers.child.run_once import ChildLimits
@@ -135,10 +136,30 @@ def test_a_cheat_or_a_fault_has_its_verdict(name, verdict, reason):
     assert reason in found.reason and "\n" not in found.reason
 
 
-def test_a_kernel_that_is_exact_only_where_it_is_checked_never_becomes_the_best():
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_kernel_that_is_exact_only_where_it_is_checked_never_becomes_the_best(whole, monkeypatch):
+    if not whole:  # every shape is too much work to be looked at but in samples
+        for budget in ("CHEAP_FLOPS", "BEST_FLOPS", "FINAL_FLOPS"):
+            monkeypatch.setattr(verify_shapes, budget, 0)
     found = judged(twins.CHEAP_WHEN_TIMED, best=0.0)
     assert (found.verdict, found.stage) == (Verdict.INCORRECT, Stage.CHECK), found.reason
     assert "at 256x256x512" in found.reason
+    (last,) = [reading for reading in found.gates if not reading.passed]
+    assert (last.workload, last.sampled) == ("256x256x512", not whole)
+
+
+def test_a_finalist_passes_the_gates_on_every_shape_that_is_not_too_large(operator, monkeypatch):
+    for budget in ("CHEAP_FLOPS", "BEST_FLOPS", "FINAL_FLOPS"):
+        monkeypatch.setattr(verify_shapes, budget, 0)
+    found = judged(twins.HONEST, best=0.0, scope=Scope.FINAL)
+    assert found.verdict is Verdict.OK, found.reason
+    suite = operator.suites["tiny"]
+    assert {r.workload for r in found.gates if r.sampled} == {w.id for w in (*suite.workloads, *suite.final)}
+    assert verify_shapes.too_large(operator, suite.final[0]) is None
+    huge = Workload("huge", {"M": 1 << 20, "N": 256, "K": 4096})
+    assert "8.0 GiB" in verify_shapes.too_large(operator, huge)
+    slow = Workload("slow", {"M": 1 << 13, "N": 1 << 13, "K": 1 << 13})
+    assert "oracle_at" in verify_shapes.too_large(operator, slow)
 
 
 def test_a_trace_that_never_ends_is_a_timeout(operator):

@@ -114,3 +114,43 @@ def test_undefined_arithmetic_is_not_followed(kernel):
     )
     found = kernel(by_zero)
     assert found["data_branches"] == 0 and found["matmul_flops"] is None
+
+
+def _looped(bound):
+    """The honest kernel with its product in a loop of so many turns."""
+    return twins.edited(
+        (
+            twins.DOT,
+            "def multiply(i, carry):\n"
+            f"                {twins.DOT}\n"
+            "                return carry\n\n"
+            f"            jax.lax.fori_loop(0, {bound}, multiply, 0)",
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        "step * 256 // 128",
+        "(step * 100 + 50) // 96 + jax.lax.rem(step * 7, 3)",
+        "jnp.floor((jnp.sqrt(8.0 * step.astype(jnp.float32) + 1.0) - 1.0) * 0.5).astype(jnp.int32) + 1",
+    ],
+)
+def test_scalars_are_simulated_without_divisions_and_floats(away, bound):
+    """The simulator cannot follow either: what is simulated has none, and does the same products."""
+    turns = {
+        "step * 256 // 128": [0, 2, 4, 6],
+        "(step * 100 + 50) // 96 + jax.lax.rem(step * 7, 3)": [0, 2, 4, 3],
+    }.get(bound, [1, 2, 2, 3])
+    sent, simulated = away(ir.scalars_followed, _looped(bound))
+    assert sent[1] + sent[2] > 0 and simulated[1:] == (0, 0)
+    assert simulated[0] == 4 * sum(turns) * 2 * 128**3
+    assert sent[0] in (None, simulated[0])
+
+
+def test_blocks_that_stride_twice_lie_side_by_side_where_a_kernel_is_alone(away):
+    assert away(ir.side_by_side, (4, 64, 128), (2, 32, 128)) == ([(8, 32, 128)], 2)
+    assert away(ir.side_by_side, (2, 4, 16, 128), (2, 2, 16, 128)) == ([(4, 2, 16, 128)], 2)
+    assert away(ir.side_by_side, (4, 64, 128), (1, 32, 128)) == ([(4, 64, 128)], 0)
+    assert away(ir.side_by_side, (4, 64, 256), (2, 64, 128)) == ([(4, 64, 256)], 0)

@@ -3,7 +3,9 @@
 Run as ``python child.py SPEC.json`` in an empty folder with folders ``llo`` and ``prof``, LIBTPU_INIT_ARGS set by the
 parent. ``SPEC``: ``source`` (a Python file), ``function`` and ``arguments`` (``function(**arguments)`` returns a
 function and its inputs; without them the file has ``create_inputs()`` and ``workload(*inputs)``), ``config`` (changes
-of the file's CONFIG), ``paths`` (to import from), ``topology``, ``kind``, ``root`` (of this repository).
+of the file's CONFIG), ``paths`` (to import from), ``topology``, ``kind``, ``root`` (of this repository), ``mode``:
+nothing (the whole module is compiled), ``around`` (what XLA runs around the kernels is listed) or ``apart`` (the
+kernels alone are compiled).
 Inputs that are concrete arrays of int32 are known operands, and so are constants of the program.
 """
 
@@ -35,11 +37,55 @@ def main(spec: dict[str, Any]) -> None:
         }
         lowered = export(lambda *flat: function(*jax.tree.unflatten(tree, flat)), shapes)
         bound = bind(lowered.mlir_module_serialized, known)
+        told = {"products": products(bound)}
+        if spec.get("mode") == "apart":
+            lowered, bound, shapes = alone(lowered, bound)
         compiled = compile_for(spec, lowered, bound, shapes)
+    if spec.get("mode") == "around":
+        from tilewright.workers.runners.around import operations_around
+
+        told["around"] = [vars(operation) for operation in operations_around(compiled.as_text())]
     memory = compiled.memory_analysis()
     kernels = re.findall(r'%([\w.-]+) = [^\n]*custom_call_target="tpu_custom_call"', compiled.as_text())
-    told = {"temporary_bytes": int(memory.temp_size_in_bytes), "kernels": kernels}
+    told |= {"temporary_bytes": int(memory.temp_size_in_bytes), "kernels": kernels}
     Path("compiled.json").write_text(json.dumps(told))
+
+
+def products(module: bytes) -> int | None:
+    """FLOP of the kernels' matrix products, by their own control flow; None where it cannot be followed."""
+    from tilewright.workers.runners.mosaic import module_facts
+
+    counts = [kernel["matmul_flops"] for kernel in module_facts(module)["kernels"]]
+    return None if None in counts else sum(counts)
+
+
+def alone(exported: Any, module: bytes) -> tuple[Any, bytes, list[Any]]:
+    """The module's kernels on operands of their own: how to call them, their module, their operands' shapes."""
+    import dataclasses
+
+    import jax
+
+    from tilewright.workers.runners.apart import kernels_apart
+
+    kernels = kernels_apart(module)
+    inputs, outputs = (
+        [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
+        for kinds in (kernels.inputs, kernels.outputs)
+    )
+    replaced = dataclasses.replace(
+        exported,
+        mlir_module_serialized=kernels.module,
+        in_tree=jax.tree.structure((tuple(inputs), {})),
+        in_avals=tuple(jax.core.ShapedArray(s.shape, s.dtype) for s in inputs),
+        out_tree=jax.tree.structure(tuple(outputs)),
+        out_avals=tuple(jax.core.ShapedArray(s.shape, s.dtype) for s in outputs),
+        _in_named_shardings=(None,) * len(inputs),
+        _out_named_shardings=(None,) * len(outputs),
+        in_shardings_hlo=(None,) * len(inputs),
+        out_shardings_hlo=(None,) * len(outputs),
+        module_kept_var_idx=tuple(range(len(inputs))),
+    )
+    return replaced, kernels.module, inputs
 
 
 def reproduction(spec: dict[str, Any]) -> tuple[Any, Any]:

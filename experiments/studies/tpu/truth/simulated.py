@@ -14,15 +14,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tilewright.fitness.chips import CHIPS
-from tilewright.fitness.llo import ParseError, opcodes_of, read_profile, scan_bundles, vmem_bytes
-from tilewright.fitness.replay import Events, read_events
+from tilewright.fitness import static_tpu
+from tilewright.fitness.chips import CHIPS, Chip
+from tilewright.fitness.llo import Executed, ParseError, opcodes_of, read_profile, scan_bundles, vmem_bytes
+from tilewright.fitness.replay import Events, Kind, read_events
 from tilewright.workers.toolchains import libtpu_simulator as recipe
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -54,6 +57,8 @@ class Run:
     operations: tuple[Operation, ...]
     failure: str
     wall_seconds: float
+    apart: bool = False
+    """Whether kernels were simulated alone, and what XLA runs around them is counted by its bytes."""
 
 
 def key_of(spec: dict[str, Any]) -> str:
@@ -81,12 +86,34 @@ def cached(spec: dict[str, Any], cache: Path) -> Run | None:
 
 
 def _compile(spec: dict[str, Any], limit: float) -> Run:
-    chip = CHIPS[spec["chip"]]
     started = time.monotonic()
+    found = _attempt(spec, limit)
+    apart = isinstance(found, str) and "dma-general" in found
+    if apart:
+        around, kernels = _attempt(spec, limit, "around"), _attempt(spec, limit, "apart")
+        found = next((each for each in (around, kernels) if isinstance(each, str)), None) or (
+            *around,
+            *kernels,
+        )
+    if isinstance(found, str):
+        return Run((), found, time.monotonic() - started)
+    return Run(found, "", time.monotonic() - started, apart)
+
+
+def _attempt(spec: dict[str, Any], limit: float, mode: str = "") -> tuple[Operation, ...] | str:
+    """What one child makes of a reproduction (``child``'s modes), or why it makes nothing."""
+    chip = CHIPS[spec["chip"]]
     with tempfile.TemporaryDirectory(prefix="tpu_truth_") as name:
         folder = Path(name)
-        environment = {**os.environ, **recipe.compile_environment(folder)}
-        told = {"root": str(ROOT), "paths": [], **spec, "topology": chip.topology, "kind": chip.device_kind}
+        environment = {**os.environ, **recipe.compile_environment(folder, simulate=mode != "around")}
+        told = {
+            "root": str(ROOT),
+            "paths": [],
+            **spec,
+            "topology": chip.topology,
+            "kind": chip.device_kind,
+            "mode": mode,
+        }
         (folder / "spec.json").write_text(json.dumps(told))
         child = Path(__file__).with_name("child.py")
         try:
@@ -102,14 +129,34 @@ def _compile(spec: dict[str, Any], limit: float) -> Run:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return Run((), f"more than {limit:.0f} s to compile and simulate", time.monotonic() - started)
+            return f"more than {limit:.0f} s to compile and simulate"
         if done.returncode != 0:
-            return Run((), _reason(done), time.monotonic() - started)
+            return _reason(done)
         try:
+            told = json.loads((folder / "compiled.json").read_text())
+            if mode == "around":
+                return tuple(_around(**operation) for operation in told["around"])
             operations = _read(folder)
         except ParseError as error:
-            return Run((), f"dumps: {error}", time.monotonic() - started)
-    return Run(operations, "", time.monotonic() - started)
+            return f"dumps: {error}"
+        return _followed(operations, told["products"], chip) or operations
+
+
+def _around(name: str, read: int, written: int) -> Operation:
+    """An operation of XLA as its copies: everything in, then everything out."""
+    kinds = np.array([Kind.READ, Kind.WAIT, Kind.WRITE, Kind.WAIT], np.int64)
+    sizes = np.array([read, read, written, written], np.int64)
+    events = Events(np.zeros(5, np.int64), kinds, sizes, np.array([-1, 0, -1, 2], np.int64))
+    return Operation(name, 0, 1, False, {}, {}, {}, 0, 0, 0, events)
+
+
+def _followed(operations: Sequence[Operation], products: int | None, chip: Chip) -> str:
+    """Why the simulation is not of the kernels' work; empty where it is."""
+    kernels = [op for op in operations if op.kernel]
+    done = sum(static_tpu.mxu_flops(Executed(opcodes=Counter(op.opcodes)), chip) * op.count for op in kernels)
+    if products is not None and done < products:
+        return f"the simulator did {done / products:.3f} of the kernels' products: it cannot follow their scalar code"
+    return ""
 
 
 def _limited() -> None:
@@ -163,7 +210,12 @@ def _read(folder: Path) -> tuple[Operation, ...]:
 
 
 def _save(path: Path, run: Run) -> None:
-    told: dict[str, Any] = {"failure": run.failure, "wall_seconds": run.wall_seconds, "operations": []}
+    told: dict[str, Any] = {
+        "failure": run.failure,
+        "wall_seconds": run.wall_seconds,
+        "apart": run.apart,
+        "operations": [],
+    }
     arrays = {}
     for number, op in enumerate(run.operations):
         told["operations"].append({k: v for k, v in vars(op).items() if k != "events"})
@@ -184,4 +236,4 @@ def _load(path: Path) -> Run:
             )
             for n, entry in enumerate(told["operations"])
         )
-    return Run(operations, told["failure"], told["wall_seconds"])
+    return Run(operations, told["failure"], told["wall_seconds"], told.get("apart", False))

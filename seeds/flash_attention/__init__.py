@@ -1,0 +1,1 @@
+"""Attention over whole sequences, forward: causal or full, with grouped heads (TPU)."""

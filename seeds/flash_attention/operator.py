@@ -1,0 +1,199 @@
+"""Attention forward over whole sequences, with shared key heads (TPU).
+
+Operands, in call order, all bfloat16; a batch is more heads:
+    q    [H, S, D]    queries
+    k    [KV, T, D]   keys; query head h reads key head h // (H / KV)
+    v    [KV, T, D]   values
+Result:
+    out  [H, S, D]    bfloat16
+
+The contract: with s[h, i, j] = q[h, i] . k[., j] / sqrt(D) over the keys that query i sees (``causal``: j <= i + T - S,
+so that the last query sees all of them; ``full``: all), out[h, i] = sum_j softmax(s)[j] v[., j].
+Scores and sums are in float32; the weights may be rounded to bfloat16 before they meet the values, and ``out`` is
+rounded once. Rounding q / sqrt(D) to bfloat16 is right only where 1 / sqrt(D) is a power of two: elsewhere the inputs
+``peaked``, whose scores reach 60 and more, show it. Against float64, a right kernel reads 50 dB or better.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
+
+WORST = 0.1
+"""Weights are rounded to bfloat16: where values cancel, an output is off by a share of what is usual around it."""
+
+GATES: tuple[Gate, ...] = (SnrGate("exact", "exact", 45.0, worst=WORST),)
+INPUT_KINDS = ("randn", "peaked", "rising", "shifted")
+
+_KERNELS = Path(__file__).parent / "kernels"
+
+
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool) -> np.ndarray:
+    """[H, S, D], [KV, T, D], [KV, T, D] -> [H, S, D], all in float64."""
+    shared = q.shape[0] // k.shape[0]
+    rows, keys = q.shape[1], k.shape[1]
+    hidden = np.arange(keys)[None, :] > np.arange(rows)[:, None] + keys - rows
+    out = np.empty((*q.shape[:2], v.shape[2]))
+    for head in range(q.shape[0]):
+        scores = q[head].astype(np.float64) @ k[head // shared].astype(np.float64).T / math.sqrt(q.shape[2])
+        if causal:
+            scores[hidden] = -np.inf
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        out[head] = (weights / weights.sum(axis=1, keepdims=True)) @ v[head // shared].astype(np.float64)
+    return out
+
+
+@dataclass(frozen=True)
+class FlashAttention:
+    """One recipe of the family; see the module's docstring for the contract."""
+
+    name: str
+    causal: bool
+    gates: tuple[Gate, ...] = GATES
+    input_kinds: tuple[str, ...] = INPUT_KINDS
+    constants: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def suites(self) -> Mapping[str, Suite]:
+        """``quick``: 4 heads of Llama-3.1-8B at 2048 tokens, ends at all 32. ``models``: head sizes and sharing."""
+        return _suites()
+
+    @cached_property
+    def kernels(self) -> Mapping[str, SeedKernel]:
+        """The plain walk over blocks in two sources, and what one tunes it to by hand."""
+        schedule = self._source("schedule")
+        whole = {"walk": "whole", "block_q": 2048, "sub_q": 512, "sub_k": 512, "mask": "edge"}
+        loop = {"walk": "loop", "block_q": 512, "sub_q": 512, "sub_k": 512, "mask": "edge"}
+        return {
+            "plain": SeedKernel("plain", self._source("plain")),
+            "schedule": SeedKernel("schedule", schedule),
+            "whole": SeedKernel("whole", schedule, whole),
+            "loop": SeedKernel("loop", schedule, loop),
+        }
+
+    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
+        """Operands in call order. Raises ValueError for a variant, or a shape the operator does not have."""
+        if variant is not None:
+            raise ValueError(f"{self.name} has no inputs variant {variant!r}")
+        heads, shared, rows, keys, size = self._dims(workload)
+        return (
+            TensorSpec("q", (heads, rows, size), "bfloat16"),
+            TensorSpec("k", (shared, keys, size), "bfloat16"),
+            TensorSpec("v", (shared, keys, size), "bfloat16"),
+        )
+
+    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        """``out`` [H, S, D] in bfloat16."""
+        heads, _, rows, _, size = self._dims(workload)
+        return (TensorSpec("out", (heads, rows, size), "bfloat16"),)
+
+    def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
+        """Fresh operands.
+
+        ``randn``: standard normal. ``peaked``: scores spread over 60 and more, so that few keys count. ``rising``: the
+        largest score grows from block to block of keys, by 40 in all, so that sums that are not scaled anew show.
+        ``shifted``: all scores near 200, so that exponentials overflow unless a maximum is taken off.
+        Raises ValueError for another kind.
+        """
+        if kind not in INPUT_KINDS:
+            raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
+        rng = np.random.default_rng([seed, INPUT_KINDS.index(kind)])
+        made = {
+            spec.name: rng.standard_normal(spec.shape, dtype=np.float32) for spec in self.inputs(workload)
+        }
+        size = made["q"].shape[2]
+        if kind == "peaked":
+            made["q"] *= np.float32(16.0)
+        elif kind in ("rising", "shifted"):
+            # one direction of all queries and keys carries what is added to every score
+            lift = np.linspace(0.0, 40.0, made["k"].shape[1]) if kind == "rising" else 200.0
+            made["q"][:, :, 0] = 8.0
+            made["k"][:, :, 0] = lift * math.sqrt(size) / 8.0
+        return {name: values.astype(ml_dtypes.bfloat16) for name, values in made.items()}
+
+    def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
+        """The float64 reference ``exact``."""
+        del workload
+        return {
+            "exact": {"out": attention(inputs["q"], inputs["k"], inputs["v"], causal=self.causal)},
+        }
+
+    def visible(self, workload: Workload) -> int:
+        """Scores of one head that count: pairs of a query and a key that it sees."""
+        _, _, rows, keys, _ = self._dims(workload)
+        return rows * keys - (rows * (rows - 1) // 2 if self.causal else 0)
+
+    def flops(self, workload: Workload) -> int:
+        """Two products of 2 D a visible score and head; the exponentials are overhead, not work."""
+        heads, _, _, _, size = self._dims(workload)
+        return 4 * heads * size * self.visible(workload)
+
+    def bytes(self, workload: Workload) -> int:
+        """Operands once, the result once."""
+        heads, shared, rows, keys, size = self._dims(workload)
+        return 4 * size * (heads * rows + shared * keys)
+
+    def lane_work(self, workload: Workload) -> Mapping[str, float]:
+        """Element operations that no schedule avoids, by unit: a score is compared, and its maximum taken off.
+
+        The row sums may be left to the matrix units, and the exponential is one on the transcendental unit.
+        """
+        scores = workload.dims["H"] * self.visible(workload)
+        return {"valu": 2.0 * scores, "eup": float(scores)}
+
+    def _source(self, name: str) -> str:
+        text = (_KERNELS / f"{name}.py").read_text(encoding="utf-8")
+        body, count = re.subn(r"^CAUSAL = .*$", f"CAUSAL = {self.causal}", text, flags=re.MULTILINE)
+        assert count == 1, f"{name}.py has no CAUSAL"
+        return body
+
+    def _dims(self, workload: Workload) -> tuple[int, int, int, int, int]:
+        heads, shared, rows, keys, size = (workload.dims[name] for name in ("H", "KV", "S", "T", "D"))
+        if not shared or heads % shared or (self.causal and keys < rows):
+            raise ValueError(
+                f"workload {workload.id}: {self.name} needs H a multiple of KV"
+                + (" and as many keys as queries" if self.causal else "")
+            )
+        return heads, shared, rows, keys, size
+
+
+def _workload(heads: int, shared: int, rows: int, keys: int, size: int, prefix: str = "") -> Workload:
+    dims = {"H": heads, "KV": shared, "S": rows, "T": keys, "D": size}
+    return Workload(f"{prefix}{heads}:{shared}x{rows}x{keys}x{size}", dims)
+
+
+def _suites() -> dict[str, Suite]:
+    """Check shapes take several blocks of queries and keys, share key heads, and have more keys than queries."""
+    check = (_workload(2, 2, 1024, 1024, 128), _workload(4, 2, 512, 1024, 128))
+    quick = Suite(
+        "quick",
+        workloads=(_workload(4, 4, 2048, 2048, 128),),
+        check=check,
+        final=(_workload(32, 32, 2048, 2048, 128),),
+    )
+    models = (
+        _workload(8, 2, 4096, 4096, 128, "llama3.1-8b/"),
+        _workload(8, 8, 4096, 4096, 64, "gpt2/"),
+        _workload(4, 2, 4096, 4096, 256, "gemma2/"),
+        _workload(8, 1, 1024, 8192, 128, "chunk/"),
+    )
+    small = (_workload(2, 1, 512, 512, 64), _workload(2, 1, 256, 512, 256))
+    tiny = Suite("tiny", (_workload(2, 1, 256, 256, 128),), (_workload(2, 1, 256, 512, 128),))
+    return {"quick": quick, "models": Suite("models", models, (*check, *small)), "tiny": tiny}
+
+
+def operators() -> dict[str, FlashAttention]:
+    """The family's operators by recipe name."""
+    return {
+        name: FlashAttention(f"flash_attention/{name}", causal)
+        for name, causal in (("causal", True), ("full", False))
+    }

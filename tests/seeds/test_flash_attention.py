@@ -1,0 +1,121 @@
+"""Attention on a TPU: every schedule agrees with float64, wrong twins fail, floors name the unit."""
+
+from __future__ import annotations
+
+import functools
+import types
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from tilewright.evolve.space.space import Space
+from tilewright.fitness.chips import CHIPS
+from tilewright.fitness.dialect import check
+from tilewright.fitness.gates import ill_formed, read_gates
+from tilewright.fitness.score import floors
+from tilewright.seeds.flash_attention.operator import INPUT_KINDS, operators
+from tilewright.seeds.operator import Workload
+
+
+@functools.cache
+def family():
+    return operators()
+
+
+def shape(heads=2, shared=1, rows=256, keys=512, size=128) -> Workload:
+    return Workload("w", {"H": heads, "KV": shared, "S": rows, "T": keys, "D": size})
+
+
+def readings(name, params, *, kernel="schedule", kind="randn", workload=None, edit=None):
+    """Gates on one kernel of the operator, by gate."""
+    operator, workload = family()[name], workload or shape()
+    inputs = operator.make_inputs(workload, 5, kind)
+    source = operator.kernels[kernel].source
+    if edit is not None:
+        assert edit[0] in source
+        source = source.replace(*edit)
+    space = Space.from_source(source, [{**operator.constants, **workload.dims}])
+    whole = {**space.defaults, **params}
+    assert space.violations(whole) == []
+    module = types.ModuleType("kernel")
+    exec(compile(source, "kernel.py", "exec"), module.__dict__)
+    with pltpu.force_tpu_interpret_mode(True):
+        out = np.asarray(jax.jit(module.build(whole))(*inputs.values()))
+    outputs = {"out": out}
+    assert ill_formed(outputs, operator.outputs(workload)) is None
+    return {r.gate: r for r in read_gates(operator.gates, outputs, operator.oracle(workload, inputs), kind)}
+
+
+SMALL = {"block_q": 128, "block_k": 128, "sub_q": 128, "sub_k": 128}
+WHOLE = {"walk": "whole", "block_q": 256, "sub_q": 128, "sub_k": 128}
+SCHEDULES = {
+    "grid": SMALL,
+    "grid_edges": {**SMALL, "block_q": 256, "block_k": 256, "mask": "edge", "stats": "lanes"},
+    "loop": {**SMALL, "walk": "loop", "block_q": 256, "unroll": 2, "exponent": "exp2", "heads": 2},
+    "loop_edges": {**SMALL, "walk": "loop", "mask": "edge", "row_sum": "matrix", "stats": "lanes"},
+    "whole": {**WHOLE, "mask": "edge", "weights": "bf16", "row_sum": "matrix", "order": "keys"},
+    "whole_masked": {**WHOLE, "heads": 2, "exponent": "exp2"},
+}
+
+
+@pytest.mark.parametrize(("number", "schedule"), list(enumerate(SCHEDULES)))
+def test_schedules_agree_with_the_oracle(number, schedule):
+    name = ("full", "causal")[number % 3 > 0]
+    found = readings(name, SCHEDULES[schedule], kind=INPUT_KINDS[number % 4])
+    assert found["exact"].passed, (name, found)
+
+
+@pytest.mark.parametrize("kind", ["randn", "shifted"])
+def test_the_plain_kernel_is_right(kind):
+    found = readings("causal", {}, kernel="plain", kind=kind, workload=shape(heads=1, size=64))
+    assert found["exact"].passed, (kind, found)
+
+
+TWINS = {
+    "sees_the_next_key": ("column - row <= edge", "column - row <= edge + 1", "randn"),
+    "no_maximum": ("now = jnp.maximum(top,", "now = jnp.minimum(0.0 * top,", "shifted"),
+    "sums_not_scaled_anew": ("total * shrink +", "total +", "rising"),
+}
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_wrong_twins_fail(twin):
+    before, after, kind = TWINS[twin]
+    workload = shape(heads=1, rows=128, keys=256)
+    found = readings("causal", SMALL, edit=(before, after), kind=kind, workload=workload)
+    assert not found["exact"].passed
+
+
+def test_scaled_queries_are_right_where_the_scale_is_a_power_of_two():
+    scaled = {**SMALL, "scale": "queries"}
+    for size, right in ((64, True), (128, False)):
+        workload = shape(heads=1, rows=128, keys=128, size=size)
+        assert readings("full", scaled, kind="peaked", workload=workload)["exact"].passed is right
+
+
+def test_spaces_and_sources():
+    for operator in family().values():
+        for kernel in operator.kernels.values():
+            assert check(kernel.source) == []
+            suites = operator.suites if kernel.name == "plain" else {"quick": operator.suites["quick"]}
+            for chosen in suites.values():
+                sets = [{**w.dims} for w in (*chosen.workloads, *chosen.check, *chosen.final)]
+                space = Space.from_source(kernel.source, sets)
+                assert space.violations({**space.defaults, **kernel.overrides}) == [], kernel.name
+
+
+def test_work_and_floors():
+    operator, workload = family()["causal"], shape(heads=2, shared=1, rows=2, keys=3, size=128)
+    assert operator.visible(workload) == 2 + 3
+    assert operator.flops(workload) == 2 * 4 * 128 * 5
+    assert operator.bytes(workload) == 2 * 2 * 128 * (2 * 2 + 3)
+    found = floors(operator, shape(32, 32, 2048, 2048), CHIPS["v6e"])
+    assert found["eup"] == pytest.approx(found["mxu"], rel=0.01)
+    assert found["eup"] == pytest.approx(32 * 2048 * 2049 / 2 / 1024 / CHIPS["v6e"].clock)
+    assert found["vector"] == pytest.approx(found["eup"] * 2 / 4)
+    with pytest.raises(ValueError, match="multiple of KV"):
+        operator.inputs(shape(3, 2))
+    with pytest.raises(ValueError, match="randn, peaked, rising, shifted"):
+        operator.make_inputs(shape(), 0, "ones")

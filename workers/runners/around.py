@@ -1,0 +1,68 @@
+"""What XLA runs around the kernels of a compiled module, by bytes: for modules whose kernels are simulated alone."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_INSTRUCTION = re.compile(r"^  (?:ROOT )?%?([\w.-]+) = (.+?) ([a-z][\w-]*)\((.*)$", re.MULTILINE)
+_ARRAY = re.compile(r"\b(pred|bf16|f8e\w+|[fsuc]\d+)\[([\d,]*)\]")
+_NAME = re.compile(r"%([\w.-]+)")
+_FREE = frozenset(["parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all"])
+
+
+@dataclass(frozen=True)
+class Around:
+    """One operation of XLA: its name and the bytes it reads and writes, each array once."""
+
+    name: str
+    read: int
+    written: int
+
+
+class Uncountable(ValueError):
+    """An operation whose bytes do not follow from its arrays. One line."""
+
+
+def operations_around(hlo: str) -> list[Around]:
+    """Operations of the entry computation of optimised HLO text, kernels left out. Raises Uncountable for a loop."""
+    entry = hlo[hlo.index("\nENTRY ") :]
+    sizes: dict[str, int] = {}
+    found = []
+    for name, kind, opcode, rest in _INSTRUCTION.findall(entry):
+        sizes[name] = _bytes(kind)
+        if (
+            opcode in _FREE
+            or opcode.endswith("-done")
+            or (opcode == "custom-call" and "tpu_custom_call" in rest)
+        ):
+            continue
+        if opcode in ("while", "conditional", "call"):
+            raise Uncountable(f"XLA runs a {opcode} around the kernels")
+        operands = _NAME.findall(rest.split("), ", 1)[0])
+        taken = sum(sizes.get(operand, 0) for operand in operands)
+        if opcode.endswith("-start"):
+            found.append(Around(name, taken, taken))
+        else:
+            # a slice or a gather reads no more than it writes
+            part = opcode in ("slice", "dynamic-slice", "gather")
+            found.append(Around(name, min(taken, sizes[name]) if part else taken, sizes[name]))
+    return found
+
+
+def _bytes(kind: str) -> int:
+    return sum(
+        math.prod(int(size) for size in shape.split(",") if size) * _width(dtype)
+        for dtype, shape in _ARRAY.findall(kind)
+    )
+
+
+def _width(dtype: str) -> int:
+    named: Mapping[str, int] = {"pred": 1, "bf16": 2}
+    if dtype in named:
+        return named[dtype]
+    if dtype.startswith("f8"):
+        return 1
+    return max(1, int(dtype[1:]) // 8)
