@@ -172,6 +172,7 @@ def evaluation_metrics(evaluation: Evaluation, kind: str) -> dict[str, float]:
 class Standing:
     """How a campaign stands after each evaluation, in the order in which they came in."""
 
+    unit: str
     kind: str
     arrived: int = 0
     failed: int = 0
@@ -191,7 +192,7 @@ class Standing:
             if self.seed:
                 metrics[gain_metric(self.kind)] = round(evaluation.fitness / self.seed, 4)
         if self.best is not None:
-            metrics[best_metric(evaluation.unit, self.kind)] = self.best
+            metrics[best_metric(self.unit, self.kind)] = self.best
         return metrics
 
 

@@ -65,7 +65,7 @@ class Mirror:
         self._by_index: dict[int, Candidate] = {}
         self._by_genome: dict[str, Candidate] = {}
         self._kind = str(self._facts.get("target_kind"))
-        self._standing = Standing(self._kind)
+        self._standing = Standing(str(self._facts.get("unit", "TFLOP/s")), self._kind)
         self._stood: tuple[int, Mapping[str, float]] = (0, {})
         self._counts: Counter[str] = Counter()
         self._best: Evaluation | None = None

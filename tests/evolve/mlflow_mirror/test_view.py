@@ -68,11 +68,15 @@ def evaluation(fitness: float | None) -> Evaluation:
 
 
 def test_a_candidate_says_how_the_campaign_stood() -> None:
-    standing = Standing("modelled")
+    standing = Standing("TFLOP/s", "modelled")
     assert standing.note(evaluation(None), is_seed=True) == {"progress/evaluation": 1, "progress/failed": 1}
     first = standing.note(evaluation(200.0), is_seed=True)
     assert first["gain_over_seed_modelled"] == 1.0
     better, worse = (standing.note(evaluation(rate), is_seed=False) for rate in (300.0, 250.0))
     assert (better["gain_over_seed_modelled"], worse["gain_over_seed_modelled"]) == (1.5, 1.25)
     assert worse["progress/best_fitness_tflops_modelled"] == 300.0
+    failed = standing.note(evaluation(None), is_seed=False)
+    assert (
+        failed["progress/best_fitness_tflops_modelled"] == 300.0 and "gain_over_seed_modelled" not in failed
+    )
     assert (worse["progress/evaluation"], worse["progress/failed"]) == (4, 1)
