@@ -165,8 +165,8 @@ def _resume(arguments: argparse.Namespace) -> int:
 
 def _tell(outcome: Any, arguments: argparse.Namespace) -> int:
     from tilewright.evolve.campaign.loop import StopReason
+    from tilewright.evolve.mlflow_mirror.ui import closing_link
     from tilewright.evolve.show.summary import closing_lines
-    from tilewright.evolve.ui import closing_link
 
     home = home_folder(arguments.home)
     if outcome.reason is StopReason.INTERRUPTED:
@@ -275,7 +275,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _ui(arguments: argparse.Namespace) -> int:
-    from tilewright.evolve.ui import serve_ui
+    from tilewright.evolve.mlflow_mirror.ui import serve_ui
 
     home = home_folder(arguments.home)
     campaign = find_campaign(home, arguments.campaign) if arguments.campaign is not None else None

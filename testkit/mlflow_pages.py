@@ -13,9 +13,9 @@ from pathlib import Path
 from testkit.browser import Watched
 from tilewright.evolve.mlflow_mirror.content import CANDIDATE, UID, campaign_uid, experiment_name
 from tilewright.evolve.mlflow_mirror.process import mirror_environment
+from tilewright.evolve.mlflow_mirror.ui import SERVER_SETTINGS, free_port, server_command
 from tilewright.evolve.mlflow_mirror.view import page
 from tilewright.evolve.report.data import CampaignData
-from tilewright.evolve.ui import SERVER_SETTINGS, free_port, server_command
 
 SETTLE_SECONDS = 4.0
 """MLflow's pages load their parts after the page itself and never fall silent."""

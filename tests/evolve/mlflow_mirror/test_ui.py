@@ -18,9 +18,9 @@ import pytest
 from testkit.browser import browser_page, missing_browser
 from testkit.mlflow_pages import PLAIN_PAGE, MlflowPages
 from testkit.sample_campaign import SampleCampaign, write_sample
-from tilewright.evolve import ui
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.mlflow_mirror import process as mirror_process
+from tilewright.evolve.mlflow_mirror import ui
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import load
 
@@ -106,7 +106,7 @@ def test_a_server_that_comes_late_shows_campaigns_and_ends_whole(tmp_path: Path)
 @contextmanager
 def _served(home: Path, port: int) -> Iterator[None]:
     code = (
-        "import sys, pathlib; from tilewright.evolve.ui import serve_ui; "
+        "import sys, pathlib; from tilewright.evolve.mlflow_mirror.ui import serve_ui; "
         "sys.exit(serve_ui(pathlib.Path(sys.argv[1]), print, port=int(sys.argv[2])))"
     )
     env = {k: v for k, v in os.environ.items() if k != mirror_process.URI_VARIABLE}
