@@ -219,10 +219,13 @@ class _Run:
         try:
             with _ctrl_c(self, campaign):
                 self.display.note("starting workers")
-                _start(pool)
-                campaign.begin()  # seeds first, baselines beside them
+                with _reachable():
+                    pool.open()
+                campaign.begin()  # seeds first, baselines beside them; the first seed is judged while workers start
                 for kernel, genome in self.resolved.baselines:
                     references.request(kernel.name, Scope.SUITE, genome, kernel.name)
+                with _reachable():
+                    pool.start()
                 reason = campaign.run()
                 return self._conclude(campaign, references, reason, pool)
         finally:
@@ -237,21 +240,30 @@ class _Run:
         budget = Budget(limits.evaluations, limits.wall_seconds, limits.fitness, limits.until == "converged")
         plan = Plan(self.resolved.starts, budget, config.seed, search.lag, search.islands, search.order)
         archive = Archive(search.islands, search.migration_interval)
+        built = build_searcher(self.resolved, archive, self.journal, self.home)
         campaign = Campaign(
             plan,
-            build_searcher(self.resolved, archive, self.journal, self.home),
+            built.searcher,
             archive,
             references,
             self.journal,
             self._show,
-            Racing([w.id for w in self.resolved.suite.workloads], archive) if search.racing else None,
+            self._racing(archive),
             History(self.journal),
             Convergence(self.resolved.floors()),
+            built.foretell,
         )
         recorded = [(index, evaluation) for _, index, evaluation, _ in self.journal.evaluations()]
         campaign.restore(list(self.journal.candidates()), recorded)
         campaign.elapsed_before = _elapsed(self.journal)
         return campaign
+
+    def _racing(self, archive: Archive) -> Racing | None:
+        """Least work first: of workloads that tell as much, the cheaper one is measured."""
+        if not self.resolved.config.search.racing:
+            return None
+        ordered = sorted(self.resolved.suite.workloads, key=self.resolved.operator.flops)
+        return Racing([workload.id for workload in ordered], archive, self.resolved.floors())
 
     def _conclude(
         self, campaign: Campaign, references: References, reason: StopReason, pool: Comparer
@@ -427,9 +439,11 @@ class InfrastructureFault(UserError):
     """Workers fail although candidates do not."""
 
 
-def _start(pool: RayPool) -> None:
+@contextmanager
+def _reachable() -> Iterator[None]:
+    """Raises UserError where the workers cannot be started."""
     try:
-        pool.start()
+        yield
     except PoolUnavailable as error:
         raise UserError(f"workers: {error}.") from error
 

@@ -52,6 +52,10 @@ def _dtype(name: str) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
+def is_gluon(source: str) -> bool:
+    return "triton.experimental.gluon" in source
+
+
 def load(source: str, folder: str, number: int) -> object:
     path = Path(folder) / f"kernel_{number}.py"
     path.write_text(source)
@@ -116,6 +120,10 @@ def check(job: dict, language: str, folder: str, references: dict, number: int) 
     inputs = [make_input(s, rng) for s in specs]
 
     def outputs(source: str, params: dict, tag: int) -> list[np.ndarray]:
+        if language != "pallas" and is_gluon(source):
+            from tilewright.workers.runners.gluon_emulator.install import install
+
+            install(seed=number)
         module = load(source, folder, tag)
         if language == "pallas":
             return run_pallas(module, params, inputs)

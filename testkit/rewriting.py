@@ -42,11 +42,6 @@ class Trial:
     reason: str = ""
     seconds: float = 0.0
 
-    @property
-    def runnable(self) -> bool:
-        """Gluon has no interpreter: its children are held to the dialect only."""
-        return not self.kernel.startswith("gluon")
-
 
 @dataclass(frozen=True)
 class Case:
@@ -99,7 +94,7 @@ def run_checks(cases: Iterable[Case], trials: Sequence[Trial]) -> None:
     by_name = {c.name: c for c in cases}
     groups: dict[str, list[int]] = defaultdict(list)
     for number, trial in enumerate(trials):
-        if not trial.dialect and trial.runnable:
+        if not trial.dialect:
             groups["pallas" if trial.kernel.startswith("pallas") else "triton"].append(number)
     for language, numbers in groups.items():
         for start in range(0, len(numbers), JOBS_PER_PROCESS):

@@ -12,6 +12,7 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.space.genome import Genome, Value
 from tilewright.evolve.space.space import Space, SpaceError
 from tilewright.fitness.descriptors import FIGURES
+from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.gpus import GPUS, LOCAL
 from tilewright.fitness.score import floors
 from tilewright.fitness.targets import MEASURED_TPUS, TPU, Target, UnknownTarget, load_target
@@ -54,8 +55,9 @@ class Resolved:
         return {shape.id: floors(self.operator, shape, self.target.hardware) for shape in shapes}
 
 
-RACING_PAYS = 8
-"""Workloads of a measured suite from which on racing saves more than it costs (docs/search.md)."""
+RACING_PAYS: Mapping[FigureKind, int] = {FigureKind.MEASURED: 8, FigureKind.MODELLED: 4}
+"""Workloads of a suite from which on racing saves more than it costs (docs/search.md). A device is asked once more for
+each part of the suite; a modelled workload costs its compilation and nothing else."""
 
 
 def resolve(config: CampaignConfig) -> Resolved:
@@ -72,7 +74,7 @@ def resolve(config: CampaignConfig) -> Resolved:
     if suite is None:
         raise _unknown("suite", config.suite, operator.suites)
     if config.search.racing is None:
-        pays = target.measured and len(suite.workloads) >= RACING_PAYS
+        pays = len(suite.workloads) >= RACING_PAYS.get(target.kind, len(suite.workloads) + 1)
         config = config.model_copy(update={"search": config.search.model_copy(update={"racing": pays})})
     check_operator(config.operator, operator, suite)
     seeds = [name for name, kernel in operator.kernels.items() if not kernel.baseline]

@@ -270,6 +270,12 @@ class Journal:
             rows = self._db.execute("SELECT name, evaluation FROM reference_points WHERE scope = ?", (scope,))
             return {name: Evaluation.model_validate_json(text) for name, text in rows}
 
+    def referred(self) -> list[tuple[str, str, Evaluation, float]]:
+        """(name, scope, evaluation, finished at) of every reference, in the order they were recorded."""
+        with self._reading():
+            rows = self._db.execute("SELECT name, scope, evaluation, at FROM reference_points ORDER BY rowid")
+            return [(name, scope, Evaluation.model_validate_json(text), at) for name, scope, text, at in rows]
+
     def exchange(self, key: str) -> str | None:
         with self._reading():
             row = self._db.execute("SELECT exchange FROM exchanges WHERE key = ?", (key,)).fetchone()

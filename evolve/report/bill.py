@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.profile import Profile, profile_of
 from tilewright.evolve.report.units import duration_text, percent_text
 from tilewright.seeds.operator import Scope
 
 SPENT = "spent"
 """The event with which a run says what it took itself: its process's CPU time, the last comparison's device time."""
+
+_SAID_TWICE = ("winner", Scope.FINAL.value)
 
 _HOUR = 3600.0
 
@@ -23,7 +26,7 @@ _HOUR = 3600.0
 class Bill:
     """What a campaign took: seconds of devices held, of processors, of wall clock; tokens; money if there are prices.
 
-    ``stages`` are seconds of workers by stage. ``gain`` is the best fitness over the first seed's, ``None`` before
+    ``profile`` says where the workers' time went. ``gain`` is the best fitness over the first seed's, ``None`` before
     there are both. ``first_verdict`` in seconds from the start.
     """
 
@@ -34,7 +37,7 @@ class Bill:
     evaluations: int = 0
     gain: float | None = None
     first_verdict: float | None = None
-    stages: Mapping[str, float] = field(default_factory=dict)
+    profile: Profile = field(default_factory=Profile)
     prices: Mapping[str, float | str] = field(default_factory=dict)
 
     @property
@@ -69,9 +72,7 @@ class Bill:
             )
         if self.first_verdict is not None:
             found["first verdict"] = f"after {duration_text(self.first_verdict)}"
-        if self.stages:
-            parts = (f"{name} {duration_text(seconds)}" for name, seconds in self.stages.items())
-            found["workers' time"] = ", ".join(parts)
+        found |= self.profile.rows()
         if (money := self.money) is not None:
             found["money"] = f"{money:.2f} {self.prices.get('currency', 'USD')}"
         if (percents := self.percents) is not None:
@@ -93,6 +94,7 @@ class Bill:
             "bill/tokens": float(self.tokens),
             "bill/wall_seconds": self.wall_seconds,
         }
+        found |= self.profile.metrics()
         if self.first_verdict is not None:
             found["bill/first_verdict_seconds"] = self.first_verdict
         if (money := self.money) is not None:
@@ -104,29 +106,29 @@ def bill_of(journal: Journal, clock: Callable[[float], float]) -> Bill:
     """What a campaign has taken so far. ``clock`` maps Unix seconds to seconds of campaign time."""
     events = tuple(event for event in journal.events() if event.kind != "promoted")
     rows = list(journal.evaluations())
-    others = [e for scope in Scope for e in journal.references(scope.value).values()]
+    # a winner's final figures are those of a finalist
+    others = [(e, at) for name, scope, e, at in journal.referred() if (name, scope) != _SAID_TWICE]
+    ended = [*((e, at) for _, _, e, at in rows), *others]
     spent: dict[str, float] = defaultdict(float)
-    for evaluation in [*(e for _, _, e, _ in rows), *others]:
-        for name, seconds in evaluation.spent.items():
-            spent[name] += seconds
+    for evaluation, _ in ended:
+        for name in ("device", "cpu"):
+            spent[name] += evaluation.spent.get(name, 0.0)
     for event in events:
         if event.kind == SPENT:
             spent["cpu"] += float(event.detail.get("cpu_seconds", 0.0))
             spent["device"] += float(event.detail.get("device_seconds", 0.0))
-    device, cpu = spent.pop("device", 0.0), spent.pop("cpu", 0.0)
-    stages = dict(spent)
     tokens = sum(Exchange.from_json(text).tokens for _, text in journal.exchanges())
-    last = max([event.at for event in events] + [at for *_, at in rows], default=0.0)
+    last = max([event.at for event in events] + [at for _, at in ended], default=0.0)
     config = journal.meta("config") or {}
     return Bill(
-        device_seconds=device,
-        cpu_seconds=cpu,
+        device_seconds=spent["device"],
+        cpu_seconds=spent["cpu"],
         tokens=tokens,
         wall_seconds=clock(last),
         evaluations=len(rows),
         gain=_gain(journal),
         first_verdict=clock(rows[0][3]) if rows else None,
-        stages=stages,
+        profile=profile_of(ended, clock),
         prices={k: v for k, v in (config.get("prices") or {}).items() if v is not None},
     )
 

@@ -18,7 +18,8 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.workers.cluster import actor_health, pool
 from tilewright.workers.cluster.artefacts import Heard
-from tilewright.workers.cluster.pool import LAGGING, RayPool
+from tilewright.workers.cluster.evaluating import LAGGING
+from tilewright.workers.cluster.pool import RayPool
 
 NEVER = float("inf")
 RESTART_SECONDS = 5.0

@@ -13,7 +13,7 @@ from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.fitness.race import Race
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Scope, SeedKernel, Suite, Workload
-from tilewright.workers.child.launch import Launcher, cpu_seconds
+from tilewright.workers.child.launch import Launcher, Template, cpu_seconds
 from tilewright.workers.child.run_once import temporary_folder
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.request import Failure, Findings, Limits, Request, Truth, one_line
@@ -72,7 +72,7 @@ class Cascade:
         measured = _kept(self._suite.timed(scope), kept)
         if not measured:
             raise ValueError(f"none of the {scope} workloads is among {sorted(kept or ())}")
-        spent, found = _Spending(on_stage, self._device_seconds), Findings()
+        spent, found = _Spending(on_stage, self._device_seconds, self._cpu_seconds), Findings()
         stage, failure = Stage.DIALECT, None
         try:
             with temporary_folder(self._scratch) as folder:
@@ -102,6 +102,11 @@ class Cascade:
             failure = Failure(Verdict.INFRA_ERROR, one_line(f"{type(error).__name__}: {error}"))
         return self._evaluation(genome_id, stage, failure, found, spent)
 
+    def close(self) -> None:
+        """Kill the children; what is being evaluated in another thread fails."""
+        if isinstance(self._launcher, Template):
+            self._launcher.close()
+
     def _judge(
         self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
     ) -> tuple[Stage, Failure | None]:
@@ -111,6 +116,12 @@ class Cascade:
     def _device_seconds(self) -> float:
         """Of all jobs so far; 0 where no device is held."""
         return 0.0
+
+    def _cpu_seconds(self) -> float:
+        """Of all jobs so far, this thread's and its children's; the process may do other things beside them."""
+        if isinstance(self._launcher, Template):
+            return time.thread_time() + self._launcher.cpu_seconds
+        return cpu_seconds(os.getpid())
 
     def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         """Fitness, its 95 % interval and the descriptors of what passed."""
@@ -153,10 +164,15 @@ class Cascade:
 class _Spending:
     """Where the seconds of one evaluation go."""
 
-    def __init__(self, on_stage: Callable[[Stage], None] | None, device: Callable[[], float]) -> None:
-        self._on_stage, self._device = on_stage, device
+    def __init__(
+        self,
+        on_stage: Callable[[Stage], None] | None,
+        device: Callable[[], float],
+        processors: Callable[[], float],
+    ) -> None:
+        self._on_stage, self._device, self._processors = on_stage, device, processors
         self._began = self._entered = time.monotonic()
-        self._cpu, self._held = cpu_seconds(os.getpid()), device()
+        self._cpu, self._held = processors(), device()
         self._stage: Stage | None = None
         self._seconds: dict[str, float] = {}
 
@@ -169,7 +185,7 @@ class _Spending:
     def end(self) -> tuple[float, dict[str, float]]:
         """Wall clock, and seconds by stage, on the device and of CPU."""
         self._leave()
-        self._seconds["cpu"] = max(0.0, cpu_seconds(os.getpid()) - self._cpu)
+        self._seconds["cpu"] = max(0.0, self._processors() - self._cpu)
         if (held := self._device() - self._held) > 0.0:
             self._seconds["device"] = held
         return time.monotonic() - self._began, {k: round(v, 4) for k, v in self._seconds.items()}

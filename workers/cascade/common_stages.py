@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from tilewright.fitness import dialect
 from tilewright.fitness.evaluation import Stage, Verdict
@@ -22,12 +23,18 @@ class DialectStage:
 
     def run(self, request: Request, found: Findings) -> Failure | None:
         """Rejects a source that is not of the dialect."""
-        violations = dialect.check(request.source, entry=self._entry)
+        violations = _violations(request.source, self._entry)
         if not violations:
             return None
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
         log = "\n".join(str(violation) for violation in violations)
         return Failure(Verdict.REJECTED, one_line(str(violations[0])) + more, log)
+
+
+@lru_cache(maxsize=64)
+def _violations(source: str, entry: str) -> tuple[dialect.Violation, ...]:
+    """Of a source; most candidates are other parameters of one that was read before."""
+    return tuple(dialect.check(source, entry=entry))
 
 
 def run_steps(

@@ -75,6 +75,7 @@ class MeasuredCascade(Cascade):
 
     def close(self) -> None:
         """Kill the compiling child."""
+        super().close()
         if self._compiler is not None:
             self._compiler.close()
 

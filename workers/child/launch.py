@@ -186,6 +186,7 @@ class Template:
         self._modules = tuple(modules)
         self._environment = dict(environment)
         self._channel: socket.socket | None = None
+        self._pid = 0
         self._finalizer: weakref.finalize[..., Template] | None = None
 
     def start(
@@ -213,8 +214,13 @@ class Template:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        self._channel = ours
+        self._channel, self._pid = ours, process.pid
         self._finalizer = weakref.finalize(self, _stop, ours, process)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of the process and its children; of the latest one, where it had to be made again."""
+        return cpu_seconds(self._pid) if self._channel is not None else 0.0
 
     def ask(self, order: Mapping[str, object], passed: Sequence[int] = ()) -> dict[str, int]:
         """One order and its answer. Raises TemplateLost."""

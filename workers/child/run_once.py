@@ -170,12 +170,19 @@ class _Listener:
 
     def listen(self, deadline: float) -> tuple[Ending, str]:
         """Until the result pipe closes, the clock runs out or a limit is passed."""
+        look = 0.0
         while self._pipes.result in self._selector.get_map():
-            left = deadline - time.monotonic()
+            now = time.monotonic()
+            left = deadline - now
             if left <= 0:
                 return Ending.TIMEOUT, f"still running after {self._limits.wall_seconds:g} s"
-            if resident_bytes(self._process.pid) > self._limits.memory_bytes:
-                return Ending.MEMORY, f"held more than {self._limits.memory_bytes / 2**30:g} GiB of memory"
+            if now >= look:
+                look = now + _LOOK_SECONDS
+                if resident_bytes(self._process.pid) > self._limits.memory_bytes:
+                    return (
+                        Ending.MEMORY,
+                        f"held more than {self._limits.memory_bytes / 2**30:g} GiB of memory",
+                    )
             ready = self._selector.select(min(left, _LOOK_SECONDS))
             if not ready and self._process.wait(0):
                 break  # what it left behind may hold its pipes open

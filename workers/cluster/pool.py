@@ -9,31 +9,25 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
-from tilewright.fitness.descriptors import describe
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
 from tilewright.fitness.race import Race
 from tilewright.fitness.targets import Target, load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Scope
-from tilewright.workers.cascade.compile_only import CompileOnlyCascade
-from tilewright.workers.cascade.measured import MeasuredCascade
-from tilewright.workers.cascade.modelled import ModelledCascade
-from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.cluster.actor_health import PROBE_SECONDS, Health, Service
-from tilewright.workers.cluster.artefacts import Heard, Told, news_of
+from tilewright.workers.cluster.artefacts import Told, news_of
+from tilewright.workers.cluster.evaluating import LAGGING, Evaluating, HeadStart
 from tilewright.workers.cluster.local_ray import RayFolder
 from tilewright.workers.cluster.ray_start import (
     PoolUnavailable,
@@ -44,8 +38,8 @@ from tilewright.workers.cluster.ray_start import (
 )
 from tilewright.workers.cluster.station_actor import RemoteStation, ask_comparisons, calibrate, start_stations
 from tilewright.workers.device.comparison import Comparison
-from tilewright.workers.device.station import DeviceRatio, Entry
-from tilewright.workers.request import GIB, Limits
+from tilewright.workers.device.station import DeviceRatio, Entry, Station
+from tilewright.workers.request import Limits
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +49,6 @@ RETRIES = 2
 
 CALIBRATION_SEED = 0
 """Of the operands that devices are calibrated on."""
-
-LAGGING = b"lagging"
-"""The answer of a worker that was never told what the request takes for granted."""
 
 DEADLINE_SLACK_SECONDS = 30.0
 """Over the sum of the stages' own limits, after which the actor itself is taken for hung."""
@@ -118,71 +109,17 @@ class PoolSettings:
         return factor * (2 * self.check_seconds + self.measure_seconds) + DEADLINE_SLACK_SECONDS
 
 
-class EvaluatorActor:
-    """Runs in a Ray worker process; owns the cascade for one (operator, target, suite)."""
+class EvaluatorActor(Evaluating):
+    """An evaluator in a process of Ray's."""
 
-    def __init__(self, settings_json: bytes) -> None:
-        settings = json.loads(settings_json)
-        self._operator = load_operator(settings["operator"])
-        self._descriptors = settings["descriptors"]
-        memory = int(settings["memory_gib"] * GIB)
-        limits = Limits(
-            trace=ChildLimits(settings["check_seconds"], memory),
-            compile=ChildLimits(settings["measure_seconds"], memory),
-        )
-        suite = self._operator.suites[settings["suite"]]
-        target = load_target(settings["target"])
-        scratch = Path(settings["scratch"]) if settings["scratch"] else None
-        scales = {name: DeviceRatio(**scale) for name, scale in settings["scales"].items()}
+    def _address(self) -> str:
+        return str(ray.util.get_node_ip_address())
 
-        def cascade(station: ActorHandle | None) -> ModelledCascade | CompileOnlyCascade | MeasuredCascade:
-            if station is not None:
-                remote = RemoteStation(station, scales)
-                return MeasuredCascade(self._operator, target, suite, remote, limits, scratch=scratch)
-            kind = CompileOnlyCascade if target.compile_only else ModelledCascade
-            return kind(self._operator, target, suite, limits, scratch=scratch)
-
-        self._made = cascade
-        self._cascade = None if target.measured else cascade(None)
-        self._heard = Heard()
-        self._name = f"{ray.util.get_node_ip_address()}:{os.getpid()}"
+    def _station(self, handle: Any, scales: Mapping[str, DeviceRatio]) -> Station | None:
+        return None if handle is None else RemoteStation(handle, scales)
 
     def ping(self) -> None:
         """Answers once the actor is constructed, hence able to evaluate."""
-
-    def evaluate(self, request: bytes, station: ActorHandle | None) -> bytes:
-        """One job as JSON, in and out (see ``request_for`` and ``Evaluation``); or ``LAGGING``.
-
-        ``station`` holds the device of a measured target. It comes with every job, the same one for one worker: among
-        the arguments of the constructor it would be lost when Ray restarts this actor.
-        """
-        if self._cascade is None:
-            self._cascade = self._made(station)
-        job = json.loads(request)
-        known = self._heard.hear(job["known_artefacts"])
-        if known is None:
-            return LAGGING
-        scope = Scope(job["scope"])
-        baseline = self._operator.kernels[job["baseline"]] if job["baseline"] else None
-        evaluation = self._cascade.evaluate(
-            job["genome"],
-            job["source"],
-            job["params"],
-            seed=job["seed"],
-            scope=scope,
-            baseline=baseline,
-            known_artefacts=known,
-            best=job["best"],
-            race=Race.from_data(job["race"]) if job["race"] else None,
-            only=job["only"],
-        )
-        named = {name: str(job["params"][name]) for name in self._descriptors if name in job["params"]}
-        scheduled = describe(evaluation.workloads, self._descriptors)
-        changes = {
-            "worker": self._name,
-            "descriptors": {**evaluation.descriptors, **scheduled, **named},
-        }
-        return evaluation.model_copy(update=changes).model_dump_json().encode()
 
 
 @dataclass
@@ -198,7 +135,10 @@ class _Worker:
 
 @dataclass
 class RayPool:
-    """Implements the search's ``Evaluator`` over Ray actors. ``start`` before use, ``close`` after."""
+    """Implements the search's ``Evaluator`` over Ray actors. ``start`` before use, ``close`` after.
+
+    ``open`` before ``start`` lets a first job be submitted that is judged in this process while Ray starts.
+    """
 
     settings: PoolSettings
     _workers: list[_Worker] = field(default_factory=list)
@@ -210,10 +150,22 @@ class RayPool:
     """Of the devices of several stations, by device."""
     _folder: RayFolder | None = None
     """Files of a Ray that is this pool's own."""
+    _early: HeadStart | None = None
+
+    def open(self) -> None:
+        """Be ready for a first job, on this machine and where figures are modelled. Raises PoolUnavailable."""
+        if self.settings.address or load_target(self.settings.target).kind is not FigureKind.MODELLED:
+            return
+        self._folder = own_folder()
+        try:
+            self._early = HeadStart(self._told(str(self._folder.scratch)))
+        except OSError as error:
+            raise PoolUnavailable(f"no process can be started: {error}") from error
 
     def start(self) -> None:
         """Connect to Ray (start it when no address is given) and create the actors."""
-        self._folder = None if self.settings.address else own_folder()
+        if self._folder is None and not self.settings.address:
+            self._folder = own_folder()
         start_ray(self.settings.address, self.settings.count, self.settings.gpus, self._folder)
         # One actor a core by custom count: the children do the work, the actor itself only waits.
         placed = target_resource(self.settings.target)
@@ -224,31 +176,44 @@ class RayPool:
         target = load_target(self.settings.target)
         if target.measured:
             self._start_stations(target, scratch)
-        scales = {device: asdict(scale) for device, scale in self.scales.items()}
-        told = {**asdict(self.settings), "reference": None, "scales": scales, "scratch": scratch}
-        payload = json.dumps(told).encode()
+        payload = self._told(scratch)
         for number in range(self.settings.count):
             handle = actor.remote(payload)
             worker = _Worker(handle, number, Health(handle.ping))
             if self.settings.address:  # its place on the cluster may not be there yet
                 worker.health.doubt(time.monotonic())
             self._workers.append(worker)
+        self._assign()
+
+    def _told(self, scratch: str | None) -> bytes:
+        """What an evaluator is made of."""
+        scales = {device: asdict(scale) for device, scale in self.scales.items()}
+        return json.dumps(
+            {**asdict(self.settings), "reference": None, "scales": scales, "scratch": scratch}
+        ).encode()
 
     @property
     def slots(self) -> int:
         return self.settings.count
 
     def submit(self, job: WorkItem) -> None:
+        if self._early is not None and self._early.item is None and not self._workers:
+            self._early.begin(job, request_for(job, Told()))
+            return
         self._queue.append(job)
         self._assign()
 
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
         """Finished jobs; an infrastructure fault is retried here and only its last failure comes back."""
+        if early := self._collect_early():
+            return early
         self._assign()
         busy = {w.reply: w for w in self._workers if w.reply is not None}
         probes = [w.health.probe for w in self._workers if w.health.probe is not None]
         if not busy and not probes:
-            if self._queue:  # every worker rests until its next probe
+            if self._early is not None:
+                self._early.wait(timeout_seconds)
+            elif self._queue:  # every worker rests until its next probe
                 time.sleep(min(timeout_seconds, PROBE_SECONDS))
             return []
         ready, rest = ray.wait([*busy, *probes], num_returns=1, timeout=timeout_seconds)
@@ -264,12 +229,15 @@ class RayPool:
 
     def activity(self) -> list[str]:
         now = time.monotonic()
-        return [
+        lines = [
             f"worker {w.number}: candidate {w.item.index}, {now - w.began:.0f} s"
             if w.item
             else f"worker {w.number}: {w.health.state}"
             for w in self._workers
         ]
+        if self._early is not None and self._early.item is not None:
+            lines.insert(0, f"here: candidate {self._early.item.index}, {now - self._early.began:.0f} s")
+        return lines
 
     def compare(
         self, genomes: Sequence[_Genome], seed: int, only: Mapping[str, Collection[str]] | None = None
@@ -301,6 +269,7 @@ class RayPool:
 
     def close(self) -> None:
         """Kill the actors (their children die with them), leave Ray, and remove the files of one of our own."""
+        self._end_early()
         for handle in [*(worker.handle for worker in self._workers), *self._stations]:
             ray.kill(handle)
         self._workers, self._stations = [], []
@@ -339,13 +308,34 @@ class RayPool:
         now = time.monotonic()
         states = [worker.health.look(now) for worker in self._workers]
         lost = all(state is Service.LOST for state in states)
-        for worker, state in zip(self._workers, states, strict=True):
+        # the job that was begun before there were workers has the place of the last of them
+        placed = self._workers[: -1 if self._early is not None and len(self._workers) > 1 else None]
+        for worker, state in zip(placed, states, strict=False):
             failing = lost and not worker.health.silent
             if worker.item is None and self._queue and (failing or state is Service.IDLE):
                 worker.item = self._queue.popleft()
                 worker.began = time.monotonic()
                 request = request_for(worker.item, worker.told)
                 worker.reply = worker.handle.evaluate.remote(request, self._station_of(worker))
+
+    def _collect_early(self) -> list[tuple[int, Evaluation]]:
+        """The job that was judged in this process, once it is done or takes too long; a worker tries it again then."""
+        early = self._early
+        if early is None or (early.item is not None and not early.wait(0) and not self._is_hung(early)):
+            return []
+        self._end_early()
+        if early.item is None:
+            return []
+        evaluation = early.evaluation() or self._fault(early.item, "the first job did not answer")
+        return self._settle(early.item, evaluation)
+
+    def _is_hung(self, early: HeadStart) -> bool:
+        return time.monotonic() - early.began >= self.settings.deadline_seconds(early.item.scope)
+
+    def _end_early(self) -> None:
+        if self._early is not None:
+            self._early.close()
+            self._early = None
 
     def _collect(self, worker: _Worker) -> list[tuple[int, Evaluation]]:
         item = worker.item

@@ -1,4 +1,6 @@
-"""Runs Triton and Gluon candidates through Triton's interpreter, on the CPU: checks their answers and times them.
+"""Runs Triton candidates through Triton's interpreter and Gluon ones through the emulator, on the CPU.
+
+Checks their answers and times them.
 
 The one measured device whose process runs a candidate's Python: interpreting needs it. Its times say nothing of any
 kernel. Jobs and answers are those of ``workers.runners.torch_device``, entries are {id, source, params}.
@@ -15,6 +17,8 @@ import torch
 import triton
 
 from tilewright.workers.child.frames import Frame
+from tilewright.workers.runners.gluon_emulator.install import install as install_emulator
+from tilewright.workers.runners.gluon_emulator.install import is_gluon
 from tilewright.workers.runners.tensors import Tensors, torch_dtype
 from tilewright.workers.runners.torch_device import Call, TorchDevice
 from tilewright.workers.runners.triton_clock import CpuClock
@@ -44,6 +48,8 @@ class Runner(TorchDevice):
     ) -> Call:
         key = entry["source"]
         if key not in self._modules:
+            if is_gluon(key):
+                install_emulator()
             self._modules[key] = load_module(entry["source"])
             while len(self._modules) > MODULES:
                 self._modules.popitem(last=False)

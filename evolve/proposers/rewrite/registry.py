@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright.evolve.proposers.rewrite.base import Language, Rule
+from tilewright.evolve.proposers.rewrite.gluon import lower
 from tilewright.evolve.proposers.rewrite.pallas import (
     accumulators,
     arithmetic,
@@ -92,6 +93,7 @@ def triton_rules() -> tuple[Rule, ...]:
         descriptors.DescriptorLoad(),
         descriptors.DescriptorStore(),
         fusion.FuseLaunches(),
+        lower.LowerProduct(),
     )
 
 

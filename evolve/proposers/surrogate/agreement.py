@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.stats import rankdata
 
 from tilewright.evolve.proposers.surrogate.features import Encoder
 from tilewright.evolve.proposers.surrogate.records import SourceRecords
@@ -41,7 +40,7 @@ def misleads(earlier: SourceRecords, own: SourceRecords) -> bool:
         return False
     forest = Forest(known, _fallen(earlier.targets), _TREES, seed=len(earlier.rows), bootstrap=True)
     told, _ = forest.predict(encoder.split(0, np.array([rows[k] for k in both])))
-    ranks = [rankdata(np.round(values, 9)) for values in (told, came[both])]
+    ranks = [_ranks(np.round(values, 9)) for values in (told, came[both])]
     foretold, found = (rank - rank.mean() for rank in ranks)
     scale = math.sqrt(float(foretold @ foretold) * float(found @ found))
     return scale == 0.0 or round(float(foretold @ found) / scale, 9) < LEAST_CORRELATION
@@ -52,3 +51,9 @@ def _fallen(targets: list[float]) -> np.ndarray:
     values = np.array(targets, dtype=float)
     worst = np.nanmin(values) if not np.isnan(values).all() else 0.0
     return np.where(np.isnan(values), worst, values)
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Place of each value in ascending order; equal ones share the mean of theirs."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - 0.5 * (counts - 1))[place]

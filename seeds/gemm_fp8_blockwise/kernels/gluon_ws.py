@@ -204,6 +204,8 @@ def consume(
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
     steps = K // 128
+    # a tile of one half has two pieces: with more slots its stores would meet a slot before it is waited for
+    TURNS: gl.constexpr = SLOTS if HALVES == 2 or SLOTS < 2 else 2
     zero = gl.zeros((64, 128), gl.float32, mma)
     s = 0
     phase = 0
@@ -275,9 +277,9 @@ def consume(
             next1 = gl.load(after1)
         row = pm * 128 + WG * 64
         col = pn * (128 * HALVES)
-        store_half(c_desc, c_bufs, acc0, row, col, 0, SLOTS, WG, small)
+        store_half(c_desc, c_bufs, acc0, row, col, 0, TURNS, WG, small)
         if HALVES == 2:
-            store_half(c_desc, c_bufs, acc1, row, col + 128, 2, SLOTS, WG, small)
+            store_half(c_desc, c_bufs, acc1, row, col + 128, 2, TURNS, WG, small)
     tma.store_wait(0)
 
 

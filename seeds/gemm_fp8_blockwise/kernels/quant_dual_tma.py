@@ -9,7 +9,7 @@ the column copy. Some lanes lie along M, so that a warp writes whole 32-byte sec
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 SPACE = {
@@ -82,6 +82,8 @@ def dual_kernel(
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         mbarrier.init(ready.index(slot), count=1)
+    # what the copies complete must have been made before the first copy is asked for
+    fence_async_shared()
     tiles = (M // 128) * (K // 128)
     step = gl.num_programs(0)
     for slot in gl.static_range(STAGES):

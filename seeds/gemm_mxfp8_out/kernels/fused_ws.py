@@ -367,6 +367,8 @@ def gemm_kernel(
         mbarrier.init(empty.index(s), count=2)
         mbarrier.init(ready.index(s), count=1)
         mbarrier.init(ready1.index(s), count=1)
+    # what the copies complete must have been made before the first copy is asked for
+    fence_async_shared()
     # fmt: off
     gl.warp_specialize(
         [

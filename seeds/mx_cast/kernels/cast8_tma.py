@@ -181,6 +181,8 @@ def cast_kernel(
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         mbarrier.init(ready.index(slot), count=1)
+    # what the copies complete must have been made before the first copy is asked for
+    fence_async_shared()
     if SENT > 0:
         out = gl.allocate_shared_memory(gl.float8e4nv, [SENT, 128, 128], gl.NVMMASharedLayout(128, 8))
     tiles = gl.cdiv(M, 128) * gl.cdiv(K, 128)

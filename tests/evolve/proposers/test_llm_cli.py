@@ -33,6 +33,8 @@ class InlinePool:
         self._queue: deque[Job] = deque()
         self.slots = 1
 
+    def open(self) -> None: ...
+
     def start(self) -> None: ...
 
     def submit(self, job: Job) -> None:

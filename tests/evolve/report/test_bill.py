@@ -13,6 +13,7 @@ from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.bill import SPENT, Bill
 from tilewright.evolve.report.data import load
+from tilewright.evolve.report.profile import profile_of
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
 
@@ -50,7 +51,7 @@ def journal(tmp_path: Path):
 def test_it_adds_up_and_prices_what_was_recorded(journal: Journal) -> None:
     bill = load(journal).bill
     assert (bill.device_seconds, bill.cpu_seconds, bill.tokens) == (5.0, 20.0, 1_000_000)
-    assert bill.stages == {"compile": 2.0, "measure": 4.0}
+    assert dict(bill.profile.stages) == {"compile": 2.0, "measure": 3.0}
     assert bill.gain == 2.0 and bill.percents == pytest.approx(69.31, abs=0.01)
     assert bill.money == pytest.approx(5.0 + 2.0 + 10.0)
     assert "17.00 EUR" in bill.rows()["money"] and "0.1 s of device" in bill.rows()["per % gained"]
@@ -64,3 +65,22 @@ def test_headroom_reads_the_campaigns_floors(journal: Journal) -> None:
 
 def test_without_prices_there_is_no_money() -> None:
     assert Bill(device_seconds=3.0).money is None and "money" not in Bill(device_seconds=3.0).rows()
+
+
+def test_the_profile_says_where_the_workers_time_went() -> None:
+    """Two workers: one evaluates from 2 to 12 s, four of which it waits for the device; the other from 14 to 20 s."""
+    genome = Genome("kernel", {})
+    first = evaluation(genome, 1.0, compile=3.0, check=2.0, measure=5.0, device=3.0)
+    beside = evaluation(genome, 1.0, compile=4.0)
+    last = evaluation(genome, 1.0, compile=6.0)
+    ended = [
+        (e.model_copy(update={"wall_seconds": wall}), at)
+        for e, wall, at in ((first, 10.0, 112.0), (beside, 4.0, 108.0), (last, 6.0, 120.0))
+    ]
+    profile = profile_of(ended, lambda at: at - 100.0)
+    assert (profile.starting, profile.span, profile.silent, profile.workers) == (2.0, 18.0, 2.0, 2)
+    assert profile.waiting == 4.0 and sum(profile.stages.values()) == pytest.approx(16.0)
+    assert profile.idle == pytest.approx(2 * 18.0 - 20.0)
+    told = profile.rows()
+    assert "idle 44.4 %" in told["time of 2 workers"] or "idle 44.4%" in told["time of 2 workers"]
+    assert Bill(profile=profile).metrics()["profile/idle_seconds"] == pytest.approx(16.0)

@@ -42,6 +42,8 @@ TERMINATED: list[int] = []
 def pool() -> Iterator[RayPool]:
     before = signal.signal(signal.SIGTERM, lambda number, frame: TERMINATED.append(number))
     running = RayPool(pool_settings())
+    running.open()
+    running.submit(Job(0, genome(), 1))  # judged here, while Ray starts
     running.start()
     yield running
     running.close()
@@ -49,7 +51,7 @@ def pool() -> Iterator[RayPool]:
 
 
 def test_verdicts_scopes_and_descriptors_come_back(pool: RayPool) -> None:
-    pool.submit(Job(0, genome(), 1))
+    """Of workers, and of the job that was submitted before there were any."""
     pool.submit(Job(1, genome("wrong"), 1))
     pool.submit(Job(-1, genome("whole"), 1, baseline="whole"))
     pool.submit(Job(-2, genome(), 1, scope=Scope.FINAL))
@@ -65,6 +67,8 @@ def test_verdicts_scopes_and_descriptors_come_back(pool: RayPool) -> None:
     assert done[-2].workloads[0].workload == "512x512x512"
     assert done[-3].workloads[0].diagnosis["timeline"]["lanes"]
     assert all(e.wall_seconds > 0 and e.worker for e in done.values())
+    here = {index for index, e in done.items() if e.worker.endswith(f":{os.getpid()}")}
+    assert here == {0}
 
 
 def test_an_artefact_seen_before_is_a_duplicate(pool: RayPool) -> None:

@@ -1,0 +1,245 @@
+"""The parts of a lowered kernel that do not come from its source: ring, walk, stores, launch.
+
+``filled`` puts names and statements into a text: ``{name}`` within a line, and ``<name>`` alone on a line for
+statements, which are indented as that line is.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+_BLOCK = re.compile(r"^( *)<(\w+)>$", re.MULTILINE)
+_WORD = re.compile(r"\{(\w+)\}")
+
+
+def filled(text: str, table: Mapping[str, str]) -> str:
+    """``text`` without its common indentation, its marks replaced. Raises KeyError for a mark nobody fills."""
+    plain = textwrap.dedent(text).strip("\n")
+    with_words = _WORD.sub(lambda found: table[found[1]], plain)
+    whole = _BLOCK.sub(lambda found: textwrap.indent(table[found[2]], found[1]), with_words)
+    return "\n".join(line for line in whole.splitlines() if line.strip())
+
+
+SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
+    "consumers": ((1, 2, 3), 2),
+    "pieces": ((1, 2), 1),
+    "stages": ((2, 3, 4, 5, 6, 8), 4),
+    "walk_rows": ((1, 2, 4, 8, 16, 32), 8),
+    "programs": ((132, 1048576), 132),
+    "slots": ((1, 2), 1),
+    "producer_registers": ((24, 40), 24),
+    "in_flight": ((False, True), True),
+    "pin": ((False, True), True),
+}
+"""What a lowered kernel can be tuned by: values and default."""
+
+WALK = '''
+@gluon.jit
+def {walk}({tile}, {rows_of_tiles}, {columns_of_tiles}, WALK: gl.constexpr):
+    """Tile of rows and tile of columns: down WALK rows of tiles before the next column."""
+    whole = WALK * {columns_of_tiles}
+    first = ({tile} // whole) * WALK
+    tall = min({rows_of_tiles} - first, WALK)
+    inside = {tile} % whole
+    return first + inside % tall, inside // tall
+'''
+
+STORE = '''
+@gluon.jit
+def store_tile(c_desc, slot, value, row, column, SLOTS: gl.constexpr):
+    """Store a tile through a slot of shared memory that the last store but SLOTS has left."""
+    tma.store_wait(SLOTS - 1)
+    slot.store(value.to(c_desc.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(c_desc, [row, column], slot)
+'''
+
+PRODUCER = '''
+@gluon.jit
+def {kernel}_producer(
+    a_desc, b_desc, {rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile}, {a_stages},
+    {b_stages}, {empty}, {ready}, {ready_more}, {producer_parameters}STAGES: gl.constexpr,
+    CONSUMERS: gl.constexpr, PIECES: gl.constexpr, WALK: gl.constexpr, A_BYTES: gl.constexpr,
+    B_BYTES: gl.constexpr
+):
+    """Keep the ring full: per stage the rows of every consumer and the pieces of columns."""
+    {stage} = 0
+    {phase} = 1
+    <producer_outside>
+    for {tile} in range(gl.program_id(0), {rows_of_tiles} * {columns_of_tiles}, gl.num_programs(0)):
+        {group}, {piece} = {walk}({tile}, {rows_of_tiles}, {columns_of_tiles}, WALK)
+        {row_tile} = {group} * CONSUMERS
+        {column_tile} = min({piece} * PIECES, {last_column_tile})
+        <producer_before>
+        {loop}
+            <producer_body>
+            mbarrier.wait({empty}.index({stage}), {phase})
+            {ready_at} = {ready}.index({stage})
+            mbarrier.expect({ready_at}, CONSUMERS * A_BYTES + B_BYTES)
+            {column_tile} = min({piece} * PIECES, {last_column_tile})
+            for each in gl.static_range(CONSUMERS):
+                {row_tile} = min({group} * CONSUMERS + each, {last_row_tile})
+                tma.async_copy_global_to_shared(
+                    a_desc, {a_at}, {ready_at}, {a_stages}.index({stage} * CONSUMERS + each)
+                )
+            tma.async_copy_global_to_shared(b_desc, {b_at}, {ready_at}, {b_stages}.index({stage} * PIECES))
+            if PIECES == 2:
+                {column_tile} = min({piece} * PIECES + 1, {last_column_tile})
+                mbarrier.expect({ready_more}.index({stage}), B_BYTES)
+                tma.async_copy_global_to_shared(
+                    b_desc, {b_at}, {ready_more}.index({stage}), {b_stages}.index({stage} * PIECES + 1)
+                )
+            {wrapped} = {stage} == STAGES - 1
+            {stage} = gl.where({wrapped}, 0, {stage} + 1)
+            {phase} = gl.where({wrapped}, {phase} ^ 1, {phase})
+'''
+
+CONSUMER = '''
+@gluon.jit
+def {kernel}_consumer(
+    {consumer_c}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile}, {a_stages},
+    {b_stages}, {empty}, {ready}, {ready_more}, {consumer_parameters}STAGES: gl.constexpr,
+    CONSUMERS: gl.constexpr, PIECES: gl.constexpr, WALK: gl.constexpr, K_INSTRUCTION: gl.constexpr,
+    {slots_fixed}{mode}: gl.constexpr, {group}: gl.constexpr
+):
+    """Multiply this group's rows with every piece of columns, and finish the tiles as the kernel does."""
+    {mma}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {COLUMNS}, K_INSTRUCTION])
+    {nothing} = gl.zeros(({ROWS}, {COLUMNS}), gl.float32, {mma})
+    {stage} = 0
+    {phase} = 0
+    <outside>
+    for {tile} in range(gl.program_id(0), {rows_of_tiles} * {columns_of_tiles}, gl.num_programs(0)):
+        {row_tile}, {piece} = {walk}({tile}, {rows_of_tiles}, {columns_of_tiles}, WALK)
+        {row_tile} = min({row_tile} * CONSUMERS + {group}, {last_row_tile})
+        {column_tile}_0 = min({piece} * PIECES, {last_column_tile})
+        {column_tile}_1 = min({piece} * PIECES + 1, {last_column_tile})
+        <before>
+        {launched} = 0
+        {loop}
+            <early>
+            mbarrier.wait({ready}.index({stage}), {phase})
+            {a_now} = {a_stages}.index({stage} * CONSUMERS + {group}){a_view}
+            <body>
+            {wrapped} = {stage} == STAGES - 1
+            {stage} = gl.where({wrapped}, 0, {stage} + 1)
+            {phase} = gl.where({wrapped}, {phase} ^ 1, {phase})
+        <end>
+        <after>
+    {store_wait}
+'''
+
+PARTIAL = """
+if {number}:
+    mbarrier.wait({ready_of}.index({stage}), {phase})
+{partial} = warpgroup_mma(
+    {a_now}, {b_stages}.index({stage} * PIECES + {number}){b_view}, {nothing}, use_acc=False, is_async=True
+)
+{partial} = warpgroup_mma_wait(num_outstanding=0, deps=({partial},))
+if {last}:
+    mbarrier.arrive({empty}.index({stage}), count=1)
+"""
+
+IN_PLACE = """
+{sum_0} = warpgroup_mma({a_now}, {b_stages}.index({stage} * PIECES){b_view}, {sum_0}, is_async=True)
+if PIECES == 2:
+    mbarrier.wait({ready_more}.index({stage}), {phase})
+    {sum_1} = warpgroup_mma({a_now}, {b_stages}.index({stage} * PIECES + 1){b_view}, {sum_1}, is_async=True)
+    {sum_0}, {sum_1} = warpgroup_mma_wait(num_outstanding=2 if IN_FLIGHT else 0, deps=({sum_0}, {sum_1}))
+else:
+    {sum_0} = warpgroup_mma_wait(num_outstanding=1 if IN_FLIGHT else 0, deps=({sum_0},))
+if IN_FLIGHT:
+    mbarrier.arrive({empty}.index(gl.where({stage} == 0, STAGES - 1, {stage} - 1)), count=1, pred={launched} == 1)
+    {launched} = 1
+else:
+    mbarrier.arrive({empty}.index({stage}), count=1)
+"""
+
+ENTRY = """
+@gluon.jit
+def {kernel}(
+    a_desc, b_desc, {entry_c}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile},
+    {entry_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr, PIECES: gl.constexpr,
+    WALK: gl.constexpr, K_INSTRUCTION: gl.constexpr, A_BYTES: gl.constexpr, B_BYTES: gl.constexpr,
+    A_LAYOUT: gl.constexpr, B_LAYOUT: gl.constexpr, {slots_parameter}{mode}: gl.constexpr,
+    REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr
+):
+    {a_stages} = gl.allocate_shared_memory(a_desc.dtype, [STAGES * CONSUMERS, {a_box}], A_LAYOUT)
+    {b_stages} = gl.allocate_shared_memory(b_desc.dtype, [STAGES * PIECES, {b_box}], B_LAYOUT)
+    {c_slots_made}
+    {empty} = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    {ready} = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    {ready_more} = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for each in gl.static_range(STAGES):
+        mbarrier.init({empty}.index(each), count=CONSUMERS)
+        mbarrier.init({ready}.index(each), count=1)
+        mbarrier.init({ready_more}.index(each), count=1)
+    fence_async_shared()
+    <specialized>
+"""
+
+_CONSUME = (
+    "({kernel}_consumer, ({consumer_c}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile}, "
+    "{a_stages}, {b_stages}, {empty}, {ready}, {ready_more}, {consumer_arguments}STAGES, CONSUMERS, PIECES, WALK, "
+    "K_INSTRUCTION, {slots_argument}{mode}, NUMBER)),"
+)
+_PRODUCE = (
+    "({kernel}_producer, (a_desc, b_desc, {rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile}, "
+    "{a_stages}, {b_stages}, {empty}, {ready}, {ready_more}, {producer_arguments}STAGES, CONSUMERS, PIECES, WALK, "
+    "A_BYTES, B_BYTES)),"
+)
+
+
+def _specialized(consumers: int) -> str:
+    parts = [_CONSUME.replace("NUMBER", str(number)) for number in range(consumers)]
+    lines = [f"        {part}" for part in [*parts, _PRODUCE]]
+    warps = ", ".join(["4"] * (consumers - 1) + ["1"])
+    registers = ", ".join(["REGISTERS"] * (consumers - 1) + ["PRODUCER_REGISTERS"])
+    inside = "\n".join(["    gl.warp_specialize([", *lines, f"    ], [{warps}], [{registers}])"])
+    return f"if CONSUMERS == {consumers}:\n{inside}"
+
+
+ENTRY = ENTRY.replace(
+    "    <specialized>", textwrap.indent("\n".join(_specialized(count) for count in (1, 2, 3)), "    ")
+)
+
+HOST = """
+a_layout = gl.NVMMASharedLayout(min(128, {a_inner} * {a}.element_size()), 8 * {a}.element_size())
+b_layout = gl.NVMMASharedLayout(min(128, {b_inner} * {b}.element_size()), 8 * {b}.element_size())
+<c_layout>
+{last_row_tile} = -(-{a}.shape[{a_side}] // {rows}) - 1
+{last_column_tile} = -(-{b}.shape[{b_side}] // {columns}) - 1
+{rows_of_tiles} = {last_row_tile} // {consumers} + 1
+{columns_of_tiles} = {last_column_tile} // {pieces} + 1
+# as many stages as shared memory has room for
+room = 231000{c_width}
+stages = max(1, min({stages}, room // (({rows} * {consumers} + {columns} * {pieces}) * {depth} * {a}.element_size())))
+"""
+
+LAUNCH = """
+{kernel}[(min({rows_of_tiles} * {columns_of_tiles}, {programs}),)](
+    a_desc={a_desc},
+    b_desc={b_desc},
+    {rows_of_tiles}={rows_of_tiles},
+    {columns_of_tiles}={columns_of_tiles},
+    {last_row_tile}={last_row_tile},
+    {last_column_tile}={last_column_tile},
+    {given}STAGES=stages,
+    CONSUMERS={consumers},
+    PIECES={pieces},
+    WALK={walk_rows},
+    K_INSTRUCTION=32 // {a}.element_size(),
+    A_BYTES={a}.element_size() * a_box,
+    B_BYTES={a}.element_size() * b_box,
+    A_LAYOUT=a_layout,
+    B_LAYOUT=b_layout,
+    {mode},
+    REGISTERS=(240, 240, 160)[{consumers} - 1] - 8 * ({producer_registers} == 40),
+    PRODUCER_REGISTERS={producer_registers},
+    num_warps=4,
+    maxnreg=(248, 168, 128)[{consumers} - 1],
+)
+"""
+LAUNCH = LAUNCH.replace("a_box", "{a_elements}").replace("b_box", "{b_elements}")

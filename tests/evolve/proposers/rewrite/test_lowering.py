@@ -1,0 +1,126 @@
+"""Lowering a tiled product to Gluon: every parameter keeps the meaning, the code is Hopper's, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testkit.compile_ahead import compiled_ahead
+from testkit.rewriting import Trial, load_cases, run_checks
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
+from tilewright.evolve.proposers.rewrite.gluon.lower import LowerProduct
+from tilewright.evolve.space.space import read_declarations
+from tilewright.fitness.dialect import check
+from tilewright.seeds.catalogue import load_operator
+
+CASES = {case.name.split("/")[1]: case for case in load_cases(["triton/"])}
+POINTER = load_operator("gemm_fp8_blockwise/gemm_nt").kernels["pointer"].source
+
+
+def lowered(source: str) -> str:
+    rule, kernel = LowerProduct(), KernelSource(source)
+    (site,) = rule.sites(kernel)
+    child = rule.apply(kernel, site, np.random.default_rng(0))
+    assert child is not None
+    return child.source
+
+
+VARIANTS = {
+    "fp8_blockwise_pointer.py": [
+        {"pieces": 2, "slots": 2},
+        {"consumers": 1, "pin": False, "stages": 1, "programs": 1},
+        {"consumers": 3, "skew": True, "walk_rows": 1},
+    ],
+    "fp8_rowscaled.py": [{"pieces": 2, "consumers": 1}],
+    "matmul_bias_gelu.py": [
+        {"pieces": 2, "in_flight": False},
+        {"stages": 2, "consumers": 1, "slots": 1, "pieces": 2},
+        {"BLOCK_N": 32, "consumers": 3},
+    ],
+    "matmul_grouped.py": [{"pieces": 2, "stages": 2}],
+    "persistent_matmul.py": [{"pieces": 2}],
+}
+
+
+def test_every_parameter_keeps_the_meaning() -> None:
+    trials = []
+    for name, points in VARIANTS.items():
+        case = CASES[name]
+        source = lowered(case.source)
+        assert check(source, entry="launch") == []
+        for point in points:
+            defaults = read_declarations(source).defaults
+            params = {**{k: case.params.get(k, v) for k, v in defaults.items()}, **point}
+            if params.get("programs") == 1:
+                source = source.replace('params["programs"]', "1")
+            trials.append(Trial(case.name, str(point), "", source, params))
+    run_checks([CASES[name] for name in VARIANTS], trials)
+    assert [(t.kernel, t.rule, t.reason) for t in trials if not t.ok] == []
+
+
+def test_the_whole_schedule_is_hoppers_and_spills_nothing(tmp_path: Path) -> None:
+    """From the naive FP8 seed to 128 x 256 tiles of two consumers in one rewrite."""
+    source = lowered(POINTER)
+    defaults = read_declarations(source).defaults
+    shape = {
+        "id": "one",
+        "inputs": [
+            {"name": "a_q", "shape": [512, 1024], "dtype": "float8_e4m3fn"},
+            {"name": "b_q", "shape": [512, 1024], "dtype": "float8_e4m3fn"},
+            {"name": "a_s", "shape": [8, 512], "dtype": "float32"},
+            {"name": "b_s", "shape": [4, 8], "dtype": "float32"},
+        ],
+        "outputs": [{"name": "c", "shape": [512, 512], "dtype": "bfloat16"}],
+    }
+    point = {**defaults, "skew": False, "pieces": 2}
+    found = compiled_ahead([(source, point, [shape])], str(tmp_path), processes=1, seconds=120.0)
+    assert not found["failed"] and not found["late"], found
+    (code,) = tmp_path.rglob("*.ptx")
+    text = code.read_text()
+    assert "wgmma.mma_async" in text and "cp.async.bulk.tensor" in text and "setmaxnreg" in text
+    assert stack_bytes(next(tmp_path.rglob("*.cubin"))) == 0
+
+
+def stack_bytes(code: Path) -> int:
+    import re
+    import subprocess
+
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    text = subprocess.run([tool, "-res-usage", code], capture_output=True, text=True, check=True).stdout
+    (found,) = re.findall(r"STACK:(\d+)", text)
+    return int(found)
+
+
+def refusal(source: str) -> str:
+    """Why a source is not lowered; "" if it is."""
+    try:
+        lowered(source)
+    except Unsupported as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "reason"),
+    [
+        ("masked", "other=0.0)\n        b ", "other=1.0)\n        b ", "padded with something other than zero"),
+        ("masked", "offs_k[None, :] < K - k * BLOCK_K)", "offs_k[None, :] <= k)", "more than its tensor's bounds"),
+        ("masked", "tl.dot(a, b, accumulator)", "tl.dot(a * 2, b, accumulator)", "an operand computed by a * 2"),
+        ("masked", "tl.store(c_ptrs, accumulator.to(tl.float16), mask=c_mask)", "tl.atomic_add(c_ptrs, accumulator)",
+         "atomics"),
+        ("masked", "tl.store(c_ptrs, acc", "tl.store(c_ptrs + pid, acc", "depends on the program's number"),
+        ("masked", "range(0, tl.cdiv(K, BLOCK_K))", "range(pid_m, tl.cdiv(K, BLOCK_K))", "depends on the tile"),
+        ("masked", "(0, BLOCK_M)\n", "(0, BLOCK_M) + 1\n", "no multiple of its extent"),
+        ("masked", "        a_ptrs += BLOCK_K", "        tl.store(c_ptr, k)\n        a_ptrs += BLOCK_K",
+         "a store before"),
+        ("bias_gelu", "tl.math.erf(", "tl.extra.erf(", "which Gluon does not have"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(name: str, old: str, new: str, reason: str) -> None:
+    source = CASES[f"matmul_{name}.py"].source
+    assert old in source and refusal(source) == ""
+    assert reason in refusal(source.replace(old, new))

@@ -1,0 +1,166 @@
+"""The emulator of Gluon: what it computes, and the races and deadlocks it finds whatever order programs run in."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from testkit.rewriting import Case, Trial, load_cases, run_checks
+from testkit.seeds.triton_station import interpreter, objection
+from tilewright.evolve.proposers.rewrite.base import KernelSource
+from tilewright.evolve.proposers.rewrite.gluon.lower import LowerProduct
+from tilewright.seeds.catalogue import load_operator
+from tilewright.seeds.operator import Workload
+
+
+def lowered(case: Case) -> tuple[str, dict]:
+    rule, kernel = LowerProduct(), KernelSource(case.source)
+    (site,) = rule.sites(kernel)
+    child = rule.apply(kernel, site, np.random.default_rng(0))
+    assert child is not None
+    return child.source, {**KernelSource(child.source).defaults, **case.params, "stages": 1}
+
+
+(CASE,) = load_cases(["triton/fp8_blockwise_pointer.py"])
+RIGHT, POINT = lowered(CASE)
+
+
+def without(text: str, *, count: int = 1, source: str = RIGHT) -> str:
+    """The kernel without the first lines that hold ``text``."""
+    lines = source.splitlines()
+    for _ in range(count):
+        del lines[next(i for i, line in enumerate(lines) if text in line)]
+    return "\n".join(lines) + "\n"
+
+
+def swapped(old: str, new: str) -> str:
+    assert old in RIGHT, old
+    return RIGHT.replace(old, new, 1)
+
+
+CONSUMER = RIGHT[RIGHT.index("def gemm_kernel_consumer") : RIGHT.index("def gemm_kernel(")]
+ONE = RIGHT.replace('min(rows_of_tiles * columns_of_tiles, params["programs"])', "1")
+"""All tiles in one program."""
+
+PLANTED = {
+    "a stage is read before its copy has landed": (
+        RIGHT.replace(CONSUMER, CONSUMER.replace("mbarrier.wait(ready.index(stage), phase)", "pass")),
+        "a product by .* that (a copy .* may still write|nothing has written)",
+    ),
+    "a stage is overwritten while products read it": (
+        re.sub(r"mbarrier\.wait\(empty\w*\.index\(stage\), phase\)", "pass", RIGHT),
+        "over shared memory that a product may still read|arrivals",
+    ),
+    "a stage is given back before its product is waited for": (
+        re.sub(
+            r"( +)(\w+ = warpgroup_mma_wait\(num_outstanding=0, deps=\(piece_product_0,\)\))\n"
+            r"( +if PIECES == 1:\n +mbarrier\.arrive.*)\n",
+            r"\3\n\1\2\n",
+            RIGHT,
+        ),
+        "over shared memory that a product may still read",
+    ),
+    "a product's result is used before it is waited for": (
+        without("deps=(piece_product_0,)"),
+        "used before it is waited for",
+    ),
+    "a stage is never given back": (
+        re.sub(r"mbarrier\.arrive\(empty\w*\.index\(stage\), count=1\)", "pass", RIGHT),
+        "deadlock: .* for barrier",
+    ),
+    "more bytes are expected than come": (
+        swapped("CONSUMERS * A_BYTES + B_BYTES)", "CONSUMERS * A_BYTES + B_BYTES + 16)"),
+        "deadlock",
+    ),
+    "fewer bytes are expected than come": (
+        swapped("CONSUMERS * A_BYTES + B_BYTES)", "CONSUMERS * A_BYTES)"),
+        "may still write|bytes",
+    ),
+    "the first phase of the producer is the other one": (
+        swapped("phase = 1", "phase = 0"),
+        "deadlock",
+    ),
+    "a copy reads what no fence has published": (
+        re.sub(r"( +slot\.store\(.*\n) +fence_async_shared\(\)\n", r"\1", RIGHT),
+        "without fence_async_shared between",
+    ),
+    "a slot is written while a copy reads it": (
+        re.sub(r" +tma\.store_wait\(SLOTS - 1\)\n", "", ONE),
+        "a store by .* over shared memory that a copy to global memory may still read",
+    ),
+    "a program ends before its stores have read": (
+        re.sub(r"\n    tma\.store_wait\(0\)\n", "\n", RIGHT),
+        "a program ends while a copy",
+    ),
+    "copies are asked for before barriers are published": (
+        re.sub(r"\n    fence_async_shared\(\)\n", "\n", RIGHT),
+        "not fenced off for copies",
+    ),
+    "scales are read past their end": (
+        swapped("safe = gl.minimum(row, M - 1)", "safe = row + 1"),
+        "a load outside of its tensor",
+    ),
+    "an operand lies the other way": (
+        swapped(".permute((1, 0)), nothing", ", nothing"),
+        "a product of",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trials() -> dict[str, Trial]:
+    found = {"right": Trial(CASE.name, "right", "", RIGHT, POINT)}
+    for name, (source, _) in PLANTED.items():
+        found[name] = Trial(CASE.name, name, "", source, POINT)
+    run_checks([CASE], list(found.values()))
+    return found
+
+
+def test_the_unchanged_kernel_is_right(trials: dict[str, Trial]) -> None:
+    assert trials["right"].ok, trials["right"].reason
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_faults_are_found(name: str, trials: dict[str, Trial]) -> None:
+    source, reason = PLANTED[name]
+    assert source != RIGHT
+    assert not trials[name].ok
+    assert re.search(reason, trials[name].reason), trials[name].reason
+
+
+def test_gluon_seeds_pass_their_gates_in_the_emulator() -> None:
+    small = Workload("check/small", {"M": 136, "N": 256, "K": 384})
+    cases = [
+        ("gemm_fp8_blockwise/gemm_nt", "few_rows", {"swap": True, "block_m": 8, "block_n": 64, "teams": 2}),
+        ("gemm_mxfp8_out/normal", "fused_ws", {"split": 2, "block_n": 128}),
+        ("mx_cast/mxfp8_both", "cast8_tma", {"leave": "tma", "slots": 2, "group_m": 4}),
+    ]
+    station = interpreter()
+    try:
+        for name, kernel, params in cases:
+            operator = load_operator(name)
+            own = next(iter(operator.suites.values())).check[0]
+            workload = small if "blockwise" in name else own
+            kind = operator.input_kinds[0]
+            assert objection(station, operator, workload, kind, kernel=kernel, params=params) is None, kernel
+    finally:
+        station.close()
+
+
+def test_a_race_is_a_verdict_of_the_child() -> None:
+    """The slots of a store that reuses two of four: what the seed did before the emulator read it."""
+    operator = load_operator("gemm_fp8_blockwise/gemm_nt")
+    source = operator.kernels["gluon_ws"].source.replace("0, TURNS, WG", "0, SLOTS, WG")
+    workload = Workload("check/tall", {"M": 512, "N": 256, "K": 128})
+    params = {"block_n": 128, "slots": 4, "programs": 132}
+    station = interpreter()
+    try:
+        source = source.replace('min(tiles, params["programs"])', "1")
+        found = objection(
+            station, operator, workload, "randn", source=source, params=params, kernel="gluon_ws"
+        )
+        assert found is not None and found.startswith("Race: a store by partition"), found
+    finally:
+        station.close()

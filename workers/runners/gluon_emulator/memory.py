@@ -1,0 +1,444 @@
+"""Memory of an emulated program: tensors behind pointers, shared memory with its accesses, barriers, bulk copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+
+from tilewright.workers.runners.gluon_emulator.faults import EmulationError, Race, StrayAccess
+from tilewright.workers.runners.gluon_emulator.machine import Clock, Machine, Partition
+from tilewright.workers.runners.gluon_emulator.values import Tensor, dtype_of, lift, rounded, storage
+
+Box = tuple[tuple[int, int], ...]
+"""First and one past the last index of every dimension of an allocation."""
+
+SHARED_BYTES = 232448
+"""Shared memory of one program on Hopper."""
+
+
+# -- global memory ------------------------------------------------------------------------------------------
+
+
+_TORCH = {
+    torch.float8_e4m3fn: tl.float8e4nv,
+    torch.float8_e5m2: tl.float8e5,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+    torch.bool: tl.int1,
+    **{getattr(torch, f"int{n}"): getattr(tl, f"int{n}") for n in (8, 16, 32, 64)},
+    torch.uint8: tl.uint8,
+}
+
+
+class Global:
+    """The elements a tensor spans, as one line of memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        if tensor.dtype not in _TORCH:
+            raise EmulationError(f"the emulator has no tensors of {tensor.dtype}")
+        self.dtype = _TORCH[tensor.dtype]
+        span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        span = span if tensor.numel() else 0
+        flat = tensor.as_strided((span,), (1,))
+        raw = (
+            flat.view(torch.uint8).numpy() if tensor.element_size() == 1 else flat.view(_bits(tensor)).numpy()
+        )
+        self.line = raw.view(storage(self.dtype))
+
+    def check(self, at: np.ndarray, what: str) -> None:
+        if at.size and (at.min() < 0 or at.max() >= self.line.size):
+            raise StrayAccess(f"{what} outside of its tensor: element {int(at.max())} of {self.line.size}")
+
+
+def _bits(tensor: torch.Tensor) -> torch.dtype:
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+
+
+class Pointer:
+    """Addresses of elements of one tensor: ``at`` [...] int64, in elements."""
+
+    def __init__(self, memory: Global, at: np.ndarray, layout: Any = None) -> None:
+        self.memory, self.at, self.layout = memory, at, layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.at.shape
+
+    @property
+    def dtype(self) -> Any:
+        return tl.pointer_type(self.memory.dtype)
+
+    def __add__(self, other: Any) -> Pointer:
+        offset = lift(other)
+        return Pointer(self.memory, self.at + offset.data.astype(np.int64), self.layout or offset.layout)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Pointer:
+        return self + (-lift(other))
+
+    def __getitem__(self, where: Any) -> Pointer:
+        return Pointer(self.memory, self.at[where])
+
+    def load(self, mask: Any, other: Any) -> Tensor:
+        kept = np.broadcast_to(True if mask is None else lift(mask).data, self._whole(mask))
+        at = np.broadcast_to(self.at, kept.shape)
+        self.memory.check(at[kept], "a load")
+        found = np.zeros(kept.shape, self.memory.line.dtype)
+        found[kept] = self.memory.line[at[kept]]
+        if other is not None and not kept.all():
+            filled = np.broadcast_to(rounded(lift(other).data, self.memory.dtype), kept.shape)
+            found[~kept] = filled[~kept]
+        return Tensor(found, self.memory.dtype, self.layout)
+
+    def store(self, value: Any, mask: Any) -> None:
+        kept = np.broadcast_to(True if mask is None else lift(mask).data, self._whole(mask))
+        at = np.broadcast_to(self.at, kept.shape)
+        self.memory.check(at[kept], "a store")
+        values = np.broadcast_to(rounded(lift(value).data, self.memory.dtype), kept.shape)
+        self.memory.line[at[kept]] = values[kept]
+
+    def add_atomically(self, value: Any, mask: Any) -> Tensor:
+        before = self.load(mask, None)
+        kept = np.broadcast_to(True if mask is None else lift(mask).data, self._whole(mask))
+        at, values = np.broadcast_to(self.at, kept.shape), np.broadcast_to(lift(value).data, kept.shape)
+        np.add.at(self.memory.line, at[kept], values[kept].astype(self.memory.line.dtype))
+        return before
+
+    def _whole(self, mask: Any) -> tuple[int, ...]:
+        return np.broadcast_shapes(self.at.shape, lift(mask).shape if mask is not None else ())
+
+
+class Descriptor:
+    """A tensor map: rows of a tensor in boxes; outside of the tensor reads are zero and writes are nothing."""
+
+    def __init__(self, made: Any) -> None:
+        base = made.base
+        self.shape = [int(n) for n in made.shape]
+        strides = [int(n) for n in made.strides]
+        self.block_shape, self.layout = [int(n) for n in made.block_shape], made.layout
+        self.dtype = _TORCH[base.dtype]
+        self.strides = strides
+        width = base.element_size()
+        if strides[-1] != 1 or any(s * width % 16 for s in strides[:-1]):
+            raise EmulationError("a descriptor's rows do not begin at 16 bytes")
+        if any(not 1 <= n <= 256 for n in self.block_shape):
+            raise EmulationError("a side of a descriptor's box is longer than 256")
+        # what TMA can take at once: the swizzle's width along the last dimension is the compiler's to split
+        self.array = (
+            base.as_strided(self.shape, strides).view(torch.uint8 if width == 1 else _bits(base)).numpy()
+        )
+        self.array = self.array.view(storage(self.dtype))
+
+    @property
+    def block_type(self) -> Any:
+        kind = storage(self.dtype)
+        size = int(np.prod(self.block_shape))
+        return type("block", (), {"nbytes": size * kind.itemsize, "shape": self.block_shape})
+
+    @property
+    def nbytes_per_cta(self) -> int:
+        return int(np.prod(self.block_shape)) * storage(self.dtype).itemsize
+
+    def window(self, coordinates: Sequence[Any]) -> tuple[list[slice], list[slice]]:
+        """Where a box lies in the tensor, and which part of the box that is."""
+        starts = [int(c) for c in coordinates]
+        if len(starts) != len(self.shape):
+            raise EmulationError(f"{len(starts)} coordinates for {len(self.shape)} dimensions")
+        if starts[-1] * storage(self.dtype).itemsize % 16:
+            raise EmulationError(f"a copy's innermost coordinate {starts[-1]} does not lie at 16 bytes")
+        low = [min(max(s, 0), n) for s, n in zip(starts, self.shape, strict=True)]
+        high = [min(max(s + b, 0), n) for s, b, n in zip(starts, self.block_shape, self.shape, strict=True)]
+        outside = [slice(a, max(a, b)) for a, b in zip(low, high, strict=True)]
+        inside = [slice(w.start - s, w.stop - s) for w, s in zip(outside, starts, strict=True)]
+        return outside, inside
+
+    def read(self, coordinates: Sequence[Any]) -> np.ndarray:
+        outside, inside = self.window(coordinates)
+        box = np.zeros(self.block_shape, storage(self.dtype))
+        if all(w.stop > w.start for w in outside):
+            box[tuple(inside)] = self.array[tuple(outside)]
+        return box
+
+    def write(self, coordinates: Sequence[Any], box: np.ndarray) -> None:
+        outside, inside = self.window(coordinates)
+        if all(w.stop > w.start for w in outside):
+            self.array[tuple(outside)] = box.reshape(self.block_shape)[tuple(inside)]
+
+
+# -- shared memory ------------------------------------------------------------------------------------------
+
+
+class Access:
+    """One access of a box of shared memory that later ones must respect."""
+
+    __slots__ = ("box", "fenced", "moment", "what", "writes")
+
+    def __init__(self, box: Box, what: str, writes: bool, moment: tuple[Any, int] | None) -> None:
+        self.box, self.what, self.writes, self.moment = box, what, writes, moment
+        self.fenced: tuple[Any, int] | None = None
+        """For what registers wrote: when it was fenced off for copies and products."""
+
+
+class Allocation:
+    """A piece of shared memory, its elements and the accesses still worth knowing of."""
+
+    def __init__(self, machine: Machine, dtype: Any, shape: Sequence[int], layout: Any) -> None:
+        self.machine, self.dtype, self.layout = machine, dtype, layout
+        self.data = np.full([int(n) for n in shape], 0, storage(dtype))
+        self.data.view(np.uint8)[...] = 0xFF
+        self.written = np.zeros(self.data.shape, np.bool_)
+        self.accesses: list[Access] = []
+        machine.allocations.append(self)
+        total = sum(a.data.nbytes for a in machine.allocations)
+        if total > SHARED_BYTES:
+            raise EmulationError(f"shared memory of {total} bytes where a program has {SHARED_BYTES}")
+
+    def read(self, box: Box, what: str, *, asynchronous: bool) -> None:
+        """Raises Race unless the partition knows of every write of ``box``."""
+        me = self.machine.partition
+        for access in self.accesses:
+            if not access.writes or not _overlap(access.box, box):
+                continue
+            if access.moment is None or not me.knows(access.moment):
+                raise Race(f"{what} by {me.name} of shared memory that {access.what} may still write")
+            generic = not access.what.startswith("a copy")
+            if asynchronous and generic and (access.fenced is None or not me.knows(access.fenced)):
+                raise Race(
+                    f"{what} by {me.name} of what {access.what} wrote, without fence_async_shared between"
+                )
+
+    def overwrite(self, box: Box, what: str) -> None:
+        """Raises Race unless the partition knows of every access of ``box``; they are forgotten."""
+        me = self.machine.partition
+        for access in self.accesses:
+            if _overlap(access.box, box) and (access.moment is None or not me.knows(access.moment)):
+                verb = "write" if access.writes else "read"
+                raise Race(f"{what} by {me.name} over shared memory that {access.what} may still {verb}")
+        self.accesses = [a for a in self.accesses if not _within(a.box, box)]
+
+    def note(self, box: Box, what: str, writes: bool, moment: tuple[Any, int] | None) -> Access:
+        made = Access(box, what, writes, moment)
+        if moment is not None and not writes:
+            self.accesses = [
+                a
+                for a in self.accesses
+                if a.writes or a.moment is None or a.box != box or a.moment[0] != moment[0]
+            ]
+        self.accesses.append(made)
+        return made
+
+
+def _overlap(one: Box, two: Box) -> bool:
+    return all(a < d and c < b for (a, b), (c, d) in zip(one, two, strict=True))
+
+
+def _within(inner: Box, outer: Box) -> bool:
+    return all(c <= a and b <= d for (a, b), (c, d) in zip(inner, outer, strict=True))
+
+
+class Shared:
+    """A view of shared memory, as the language's ``shared_memory_descriptor``."""
+
+    def __init__(self, whole: Allocation, data: np.ndarray, written: np.ndarray, box: Box) -> None:
+        self.whole, self.data, self.written, self.box = whole, data, written, box
+
+    @classmethod
+    def allocate(cls, machine: Machine, dtype: Any, shape: Sequence[Any], layout: Any, value: Any) -> Shared:
+        made = Allocation(machine, dtype, [int(n) for n in shape], layout)
+        view = cls(made, made.data, made.written, tuple((0, n) for n in made.data.shape))
+        if value is not None:
+            view.store(value)
+        return view
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self.data.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self.whole.dtype
+
+    @property
+    def layout(self) -> Any:
+        return self.whole.layout
+
+    @property
+    def rank(self) -> int:
+        return self.data.ndim
+
+    @property
+    def type(self) -> Any:
+        about = {"shape": self.shape, "layout": self.layout, "element_ty": self.dtype}
+        return type("shared", (), about)
+
+    def index(self, index: Any) -> Shared:
+        number = int(index)
+        if not 0 <= number < self.data.shape[0]:
+            raise StrayAccess(f"stage {number} of a ring of {self.data.shape[0]}")
+        dim = len(self.box) - self.data.ndim
+        start = self.box[dim][0] + number
+        box = (*self.box[:dim], (start, start + 1), *self.box[dim + 1 :])
+        return Shared(self.whole, self.data[number], self.written[number], box)
+
+    def slice(self, start: Any, length: Any, dim: Any = 0) -> Shared:
+        first, size, axis = int(start), int(length), int(dim)
+        if first < 0 or first + size > self.data.shape[axis]:
+            raise StrayAccess(
+                f"elements {first} to {first + size} of {self.data.shape[axis]} in shared memory"
+            )
+        where = tuple(slice(first, first + size) if i == axis else slice(None) for i in range(self.data.ndim))
+        own = len(self.box) - self.data.ndim + axis
+        low = self.box[own][0] + first
+        box = (*self.box[:own], (low, low + size), *self.box[own + 1 :])
+        return Shared(self.whole, self.data[where], self.written[where], box)
+
+    def permute(self, order: Any) -> Shared:
+        turned = tuple(int(n) for n in order)
+        return Shared(self.whole, self.data.transpose(turned), self.written.transpose(turned), self.box)
+
+    def reshape(self, shape: Any) -> Shared:
+        sizes = [int(n) for n in shape]
+        return Shared(self.whole, self.data.reshape(sizes), self.written.reshape(sizes), self.box)
+
+    def load(self, layout: Any = None) -> Tensor:
+        self.whole.read(self.box, "a load", asynchronous=False)
+        self.must_be_written("a load")
+        self.whole.note(self.box, f"a load by {self._me.name}", False, self._me.tick())
+        return Tensor(np.array(self.data), self.dtype, layout)
+
+    def store(self, value: Any) -> None:
+        self.whole.overwrite(self.box, "a store")
+        given = lift(value)
+        if given.dtype != self.dtype or given.shape != self.data.shape:
+            held = f"{self.dtype}{list(self.data.shape)}"
+            raise EmulationError(f"a store of {given.dtype}{list(given.shape)} into shared memory of {held}")
+        self.data[...] = given.data
+        self.written[...] = True
+        self.whole.note(self.box, f"a store by {self._me.name}", True, self._me.tick())
+
+    def must_be_written(self, what: str) -> None:
+        if not self.written.all():
+            raise Race(f"{what} by {self._me.name} of shared memory that nothing has written")
+
+    @property
+    def _me(self) -> Partition:
+        return self.whole.machine.partition
+
+
+# -- barriers -----------------------------------------------------------------------------------------------
+
+
+class Barrier:
+    """An mbarrier: arrivals and bytes that a phase waits for, and what those who arrived knew."""
+
+    def __init__(self, machine: Machine, name: str, count: int) -> None:
+        if count < 1:
+            raise EmulationError(f"a barrier of {count} arrivals")
+        self.machine, self.name, self.count = machine, name, count
+        self.phase, self.left, self.bytes = 0, count, 0
+        self.gathered: Clock = {}
+        self.released: Clock = {}
+        self.made: tuple[Any, int] = machine.partition.tick()
+        self.fenced: tuple[Any, int] | None = None
+
+    def arrive(self, count: int) -> None:
+        self.machine.partition.tick()
+        _join(self.gathered, self.machine.partition.clock)
+        if count > self.left:
+            raise EmulationError(f"{count} arrivals at {self.name} where its phase waits for {self.left}")
+        self.left -= count
+        self._turn()
+
+    def expect(self, size: int) -> None:
+        """Bytes that copies will bring in this phase, and one arrival."""
+        self.bytes += size
+        self.arrive(1)
+
+    def landed(self, size: int) -> None:
+        self.bytes -= size
+        self._turn()
+
+    def _turn(self) -> None:
+        if self.left == 0 and self.bytes == 0:
+            self.phase += 1
+            self.left = self.count
+            _join(self.released, self.gathered)
+            self.released[self] = self.phase
+            self.gathered = {}
+
+    def wait(self, parity: int) -> None:
+        if parity not in (0, 1):
+            raise EmulationError(f"a barrier is waited for with phase {parity}")
+        self.machine.wait_until(
+            lambda: (self.phase & 1) != parity,
+            lambda: f"{self.name}, which lacks {self.left} arrivals and {self.bytes} bytes",
+        )
+        self.machine.partition.learn(self.released)
+
+
+def _join(into: Clock, other: Clock) -> None:
+    for actor, time in other.items():
+        if time > into.get(actor, 0):
+            into[actor] = time
+
+
+# -- copies and products ------------------------------------------------------------------------------------
+
+
+class CopyIn:
+    """A bulk copy to shared memory under way. The box holds neither old nor new values until it lands."""
+
+    def __init__(self, source: np.ndarray, barrier: Barrier, result: Shared) -> None:
+        if tuple(result.data.shape) != source.shape or result.dtype != dtype_of(source.dtype):
+            raise EmulationError(f"a copy of {source.shape} into shared memory of {tuple(result.data.shape)}")
+        self.source, self.barrier, self.result = source, barrier, result
+        result.whole.overwrite(result.box, "a copy")
+        result.written[...] = False
+        result.whole.data.view(np.uint8)
+        self.access = result.whole.note(result.box, f"a copy for {barrier.name}", True, None)
+
+    def land(self) -> None:
+        self.result.data[...] = self.source
+        self.result.written[...] = True
+        self.access.moment = (self.barrier, self.barrier.phase + 1)
+        self.barrier.landed(self.source.nbytes)
+
+
+class CopyOut:
+    """A bulk copy to global memory, which reads its source any time until it is waited for."""
+
+    def __init__(self, target: Descriptor, coordinates: Sequence[Any], source: Shared) -> None:
+        source.whole.read(source.box, "a copy to global memory", asynchronous=True)
+        source.must_be_written("a copy to global memory")
+        target.window(coordinates)
+        self.target, self.coordinates, self.source = target, [int(c) for c in coordinates], source
+        self.access = source.whole.note(source.box, "a copy to global memory", False, None)
+
+    def complete(self, partition: Partition) -> None:
+        self.target.write(self.coordinates, np.array(self.source.data))
+        self.access.moment = partition.tick()
+
+
+class Product:
+    """An asynchronous product: its operands in shared memory are read until it is waited for."""
+
+    def __init__(self, operands: Sequence[Shared]) -> None:
+        self.done = False
+        self.accesses = []
+        for view in operands:
+            view.whole.read(view.box, "a product", asynchronous=True)
+            view.must_be_written("a product")
+            self.accesses.append(view.whole.note(view.box, "a product", False, None))
+
+    def complete(self, partition: Partition) -> None:
+        self.done = True
+        moment = partition.tick()
+        for access in self.accesses:
+            access.moment = moment
