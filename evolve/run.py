@@ -240,9 +240,10 @@ class _Run:
         budget = Budget(limits.evaluations, limits.wall_seconds, limits.fitness, limits.until == "converged")
         plan = Plan(self.resolved.starts, budget, config.seed, search.lag, search.islands, search.order)
         archive = Archive(search.islands, search.migration_interval)
+        built = build_searcher(self.resolved, archive, self.journal, self.home)
         campaign = Campaign(
             plan,
-            build_searcher(self.resolved, archive, self.journal, self.home),
+            built.searcher,
             archive,
             references,
             self.journal,
@@ -250,6 +251,7 @@ class _Run:
             self._racing(archive),
             History(self.journal),
             Convergence(self.resolved.floors()),
+            built.foretell,
         )
         recorded = [(index, evaluation) for _, index, evaluation, _ in self.journal.evaluations()]
         campaign.restore(list(self.journal.candidates()), recorded)
@@ -261,7 +263,7 @@ class _Run:
         if not self.resolved.config.search.racing:
             return None
         ordered = sorted(self.resolved.suite.workloads, key=self.resolved.operator.flops)
-        return Racing([workload.id for workload in ordered], archive)
+        return Racing([workload.id for workload in ordered], archive, self.resolved.floors())
 
     def _conclude(
         self, campaign: Campaign, references: References, reason: StopReason, pool: Comparer
