@@ -18,7 +18,7 @@ import numpy as np
 from tilewright.workers.intake import judge
 from tilewright.workers.intake.operator import flat, to_array
 
-SMALLEST = 24
+SMALLEST = 16
 """Constants up to this stay as they are: kernel sizes, strides, groups, heads."""
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-CAPS = (32, 64, 128, 256, 1024)
+CAPS = (16, 32, 64, 128, 256, 1024)
 """Most of a size, tried in turn."""
 
 SECONDS = 60.0
