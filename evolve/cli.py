@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.errors import UserError
+from tilewright.evolve.export.command import add_command as add_export_command
 from tilewright.evolve.intake.cli import add_commands as add_intake_commands
 from tilewright.evolve.promote.cli import add_commands
 from tilewright.evolve.record.home import JOURNAL, REPORT, campaigns, find_campaign, home_folder
@@ -92,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(run=_doctor)
 
     ui = commands.add_parser("ui", help="open the MLflow UI on the campaigns")
+    ui.add_argument("campaign", nargs="?", help="which the link opens (default: the newest)")
     ui.add_argument("--port", type=int, default=5000, help="or the next free one (default: 5000)")
     ui.add_argument(
         "--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine)"
@@ -99,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     ui.set_defaults(run=_ui)
     add_commands(commands, _register)
     add_intake_commands(commands, _tell)
+    add_export_command(commands, _say)
     for command in commands.choices.values():  # --home may follow the command, too
         command.add_argument("--home", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
@@ -162,6 +165,7 @@ def _resume(arguments: argparse.Namespace) -> int:
 
 def _tell(outcome: Any, arguments: argparse.Namespace) -> int:
     from tilewright.evolve.campaign.loop import StopReason
+    from tilewright.evolve.mlflow_mirror.ui import closing_link
     from tilewright.evolve.show.summary import closing_lines
 
     home = home_folder(arguments.home)
@@ -174,6 +178,9 @@ def _tell(outcome: Any, arguments: argparse.Namespace) -> int:
     if not outcome.mirrored:
         _say("MLflow has not caught up yet; nothing is lost, 'tilewright ui' brings it up to date")
     _say(f"report: {folder / REPORT}")
+    opened = closing_link(folder, home)
+    if opened is not None:
+        _say(opened)
     return 0
 
 
@@ -268,10 +275,11 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _ui(arguments: argparse.Namespace) -> int:
-    from tilewright.evolve.ui import serve_ui
+    from tilewright.evolve.mlflow_mirror.ui import serve_ui
 
     home = home_folder(arguments.home)
-    return serve_ui(home, arguments.host, arguments.port)
+    campaign = find_campaign(home, arguments.campaign) if arguments.campaign is not None else None
+    return serve_ui(home, _say, arguments.host, arguments.port, campaign=campaign)
 
 
 def _register(outcome: Any, library: Any, home: Path) -> str:
@@ -281,7 +289,7 @@ def _register(outcome: Any, library: Any, home: Path) -> str:
 
 
 def _say(line: str) -> None:
-    print(line)  # noqa: T201
+    print(line, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -207,11 +207,12 @@ class _Run:
     _mirror: MirrorProcess | None = None
     _interrupted: bool = False
     _references: References | None = None
+    _pool: RayPool | None = None
     _last_shown: float = 0.0
     _compared_seconds: float = 0.0
 
     def go(self) -> CampaignOutcome:
-        pool = RayPool(pool_settings(self.resolved))
+        pool = self._pool = RayPool(pool_settings(self.resolved))
         config = self.resolved.config
         self.display.start(self.journal.meta("campaign"))
         references = self._references = References(pool, self.journal, config.seed)
@@ -240,9 +241,10 @@ class _Run:
         budget = Budget(limits.evaluations, limits.wall_seconds, limits.fitness, limits.until == "converged")
         plan = Plan(self.resolved.starts, budget, config.seed, search.lag, search.islands, search.order)
         archive = Archive(search.islands, search.migration_interval)
+        built = build_searcher(self.resolved, archive, self.journal, self.home)
         campaign = Campaign(
             plan,
-            build_searcher(self.resolved, archive, self.journal, self.home),
+            built.searcher,
             archive,
             references,
             self.journal,
@@ -250,6 +252,7 @@ class _Run:
             self._racing(archive),
             History(self.journal),
             Convergence(self.resolved.floors()),
+            built.foretell,
         )
         recorded = [(index, evaluation) for _, index, evaluation, _ in self.journal.evaluations()]
         campaign.restore(list(self.journal.candidates()), recorded)
@@ -261,7 +264,7 @@ class _Run:
         if not self.resolved.config.search.racing:
             return None
         ordered = sorted(self.resolved.suite.workloads, key=self.resolved.operator.flops)
-        return Racing([workload.id for workload in ordered], archive)
+        return Racing([workload.id for workload in ordered], archive, self.resolved.floors())
 
     def _conclude(
         self, campaign: Campaign, references: References, reason: StopReason, pool: Comparer
@@ -305,7 +308,10 @@ class _Run:
 
     def _note_spent(self) -> None:
         """For the bill: CPU time of this process, and what the last comparison held the device for."""
-        self.journal.add_event(SPENT, cpu_seconds=time.process_time(), device_seconds=self._compared_seconds)
+        judged = 0.0 if self._pool is None else self._pool.judged_here
+        self.journal.add_event(
+            SPENT, cpu_seconds=time.process_time() - judged, device_seconds=self._compared_seconds
+        )
 
     def _winner(self, campaign: Campaign, pool: Comparer, references: References) -> Genome | None:
         """The winner; None where nothing passed, and on a target that only compiles, which ranks nothing."""

@@ -22,7 +22,7 @@ from tilewright.fitness.timeline import WAITS, issue_cycles, read_critical_path
 _BUNDLE = re.compile(rb": bundle slots:\n  %[a-z]*([0-9]{1,15})(?![0-9])")
 _EVENT = re.compile(rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?dma\.([\w.]+)([^\n]*)")
 _FLAG = re.compile(
-    rb"\n  %(s[0-9]{1,15})_\w+ = (?:\([^)\n]*\) )?scalar_lea\.sflag \[#allocation([0-9]{1,9})[^\]\n]*\]"
+    rb"\n  %(s[0-9]{1,15})_\w+ = (?:\([^)\n]*\) )?(?:scalar_lea\.sflag|smov\.u32) \[#allocation([0-9]{1,9})[^\]\n]*\]"
 )
 _FLAG_AT = re.compile(rb"#allocation([0-9]{1,9})")
 _GRANULES = re.compile(rb"size_in_granules=\*/([0-9]{1,15})(?![0-9])")

@@ -89,11 +89,11 @@ def _outside(facts: ModuleFacts, operand_names: Sequence[str], output_names: Seq
 
 def missing_work(facts: ModuleFacts, flops: int) -> str | None:
     """Why the kernels cannot have computed ``flops`` of matrix products, in one line; None when they can."""
-    if not flops:
-        return None
     done = facts.matmul_flops
-    if done is None:
+    if done is None and (flops or any(item.startswith("tpu.matmul") for item in facts.signature)):
         return "the kernel's control flow cannot be followed, so its work cannot be counted"
+    if done is None or not flops:
+        return None
     if done < flops:
         return f"the kernel's products are {done / flops:.3f} of the operator's FLOP"
     return None

@@ -130,7 +130,7 @@ def read_critical_path(text: bytes, cycles: int) -> CriticalPath:
     known: dict[tuple[bytes, bool], int] = {}
     waits = np.empty(len(rows), np.int64)
     for place, (_, _, opcode, operands) in enumerate(rows):
-        key = (opcode, b"_spill]" in operands.split(b"/*")[0])
+        key = (opcode, b"_spill]" in operands and b"_spill]" in operands.split(b"/*")[0])
         if key not in known:
             known[key] = _lane(*key)
         waits[place] = known[key]
@@ -161,7 +161,7 @@ class _Run:
         if not len(firsts) or np.any(np.diff(firsts) <= 0) or last != len(opcodes) - 1:
             raise ParseError("a bundle dump whose instructions are not numbered in order")
         lane_of = {code: _lane(code) for code in set(opcodes)}
-        lanes = np.fromiter((lane_of[code] for code in opcodes), np.int8, len(opcodes))
+        lanes = np.fromiter(map(lane_of.__getitem__, opcodes), np.int8, len(opcodes))
         spilled = np.array([int(number) for number in _SPILL.findall(text)], np.int64)
         lanes[spilled[spilled < len(lanes)]] = WAITS.index("spill")
         issued = issue_cycles(firsts, path, cycles)[_bundle_of(firsts, np.arange(len(lanes)))]

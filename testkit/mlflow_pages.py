@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from testkit.browser import Watched
 from tilewright.evolve.mlflow_mirror.content import CANDIDATE, UID, campaign_uid, experiment_name
 from tilewright.evolve.mlflow_mirror.process import mirror_environment
+from tilewright.evolve.mlflow_mirror.ui import SERVER_SETTINGS, free_port, server_command
+from tilewright.evolve.mlflow_mirror.view import page
 from tilewright.evolve.report.data import CampaignData
-from tilewright.evolve.ui import SERVER_SETTINGS, free_port, server_command
 
 SETTLE_SECONDS = 4.0
 """MLflow's pages load their parts after the page itself and never fall silent."""
@@ -69,7 +69,7 @@ class MlflowPages:
         self._browser, self._base = browser, base
         client = MlflowClient(uri)
         started = next(event.at for event in data.events if event.kind == "started")
-        uid = campaign_uid(str(data.facts.get("id")), started)
+        self._uid = uid = campaign_uid(str(data.facts.get("id")), started)
         experiment = client.get_experiment_by_name(experiment_name(data.facts))
         assert experiment is not None, "the campaign has not been mirrored"
         self._experiment = experiment.experiment_id
@@ -79,19 +79,9 @@ class MlflowPages:
             int(r.data.tags[CANDIDATE]): r.info.run_id for r in runs if CANDIDATE in r.data.tags
         }
 
-    def candidates_table(self, columns: Sequence[str]) -> None:
-        """The campaign with its candidates below it and the named columns shown."""
-        key = f'MLflowLocalStorage-1.1-ExperimentPage-["{self._experiment}"]-ReactComponentState'
-        state = {
-            "orderByKey": "attributes.start_time",
-            "orderByAsc": False,
-            "selectedColumns": list(columns),
-            "runsExpanded": {self.campaign: True},
-            "columnWidths": {"attributes.`Run Name`": 260},
-        }
-        script = f"try {{ localStorage.setItem({json.dumps(key)}, {json.dumps(json.dumps(state))}) }} catch (e) {{}}"
-        self._browser.page.add_init_script(script)
-        self._open(f"/#/experiments/{self._experiment}/runs")
+    def view(self, charts: bool = False) -> None:
+        """What the campaign's link opens: its candidates by rate, or the charts beside them."""
+        self._open(page(self._experiment, self._uid) + ("&compareRunsMode=CHART" if charts else ""))
 
     def run(self, run_id: str, tab: str = "") -> None:
         """A run's page; ``tab`` is empty, ``model-metrics`` or ``artifacts``."""
@@ -111,9 +101,3 @@ class MlflowPages:
         self._browser.page.goto("about:blank")
         self._browser.page.goto(self._base + path, wait_until="load")
         time.sleep(SETTLE_SECONDS)
-
-
-def candidate_columns(data: CampaignData) -> list[str]:
-    """What a candidates table is worth looking at for: fitness, verdict and ancestry."""
-    tags = ("verdict", "generation", "mutation", "mutation.detail", "lineage.parents")
-    return [f"metrics.`fitness_tflops_{data.kind}`", *(f"tags.`{tag}`" for tag in tags)]

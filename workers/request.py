@@ -131,7 +131,7 @@ class TimingRequest:
             return {}
         values = self.operator.known(workload)
         names = [spec.name for spec in self.inputs(workload)]
-        return {str(names.index(name)): [int(n) for n in array] for name, array in values.items()}
+        return {str(names.index(name)): [int(n) for n in array.reshape(-1)] for name, array in values.items()}
 
     def described(self, workload: Workload) -> dict[str, Any]:
         """A workload for a child: its id and its operands' and results' names, shapes and dtypes."""

@@ -132,6 +132,9 @@ class Campaign:
 
     history: History = field(default_factory=History)
     convergence: Convergence = field(default_factory=Convergence)
+    foretell: Callable[[History], float | None] = lambda history: None
+    """Relative gain that a model expects of the 32 most promising points."""
+
     elapsed_before: float = 0.0
     """Wall seconds spent in earlier runs of a resumed campaign."""
 
@@ -219,7 +222,7 @@ class Campaign:
         budget, best = self.plan.budget, self.history.best
         if budget.fitness is not None and best and (best[1].fitness or 0.0) >= budget.fitness:
             return StopReason.TARGET
-        if budget.until_converged and self.convergence.reached:
+        if budget.until_converged and self.convergence.reached(lambda: self.foretell(self.history)):
             return StopReason.CONVERGED
         proposed = len(self.history.candidates)
         if budget.evaluations is not None and proposed - self._free_duplicates >= budget.evaluations:

@@ -10,13 +10,14 @@ it was made, and on nothing else.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History
 from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.fitness.headroom import headroom
 from tilewright.fitness.intervals import student_95
 from tilewright.fitness.race import Race, Rung
 
@@ -26,15 +27,28 @@ SHARES = (0.25, 0.5)
 LEAST_RECORDS = 8
 """Whole evaluations before anybody is stopped."""
 
+CLOSED = 1.02
+"""A workload whose time is within this factor of its floor decides no race."""
+
 REFIT_SHARE = 10
 """Rungs are chosen anew after so many more whole evaluations: a tenth of those there are."""
 
 
 class Racing:
-    """``workloads`` are the ids of the suite's. One of one workload has no race."""
+    """``workloads`` are the ids of the suite's. One of one workload has no race.
 
-    def __init__(self, workloads: Sequence[str], archive: Archive) -> None:
+    ``floors``: least seconds by workload and unit. Where the fastest so far is on the floor nothing is left to gain; a
+    race is run on others as long as there are any.
+    """
+
+    def __init__(
+        self,
+        workloads: Sequence[str],
+        archive: Archive,
+        floors: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> None:
         self._workloads = tuple(workloads)
+        self._floors = floors or {}
         self._archive = archive
         self._rates: list[np.ndarray] = []
         self._rungs: tuple[Rung, ...] = ()
@@ -75,8 +89,10 @@ class Racing:
         sizes = sorted({math.ceil(share * len(self._workloads)) for share in SHARES})
         chosen: list[int] = []
         rungs = []
+        closed = self._closed()
         while len(chosen) < sizes[-1]:
             left = [w for w in range(len(self._workloads)) if w not in chosen]
+            left = [w for w in left if self._workloads[w] not in closed] or left
             # nine digits: a choice must not hang on rounding
             chosen.append(
                 min(left, key=lambda w: (round(float(apart[:, [*chosen, w]].mean(axis=1).std()), 9), w))
@@ -84,6 +100,12 @@ class Racing:
             if len(chosen) in sizes:
                 rungs.append(self._rung(chosen, apart[:, chosen].mean(axis=1)))
         return tuple(rungs)
+
+    def _closed(self) -> frozenset[str]:
+        """Workloads whose fastest time is on the floor."""
+        fastest = [figures for _, figures in self._archive.per_workload.values()]
+        rows = headroom(fastest, fastest, self._floors)
+        return frozenset(row.workload for row in rows if row.left < CLOSED)
 
     def _rung(self, chosen: Sequence[int], offsets: np.ndarray) -> Rung:
         """``offsets``: of each record, the mean log rate on the chosen workloads less that on all."""

@@ -35,7 +35,7 @@ from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, Param
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.proposers.surrogate.records import SourceRecords
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import Proposer
+from tilewright.evolve.record.history import History, Proposer
 from tilewright.evolve.record.home import JOURNAL, find_campaign
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness import dialect
@@ -54,7 +54,15 @@ _BUILDERS: dict[str, _Builder] = {
 }
 
 
-def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home: Path) -> Searcher:
+@dataclass(frozen=True)
+class BuiltSearcher:
+    """A campaign's searcher, and what its model foretells (see ``evolve.campaign.loop``)."""
+
+    searcher: Searcher
+    foretell: Callable[[History], float | None]
+
+
+def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home: Path) -> BuiltSearcher:
     """The proposers that the configuration names, over the campaign's archive. Raises UserError."""
     search = resolved.config.search
     assert search.transfer != "auto"  # see ``with_earlier``
@@ -76,7 +84,15 @@ def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home:
     searcher: Searcher = Portfolio(proposers)
     if search.niches and "rewrite" in search.proposers:
         searcher = NicheSearch(searcher, spaces, violations, openings() - set(search.without_rules))
-    return Led(leads_of(earlier, resolved.space), searcher) if earlier else searcher
+    if earlier:
+        searcher = Led(leads_of(earlier, resolved.space), searcher)
+    return BuiltSearcher(searcher, foretelling(proposers))
+
+
+def foretelling(proposers: Sequence[Proposer]) -> Callable[[History], float | None]:
+    """What the surrogate among them foretells; None for ever where there is none."""
+    models = [proposer for proposer in proposers if isinstance(proposer, SurrogateProposer)]
+    return models[0].foretell if models else lambda history: None
 
 
 def with_earlier(resolved: Resolved, home: Path) -> Resolved:

@@ -2,6 +2,7 @@
 
 Names of metrics end in ``_measured`` or ``_modelled`` where a target was involved, and carry their unit:
 ``fitness_tflops_*`` (geometric mean over the suite, TFLOP/s), ``seconds_*/<workload>``,
+``gain_over_seed_*`` (rate over the first seed's), ``progress/*`` (how the campaign stood when it came in),
 ``tflops_*/<workload>``, ``roofline_fraction_*/<workload>`` (of 1), ``<figure>_*/<workload>`` for the
 numbers of a diagnosis, ``gate/<gate>/<inputs>`` (in the gate's unit) and ``evaluation_wall_seconds``.
 What stands before a slash is a section of MLflow's charts. A campaign's own run has
@@ -19,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilewright.evolve.mlflow_mirror.view import EVALUATION, FAILED, best_metric, fitness_metric, gain_metric
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.report.data import CampaignData
 from tilewright.evolve.report.diffs import full_diff
@@ -68,8 +70,12 @@ def candidate_run(
     evaluation: Evaluation,
     parents: Sequence[Candidate],
     parent_runs: Sequence[str],
+    standing: Mapping[str, float],
 ) -> RunContent:
-    """The child run of one evaluated candidate. Failures have no fitness metric, not one of 0."""
+    """The child run of one evaluated candidate. Failures have no fitness metric, not one of 0.
+
+    ``standing``: metrics of how the campaign stood when the evaluation came in (see ``Standing``).
+    """
     mutation = candidate.mutation
     tags = {
         CANDIDATE: str(candidate.index),
@@ -99,7 +105,7 @@ def candidate_run(
         name=f"{candidate.index:04d} {mutation.detail}"[:120].strip(),
         passed=evaluation.verdict is Verdict.OK,
         params=_params(candidate.genome.params),
-        metrics=evaluation_metrics(evaluation, str(facts.get("target_kind"))),
+        metrics={**evaluation_metrics(evaluation, str(facts.get("target_kind"))), **standing},
         tags=_tags(tags),
         files=_candidate_files(candidate, evaluation, parents),
     )
@@ -141,7 +147,7 @@ def evaluation_metrics(evaluation: Evaluation, kind: str) -> dict[str, float]:
     """Finite numbers of an evaluation by metric name."""
     metrics: dict[str, float] = {"evaluation_wall_seconds": evaluation.wall_seconds}
     if evaluation.fitness is not None:
-        name = f"fitness_{UNIT_SLUGS[evaluation.unit]}_{kind}"
+        name = fitness_metric(evaluation.unit, kind)
         metrics[name] = evaluation.fitness
         if evaluation.interval is not None and evaluation.interval[0] < evaluation.interval[1]:
             metrics[f"{name}_low"], metrics[f"{name}_high"] = evaluation.interval
@@ -160,6 +166,34 @@ def evaluation_metrics(evaluation: Evaluation, kind: str) -> dict[str, float]:
         if gate.value is not None:
             metrics[f"gate/{gate.gate}/{gate.inputs}"] = gate.value
     return {_key(k): float(v) for k, v in metrics.items() if math.isfinite(v)}
+
+
+@dataclass
+class Standing:
+    """How a campaign stands after each evaluation, in the order in which they came in."""
+
+    unit: str
+    kind: str
+    arrived: int = 0
+    failed: int = 0
+    best: float | None = None
+    seed: float | None = None
+    """The rate of the first seed that passed, on the suite."""
+
+    def note(self, evaluation: Evaluation, is_seed: bool) -> dict[str, float]:
+        """Metrics of this evaluation's run: its number, best and failures so far, its gain over the seed."""
+        self.arrived += 1
+        self.failed += evaluation.verdict is not Verdict.OK
+        metrics: dict[str, float] = {EVALUATION: self.arrived, FAILED: self.failed}
+        if evaluation.fitness is not None:
+            self.best = max(self.best or 0.0, evaluation.fitness)
+            if is_seed and self.seed is None:
+                self.seed = evaluation.fitness
+            if self.seed:
+                metrics[gain_metric(self.kind)] = round(evaluation.fitness / self.seed, 4)
+        if self.best is not None:
+            metrics[best_metric(self.unit, self.kind)] = self.best
+        return metrics
 
 
 def reference_metrics(references: Mapping[str, Evaluation], scope: str, kind: str) -> dict[str, float]:
@@ -191,12 +225,13 @@ def campaign_note(
     counts: Mapping[str, int],
     best: Evaluation | None,
     finals: Mapping[str, Evaluation],
+    report: str,
 ) -> str:
-    """Description of a campaign in Markdown."""
+    """Description of a campaign in Markdown. ``report``: where a link to the report leads."""
     verdicts = ", ".join(f"{n} {v}" for v, n in sorted(counts.items(), key=lambda vn: -vn[1])) or "none yet"
     unit = f"{facts.get('target')}, {facts.get('target_kind')}"
     lines = [
-        *_headline(finals, unit),
+        *_headline(finals, unit, report),
         f"**{_plain(facts.get('id'))}**: `{facts.get('operator')}` on `{facts.get('target')}`, "
         f"suite `{facts.get('suite')}`, seed {facts.get('seed')}. State: {state}.",
         "",
@@ -227,19 +262,35 @@ def campaign_note(
     return "\n".join(lines)[:TAG_LENGTH]
 
 
-def _headline(finals: Mapping[str, Evaluation], unit: str) -> list[str]:
-    """The result in one line, first: the UI folds a description after a few."""
+def _headline(finals: Mapping[str, Evaluation], unit: str, report: str) -> list[str]:
+    """The outcome in one sentence, first: the UI folds a description after a few lines."""
     winner = finals.get("winner")
     if winner is None or winner.fitness is None:
         return []
     others = [
-        f"×{winner.fitness / e.fitness:.2f} of {_plain(name)}{' (even)' if winner.even_with(e) else ''}"
+        f"{_gain(winner, e)} × {_plain(name.replace(':', ' '))}{' (even)' if winner.even_with(e) else ''}"
         for name, e in finals.items()
         if e.fitness and name != "winner" and not name.startswith("finalist:")
     ]
     first = winner.workloads[0]
-    speed = f" Speed, geometric mean: {', '.join(others)}." if others else ""
-    return [f"Winner: **{time_text(first.seconds)}** at {_plain(first.workload)} ({unit}).{speed}", ""]
+    mean = f" (geometric mean of {len(winner.workloads)} shapes)" if len(winner.workloads) > 1 else ""
+    speed = f", {', '.join(others)}{mean}" if others else ""
+    low, high = first.seconds_interval
+    within = "" if low == high else f" ({time_text(low)} to {time_text(high)})"
+    return [
+        f"The winner takes **{time_text(first.seconds)}**{within} at {_plain(first.workload)}{speed}; "
+        f"{unit}. [Report]({report})",
+        "",
+    ]
+
+
+def _gain(winner: Evaluation, other: Evaluation) -> str:
+    """The ratio of two fitnesses, with the winner's own interval where it has one."""
+    assert winner.fitness and other.fitness
+    if winner.interval is None or winner.interval[0] == winner.interval[1]:
+        return f"**{winner.fitness / other.fitness:.2f}**"
+    low, high = (bound / other.fitness for bound in winner.interval)
+    return f"**{winner.fitness / other.fitness:.2f}** ({low:.2f} to {high:.2f})"
 
 
 def _candidate_note(

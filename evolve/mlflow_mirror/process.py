@@ -136,9 +136,13 @@ class MirrorProcess:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a mirror has come; a hint for people, MLflow itself is the truth."""
+    """How far a mirror has come; a hint for people, MLflow itself is the truth.
+
+    ``page`` follows the server's address in a link that opens the campaign.
+    """
 
     uri: str = ""
+    page: str = ""
     mirrored: int = 0
     complete: bool = False
     problem: str = ""
@@ -248,14 +252,14 @@ class Follower:
         if state == "running":
             mirror.show("running")
         while mirror.advance():
-            self._report(Progress(self.uri, mirror.mirrored))
+            self._report(Progress(self.uri, mirror.page, mirror.mirrored))
             self._last_success = time.monotonic()
             if not self.journal_path.exists() or (self._deadline and time.monotonic() > self._deadline):
                 return False
         ended = state in ("finished", "interrupted")
         if ended or orphaned or self.stopping:
             mirror.show(state if ended or self.parent is None else "killed")
-            self._report(Progress(self.uri, mirror.mirrored, complete=state == "finished"))
+            self._report(Progress(self.uri, mirror.page, mirror.mirrored, complete=state == "finished"))
             return True
         return False
 
@@ -266,9 +270,11 @@ class Follower:
         told = " ".join(str(error).split())[:300]
         if not before:
             log.warning("MLflow at %s: %s; trying again", self.uri, told)
-        mirrored = mirror.mirrored if mirror else read_progress(self.journal_path).mirrored
+        known = read_progress(self.journal_path)
+        page = mirror.page if mirror else known.page if known.uri == self.uri else ""
+        mirrored = mirror.mirrored if mirror else known.mirrored
         with contextlib.suppress(OSError):
-            self._report(Progress(self.uri, mirrored, problem=told))
+            self._report(Progress(self.uri, page, mirrored, problem=told))
         return told
 
     def _sleep(self, seconds: float) -> None:
@@ -326,7 +332,7 @@ def behind(journal_path: Path, uri: str) -> bool:
     """Whether a store may lack something of this campaign, as far as the last mirror noted."""
     progress = read_progress(journal_path)
     missing = progress.mirrored < _evaluations(journal_path)
-    return progress.uri != uri or missing or not progress.complete
+    return progress.uri != uri or missing or not progress.complete or not progress.page
 
 
 def being_mirrored(journal_path: Path) -> bool:

@@ -23,11 +23,12 @@ from mlflow.entities import Dataset, DatasetInput, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from tilewright.evolve.mlflow_mirror import content as run_content
-from tilewright.evolve.mlflow_mirror.content import CANDIDATE, NOTE, UID, RunContent
+from tilewright.evolve.mlflow_mirror import view
+from tilewright.evolve.mlflow_mirror.content import CANDIDATE, NOTE, UID, RunContent, Standing
 from tilewright.evolve.mlflow_mirror.traces import TraceWriter
-from tilewright.evolve.record.history import Candidate
+from tilewright.evolve.record.history import Candidate, MutationKind
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.data import load
+from tilewright.evolve.report.data import CampaignData, load
 from tilewright.evolve.report.files import campaign_files
 from tilewright.fitness.evaluation import UNIT_SLUGS, Evaluation
 from tilewright.seeds.operator import Scope
@@ -63,6 +64,9 @@ class Mirror:
         self._uid = run_content.campaign_uid(str(self._facts.get("id")), started)
         self._by_index: dict[int, Candidate] = {}
         self._by_genome: dict[str, Candidate] = {}
+        self._kind = str(self._facts.get("target_kind"))
+        self._standing = Standing(str(self._facts.get("unit", "TFLOP/s")), self._kind)
+        self._stood: tuple[int, Mapping[str, float]] = (0, {})
         self._counts: Counter[str] = Counter()
         self._best: Evaluation | None = None
         self._experiment: str | None = None
@@ -80,6 +84,11 @@ class Mirror:
         """Evaluations written so far, counted from the journal's beginning."""
         return self._arrival
 
+    @property
+    def page(self) -> str:
+        """What follows the server's address in a link to this campaign; empty until the experiment is known."""
+        return view.page(self._experiment, self._uid) if self._experiment else ""
+
     def forget(self) -> None:
         """Ask MLflow again what it has, after a call whose outcome is unknown."""
         self._parent = None
@@ -95,6 +104,9 @@ class Mirror:
             return False
         arrival, index, evaluation, at = row
         self._learn()
+        if self._stood[0] != arrival:  # a write that failed is tried again, and counts once
+            is_seed = self._by_index[index].mutation.kind is MutationKind.SEED
+            self._stood = (arrival, self._standing.note(evaluation, is_seed))
         written = self._write_child(self._by_index[index], evaluation, at)
         self._note_progress(arrival, evaluation, at)
         self._arrival = arrival
@@ -109,15 +121,18 @@ class Mirror:
         if state == self._shown_state:
             return
         assert self._parent is not None
+        assert self._experiment is not None
         closing = state != "running"
         finals = self._journal.references(Scope.FINAL.value)
-        note = run_content.campaign_note(self._facts, state, self._counts, self._best, finals)
+        report = f"#/experiments/{self._experiment}/runs/{self._parent}/artifacts/report.html"
+        note = run_content.campaign_note(self._facts, state, self._counts, self._best, finals, report)
+        data = load(self._journal)
+        self._write_view(data)
         self._client.log_batch(
             self._parent, tags=[RunTag("tilewright.state", state), RunTag(NOTE, note)], synchronous=True
         )
         if closing:
             self._write_references()
-            data = load(self._journal)
             self._upload(self._parent, campaign_files(data))
             ended = int(max(e.at for e in self._journal.events() if e.kind != "promoted") * 1000)
             costs = run_content.cost_metrics(data)
@@ -234,7 +249,7 @@ class Mirror:
             return False
         parents = [self._by_genome[p] for p in candidate.parents if p in self._by_genome]
         runs = [self._children[p.index].run_id for p in parents if p.index in self._children]
-        content = run_content.candidate_run(self._facts, candidate, evaluation, parents, runs)
+        content = run_content.candidate_run(self._facts, candidate, evaluation, parents, runs, self._stood[1])
         if self._refusals[candidate.index] >= REFUSALS:
             content = replace(content, params={}, metrics={})
         try:
@@ -271,9 +286,7 @@ class Mirror:
             best = self._best = evaluation
         values: dict[str, float] = {"campaign/evaluations_failed": self._counts.total() - self._counts["ok"]}
         if best is not None and best.fitness is not None:
-            values[f"campaign/best_fitness_{UNIT_SLUGS[best.unit]}_{self._facts.get('target_kind')}"] = (
-                best.fitness
-            )
+            values[f"campaign/best_fitness_{UNIT_SLUGS[best.unit]}_{self._kind}"] = best.fitness
         self._curve += [Metric(k, v, int(at * 1000), arrival) for k, v in values.items()]
 
     def _flush(self) -> None:
@@ -289,13 +302,23 @@ class Mirror:
             self._traces.write(self._uid, self._experiment, self._parent, key, json.loads(text), at)
             self._exchange = row
 
+    def _write_view(self, data: CampaignData) -> None:
+        """The campaign's view, with the genes that have told most so far."""
+        assert self._experiment is not None
+        rated = [
+            (data.candidates[genome].genome.params, evaluation.fitness)
+            for genome, evaluation in data.evaluations.items()
+            if evaluation.fitness is not None
+        ]
+        state = view.view_state(self._uid, data.unit, self._kind, view.telling_genes(rated))
+        self._client.set_experiment_tag(self._experiment, f"{view.TAG}{view.view_key(self._uid)}", state)
+
     def _write_references(self) -> None:
         assert self._parent is not None
-        kind = str(self._facts.get("target_kind"))
         values: dict[str, float] = {}
         for scope in (Scope.SUITE, Scope.FINAL):
             references = self._journal.references(scope.value)
-            values.update(run_content.reference_metrics(references, scope.value, kind))
+            values.update(run_content.reference_metrics(references, scope.value, self._kind))
         at = int(self._started * 1000)
         self._log(self._parent, {}, [Metric(k, v, at, 0) for k, v in values.items()])
 

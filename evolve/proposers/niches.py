@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from tilewright.evolve.proposers.inheritance import inherit
+from tilewright.evolve.proposers.rewrite.base import Rule, Site
 from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite
 from tilewright.evolve.proposers.rule_credit import describe, rules_of
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, changes
@@ -86,7 +87,9 @@ class NicheSearch:
     _niches: dict[str, Niche] = field(default_factory=dict, init=False)
     """By source id."""
 
-    _refused: set[tuple[str, str]] = field(default_factory=set, init=False)
+    _offers: dict[str, list[tuple[Rule, Site]]] = field(default_factory=dict, init=False)
+    """Openings not tried yet, by source id."""
+
     _folded: int = field(default=0, init=False)
 
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
@@ -119,11 +122,11 @@ class NicheSearch:
 
     def _opening(self, history: History, rng: np.random.Generator) -> Proposal | None:
         for parent in self._parents(history):
-            for rule, site in offers(parent.source):
-                key = (parent.source_id, f"{rule.name}/{site.key}")
-                if rule.name not in self.openings or key in self._refused:
-                    continue
-                self._refused.add(key)  # whatever comes of it, once is enough
+            if parent.source_id not in self._offers:
+                found = [(rule, site) for rule, site in offers(parent.source) if rule.name in self.openings]
+                self._offers[parent.source_id] = found
+            while self._offers[parent.source_id]:
+                rule, site = self._offers[parent.source_id].pop(0)  # whatever comes of it, once is enough
                 child = rewrite(parent.source, parent.params, rule, site, rng)
                 if child is None or self.violations(child.source):
                     continue

@@ -142,6 +142,27 @@ def disk_full(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
     return path
 
 
+def disk_full_again(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
+    """The disk has room for some ten rows at a time, again and again."""
+    path = folder / "j.sqlite"
+
+    def cramped() -> object:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        held = max(file.stat().st_size for file in folder.iterdir()) if any(folder.iterdir()) else 60_000
+        resource.setrlimit(resource.RLIMIT_FSIZE, (held + 90_000, held + 90_000))
+        try:
+            return go(path, Table(np.random.default_rng(seed)))
+        except JournalError:
+            return None
+
+    lives = 1
+    while forked(cramped) == 2 and lives < 60:
+        lives += 1
+    assert 1 < lives < 60, lives
+    finish(path)
+    return path
+
+
 def torn(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
     """The write-ahead log loses its tail, as in a power cut."""
     path, rng = folder / "j.sqlite", np.random.default_rng(seed)
@@ -237,6 +258,18 @@ def clock(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
     return path
 
 
+def clock_back(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
+    """The clock is set back an hour amid the campaign, and once more amid its resume."""
+    path, looks = folder / "j.sqlite", itertools.count()
+    back = mock.Mock(side_effect=lambda: 1.7e9 + (n := next(looks)) - 3600.0 * (n // 15))
+    with mock.patch("tilewright.evolve.record.journal.time.time", back):
+        with pytest.raises(KeyboardInterrupt):
+            go(path, Table(np.random.default_rng(seed), die_after=11))
+        finish(path)
+    assert next(looks) > 30, "it was set back twice"
+    return path
+
+
 def monotonic_clock(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
     """The machine is suspended for days between two looks at the clock."""
     path, days = folder / "j.sqlite", mock.Mock(side_effect=itertools.count(0.0, 86_400.0))
@@ -292,6 +325,8 @@ FAULTS = (
     Fault("child: abort of a runtime", in_child("os.abort()"), "crashed", FAILS),
     Fault("child: exit 0 without an answer", in_child("os._exit(0)"), "crashed", FAILS),
     Fault("child: hangs", in_child("time.sleep(60)", 1.0), "timeout", (Verdict.TIMEOUT,)),
+    Fault("child: stopped, and never continued", in_child("os.kill(os.getpid(), signal.SIGSTOP)", 1.0), "timeout",
+          (Verdict.TIMEOUT,)),
     Fault("child: closes its pipes and stays",
           in_child("os.close(result); os.close(1); os.close(2); time.sleep(60)", 1.0), "timeout", (Verdict.TIMEOUT,)),
     Fault("child: out of memory", in_child("x = bytearray(4 << 30)"), "resource error or crashed",
@@ -314,11 +349,14 @@ FAULTS = (
     Fault("driver: SIGKILL at random moments", killed, "a resume ends as the unbroken run"),
     Fault("driver: interrupted three times", interrupted, "a resume ends as the unbroken run"),
     Fault("disk: full, then not", disk_full, "one sentence; a resume ends as the unbroken run"),
+    Fault("disk: full at every tenth row", disk_full_again, "one sentence each time; the last resume ends as the "
+          "unbroken run"),
     Fault("journal: torn at its tail", torn, "only the tail is lost, and made again"),
     Fault("journal: held by a backup", locked, "waits for it"),
     Fault("journal: lock file left behind", stale_lock, "means nothing"),
     Fault("journal: two resumes at once", two_resumes, "one goes on, the other is told"),
     Fault("clock: wall time jumps by years", clock, "order is by arrival, never by time"),
+    Fault("clock: set back an hour, twice", clock_back, "order is by arrival, never by time"),
     Fault("clock: suspended for days", monotonic_clock, "nothing is taken for hung"),
     Fault("MLflow: down for the whole campaign", mlflow_down, "the campaign does not notice; the mirror lags"),
     Fault("MLflow: its mirror dies at birth", mirror_killed, "revived three times, then left"),

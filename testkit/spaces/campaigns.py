@@ -11,6 +11,7 @@ import numpy as np
 
 from testkit.spaces.tables import Table, TableEvaluator
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Record, Searcher, Start
+from tilewright.evolve.campaign.searcher import foretelling
 from tilewright.evolve.campaign.transfer import Earlier, Led, leads_of, records_of
 from tilewright.evolve.proposers.local_search import LocalSearch
 from tilewright.evolve.proposers.parameter_crossover import ParameterCrossover
@@ -77,7 +78,8 @@ def table_campaign(
         "crossover": lambda: ParameterCrossover(archive, spaces),
         "local_search": lambda: LocalSearch(spaces),
     }
-    searcher: Searcher = Portfolio([builders[name]() for name in setting.proposers])
+    proposers = [builders[name]() for name in setting.proposers]
+    searcher: Searcher = Portfolio(proposers)
     leads = leads_of(earlier, table.space_of)
     start = Start("random", table.random_genome(np.random.default_rng([seed, 1])))
     if leads:
@@ -86,7 +88,8 @@ def table_campaign(
         [start], Budget(evaluations=setting.budget), seed, setting.lag, islands=ISLANDS, must_pass=False
     )
     evaluator = TableEvaluator(table, setting.lag, setting.noise)
-    return Campaign(plan, searcher, archive, evaluator, record or Nowhere())
+    told = foretelling(proposers)
+    return Campaign(plan, searcher, archive, evaluator, record or Nowhere(), foretell=told)
 
 
 def run_search(table: Table, seed: int, setting: Setting) -> Run:

@@ -43,6 +43,18 @@ def test_events_say_what_is_copied_what_is_waited_for_and_how_long_the_core_work
     assert found.core_cycles == 1 + 1 + 1 + 29 + 1 + 1
 
 
+def test_a_flag_that_is_a_constant_is_the_flag_it_is():
+    """A copy by hand names its flag by a number; taken for another's, its first wait would be for a later copy."""
+    constant = BUNDLES.replace(
+        b"scalar_lea.sflag [#allocation7], %s9_s1", b"smov.u32 [#allocation7] /* materialized constant */"
+    )
+    both = constant.replace(b"granules=*/100", b"granules=*/200").replace(
+        b"wait %s0_s1, 100", b"wait %s0_s1, 200"
+    )
+    swapped = both.replace(b"wait %s0_s1, 200", b"wait [#allocation7 + $0x1], 200", 1)
+    assert constant != BUNDLES and read_events(swapped, CRITICAL, 100).ready.tolist()[2] == 1
+
+
 def test_a_dump_without_bundles_is_refused():
     with pytest.raises(ParseError):
         read_events(b"", CRITICAL, 100)

@@ -6,7 +6,6 @@ Nothing is ranked: every candidate that compiles for the target and answers righ
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Suite
 from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.common_stages import DialectStage, run_steps
-from tilewright.workers.cascade.compile_only_stages import CrossCompileStage, describe_config
+from tilewright.workers.cascade.compile_only_stages import CrossCompileStage, describe_children
 from tilewright.workers.cascade.measured_stages import GateStage
+from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.launch import Spawn
-from tilewright.workers.child.session import SessionPool
 from tilewright.workers.device.station import LocalStation
 from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep
 from tilewright.workers.toolchains import triton as triton_toolchain
@@ -44,14 +43,14 @@ class CompileOnlyCascade(Cascade):
         *,
         scratch: Path | None = None,
         checked: bool = True,
-        compiler: SessionPool | None = None,
+        compiler: FreshChildren | None = None,
     ) -> None:
         """``checked``: whether answers pass the gates; without, only the code is looked at.
 
-        ``compiler``: the child of ``describe_config`` to use, for cascades that share one.
+        ``compiler``: those of ``describe_children`` to use, for cascades that share one.
         """
         super().__init__(operator, target, suite, limits, scratch, Spawn())
-        self._compiler = compiler or SessionPool(dataclasses.replace(describe_config(), scratch=scratch))
+        self._compiler = compiler or describe_children(scratch)
         self._station = LocalStation(GPUS["interpreter"], scratch) if checked else None
 
     @property

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 
 from tilewright.fitness.architectures import Architecture
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.isa import KernelIsa, UnreadableCode, read_isa
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.session import SessionConfig, SessionPool
+from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.device.compile_ahead import compile_all
 from tilewright.workers.request import Failure, Findings, Request, duplicate, one_line
 from tilewright.workers.toolchains import triton as triton_toolchain
@@ -26,7 +27,7 @@ class CrossCompileStage:
 
     stage = Stage.COMPILE
 
-    def __init__(self, compiler: SessionPool) -> None:
+    def __init__(self, compiler: FreshChildren) -> None:
         self._compiler = compiler
 
     def run(self, request: Request, found: Findings) -> Failure | None:
@@ -57,11 +58,13 @@ def _read(frame: Frame, architecture: Architecture) -> KernelIsa:
     )
 
 
-def describe_config() -> SessionConfig:
-    """How the compiling child is started; it serves every target. Raises OSError when its cache cannot be made."""
-    return SessionConfig(
-        runner="triton.describe",
-        runner_config={},
-        environment=triton_toolchain.compile_environment(),
-        shared=(triton_toolchain.cache_folder(),),
+def describe_children(scratch: Path | None = None) -> FreshChildren:
+    """Children that compile and describe, one for each candidate, for every target."""
+    return FreshChildren(
+        "describe.",
+        ("tilewright.workers.runners.triton_describe",),
+        {},
+        triton_toolchain.compile_environment(),
+        scratch,
+        triton_toolchain.CACHES,
     )

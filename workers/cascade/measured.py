@@ -10,7 +10,6 @@ confirmed never exceeds the champion's.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from tilewright.workers.cascade.measured_stages import (
     NEAR,
     Confirmation,
     GateStage,
+    HandOverStage,
     ScreenStage,
     confirm,
     host_seconds,
@@ -35,9 +35,9 @@ from tilewright.workers.cascade.measured_stages import (
 from tilewright.workers.cascade.modelled import pallas_template
 from tilewright.workers.cascade.modelled_stages import CompileStage, TraceStage
 from tilewright.workers.child.launch import Launcher, Spawn
-from tilewright.workers.child.session import SessionDied, SessionPool
+from tilewright.workers.child.session import SessionDied
 from tilewright.workers.device.compile_ahead import CompileAheadStage
-from tilewright.workers.device.station import CLAIM_SECONDS, Champion, Entry, Station, compile_config
+from tilewright.workers.device.station import CLAIM_SECONDS, Champion, Entry, Station, compile_children
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep
 from tilewright.workers.toolchains import libtpu_simulator
@@ -71,9 +71,7 @@ class MeasuredCascade(Cascade):
         self._samples = Samples(operator)
         self._station = station
         ahead = not (self._pallas or target.interpreted)
-        self._compiler = (
-            SessionPool(dataclasses.replace(compile_config(target.gpu), scratch=scratch)) if ahead else None
-        )
+        self._compiler = compile_children(target.gpu, scratch) if ahead else None
 
     def close(self) -> None:
         """Kill the compiling child."""
@@ -86,7 +84,7 @@ class MeasuredCascade(Cascade):
     ) -> tuple[Stage, Failure | None]:
         steps: list[StageStep] = [DialectStage(request.target.entry)]
         if self._pallas:
-            steps += [TraceStage(), CompileStage(compiles=False)]
+            steps += [TraceStage(), CompileStage(compiles=False), HandOverStage()]
         if self._compiler is not None:
             steps.append(CompileAheadStage(self._compiler))
         screen = RaceStage([ScreenStage(self._station, self._samples)], _descriptors)

@@ -20,6 +20,7 @@ from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.device.station import Champion, Entry, Station
 from tilewright.workers.device.timing import Samples, failed, job_limits, judge, measure
+from tilewright.workers.device.trace_ahead import plans_of
 from tilewright.workers.request import Failure, Findings, Request
 
 SCREEN = (1, 5)
@@ -30,6 +31,9 @@ CONFIRM = (4, 3)
 
 CLEAR, CLEAR_CONFIRM = 1.1, (2, 1)
 """Screened faster than the champion by this factor, a contender needs fewer calls to prove it."""
+
+INTERPRETED_CALLS = 2
+"""Most calls a round of an interpreter, whose times mean nothing: some to choose one from that passes the gates."""
 
 NEAR = 0.995
 """A candidate that screens at this share of the champion's fitness or better is measured against it."""
@@ -79,6 +83,17 @@ class GateStage:
         return None
 
 
+class HandOverStage:
+    """Makes plans of what a candidate's Python traced to: all that a TPU's process is given of it."""
+
+    stage = Stage.COMPILE
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """Never fails."""
+        found.plans = plans_of(found.traced)
+        return None
+
+
 class ScreenStage:
     """A few timed calls on each shape, least work first; far behind the best, one call each on the rest."""
 
@@ -93,7 +108,13 @@ class ScreenStage:
         champion = self._station.champion()
         pace = {f.workload: f.seconds for f in champion.figures} if champion else {}
         timings = measure(
-            self._station, request, found, self._samples, [_entry(request, found)], SCREEN, pace
+            self._station,
+            request,
+            found,
+            self._samples,
+            [_entry(request, found)],
+            _effort(request, SCREEN),
+            pace,
         )
         if isinstance(timings, Failure):
             return timings
@@ -140,7 +161,7 @@ def confirm(
         _entry(request, found),
         dataclasses.replace(champion.entry, id=f"{champion.entry.id}/again"),
     ]
-    effort = CLEAR_CONFIRM if fitness > CLEAR * champion.fitness else CONFIRM
+    effort = _effort(request, CLEAR_CONFIRM if fitness > CLEAR * champion.fitness else CONFIRM)
     timings = measure(station, request, found, samples, entries, effort, {}, judged=1)
     if isinstance(timings, Failure):
         return timings
@@ -189,6 +210,11 @@ def worst_gates(readings: Sequence[GateReading]) -> tuple[GateReading, ...]:
 def host_seconds(figures: Sequence[WorkloadFigures]) -> float:
     """Median host time of one launch over the workloads, seconds."""
     return statistics.median(float(f.diagnosis.get("host_seconds", 0.0)) for f in figures)
+
+
+def _effort(request: Request, usual: tuple[int, int]) -> tuple[int, int]:
+    rounds, calls = usual
+    return (rounds, min(calls, INTERPRETED_CALLS)) if request.target.interpreted else usual
 
 
 def _entry(request: Request, found: Findings) -> Entry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from signal import Signals
 
 from tilewright.fitness import gates, score, static_tpu, structure, time_model
@@ -14,7 +14,8 @@ from tilewright.seeds.operator import Arrays, Workload
 from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import ChildLimits, run_child, temporary_folder
+from tilewright.workers.child.run_once import ChildLimits, run_child
+from tilewright.workers.device.trace_ahead import chip_of, run_pallas_child, trace_ahead
 from tilewright.workers.request import Failure, Findings, Request, artefact_hash, duplicate, one_line
 from tilewright.workers.toolchains import libtpu_simulator
 
@@ -38,27 +39,14 @@ def trace(request: Request, found: Findings) -> Failure | None:
     missing = [w for w in _workloads(request) if w.id not in found.traced]
     if not missing:
         return None
-    refused: list[Failure] = []
-
-    def hear(frame: Frame) -> bool:
-        if frame.kind == "artefact" and frame.data.get("workload") in {w.id for w in missing}:
-            found.traced[frame.data["workload"]] = frame
-        elif frame.kind == "error":
-            phase = "import" if frame.data.get("phase") == "import" else "trace"
-            refused.append(_candidate_failure(_with_phase(frame, phase)))
-        return not refused
-
-    data = {
-        "source": request.source,
-        "params": dict(request.params),
-        "chip": _chip(request),
-        "workloads": [request.described(w) for w in missing],
-    }
-    outcome = _child(Frame("pallas.trace", data), request, hear)
-    found.logs.append(outcome.log)
-    if refused:
-        return refused[0]
-    failure = _child_failure(outcome, "tracing")
+    traced = trace_ahead(request, missing, request.launcher, request.folder)
+    assert traced.outcome is not None
+    found.traced.update(traced.frames)
+    found.logs.append(traced.outcome.log)
+    if traced.error is not None:
+        phase = "import" if traced.error.data.get("phase") == "import" else "trace"
+        return _candidate_failure(_with_phase(traced.error, phase))
+    failure = _child_failure(traced.outcome, "tracing")
     if failure is None and any(w.id not in found.traced for w in missing):
         return Failure(Verdict.CRASHED, "the child ended before it had answered everything")
     return failure
@@ -67,32 +55,17 @@ def trace(request: Request, found: Findings) -> Failure | None:
 def check(request: Request, found: Findings) -> Failure | None:
     """Lower what was traced and run it on the gates' inputs, in a child that never held the candidate's Python."""
     conversation = _Conversation(request, found)
-    outcome = _child(conversation.job(), request, conversation.hear)
+    outcome = run_pallas_child(
+        conversation.job(), request, request.launcher, request.folder, conversation.hear
+    )
     found.logs.append(outcome.log)
     if conversation.failure is not None:
         return conversation.failure
     return _child_failure(outcome, "checking") or conversation.incomplete()
 
 
-def _child(job: Frame, request: Request, hear: Callable[[Frame], bool]) -> ChildOutcome:
-    with temporary_folder(request.folder) as folder:
-        return run_child(
-            job,
-            _scaled(request.limits.trace, request.time_factor),
-            folder,
-            extra_environment=libtpu_simulator.trace_environment(),
-            on_frame=hear,
-            launcher=request.launcher,
-        )
-
-
 def _workloads(request: Request) -> list[Workload]:
     return list({w.id: w for w in (*request.checked, *request.measured)}.values())
-
-
-def _chip(request: Request) -> dict[str, object]:
-    chip = request.target.chip
-    return {"kind": chip.device_kind, "cores": chip.cores}
 
 
 def _with_phase(frame: Frame, phase: str) -> Frame:
@@ -130,7 +103,7 @@ class _Conversation:
         for name in self._workloads:
             arrays.update({f"constant/{name}/{n}": a for n, a in found.traced[name].arrays.items()})
         data = {
-            "chip": _chip(request),
+            "chip": chip_of(request),
             "workloads": [request.described(w) for w in self._workloads.values()],
             "lower": [name for name in self._workloads if name not in found.modules],
             "check": [

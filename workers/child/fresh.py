@@ -31,12 +31,15 @@ class FreshChildren:
         runner_config: Mapping[str, Any],
         environment: Mapping[str, str],
         scratch: Path | None = None,
+        own_folders: tuple[str, ...] = (),
     ) -> None:
+        """``own_folders``: variables of the environment that name a folder of the one child alone."""
         self._prefix = prefix
         self._config = dict(runner_config)
         self._environment = dict(environment)
         self._scratch = scratch
         self._modules = modules
+        self._own_folders = own_folders
         self._template: Template | None = None
         self._hello: Mapping[str, Any] | None = None
 
@@ -59,8 +62,9 @@ class FreshChildren:
         )
         with temporary_folder(self._scratch) as folder:
             child = ChildLimits(limits.wall_seconds, MEMORY_BYTES)
+            own = {name: str(folder / name.lower()) for name in self._own_folders}
             outcome = run_child(
-                asked, child, folder, extra_environment=self._environment, launcher=self._template
+                asked, child, folder, extra_environment={**self._environment, **own}, launcher=self._template
             )
         outcome.frames = [frame for frame in outcome.frames if frame.kind not in ("started", "done")]
         if outcome.ending is Ending.MEMORY:

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 
 RUNNERS = {
+    "compile.compile": "tilewright.workers.runners.triton_compile",
+    "describe.compile": "tilewright.workers.runners.triton_describe",
     "interpret.hello": "tilewright.workers.runners.interpreted",
     "interpret.check": "tilewright.workers.runners.interpreted",
     "interpret.time": "tilewright.workers.runners.interpreted",

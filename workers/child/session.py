@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import selectors
 import shutil
 import subprocess
@@ -100,7 +101,7 @@ class Session:
             os.set_blocking(stream, False)
         self.hello: Mapping[str, Any] | None = None
         self.jobs = 0
-        """Served so far, and the number of the latest."""
+        """Served so far."""
 
     def wait_ready(self, timeout_seconds: float = START_SECONDS) -> Mapping[str, Any]:
         """What the runner said about itself. Raises SessionDied."""
@@ -118,9 +119,11 @@ class Session:
         """One job to its ``done`` frame, which is not among the outcome's frames. Raises SessionDied."""
         self.wait_ready()
         self.jobs += 1
-        numbered = Frame(job.kind, {**job.data, "job": self.jobs}, job.arrays, job.blobs)
-        found = self._converse(encode(numbered), "done", limits, on_frame)
-        if found.ending is Ending.DONE and found.frames.pop().data.get("job") != self.jobs:
+        # an earlier candidate may have written answers ahead, and cannot know this
+        token = secrets.token_hex(8)
+        named = Frame(job.kind, {**job.data, "job": token}, job.arrays, job.blobs)
+        found = self._converse(encode(named), "done", limits, on_frame)
+        if found.ending is Ending.DONE and found.frames.pop().data.get("job") != token:
             found.ending, found.detail = Ending.GARBAGE, "an answer to another job"
         return found
 

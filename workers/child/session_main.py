@@ -1,7 +1,7 @@
 """The program of a session's child: confine itself, start its runner, then serve one job frame after another.
 
 Started by ``workers.child.session`` as ``python -I session_main.py ROOT PARENT_PID RESULT_FD CONFIG_JSON``;
-jobs come on standard input, answers go to RESULT_FD and end with a ``done`` frame that has the job's number. A ``ping``
+jobs come on standard input, answers go to RESULT_FD and end with a ``done`` frame that names the job. A ``ping``
 is a job of nothing. Standard output and error are logs.
 Every runner's child also answers a job ``modules`` with what it has imported.
 """
@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 RUNNERS = {
-    "triton.compile": "tilewright.workers.runners.triton_compile",
-    "triton.describe": "tilewright.workers.runners.triton_describe",
-    "triton.device": "tilewright.workers.runners.triton_device",
     "plan.device": "tilewright.workers.runners.plan_device",
     "tpu.device": "tilewright.workers.runners.tpu_device",
 }

@@ -11,15 +11,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from tilewright.fitness.chips import Chip
+from tilewright.fitness.gpus import Gpu
 from tilewright.fitness.intervals import Ratio, Rounds, median_seconds, paired_ratio
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Workload
+from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.run_once import ChildLimits
-from tilewright.workers.child.session import SessionPool
 from tilewright.workers.device.compile_ahead import CompileAheadStage
-from tilewright.workers.device.station import Entry, Station, compile_config
+from tilewright.workers.device.station import Entry, Station, compile_children
 from tilewright.workers.device.timing import Samples, Timing, measure
-from tilewright.workers.request import Failure, Findings, KernelRequest, Limits, TimingRequest, Truth
+from tilewright.workers.device.trace_ahead import trace_ahead
+from tilewright.workers.request import (
+    Failure,
+    Findings,
+    KernelRequest,
+    Limits,
+    TimingRequest,
+    Truth,
+    one_line,
+)
 
 CONTROL = "control"
 """Name of the second entry of a shape's first genome."""
@@ -105,9 +115,10 @@ def compare(
 def _planned(request: TimingRequest, entries: Sequence[Entry], failed: dict[str, str]) -> list[Entry]:
     """The entries with their plans, where the target's device launches plans; without those that have none."""
     target = request.target
-    if isinstance(target.part, Chip) or target.interpreted:
+    if target.interpreted and not isinstance(target.part, Chip):
         return list(entries)
-    compiler, planned = SessionPool(compile_config(target.gpu)), []
+    planner = _Traces() if isinstance(target.part, Chip) else _Plans(target.gpu)
+    planned = []
     try:
         for entry in entries:
             shapes = tuple(w for w in request.measured if entry.only is None or w.id in entry.only)
@@ -121,15 +132,51 @@ def _planned(request: TimingRequest, entries: Sequence[Entry], failed: dict[str,
                 source=entry.source,
                 params=entry.params,
             )
-            found = Findings()
-            failure = None if entry.plans else CompileAheadStage(compiler).run(part, found)
-            if failure is not None:
-                failed[entry.id] = f"{failure.verdict.value}: {failure.reason}"
+            plans = entry.plans or planner.plans(part)
+            if isinstance(plans, str):
+                failed[entry.id] = plans
             else:
-                planned.append(dataclasses.replace(entry, plans=entry.plans or found.plans))
+                planned.append(dataclasses.replace(entry, plans=plans))
     finally:
-        compiler.close()
+        planner.close()
     return planned
+
+
+class _Plans:
+    """Plans of a GPU's kernels."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._compiler = compile_children(gpu)
+
+    def plans(self, part: KernelRequest) -> Mapping[str, bytes] | str:
+        """By workload, or why there are none."""
+        found = Findings()
+        failure = CompileAheadStage(self._compiler).run(part, found)
+        return found.plans if failure is None else f"{failure.verdict.value}: {failure.reason}"
+
+    def close(self) -> None:
+        self._compiler.close()
+
+
+class _Traces:
+    """Traces of a TPU's kernels."""
+
+    def __init__(self) -> None:
+        self._launcher = Spawn()
+
+    def plans(self, part: KernelRequest) -> Mapping[str, bytes] | str:
+        """By workload, or why there are none."""
+        traced = trace_ahead(part, part.measured, self._launcher, None)
+        if traced.error is not None:
+            return one_line(
+                f"compile_error: {traced.error.data.get('type')}: {traced.error.data.get('message')}"
+            )
+        if len(traced.frames) < len(part.measured):
+            return "crashed: the child ended before it had traced everything"
+        return traced.plans()
+
+    def close(self) -> None:
+        return
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from typing import Any
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.session import JobLimits, SessionPool
+from tilewright.workers.child.fresh import FreshChildren
+from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.timing import failed
 from tilewright.workers.plans.format import Plan, PlanError
 from tilewright.workers.request import Failure, Findings, KernelRequest, duplicate, one_line
@@ -32,7 +33,7 @@ class CompileAheadStage:
 
     stage = Stage.COMPILE
 
-    def __init__(self, compiler: SessionPool) -> None:
+    def __init__(self, compiler: FreshChildren) -> None:
         self._compiler = compiler
 
     def run(self, request: KernelRequest, found: Findings) -> Failure | None:
@@ -52,7 +53,7 @@ class CompileAheadStage:
 
 
 def compile_all(
-    compiler: SessionPool,
+    compiler: FreshChildren,
     request: KernelRequest,
     found: Findings,
     doing: str,

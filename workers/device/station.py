@@ -110,18 +110,20 @@ class LocalStation:
     """A station in this process. Not safe for several threads."""
 
     def __init__(self, device: Gpu | Chip, scratch: Path | None = None) -> None:
-        config = tpu_toolchain.device_config(device) if isinstance(device, Chip) else device_config(device)
         self.busy_seconds = 0.0
         self._keeper: SessionPool | FreshChildren
         if not isinstance(device, Chip) and device.interpreted:
             self._keeper = FreshChildren(
                 "interpret.",
                 ("tilewright.workers.runners.interpreted",),
-                config.runner_config,
-                config.environment,
+                {"product": device.product},
+                triton_toolchain.environment(device),
                 scratch,
             )
         else:
+            config = (
+                tpu_toolchain.device_config(device) if isinstance(device, Chip) else device_config(device)
+            )
             self._keeper = SessionPool(dataclasses.replace(config, scratch=scratch))
         self._champion: Champion | None = None
         self._claim: tuple[str, float] | None = None
@@ -175,14 +177,7 @@ class LocalStation:
 
 
 def device_config(gpu: Gpu) -> SessionConfig:
-    """How the child of a station is started. Raises OSError when the interpreter's cache folder cannot be made."""
-    if gpu.interpreted:
-        return SessionConfig(
-            runner="triton.device",
-            runner_config={"product": gpu.product},
-            environment=triton_toolchain.environment(gpu),
-            shared=(triton_toolchain.cache_folder(),),
-        )
+    """How the child of a station is started."""
     return SessionConfig(
         runner="plan.device",
         runner_config={"product": gpu.product, "flush_bytes": gpu.flush_bytes},
@@ -195,13 +190,15 @@ def device_config(gpu: Gpu) -> SessionConfig:
     )
 
 
-def compile_config(gpu: Gpu) -> SessionConfig:
-    """How a child that compiles ahead is started. Raises OSError when the cache cannot be made."""
-    return SessionConfig(
-        runner="triton.compile",
-        runner_config={"capability": gpu.capability, "smem_bytes": gpu.smem_bytes},
-        environment=triton_toolchain.environment(gpu),
-        shared=(triton_toolchain.cache_folder(),),
+def compile_children(gpu: Gpu, scratch: Path | None = None) -> FreshChildren:
+    """Children that compile ahead, one for each candidate."""
+    return FreshChildren(
+        "compile.",
+        ("tilewright.workers.runners.triton_compile",),
+        {"capability": gpu.capability, "smem_bytes": gpu.smem_bytes},
+        triton_toolchain.compile_environment(),
+        scratch,
+        triton_toolchain.CACHES,
     )
 
 

@@ -64,8 +64,14 @@ def run(job: Frame, answer: Answer) -> None:
 
 def _artefact(job: Frame, name: str) -> Artefact:
     prefix = f"constant/{name}/"
-    held = {int(k.removeprefix(prefix)): a for k, a in job.arrays.items() if k.startswith(prefix)}
-    return Artefact(job.blobs[name], tuple(held[number] for number in sorted(held)))
+    held = {k.removeprefix(prefix): a for k, a in job.arrays.items() if k.startswith(prefix)}
+    return artefact_of(job.blobs[name], held)
+
+
+def artefact_of(text: bytes, arrays: Mapping[str, np.ndarray]) -> Artefact:
+    """What a trace child wrote: the text, and its arrays by number."""
+    numbered = {int(number): array for number, array in arrays.items()}
+    return Artefact(text, tuple(numbered[number] for number in sorted(numbered)))
 
 
 def exported(workload: Mapping[str, Any], jaxpr: ClosedJaxpr, artefact: str) -> Frame:

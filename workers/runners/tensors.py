@@ -66,8 +66,8 @@ class Checksums:
 
     def __init__(self, device: str) -> None:
         self._salt = int.from_bytes(os.urandom(4)) | 1
-        places = torch.arange(SUMMED, device=device, dtype=torch.int64) + self._salt
-        self._weights = places * places
+        self._device = device
+        self._weights = self._made(0)
 
     def of(self, tensors: Tensors) -> list[int]:
         """One for each tensor."""
@@ -76,11 +76,18 @@ class Checksums:
 
     def _sum(self, octets: torch.Tensor) -> torch.Tensor:
         words = octets.view(torch.int64) if octets.numel() % 8 == 0 else octets
-        total = torch.zeros((), dtype=torch.int64, device=self._weights.device)
+        total = torch.zeros((), dtype=torch.int64, device=self._device)
+        if (longest := min(words.numel(), SUMMED)) > self._weights.numel():
+            self._weights = self._made(longest)
         for number, start in enumerate(range(0, words.numel(), SUMMED)):
             piece = words[start : start + SUMMED]
             total += (number * self._salt + 1) * (piece * self._weights[: piece.numel()]).sum()
         return total
+
+    def _made(self, count: int) -> torch.Tensor:
+        """Weights of so many places: memory that nobody needs takes a short job longer than its kernel."""
+        places = torch.arange(count, device=self._device, dtype=torch.int64) + self._salt
+        return places * places
 
 
 class Operands:

@@ -2,16 +2,17 @@
 
 With an ``interpreted`` chip the same runner works on the CPU through Pallas' interpreter, for tests.
 
-A candidate's Python runs once for each shape, while it is traced; what is checked and timed is the compiled trace,
-under a name of ours. Jobs and answers are those of ``workers.runners.triton_device``.
+No candidate's Python comes here: entries are {id}, with a blob ``plan/entry/workload`` for each workload, the data that
+its Python traced to in another process (``workers.device.trace_ahead``). What is checked and timed is that, compiled
+under a name of ours. Jobs and answers are those of ``workers.runners.torch_device``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.metadata
 import itertools
-import json
 import statistics
 import threading
 from collections import OrderedDict
@@ -25,10 +26,11 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import jaxpr_as_fun
 
 from tilewright.seeds.sampled import places, stream
-from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.frames import Frame, FrameReader
 from tilewright.workers.runners.device import ALIVE_SECONDS, Answer, DeviceRunner, far_behind
-from tilewright.workers.runners.pallas_check import interpret
-from tilewright.workers.runners.pallas_trace import load_build, mesh_of, trace
+from tilewright.workers.runners.jaxpr_codec import decode
+from tilewright.workers.runners.pallas_check import artefact_of, interpret
+from tilewright.workers.runners.pallas_trace import check_form, mesh_of
 from tilewright.workers.runners.tpu_clock import Clock, ProfilerClock, Program, WallClock, overheads
 
 PROGRAMS = 64
@@ -52,23 +54,28 @@ class Runner(DeviceRunner):
             **{n: importlib.metadata.version(n) for n in ("jax", "libtpu")},
         }
         self._clock: Clock = WallClock() if self._interpreted else ProfilerClock()
-        self._programs: OrderedDict[tuple[str, str, str], Program] = OrderedDict()
+        self._programs: OrderedDict[tuple[str, str], Program] = OrderedDict()
         self._numbers = itertools.count()
 
     def _spoiled(self, error: BaseException) -> bool:
         return isinstance(error, jax.errors.JaxRuntimeError | MemoryError)
 
     def _program(
-        self, entry: Mapping[str, Any], workload: Mapping[str, Any], answer: Answer, state: dict[str, str]
+        self,
+        job: Frame,
+        entry: Mapping[str, Any],
+        workload: Mapping[str, Any],
+        answer: Answer,
+        state: dict[str, str],
     ) -> Program:
-        key = (entry["source"], json.dumps(entry["params"], sort_keys=True), workload["id"])
+        plan = job.blobs[f"plan/{entry['id']}/{workload['id']}"]
+        key = (hashlib.sha256(plan).hexdigest(), workload["id"])
         if key not in self._programs:
-            state.update(phase="import", entry=entry["id"])
+            state.update(phase="compile", entry=entry["id"])
             with mesh_of(self._chip) if self._interpreted else contextlib.nullcontext(), _alive(answer):
-                build = load_build(entry["source"])
-                state["phase"] = "trace"
-                jaxpr = trace(build, entry["params"], workload)
-                state["phase"] = "compile"
+                (frame,) = FrameReader(len(plan)).feed(plan)
+                jaxpr = decode(artefact_of(frame.blobs["text"], frame.arrays))
+                check_form(jaxpr, workload)
                 self._programs[key] = self._compiled(jaxpr)
             while len(self._programs) > PROGRAMS:
                 self._programs.popitem(last=False)
@@ -90,7 +97,7 @@ class Runner(DeviceRunner):
         workloads = {w["id"]: w for w in job.data["workloads"]}
         for item in job.data["check"]:
             workload = workloads[item["workload"]]
-            program = self._program(job.data["entries"][0], workload, answer, state)
+            program = self._program(job, job.data["entries"][0], workload, answer, state)
             for kind in item["kinds"]:
                 prefix = f"{workload['id']}/{kind}/"
                 operands = [jax.device_put(job.arrays[prefix + s["name"]]) for s in workload["inputs"]]
@@ -106,7 +113,7 @@ class Runner(DeviceRunner):
         entries, pace = job.data["entries"], job.data.get("pace") or {}
         behind: list[float] = []
         for workload in job.data["workloads"]:
-            programs = [self._program(entry, workload, answer, state) for entry in entries]
+            programs = [self._program(job, entry, workload, answer, state) for entry in entries]
             operands = _operands(job, workload)
             timed = self._workload(job, workload, programs, operands, state, far_behind(behind), answer)
             if workload["id"] in pace:

@@ -42,3 +42,8 @@ class Runner:
             answer(Frame("compiled", blobs=plans))
         except Exception as error:  # noqa: BLE001 - whatever a candidate raises is its answer
             answer(error_frame(phase, error))
+
+
+def run(job: Frame, answer: Answer) -> None:
+    """Serve one job, in a process of its own."""
+    Runner(job.data["runner_config"]).run(job, answer)

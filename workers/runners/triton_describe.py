@@ -179,3 +179,8 @@ def _said(tool: str, *arguments: str) -> str:
         [str(TOOLS / tool), *arguments], capture_output=True, text=True, check=True, timeout=TOOL_SECONDS
     )
     return done.stdout
+
+
+def run(job: Frame, answer: Answer) -> None:
+    """Serve one job, in a process of its own."""
+    Runner(job.data["runner_config"]).run(job, answer)

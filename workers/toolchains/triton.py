@@ -1,8 +1,7 @@
-"""Needs of a measured target of a machine: a GPU, torch, Triton, and a place for compiled kernels."""
+"""Needs of a measured target of a machine: a GPU, torch, Triton."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import itertools
@@ -16,8 +15,8 @@ from pathlib import Path
 from tilewright.fitness.architectures import Architecture
 from tilewright.fitness.gpus import Gpu, local_name
 
-CACHE_VARIABLE = "TILEWRIGHT_CACHE"
-"""Folder for compiled kernels; workers of one cluster that share it compile each kernel once."""
+CACHES = ("TRITON_CACHE_DIR",)
+"""Variables that name a folder of compiled kernels: each child has its own, since what is in it is run unseen."""
 
 DRIVER_FOLDERS = tuple(
     map(
@@ -88,30 +87,15 @@ def missing_parts(gpu: Gpu | Architecture, *, remote: bool = False) -> str | Non
     return None
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept, a folder for each toolchain. Made here; raises OSError."""
-    base = os.environ.get(CACHE_VARIABLE) or os.environ.get("XDG_CACHE_HOME")
-    root = Path(base) if base else Path.home() / ".cache"
-    key = hashlib.sha256(repr(sorted(toolchain().items())).encode()).hexdigest()[:12]
-    folder = (root / "tilewright" / f"triton-{key}").absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def environment(gpu: Gpu) -> dict[str, str]:
-    """Environment of a child that runs Triton kernels. Raises OSError for a cache that cannot be made."""
+    """Environment of a child that runs Triton kernels."""
     interpreted = {"TRITON_INTERPRET": "1"} if gpu.interpreted else {}
     return {**compile_environment(), **interpreted}
 
 
 def compile_environment() -> dict[str, str]:
-    """Environment of a child that compiles Triton kernels. Raises OSError for a cache that cannot be made."""
-    found = {
-        "TRITON_CACHE_DIR": str(cache_folder()),
-        # line numbers would make equal kernels differ
-        "TRITON_DISABLE_LINE_INFO": "1",
-    }
-    return {**found, **launch_environment()}
+    """Environment of a child that compiles Triton kernels; line numbers would make equal kernels differ."""
+    return {"TRITON_DISABLE_LINE_INFO": "1", **launch_environment()}
 
 
 def launch_environment() -> dict[str, str]:

@@ -155,6 +155,10 @@ class Model:
         spread = np.sqrt((1 - TREES_SHARE) * spread**2 + TREES_SHARE * other_spread**2)
         return log_improvement(mean, doubt * spread, self._best) + np.log(feasible)
 
+    def gain(self, warped: float) -> float:
+        """A small improvement over the best, as modelled, in log fitness."""
+        return warped * self._warp.knee * self._warp.width
+
     def _feasible(self, split: np.ndarray) -> np.ndarray:
         if self._failures is None:
             return np.ones(len(split))

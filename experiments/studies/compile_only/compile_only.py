@@ -27,9 +27,9 @@ from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import all_operators, families, load_operator
 from tilewright.seeds.operator import Operator, SeedKernel, Suite
 from tilewright.workers.cascade.compile_only import CompileOnlyCascade
-from tilewright.workers.cascade.compile_only_stages import describe_config
+from tilewright.workers.cascade.compile_only_stages import describe_children
+from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.run_once import ChildLimits
-from tilewright.workers.child.session import SessionPool
 from tilewright.workers.request import GIB, Limits, one_line
 from tilewright.workers.toolchains import triton as triton_toolchain
 
@@ -70,7 +70,7 @@ class Line:
 
 
 def judged(
-    compiler: SessionPool, operator: Operator, kernel: SeedKernel, target: str, changes: Mapping[str, Any]
+    compiler: FreshChildren, operator: Operator, kernel: SeedKernel, target: str, changes: Mapping[str, Any]
 ) -> Evaluation:
     """The compile-only verdict of a seed with some parameters changed."""
     (shape, *_) = next(iter(operator.suites.values())).check
@@ -160,7 +160,7 @@ def summary(seeds: Sequence[Line]) -> str:
 class Records:
     """What was found before, kept as JSON lines, so that a survey can be done in pieces."""
 
-    def __init__(self, path: Path | None, compiler: SessionPool, deadline: float) -> None:
+    def __init__(self, path: Path | None, compiler: FreshChildren, deadline: float) -> None:
         self._path, self._compiler, self._deadline = path, compiler, deadline
         known = path.read_text(encoding="utf-8").splitlines() if path is not None and path.is_file() else []
         self._held = {tuple(key): text for key, text in map(json.loads, known)}
@@ -196,7 +196,7 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no compilation after so long")
     args = parser.parse_args()
-    compiler = SessionPool(describe_config())
+    compiler = describe_children()
     try:
         records = Records(args.records, compiler, time.monotonic() + args.seconds)
         findings, lines, missing = survey(records, args.families, args.targets)

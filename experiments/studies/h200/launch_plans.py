@@ -34,9 +34,10 @@ from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Operator, SeedKernel, Workload
 from tilewright.workers.cascade.measured import MeasuredCascade
 from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.run_once import ChildOutcome
-from tilewright.workers.child.session import JobLimits, SessionPool
-from tilewright.workers.device.station import LocalStation, compile_config
+from tilewright.workers.child.session import JobLimits
+from tilewright.workers.device.station import LocalStation, compile_children
 from tilewright.workers.plans.format import Plan
 from tilewright.workers.plans.replay import Ready
 
@@ -59,8 +60,8 @@ def point_of(kernel: SeedKernel) -> Json:
 
 def recorded(pairs: Sequence[tuple[Operator, SeedKernel]], processes: int) -> list[bytes | str]:
     """Plans for each operator's first checked shape, or why there is none."""
-    pools: queue.SimpleQueue[SessionPool] = queue.SimpleQueue()
-    made = [SessionPool(compile_config(load_target("h200").gpu)) for _ in range(processes)]
+    pools: queue.SimpleQueue[FreshChildren] = queue.SimpleQueue()
+    made = [compile_children(load_target("h200").gpu) for _ in range(processes)]
     for pool in made:
         pools.put(pool)
 

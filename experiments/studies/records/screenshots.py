@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from testkit.browser import browser_page, missing_browser
-from testkit.mlflow_pages import PLAIN_PAGE, MlflowPages, candidate_columns, mlflow_server
+from testkit.mlflow_pages import PLAIN_PAGE, MlflowPages, mlflow_server
 from tilewright.evolve.mlflow_mirror.process import ARTIFACTS, mirror_command, mirror_environment, store_uri
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
@@ -72,9 +72,12 @@ def mlflow_pictures(home: Path, uri: str, data: CampaignData, out: Path) -> None
         pages.run(pages.campaign)
         pages.await_text("Verdicts")
         browser.shot(out / "mlflow-overview.png")
-        pages.candidates_table(candidate_columns(data))
+        pages.view()
         pages.await_text("0000 ")
         browser.shot(out / "mlflow-candidates.png")
+        pages.view(charts=True)
+        browser.page.locator(".js-plotly-plot").nth(2).wait_for(timeout=60_000)
+        browser.shot(out / "mlflow-charts.png")
         pages.run(pages.campaign, "model-metrics")
         browser.shot(out / "mlflow-campaign.png")
         pages.artifact(pages.campaign, "report.html")

@@ -185,7 +185,7 @@ def run_arm(resolved: Resolved, evaluator: Evaluator, folder: Path) -> list[dict
             1,
             must_pass=True,
         )
-        searcher = build_searcher(resolved, archive, journal, folder)
+        searcher = build_searcher(resolved, archive, journal, folder).searcher
         campaign = Campaign(plan, searcher, archive, evaluator, journal)
         campaign.run()
     return [

@@ -79,7 +79,7 @@ def run(
         plan = Plan(starts, Budget(evaluations), config.seed, config.search.lag, config.search.islands)
         campaign = Campaign(
             dataclasses.replace(plan, must_pass=False),
-            build_searcher(resolved, archive, journal, folder),
+            build_searcher(resolved, archive, journal, folder).searcher,
             archive,
             pool,
             journal,

@@ -31,7 +31,7 @@ from mlflow.entities import Run
 
 from testkit.sample_campaign import SampleCampaign
 from tilewright.evolve.mlflow_mirror import process as mirror_process
-from tilewright.evolve.ui import free_port, server_command
+from tilewright.evolve.mlflow_mirror.ui import free_port, server_command
 
 HOST, CAMPAIGN = "127.0.0.1", "away-001"
 START_SECONDS, CATCH_UP_SECONDS = 120.0, 580.0

@@ -1,28 +1,31 @@
-"""Would these searches have stopped by themselves, when, and what would that have lost? And what was to be expected?
+"""Would searches have stopped by themselves, when, and what would that have lost?
 
-    python -m experiments.studies.search.efficiency --seeds 30 --keep RUNS.jsonl
-    python -m experiments.studies.search.convergence RUNS.jsonl --out experiments/records/search/search_converged.md
+    python -m experiments.studies.search.convergence --seeds 5 --out experiments/records/search/search_converged.md
+    python -m experiments.studies.search.convergence --development --seeds 10
 
-``RUNS.jsonl`` holds finished runs of ``efficiency``. A run stops where ``evolve.campaign.convergence`` says so; lost is
-what the rest of its budget gained.
+Campaigns of 200 evaluations on the recorded spaces, or on made-up ones (seeds from 100 on), that go on after the moment
+at which ``budget: {until: converged}`` would have stopped them; lost is what they gained from there on.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tilewright.evolve.campaign.convergence import AHEAD, LEAST_EVALUATIONS, LEAST_GAIN, Convergence, expected
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from experiments.studies.search.families import DEVELOPMENT
+from testkit.spaces.campaigns import Setting, table_campaign
+from testkit.spaces.tables import SPACES, Table, read_tables
+from tilewright.evolve.campaign.loop import Campaign
 
-STALE_EDGES = (0, 8, 16, 32, 64, 200)
+BUDGET = 200
+FIRST_SEED = 100
+"""Of made-up spaces; recorded ones begin at 0."""
+
 EARLY = 0.005
 """Gain lost from which on a stop was too early."""
 
@@ -37,46 +40,21 @@ class Stop:
     lost: float
 
 
-def stop_of(space: str, curve: np.ndarray) -> Stop:
-    """``curve`` [budget]: best score so far."""
-    told = Convergence()
-    for count, score in enumerate(curve, 1):
-        told.add(_evaluation(float(score)))
-        if told.reached:
-            return Stop(space, count, len(curve), 1.0 - float(score / curve[-1]))
-    return Stop(space, len(curve), len(curve), 0.0)
+def stop_of(table: Table, seed: int, budget: int = BUDGET) -> Stop:
+    """One campaign, and where it would have stopped."""
+    campaign = table_campaign(table, seed, Setting(budget))
+    stopped: list[int] = []
 
+    def look(running: Campaign) -> None:
+        if not stopped and running.convergence.reached(lambda: running.foretell(running.history)):
+            stopped.append(len(running.history.evaluated))
 
-def _evaluation(score: float) -> Evaluation:
-    common = {"genome": "", "target": "", "suite": "", "stage": Stage.MEASURE}
-    if score <= 0.0:
-        return Evaluation(**common, verdict=Verdict.COMPILE_ERROR, reason="nothing valid yet")
-    return Evaluation(**common, verdict=Verdict.OK, fitness=score)
-
-
-def calibration(curves: Iterable[np.ndarray]) -> str:
-    """Gain that was expected of the next evaluations and gain that came, by length of the silence before."""
-    moments = []
-    for curve in curves:
-        stale, mark = 0, 0.0
-        for place, score in enumerate(curve[:-AHEAD]):
-            stale = 0 if score > mark * 1.002 else stale + 1
-            mark = max(mark, float(score)) if stale == 0 else mark
-            if place + 1 >= LEAST_EVALUATIONS and score > 0.0:
-                moments.append((stale, expected(place + 1, stale), curve[place + AHEAD] / score - 1.0))
-    table = np.array(moments)
-    lines = [
-        "| evaluations without gain | moments | expected | came | more than 0.5 % |",
-        "| --- |" + " --- |" * 4,
-    ]
-    for low, high in itertools.pairwise(STALE_EDGES):
-        mine = table[(table[:, 0] >= low) & (table[:, 0] < high)]
-        if len(mine):
-            means, often = mine.mean(axis=0), float((mine[:, 2] > LEAST_GAIN).mean())
-            lines.append(
-                f"| {low} to {high - 1} | {len(mine)} | {means[1]:.2%} | {means[2]:.2%} | {often:.0%} |"
-            )
-    return "\n".join(lines) + "\n"
+    campaign.on_progress = look
+    campaign.run()
+    scores = np.array([table.fraction(candidate.genome) for candidate in campaign.history.candidates])
+    curve = np.maximum.accumulate(scores)
+    at = stopped[0] if stopped else len(curve)
+    return Stop(table.name, at, len(curve), 1.0 - float(curve[at - 1] / curve[-1]))
 
 
 def describe(stops: Sequence[Stop]) -> str:
@@ -97,16 +75,20 @@ def describe(stops: Sequence[Stop]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Where finished runs would have stopped by themselves.")
-    parser.add_argument("runs", type=Path, help="runs kept by efficiency --keep")
+    parser = argparse.ArgumentParser(description="Where searches would have stopped by themselves.")
+    parser.add_argument("--spaces", type=Path, default=SPACES, help="folder with NAME.json and NAME.csv.gz")
+    parser.add_argument("--development", action="store_true", help="made-up spaces instead")
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, help="write a record in Markdown")
     told = parser.parse_args(arguments)
-    runs = [json.loads(line) for line in told.runs.read_text().splitlines()]
-    curves = [(run["space"], np.array(run["curve"])) for run in runs]
-    text = describe([stop_of(*curve) for curve in curves]) + "\n" + calibration(curve for _, curve in curves)
+    made = [make() for make in DEVELOPMENT.values()] if told.development else read_tables(told.spaces)
+    first = FIRST_SEED if told.development else 0
+    stops = [stop_of(table, first + seed) for table in made for seed in range(told.seeds)]
+    text = describe(stops)
     sys.stdout.write(text)
     if told.out:
-        told.out.write_text(f"# Searches that stop by themselves, on recorded spaces\n\n{text}")
+        command = " ".join(["python -m experiments.studies.search.convergence", *(arguments or sys.argv[1:])])
+        told.out.write_text(f"# Searches that stop by themselves\n\n`{command}`\n\n{text}")
     return 0
 
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 
-from tilewright.evolve.campaign.convergence import LEAST_EVALUATIONS, Convergence, expected
+from testkit.spaces.campaigns import Setting, table_campaign
+from testkit.spaces.tables import Table
+from tilewright.evolve.campaign.convergence import LEAST_EVALUATIONS, LEAST_SILENCE, Convergence, silent
+from tilewright.evolve.campaign.loop import Budget, StopReason
+from tilewright.evolve.space.space import Space
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
 from tilewright.fitness.headroom import headroom, mean_closed
 
@@ -34,26 +41,46 @@ def after(*seconds: float | None, floor: float = 0.0) -> Convergence:
 
 
 def test_silence_converges_and_improvement_does_not() -> None:
-    silent = after(1.0, *[2.0] * 400)
+    quiet = after(1.0, *[2.0] * 400)
     improving = after(*[1.0 / (1.0 + 0.01 * n) for n in range(400)])
-    assert silent.reached and not improving.reached
-    assert not after(1.0, *[2.0] * (LEAST_EVALUATIONS - 2)).reached
+    assert quiet.reached() and not improving.reached()
+    assert not after(1.0, *[2.0] * (LEAST_EVALUATIONS - 2)).reached()
 
 
 def test_failures_are_silence_too_but_gains_within_the_noise_are_no_improvement() -> None:
-    assert after(1.0, *[None] * 400).reached
-    assert after(*[1.0 - 1e-6 * n for n in range(400)]).reached
+    assert after(1.0, *[None] * 400).reached()
+    assert after(*[1.0 - 1e-6 * n for n in range(400)]).reached()
 
 
 def test_on_the_floor_there_is_nothing_left_to_gain() -> None:
     near = [2.0 - 0.02 * n for n in range(LEAST_EVALUATIONS)]
-    assert after(*near, 1.001, floor=1.0).reached
-    assert not after(*near, 1.05, floor=1.0).reached
-    assert after(*near, 1.001, floor=1.0).expected_gain == pytest.approx(0.001, rel=1e-6)
+    assert after(*near, 1.001, floor=1.0).reached()
+    assert not after(*near, 1.05, floor=1.0).reached()
+    assert after(*near, 1.001, floor=1.0).expected_gain() == pytest.approx(0.001, rel=1e-6)
 
 
-def test_expectations_fall_with_silence_and_with_age() -> None:
-    assert expected(100, 10) > expected(100, 40) > expected(200, 40) > 0.0
+def test_a_model_that_expects_nothing_ends_a_silence_sooner() -> None:
+    assert silent(150) < silent(100)
+    told = after(1.0, *[2.0] * (LEAST_EVALUATIONS + LEAST_SILENCE))
+    assert not told.reached() and not told.reached(lambda: 0.01) and told.reached(lambda: 1e-5)
+    assert not after(*[1.0 / (1.0 + 0.01 * n) for n in range(90)]).reached(lambda: 0.0)
+
+
+def test_a_search_stops_once_its_model_expects_nothing() -> None:
+    """A space in which every parameter counts for itself: found soon, and hardly searched further."""
+    space = Space(dict.fromkeys("abc", (1, 2, 4, 8, 16, 32, 64)), {})
+    assert space.points is not None
+    order = np.argsort(space.codes(space.points))
+    times = np.exp(((space.points[order] - [2, 4, 3]) ** 2 * [0.1, 0.05, 0.02]).sum(axis=1))
+    table = Table("sum", "", space, space.codes(space.points)[order], times, "SPACE = {}\n")
+    campaign = table_campaign(table, 1, Setting(300))
+    campaign.plan = dataclasses.replace(campaign.plan, budget=Budget(300, until_converged=True))
+    assert campaign.run() is StopReason.CONVERGED
+    assert len(campaign.history.evaluated) < LEAST_EVALUATIONS + 2 * LEAST_SILENCE
+    best = campaign.history.best
+    assert best is not None and table.fraction(best[0].genome) == 1.0
+    told = campaign.foretell(campaign.history)
+    assert told is not None and 0.0 <= told < 1e-3
 
 
 def test_headroom_is_the_share_of_the_gap_to_the_floor() -> None:

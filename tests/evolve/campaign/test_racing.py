@@ -19,11 +19,11 @@ from tilewright.evolve.proposers.portfolio import Portfolio
 from tilewright.evolve.proposers.surrogate.local_moves import ParameterProposer
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import History
+from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import Space
-from tilewright.fitness.evaluation import FigureKind, Verdict, WorkloadFigures
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
 from tilewright.fitness.race import Race, Rung
 
 KERNEL = '"""made up"""\n'
@@ -172,3 +172,26 @@ def test_workloads_that_speak_for_the_suite_are_screened_on() -> None:
     assert [len(rung.workloads) for rung in rungs] == [2, 4]
     assert set(rungs[0].workloads) <= {f"w{n}" for n in range(6)}
     assert 0 < rungs[0].half_width < 0.01 and math.isfinite(rungs[0].offset)
+
+
+def test_a_workload_on_its_floor_decides_no_race() -> None:
+    """Of two that tell the same, the first is at the roofline."""
+    archive = Archive(1, 10)
+    figures = [
+        WorkloadFigures(
+            workload=name, seconds=s, tflops=1 / s, roofline_fraction=0.5, kind=FigureKind.MODELLED
+        )
+        for name, s in (("w0", 1.0), ("w1", 1.0))
+    ]
+    told = Evaluation(
+        genome="g", target="t", suite="s", stage=Stage.MEASURE, verdict=Verdict.OK, fitness=1.0,
+        workloads=tuple(figures),
+    )  # fmt: skip
+    archive.add(Candidate(0, Genome("k", {}), (), Mutation(MutationKind.SEED, "seed", ""), 0, 0, 0), told)
+    rates = np.random.default_rng(0).normal(0, 0.1, (16, 1)) + np.zeros(2)
+    chosen = {}
+    for floor in (0.5, 0.99):
+        floors = {"w0": {"mxu": floor}, "w1": {"mxu": 0.5}}
+        (rung,) = Racing(["w0", "w1"], archive, floors)._chosen(rates)
+        chosen[floor] = rung.workloads
+    assert chosen == {0.5: ("w0",), 0.99: ("w1",)}

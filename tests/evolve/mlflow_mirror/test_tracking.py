@@ -116,7 +116,9 @@ def test_a_whole_campaign(journal_path: Path, uri: str, tmp_path: Path) -> None:
     )
     note = parent.data.tags["mlflow.note.content"]
     assert (
-        note.startswith("Winner: **") and "at 4096x4096x4096 (tpu7x, modelled)" in note and "of bf16" in note
+        note.startswith("The winner takes **")
+        and "at 4096x4096x4096, **" in note
+        and "× bf16; tpu7x, modelled. [Report](#/experiments/" in note
     )
     files = {f.path for f in MlflowClient(uri).list_artifacts(parent.info.run_id)}
     assert {"report.html", "lineage.html", "archive.svg", "shapes.svg", "roofline.svg"} <= files
@@ -362,6 +364,6 @@ def test_names_and_texts_fit_mlflow(journal_path: Path) -> None:
         update={"workload": "llama/4/nt", "diagnosis": {"a?b": 1, "c": "x"}}
     )
     odd = evaluation.model_copy(update={"workloads": (figures,), "reason": "x" * 9000})
-    content = candidate_run(facts, child, odd, [seed], ["r1"])
+    content = candidate_run(facts, child, odd, [seed], ["r1"], {})
     assert "a_b_modelled/llama.4.nt" in content.metrics and "seconds_modelled/llama.4.nt" in content.metrics
     assert all(len(v) <= 5000 for v in content.tags.values()) and all(v != "" for v in content.tags.values())

@@ -132,7 +132,7 @@ def test_importing_it_is_cheap() -> None:
     """Help, status and reports must not wait for MLflow or Ray."""
     code = (
         "import sys, tilewright.evolve.show.display, tilewright.evolve.report.html, "
-        "tilewright.evolve.mlflow_mirror.process, tilewright.evolve.ui; "
+        "tilewright.evolve.mlflow_mirror.process, tilewright.evolve.mlflow_mirror.ui; "
         "sys.exit(bool({'mlflow', 'ray', 'jax', 'torch', 'sklearn'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

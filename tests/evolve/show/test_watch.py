@@ -75,7 +75,7 @@ def test_what_is_pending_and_what_mlflow_lacks(folder: Path) -> None:
     sample = SampleCampaign(folder / JOURNAL)
     sample.grow(3)
     sample.journal.add_candidate(sample._child())
-    Follower(folder / JOURNAL, "sqlite:///x", folder, None)._report(Progress("sqlite:///x", 1))
+    Follower(folder / JOURNAL, "sqlite:///x", folder, None)._report(Progress("sqlite:///x", "", 1))
     with Journal(folder / JOURNAL) as journal:
         view = watch.JournalView(journal)
         view.refresh()

@@ -18,9 +18,9 @@ from tilewright.workers.cascade.measured import MeasuredCascade
 from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits
-from tilewright.workers.child.session import JobLimits, SessionPool
+from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.comparison import CONTROL, Comparison, compare
-from tilewright.workers.device.station import Entry, LocalStation, compile_config, station_fault
+from tilewright.workers.device.station import Entry, LocalStation, compile_children, station_fault
 from tilewright.workers.plans.format import Plan
 from tilewright.workers.request import GIB, Limits
 from tilewright.workers.runners.triton_clock import GpuClock
@@ -46,11 +46,9 @@ def honest(operator):
 
 @pytest.fixture(scope="module")
 def station(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(triton_toolchain.CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
-        made = LocalStation(load_target("interpreter").gpu)
-        yield made
-        made.close()
+    made = LocalStation(load_target("interpreter").gpu)
+    yield made
+    made.close()
 
 
 def judge(operator, station, genome, source, limits=PATIENT, params=POINT):
@@ -141,8 +139,7 @@ def test_side_by_side_each_where_it_serves(operator, station, honest):
 
 
 def test_compiling_ahead_needs_no_gpu(operator, honest, tmp_path, monkeypatch):
-    monkeypatch.setenv(triton_toolchain.CACHE_VARIABLE, str(tmp_path))
-    keeper = SessionPool(compile_config(load_target("h200").gpu))
+    keeper = compile_children(load_target("h200").gpu)
     workload = operator.suites["tiny"].workloads[0]
 
     def tensors(specs):
@@ -231,7 +228,6 @@ def test_an_interrupted_host_does_not_lengthen_the_wall_clock(monkeypatch):
 
 def test_a_station_keeps_its_childrens_files_where_it_is_told(tmp_path, monkeypatch):
     """A pool's own folder is removed with everything in it when a station is killed amid a job."""
-    monkeypatch.setenv(triton_toolchain.CACHE_VARIABLE, str(tmp_path / "cache"))
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     station = LocalStation(load_target("interpreter").gpu, scratch)

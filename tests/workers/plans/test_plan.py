@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from tilewright.fitness.targets import load_target
 from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.session import JobLimits, SessionPool
-from tilewright.workers.device.station import compile_config
+from tilewright.workers.child.fresh import FreshChildren
+from tilewright.workers.child.session import JobLimits
+from tilewright.workers.device.station import compile_children
 from tilewright.workers.plans.cubin import CubinError, read_cubin
 from tilewright.workers.plans.format import (
     MAGIC,
@@ -34,7 +35,6 @@ from tilewright.workers.plans.format import (
     Tensor,
     TensorMap,
 )
-from tilewright.workers.toolchains import triton as triton_toolchain
 
 pytest.importorskip("triton")
 
@@ -91,15 +91,13 @@ SQUARE = {"id": "square", "inputs": [described("x", 128, 64)], "outputs": [descr
 
 
 @pytest.fixture(scope="module")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionPool]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(triton_toolchain.CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
-        keeper = SessionPool(compile_config(load_target("h200").gpu))
-        yield keeper
-        keeper.close()
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshChildren]:
+    keeper = compile_children(load_target("h200").gpu)
+    yield keeper
+    keeper.close()
 
 
-def compiled(compiler: SessionPool, source: str, *workloads: dict[str, Any], **params: Any) -> Frame:
+def compiled(compiler: FreshChildren, source: str, *workloads: dict[str, Any], **params: Any) -> Frame:
     """The child's answer."""
     job = Frame("compile", {"source": source, "params": params, "workloads": list(workloads or (SQUARE,))})
     outcome = compiler.run(job, JobLimits(120.0, 120.0))
@@ -107,19 +105,19 @@ def compiled(compiler: SessionPool, source: str, *workloads: dict[str, Any], **p
     return outcome.frames[-1]
 
 
-def recorded(compiler: SessionPool, source: str) -> Plan:
+def recorded(compiler: FreshChildren, source: str) -> Plan:
     answer = compiled(compiler, source)
     assert answer.kind == "compiled", answer.data
     return Plan.from_bytes(answer.blobs["square"])
 
 
 @pytest.fixture(scope="module")
-def one(compiler: SessionPool) -> Plan:
+def one(compiler: FreshChildren) -> Plan:
     return recorded(compiler, HEADER + ONE)
 
 
 @pytest.fixture(scope="module")
-def two(compiler: SessionPool) -> Plan:
+def two(compiler: FreshChildren) -> Plan:
     return recorded(compiler, HEADER + TWO)
 
 
@@ -150,13 +148,11 @@ def test_fills_views_scratch_and_tensor_maps_are_recorded_in_order(two: Plan) ->
 
 
 def test_the_same_launch_gives_the_same_bytes_in_another_process(one: Plan, tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(triton_toolchain.CACHE_VARIABLE, str(tmp_path))
-        other = SessionPool(compile_config(load_target("h200").gpu))
-        try:
-            again = recorded(other, HEADER + ONE)
-        finally:
-            other.close()
+    other = compile_children(load_target("h200").gpu)
+    try:
+        again = recorded(other, HEADER + ONE)
+    finally:
+        other.close()
     assert again.to_bytes() == one.to_bytes() and again.digest == one.digest
 
 
@@ -182,7 +178,7 @@ def test_the_same_launch_gives_the_same_bytes_in_another_process(one: Plan, tmp_
     ],
 )
 def test_what_a_plan_cannot_hold_is_refused_with_the_reason(
-    compiler: SessionPool, old: str, new: str, kind: str, said: str
+    compiler: FreshChildren, old: str, new: str, kind: str, said: str
 ) -> None:
     assert old in ONE
     answer = compiled(compiler, HEADER + FORBIDDEN + ONE.replace(old, new, 1))
@@ -190,13 +186,13 @@ def test_what_a_plan_cannot_hold_is_refused_with_the_reason(
     assert said in answer.data["message"]
 
 
-def test_a_tensor_under_another_dtype_is_the_same_tensor(compiler: SessionPool, one: Plan) -> None:
+def test_a_tensor_under_another_dtype_is_the_same_tensor(compiler: FreshChildren, one: Plan) -> None:
     """Triton's own way to pass 8-bit floats that a torch has as bytes."""
     source = (HEADER + ONE).replace("(x, y, x.numel()", "(triton.reinterpret(x, tl.int32), y, x.numel()")
     assert recorded(compiler, source).launches[0].arguments == one.launches[0].arguments
 
 
-def test_a_launch_of_nothing_is_no_launch(compiler: SessionPool) -> None:
+def test_a_launch_of_nothing_is_no_launch(compiler: FreshChildren) -> None:
     empty = {"id": "square", "inputs": [described("x", 0, 64)], "outputs": [described("y", 0, 64)]}
     answer = compiled(compiler, HEADER + ONE, empty)
     plan = Plan.from_bytes(answer.blobs["square"])

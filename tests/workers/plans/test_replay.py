@@ -283,14 +283,14 @@ def test_threads_streams_and_graphs_on_the_gpu() -> None:
 
     from tilewright.fitness.targets import load_target
     from tilewright.workers.child.frames import Frame
-    from tilewright.workers.child.session import JobLimits, SessionPool
-    from tilewright.workers.device.station import compile_config
+    from tilewright.workers.child.session import JobLimits
+    from tilewright.workers.device.station import compile_children
 
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs an NVIDIA H200")
     tensor = {"shape": [1000, 33], "dtype": "float32"}
     shape = {"id": "w", "inputs": [{"name": "x", **tensor}], "outputs": [{"name": "y", **tensor}]}
-    pool = SessionPool(compile_config(load_target("h200").gpu))
+    pool = compile_children(load_target("h200").gpu)
     try:
         answer = pool.run(
             Frame("compile", {"source": ADD, "params": {}, "workloads": [shape]}), JobLimits(60.0, 60.0)

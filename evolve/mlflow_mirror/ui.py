@@ -9,8 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from tilewright.evolve.errors import JournalError, UserError
 from tilewright.evolve.mlflow_mirror.process import (
@@ -19,14 +22,19 @@ from tilewright.evolve.mlflow_mirror.process import (
     being_mirrored,
     mirror_command,
     mirror_environment,
+    read_progress,
     store_uri,
 )
 from tilewright.evolve.record.home import JOURNAL, campaigns
 from tilewright.evolve.record.journal import Journal
 
 FIRST_MIRROR_SECONDS = 120.0
+START_SECONDS = 120.0
+FIRST_PAGE_SECONDS = 20.0
+POLL_SECONDS = 0.25
 PORTS_TRIED = 50
 LAST_PORT = 65535
+SERVER_LOG = "mlflow-server.log"
 
 # Without these the server starts four workers and a job runner: 2.3 GB and half a minute.
 SERVER_SETTINGS = {
@@ -37,37 +45,105 @@ SERVER_SETTINGS = {
 }
 
 
-def serve_ui(home: Path, host: str = "127.0.0.1", port: int = 5000, uri: str | None = None) -> int:
-    """Serve the MLflow UI until Ctrl-C; returns the server's exit code. The server itself says where.
+def serve_ui(
+    home: Path,
+    say: Callable[[str], None],
+    host: str = "127.0.0.1",
+    port: int = 5000,
+    uri: str | None = None,
+    campaign: Path | None = None,
+) -> int:
+    """Serve the MLflow UI until Ctrl-C; returns the server's exit code. Says one link, to ``campaign``'s view.
 
     Campaigns that MLflow does not have whole are brought up to date first (when there is no store yet) or
-    meanwhile. Raises UserError when there is nothing to show, or no port to show it on.
+    meanwhile. What the server itself says goes into a file. Raises UserError when there is nothing to show, or no
+    port to show it on. Where MLflow is somebody's server already, it only says the link.
     """
     uri = uri or store_uri(home)
+    wanted = campaign or next(iter(reversed(campaigns(home))), None)
     if uri.startswith(("http:", "https:")):
-        raise UserError(f"MLFLOW_TRACKING_URI: {uri} is a server already; open it in a browser.")
+        page = _page(wanted, uri)
+        if not page:
+            raise UserError(f"MLFLOW_TRACKING_URI: {uri} is a server already; open it in a browser.")
+        say(f"MLflow: {link(uri, page)}")
+        return 0
     late = late_campaigns(home, uri)
     environment = mirror_environment(os.environ)
     if not _exists(uri):
         late = _make_store(home, uri, late, environment)
     chosen = free_port(host, port)
-    children = [_start(server_command(home, uri, host, chosen), {**environment, **SERVER_SETTINGS})]
-    if late:
-        children.append(_start(mirror_command(late, home, uri), environment, quiet=True))
+    log = home / SERVER_LOG
+    with open(log, "ab") as output:
+        children = [
+            _start(server_command(home, uri, host, chosen), {**environment, **SERVER_SETTINGS}, output)
+        ]
+        if late:
+            children.append(_start(mirror_command(late, home, uri), environment, output))
     before = signal.signal(signal.SIGTERM, lambda *_: _end(children))
     try:
+        address = f"http://{host}:{chosen}"
+        if _answers(address, children[0]):
+            _until_mirrored(wanted, uri, children)
+            say(f"MLflow: {link(address, _page(wanted, uri))}  (Ctrl-C ends it)")
         code = children[0].wait()
     except KeyboardInterrupt:
         code = 0
     finally:
         _end(children)
         signal.signal(signal.SIGTERM, before)
-    return max(code, 0)
+    if code > 0:
+        raise UserError(f"MLflow's server ended with {code}; {log} says why.")
+    return 0
 
 
-def _start(command: list[str], env: Mapping[str, str], *, quiet: bool = False) -> subprocess.Popen[bytes]:
+def closing_link(campaign: Path, home: Path, env: Mapping[str, str] = os.environ) -> str | None:
+    """What the end of a run says of MLflow: one link, and the command that serves it where no server does."""
+    uri = store_uri(home, env)
+    page = _page(campaign, uri)
+    if not page:
+        return None
+    if uri.startswith(("http:", "https:")):
+        return f"MLflow: {link(uri, page)}"
+    return f"MLflow: tilewright ui {campaign.name}  serves {link('http://127.0.0.1:5000', page)}"
+
+
+def link(address: str, page: str) -> str:
+    """A page's address on a server; the server's own address for no page."""
+    return address.rstrip("/") + page
+
+
+def _page(campaign: Path | None, uri: str) -> str:
+    """Where a store shows a campaign; empty while the store has nothing of it."""
+    if campaign is None:
+        return ""
+    progress = read_progress(campaign / JOURNAL)
+    return progress.page if progress.uri == uri else ""
+
+
+def _answers(address: str, server: subprocess.Popen[bytes]) -> bool:
+    """Waits for the server. False where it has ended or takes too long."""
+    deadline = time.monotonic() + START_SECONDS
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(f"{address}/health", timeout=2).close()
+            return True
+        except OSError:
+            time.sleep(POLL_SECONDS)
+    return False
+
+
+def _until_mirrored(campaign: Path | None, uri: str, children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Waits a moment for a campaign that is being written, so that the link leads to it."""
+    deadline = time.monotonic() + FIRST_PAGE_SECONDS
+    while not _page(campaign, uri) and time.monotonic() < deadline:
+        if any(child.poll() is None for child in children[1:]):
+            time.sleep(POLL_SECONDS)
+        else:
+            return
+
+
+def _start(command: list[str], env: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
     """In a session of its own: the server has children, and they must all end together."""
-    output = subprocess.DEVNULL if quiet else None
     return subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
 
 

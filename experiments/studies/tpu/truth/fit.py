@@ -1,0 +1,86 @@
+"""Constants of the time model from the rows of a truth set that may be fitted to (see ``rows``), chip by chip.
+
+    python -m experiments.studies.tpu.truth.fit FOLDER [--cache FOLDER] [--chip v6e]
+
+Prints the clock, rates and latency that fit those rows best, the errors they leave there and on the rest, and the same
+for the constants in use. Nothing is compiled and nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from experiments.studies.tpu.truth.rows import Row, read_rows
+from experiments.studies.tpu.truth.simulated import Run, cached
+from tilewright.fitness.memory import Rules
+from tilewright.fitness.time_model import CALIBRATIONS
+
+Measured = tuple[Row, Run]
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--chip", choices=sorted(CALIBRATIONS), action="append")
+    options = parser.parse_args(arguments)
+    cache = options.cache or options.folder / "cache"
+    known = []
+    for row in read_rows(options.folder):
+        run = cached(
+            {**row.spec, "chip": row.chip, "source": str(options.folder / row.spec["source"])}, cache
+        )
+        if run is not None and not run.failure:
+            known.append((row, run))
+    for chip in options.chip or sorted(CALIBRATIONS):
+        fitted = [(row, run) for row, run in known if row.chip == chip and row.fitted]
+        rest = [(row, run) for row, run in known if row.chip == chip and not row.fitted]
+        used = CALIBRATIONS[chip].rules
+        for name, rules in (("in use", used), ("fitted", best_rules(fitted, used))):
+            sys.stdout.write(
+                f"{chip} {name}: clock {rules.clock / 1e9:.3f} GHz, read {rules.read / 1e12:.3f} TB/s, write "
+                f"{rules.write / 1e12:.3f} TB/s, latency {rules.latency * 1e6:.2f} us; "
+                f"{_told('fitted rows', residuals(fitted, rules))}; {_told('the rest', residuals(rest, rules))}\n"
+            )
+
+
+def residuals(rows: Sequence[Measured], rules: Rules) -> np.ndarray:
+    """log(measured / modelled) of each row."""
+    return np.array([np.log(row.seconds / row.modelled(run, rules)) for row, run in rows])
+
+
+def best_rules(rows: Sequence[Measured], start: Rules) -> Rules:
+    """The rules that leave the least error on these rows, few far ones counted less; bounded by what is physical."""
+
+    def of(x: np.ndarray) -> Rules:
+        return Rules(x[0] * 1e9, x[1] * 1e12, x[2] * 1e12, 0.0, x[3] * 1e-6)
+
+    first = np.array([start.clock / 1e9, start.read / 1e12, start.write / 1e12, start.latency * 1e6])
+    found = least_squares(
+        lambda x: residuals(rows, of(x)),
+        first,
+        bounds=(0.5 * first, 2.0 * first),
+        x_scale=first,
+        loss="soft_l1",
+        f_scale=0.03,
+        diff_step=0.01,
+        max_nfev=20,
+    )
+    return of(found.x)
+
+
+def _told(name: str, errors: np.ndarray) -> str:
+    if not len(errors):
+        return f"{name}: none"
+    low, high = np.quantile(errors, [0.05, 0.95])
+    return f"{name} ({len(errors)}): median error {np.median(abs(errors)):.1%}, 90 % of them {low:+.3f} to {high:+.3f}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

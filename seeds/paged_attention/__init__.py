@@ -1,0 +1,1 @@
+"""Attention of one new token a sequence over keys and values kept in pages, sequences of any lengths (TPU)."""

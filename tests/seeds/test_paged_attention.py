@@ -1,0 +1,73 @@
+"""Ragged paged decode: right whatever lengths and tables, wrong twins fail, timed as its lengths say."""
+
+from __future__ import annotations
+
+import types
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from tilewright.evolve.space.space import Space
+from tilewright.fitness.dialect import check
+from tilewright.fitness.evaluation import Verdict
+from tilewright.fitness.gates import read_gates
+from tilewright.fitness.targets import load_target
+from tilewright.seeds.operator import KnownOperands, SeedKernel, Suite, Workload
+from tilewright.seeds.paged_attention.operator import INPUT_KINDS, operators
+from tilewright.workers.cascade.modelled import ModelledCascade
+
+(OPERATOR,) = operators().values()
+SHAPE = Workload("w", {"B": 2, "H": 4, "KV": 2, "D": 128, "R": 16, "L": 4})
+SOURCE = OPERATOR.kernels["plain"].source
+
+
+def reading(params, kind, source=SOURCE):
+    inputs = OPERATOR.make_inputs(SHAPE, 5, kind)
+    space = Space.from_source(source, [dict(SHAPE.dims)])
+    whole = {**space.defaults, **params}
+    assert space.violations(whole) == []
+    module = types.ModuleType("kernel")
+    exec(compile(source, "kernel.py", "exec"), module.__dict__)
+    with pltpu.force_tpu_interpret_mode(True):
+        out = np.asarray(jax.jit(module.build(whole))(*inputs.values()))
+    (found,) = read_gates(OPERATOR.gates, {"out": out}, OPERATOR.oracle(SHAPE, inputs), kind)
+    return found
+
+
+@pytest.mark.parametrize(("number", "kind"), list(enumerate(INPUT_KINDS)))
+def test_every_kind_of_lengths(number, kind):
+    params = {"pages": (1, 2)[number % 2], "heads": ("each", "all")[number // 2], "exponent": "exp2"}
+    assert reading(params, kind).passed
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("token < left,", "token < left + 1,"), ("tables[b, jnp.minimum", "tables[0, jnp.minimum")],
+)
+def test_wrong_twins_fail(before, after):
+    assert before in SOURCE
+    assert not reading({}, "randn", SOURCE.replace(before, after)).passed
+
+
+def test_the_kernel_is_in_the_dialect_and_its_space():
+    assert check(SOURCE) == []
+    suite = OPERATOR.suites["quick"]
+    space = Space.from_source(SOURCE, [dict(w.dims) for w in (*suite.workloads, *suite.check, *suite.final)])
+    for kernel in OPERATOR.kernels.values():
+        params = {**space.defaults, **kernel.overrides}
+        assert kernel.name == "wide" or space.violations(params) == []
+
+
+def test_a_kernel_reads_the_pages_of_its_workload():
+    assert isinstance(OPERATOR, KnownOperands)
+    cascade = ModelledCascade(OPERATOR, load_target("v6e"), Suite("small", (SHAPE,), (SHAPE,)))
+    params = Space.from_source(SOURCE, [dict(SHAPE.dims)]).defaults
+    found = cascade.evaluate("g", SOURCE, params, seed=1, baseline=SeedKernel("timed", SOURCE, baseline=True))
+    assert found.verdict is Verdict.OK, found.reason
+    pages = int((-(-OPERATOR.known(SHAPE)["lengths"] // 16)).sum())
+    assert pages < 8
+    page, rows, tables = 2 * 16 * 128 * 2, 2 * 4 * 128 * 2, 512
+    moved = found.workloads[0].diagnosis["dma_bytes"]
+    assert 0 <= moved - 2 * pages * page - 2 * rows <= 4 * tables + 2 * rows

@@ -1,0 +1,93 @@
+"""A child that serves many candidates: what one of them leaves behind is not held against the next."""
+
+import textwrap
+
+import pytest
+
+from tilewright.workers.child import fresh, session
+from tilewright.workers.child.ending import ChildOutcome, Ending
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.fresh import FreshChildren
+from tilewright.workers.child.session import JobLimits, SessionConfig, SessionPool
+
+LIMITS = JobLimits(20.0, 20.0)
+
+CHILD = """
+    import os, sys, time
+    sys.path.insert(0, sys.argv[1])
+    from tilewright.workers.child.frames import Frame, FrameReader, sender
+    answer, reader = sender(int(sys.argv[3])), FrameReader(1 << 20)
+    answer(Frame("ready"))
+    while piece := os.read(0, 1 << 20):
+        for job in reader.feed(piece):
+            number = job.data["job"]
+            if job.kind == "ping" and os.path.exists("mute"):
+                time.sleep(60)
+            if job.kind == "honest":
+                if os.path.exists("trap"):
+                    os._exit(0)
+                answer(Frame("answer", {"right": True}))
+            answer(Frame("done", {"job": number}))
+            if job.kind == "forges":
+                for ahead in range(1, 4):
+                    answer(Frame("done", {"job": number}))
+                    time.sleep(0.05 * ahead)
+            if job.kind == "forges and ends":
+                answer(Frame("done", {"job": number}))
+                os._exit(0)
+            if job.kind == "breaks off":
+                os.write(int(sys.argv[3]), b"TW")
+            for name in ("mute", "trap"):
+                if job.kind == name:
+                    open(name, "w").close()
+            if job.kind == "ends":
+                os._exit(0)
+"""
+"""A session's child whose candidates have got past every other wall."""
+
+
+@pytest.fixture
+def pool(tmp_path, monkeypatch):
+    (tmp_path / "session_main.py").write_text(textwrap.dedent(CHILD))
+    monkeypatch.setattr(session, "PROGRAMS", tmp_path)
+    monkeypatch.setattr(session, "PING_SECONDS", 0.5)
+    kept = SessionPool(SessionConfig("none", {}, {}))
+    yield kept
+    kept.close()
+
+
+@pytest.mark.parametrize("kind", ["forges", "forges and ends", "breaks off", "mute", "trap", "ends"])
+def test_the_next_candidate_is_judged_as_if_it_were_the_first(pool, kind):
+    assert pool.run(Frame(kind), LIMITS).ending is Ending.DONE
+    outcome = pool.run(Frame("honest"), LIMITS)
+    assert (outcome.ending, [frame.data for frame in outcome.frames]) == (Ending.DONE, [{"right": True}])
+    # answers forged in time for the forger's own job are read with it, and harm nobody
+    assert pool.replaced == 1 or (kind == "forges" and pool.replaced == 0)
+    replaced = pool.replaced
+    assert pool.run(Frame("honest"), LIMITS).ending is Ending.DONE and pool.replaced == replaced
+
+
+def test_what_dies_by_itself_is_its_own_fault(pool):
+    assert pool.run(Frame("honest"), LIMITS).ending is Ending.DONE
+    (folder,) = [pool._current._folder]
+    (folder / "trap").touch()
+    assert pool.run(Frame("honest"), LIMITS).ending is Ending.DONE, "run once more in a fresh child"
+    (pool._current._folder / "trap").touch()
+    pool._current.jobs = 0
+    assert pool.run(Frame("honest"), LIMITS).ending is Ending.CRASHED
+
+
+def test_each_job_of_fresh_children_has_folders_of_its_own(tmp_path, monkeypatch):
+    seen = []
+
+    def run_child(job, limits, folder, *, extra_environment, launcher):
+        seen.append((folder, extra_environment["CACHE"]))
+        assert folder.is_dir() and str(folder) in extra_environment["CACHE"]
+        return ChildOutcome(Ending.DONE)
+
+    monkeypatch.setattr(fresh, "run_child", run_child)
+    children = FreshChildren("x.", (), {}, {}, tmp_path, ("CACHE",))
+    for _ in range(2):
+        assert children.run(Frame("job"), LIMITS).ending is Ending.DONE
+    (one, cache), (other, again) = seen
+    assert one != other and cache != again and not one.exists() and not other.exists()
