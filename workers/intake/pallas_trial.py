@@ -21,6 +21,7 @@ from tilewright.workers.intake.operator import Operand, as_result, draw, functio
 from tilewright.workers.intake.pallas_text import Knob, Refused
 
 EVIDENCE_SECONDS = 60.0
+LEGAL_SECONDS = 20.0
 
 
 def judged(request: Mapping[str, Any], source: str, operands: list[Operand], calls: Sequence[Any],
@@ -97,13 +98,19 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
     for knob in knobs:
         if knob.name not in space:
             text = text.replace(f'params["{knob.name}"]', repr(knob.default))
+    legal = _legal(
+        space,
+        defaults,
+        [*all_dims, *(s[0] for s in shapes)],
+        lambda sizes, params: _eval_shapes(target.chip, build, params, operands, sizes),
+    )
     kinds = ["randn", "repeated"]
     return {
         "source": text, "space": {k: list(v) for k, v in space.items()},
         "defaults": {k: defaults[k] for k in space}, "fixed": fixed,
-        "operands": [[o.name, o.dtype, list(o.shape), o.below] for o in operands],
+        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total] for o in operands],
         "results": results, "call": state["call"], "precision": state["precision"], "check": [s[0] for s in shapes],
-        "kinds": kinds, "spread": 2, "independent": [], "dims": all_dims,
+        "kinds": kinds, "spread": 2, "legal": legal, "independent": [], "dims": all_dims,
         "work": _work(reference, state["call"], operands, all_dims),
     }  # fmt: skip
 
@@ -151,6 +158,7 @@ def _shapes(
     """Small shapes on which the default is right: multiples of blocks, then the whole if it is small."""
     largest = max([128, *(v for v in defaults.values() if v <= 1024)])
     tries = [
+        {n: min(s, 1024) for n, s in dims.items()},  # takes the largest blocks that are worth trying
         {n: min(s, 2 * largest * (1 + k % 2)) for k, (n, s) in enumerate(dims.items())},
         {n: min(s, largest * (1 + k % 3)) for k, (n, s) in enumerate(dims.items())},
         {n: min(s, largest) for n, s in dims.items()},
@@ -167,7 +175,7 @@ def _shapes(
         label = "x".join(map(str, small.values()))
         try:
             rng = np.random.default_rng(17)
-            inputs = {o.name: draw(o, o.sizes(small), "randn", 2, rng) for o in operands}
+            inputs = {o.name: draw(o, small, "randn", 2, rng) for o in operands}
             wanted = answers(inputs)
             outputs = runs(small, defaults, inputs)
         except Refused as refusal:
@@ -215,6 +223,32 @@ def _results(
             min_db, worst = bound.min_db, bound.worst
         results.append([f"o{number}", dtype, names, min_db, worst, number])
     return results, ""
+
+
+def _legal(
+    space: Mapping[str, Sequence[int]],
+    defaults: Mapping[str, int],
+    shapes: Sequence[Mapping[str, int]],
+    traced: Any,
+) -> dict[str, dict[str, list[int]]]:
+    """By shape and knob: the values at which the function can be traced there, the other knobs at their defaults."""
+    found: dict[str, dict[str, list[int]]] = {}
+    began = time.monotonic()
+    for dims in shapes:
+        label = "x".join(str(n) for n in dims.values()) or "one"
+        if label in found or time.monotonic() - began > LEGAL_SECONDS:
+            continue
+        found[label] = {}
+        for name, values in space.items():
+            kept = []
+            for value in values:
+                try:
+                    traced(dims, {**defaults, name: value})
+                except Exception:  # noqa: BLE001 - a value that this shape does not take
+                    continue
+                kept.append(value)
+            found[label][name] = kept
+    return found
 
 
 def _evidence(

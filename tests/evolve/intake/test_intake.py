@@ -10,7 +10,7 @@ import pytest
 
 from tests.evolve.intake import kernels
 from tilewright.evolve.campaign.resolve import resolve
-from tilewright.evolve.intake import child, folder, tune, winner
+from tilewright.evolve.intake import child, folder, preflight, tune, winner
 from tilewright.evolve.intake.remedies import remedy
 from tilewright.fitness.dialect import check
 from tilewright.fitness.targets import load_target
@@ -132,6 +132,9 @@ def test_a_pallas_function_is_taken_in_by_its_text(files: Path) -> None:
     assert check(answer["source"], entry="build") == []
     assert "block_rows" in answer["space"]
     assert answer["results"][0][2] == ["M", "K"]
+    screen = "\n".join(preflight.lines(answer, "jax.numpy.matmul", "tpu7x"))
+    assert "grid_spec" not in answer["source"] and "rules apply, with their places: " in screen
+    assert "at 512x256x128, which does not take" not in screen or "block_rows 1024" in screen
 
 
 def test_a_pallas_function_is_cut_down_to_what_its_call_does(files: Path) -> None:
