@@ -72,8 +72,8 @@ def _rewrites(source: str) -> Iterator[str]:
     for rule in every:
         try:
             places = len(rule.sites(kernel))
-        except Unsupported as reason:
-            unfollowed.setdefault(str(reason), []).append(rule.name)
+        except Unsupported as error:
+            unfollowed.setdefault(str(error), []).append(rule.name)
             continue
         if places:
             applied.append(f"{rule.name} ({places})")

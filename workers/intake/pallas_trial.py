@@ -6,6 +6,7 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -88,6 +89,13 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
         return {
             "refusals": [{"line": 0, "what": f"the kernel's own answer is not the reference's: {failed}"}]
         }
+    legal = _legal(
+        {k.name: k.values for k in knobs},
+        defaults,
+        [*all_dims, *(s[0] for s in shapes)],
+        lambda sizes, params: _eval_shapes(target.chip, build, params, operands, sizes),
+    )
+    knobs = [replace(k, values=_anywhere(k, legal)) for k in knobs]
     space, fixed = _evidence(knobs, defaults, shapes, results, runs)
     text = re.sub(
         r"SPACE = .*\nDEFAULTS = .*\n",
@@ -98,12 +106,10 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
     for knob in knobs:
         if knob.name not in space:
             text = text.replace(f'params["{knob.name}"]', repr(knob.default))
-    legal = _legal(
-        space,
-        defaults,
-        [*all_dims, *(s[0] for s in shapes)],
-        lambda sizes, params: _eval_shapes(target.chip, build, params, operands, sizes),
-    )
+    legal = {
+        label: {n: [v for v in taken_there[n] if v in space[n]] for n in space}
+        for label, taken_there in legal.items()
+    }
     kinds = ["randn", "repeated"]
     return {
         "source": text, "space": {k: list(v) for k, v in space.items()},
@@ -231,7 +237,8 @@ def _legal(
     shapes: Sequence[Mapping[str, int]],
     traced: Any,
 ) -> dict[str, dict[str, list[int]]]:
-    """By shape and knob: the values at which the function can be traced there, the other knobs at their defaults."""
+    """By shape and knob: the values at which the function can be traced there, the other knobs at their defaults or,
+    if those are smaller, at that value (a block of a block)."""
     found: dict[str, dict[str, list[int]]] = {}
     began = time.monotonic()
     for dims in shapes:
@@ -242,13 +249,22 @@ def _legal(
         for name, values in space.items():
             kept = []
             for value in values:
-                try:
-                    traced(dims, {**defaults, name: value})
-                except Exception:  # noqa: BLE001 - a value that this shape does not take
-                    continue
-                kept.append(value)
+                others = {n: max(v, value) for n, v in defaults.items()}
+                for params in ({**defaults, name: value}, {**others, name: value}):
+                    try:
+                        traced(dims, params)
+                    except Exception:  # noqa: BLE001 - a value that this shape does not take
+                        continue
+                    kept.append(value)
+                    break
             found[label][name] = kept
     return found
+
+
+def _anywhere(knob: Knob, legal: Mapping[str, Mapping[str, Sequence[int]]]) -> tuple[int, ...]:
+    """Its values that some shape takes."""
+    taken = {v for by_knob in legal.values() for v in by_knob.get(knob.name, knob.values)}
+    return tuple(v for v in knob.values if v in taken or v == knob.default) if legal else knob.values
 
 
 def _evidence(
