@@ -67,12 +67,13 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--targets", nargs="+", default=["v6e", "tpu7x"])
     options = parser.parse_args(arguments)
+    versions = toolchain()
     lines = [
         "# Copies by hand and by the grid",
         "",
-        f"Modelled by time model {time_model.VERSION}; jax {toolchain()['jax']}, libtpu {toolchain()['libtpu']}; one call,",
-        "microseconds. Made by `python -m experiments.studies.tpu.transfers`. *Over the grid*: the time of the kernel",
-        "whose copies the rule wrote, over that of the kernel it was made of. `manual_copy` starts a copy and waits for",
+        f"Modelled by time model {time_model.VERSION} (jax {versions['jax']}, libtpu {versions['libtpu']}), in us",
+        "a call. Made by `python -m experiments.studies.tpu.transfers`. *Over the grid*: the time of the kernel whose",
+        "copies the rule wrote, over that of the kernel it was made of. `manual_copy` starts a copy and waits for",
         "it: no pipeline, and slower on a TPU as well.",
         "",
         "| target | kernel | shape | copies | time, us | over the grid |",
