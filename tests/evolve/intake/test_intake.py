@@ -80,8 +80,20 @@ def test_a_transposed_view_is_packed_and_so_is_a_transposed_result(files: Path) 
         files / "mine.py", "scaled_columns", f"{files}/plain.py:scale", ("f32[30, 70], 2.0",)
     )
     answer = tune.take(request, load_target("interpreter"))
-    assert answer["source"].count("pack_view[") == 2
+    assert answer["source"].count("torch_copy_float32_2d[") == 2
     assert answer["results"][0][2] == ["M", "N"]
+
+
+def test_what_torch_computes_around_a_kernel_becomes_kernels(files: Path) -> None:
+    """On a transposed view; halves, a sum over rows, a cast and a quotient are torch's in the wrapper."""
+    request = tune.Request(
+        files / "mine.py", "column_means", f"{files}/plain.py:column_means", ("f32[96, 70].permute(1, 0)",)
+    )
+    answer = tune.take(request, load_target("interpreter"))
+    launch = answer["source"][answer["source"].index("def launch") :]
+    assert "torch_sum_float32_columns_1d[" in launch and "torch_div_float32_flat_c[" in launch
+    assert answer["operands"][0][2] == ["M", "N"] and answer["orders"] == [[1, 0]]
+    assert sum("becomes a kernel" in note for note in answer["notes"]) >= 3
 
 
 def test_a_kernel_that_is_wrong_is_told_so_with_its_worst_element(files: Path) -> None:
@@ -100,7 +112,7 @@ def test_every_refusal_comes_at_once_with_line_and_remedy(files: Path) -> None:
     lines = kernels.TRITON.splitlines()
     at = {
         text: next(n for n, row in enumerate(lines, 1) if text in row)
-        for text in ("tl.rand", "inline_asm", "x * 2")
+        for text in ("globaltimer", "inline_asm", "torch.sort")
     }
     assert {line for line, _ in found} >= set(at.values())
     assert all(r.remedy for r in refusal.value.refusals)
@@ -120,6 +132,17 @@ def test_a_pallas_function_is_taken_in_by_its_text(files: Path) -> None:
     assert check(answer["source"], entry="build") == []
     assert "block_rows" in answer["space"]
     assert answer["results"][0][2] == ["M", "K"]
+
+
+def test_a_pallas_function_is_cut_down_to_what_its_call_does(files: Path) -> None:
+    """Block sizes in a dataclass, unpacked keywords, a custom gradient, flags and a logger that is not there."""
+    request = tune.Request(
+        files / "wrapped.py", "doubled", f"{files}/plain_jax.py:doubled", ("f32[512, 512]",)
+    )
+    (files / "plain_jax.py").write_text("import jax\n\ndef doubled(x):\n    return x + x\n")
+    answer = tune.take(request, load_target("tpu7x"))
+    assert set(answer["space"]) == {"block_rows", "block_cols"}
+    assert "isinstance" not in answer["source"] and "bias=flags['bias']" in answer["source"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")

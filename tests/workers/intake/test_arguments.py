@@ -15,7 +15,16 @@ def test_a_call_is_read() -> None:
     assert dict(call.keywords) == {"dim": 1, "dtype": Literal("torch.float16"), "bias": None}
 
 
-@pytest.mark.parametrize("text", ["f33[4]", "f32[-1]", "f32[M]", "f32[4", "os.system('x')", "x + 1"])
+def test_views_and_scalars_are_read() -> None:
+    call = parse("f32[4, 8].T, bf16[2, 3, 4].permute(1, 0, 2), f32[], device(type='cuda')")
+    assert [t.order for t in call.arguments[:3]] == [(1, 0), (1, 0, 2), ()]
+    assert call.arguments[2] == TensorArgument("float32", ())
+    assert call.arguments[3] == Literal('torch.device("cuda")')
+
+
+@pytest.mark.parametrize(
+    "text", ["f32[2, 3].permute(0, 0)", "f33[4]", "f32[-1]", "f32[M]", "f32[4", "os.system('x')", "x + 1"]
+)
 def test_what_cannot_be_read_is_told(text: str) -> None:
     with pytest.raises(BadCall, match="--args"):
         parse(text)
