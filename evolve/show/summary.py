@@ -113,8 +113,8 @@ def _within(figures: WorkloadFigures) -> str:
 
 
 def _rounded(rate: float) -> str:
-    """Whole numbers where they say enough: interpreted kernels move kilobytes a second."""
-    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
+    """Three digits: interpreted kernels move kilobytes a second."""
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _best(facts: dict, evaluations: Sequence[Evaluation]) -> str:
