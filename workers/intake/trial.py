@@ -153,7 +153,7 @@ def make(site: Site, dims: Mapping[str, int], kind: str, spread: int) -> dict[st
     from tilewright.workers.intake.operator import draw
 
     rng = np.random.default_rng([17, len(kind), spread])
-    return {o.name: draw(o, o.sizes(dims), kind, spread, rng) for o in site.operands}
+    return {o.name: draw(o, dims, kind, spread, rng) for o in site.operands}
 
 
 def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any],
