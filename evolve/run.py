@@ -207,11 +207,12 @@ class _Run:
     _mirror: MirrorProcess | None = None
     _interrupted: bool = False
     _references: References | None = None
+    _pool: RayPool | None = None
     _last_shown: float = 0.0
     _compared_seconds: float = 0.0
 
     def go(self) -> CampaignOutcome:
-        pool = RayPool(pool_settings(self.resolved))
+        pool = self._pool = RayPool(pool_settings(self.resolved))
         config = self.resolved.config
         self.display.start(self.journal.meta("campaign"))
         references = self._references = References(pool, self.journal, config.seed)
@@ -307,7 +308,10 @@ class _Run:
 
     def _note_spent(self) -> None:
         """For the bill: CPU time of this process, and what the last comparison held the device for."""
-        self.journal.add_event(SPENT, cpu_seconds=time.process_time(), device_seconds=self._compared_seconds)
+        judged = 0.0 if self._pool is None else self._pool.judged_here
+        self.journal.add_event(
+            SPENT, cpu_seconds=time.process_time() - judged, device_seconds=self._compared_seconds
+        )
 
     def _winner(self, campaign: Campaign, pool: Comparer, references: References) -> Genome | None:
         """The winner; None where nothing passed, and on a target that only compiles, which ranks nothing."""

@@ -124,6 +124,8 @@ class HeadStart:
         self._reply: bytes | None = None
         self.item: Any = None
         self.began = 0.0
+        self.cpu_seconds = 0.0
+        """Of the thread, which this process's own CPU time holds as well."""
 
     def begin(self, item: Any, request: bytes) -> None:
         """Evaluate ``item``, which ``request`` says to the cascade."""
@@ -134,6 +136,7 @@ class HeadStart:
         try:
             self._reply = self._evaluating.evaluate(request, None)
         finally:
+            self.cpu_seconds = time.thread_time()
             self._done.set()
 
     def wait(self, seconds: float) -> bool:

@@ -151,6 +151,8 @@ class RayPool:
     _folder: RayFolder | None = None
     """Files of a Ray that is this pool's own."""
     _early: HeadStart | None = None
+    judged_here: float = 0.0
+    """CPU seconds of this process that the first job's evaluation has counted."""
 
     def open(self) -> None:
         """Be ready for a first job, on this machine and where figures are modelled. Raises PoolUnavailable."""
@@ -335,6 +337,7 @@ class RayPool:
     def _end_early(self) -> None:
         if self._early is not None:
             self._early.close()
+            self.judged_here += self._early.cpu_seconds
             self._early = None
 
     def _collect(self, worker: _Worker) -> list[tuple[int, Evaluation]]:

@@ -31,9 +31,9 @@ known artefact never measured.
 proposal and one line in `campaign.log` beside the journal, naming the construct.
 
 **On tpu7x (modelled)** the explicit transfers (`manual_copy`, `double_buffered_copy`, `emit_pipeline`) compile,
-pass the gates and are simulated, but read slower than the grid's own pipeline, more so than a TPU may
-([why](time_model.md)). A table of scalars in VMEM does not compile there when it is indexed along lanes;
-`scalar_input_in_smem` makes it legal."""
+pass the gates and are simulated; the last two read as the grid's own pipeline does, the first waits for every
+copy ([table](../experiments/records/tpu/transfers.md)). A table of scalars in VMEM does not compile there when it
+is indexed along lanes; `scalar_input_in_smem` makes it legal."""
 
 
 def _all_rules() -> list[Rule]:

@@ -32,6 +32,7 @@ class InlinePool:
     def __init__(self, settings: object) -> None:
         self._queue: deque[Job] = deque()
         self.slots = 1
+        self.judged_here = 0.0
 
     def open(self) -> None: ...
 

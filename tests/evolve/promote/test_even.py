@@ -1,0 +1,89 @@
+"""A modelled gain within the model's error is even, unless both are one source under another schedule."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from tilewright.evolve.promote.judge import Judgement, judge
+from tilewright.fitness import time_model
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+from tilewright.seeds.operator import Suite, Workload
+
+SHAPE = Workload("w", {"M": 8})
+
+
+def figures(seconds: float, error: float = 0.05) -> WorkloadFigures:
+    ends = {"seconds_low": seconds * math.exp(-error), "seconds_high": seconds * math.exp(error)}
+    return WorkloadFigures(
+        workload="w",
+        seconds=seconds,
+        tflops=1.0 / seconds,
+        roofline_fraction=0.5,
+        kind=FigureKind.MODELLED,
+        model_version=time_model.VERSION,
+        diagnosis=ends,
+    )
+
+
+def judged(ours: float, theirs: float, *, same_source: bool) -> Judgement:
+    """The judgement of a kernel that takes ``ours`` seconds against one that takes ``theirs``."""
+
+    def verified(name: str, seconds: float, source: str):
+        genome = SimpleNamespace(id=name, source=source)
+        made = figures(seconds)
+        return SimpleNamespace(
+            contender=SimpleNamespace(name=name, genome=genome),
+            seconds=lambda workload: [made.seconds],
+            evaluations=[SimpleNamespace(workloads=(made,))],
+        )
+
+    found = {
+        "winner": verified("winner", ours, "a"),
+        "seed": verified("seed", theirs, "a" if same_source else "b"),
+    }
+    resolved = SimpleNamespace(
+        suite=Suite("s", (SHAPE,), (SHAPE,)), target=SimpleNamespace(kind=FigureKind.MODELLED)
+    )
+    nomination = SimpleNamespace(resolved=resolved, genome_for=lambda workload: "winner")
+    verification = SimpleNamespace(comparison=None, found=found)
+    return judge(nomination, verification, {"winner": "winner"}, {"w": "seed"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gain", "same_source", "refused"),
+    [
+        (1.04, False, "is even: the model's own error is larger than the gain"),
+        (1.06, False, None),
+        (1.03, True, None),
+        (1.015, True, "is even"),
+        (0.99, True, "is no gain"),
+    ],
+)
+def test_promotion_asks_for_a_gain_beyond_the_models_error(gain, same_source, refused):
+    objection = judged(1.0, gain, same_source=same_source).objection()
+    assert objection is None if refused is None else refused in objection
+
+
+def test_a_winner_is_even_with_what_lies_in_its_interval():
+    def evaluation(fitness: float) -> Evaluation:
+        made = figures(1.0 / fitness)
+        return Evaluation(
+            genome="g",
+            target="v6e",
+            suite="s",
+            stage=Stage.MEASURE,
+            verdict=Verdict.OK,
+            fitness=fitness,
+            interval=(fitness * 0.95, fitness * 1.05),
+            workloads=(made,),
+        )
+
+    assert evaluation(100.0).even_with(evaluation(96.0))
+    assert not evaluation(100.0).even_with(evaluation(94.0))
+    other = evaluation(96.0).model_copy(
+        update={"workloads": (figures(1 / 96.0).model_copy(update={"model_version": 1}),)}
+    )
+    assert not evaluation(100.0).even_with(other)
