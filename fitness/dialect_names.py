@@ -19,15 +19,15 @@ _DTYPES = _names(
 )
 
 _JNP = _DTYPES | _names(
-    "abs absolute add all any arange argmax argmin array asarray astype atleast_1d atleast_2d bitwise_and "
-    "bitwise_not bitwise_or bitwise_xor broadcast_to cbrt ceil clip concatenate cos cosh cumsum divide dot dtype "
-    "einsum empty equal exp exp2 expand_dims expm1 eye finfo float_power floor floor_divide fmax fmin full full_like "
-    "greater greater_equal iinfo inf invert isfinite isinf isnan issubdtype kron left_shift less less_equal "
+    "abs absolute add all any arange argmax argmin array asarray astype atleast_1d atleast_2d bitwise_and bitwise_not "
+    "bitwise_or bitwise_xor broadcast_to cbrt ceil clip concatenate cos cosh cumsum divide dot dtype einsum empty "
+    "equal exp exp2 expand_dims expm1 eye finfo float_power floor floor_divide fmax fmin full full_like greater "
+    "greater_equal histogram iinfo inf invert isfinite isinf isnan issubdtype kron left_shift less less_equal "
     "linspace log log1p log2 logical_and logical_not logical_or logical_xor matmul max maximum mean min minimum mod "
     "moveaxis multiply nan ndarray ndim negative newaxis not_equal ones ones_like outer pad pi positive power prod "
-    "promote_types ravel reciprocal remainder repeat reshape result_type right_shift rint round shape sign signbit "
-    "sin sinh size split sqrt square squeeze stack subtract sum swapaxes tan tanh tensordot tile transpose tri tril "
-    "triu true_divide trunc vdot vstack hstack where zeros zeros_like"
+    "promote_types ravel reciprocal remainder repeat reshape result_type right_shift rint roll round shape sign "
+    "signbit sin sinh size split sqrt square squeeze stack subtract sum swapaxes tan tanh tensordot tile transpose "
+    "tri tril triu true_divide trunc vdot vstack hstack where zeros zeros_like"
 )
 
 _LAX = _names(
@@ -71,7 +71,8 @@ _TRITON = _names(
 _TL = _TRITON | _names(
     "advance argmax argmin broadcast_to cat const cumprod cumsum dot dot_scaled flip interleave "
     "load_tensor_descriptor make_block_ptr make_tensor_descriptor math pi32_t pointer_type range sigmoid softmax "
-    "sort squeeze store_tensor_descriptor swizzle2d tensor_descriptor topk trans unsqueeze view"
+    "sort squeeze store_tensor_descriptor swizzle2d tensor_descriptor topk trans unsqueeze view debug_barrier rand "
+    "rand4x randint randint4x randn randn4x philox"
 )
 
 _GL = _TRITON | _names(
@@ -93,7 +94,7 @@ MODULES: Mapping[str, frozenset[str]] = {
     "jax.experimental.pallas": _PALLAS | {"tpu"},
     "jax.experimental.pallas.tpu": _PALLAS_TPU,
     "torch": _TORCH,
-    "triton": _names("jit cdiv next_power_of_2 language experimental tools"),
+    "triton": _names("jit cdiv next_power_of_2 reinterpret language experimental tools"),
     "triton.tools": _names("tensor_descriptor"),
     "triton.tools.tensor_descriptor": _names("TensorDescriptor"),
     "triton.language": _TL,
@@ -119,7 +120,7 @@ MODULES: Mapping[str, frozenset[str]] = {
 """Module to what may be named in it."""
 
 REFUSED = _names(
-    "inline_asm_elementwise device_print device_assert static_print debug_barrier extra core semantic builtin "
+    "inline_asm_elementwise device_print device_assert static_print extra core semantic builtin "
     "standard random map_elementwise call callback globaltimer smid target_info amd"
 )
 """Never, whatever the module: escapes to assembly, output, or the compiler's own machinery."""
@@ -129,7 +130,7 @@ VALUE_ATTRIBUTES = _names(
     "expect extend flat gather get handle hi index insert item items itemsize keys load lo logical_not "
     "make_ring max mbarrier mean min multiply ndim numel pop permute power prod ravel reshape reduce reverse "
     "set shape size slice sort split squeeze start store stride sum swapaxes tma to trans transpose values "
-    "view wait warpgroup_mma warpgroup_mma_wait wait_recv wait_send join mask_shape"
+    "view wait warpgroup_mma warpgroup_mma_wait wait_recv wait_send join mask_shape expand fill_ zero_"
 ) - _names("handle item mask_shape apply reduce")
 """Attributes of values (arrays, references, tuples, descriptors) a kernel may use."""
 
@@ -158,31 +159,31 @@ CALLED_DECORATORS = _names(
 KEYWORDS = _names(
     "a acc acc_addr accumulation_type accuracy add alignment alloc_shape allow_imprecise_accumulation "
     "allow_input_fusion allow_negative_indices allow_tf32 approx approximate array arrays ary assert_trivial axes "
-    "axis axis1 axis2 b base bitcast block_bases block_shape block_size body body_fun boundary_check branches "
+    "axis axis1 axis2 b base bins bitcast block_bases block_shape block_size body body_fun boundary_check branches "
     "broadcast_dimensions buffer_count bytes_per_cta cache_modifier can_reorder cga_layout cluster cmp combine_fn "
     "compiler_params computation cond cond_fun condition const coord copy count decimals default deps desc "
     "destination dim dimension dimension_numbers dimension_semantics dimensions disable_licm "
     "disallow_acc_multi_buffer do_not_specialize do_not_specialize_on_alignment dst_ref dtype elem_type "
-    "element_bitwidth element_ty end endpoint equation eviction_policy exponent_bits false_fun fast_math "
-    "fill_value flatten fp4_padded fp_downcast_rounding full_range fuse_transposed_lhs_in_matmul grid grid_spec "
-    "has_side_effects ieee_rounding in_specs index index_dtype index_map indices indices_are_sorted "
-    "indices_or_sections init init_carry init_val init_values initial input input_precision instr_shape "
-    "interval_padding_pairs is_async k k_width keep_dims keepdims kernel key lane_bases layout length lhs "
-    "lhs_component_count lhs_format lhs_k_pack lhs_precision_type lhs_scale limit_index limit_indices "
-    "load_staged_rhs loop_unroll_factor lower mantissa_bits mask max max_num_imprecise_acc max_phase mbarrier "
-    "memory_space min mode msg multicast mxu_index name new_dtype new_sizes noinline num num_bins num_outstanding "
-    "num_primitive_operations num_scalar_prefetch num_stages object offset_bases offsets on_false on_true operand "
-    "operand_index operands order other out_dtype out_shape out_specs packed_dtype pad_width padding "
-    "padding_config padding_option padding_value parent pendings per_phase permutation phase pipeline_mode "
-    "pointer precision pred preferred_element_type priority promote_integers propagate_nan rank recv_sem "
-    "reg_bases repeats reps result reverse revisit rhs rhs_component_count rhs_format rhs_k_pack "
-    "rhs_precision_type rhs_scale round_f32_to_tf32 rounding_method scope scratch_shapes sem send_sem shape shift "
-    "size size_per_thread sizes slice_size slice_sizes source src src_ref staging_register start start_dimension "
-    "start_index start_indices static_argnames static_argnums step stop stop_dimension strict stride stride_axis "
-    "strides swizzle_byte_width tensor_desc threads_per_warp tiling transpose transposed true_fun tup ty "
+    "element_bitwidth element_ty end endpoint equation eviction_policy exponent_bits false_fun fast_math fill_value "
+    "flatten fp4_padded fp_downcast_rounding full_range fuse_transposed_lhs_in_matmul grid grid_spec has_side_effects "
+    "ieee_rounding in_specs index index_dtype index_map indices indices_are_sorted indices_or_sections init "
+    "init_carry init_val init_values initial input input_precision instr_shape interval_padding_pairs is_async k "
+    "k_width keep_dims keepdims kernel key lane_bases layout length lhs lhs_component_count lhs_format lhs_k_pack "
+    "lhs_precision_type lhs_scale limit_index limit_indices load_staged_rhs loop_unroll_factor lower mantissa_bits "
+    "mask max max_num_imprecise_acc max_phase mbarrier memory_space min mode msg multicast mxu_index n_rounds name "
+    "new_dtype new_sizes noinline num num_bins num_outstanding num_primitive_operations num_scalar_prefetch "
+    "num_stages object offset_bases offsets on_false on_true operand operand_index operands order other out_dtype "
+    "out_shape out_specs packed_dtype pad_width padding padding_config padding_option padding_value parent pendings "
+    "per_phase permutation phase pipeline_mode pointer precision pred preferred_element_type priority "
+    "promote_integers propagate_nan range rank recv_sem reg_bases repeats reps result return_indices "
+    "return_indices_tie_break_left reverse revisit rhs rhs_component_count rhs_format rhs_k_pack rhs_precision_type "
+    "rhs_scale round_f32_to_tf32 rounding_method scope scratch_shapes sem send_sem shape shift size size_per_thread "
+    "sizes slice_size slice_sizes source src src_ref staging_register start start_dimension start_index start_indices "
+    "static_argnames static_argnums step stop stop_dimension strict stride stride_axis strides swizzle_byte_width "
+    "tensor_desc threads_per_warp tie_break_left tiling total_repeat_length transpose transposed true_fun tup ty "
     "unique_indices unpacked_dtype unroll update upper use_acc use_lookahead val value values vec version "
-    "vmem_limit_bytes volatile warp_bases warp_specialize warps_per_cta where which worker_num_regs "
-    "worker_num_warps x x1 x2 xs y z"
+    "vmem_limit_bytes volatile warp_bases warp_specialize warps_per_cta where which worker_num_regs worker_num_warps "
+    "x x1 x2 xs y z"
 )
 """Keyword arguments of what a kernel may call, whatever it is; besides, names of the module's own parameters."""
 

@@ -197,7 +197,10 @@ def tune(
     outcome = run_campaign(intake.config_of(request, chosen, where, changes), folder, display)
     campaign = open_campaign(outcome.campaign, home=home)
     module = intake.export(campaign, request, answer, where)
-    operands = [(row[0], row[1], len(row[2])) for row in answer["operands"]]
+    orders = answer.get("orders") or [()] * len(answer["operands"])
+    operands = [
+        (row[0], row[1], len(row[2]), order) for row, order in zip(answer["operands"], orders, strict=True)
+    ]
     return winner.Tuned(campaign, original, module, request.name, operands)
 
 

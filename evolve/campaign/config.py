@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 import tilewright
 from tilewright.evolve.campaign.loop import Order
 from tilewright.evolve.errors import UserError
+from tilewright.evolve.proposers.rewrite.registry import rule_names
 
 PACKAGED = Path(tilewright.__file__).parent / "campaigns"
 """Campaigns that ship with the package."""
@@ -53,6 +54,12 @@ class SearchConfig(_Section):
         "rewrite",
         "source_crossover",
     )
+    niches: bool = True
+    """A kernel that a rewrite wrote in another structure is tuned by itself before it competes (with ``rewrite``)."""
+
+    without_rules: tuple[str, ...] = ()
+    """Rewrite rules that are not drawn."""
+
     islands: int = Field(default=2, ge=1, le=64)
     migration_interval: int = Field(default=20, ge=1, le=10**9)
     lag: int = Field(default=4, ge=1, le=4096)
@@ -71,6 +78,15 @@ class SearchConfig(_Section):
 
     finalists: int = Field(default=2, ge=1, le=16)
     """The fittest so many are run on the suite's final workloads; the best of them there wins."""
+
+    @field_validator("without_rules")
+    @classmethod
+    def _known_rules(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in rule_names():
+                close = difflib.get_close_matches(name, rule_names(), n=1)
+                raise ValueError(f"names no rewrite rule{f'; did you mean {close[0]!r}?' if close else ''}")
+        return names
 
 
 class LlmConfig(_Section):

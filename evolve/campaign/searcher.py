@@ -25,9 +25,12 @@ from tilewright.evolve.proposers.llm.client import (
 from tilewright.evolve.proposers.llm.prompt import Contract
 from tilewright.evolve.proposers.llm.proposer import LlmProposer
 from tilewright.evolve.proposers.local_search import LocalSearch
+from tilewright.evolve.proposers.niches import NicheSearch
 from tilewright.evolve.proposers.parameter_crossover import ParameterCrossover
 from tilewright.evolve.proposers.portfolio import Portfolio
 from tilewright.evolve.proposers.rewrite.campaign_proposer import Rewrites
+from tilewright.evolve.proposers.rewrite.proposer import RewriteProposer
+from tilewright.evolve.proposers.rewrite.registry import openings
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.proposers.surrogate.records import SourceRecords
@@ -70,13 +73,19 @@ def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home:
         raise UserError("search.transfer: these campaigns have no point that a seed's space knows.")
     spaces = KnownSpaces(resolved.space)
     proposers = [_BUILDERS[name](archive, spaces, records) for name in search.proposers]
+    for proposer in proposers:
+        if isinstance(proposer, Rewrites):
+            proposer.rules = RewriteProposer(without=search.without_rules)
     if resolved.config.llm is not None:
         client = _chat_client(resolved.config.llm, journal, home)
         proposers.append(LlmProposer(client, _contract(resolved), archive, resolved.space, violations))
     if not proposers:
         raise UserError("search.proposers: needs at least one proposer when no llm proposes.")
-    portfolio = Portfolio(proposers)
-    searcher = Led(leads_of(earlier, resolved.space), portfolio) if earlier else portfolio
+    searcher: Searcher = Portfolio(proposers)
+    if search.niches and "rewrite" in search.proposers:
+        searcher = NicheSearch(searcher, spaces, violations, openings() - set(search.without_rules))
+    if earlier:
+        searcher = Led(leads_of(earlier, resolved.space), searcher)
     return BuiltSearcher(searcher, foretelling(proposers))
 
 

@@ -80,7 +80,7 @@ class Tuned:
 
     def __init__(
         self, campaign: RecordedCampaign, original: Callable[..., Any] | None, module: Path, name: str,
-        operands: Sequence[tuple[str, str, int]],
+        operands: Sequence[tuple[str, str, int, Sequence[int]]],
     ) -> None:  # fmt: skip
         self.campaign, self.original, self.module = campaign, original, module
         self._name, self._operands = name, list(operands)
@@ -128,7 +128,9 @@ class Tuned:
         if len(tensors) != len(self._operands):
             return None
         named = {}
-        for tensor, (name, dtype, rank) in zip(tensors, self._operands, strict=True):
+        for tensor, (name, dtype, rank, order) in zip(tensors, self._operands, strict=True):
+            if order and hasattr(tensor, "permute"):
+                tensor = tensor.permute([order.index(n) for n in range(len(order))])
             strided = hasattr(tensor, "is_contiguous") and not tensor.is_contiguous()
             if str(tensor.dtype).rpartition(".")[2] != dtype or len(tensor.shape) != rank or strided:
                 return None
@@ -199,10 +201,23 @@ def call_text(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> str:
     return ", ".join([*said, *(f"{k}={_value_text(v)}" for k, v in keywords.items())])
 
 
+def _order(tensor: Any) -> list[int]:
+    """Its dimensions in the order in which they lie in memory; as they are where it is no plain permutation."""
+    plain = list(range(len(tensor.shape)))
+    if not hasattr(tensor, "is_contiguous") or tensor.is_contiguous():
+        return plain
+    order = sorted(plain, key=lambda n: -tensor.stride(n))
+    return order if tensor.permute(order).is_contiguous() else plain
+
+
 def _value_text(value: Any) -> str:
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         dtype = str(value.dtype).rpartition(".")[2]
-        text = f"{_SHORT.get(dtype, dtype)}[{', '.join(str(int(n)) for n in value.shape)}]"
+        order = _order(value)
+        shape = [int(value.shape[n]) for n in order]
+        text = f"{_SHORT.get(dtype, dtype)}[{', '.join(map(str, shape))}]"
+        if order != sorted(order):
+            text += f".permute({', '.join(str(order.index(n)) for n in range(len(order)))})"
         if dtype.startswith(("int", "uint")):
             text += f" < {int(value.max()) + 1}"
         return text
@@ -210,4 +225,6 @@ def _value_text(value: Any) -> str:
         return "[" + ", ".join(map(_value_text, value)) + "]"
     if type(value).__name__ == "dtype" and str(value).startswith("torch."):
         return str(value)
+    if type(value).__name__ == "device":
+        return 'torch.device("cuda")'
     return repr(value)

@@ -51,6 +51,9 @@ KNOBS = (
 KNOB_PRIOR = 0.4
 """Reward presumed of such a rule, in rewards of a rule that changes what is computed when."""
 
+_NICHE = re.compile(r"in the niche that ([a-z][a-z0-9_]*) opened: ")
+"""How a point of a niche names the rule that opened it (``evolve.proposers.niches``)."""
+
 _STEP = re.compile(r"(?:^|; then )([a-z][a-z0-9_]*): ")
 
 
@@ -76,13 +79,18 @@ class RuleCredit:
 
     _accounts: dict[str, _Account] = field(default_factory=dict, init=False)
     _folded: int = field(default=0, init=False)
+    _opened: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
+    """Source of a niche to the fitness it was opened from and the reward its rule has earned there."""
 
     def learn(self, history: History) -> None:
         """Take in the evaluations integrated since the last call."""
         for candidate, evaluation in history.evaluated[self._folded :]:
-            rewritten = candidate.mutation.kind is MutationKind.REWRITE
-            if rewritten and evaluation.verdict is not Verdict.INFRA_ERROR:
+            if evaluation.verdict is Verdict.INFRA_ERROR:
+                continue
+            if candidate.mutation.kind is MutationKind.REWRITE:
                 self._account(candidate, evaluation, history)
+            elif found := _NICHE.match(candidate.mutation.detail):
+                self._account_niche(found[1], candidate, evaluation)
         self._folded = len(history.evaluated)
 
     def shares(self, rules: Collection[str]) -> Mapping[str, float]:
@@ -103,17 +111,37 @@ class RuleCredit:
             account.cost *= FADE
         rules = rules_of(candidate.mutation.detail)
         reward = _gain(candidate, evaluation, history)
+        before = _parents_fitness(candidate, history)
+        if before is not None:
+            self._opened.setdefault(candidate.genome.source_id, (before, reward))
         cost = 1.0 if evaluation.stage is Stage.MEASURE else EARLY_COST
         for rule in rules:
             account = self._accounts.setdefault(rule, _Account())
             account.reward += reward / len(rules)
             account.cost += cost / len(rules)
 
+    def _account_niche(self, rule: str, candidate: Candidate, evaluation: Evaluation) -> None:
+        """What a niche gains by tuning belongs to the rule that opened it, up to its best point's gain."""
+        before, earned = self._opened.get(candidate.genome.source_id, (None, 0.0))
+        if before is None or not evaluation.fitness:
+            return
+        reward = _reward(evaluation.fitness / before)
+        if reward > earned:
+            self._opened[candidate.genome.source_id] = (before, reward)
+            self._accounts.setdefault(rule, _Account()).reward += reward - earned
+
+
+def _parents_fitness(candidate: Candidate, history: History) -> float | None:
+    """Of the fittest parent."""
+    known = [history.evaluation(parent) for parent in candidate.parents]
+    return max((e.fitness for e in known if e is not None and e.fitness), default=None)
+
+
+def _reward(ratio: float) -> float:
+    return min(1.0, max(0.0, math.log(ratio) / GAIN_SCALE))
+
 
 def _gain(candidate: Candidate, evaluation: Evaluation, history: History) -> float:
     """Reward in 0 .. 1 for the gain over the fittest parent; 0 for a child that failed."""
-    known = [history.evaluation(parent) for parent in candidate.parents]
-    before = max((e.fitness for e in known if e is not None and e.fitness), default=None)
-    if before is None or not evaluation.fitness:
-        return 0.0
-    return min(1.0, max(0.0, math.log(evaluation.fitness / before) / GAIN_SCALE))
+    before = _parents_fitness(candidate, history)
+    return _reward(evaluation.fitness / before) if before is not None and evaluation.fitness else 0.0

@@ -1,12 +1,14 @@
 """A call as text: ``f32[4096, 12672], dim=1``. Tensors by dtype and shape, all else as Python literals.
 
-``i64[512] < 32000`` are integers from 0 on; ``bf16[128, 64].T`` is a transposed view; ``x=f32[8]`` is by keyword;
-``[f32[8], f32[8]]`` a list of tensors.
+``i64[512] < 32000`` are integers from 0 on, ``i32[4].sums(1024)`` such that add up; ``bf16[128, 64].T`` and
+``bf16[2, 8, 64].permute(1, 0, 2)`` are views of memory of that shape; ``f32[]`` has no dimensions; ``x=f32[8]`` is by
+keyword; ``[f32[8], f32[8]]`` a list of tensors.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,18 +22,24 @@ DTYPES: Mapping[str, str] = {
 }  # fmt: skip
 
 
+_EMPTY_SHAPE = re.compile(r"(?<=\w)\[\s*\]")
+
+
 class BadCall(ValueError):
     """A call that cannot be read. The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class TensorArgument:
-    """A tensor: numpy's name of its dtype, sizes, integers' exclusive upper bound, whether it is a transpose."""
+    """A tensor: numpy's name of its dtype, sizes in memory, integers' exclusive upper bound, and the order of its
+    dimensions as the function sees them (empty: as they lie)."""
 
     dtype: str
     shape: tuple[int, ...]
     below: int = 0
-    transposed: bool = False
+    order: tuple[int, ...] = ()
+    total: int = 0
+    """What integers add up to."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ def _tensors(values: Sequence[Any]) -> Iterator[TensorArgument]:
 def parse(text: str) -> Call:
     """Read a call. Raises BadCall."""
     try:
-        node = ast.parse(f"f({text})", mode="eval").body
+        node = ast.parse(f"f({_EMPTY_SHAPE.sub('[()]', text)})", mode="eval").body
     except SyntaxError as error:
         raise BadCall(
             f'--args: {text!r} cannot be read; write for example "f32[4096, 1024], dim=1"'
@@ -83,23 +91,42 @@ def _value(node: ast.expr) -> Any:
         except ValueError as error:
             raise BadCall(f"--args: the shape of {ast.unparse(node)} must be numbers") from error
         shape = sizes if isinstance(sizes, tuple) else (sizes,)
-        if not all(isinstance(n, int) and n > 0 for n in shape):
+        if not all(type(n) is int and n > 0 for n in shape):
             raise BadCall(f"--args: the sizes of {ast.unparse(node)} must be whole numbers above 0")
         return TensorArgument(DTYPES[name], shape)
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt) and len(node.ops) == 1:
         tensor, bound = _value(node.left), ast.literal_eval(node.comparators[0])
         if isinstance(tensor, TensorArgument) and isinstance(bound, int):
-            return TensorArgument(tensor.dtype, tensor.shape, bound, tensor.transposed)
+            return TensorArgument(tensor.dtype, tensor.shape, bound, tensor.order)
     if isinstance(node, ast.Attribute) and node.attr == "T":
         tensor = _value(node.value)
         if isinstance(tensor, TensorArgument) and len(tensor.shape) == 2:
-            return TensorArgument(tensor.dtype, tensor.shape, tensor.below, True)
+            return TensorArgument(tensor.dtype, tensor.shape, tensor.below, (1, 0))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "permute":
+        tensor, order = _value(node.func.value), tuple(_value(a) for a in node.args)
+        if not isinstance(tensor, TensorArgument) or sorted(order) != list(range(len(tensor.shape))):
+            raise BadCall(f"--args: {ast.unparse(node)} must name each dimension of a tensor once")
+        return TensorArgument(tensor.dtype, tensor.shape, tensor.below, order)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sums":
+        tensor, total = _value(node.func.value), [_value(a) for a in node.args]
+        if (
+            not isinstance(tensor, TensorArgument)
+            or len(total) != 1
+            or type(total[0]) is not int
+            or total[0] < 1
+        ):
+            raise BadCall(
+                f"--args: {ast.unparse(node)} must be integers that add up to one whole number above 0"
+            )
+        return TensorArgument(tensor.dtype, tensor.shape, tensor.below, tensor.order, total[0])
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("device", "torch.device"):
+        return Literal('torch.device("cuda")')
     if isinstance(node, ast.List | ast.Tuple):
         return tuple(_value(part) for part in node.elts)
     try:
         return ast.literal_eval(node)
     except ValueError:
         text = ast.unparse(node)
-        if text.startswith("torch.") and text.replace(".", "").replace("_", "").isalnum():
+        if text.startswith(("torch.", "jnp.", "jax.")) and text.replace(".", "").replace("_", "").isalnum():
             return Literal(text)
         raise BadCall(f"--args: {text!r} is neither a tensor such as f32[8, 8] nor a plain value") from None

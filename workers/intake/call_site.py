@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 
 from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake.arguments import Call, Literal
+from tilewright.workers.intake.device import device_numbers
 from tilewright.workers.intake.emit import Origin, Taken, emit
 from tilewright.workers.intake.load import Literals
 from tilewright.workers.intake.operator import (
@@ -21,7 +24,11 @@ from tilewright.workers.intake.operator import (
     function_of,
     run_reference,
 )  # fmt: skip
-from tilewright.workers.intake.record import Refusal, device_numbers, record
+from tilewright.workers.intake.record import record
+from tilewright.workers.intake.trace import Refusal
+
+MOST_ZEROS = 1 << 20
+"""Elements of operands up to which a reference that wants data is asked with zeros."""
 
 
 @dataclass
@@ -73,6 +80,11 @@ def filled(call: Call, values: Mapping[tuple[Any, ...], Any]) -> tuple[list[Any]
     }
 
 
+def viewed(name: str, order: Sequence[int]) -> str:
+    """A tensor with its dimensions in another order, as text."""
+    return f"{name}.permute({', '.join(map(str, order))})" if order else name
+
+
 def accepted(function: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords that the wrapper takes; the others are the reference's alone."""
     try:
@@ -87,18 +99,19 @@ def accepted(function: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
 def traced_at(site: Site, dims: Mapping[str, int], wanted: Any) -> Taken:
     tensors = {}
     by_place = {}
+    views: list[tuple[torch.Tensor, str, str]] = []
     for operand, place in zip(site.operands, site.places, strict=True):
         tensor = torch.empty(operand.sizes(dims), dtype=getattr(torch, operand.dtype), device="meta")
         tensors[operand.name] = tensor
         given = dimensions.at(site.calls[0], place)
-        by_place[place] = tensor.T if given.transposed else tensor
-        if given.transposed:
-            raise Refusal(
-                "a transposed argument: give it as it lies in memory, and let the wrapper transpose it"
-            )
+        by_place[place] = tensor
+        if given.order:
+            view = tensor.permute(given.order)
+            by_place[place] = view
+            views.append((view, operand.name, viewed(operand.name, given.order)))
     arguments, keywords = filled(site.calls[0], by_place)
     keywords = accepted(site.function, keywords)
-    trace = record(site.function, arguments, keywords, tensors, [site.path])
+    trace = record(site.function, arguments, keywords, tensors, [site.path], views)
     origin = f"{Path(site.path).name}:{site.name}"
     shapes = {o.name: o.shape for o in site.operands}
     device = {f"D{name}_": value for name, value in device_numbers(site.part).items()}
@@ -108,7 +121,10 @@ def traced_at(site: Site, dims: Mapping[str, int], wanted: Any) -> Taken:
 def reference_calls(site: Site) -> list[str]:
     """Ways to call the reference with the operands, the most complete first."""
     call = site.calls[0]
-    by_place = {p: o.name for o, p in zip(site.operands, site.places, strict=True)}
+    by_place = {
+        p: viewed(o.name, dimensions.at(call, p).order)
+        for o, p in zip(site.operands, site.places, strict=True)
+    }
 
     def text(value: Any, place: tuple[Any, ...]) -> str:
         if place in by_place:
@@ -119,7 +135,7 @@ def reference_calls(site: Site) -> list[str]:
 
     positional = [text(v, (n,)) for n, v in enumerate(call.arguments)]
     keyword = [f"{k}={text(v, (k,))}" for k, v in call.keywords.items()]
-    tensors = [o.name for o in site.operands]
+    tensors = list(by_place.values())
     ways = [[*positional, *keyword], positional, [*tensors, *keyword], tensors]
     return list(dict.fromkeys(", ".join(w) for w in ways))
 
@@ -130,17 +146,23 @@ def wanted_of(request: Mapping[str, Any], site: Site) -> Any:
         function = function_of(request["reference"])
     except LookupError as error:
         raise Refusal(str(error)) from error
-    for call in reference_calls(site):
+    shapes = {o.name: o.sizes(site.dims[0]) for o in site.operands}
+    devices = ["meta"]
+    if sum(math.prod(shape) for shape in shapes.values()) <= MOST_ZEROS:
+        devices.append("cpu")  # for a reference that cannot be asked without data
+    for device, call in itertools.product(devices, reference_calls(site)):
         given = {
-            o.name: torch.empty(o.sizes(site.dims[0]), dtype=getattr(torch, o.dtype), device="meta")
+            o.name: torch.zeros(shapes[o.name], dtype=getattr(torch, o.dtype), device=device)
             for o in site.operands
         }
         try:
-            with torch.no_grad():
+            with torch.no_grad(), torch.device(device):
                 result = eval(f"reference({call})", {"torch": torch, "reference": function, **given})
         except Exception:  # noqa: BLE001 - the next way may do
             continue
-        return [(tuple(t.shape), t.dtype) for t in flat(result)]
+        found = [(tuple(t.shape), t.dtype) for t in flat(result)]
+        if found:
+            return found
     return None
 
 

@@ -3,53 +3,21 @@
 from __future__ import annotations
 
 import ast
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import triton.language as tl
+from triton.runtime.jit import TensorWrapper
 
-from tilewright.workers.intake import symbols
-from tilewright.workers.intake.normalise import Kernels, Text, _dtype_name, _jitted, definition
-from tilewright.workers.intake.record import PACKED_RANK, Launch, Refusal, Trace, Var
-
-COPY = "copy_argument"
-_COPY_TEXT = """@triton.jit
-def copy_argument(source, target, size, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(target + at, tl.load(source + at, mask=at < size), mask=at < size)"""
-
-PACK = "pack_view"
-_PACK_TEXT = """@triton.jit
-def pack_view(source, target, size, n1, n2, n3, s0, s1, s2, s3, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
-    last, rest = at % n3, at // n3
-    third, rest = rest % n2, rest // n2
-    second, first = rest % n1, rest // n1
-    place = first * s0 + second * s1 + third * s2 + last * s3
-    tl.store(target + at, tl.load(source + place, mask=inside), mask=inside)"""
-
-WARPS = (1, 2, 4, 8, 16, 32)
-STAGES = (1, 2, 3, 4, 5)
-
-
-@dataclass
-class Knob:
-    """A parameter of the search. ``atom``: what it replaces in expressions; ``source``: where it was found, in words.
-
-    ``certain``: it tiles or schedules by its nature; any other must show it by evidence.
-    """
-
-    name: str
-    default: int | bool
-    values: tuple[int | bool, ...]
-    atom: str
-    source: str
-    certain: bool
+from tilewright.workers.intake import symbols, torch_ops
+from tilewright.workers.intake.copies import COPY, COPY_TEXT
+from tilewright.workers.intake.knobs import STAGES, WARPS, Knob, around, between, constexprs
+from tilewright.workers.intake.normalise import Kernels, Text, definition, dtype_name, is_jitted
+from tilewright.workers.intake.pointers import written_tensors
+from tilewright.workers.intake.trace import Launch, Refusal, Trace, Var, Work
 
 
 @dataclass
@@ -136,7 +104,7 @@ class _Emitter:
 
     def _outputs(self, launches: Sequence[Launch], wanted: Wanted) -> tuple[list[Var], dict[str, str]]:
         """Tensors that ``launch`` returns, and the inputs that are outputs in disguise."""
-        written = _written(launches)
+        written = written_tensors(launches)
         candidates: list[tuple[Var, torch.Tensor]] = []
         for result in self._trace.results:
             var = self._trace.find(result)
@@ -207,7 +175,7 @@ class _Emitter:
                     lines.append(
                         f"{COPY}[(triton.cdiv({name}.numel(), 4096),)]({given}, {name}, {name}.numel(), 4096)"
                     )
-                    self._kernels.functions.setdefault(COPY, Text(COPY, _COPY_TEXT, ""))
+                    self._kernels.functions.setdefault(COPY, Text(COPY, COPY_TEXT, ""))
                     self._notes.append(
                         f"{name} is changed in place: it is copied first, and the copy's time counts"
                     )
@@ -219,14 +187,15 @@ class _Emitter:
         for step in self._trace.steps:
             if isinstance(step, Launch):
                 lines += self._launch(step, launches)
+            elif isinstance(step, Work):
+                if self._root(step.target).name in used:
+                    lines.append(self._work(step))
             elif isinstance(step, tuple):
                 var, method = step
                 if self._root(var).name in used:
                     lines.append(f"{var.name}.{method}()")
             elif step.name in used and step.text is not None:
                 lines.append(f"{step.name} = {self._resolved(step.text)}")
-                if step.packs is not None:
-                    lines.append(self._pack(step.packs, step.name))
         returned = []
         for place, var in enumerate(outputs):
             returned.append(var.name)
@@ -234,22 +203,22 @@ class _Emitter:
                 returned[-1] = f"r{place}"
                 shape = "".join(f"{var.name}.shape[{axis}], " for axis in range(var.tensor.dim()))
                 lines.append(f"r{place} = torch.empty(({shape}), dtype={var.tensor.dtype})")
-                lines.append(self._pack(var, f"r{place}"))
+                target = Var(
+                    f"r{place}", torch.empty_like(var.tensor, memory_format=torch.contiguous_format), "fresh"
+                )
+                own = Trace({})
+                if not torch_ops.elementwise(own, "copy", "x0", [var], target, var.line):
+                    raise Refusal("a result is a view of more than six dimensions", var.line)
+                lines.append(self._work(own.steps[0]))
         lines.append(f"return ({', '.join(returned)},)")
         return "".join(f"    {_tidy(line)}\n" for line in lines)
 
-    def _pack(self, var: Var, target: str) -> str:
-        """The launch that copies a view into contiguous memory."""
-        rank = var.tensor.dim()
-        if rank > PACKED_RANK:
-            raise Refusal(f"a result or a copy of a view of more than {PACKED_RANK} dimensions", var.line)
-        missing = PACKED_RANK - rank
-        sizes = ["1"] * missing + [f"{var.name}.shape[{n}]" for n in range(rank)]
-        strides = ["0"] * missing + [f"{var.name}.stride({n})" for n in range(rank)]
-        self._kernels.functions.setdefault(PACK, Text(PACK, _PACK_TEXT, ""))
-        self._notes.append("a view is made contiguous by a kernel of its own, whose time counts")
-        given = ", ".join([var.name, target, f"{target}.numel()", *sizes[1:], *strides, "1024"])
-        return f"{PACK}[(triton.cdiv({target}.numel(), 1024),)]({given})"
+    def _work(self, work: Work) -> str:
+        """The launch of a kernel of ours."""
+        self._kernels.functions.setdefault(work.kernel, Text(work.kernel, work.text, ""))
+        place = f"line {work.line}: " if work.line else ""
+        self._notes.append(f"{place}torch's {work.what} becomes a kernel, whose time counts")
+        return self._resolved(work.call)
 
     def _fresh_shape(self, var: Var, replaced: Mapping[str, str]) -> str:
         """The shape of an output argument, said by the shapes of what is truly given."""
@@ -263,6 +232,7 @@ class _Emitter:
     def _used_vars(self, launches: Sequence[Launch], outputs: Sequence[Var]) -> set[str]:
         used: set[str] = set()
         texts: list[str] = []
+        works = [step for step in self._trace.steps if isinstance(step, Work)]
 
         def add(var: Var) -> None:
             if var.name in used:
@@ -272,10 +242,13 @@ class _Emitter:
                 self._kernels.refusals.append((var.line, f"torch computes {var.foreign} outside a kernel"))
             if var.base is not None:
                 add(var.base)
-            if var.packs is not None:
-                add(var.packs)
             if var.text:
                 texts.append(var.text)
+            for work in works:
+                if self._root(work.target).name == self._root(var).name:
+                    texts.append(work.call)
+                    for read in (*work.reads, work.target):
+                        add(read)
 
         for launch in launches:
             for value in (*launch.arguments.values(), *launch.grid):
@@ -287,6 +260,8 @@ class _Emitter:
                             launch.line,
                         )
                     add(found)
+                elif isinstance(value, TensorWrapper):
+                    add(self._descriptor_base(value, launch.line))
                 elif isinstance(value, symbols.Traced):
                     texts.append(value.code)
                 elif hasattr(value, "block_shape") and hasattr(value, "base"):
@@ -311,10 +286,10 @@ class _Emitter:
     def _launch(self, launch: Launch, launches: Sequence[Launch]) -> list[str]:
         kernel = launch.kernel
         name = self._kernels.take(kernel)
-        constexprs = _constexprs(kernel.fn)
+        fixed = constexprs(kernel.fn)
         arguments = []
         for parameter, value in launch.arguments.items():
-            arguments.append(self._argument(parameter, value, parameter in constexprs, launch))
+            arguments.append(self._argument(parameter, value, parameter in fixed, launch))
         missing = [p for p in kernel.arg_names if p not in launch.arguments]
         if missing:
             raise Refusal(f"the launch of {kernel.fn.__name__} leaves out {', '.join(missing)}", launch.line)
@@ -360,6 +335,13 @@ class _Emitter:
         self._knobs.setdefault(knob.name, knob)
 
     def _argument(self, parameter: str, value: Any, constexpr: bool, launch: Launch) -> str:
+        if isinstance(value, TensorWrapper):
+            base = self._trace.find(value.base)
+            if base is None:
+                raise Refusal(
+                    "a kernel is given a tensor that is neither argument nor made by the call", launch.line
+                )
+            return f"triton.reinterpret({base.name}, tl.{dtype_name(value.dtype)})"
         if isinstance(value, torch.Tensor):
             found = self._trace.find(value)
             assert found is not None
@@ -373,13 +355,13 @@ class _Emitter:
         if isinstance(value, tl.constexpr):
             return self._argument(parameter, value.value, True, launch)
         if isinstance(value, tl.dtype):
-            return f"tl.{_dtype_name(value)}"
+            return f"tl.{dtype_name(value)}"
         if isinstance(value, torch.dtype):
             name = str(value).removeprefix("torch.")
             return f"tl.{ {'float8_e4m3fn': 'float8e4nv', 'float8_e5m2': 'float8e5'}.get(name, name) }"
         if isinstance(value, tuple | list):
             return f"({', '.join(self._argument(parameter, v, constexpr, launch) for v in value)},)"
-        if _jitted(value):
+        if is_jitted(value):
             return self._kernels.take(value)
         if hasattr(value, "block_shape") and hasattr(value, "base"):
             base = self._descriptor_base(value, launch.line)
@@ -415,7 +397,7 @@ class _Emitter:
                 default = self._trace.atoms[atom]
                 key = atom.rpartition("__")[2].rstrip("_")
                 seen = {c[key] for c in launch.tuned if isinstance(c.get(key), int)}
-                values = tuple(sorted({default, *seen, *_spread(default, seen)}))
+                values = tuple(sorted({default, *seen, *between(default, seen)}))
                 self._add(Knob(self._knob_name(key, launch), default, values, atom,
                                f"autotune configurations of {launch.kernel.fn.__name__}", True))  # fmt: skip
             elif atom in self._literals:
@@ -426,7 +408,7 @@ class _Emitter:
                     Knob(
                         self._knob_name(name, launch),
                         default,
-                        _around(default),
+                        around(default),
                         atom,
                         f"literal at line {line}",
                         False,
@@ -476,136 +458,5 @@ class _Emitter:
         return re.sub(r"\bD\w+_\b", lambda m: str(self._device.get(m[0], 1)), text)
 
 
-def _around(default: int) -> tuple[int, ...]:
-    """Values of a literal that may be a knob: powers of two around one, else small steps."""
-    if default & (default - 1) == 0:
-        return tuple(
-            sorted(
-                {default, *(max(1, default >> n) for n in (1, 2, 3, 4)), *(default << n for n in (1, 2, 3))}
-            )
-        )
-    return tuple(sorted({default, default * 2, max(1, default // 2), default * 4}))
-
-
-def _spread(default: int, seen: Iterable[int]) -> set[int]:
-    """Between and next to the values of configurations."""
-    known = {v for v in (*seen, default) if v > 0}
-    if not known or any(v & (v - 1) for v in known):
-        return set()
-    low, high = min(known), max(known)
-    return {1 << n for n in range(max(0, int(math.log2(low)) - 1), int(math.log2(high)) + 2)}
-
-
-def _constexprs(fn: Any) -> set[str]:
-    return {n for n, a in getattr(fn, "__annotations__", {}).items() if "constexpr" in str(a)}
-
-
 def _tidy(line: str) -> str:
     return ast.unparse(ast.parse(line)) if not line.startswith("return") else line
-
-
-# -- what a kernel does with its pointers ---------------------------------------------------------
-
-
-def _written(launches: Sequence[Launch]) -> dict[int, str]:
-    """By the identity of a tensor: ``read``, ``written`` or ``both``."""
-    found: dict[int, str] = {}
-    for launch in launches:
-        uses = pointer_uses(launch.kernel.fn)
-        for parameter, value in launch.arguments.items():
-            if isinstance(value, torch.Tensor):
-                use = uses.get(parameter, "read")
-                before = found.get(id(value))
-                found[id(value)] = use if before in (None, use) else "both"
-    return found
-
-
-def pointer_uses(fn: Any, depth: int = 0) -> dict[str, str]:
-    """By parameter of a kernel: what it does through that pointer."""
-    node, _ = definition(fn)
-    roots: dict[str, set[str]] = {a.arg: {a.arg} for a in node.args.args}
-    statements = [
-        n for n in ast.walk(node) if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr)
-    ]
-    for _ in range(4):
-        for statement in statements:
-            if statement.value is None or _is_value(statement.value):
-                continue
-            used = _names(statement.value)
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            for target in targets:
-                for name in _names(target):
-                    made = set().union(*(roots.get(u, set()) for u in used)) if used else set()
-                    roots.setdefault(name, set()).update(made)
-    reads: set[str] = set()
-    writes: set[str] = set()
-    for call in (n for n in ast.walk(node) if isinstance(n, ast.Call)):
-        name = ast.unparse(call.func).rpartition(".")[2]
-        if not call.args:
-            continue
-        through = (
-            set().union(*(roots.get(n, set()) for n in _names(call.args[0])))
-            if _names(call.args[0])
-            else set()
-        )
-        if name == "load":
-            reads |= _pointers(call.args[0], roots)
-        elif name == "store":
-            writes |= _pointers(call.args[0], roots)
-        elif name.startswith("atomic_"):
-            writes |= through
-            reads |= through
-        elif depth < 3:
-            inner = fn.__globals__.get(ast.unparse(call.func))
-            if inner is not None and _jitted(inner):
-                target = inner
-                while hasattr(target, "fn"):
-                    target = target.fn
-                uses = pointer_uses(target, depth + 1)
-                parameters = list(uses_order(target))
-                given = {**dict(zip(parameters, call.args, strict=False)),
-                         **{k.arg: k.value for k in call.keywords if k.arg}}  # fmt: skip
-                for parameter, value in given.items():
-                    roots_of = _pointers(value, roots)
-                    use = uses.get(str(parameter), "")
-                    if use in ("written", "both"):
-                        writes |= roots_of
-                    if use in ("read", "both"):
-                        reads |= roots_of
-    result = {}
-    for name in (a.arg for a in node.args.args):
-        if name in writes:
-            result[name] = "both" if name in reads else "written"
-        elif name in reads:
-            result[name] = "read"
-    return result
-
-
-def uses_order(fn: Any) -> list[str]:
-    return [a.arg for a in definition(fn)[0].args.args]
-
-
-def _is_value(node: ast.expr) -> bool:
-    """Whether an assigned expression is loaded or computed, and no address."""
-    return any(
-        isinstance(n, ast.Call)
-        and ast.unparse(n.func).rpartition(".")[2] in ("load", "program_id", "dot", "sum", "max", "arange")
-        for n in ([node] if isinstance(node, ast.Call) else [])
-    )
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-
-
-def _pointers(node: ast.AST, roots: Mapping[str, set[str]]) -> set[str]:
-    """Roots of the first name of an address: pointers come first in a sum, and offsets after them."""
-    if isinstance(node, ast.BinOp):
-        return _pointers(node.left, roots) or _pointers(node.right, roots)
-    if isinstance(node, ast.Call):
-        return _pointers(node.args[0], roots) if node.args else set()
-    if isinstance(node, ast.Attribute | ast.Subscript):
-        return _pointers(node.value, roots)
-    if isinstance(node, ast.Name):
-        return set(roots.get(node.id, set()))
-    return set()

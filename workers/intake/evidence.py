@@ -13,7 +13,8 @@ from tilewright.workers.intake.call_site import (
     Oracle,
     Site,
 )
-from tilewright.workers.intake.emit import Knob, Taken
+from tilewright.workers.intake.emit import Taken
+from tilewright.workers.intake.knobs import Knob
 from tilewright.workers.intake.operator import (
     Result,
     TakenOperator,

@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import linecache
 import math
+import re
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -66,6 +67,19 @@ class Missing:
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         return ()
+
+
+_LOGS = ("logger", "log", "logging")
+
+
+class Silent:
+    """Stands for a logger that is not there: takes everything and says nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return Silent()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return None
 
 
 class _Hooked(ast.NodeTransformer):
@@ -243,13 +257,15 @@ class PackageLoader(MetaPathFinder, Loader):
                 why = f"{type(error).__name__}: {error}".splitlines()[0]
                 self.missing.append(f"line {statement.lineno}: {why}")
                 for name in bound:
-                    module.__dict__.setdefault(name, Missing(name, why))
+                    quiet = name.strip("_").lower() in _LOGS
+                    module.__dict__.setdefault(name, Silent() if quiet else Missing(name, why))
 
 
 def _kept(statement: ast.stmt, needed: set[str] | None) -> bool:
     if isinstance(statement, ast.Expr):
         text = ast.unparse(statement)
-        return isinstance(statement.value, ast.Call) and text.startswith(_KEPT_CALLS)
+        rule = re.match(r"\w+\.def(vjp|jvp|jvps)\(", text) is not None
+        return isinstance(statement.value, ast.Call) and (rule or text.startswith(_KEPT_CALLS))
     if not isinstance(statement, _HARMLESS):
         return False
     if isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test):

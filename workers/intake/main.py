@@ -28,6 +28,7 @@ from tilewright.workers.intake.call_site import (
     traced_at,
     wanted_of,
 )
+from tilewright.workers.intake.device import noted_device
 from tilewright.workers.intake.emit import Taken
 from tilewright.workers.intake.evidence import (
     evidence,
@@ -40,7 +41,7 @@ from tilewright.workers.intake.operator import (
     Operand,
     function_of,
 )  # fmt: skip
-from tilewright.workers.intake.record import Refusal, noted_device
+from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.intake.trial import (
     bars,
     shapes_of,
@@ -172,14 +173,14 @@ def _refusals(taken: Taken, site: Site) -> list[dict[str, Any]]:
 
 def _surveyed(request: Mapping[str, Any]) -> dict[str, Any]:
     """What stands in a file: its kernels, each with what the dialect has against it, and the functions around them."""
-    from tilewright.workers.intake.normalise import Kernels, _jitted
+    from tilewright.workers.intake.normalise import Kernels, is_jitted
 
     path = str(Path(request["path"]).resolve())
     with noted_device(request["part"]):
         module, loader = load(Path(path), None, Literals())
         kernels, functions, found = [], [], []
         for name, value in list(vars(module).items()):
-            if _jitted(value):
+            if is_jitted(value):
                 fn = value
                 while hasattr(fn, "fn"):
                     fn = fn.fn
@@ -223,6 +224,13 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
     shapes = shapes_of(request, site, taken, module, defaults, reference, notes)
     if isinstance(shapes, str):
         return {"refusals": [{"line": 0, "what": shapes}], "notes": [*taken.notes, *notes]}
+    count = len(shapes[0].answers["randn"])
+    if count < len(taken.outputs):  # the reference could not be asked for shapes alone
+        judged_ones = [(tuple(t.shape), t.dtype) for t in taken.outputs[:count]]
+        with noted_device(site.part):
+            taken = traced_at(site, site.dims[0], judged_ones)
+        torch.set_default_device("cpu")
+        module = load_module(taken.source)
     results, failed, spread = bars(request, site, taken, module, defaults, shapes, places, notes)
     if failed:
         return {
@@ -237,7 +245,8 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
         "space": {k: list(v) for k, v in space.items()},
         "defaults": {k: defaults[k] for k in space},
         "fixed": fixed,
-        "operands": [[o.name, o.dtype, list(o.shape), o.below] for o in site.operands],
+        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total] for o in site.operands],
+        "orders": [dimensions.at(site.calls[0], place).order for place in site.places],
         "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place] for r in results],
         "call": reference.call,
         "precision": reference.precision,

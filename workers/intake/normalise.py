@@ -27,7 +27,9 @@ _SAME = {
     "rsqrt": "tl.rsqrt", "sin": "tl.sin", "cos": "tl.cos", "erf": "tl.erf", "floor": "tl.floor", "ceil": "tl.ceil",
     "fma": "tl.fma", "div_rn": "tl.div_rn", "sqrt_rn": "tl.sqrt_rn", "umulhi": "tl.umulhi", "fdiv": "tl.fdiv",
     "fast_expf": "tl.exp", "fast_logf": "tl.log", "fast_sinf": "tl.sin", "fast_cosf": "tl.cos",
-    "fast_dividef": "tl.fdiv", "fast_log2f": "tl.log2", "max": "tl.maximum", "min": "tl.minimum",
+    "fast_dividef": "tl.fdiv", "fast_log2f": "tl.log2",
+    "fmax": "tl.maximum", "fmin": "tl.minimum", "llabs": "tl.abs", "rsqrt_rn": "tl.rsqrt",
+    "max": "tl.maximum", "min": "tl.minimum",
     "div_full": "tl.fdiv", "fabs": "tl.abs", "maximum": "tl.maximum", "minimum": "tl.minimum",
 }  # fmt: skip
 """Functions of the device's library that the language has itself."""
@@ -41,6 +43,21 @@ _WRITTEN = {
     "nearbyint": "def rint(x):\n    return (x + 12582912.0) - 12582912.0\n",
     "trunc": "def trunc(x):\n    return tl.where(x >= 0, tl.floor(x), tl.ceil(x))\n",
     "round": "def round_away(x):\n    return tl.where(x >= 0, tl.floor(x + 0.5), tl.ceil(x - 0.5))\n",
+    "llrint": "def whole(x):\n    return ((x + 12582912.0) - 12582912.0).to(tl.int64)\n",
+    "llround": "def whole_away(x):\n    return tl.where(x >= 0, tl.floor(x + 0.5), tl.ceil(x - 0.5)).to(tl.int64)\n",
+    "isinf": 'def isinf(x):\n    return tl.abs(x) == float("inf")\n',
+    "isfinited": 'def isfinite(x):\n    return tl.abs(x) < float("inf")\n',
+    "finitef": 'def isfinite(x):\n    return tl.abs(x) < float("inf")\n',
+    "sigmoid": "def sigmoid_of(x):\n    return tl.sigmoid(x)\n",
+    "cosh": "def cosh(x):\n    return 0.5 * (tl.exp(x) + tl.exp(-x))\n",
+    "sinh": "def sinh(x):\n    return 0.5 * (tl.exp(x) - tl.exp(-x))\n",
+    "tan": "def tan(x):\n    return tl.sin(x) / tl.cos(x)\n",
+    "exp10": "def exp10(x):\n    return tl.exp2(x * 3.321928094887362)\n",
+    "log10": "def log10(x):\n    return tl.log2(x) * 0.3010299956639812\n",
+    "hypot": "def hypot(x, y):\n    return tl.sqrt(x * x + y * y)\n",
+    "fmod": "def fmod(x, y):\n    q = x / y\n    return x - y * tl.where(q >= 0, tl.floor(q), tl.ceil(q))\n",
+    "copysign": "def copysign(x, y):\n    return tl.where(y < 0, -tl.abs(x), tl.abs(x))\n",
+    "erfc": "def erfc(x):\n    return 1.0 - tl.erf(x)\n",
     "isnan": "def isnan(x):\n    return x != x\n",
 }
 """Functions of the device's library that the language can say."""
@@ -69,6 +86,7 @@ class Kernels:
     refusals: list[tuple[int, str]] = field(default_factory=list)
     maths: bool = False
     _names: dict[int, str] = field(default_factory=dict)
+    _spelt: dict[str, str] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
 
     def take(self, kernel: Any) -> str:
@@ -112,12 +130,14 @@ class Kernels:
 
     def written(self, name: str) -> str:
         """A function of the device's library, spelt out; its name."""
-        text = _WRITTEN[name]
-        called = text[4 : text.index("(")]
-        if called not in self.functions:
-            self.functions[called] = Text(called, f"@triton.jit\n{text}".rstrip(), "")
+        if name not in self._spelt:
+            text = _WRITTEN[name]
+            plain = text[4 : text.index("(")]
+            called = self._spelt[name] = self._free(plain)
+            text = f"@triton.jit\n{text.replace(plain, called, 1)}".rstrip()
+            self.functions[called] = Text(called, text, "")
             self.notes.append(f"libdevice.{name} is spelt out as {called}()")
-        return called
+        return self._spelt[name]
 
 
 def definition(fn: types.FunctionType) -> tuple[ast.FunctionDef, str]:
@@ -226,7 +246,7 @@ class _Transform(ast.NodeTransformer):
         """How the module says a global value; None: as it is."""
         if getattr(builtins, name, None) is value and name in BUILTINS:
             return name
-        if _jitted(value):
+        if is_jitted(value):
             module = getattr(_function(value), "__module__", "")
             if module.startswith("triton.language"):
                 return _language(value, name)
@@ -235,7 +255,7 @@ class _Transform(ast.NodeTransformer):
             return {"triton": "triton", "triton.language": "tl", "math": "math"}.get(value.__name__)
         module = getattr(value, "__module__", None) or ""
         if module.endswith("libdevice"):
-            return self._library(name, line)
+            return self._library(getattr(value, "__name__", name), line)
         said = _language(value, name)
         if said is not None:
             return said
@@ -254,7 +274,7 @@ class _Transform(ast.NodeTransformer):
 
         value = plain(value)
         if isinstance(value, tl.dtype):
-            return f"tl.{_dtype_name(value)}"
+            return f"tl.{dtype_name(value)}"
         if value is None:
             return "None"
         return self._owner.constant(name, f"tl.constexpr({number_text(value)})")
@@ -342,11 +362,11 @@ def _function(value: Any) -> Any:
     return value
 
 
-def _jitted(value: Any) -> bool:
+def is_jitted(value: Any) -> bool:
     return hasattr(value, "rewriter") or type(value).__name__ in ("JITFunction", "Autotuner", "Heuristics")
 
 
-def _dtype_name(value: tl.dtype) -> str:
+def dtype_name(value: tl.dtype) -> str:
     return next(n for n in dir(tl) if isinstance(getattr(tl, n), tl.dtype) and getattr(tl, n) == value)
 
 

@@ -5,121 +5,19 @@ Tensors have shapes and no memory (torch's meta device) and say that they lie on
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import triton
 from torch.overrides import TorchFunctionMode
-from triton.runtime import autotuner, interpreter
 
-from tilewright.workers.intake import symbols
-
-DEVICE = torch.device("cuda", 0)
-PACKED_RANK = 4
-"""Most dimensions of a view that is made contiguous."""
-
-
-class Refusal(Exception):
-    """Why a wrapper cannot be taken in. ``line`` of the user's file, 0 if unknown."""
-
-    def __init__(self, what: str, line: int = 0) -> None:
-        super().__init__(what)
-        self.what, self.line = what, line
-
-
-@dataclass
-class Var:
-    """A tensor of the wrapper. ``text``: the expression that makes it, None for an input; ``base``: what it views."""
-
-    name: str
-    tensor: torch.Tensor
-    kind: str  # input, fresh, zeros, view, foreign
-    text: str | None = None
-    base: Var | None = None
-    line: int = 0
-    foreign: str = ""
-    packs: Var | None = None
-    """What it is a contiguous copy of."""
-
-
-@dataclass
-class Launch:
-    """One kernel launch: arguments by the kernel's parameter names, in their order."""
-
-    kernel: Any
-    grid: tuple[Any, ...]
-    arguments: dict[str, Any]
-    options: dict[str, Any]
-    line: int
-    tuned: tuple[Mapping[str, Any], ...] = ()
-
-
-@dataclass
-class Trace:
-    """What one call did, in order. ``steps``: Var (made), Launch, or (Var, method) for a reset."""
-
-    inputs: dict[str, Var]
-    steps: list[Any] = field(default_factory=list)
-    results: list[Any] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    configs: dict[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
-    """Kernel to its autotuner's configurations."""
-
-    vars: dict[int, Var] = field(default_factory=dict)
-    atoms: dict[str, Any] = field(default_factory=dict)
-    """Values of atoms that configurations and the device give."""
-
-    _count: int = 0
-
-    def fresh_name(self, hint: str) -> str:
-        self._count += 1
-        return f"{hint}{self._count}"
-
-    def find(self, tensor: torch.Tensor) -> Var | None:
-        var = self.vars.get(id(tensor))
-        if var is not None and var.tensor is tensor:
-            return var
-        for known in reversed(list(self.vars.values())):
-            same = known.tensor
-            if (
-                same.untyped_storage()._cdata == tensor.untyped_storage()._cdata
-                and same.shape == tensor.shape
-                and same.stride() == tensor.stride()
-                and same.storage_offset() == tensor.storage_offset()
-                and same.dtype == tensor.dtype
-            ):
-                return known
-        return None
-
-    def add(self, var: Var) -> Var:
-        self.vars[id(var.tensor)] = var
-        if var.kind != "input":
-            self.steps.append(var)
-        return var
-
-
-_current: list[Trace] = []
-_user_files: list[str] = []
-
-
-def user_line() -> int:
-    """The innermost line of the user's files that is being run."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename in _user_files:
-            return frame.f_lineno
-        frame = frame.f_back
-    return 0
-
+from tilewright.workers.intake import symbols, torch_ops
+from tilewright.workers.intake.device import DEVICE
+from tilewright.workers.intake.trace import Refusal, Trace, Var, opened, user_line
 
 _VIEWS = {
     "view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "flatten", "expand", "narrow",
-    "swapaxes", "movedim", "view_as", "reshape_as", "unflatten",
+    "swapaxes", "movedim", "view_as", "reshape_as", "unflatten", "expand_as",
 }  # fmt: skip
 _FREE = {"detach", "requires_grad_", "is_contiguous", "data_ptr", "dim", "ndimension", "element_size",
          "is_floating_point",
@@ -134,6 +32,11 @@ class Recording(TorchFunctionMode):
     def __init__(self, trace: Trace) -> None:
         super().__init__()
         self._trace = trace
+        self._work = torch_ops.TorchWork(
+            trace,
+            lambda value, sizes: self._allocated(_like(value), sizes),
+            lambda v: self._sizes(v, v.tensor.shape),
+        )
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -152,6 +55,13 @@ class Recording(TorchFunctionMode):
             return self._made(name, func, args, options)
         if name in ("zero_", "fill_"):
             return self._reset(name, args)
+        if name in ("copy_", "__setitem__"):
+            target = args[0] if name == "copy_" else self._view("__getitem__", _ITEM, args[:2], {})
+            self._assigned(target, args[-1], name)
+            return args[0]
+        if name in ("equal", "allclose"):
+            self._trace.notes.append(f"line {user_line()}: torch.{name} of two tensors is taken as False")
+            return False
         if name in ("contiguous", "to", "cuda", "float", "half", "bfloat16", "type_as", "clone"):
             return self._same(name, func, args, options)
         if name in _VIEWS or name in ("__getitem__", "chunk", "split", "unbind", "view_as_real"):
@@ -170,6 +80,10 @@ class Recording(TorchFunctionMode):
             raise Refusal(f"the wrapper reads a tensor's values ({name})", user_line())
         if name == "data_ptr":
             return 0
+        if name == "arange":
+            return self._counted(func, args, options)
+        if name not in _FREE and (torch_ops.known(name) or name in ("max", "min")):
+            return self._computed(name, func, args, options)
         result = func(*args, **_meta(options))
         if name not in _FREE:
             self._foreign(name, result)
@@ -225,10 +139,11 @@ class Recording(TorchFunctionMode):
         line = user_line()
         asked = dict(options)
         value = func(*args, **_meta(options))
-        if not value.is_contiguous():
+        order = sorted(range(value.dim()), key=lambda n: -value.stride(n))
+        dense = value.permute(order)
+        if not dense.is_contiguous():
             raise Refusal(f"torch.{name} makes a tensor that is not contiguous", line)
-        like = name.endswith("_like")
-        if like:
+        if name.endswith("_like"):
             base = self._var(args[0])
             sizes: Sequence[Any] = self._sizes(base, value.shape) if base else list(value.shape)
         else:
@@ -236,38 +151,66 @@ class Recording(TorchFunctionMode):
             size = asked.get("size", given[0] if given else ())
             spread = not isinstance(size, tuple | list | torch.Size)
             sizes = [a for a in given if isinstance(a, int)] if spread else list(size)
-        filled = "full" in name or "ones" in name
-        if filled:
-            fill = asked.get("fill_value", args[-1] if "full" in name else 1)
-            if symbols.plain(fill) != 0:
-                self._foreign(name, value)
-                return value
-        zeros = filled or "zeros" in name
+        number: Any = 1 if "ones" in name else 0
+        if "full" in name:
+            number = asked.get("fill_value", args[-1])
+        if isinstance(number, torch.Tensor):
+            self._foreign(name, value)
+            return value
+        if symbols.plain(number) != 0:
+            var = self._work.filled(value, sizes, number, line)
+            if var is not None:
+                return var.tensor
+            self._foreign(name, value)
+            return value
+        zeros = "empty" not in name
+        if value.is_contiguous():
+            self._allocated(value, sizes, zeros=zeros)
+            return value
+        made = self._allocated(dense.contiguous(), [sizes[n] for n in order], zeros=zeros)
+        back = ", ".join(str(order.index(n)) for n in range(value.dim()))
+        return self._note_view(made.tensor.permute([order.index(n) for n in range(value.dim())]), made,
+                               f"{made.name}.permute({back})")  # fmt: skip
+
+    def _allocated(self, value: torch.Tensor, sizes: Sequence[Any], *, zeros: bool = False) -> Var:
+        """A new contiguous tensor."""
         shape = ", ".join(map(symbols.code_of, sizes)) + ("," if len(sizes) == 1 else "")
-        dtype = str(value.dtype)
-        text = f"torch.{'zeros' if zeros else 'empty'}(({shape}), dtype={dtype})"
-        var = Var(self._trace.fresh_name("t"), value, "zeros" if zeros else "fresh", text, line=line)
-        self._trace.add(var)
-        return value
+        text = f"torch.{'zeros' if zeros else 'empty'}(({shape}), dtype={value.dtype})"
+        kind = "zeros" if zeros else "fresh"
+        return self._trace.add(Var(self._trace.fresh_name("t"), value, kind, text, line=user_line()))
 
     def _reset(self, name: str, args: Sequence[Any]) -> Any:
         var = self._var(args[0])
-        if var is None or (name == "fill_" and symbols.plain(args[1]) != 0):
+        number = args[1] if name == "fill_" else 0
+        if var is None or isinstance(number, torch.Tensor):
             raise Refusal(f"torch computes {name} on a tensor", user_line())
-        self._trace.steps.append((var, "zero_"))
+        if symbols.plain(number) == 0 and var.tensor.is_contiguous():
+            self._trace.steps.append((var, "zero_"))
+        elif not self._work.assigned(var, number, user_line()):
+            raise Refusal(f"torch computes {name} on a tensor", user_line())
         return args[0]
+
+    def _assigned(self, target: torch.Tensor, value: Any, name: str) -> None:
+        """``target[...] = value``."""
+        var = self._var(target)
+        given = self._var(value) if isinstance(value, torch.Tensor) else value
+        known = (
+            var is not None
+            and var.kind != "input"
+            and given is not None
+            and not getattr(given, "foreign", "")
+        )
+        if not known or not self._work.assigned(var, given, user_line()):  # type: ignore[arg-type]
+            raise Refusal(f"torch computes {name} on a tensor", user_line())
 
     def _same(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         tensor = args[0]
         if name == "contiguous" and tensor.is_contiguous(**options):
             return tensor
-        var = self._var(tensor)
-        if name == "contiguous" and var is not None and tensor.dim() <= PACKED_RANK:
-            return self._packed(var, tensor)
         if name in ("to", "cuda"):
             wanted = [a for a in (*args[1:], *options.values()) if isinstance(a, torch.dtype)]
             others = [a.dtype for a in args[1:] if isinstance(a, torch.Tensor)]
-            if all(d == tensor.dtype for d in (*wanted, *others)):
+            if all(d == tensor.dtype for d in (*wanted, *others)) and not options.get("copy"):
                 return tensor
             kept = [a for a in args[1:] if isinstance(a, torch.dtype)] + others
             result = tensor.to((kept or wanted)[0])
@@ -275,39 +218,63 @@ class Recording(TorchFunctionMode):
             result = func(*args, **options)
             if result is tensor:
                 return tensor
+        var = self._var(tensor)
+        if var is None or var.foreign or var.kind == "foreign":
+            self._foreign(name, result)
+            return result
+        copy = self._work.copied(var, result.contiguous(), user_line(), "copy")
+        if copy is None:
+            self._foreign(name, result)
+            return result
+        return copy.tensor
+
+    def _computed(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+        """torch computes something: by a kernel of ours where one can say it."""
+        result = func(*args, **_meta(options))
+        values = [self._var(a) if isinstance(a, torch.Tensor) else a for a in args]
+        sound = all(
+            v is not None and not (isinstance(v, Var) and (v.foreign or v.kind == "foreign")) for v in values
+        )
+        if sound and isinstance(result, torch.Tensor):
+            var = self._work.computed(name, values, options, result, user_line())
+            if var is not None:
+                return var.tensor
         self._foreign(name, result)
         return result
 
-    def _packed(self, var: Var, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy, which a kernel of ours will make."""
-        value = tensor.contiguous()
-        shape = "".join(f"{symbols.code_of(n)}, " for n in self._sizes(var, value.shape))
-        text = f"torch.empty(({shape}), dtype={value.dtype})"
-        self._trace.add(
-            Var(self._trace.fresh_name("t"), value, "packed", text, None, user_line(), var.foreign, var)
-        )
-        return value
+    def _counted(self, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+        """``torch.arange``."""
+        value = func(*args, **_meta(options))
+        start, step = (args[0] if len(args) > 1 else 0), (args[2] if len(args) > 2 else 1)
+        plain = all(isinstance(n, int) for n in args) and not value.dtype.is_floating_point
+        size = args[0] if len(args) == 1 else value.shape[0]
+        var = self._work.counted(value, size, start, step, user_line()) if plain and args else None
+        if var is None:
+            self._foreign("arange", value)
+            return value
+        return var.tensor
 
     def _view(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         var, value = self._var(args[0]), func(*args, **options)
         if var is None:
             return value
         if isinstance(value, tuple | list):
-            for part in value:
-                self._foreign(name, part)
-            return value
+            return type(value)(self._parts(name, value, args, options, var))
+        if name == "expand_as":
+            name, args, options = "expand", (args[0], *self._sizes(var, value.shape)), {}
         shared = value.untyped_storage()._cdata == args[0].untyped_storage()._cdata
         if not shared:
-            self._foreign(name, value)
-            return value
+            return self._gathered(name, func, args, options, var, value)
         if name == "__getitem__":
             return self._note_view(value, var, f"{var.name}[{_index(args[1])}]")
         rest = [*map(_argument, args[1:]), *(f"{k}={_argument(v)}" for k, v in options.items())]
-        if name in ("flatten", "unflatten", "view_as", "reshape_as", "unsqueeze", "narrow", "movedim"):
+        if name == "unsqueeze" or name == "narrow":
+            return self._note_view(value, var, f"{var.name}[{_sliced(name, args, options)}]")
+        if name == "movedim" or (name == "flatten" and not value.is_contiguous()):
+            self._foreign(name, value)
+            return value
+        if name in ("flatten", "unflatten", "expand_as", "view_as", "reshape_as"):
             shape = ", ".join(str(n) for n in value.shape)
-            if not value.is_contiguous():
-                self._foreign(name, value)
-                return value
             sizes = _reshaped(args[0], value, self._sizes(var, args[0].shape)) or shape
             return self._note_view(value, var, f"{var.name}.view(({sizes},))")
         if value is args[0]:
@@ -315,6 +282,61 @@ class Recording(TorchFunctionMode):
         if name == "t":
             return self._note_view(value, var, f"{var.name}.T" if value.dim() == 2 else var.name)
         return self._note_view(value, var, f"{var.name}.{name}({', '.join(rest)})")
+
+    def _gathered(
+        self,
+        name: str,
+        func: Any,
+        args: Sequence[Any],
+        options: dict[str, Any],
+        var: Var,
+        value: torch.Tensor,
+    ) -> torch.Tensor:
+        """A reshape that torch can only make by a copy: a copy of ours, and a view of that."""
+        known = name in ("reshape", "flatten", "reshape_as") and not (var.foreign or var.kind == "foreign")
+        packed = self._work.copied(var, args[0].contiguous(), user_line()) if known else None
+        if packed is None:
+            self._foreign(name, value)
+            return value
+        return self._view(name, func, (packed.tensor, *args[1:]), options)
+
+    def _parts(
+        self,
+        name: str,
+        values: Sequence[torch.Tensor],
+        args: Sequence[Any],
+        options: Mapping[str, Any],
+        var: Var,
+    ) -> Iterator[torch.Tensor]:
+        """The parts that ``chunk``, ``split`` and ``unbind`` make, each as an index."""
+        given = (
+            args[2]
+            if len(args) > 2 and name != "unbind"
+            else args[1]
+            if len(args) > 1 and name == "unbind"
+            else 0
+        )
+        dim = int(symbols.plain(options.get("dim", given))) % var.tensor.dim()
+        whole = f"{var.name}.shape[{dim}]"
+        size, asked = var.tensor.shape[dim], args[1] if len(args) > 1 else options.get("chunks", 1)
+        at, said = 0, ""
+        for number, value in enumerate(values):
+            if name == "unbind":
+                where = str(number)
+            else:
+                width = value.shape[dim]
+                even = width * len(values) == size
+                here, until = (
+                    (f"{whole} * {number} // {len(values)}", f"{whole} * {number + 1} // {len(values)}")
+                    if even and (name == "chunk" or not isinstance(asked, tuple | list))
+                    else (str(at), str(at + width))
+                )
+                if isinstance(asked, tuple | list):
+                    here = said or "0"
+                    said = f"{here} + {symbols.code_of(asked[number])}"
+                    until = said
+                where, at = f"{here}:{until}", at + width
+            yield self._note_view(value, var, f"{var.name}[{':, ' * dim}{where}]")
 
     def _note_view(self, value: torch.Tensor, base: Var, text: str) -> torch.Tensor:
         known = self._trace.find(value)
@@ -337,6 +359,29 @@ class Recording(TorchFunctionMode):
                 if found is None or found.tensor is not part:
                     var = Var(self._trace.fresh_name("u"), part, "foreign", None, None, line, name)
                     self._trace.vars[id(part)] = var
+
+
+_ITEM = torch.Tensor.__getitem__
+
+
+def _like(value: torch.Tensor) -> torch.Tensor:
+    """A tensor of its own storage, contiguous."""
+    return torch.empty(tuple(map(int, value.shape)), dtype=value.dtype, device="meta")
+
+
+def _sliced(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """The index that says ``unsqueeze`` or ``narrow``."""
+    dim = int(symbols.plain(args[1] if len(args) > 1 else options["dim"]))
+    if name == "unsqueeze":
+        return ":, " * (dim % (args[0].dim() + 1)) + "None"
+    start, length = (
+        args[2] if len(args) > 2 else options["start"],
+        args[3] if len(args) > 3 else options["length"],
+    )
+    return (
+        ":, " * (dim % args[0].dim())
+        + f"{symbols.code_of(start)}:{symbols.code_of(start)} + {symbols.code_of(length)}"
+    )
 
 
 _METADATA = ("size", "stride", "numel", "nelement")
@@ -386,245 +431,22 @@ def _reshaped(old: torch.Tensor, new: torch.Tensor, sizes: Sequence[Any]) -> str
     return ", ".join(found)
 
 
-# -- the device and the launches -----------------------------------------------------------------
-
-
-class _Properties(dict):
-    """What a driver says of the target, each number an atom."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError as error:
-            raise AttributeError(name) from error
-
-
-def device_numbers(part: Mapping[str, Any]) -> dict[str, int]:
-    """What a wrapper may ask of a device, under the names that CUDA, Triton and torch have for it."""
-    return {
-        "multiprocessor_count": part["multiprocessors"],
-        "max_num_regs": 65536,
-        "regs_per_multiprocessor": 65536,
-        "max_shared_mem": part["smem_bytes"],
-        "shared_memory_per_block_optin": part["smem_bytes"],
-        "shared_memory_per_multiprocessor": part["smem_bytes"] + 1024,
-        "warpSize": 32,
-        "warp_size": 32,
-        "total_memory": 80 << 30,
-        "max_threads_per_multi_processor": 2048,
-    }
-
-
-def device_properties(part: Mapping[str, Any]) -> _Properties:
-    """The same, each number with its atom."""
-    found = _Properties()
-    for name, value in device_numbers(part).items():
-        found[name] = symbols.traced(int(value), f"D{name}_", frozenset(["device", f"D{name}_"]))
-    found["major"], found["minor"] = divmod(part["capability"], 10)
-    found["name"] = part.get("product", "GPU")
-    return found
-
-
-class _Driver:
-    """Stands in for Triton's driver."""
-
-    def __init__(self, part: Mapping[str, int]) -> None:
-        self._part = part
-        self.utils = types.SimpleNamespace(get_device_properties=lambda *_: device_properties(part))
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self._part["capability"], 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return DEVICE
-
-    def get_device_interface(self) -> Any:
-        return torch.cuda
-
-    def is_active(self) -> bool:
-        return True
-
-
-class _Compiled:
-    """What ``kernel.warmup`` gives: figures of code that nobody has compiled, and a way to launch."""
-
-    def __init__(self, kernel: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        self._kernel, self._arguments, self._options = kernel, dict(arguments), dict(options)
-        unknown = frozenset(["device", "compiled"])
-        self.n_regs = symbols.traced(32, "Dn_regs_", unknown)
-        self.n_spills = 0
-        shared = symbols.traced(1024, "Dshared_", unknown)
-        self.metadata = types.SimpleNamespace(
-            shared=shared, num_warps=options.get("num_warps", 4), name="kernel"
-        )
-        self.asm: dict[str, str] = {}
-        self.function = self.module = None
-
-    def _init_handles(self) -> None:
-        return
-
-    def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        def launch(*args: Any, **kwargs: Any) -> None:
-            known = self._arguments
-            names = self._kernel.arg_names
-            given = dict(zip(names, args, strict=False))
-            note(self._kernel, grid, {**known, **given}, {**self._options, **kwargs})
-
-        return launch
-
-
-def note(kernel: Any, grid: Any, named: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Add a launch to the recording."""
-    if not _current:
-        raise RuntimeError("a kernel is launched at import")
-    trace = _current[-1]
-    if callable(grid):
-        grid = grid(dict(named))
-    shape = tuple(grid) if isinstance(grid, tuple | list | torch.Size) else (grid,)
-    kept = {
-        k: v for k, v in options.items()
-        if k in ("num_warps", "num_stages", "num_ctas", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "kpack",
-                 "enable_fp_fusion", "launch_pdl", "launch_cooperative_grid") and v is not None
-    }  # fmt: skip
-    ordered = {name: named[name] for name in kernel.arg_names if name in named}
-    launch = Launch(kernel, shape, ordered, kept, user_line(), trace.configs.get(kernel.fn.__name__, ()))
-    trace.steps.append(launch)
-    return _Compiled(kernel, named, kept)
-
-
-def _run(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
-    names = list(self.arg_names)
-    named = dict(zip(names, args, strict=False))
-    named.update({k: v for k, v in kwargs.items() if k in names})
-    options = {k: v for k, v in kwargs.items() if k not in names}
-    for name, parameter in _signature(self.fn).items():
-        if name not in named and parameter is not _EMPTY:
-            named[name] = parameter
-    if warmup:
-        return _Compiled(self, named, options)
-    return note(self, grid, named, options)
-
-
-_EMPTY = object()
-
-
-def _signature(fn: Any) -> dict[str, Any]:
-    import inspect
-
-    return {
-        n: (_EMPTY if p.default is inspect.Parameter.empty else p.default)
-        for n, p in inspect.signature(fn).parameters.items()
-    }
-
-
-def _tuned(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """An autotuner takes its first configuration; its values are knobs."""
-    trace = _current[-1] if _current else None
-    configs = [config.all_kwargs() for config in self.configs]
-    if trace is None or not configs:
-        return self.fn.run(*args, **kwargs)
-    kernel = self.fn
-    while not hasattr(kernel, "rewriter"):
-        kernel = kernel.fn
-    name = kernel.fn.__name__
-    trace.configs[name] = tuple(configs)
-    chosen = dict(configs[len(configs) // 2 if len(configs) > 2 else 0])
-    config = self.configs[len(configs) // 2 if len(configs) > 2 else 0]
-    values = {}
-    for key, value in chosen.items():
-        if key == "ir_override":
-            continue
-        atom = f"C{name}__{key}_"
-        trace.atoms[atom] = value
-        traceable = isinstance(value, int) and not isinstance(value, bool)
-        values[key] = symbols.traced(value, atom, frozenset([atom])) if traceable else value
-    named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **values}
-    for reset in self.reset_to_zero:
-        named[reset].zero_()
-    if config.pre_hook is not None:
-        config.pre_hook(named)
-    return self.fn.run(*args, **{**kwargs, **values})
-
-
-@contextlib.contextmanager
-def noted_device(part: Mapping[str, int]) -> Iterator[None]:
-    """While open, torch and Triton speak of the target's device, and no kernel runs."""
-    driver = _Driver(part)
-    properties = lambda *a, **k: device_properties(part)  # noqa: E731
-    null = lambda *a, **k: contextlib.nullcontext()  # noqa: E731
-    stream = types.SimpleNamespace(cuda_stream=0, wait_stream=lambda *a: None)
-    changes: list[tuple[Any, str, Any]] = [
-        (interpreter.InterpretedFunction, "run", _run),
-        (autotuner.Autotuner, "run", _tuned),
-        (triton, "cdiv", symbols.call("triton.cdiv", lambda a, b: -(-a // b))),
-        (triton, "next_power_of_2", symbols.call("triton.next_power_of_2", _next_power)),
-        (torch.cuda, "get_device_properties", properties),
-        (torch.cuda, "get_device_capability", lambda *a: divmod(part["capability"], 10)),
-        (torch.cuda, "get_device_name", lambda *a: str(part.get("product", "GPU"))),
-        (torch.cuda, "is_available", lambda: True),
-        (torch.cuda, "current_device", lambda: 0),
-        (torch.cuda, "device_count", lambda: 1),
-        (torch.cuda, "device", null),
-        (torch.cuda, "device_of", null),
-        (torch.cuda, "set_device", lambda *a: None),
-        (torch.cuda, "synchronize", lambda *a: None),
-        (torch.cuda, "current_stream", lambda *a: stream),
-        (torch.cuda, "stream", null),
-        (torch.cuda, "_lazy_init", lambda: None),
-    ]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
-    active = triton.runtime.driver.active if _has_driver() else None
-    for owner, name, value in changes:
-        setattr(owner, name, value)
-    triton.runtime.driver.set_active(driver)
-    torch.set_default_device("meta")
-    try:
-        yield
-    finally:
-        torch.set_default_device(None)
-        for owner, name, value in before:
-            setattr(owner, name, value)
-        if active is not None:
-            triton.runtime.driver.set_active(active)
-
-
-def _has_driver() -> bool:
-    try:
-        return triton.runtime.driver.active is not None
-    except Exception:  # noqa: BLE001 - no device is no fault here
-        return False
-
-
-def _next_power(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def record(
     function: Callable[..., Any],
     arguments: Sequence[Any],
     options: Mapping[str, Any],
     inputs: Mapping[str, torch.Tensor],
     files: Sequence[str],
+    views: Sequence[tuple[torch.Tensor, str, str]] = (),
 ) -> Trace:
-    """One call. Raises Refusal, or whatever the wrapper raises."""
+    """One call. ``views``: of inputs, as (tensor, input, text). Raises Refusal, or whatever the wrapper raises."""
     trace = Trace({})
     for name, tensor in inputs.items():
         trace.inputs[name] = trace.add(Var(name, tensor, "input"))
-    _current.append(trace)
-    _user_files[:] = files
-    try:
-        with torch.no_grad(), Recording(trace):
-            result = function(*arguments, **options)
-    finally:
-        _current.pop()
+    for tensor, name, text in views:
+        trace.add(Var(trace.fresh_name("v"), tensor, "view", text, trace.inputs[name]))
+    with opened(trace, files), torch.no_grad(), Recording(trace):
+        result = function(*arguments, **options)
     trace.results = list(_flat(result))
     return trace
 

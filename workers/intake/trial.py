@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import os
 import signal
-from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -19,6 +22,7 @@ from tilewright.workers.intake.call_site import (
     wanted_at,
     wanted_of,
 )
+from tilewright.workers.intake.device import noted_device
 from tilewright.workers.intake.emit import Taken
 from tilewright.workers.intake.operator import (
     Result,
@@ -26,39 +30,65 @@ from tilewright.workers.intake.operator import (
     _is_narrow,
     function_of,
 )  # fmt: skip
-from tilewright.workers.intake.record import Refusal, noted_device
+from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.runners.tensors import to_numpy, to_torch
 from tilewright.workers.runners.triton_guard import Canaries, LaunchGuard
 
 RUN_SECONDS = 12
+"""Most that one run in the interpreter may take."""
+
+SLOW_SECONDS = 3.0
+"""A shape that takes longer is the only one that is checked, with fewer kinds of inputs."""
 
 
 class TooSlow(Exception):
     """A run in the interpreter took too long."""
 
 
-@contextmanager
-def limited(seconds: int) -> Any:
-    def ring(*_: Any) -> None:
-        raise TooSlow
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+class Crashed(Exception):
+    """A run in the interpreter ended its process: a kernel that reads or writes where no tensor is."""
 
 
 def run(module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """The outputs of a taken module. Raises OutsideWrite for one that writes beside its tensors, TooSlow."""
-    canaries = Canaries()
-    tensors = {name: canaries.copy(to_torch(array, "cpu")) for name, array in inputs.items()}
-    with limited(RUN_SECONDS), LaunchGuard(canaries):
-        results = module.launch(tensors, dict(params))
-    canaries.inspect()
-    return [to_numpy(result) for result in results]
+    """The outputs of a taken module, run in a process of its own. Raises what it raises, TooSlow, Crashed."""
+    receive, send = multiprocessing.Pipe(duplex=False)
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        receive.close()
+        _answer(send, module, params, inputs)
+    send.close()
+    try:
+        if not receive.poll(RUN_SECONDS):
+            os.kill(pid, signal.SIGKILL)
+            raise TooSlow
+        said = receive.recv()
+    except EOFError:
+        raise Crashed("its process ends: a kernel reads or writes where no tensor is") from None
+    finally:
+        receive.close()
+        os.waitpid(pid, 0)
+    if isinstance(said, Exception):
+        raise said
+    return list(said)
+
+
+def _answer(send: Any, module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> NoReturn:
+    """In the forked process: outputs or the exception, and its end."""
+    said: Any
+    try:
+        canaries = Canaries()
+        tensors = {name: canaries.copy(to_torch(array, "cpu")) for name, array in inputs.items()}
+        with LaunchGuard(canaries):
+            results = module.launch(tensors, dict(params))
+        canaries.inspect()
+        said = [to_numpy(result) for result in results]
+    except Exception as error:  # noqa: BLE001 - told to the parent
+        said = RuntimeError(f"{type(error).__name__}: {error}".splitlines()[0][:300])
+    try:
+        send.send(said)
+    finally:
+        os._exit(0)
 
 
 def check_dims(dims: Mapping[str, int], scale: str, rank: int) -> dict[str, int]:
@@ -79,6 +109,33 @@ def check_dims(dims: Mapping[str, int], scale: str, rank: int) -> dict[str, int]
     return made
 
 
+def ladder(
+    dims: Mapping[str, int], rank: int, holds: Callable[[Mapping[str, int]], bool]
+) -> Iterator[dict[str, int]]:
+    """Small shapes to try, the most telling first.
+
+    ``holds``: whether the wrapper does the same at a shape. A dimension that must keep its size (a head's, which the
+    wrapper asserts, or which a block is made of) keeps it, so that one such dimension does not rule the others out.
+    """
+    scales = ("odd", "even", "large", "deep")
+    made = {scale: check_dims(dims, scale, rank) for scale in scales}
+    yield from made.values()
+    for scale in ("odd", "even"):
+        small = dict(dims)
+        for name in sorted(dims, key=lambda n: -dims[n]):
+            for choice in dict.fromkeys((made[scale][name], made["even"][name], made["large"][name])):
+                tried = {**small, name: choice}
+                if choice < small[name] and holds(tried):
+                    small = tried
+                    break
+        yield small
+    for most in (64, 128):
+        kept = {n: s if s <= most else made["even"][n] for n, s in dims.items()}
+        yield kept
+        yield {n: s if s <= most else min(s, most) for n, s in dims.items()}
+    yield dict(dims)
+
+
 def id_of(dims: Mapping[str, int]) -> str:
     return "x".join(str(n) for n in dims.values()) or "one"
 
@@ -96,7 +153,7 @@ def make(site: Site, dims: Mapping[str, int], kind: str, spread: int) -> dict[st
     from tilewright.workers.intake.operator import draw
 
     rng = np.random.default_rng([17, len(kind), spread])
-    return {o.name: draw(o, o.sizes(dims), kind, spread, rng) for o in site.operands}
+    return {o.name: draw(o, dims, kind, spread, rng) for o in site.operands}
 
 
 def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any],
@@ -104,50 +161,56 @@ def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any,
     """Up to three small shapes on which the recording holds and the default is right; or why there is none."""
     dims = site.dims[0]
     found: list[Shape] = []
-    reasons: list[str] = []
-    for scale in ("odd", "even", "large", "deep", "whole"):
-        small = (
-            dict(dims)
-            if scale == "whole"
-            else check_dims(dims, scale, max(len(o.shape) for o in site.operands))
-        )
-        if any(s.dims == small for s in found) or (found and scale in ("large", "whole")):
-            continue
-        if scale == "whole" and sum(int(np.prod(o.sizes(small))) for o in site.operands) > 1 << 24:
-            continue
+    reasons: dict[str, str] = {}
+
+    def again(small: Mapping[str, int]) -> str:
+        """Why the wrapper does not do the same at a shape; empty where it does."""
         try:
             with noted_device(site.part):
-                wanted = None
-                again = traced_at(
-                    site,
-                    small,
-                    wanted if wanted else wanted_of(request, site) and wanted_at(request, site, small),
-                )
-            if again.source != taken.source:
-                reasons.append(f"{id_of(small)}: the wrapper launches otherwise there")
-                continue
+                wanted = wanted_of(request, site) and wanted_at(request, site, small)
+                taken_again = traced_at(site, small, wanted)
+        except Refusal as refusal:
+            return refusal.what
+        except Exception as error:  # noqa: BLE001 - a shape the wrapper does not take
+            return f"{type(error).__name__}: {error}".splitlines()[0]
+        return "" if taken_again.source == taken.source else "the wrapper launches otherwise there"
+
+    tried: set[str] = set()
+    slow = False
+    for small in ladder(dims, max(len(o.shape) for o in site.operands), lambda d: not again(d)):
+        label = id_of(small)
+        big = sum(int(np.prod(o.sizes(small))) for o in site.operands) > 1 << (24 if small == dims else 22)
+        if label in tried or big or (found and (slow or small == dims)) or len(found) == 3:
+            continue
+        tried.add(label)
+        why = again(small)
+        if why:
+            reasons[label] = why
+            continue
+        try:
             inputs = make(site, small, "randn", 4)
             answers = reference.settle(site, inputs) if not reference.call else reference(inputs)
+            began = time.monotonic()
             outputs = run(module, defaults, inputs)
+            slow = slow or time.monotonic() - began > SLOW_SECONDS
         except TooSlow:
-            reasons.append(f"{id_of(small)}: more than {RUN_SECONDS} s in the interpreter")
+            reasons[label] = f"more than {RUN_SECONDS} s in the interpreter"
             continue
         except Refusal as refusal:
-            reasons.append(f"{id_of(small)}: {refusal.what}")
+            reasons[label] = refusal.what
             continue
         except Exception as error:  # noqa: BLE001 - a shape the kernel or the reference does not take
-            reasons.append(f"{id_of(small)}: {type(error).__name__}: {error}".splitlines()[0])
+            reasons[label] = f"{type(error).__name__}: {error}".splitlines()[0]
             continue
         fault = wrong(outputs, answers)
         if fault:
-            reasons.append(f"{id_of(small)}: {fault}")
+            reasons[label] = fault
             continue
         found.append(Shape(small, {"randn": inputs}, {"randn": answers}))
-        if len(found) == 3:
-            break
     if not found:
-        return f"the kernel agrees with the reference on no small shape: {'; '.join(reasons)}"
-    notes += [f"not checked at {reason}" for reason in reasons]
+        said = "; ".join(f"{label}: {why}" for label, why in reasons.items())
+        return f"the kernel agrees with the reference on no small shape: {said}"
+    notes += [f"not checked at {label}: {why}" for label, why in reasons.items()]
     return found
 
 
@@ -171,8 +234,6 @@ def wrong(outputs: Sequence[np.ndarray], answers: Sequence[np.ndarray]) -> str:
 def bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any],
           shapes: list[Shape], places: Sequence[int], notes: list[str]) -> tuple[list[Result], str, int]:  # fmt: skip
     """Results with their bounds, from all kinds of inputs; why the seed is wrong; the spread that it bears."""
-    operator = function_of(request["reference"])
-    del operator
     outputs: dict[tuple[int, str], list[np.ndarray]] = {}
     reference = Oracle(function_of(request["reference"]))
     reference.settle(site, shapes[0].inputs["randn"])
@@ -184,7 +245,10 @@ def bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defa
                 inputs = make(site, shape.dims, kind, attempt)
                 answers = reference(inputs)
                 finite = all(np.isfinite(a).all() for a in answers if a.dtype.kind == "f")
-                made = run(module, defaults, inputs) if finite else []
+                try:
+                    made = run(module, defaults, inputs) if finite and fine else []
+                except (TooSlow, Crashed, RuntimeError):
+                    made, fine = [], False
                 fine = fine and finite and not wrong(made, answers)
                 shape.inputs[kind], shape.answers[kind] = inputs, answers
                 outputs[id(shape), kind] = made

@@ -73,6 +73,11 @@ class LaunchGuard(TorchDispatchMode):
     Raises ForeignWork out of ``launch``.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: the wrapper that skips it would import torch's compiler, which takes seconds, in every child."""
+        return False
+
     def __init__(self, canaries: Canaries | None = None) -> None:
         super().__init__()
         self._canaries = canaries

@@ -191,6 +191,11 @@ class _Call(TorchDispatchMode):
     ``shift`` bytes lie before every tensor in its storage, which changes all addresses.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: the wrapper that skips it would import torch's compiler, which takes seconds, in every child."""
+        return False
+
     def __init__(self, specs: Sequence[Mapping[str, Any]], shift: int) -> None:
         super().__init__()
         self._shift = shift

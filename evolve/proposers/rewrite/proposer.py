@@ -61,13 +61,16 @@ def offers(source: str) -> tuple[tuple[Rule, Site], ...]:
 class RewriteProposer:
     """Draws a rule, uniformly or by the shares it is given, then uniformly one of the rule's sites."""
 
-    def __init__(self, only: Sequence[str] | None = None) -> None:
+    def __init__(self, only: Sequence[str] | None = None, without: Sequence[str] = ()) -> None:
         self.only = None if only is None else frozenset(only)
+        self.without = frozenset(without)
 
     def available(self, source: str) -> tuple[tuple[Rule, Site], ...]:
         """The pairs this proposer may draw from."""
         return tuple(
-            (rule, site) for rule, site in offers(source) if self.only is None or rule.name in self.only
+            (rule, site)
+            for rule, site in offers(source)
+            if (self.only is None or rule.name in self.only) and rule.name not in self.without
         )
 
     def propose(

@@ -101,3 +101,13 @@ def rules(language: Language) -> tuple[Rule, ...]:
     """Rules for kernels of ``language``."""
     table = {Language.PALLAS: pallas_rules, Language.TRITON: triton_rules, Language.GLUON: gluon_rules}
     return table[language]()
+
+
+def rule_names() -> frozenset[str]:
+    """Of all languages."""
+    return frozenset(rule.name for language in Language for rule in rules(language))
+
+
+def openings() -> frozenset[str]:
+    """Names of the rules that write a kernel in another structure, which wants tuning before it competes."""
+    return frozenset({lower.LowerProduct.name})

@@ -73,16 +73,24 @@ def scaled_columns(x, factor):
 def _noisy(x_ptr, y_ptr, n, seed, BLOCK: tl.constexpr):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + offs, mask=offs < n)
-    keep = tl.rand(seed, offs) > 0.5
+    keep = tl.extra.cuda.globaltimer() > seed
     x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r, r", [x], dtype=tl.float32, is_pure=True, pack=1)
     tl.store(y_ptr + offs, tl.where(keep, x, 0.0), mask=offs < n)
 
 
 def noisy(x):
     y = torch.empty_like(x)
-    half = x * 2
-    _noisy[(triton.cdiv(x.numel(), 256),)](half, y, x.numel(), 7, BLOCK=256)
+    order = torch.sort(x)[0]
+    _noisy[(triton.cdiv(x.numel(), 256),)](order, y, x.numel(), 7, BLOCK=256)
     return y
+
+
+def column_means(x, out_dtype=torch.float32):
+    """torch before, between and after the kernel, and its argument as a transposed view."""
+    left, right = x.chunk(2, dim=1)
+    turned = (left + right * 0.5).contiguous()
+    scale_(turned, 2.0)
+    return turned.sum(dim=0).to(out_dtype) / x.shape[0]
 
 
 best = group_norm(torch.ones(3, 64, device="cuda"))
@@ -99,6 +107,11 @@ def group_norm(x, eps=1e-6):
 
 def scale(x, factor):
     return x * factor
+
+
+def column_means(x):
+    left, right = x.chunk(2, dim=1)
+    return (2 * left + right).mean(0)
 """
 
 PALLAS = '''
@@ -149,8 +162,68 @@ def product(x: jax.Array, w: jax.Array, block_rows: int = 128, interpret: Any = 
 '''
 
 
+WRAPPED = """
+import dataclasses
+import functools
+
+import jax
+from jax.experimental import pallas as pl
+import a_package_that_is_not_here
+
+logger = a_package_that_is_not_here.logger()
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    block_rows: int
+    block_cols: int = 256
+
+    @classmethod
+    def default(cls):
+        return cls(128)
+
+
+def _scaled(x_ref, o_ref, *, bias, **flags):
+    value = x_ref[...] * 2.0
+    o_ref[...] = value if bias is None else value + bias[...]
+
+
+def _body(*refs, **flags):
+    _scaled(*refs, **flags)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _doubled(x, bias, sizes):
+    def place(i, j):
+        return i, j
+
+    spec = pl.BlockSpec((sizes.block_rows, sizes.block_cols), place)
+    grid = (x.shape[0] // sizes.block_rows, x.shape[1] // sizes.block_cols)
+
+    def kernel(*refs):
+        _body(*refs, bias=bias)
+
+    return pl.pallas_call(
+        kernel, grid=grid, in_specs=[spec], out_specs=spec, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype)
+    )(x)
+
+
+_doubled.defvjp(lambda x, bias, sizes: (_doubled(x, bias, sizes), None), lambda bias, sizes, kept, g: (2 * g,))
+
+
+def doubled(x, bias=None, sizes=None):
+    logger.warning("slow")
+    if bias is not None:
+        if not isinstance(bias, jax.Array):
+            raise TypeError("bias")
+    if sizes is None:
+        sizes = Sizes.default()
+    return _doubled(x, bias, sizes)
+"""
+
+
 def write(folder: Path) -> Path:
-    """The files ``mine.py``, ``plain.py`` and ``tpu.py`` in a folder."""
-    for name, text in (("mine", TRITON), ("plain", REFERENCE), ("tpu", PALLAS)):
+    """The files ``mine.py``, ``plain.py``, ``tpu.py`` and ``wrapped.py`` in a folder."""
+    for name, text in (("mine", TRITON), ("plain", REFERENCE), ("tpu", PALLAS), ("wrapped", WRAPPED)):
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
     return folder

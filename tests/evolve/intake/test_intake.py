@@ -5,16 +5,20 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from tests.evolve.intake import kernels
 from tilewright.evolve.campaign.resolve import resolve
-from tilewright.evolve.intake import child, folder, tune, winner
+from tilewright.evolve.intake import child, folder, preflight, tune, winner
 from tilewright.evolve.intake.remedies import remedy
 from tilewright.fitness.dialect import check
+from tilewright.fitness.gates import failure, read_gates
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
+from tilewright.seeds.operator import Workload
+from tilewright.workers.intake.operator import Operand, Result, TakenOperator
 
 CALL = "bf16[4096, 512], eps=1e-6"
 
@@ -60,6 +64,42 @@ def test_its_folder_is_an_operator_that_judges(taken, tmp_path: Path) -> None:
     assert operator.gates[0].min_db >= 40
 
 
+def _group_norm(x: np.ndarray, mistake: str) -> np.ndarray:
+    """The fixture's kernel in float32, honest or with one mistake a kernel may have."""
+    groups = x.astype(np.float32).reshape(len(x), -1, 32)
+    squares = groups * groups
+    if mistake == "race":  # one of 32 partial sums is overwritten by another
+        squares[..., 7] = squares[..., 8]
+    mean = squares.mean(axis=0 if mistake == "axis" else -1, keepdims=True)
+    scale = 1 / np.sqrt(mean + 1e-6)
+    if mistake == "stale":  # the scale of the group before
+        scale = np.roll(scale, 1, axis=1)
+    made = (groups * scale).reshape(x.shape).astype(x.dtype)
+    if mistake == "tail":
+        made[-1] = 0
+    if mistake == "precision":
+        made = made.astype(ml_dtypes.float8_e4m3fn).astype(x.dtype)
+    return made
+
+
+@pytest.mark.parametrize("mistake", ["", "tail", "axis", "stale", "precision", "race"])
+def test_the_derived_judge_refuses_a_planted_mistake(taken, mistake: str) -> None:
+    request, answer = taken
+    shape = Workload("check", answer["check"][0])
+    operands = tuple(Operand(*row[:2], tuple(row[2]), *row[3:]) for row in answer["operands"])
+    results = tuple(Result(*row[:2], tuple(row[2]), *row[3:]) for row in answer["results"])
+    operator = TakenOperator(
+        "a/b", request.reference, answer["call"], operands, results, {}, {}, spread=answer["spread"]
+    )
+    said = []
+    for kind in answer["kinds"]:
+        inputs = operator.make_inputs(shape, 3, kind)
+        outputs = {"o0": _group_norm(inputs["x"], mistake)}
+        readings = read_gates(operator.gates, outputs, operator.oracle(shape, inputs), kind)
+        said.append(failure(readings, operator.gates))
+    assert any(said) == bool(mistake)
+
+
 def test_the_winner_is_a_plain_module(taken) -> None:
     _, answer = taken
     text = winner.plain_module(answer["source"], answer["defaults"], "group_norm", ["x"], "Tuned.")
@@ -80,8 +120,20 @@ def test_a_transposed_view_is_packed_and_so_is_a_transposed_result(files: Path) 
         files / "mine.py", "scaled_columns", f"{files}/plain.py:scale", ("f32[30, 70], 2.0",)
     )
     answer = tune.take(request, load_target("interpreter"))
-    assert answer["source"].count("pack_view[") == 2
+    assert answer["source"].count("torch_copy_float32_2d[") == 2
     assert answer["results"][0][2] == ["M", "N"]
+
+
+def test_what_torch_computes_around_a_kernel_becomes_kernels(files: Path) -> None:
+    """On a transposed view; halves, a sum over rows, a cast and a quotient are torch's in the wrapper."""
+    request = tune.Request(
+        files / "mine.py", "column_means", f"{files}/plain.py:column_means", ("f32[96, 70].permute(1, 0)",)
+    )
+    answer = tune.take(request, load_target("interpreter"))
+    launch = answer["source"][answer["source"].index("def launch") :]
+    assert "torch_sum_float32_columns_1d[" in launch and "torch_div_float32_flat_c[" in launch
+    assert answer["operands"][0][2] == ["M", "N"] and answer["orders"] == [[1, 0]]
+    assert sum("becomes a kernel" in note for note in answer["notes"]) >= 3
 
 
 def test_a_kernel_that_is_wrong_is_told_so_with_its_worst_element(files: Path) -> None:
@@ -100,7 +152,7 @@ def test_every_refusal_comes_at_once_with_line_and_remedy(files: Path) -> None:
     lines = kernels.TRITON.splitlines()
     at = {
         text: next(n for n, row in enumerate(lines, 1) if text in row)
-        for text in ("tl.rand", "inline_asm", "x * 2")
+        for text in ("globaltimer", "inline_asm", "torch.sort")
     }
     assert {line for line, _ in found} >= set(at.values())
     assert all(r.remedy for r in refusal.value.refusals)
@@ -120,6 +172,20 @@ def test_a_pallas_function_is_taken_in_by_its_text(files: Path) -> None:
     assert check(answer["source"], entry="build") == []
     assert "block_rows" in answer["space"]
     assert answer["results"][0][2] == ["M", "K"]
+    screen = "\n".join(preflight.lines(answer, "jax.numpy.matmul", "tpu7x"))
+    assert "grid_spec" not in answer["source"] and "rules apply, with their places: " in screen
+    assert "at 512x256x128, which does not take" not in screen or "block_rows 1024" in screen
+
+
+def test_a_pallas_function_is_cut_down_to_what_its_call_does(files: Path) -> None:
+    """Block sizes in a dataclass, unpacked keywords, a custom gradient, flags and a logger that is not there."""
+    request = tune.Request(
+        files / "wrapped.py", "doubled", f"{files}/plain_jax.py:doubled", ("f32[512, 512]",)
+    )
+    (files / "plain_jax.py").write_text("import jax\n\ndef doubled(x):\n    return x + x\n")
+    answer = tune.take(request, load_target("tpu7x"))
+    assert set(answer["space"]) == {"block_rows", "block_cols"}
+    assert "isinstance" not in answer["source"] and "bias=flags['bias']" in answer["source"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")

@@ -208,6 +208,13 @@ def _with_keyword(node: cst.Call, name: str, text: str) -> cst.Call:
 
 def jit_kernels(kernel: KernelSource, entry_only: bool = False) -> list[TritonKernel]:
     """Jitted functions; with ``entry_only`` those that are launched from the host."""
+    key = f"jitted kernels, {entry_only}"
+    if key not in kernel.notes:
+        kernel.notes[key] = _jit_kernels(kernel, entry_only)
+    return list(kernel.notes[key])
+
+
+def _jit_kernels(kernel: KernelSource, entry_only: bool) -> list[TritonKernel]:
     if kernel.language is Language.PALLAS:
         return []
     launches: dict[str, list[cst.Call]] = {}

@@ -1,0 +1,1 @@
+"""Studies of taking other people's code in."""

@@ -1,0 +1,175 @@
+"""Niches: a new structure is opened at once, tuned by itself, and its rule gets the credit; others are left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from tilewright.evolve.campaign.evaluator import Job
+from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
+from tilewright.evolve.campaign.searcher import violations
+from tilewright.evolve.proposers.niches import NAME, RUNGS, NicheSearch, transferred
+from tilewright.evolve.proposers.portfolio import Portfolio
+from tilewright.evolve.proposers.rewrite.campaign_proposer import Rewrites
+from tilewright.evolve.proposers.rewrite.proposer import RewriteProposal, RewriteProposer, Shares, Tried
+from tilewright.evolve.proposers.rewrite.registry import openings
+from tilewright.evolve.proposers.rule_credit import RuleCredit
+from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
+from tilewright.evolve.record.archive import Archive
+from tilewright.evolve.record.history import Candidate, MutationKind
+from tilewright.evolve.space.genome import Genome
+from tilewright.evolve.space.space import Space, read_declarations
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+from tilewright.seeds.catalogue import load_operator
+
+POINTER = load_operator("gemm_fp8_blockwise/gemm_nt").kernels["pointer"].source
+CONSTANTS = [{"M": 4096, "N": 4096, "K": 4096, "smem_bytes": 232448}]
+(RULE,) = openings()
+
+
+class _Spaces(dict[str, Space]):
+    """Each read once for all campaigns."""
+
+    def __missing__(self, text: str) -> Space:
+        self[text] = Space.from_source(text, CONSTANTS)
+        return self[text]
+
+
+SPACES = _Spaces()
+
+
+def worth(genome: Genome) -> float:
+    """TFLOP/s of a made-up device: the new structure is worse until several of its parameters are right."""
+    if "stages" not in genome.params:
+        return 700.0 + 10.0 * genome.params["num_stages"] + 8.0 * np.log2(genome.params["group_m"])
+    good = {"pieces": 2, "stages": 4, "consumers": 2, "skew": False, "producer_registers": 40}
+    right = sum(genome.params.get(name) == value for name, value in good.items())
+    return 300.0 + 170.0 * right + 5.0 * np.log2(genome.params["walk_rows"])
+
+
+@dataclass
+class Device:
+    """Implements ``Evaluator``: at once, in order."""
+
+    jobs: list[Job] = field(default_factory=list)
+
+    def submit(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        done, self.jobs = self.jobs[:1], self.jobs[1:]
+        return [(job.index, judged(job.genome)) for job in done]
+
+
+def judged(genome: Genome) -> Evaluation:
+    rate = worth(genome)
+    figures = WorkloadFigures(
+        workload="w", seconds=1 / rate, tflops=rate, roofline_fraction=0.5, kind=FigureKind.MODELLED
+    )
+    return Evaluation(
+        genome=genome.id, target="t", suite="s", stage=Stage.MEASURE, verdict=Verdict.OK, fitness=rate,
+        workloads=(figures,), artefact=genome.id,
+    )  # fmt: skip
+
+
+class Remembering(RewriteProposer):
+    """One rule at one site of a source: what it comes to is worked out once."""
+
+    known: ClassVar[dict[str, RewriteProposal | None]] = {}
+
+    def propose(
+        self,
+        parent_source: str,
+        parent_params: Mapping[str, Any],
+        rng: np.random.Generator,
+        exclude: Tried = frozenset(),
+        shares: Shares | None = None,
+    ) -> RewriteProposal | None:
+        if exclude:
+            return None
+        if parent_source not in self.known:
+            self.known[parent_source] = super().propose(parent_source, parent_params, rng, exclude, shares)
+        found = self.known[parent_source]
+        return found and replace(found, params={**found.params, **parent_params})
+
+
+class Nowhere:
+    def add_candidate(self, candidate: Candidate) -> None: ...
+
+    def add_evaluation(self, index: int, evaluation: Evaluation) -> None: ...
+
+
+def run(seed: int, *, niches: bool, evaluations: int = 44, lag: int = 8, source: str = POINTER) -> Campaign:
+    spaces = KnownSpaces(SPACES.__getitem__)
+    archive = Archive(1, 50)
+    rewrites = Rewrites(archive, spaces.space_of, violations, Remembering(only=[RULE]))
+    proposers = [ParameterProposer(archive, spaces), rewrites]
+    searcher = Portfolio(proposers)
+    chosen = NicheSearch(searcher, spaces, violations, openings()) if niches else searcher
+    start = Start("pointer", Genome(source, read_declarations(source).defaults))
+    plan = Plan((start,), Budget(evaluations), seed, lag)
+    campaign = Campaign(plan, chosen, archive, Device(), Nowhere())
+    campaign.run()
+    return campaign
+
+
+@pytest.fixture(scope="module")
+def campaign() -> Campaign:
+    return run(0, niches=True)
+
+
+def test_the_first_proposals_are_not_all_points_of_the_known_kernel(campaign: Campaign) -> None:
+    first = campaign.history.candidates[1:8]
+    assert any(c.mutation.detail.startswith(f"{RULE}: ") and c.seen == 0 for c in first)
+    assert len({c.genome.source_id for c in first}) > 1
+
+
+def test_a_niche_gets_its_rungs_and_no_more(campaign: Campaign) -> None:
+    opened = [
+        c for c in campaign.history.candidates if c.mutation.proposer == NAME and RULE in c.mutation.detail
+    ]
+    sources = {c.genome.source_id for c in opened}
+    for source in sources:
+        assert sum(c.genome.source_id == source for c in opened) <= sum(RUNGS)
+    (first,) = {c.genome.source_id for c in opened if c.mutation.kind is MutationKind.REWRITE}
+    assert sum(c.genome.source_id == first for c in campaign.history.candidates) >= sum(RUNGS)
+    points = [c for c in opened if c.mutation.kind is MutationKind.PARAMETER]
+    assert len({c.genome.id for c in opened}) == len(opened) and points
+
+
+def test_tuning_by_itself_finds_what_competition_at_once_does_not() -> None:
+    with_niches = [run(seed, niches=True).history.best for seed in range(3)]
+    without = [run(seed, niches=False).history.best for seed in range(3)]
+    better, before = (np.mean([b[1].fitness or 0.0 for b in found if b]) for found in (with_niches, without))
+    assert better > 1.1 * before, (better, before)
+
+
+def test_credit_goes_to_the_rule_that_opened(campaign: Campaign) -> None:
+    credit = RuleCredit()
+    credit.learn(campaign.history)
+    shares = credit.shares([RULE, "triton_never_tried"])
+    assert shares[RULE] > 2 * shares["triton_never_tried"]
+
+
+def test_without_an_opening_the_search_is_the_same() -> None:
+    source = POINTER.replace("tl.dot(", "tl.sum(")
+    one, two = (run(3, niches=niches, evaluations=20, source=source) for niches in (True, False))
+    assert [c.genome.id for c in one.history.candidates] == [c.genome.id for c in two.history.candidates]
+
+
+def test_parameters_are_transferred_by_name_and_by_meaning() -> None:
+    space = Space.from_source(
+        "SPACE = {'stages': (2, 3, 4), 'walk_rows': (1, 4, 8), 'pieces': (1, 2)}\n"
+        "DEFAULTS = {'stages': 2, 'walk_rows': 1, 'pieces': 2}\nCONSTRAINTS = {}\n"
+    )
+    found = transferred(space, {"num_stages": 4, "GROUP_M": 8, "pieces": 1, "num_warps": 8})
+    assert found == {"stages": 4, "walk_rows": 8, "pieces": 1}
+
+
+def test_rules_can_be_left_out() -> None:
+    assert RULE in {rule.name for rule, _ in RewriteProposer().available(POINTER)}
+    assert RULE not in {rule.name for rule, _ in RewriteProposer(without=[RULE]).available(POINTER)}

@@ -1,0 +1,336 @@
+"""Runs of a taken ``build`` in the interpreter that gates use: small shapes, bounds, and the evidence for its knobs."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas import tpu as pltpu
+
+from tilewright.fitness.targets import load_target
+from tilewright.workers.intake import dims as dimensions
+from tilewright.workers.intake import judge
+from tilewright.workers.intake.arguments import Literal
+from tilewright.workers.intake.operator import Operand, as_result, draw, function_of, run_reference
+from tilewright.workers.intake.pallas_text import Knob, Refused
+
+EVIDENCE_SECONDS = 60.0
+LEGAL_SECONDS = 20.0
+
+
+def judged(request: Mapping[str, Any], source: str, operands: list[Operand], calls: Sequence[Any],
+            knobs: Sequence[Knob],
+            said: Mapping[Any, str], places: Sequence[Any]) -> dict[str, Any]:  # fmt: skip
+    """Checked shapes, bounds and evidence, all by the interpreter that candidates are judged with."""
+    from tilewright.workers.runners.pallas_trace import load_build
+
+    target = load_target("tpu7x")
+    reference = function_of(request["reference"])
+    build = load_build(source)
+    defaults = {k.name: k.default for k in knobs}
+    ways = _reference_ways(calls[0], operands, places)
+    state: dict[str, str] = {}
+
+    def answers(inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        errors = []
+        for precision in ("float64", "float32", ""):
+            for way in ways:
+                if state and (state["call"], state["precision"]) != (way, precision):
+                    continue
+                try:
+                    values = run_reference(reference, way, inputs, precision)
+                except Exception as error:  # noqa: BLE001 - the next way may do
+                    errors.append(f"{type(error).__name__}: {error}".splitlines()[0])
+                    continue
+                if values:
+                    state.update(call=way, precision=precision)
+                    return values
+        raise Refused(
+            f"the reference cannot be called with these arguments: {errors[0] if errors else 'no result'}"
+        )
+
+    def runs(
+        dims: Mapping[str, int], params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]
+    ) -> list[np.ndarray]:
+        return interpreted(
+            target.chip, build, params, [(o.name, o.sizes(dims), o.dtype) for o in operands], inputs
+        )
+
+    def works(dims: Mapping[str, int], named: Sequence[Operand]) -> bool:
+        inputs = {o.name: np.zeros(o.sizes(dims), dtype=_np(o.dtype)) for o in named}
+        try:
+            return bool(answers(inputs))
+        except Exception:  # noqa: BLE001 - these dimensions are not different ones
+            return False
+
+    operands, all_dims = dimensions.settle(operands, len(calls), works, size=8)
+    state.clear()
+    shapes, why = _shapes(all_dims[0], operands, defaults, answers, runs)
+    if not shapes:
+        return {
+            "refusals": [
+                {"line": 0, "what": f"the kernel agrees with the reference on no small shape: {why}"}
+            ]
+        }
+    results, failed = _results(
+        operands,
+        shapes,
+        all_dims[0],
+        lambda sizes: _eval_shapes(target.chip, build, defaults, operands, sizes),
+    )
+    if failed:
+        return {
+            "refusals": [{"line": 0, "what": f"the kernel's own answer is not the reference's: {failed}"}]
+        }
+    legal = _legal(
+        {k.name: k.values for k in knobs},
+        defaults,
+        [*all_dims, *(s[0] for s in shapes)],
+        lambda sizes, params: _eval_shapes(target.chip, build, params, operands, sizes),
+    )
+    knobs = [replace(k, values=_anywhere(k, legal)) for k in knobs]
+    space, fixed = _evidence(knobs, defaults, shapes, results, runs)
+    text = re.sub(
+        r"SPACE = .*\nDEFAULTS = .*\n",
+        f"SPACE = {space!r}\nDEFAULTS = { {k: defaults[k] for k in space}!r}\n",
+        source,
+        count=1,
+    )
+    for knob in knobs:
+        if knob.name not in space:
+            text = text.replace(f'params["{knob.name}"]', repr(knob.default))
+    legal = {
+        label: {n: [v for v in taken_there[n] if v in space[n]] for n in space}
+        for label, taken_there in legal.items()
+    }
+    kinds = ["randn", "repeated"]
+    return {
+        "source": text, "space": {k: list(v) for k, v in space.items()},
+        "defaults": {k: defaults[k] for k in space}, "fixed": fixed,
+        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total] for o in operands],
+        "results": results, "call": state["call"], "precision": state["precision"], "check": [s[0] for s in shapes],
+        "kinds": kinds, "spread": 2, "legal": legal, "independent": [], "dims": all_dims,
+        "work": _work(reference, state["call"], operands, all_dims),
+    }  # fmt: skip
+
+
+def interpreted(
+    chip: Any, build: Any, params: Mapping[str, Any], specs: Sequence[Any], inputs: Mapping[str, np.ndarray]
+) -> list[np.ndarray]:
+    """The outputs of a ``build`` under the interpreter that gates use."""
+    from tilewright.workers.runners.pallas_check import interpret
+    from tilewright.workers.runners.pallas_trace import mesh_of
+
+    with mesh_of({"kind": chip.device_kind, "cores": chip.cores}):
+        tensors = [jax.ShapeDtypeStruct(shape, _np(dtype)) for _, shape, dtype in specs]
+        closed = jax.jit(build(dict(params))).trace(*tensors).jaxpr
+        settings = pltpu.InterpretParams(out_of_bounds_reads="raise", uninitialized_memory="nan")
+        compiled = jax.jit(lambda *operands: interpret(closed, operands, settings))
+        return [np.asarray(r) for r in compiled(*(inputs[name] for name, _, _ in specs))]
+
+
+def _eval_shapes(
+    chip: Any, build: Any, params: Mapping[str, Any], operands: Sequence[Operand], dims: Mapping[str, int]
+) -> list[tuple[int, ...]]:
+    tensors = [jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in operands]
+    found = jax.eval_shape(build(dict(params)), *tensors)
+    return [tuple(leaf.shape) for leaf in jax.tree_util.tree_leaves(found)]
+
+
+def _reference_ways(call: Any, operands: Sequence[Operand], places: Sequence[Any]) -> list[str]:
+    by_place = {p: o.name for o, p in zip(operands, places, strict=True)}
+    positional = [by_place.get((n,), repr(v)) for n, v in enumerate(call.arguments)]
+    keyword = [
+        f"{k}={by_place.get((k,), repr(v))}" for k, v in call.keywords.items() if not isinstance(v, Literal)
+    ]
+    tensors = [o.name for o in operands]
+    return list(dict.fromkeys(", ".join(w) for w in ([*positional, *keyword], positional, tensors)))
+
+
+def _np(dtype: str) -> Any:
+    return jnp.dtype(dtype)
+
+
+def _shapes(
+    dims: Mapping[str, int], operands: Sequence[Operand], defaults: Mapping[str, int], answers: Any, runs: Any
+) -> tuple[list[Any], str]:
+    """Small shapes on which the default is right: multiples of blocks, then the whole if it is small."""
+    largest = max([128, *(v for v in defaults.values() if v <= 1024)])
+    tries = [
+        {n: min(s, 1024) for n, s in dims.items()},  # takes the largest blocks that are worth trying
+        {n: min(s, 2 * largest * (1 + k % 2)) for k, (n, s) in enumerate(dims.items())},
+        {n: min(s, largest * (1 + k % 3)) for k, (n, s) in enumerate(dims.items())},
+        {n: min(s, largest) for n, s in dims.items()},
+        {n: min(s, 128 * (1 + k % 3)) for k, (n, s) in enumerate(dims.items())},
+        dict(dims),
+    ]
+    found: list[Any] = []
+    reasons = []
+    for small in tries:
+        if any(f[0] == small for f in found) or len(found) == 2:
+            continue
+        if sum(math.prod(o.sizes(small)) for o in operands) > 1 << 23:
+            continue
+        label = "x".join(map(str, small.values()))
+        try:
+            rng = np.random.default_rng(17)
+            inputs = {o.name: draw(o, small, "randn", 2, rng) for o in operands}
+            wanted = answers(inputs)
+            outputs = runs(small, defaults, inputs)
+        except Refused as refusal:
+            reasons.append(f"{label}: {refusal.what}")
+            continue
+        except Exception as error:  # noqa: BLE001 - a shape the kernel does not take
+            reasons.append(f"{label}: {type(error).__name__}: {error}".splitlines()[0][:200])
+            continue
+        bad = [
+            judge.read(o, w.astype(np.float64)).db
+            for o, w in zip(outputs, wanted, strict=False)
+            if o.shape != w.shape or not judge.read(o, w.astype(np.float64)).db > 20
+        ]
+        if bad:
+            reasons.append(f"{label}: {bad[0]:.1f} dB from the reference")
+            continue
+        found.append((small, inputs, wanted, outputs))
+    return found, "; ".join(reasons)
+
+
+def _results(
+    operands: Sequence[Operand], shapes: Sequence[Any], whole: Mapping[str, int], shapes_at: Any
+) -> tuple[list[Any], str]:
+    results = []
+    unlike = {n: 4096 * (1 << place) for place, n in enumerate(whole)}
+    try:
+        made: Any = shapes_at(unlike)
+    except Exception:  # noqa: BLE001 - no such shape: the sizes of the small ones must do
+        made = None
+    small, _, wanted, outputs = shapes[0]
+    for number, output in enumerate(outputs[: len(wanted)]):
+        dtype = output.dtype.name
+        names: list[int | str] = []
+        for axis, size in enumerate(output.shape):
+            fits = [n for n in small if all(s[0][n] == s[3][number].shape[axis] for s in shapes)]
+            exact = [n for n in fits if made is not None and unlike[n] == made[number][axis]]
+            fits = exact or fits
+            names.append(fits[0] if fits else int(size))
+        min_db, worst = 0.0, None
+        if dtype.startswith(("float", "bfloat")) and not dtype.startswith("float8"):
+            readings = [judge.read(s[3][number], s[2][number].astype(np.float64)) for s in shapes]
+            bound, why = judge.bar(readings, [*(o.dtype for o in operands), dtype], products=True)
+            if bound is None:
+                return [], f"result {number}: {why}"
+            min_db, worst = bound.min_db, bound.worst
+        results.append([f"o{number}", dtype, names, min_db, worst, number])
+    return results, ""
+
+
+def _legal(
+    space: Mapping[str, Sequence[int]],
+    defaults: Mapping[str, int],
+    shapes: Sequence[Mapping[str, int]],
+    traced: Any,
+) -> dict[str, dict[str, list[int]]]:
+    """By shape and knob: the values at which the function can be traced there, the other knobs at their defaults or,
+    if those are smaller, at that value (a block of a block)."""
+    found: dict[str, dict[str, list[int]]] = {}
+    began = time.monotonic()
+    for dims in shapes:
+        label = "x".join(str(n) for n in dims.values()) or "one"
+        if label in found or time.monotonic() - began > LEGAL_SECONDS:
+            continue
+        found[label] = {}
+        for name, values in space.items():
+            kept = []
+            for value in values:
+                others = {n: max(v, value) for n, v in defaults.items()}
+                for params in ({**defaults, name: value}, {**others, name: value}):
+                    try:
+                        traced(dims, params)
+                    except Exception:  # noqa: BLE001 - a value that this shape does not take
+                        continue
+                    kept.append(value)
+                    break
+            found[label][name] = kept
+    return found
+
+
+def _anywhere(knob: Knob, legal: Mapping[str, Mapping[str, Sequence[int]]]) -> tuple[int, ...]:
+    """Its values that some shape takes."""
+    taken = {v for by_knob in legal.values() for v in by_knob.get(knob.name, knob.values)}
+    return tuple(v for v in knob.values if v in taken or v == knob.default) if legal else knob.values
+
+
+def _evidence(
+    knobs: Sequence[Knob],
+    defaults: Mapping[str, int],
+    shapes: Sequence[Any],
+    results: Sequence[Any],
+    runs: Any,
+) -> tuple[dict[str, Any], list[Any]]:
+    from tilewright.fitness.gates import failure, read_gates
+    from tilewright.seeds.operator import BitExactGate, SnrGate
+
+    began = time.monotonic()
+    gates = [SnrGate(r[0], r[0], r[3], r[4]) if r[3] else BitExactGate(r[0], r[0], (r[0],)) for r in results]
+    space: dict[str, Any] = {}
+    fixed = []
+    for knob in knobs:
+        kept, tried = [knob.default], 0
+        for value in sorted(knob.values, key=lambda v: abs(math.log2(v / knob.default))):
+            if value == knob.default:
+                continue
+            if time.monotonic() - began > EVIDENCE_SECONDS:
+                kept.append(value)  # untried: the campaign's gates judge it
+                continue
+            small, inputs, wanted, _ = shapes[-1]
+            tried += 1
+            try:
+                outputs = runs(small, {**defaults, knob.name: value}, inputs)
+                named = {r[0]: o for r, o in zip(results, outputs, strict=False)}
+                truth = {r[0]: {r[0]: as_result(w, r[1])} for r, w in zip(results, wanted, strict=False)}
+                good = failure(read_gates(gates, named, truth, "randn"), gates) is None
+            except Exception:  # noqa: BLE001 - a value that does not work is no knob's
+                good = False
+            if good:
+                kept.append(value)
+        if len(kept) > 1:
+            space[knob.name] = tuple(sorted(kept))
+        else:
+            why = (
+                "another value gives another answer, or none: it is part of the meaning"
+                if tried
+                else "no time to try other values"
+            )
+            fixed.append({"name": knob.name, "value": knob.default, "why": why})
+    return space, fixed
+
+
+def _work(
+    reference: Any, call: str, operands: Sequence[Operand], all_dims: Sequence[Mapping[str, int]]
+) -> dict[str, int]:
+    """Floating-point operations of matrix products, as XLA counts them in the reference."""
+    found = {}
+    for dims in all_dims:
+        key = "x".join(str(n) for n in dims.values()) or "one"
+        try:
+            names = [o.name for o in operands]
+            made = eval(
+                f"lambda {', '.join(names)}: reference({call})",
+                {"reference": reference, "jnp": jnp, "jax": jax},
+            )
+            lowered = jax.jit(made).lower(
+                *(jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in operands)
+            )
+            analysis = lowered.cost_analysis() or {}
+            text = lowered.as_text()
+            found[key] = int(analysis.get("flops", 0)) if "dot_general" in text else 0
+        except Exception:  # noqa: BLE001 - a reference that is not JAX
+            found[key] = 0
+    return found
