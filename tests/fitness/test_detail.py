@@ -82,7 +82,7 @@ def test_a_sign_is_judged_closer_than_an_error():
 
 @pytest.mark.parametrize("k", [256, 512, 4096])
 def test_partial_sums_of_eight_bits_are_found(k):
-    for seed in range(3):
+    for seed in range(3 if k < 4096 else 1):
         output, wanted = narrow_sum(seed, k=k)
         assert objection(output, wanted, ALLOWED) is not None
 
@@ -95,7 +95,11 @@ def test_noise_below_every_element_s_bound_is_found_in_the_whole():
     assert objection(rounded.astype(ml_dtypes.bfloat16), wanted, ALLOWED) is None
     unit = np.exp2(np.floor(np.log2(np.abs(wanted))) - 7)
     noisy = (wanted + 0.8 * unit * rng.choice([-1, 1], wanted.shape)).astype(ml_dtypes.bfloat16)
-    assert "more noise than rounding" in objection(noisy, wanted, ALLOWED)
+    error, rounding = (noisy.astype(np.float64) - wanted), (rounded - wanted)
+    decibels = 10 * np.log10(np.sum(error**2) / np.sum(rounding**2))
+    said = objection(noisy, wanted, ALLOWED)
+    assert said.endswith(" dB more noise than rounding makes")
+    assert float(said.split()[0]) == pytest.approx(decibels, abs=0.2) and decibels > 3
     assert "is off by" in objection(worse, wanted, ALLOWED)
 
 
