@@ -244,4 +244,6 @@ def test_codes_of_three_axes_and_exponents_that_come_first():
     doubled = changed(EXPONENTS, slice(None), 128)
     fourteen, sevens = (np.full((4, 64), value).astype(E4M3) for value in (14.0, 7.0))
     assert turned_too_far(changed(sevens, (1, 2), 8.0), fourteen, 0.0, (doubled, EXPONENTS)) is None
+    sixteens = np.full((4, 64), 16.0).astype(E4M3)
+    assert turned_too_far(changed(sixteens, (1, 2), 14.0), sixteens, 0.0, (doubled, doubled)) is None
     assert turned_too_far(changed(sevens, (1, 2), 9.0), fourteen, 0.0, (doubled, EXPONENTS)) is not None
