@@ -247,3 +247,12 @@ def test_codes_of_three_axes_and_exponents_that_come_first():
     sixteens = np.full((4, 64), 16.0).astype(E4M3)
     assert turned_too_far(changed(sixteens, (1, 2), 14.0), sixteens, 0.0, (doubled, doubled)) is None
     assert turned_too_far(changed(sevens, (1, 2), 9.0), fourteen, 0.0, (doubled, EXPONENTS)) is not None
+
+
+def test_accumulators_that_are_not_exact_are_allowed_what_they_lose():
+    faint = changed(CODES, (1, 2), 0.03125)
+    answers = {"mx": {"d": faint}, "turned": {"d": 0.25}}
+    for allowance_, value, passes in (("turned", 0.0, True), ("turned", 4.0, False), ("", 0.0, False)):
+        gate = AgreementGate("some", "mx", ("d",), 0.75, allowance=allowance_)
+        (reading,) = read_gates((gate,), {"d": changed(faint, (1, 2), value)}, answers, "randn")
+        assert reading.passed is passes and reading.bar == (0.5 if allowance_ else None)
