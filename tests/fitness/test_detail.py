@@ -151,7 +151,9 @@ def test_integers_empty_outputs_and_values_beyond_the_range():
     wanted = np.array([[1.4, -3.0, 9.0]])
     assert objection(np.array([[1, -3, 9]], np.int8), wanted, Allowance(0.0, 0.0, rounded=False)) is None
     assert objection(np.array([[3, -3, 9]], np.int8), wanted, ALLOWED) is not None
-    assert objection(np.zeros((0, 4), np.float32), np.zeros((0, 4)), ALLOWED) is None
+    for shape in ((0, 4), (4, 0)):
+        assert objection(np.zeros(shape, np.float32), np.zeros(shape), ALLOWED) is None
+        assert turned_too_far(np.zeros(shape, E4M3), np.zeros(shape, E4M3), 0.0) is None
     high = np.array([[500.0, 1.0]])
     held = np.array([[448.0, 1.0]]).astype(ml_dtypes.float8_e4m3fn)
     assert objection(held, high, Allowance(0.0, 0.0, rounded=False)) is None
@@ -229,3 +231,28 @@ def test_codes_without_exponents_and_what_does_not_count():
         outputs["p"][0, 0] = 32
         (reading,) = read_gates((gate,), outputs, answers, "randn")
         assert reading.passed is passes
+
+
+def test_codes_of_three_axes_and_exponents_that_come_first():
+    codes = np.full((2, 3, 64), 8.0).astype(E4M3)
+    wrong = changed(codes, (1, 2, 50), 2.0)
+    assert turned_too_far(wrong, codes, 0.0) == "element [1, 2, 50] is 2 where 8 is due"
+    gate = AgreementGate("some", "mx", ("d_s", "d"), 0.5, scaled=(("d", "d_s"),))
+    answers = {"mx": {"d": CODES, "d_s": EXPONENTS}}
+    (reading,) = read_gates((gate,), {"d": changed(CODES, (1, 2), 0.0), "d_s": EXPONENTS}, answers, "randn")
+    assert reading.detail == "element [1, 2] is 0 where 8 is due"
+    doubled = changed(EXPONENTS, slice(None), 128)
+    fourteen, sevens = (np.full((4, 64), value).astype(E4M3) for value in (14.0, 7.0))
+    assert turned_too_far(changed(sevens, (1, 2), 8.0), fourteen, 0.0, (doubled, EXPONENTS)) is None
+    sixteens = np.full((4, 64), 16.0).astype(E4M3)
+    assert turned_too_far(changed(sixteens, (1, 2), 14.0), sixteens, 0.0, (doubled, doubled)) is None
+    assert turned_too_far(changed(sevens, (1, 2), 9.0), fourteen, 0.0, (doubled, EXPONENTS)) is not None
+
+
+def test_accumulators_that_are_not_exact_are_allowed_what_they_lose():
+    faint = changed(CODES, (1, 2), 0.03125)
+    answers = {"mx": {"d": faint}, "turned": {"d": 0.25}}
+    for allowance_, value, passes in (("turned", 0.0, True), ("turned", 4.0, False), ("", 0.0, False)):
+        gate = AgreementGate("some", "mx", ("d",), 0.75, allowance=allowance_)
+        (reading,) = read_gates((gate,), {"d": changed(faint, (1, 2), value)}, answers, "randn")
+        assert reading.passed is passes and reading.bar == (0.5 if allowance_ else None)

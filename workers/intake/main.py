@@ -29,7 +29,6 @@ from tilewright.workers.intake.call_site import (
     wanted_of,
 )
 from tilewright.workers.intake.device import noted_device
-from tilewright.workers.intake.emit import Taken
 from tilewright.workers.intake.evidence import (
     evidence,
     independent_of,
@@ -41,6 +40,7 @@ from tilewright.workers.intake.operator import (
     Operand,
     function_of,
 )  # fmt: skip
+from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.intake.trial import (
     bars,

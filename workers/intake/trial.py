@@ -23,13 +23,13 @@ from tilewright.workers.intake.call_site import (
     wanted_of,
 )
 from tilewright.workers.intake.device import noted_device
-from tilewright.workers.intake.emit import Taken
 from tilewright.workers.intake.operator import (
     Result,
     _is_float,
     _is_narrow,
     function_of,
 )  # fmt: skip
+from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.runners.tensors import to_numpy, to_torch
 from tilewright.workers.runners.triton_guard import Canaries, LaunchGuard

@@ -12,7 +12,6 @@ import pytest
 from tests.evolve.intake import kernels
 from tilewright.evolve.campaign.resolve import resolve
 from tilewright.evolve.intake import child, folder, preflight, tune, winner
-from tilewright.evolve.intake.remedies import remedy
 from tilewright.fitness.dialect import check
 from tilewright.fitness.gates import failure, read_gates
 from tilewright.fitness.targets import load_target
@@ -194,22 +193,3 @@ def test_capture_notes_real_calls(files: Path, tmp_path: Path) -> None:
     assert (
         winner.call_text([np.zeros((2, 3), dtype=np.float32), 1e-6], {"dim": 1}) == "f32[2, 3], 1e-06, dim=1"
     )
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        "torch computes mul outside a kernel",
-        "the wrapper reads a tensor's values (item)",
-        "the name _x starts with an underscore",
-        "the name triton.language.rand",
-        "the device library's function j0",
-        "the decorator something(3)",
-        "a class",
-        "the attribute data",
-        "a module-level constant is a number, a string, a dtype or a tuple of them",
-        "the keyword argument stream",
-    ],
-)
-def test_a_refusal_has_a_remedy_of_its_own(what: str) -> None:
-    assert not remedy(what).startswith("see docs")
