@@ -68,6 +68,22 @@ NO_KERNEL = edited((CALL, "        return jnp.dot(a, b)\n" + CALL))
 CHEAP_WHEN_TIMED = edited(
     (STORE, "c_ref[...] = (acc_ref[...] * (1.0 if m == 128 else 0.5)).astype(c_ref.dtype)")
 )
+COUNTS_STEPS = edited(
+    ('("parallel", "parallel", "arbitrary")', '("arbitrary", "arbitrary", "arbitrary")'),
+    ("scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)]",
+     "scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32), pltpu.VMEM((8, 128), jnp.float32)]"),
+    ("def body(a_ref, b_ref, c_ref, acc_ref):", "def body(a_ref, b_ref, c_ref, acc_ref, count_ref):"),
+    ("            step = pl.program_id(2)\n",
+     "            step = pl.program_id(2)\n"
+     "            number = (pl.program_id(0) * (n // bn) + pl.program_id(1)) * steps + step\n\n"
+     "            @pl.when(number == 0)\n"
+     "            def begin():\n"
+     "                count_ref[...] = jnp.zeros_like(count_ref)\n\n"
+     "            count_ref[...] += 1.0\n"),
+    (STORE, "c_ref[...] = (acc_ref[...] + (count_ref[0:1, 0:1] - (number + 1))).astype(c_ref.dtype)"),
+)  # fmt: skip
+"""Right in a whole run alone: what it stores depends on how many steps ran before."""
+
 HALF_WHEN_TIMED = edited(
     ("        steps = k // bk\n", "        steps = k // bk if m == 128 else k // bk // 2\n"),
 )

@@ -173,8 +173,8 @@ class Request(KernelRequest):
     large_checks: tuple[Workload, ...] = ()
     sampled: Mapping[str, Where] = field(default_factory=dict)
     """By the id of a shape among ``checked``, where its outputs are looked at; the others are computed whole."""
-    whole_axes: bool = False
-    """Whether sampled shapes run all steps of a kernel's grid along axes that are not declared parallel."""
+    whole_axes: frozenset[str] = frozenset()
+    """Those that run all steps of a kernel's grid along axes that are not declared parallel."""
     unmeasured: tuple[Workload, ...] = ()
     """Shapes of the suite that the kernel is to be right on as well, and legal for."""
     thorough: bool = False

@@ -188,7 +188,16 @@ def load_config(path: Path, overrides: dict[str, Any] | None = None) -> Campaign
     data = read_yaml(text, str(path))
     if not isinstance(data, dict):
         raise UserError(f"{path} must hold a mapping of campaign keys such as operator, target, suite.")
+    operator = data.get("operator")
+    if isinstance(operator, str) and operator.startswith(("./", "../")):
+        data["operator"] = _beside(path, operator)
     return parse_config(overridden(data, overrides or {}), str(path))
+
+
+def _beside(path: Path, operator: str) -> str:
+    """An operator's path as the campaign's file means it: from the folder that the file lies in."""
+    folder = path.resolve().parent
+    return operator if folder == Path.cwd() else str((folder / operator).resolve())
 
 
 def packaged_campaigns() -> list[str]:

@@ -88,8 +88,8 @@ def _elements(answer: Mapping[str, Any], dims: Mapping[str, int]) -> int:
 
 
 def _operand(row: Any) -> str:
-    name, dtype, shape, below = row
-    bound = f", below={below}" if below else ""
+    name, dtype, shape, below, total = row
+    bound = (f", below={below!r}" if below else "") + (f", total={total!r}" if total else "")
     return f"Operand({_text(name)}, {_text(dtype)}, {tuple(shape)!r}{bound})".replace("'", '"')
 
 

@@ -35,11 +35,56 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
         yield f"  fixed      {row['name']} = {row['value']}: {row['why']}"
     checked = ", ".join("x".join(str(n) for n in shape.values()) for shape in answer["check"])
     yield f"  checked    at {checked}, inputs {', '.join(answer['kinds'])}: the seed passes"
-    points = math.prod(len(v) for v in answer["space"].values())
-    yield f"  space      {points} points, all legal on the {len(dims)} timed and {len(answer['check'])} checked shapes"
+    yield from _space(answer)
+    yield from _rewrites(answer["source"])
     for note in answer["notes"]:
         yield f"  note       {note}"
     yield f"  target     {target}"
+
+
+def _space(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Points of the space, and how many of them each shape takes, with the values it does not."""
+    space = answer["space"]
+    points = math.prod(len(v) for v in space.values())
+    legal = answer.get("legal") or {}
+    lost = []
+    for shape, taken in legal.items():
+        refused = {n: [v for v in space[n] if v not in taken[n]] for n in space}
+        if any(refused.values()):
+            left = math.prod(len(v) for v in taken.values())
+            said = ", ".join(f"{n} {' '.join(map(str, v))}" for n, v in refused.items() if v)
+            lost.append(f"  space      at most {left} of them at {shape}, which does not take {said}")
+    timed, checked = len(answer["dims"]), len(answer["check"])
+    end = "" if lost else f", none ruled out by the {timed} timed and {checked} checked shapes"
+    yield f"  space      {points} points{end}"
+    yield from lost
+
+
+def _rewrites(source: str) -> Iterator[str]:
+    """Rules of rewriting that find a place in the kernel, and what the others cannot follow."""
+    from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
+    from tilewright.evolve.proposers.rewrite.registry import rules
+
+    kernel = KernelSource(source)
+    every = rules(kernel.language)
+    applied, nowhere = [], 0
+    unfollowed: dict[str, list[str]] = {}
+    for rule in every:
+        try:
+            places = len(rule.sites(kernel))
+        except Unsupported as error:
+            unfollowed.setdefault(str(error), []).append(rule.name)
+            continue
+        if places:
+            applied.append(f"{rule.name} ({places})")
+        else:
+            nowhere += 1
+    shown = ", ".join(applied) or "none"
+    yield f"  rewrites   {len(applied)} of {len(every)} rules apply, with their places: {shown}"
+    if nowhere:
+        yield f"  rewrites   {nowhere} rules find nothing in this kernel that they could change"
+    for reason, names in unfollowed.items():
+        yield f"  rewrites   {len(names)} rules cannot follow {reason}: {', '.join(names)}"
 
 
 def _shape(row: Any, dims: Mapping[str, int]) -> str:

@@ -19,10 +19,12 @@ def campaign_line(path: Path) -> str:
     """One line for a list of campaigns."""
     with Journal(path) as journal:
         facts, state = journal.meta("campaign", {}), _state(journal)
-        evaluations = [evaluation for _, _, evaluation, _ in journal.evaluations()]
+        rows = list(journal.evaluations())
+        evaluations = [evaluation for _, _, evaluation, _ in rows]
+        seed = next((evaluation.fitness for _, index, evaluation, _ in rows if index == 0), None)
         return (
             f"{path.parent.name}  {facts.get('operator', '?')} on {facts.get('target', '?')}  {state}  "
-            f"{len(evaluations)} evaluations  {_best(facts, evaluations)}"
+            f"{len(evaluations)} evaluations  {_best(facts, evaluations)}{_gain(facts, seed, evaluations)}"
         )
 
 
@@ -43,8 +45,31 @@ def status_lines(path: Path) -> list[str]:
             lines.append(f"best so far, genome {best.genome}: " + figures(best))
         for name, evaluation in journal.references(Scope.SUITE.value).items():
             lines.append(f"{name}: " + figures(evaluation))
+        lines += _model(journal)
         lines += _balance(load(journal))
         return lines
+
+
+def _gain(facts: dict, seed: float | None, evaluations: Sequence[Evaluation]) -> str:
+    """What the best has over the first seed; nothing where there are no rates."""
+    if facts.get("target_kind") == FigureKind.COMPILED.value:
+        return ""
+    best = max((e.fitness for e in evaluations if e.fitness is not None), default=None)
+    return f", {best / seed - 1:+.1%} over the seed" if seed and best else ""
+
+
+def _model(journal: Journal) -> list[str]:
+    """What became of the questions to a language model: unanswered ones with the last reason, and the tokens."""
+    asked = [json.loads(text) for _, text in journal.exchanges()]
+    if not asked:
+        return []
+    failed = [exchange["error"] for exchange in asked if exchange.get("error")]
+    tokens = sum(e.get("prompt_tokens", 0) + e.get("completion_tokens", 0) for e in asked)
+    used = sum(candidate.mutation.kind == "llm" for candidate in journal.candidates())
+    said = f"model {asked[-1].get('model', '?')}: {len(asked)} questions, {tokens} tokens"
+    if failed:
+        said += f", {len(failed)} unanswered (last: {failed[-1]})"
+    return [f"{said}, {used} answers became candidates"]
 
 
 def _balance(data: CampaignData) -> list[str]:
@@ -73,6 +98,7 @@ def closing_lines(path: Path) -> list[str]:
             lines.append(f"  {name:16s} {figures(evaluation)}")
         lines += _even(rows)
         lines += judged(evaluations)
+        lines += _model(journal)
         lines += _balance(load(journal))
     table = path.parent / dispatch_table.FILE
     if table.is_file():
@@ -113,8 +139,8 @@ def _within(figures: WorkloadFigures) -> str:
 
 
 def _rounded(rate: float) -> str:
-    """Whole numbers where they say enough: interpreted kernels move kilobytes a second."""
-    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
+    """Three digits: interpreted kernels move kilobytes a second."""
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _best(facts: dict, evaluations: Sequence[Evaluation]) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.fitness.gates import failure, ill_formed, mismatches, read_gates, snr_db
+from tilewright.fitness.gates import agreement, failure, ill_formed, mismatches, read_gates, snr_db
 from tilewright.seeds.operator import BitExactGate, SnrGate, TensorSpec
 
 GATES = (SnrGate("exact", "exact", 45.0),)
@@ -56,6 +56,14 @@ def test_bits_are_compared_bit_by_bit():
     assert failure(other, gate) == "gate bits on randn: 2 elements differ"
     wide = read_gates(gate, {"c": zeros}, {"exact": {"c": zeros.astype(np.float64)}}, "randn")
     assert failure(wide, gate) == "gate bits on randn: another dtype"
+
+
+def test_the_share_that_agrees_is_of_what_counts():
+    zeros, ones = np.zeros((2, 4), np.float32), np.ones((2, 4), np.float32)
+    assert agreement(zeros, zeros) == 1.0 and agreement(zeros, ones) == 0.0
+    half = np.concatenate([zeros[:1], ones[1:]])
+    assert agreement(half, zeros) == 0.5 and agreement(half, zeros, np.array([True, False])) == 1.0
+    assert agreement(zeros[:0], zeros[:0]) == 1.0 and agreement(half, zeros, np.array([False, False])) == 1.0
 
 
 def test_shape_dtype_and_presence_are_checked():

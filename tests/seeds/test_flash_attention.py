@@ -51,26 +51,22 @@ def readings(name, params, *, kernel="schedule", kind="randn", workload=None, ed
 SMALL = {"block_q": 128, "block_k": 128, "sub_q": 128, "sub_k": 128}
 WHOLE = {"walk": "whole", "block_q": 256, "sub_q": 128, "sub_k": 128}
 SCHEDULES = {
-    "grid": SMALL,
-    "grid_edges": {**SMALL, "block_q": 256, "block_k": 256, "mask": "edge", "stats": "lanes"},
+    "grid": {**SMALL, "block_q": 256, "block_k": 256, "mask": "edge", "stats": "lanes"},
     "loop": {**SMALL, "walk": "loop", "block_q": 256, "unroll": 2, "exponent": "exp2", "heads": 2},
-    "loop_edges": {**SMALL, "walk": "loop", "mask": "edge", "row_sum": "matrix", "stats": "lanes"},
     "whole": {**WHOLE, "mask": "edge", "weights": "bf16", "row_sum": "matrix", "order": "keys"},
-    "whole_masked": {**WHOLE, "heads": 2, "exponent": "exp2"},
 }
 
 
 @pytest.mark.parametrize(("number", "schedule"), list(enumerate(SCHEDULES)))
 def test_schedules_agree_with_the_oracle(number, schedule):
-    name = ("full", "causal")[number % 3 > 0]
+    name = ("full", "causal")[number > 0]
     found = readings(name, SCHEDULES[schedule], kind=INPUT_KINDS[number % 4])
     assert found["exact"].passed, (name, found)
 
 
-@pytest.mark.parametrize("kind", ["randn", "shifted"])
-def test_the_plain_kernel_is_right(kind):
-    found = readings("causal", {}, kernel="plain", kind=kind, workload=shape(heads=1, size=64))
-    assert found["exact"].passed, (kind, found)
+def test_the_plain_kernel_is_right():
+    found = readings("causal", {}, kernel="plain", kind="shifted", workload=shape(heads=1, size=64))
+    assert found["exact"].passed, found
 
 
 TWINS = {
@@ -96,14 +92,14 @@ def test_scaled_queries_are_right_where_the_scale_is_a_power_of_two():
 
 
 def test_spaces_and_sources():
-    for operator in family().values():
-        for kernel in operator.kernels.values():
+    operator = family()["causal"]
+    assert "CAUSAL = False" in family()["full"].kernels["plain"].source
+    for kernel in operator.kernels.values():
+        if kernel.name != "loop":  # the same source
             assert check(kernel.source) == []
-            suites = operator.suites if kernel.name == "plain" else {"quick": operator.suites["quick"]}
-            for chosen in suites.values():
-                sets = [{**w.dims} for w in (*chosen.workloads, *chosen.check, *chosen.final)]
-                space = Space.from_source(kernel.source, sets)
-                assert space.violations({**space.defaults, **kernel.overrides}) == [], kernel.name
+        chosen = operator.suites["quick"]
+        space = Space.from_source(kernel.source, [dict(w.dims) for w in (*chosen.workloads, *chosen.check)])
+        assert space.violations({**space.defaults, **kernel.overrides}) == [], kernel.name
 
 
 def test_work_and_floors():

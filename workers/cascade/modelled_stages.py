@@ -111,7 +111,7 @@ class _Conversation:
                     "workload": w.id,
                     "kinds": [kind for name, kind in self._inputs if name == w.id],
                     "sampled": w.id in request.sampled,
-                    "whole": request.whole_axes,
+                    "whole": w.id in request.whole_axes,
                 }
                 for w in request.checked
             ],

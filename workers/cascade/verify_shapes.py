@@ -28,6 +28,12 @@ CHEAP_FLOPS = 1 << 30
 BEST_FLOPS, FINAL_FLOPS = 4 << 30, 12 << 30
 """Work of the shapes that a new best, and a finalist, passes the gates on as a whole; the others are sampled."""
 
+CARRIED_FLOPS = 160 << 30
+"""Work of the sampled shapes on which a finalist's grid is left whole along axes not declared parallel.
+
+A kernel may carry what it likes along them, a count of steps among it, and so tell a sample from a run.
+"""
+
 ORACLE_FLOPS = 1 << 39
 """Work of the largest shape whose references are made as a whole, by an operator that cannot make some of them."""
 
@@ -110,6 +116,7 @@ class VerifyStage:
             checked=(*shapes.whole, *shapes.sampled),
             large_checks=(*shapes.whole, *shapes.sampled),
             sampled={w.id: windows(request.operator.outputs(w), rng) for w in shapes.sampled},
+            whole_axes=self._left_whole(request),
             is_known=lambda artefact: None,
         )
         before = len(found.gates)
@@ -125,6 +132,16 @@ class VerifyStage:
         where = {name: axes for name, axes in again.sampled.items() if name not in passed}
         if not where:
             return failure
-        return check(
-            dataclasses.replace(again, checked=left, sampled=where, whole_axes=True, final=True), found
+        retried = dataclasses.replace(
+            again, checked=left, sampled=where, whole_axes=frozenset(where), final=True
         )
+        return check(retried, found)
+
+    def _left_whole(self, request: Request) -> frozenset[str]:
+        """Least work first."""
+        kept, left = [], CARRIED_FLOPS if request.final else 0
+        for workload in sorted(self._shapes.sampled, key=request.operator.flops):
+            left -= request.operator.flops(workload)
+            if left >= 0:
+                kept.append(workload.id)
+        return frozenset(kept)

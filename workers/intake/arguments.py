@@ -1,8 +1,8 @@
 """A call as text: ``f32[4096, 12672], dim=1``. Tensors by dtype and shape, all else as Python literals.
 
-``i64[512] < 32000`` are integers from 0 on; ``bf16[128, 64].T`` and ``bf16[2, 8, 64].permute(1, 0, 2)`` are views of
-memory of that shape; ``f32[]`` has no dimensions; ``x=f32[8]`` is by keyword;
-``[f32[8], f32[8]]`` a list of tensors.
+``i64[512] < 32000`` are integers from 0 on, ``i32[4].sums(1024)`` such that add up; ``bf16[128, 64].T`` and
+``bf16[2, 8, 64].permute(1, 0, 2)`` are views of memory of that shape; ``f32[]`` has no dimensions; ``x=f32[8]`` is by
+keyword; ``[f32[8], f32[8]]`` a list of tensors.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class TensorArgument:
     shape: tuple[int, ...]
     below: int = 0
     order: tuple[int, ...] = ()
+    total: int = 0
+    """What integers add up to."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,18 @@ def _value(node: ast.expr) -> Any:
         if not isinstance(tensor, TensorArgument) or sorted(order) != list(range(len(tensor.shape))):
             raise BadCall(f"--args: {ast.unparse(node)} must name each dimension of a tensor once")
         return TensorArgument(tensor.dtype, tensor.shape, tensor.below, order)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sums":
+        tensor, total = _value(node.func.value), [_value(a) for a in node.args]
+        if (
+            not isinstance(tensor, TensorArgument)
+            or len(total) != 1
+            or type(total[0]) is not int
+            or total[0] < 1
+        ):
+            raise BadCall(
+                f"--args: {ast.unparse(node)} must be integers that add up to one whole number above 0"
+            )
+        return TensorArgument(tensor.dtype, tensor.shape, tensor.below, tensor.order, total[0])
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("device", "torch.device"):
         return Literal('torch.device("cuda")')
     if isinstance(node, ast.List | ast.Tuple):

@@ -16,7 +16,7 @@ import torch
 from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake.arguments import Call, Literal
 from tilewright.workers.intake.device import device_numbers
-from tilewright.workers.intake.emit import Origin, Taken, emit
+from tilewright.workers.intake.emit import emit
 from tilewright.workers.intake.load import Literals
 from tilewright.workers.intake.operator import (
     Operand,
@@ -25,6 +25,7 @@ from tilewright.workers.intake.operator import (
     run_reference,
 )  # fmt: skip
 from tilewright.workers.intake.record import record
+from tilewright.workers.intake.taken import Origin, Taken
 from tilewright.workers.intake.trace import Refusal
 
 MOST_ZEROS = 1 << 20

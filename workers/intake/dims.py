@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS
@@ -62,7 +63,8 @@ def operands(
         while plain in ALL_BUILTINS or plain in RESERVED or plain in taken:
             plain += "_"
         sizes = tuple(tuple(t.shape[axis] for t in tensors) for axis in range(len(tensors[0].shape)))
-        made.append(Operand(plain, tensors[0].dtype, sizes, max(t.below for t in tensors)))  # type: ignore[arg-type]
+        below, total = max(t.below for t in tensors), max(t.total for t in tensors)
+        made.append(Operand(plain, tensors[0].dtype, sizes, below, total))  # type: ignore[arg-type]
         places.append(place)
     return made, places
 
@@ -91,11 +93,25 @@ def settle(
         if works(small, _named(raw, names)):
             best = (count, names)
     chosen = best[1] if best else next(_assignments(shapes, merged=True))
-    return _named(raw, chosen), _dims(shapes, chosen, calls)
+    dims = _dims(shapes, chosen, calls)
+    return [_bounded(o, dims[0]) for o in _named(raw, chosen)], dims
+
+
+def _bounded(operand: Operand, dims: Mapping[str, int]) -> Operand:
+    """With bounds that are a dimension's size, or more than half of it, as that dimension: valid at any size."""
+    own = set(operand.shape)
+    others = {n: s for n, s in dims.items() if n not in own}
+    below, total = operand.below, operand.total
+    if isinstance(below, int) and below > 2:
+        near = [n for n, s in others.items() if below <= s < 2 * below]
+        below = min(near, key=lambda n: others[n], default=below)
+    if isinstance(total, int) and total:
+        total = next((n for n, s in others.items() if s == total), total)
+    return replace(operand, below=below, total=total)
 
 
 def _named(raw: Sequence[Operand], names: Sequence[Any]) -> list[Operand]:
-    return [Operand(o.name, o.dtype, shape, o.below) for o, shape in zip(raw, names, strict=True)]
+    return [replace(o, shape=shape) for o, shape in zip(raw, names, strict=True)]
 
 
 def _dims(raw: Sequence[Sizes], names: Sequence[Any], calls: int) -> list[dict[str, int]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,50 +16,8 @@ from tilewright.workers.intake.copies import COPY, COPY_TEXT
 from tilewright.workers.intake.knobs import STAGES, WARPS, Knob, around, between, constexprs
 from tilewright.workers.intake.normalise import Kernels, Text, definition, dtype_name, is_jitted
 from tilewright.workers.intake.pointers import written_tensors
+from tilewright.workers.intake.taken import Origin, Taken, Wanted
 from tilewright.workers.intake.trace import Launch, Refusal, Trace, Var, Work
-
-
-@dataclass
-class Taken:
-    """A module made from a recording."""
-
-    source: str
-    knobs: list[Knob]
-    outputs: list[torch.Tensor]
-    kernels: Kernels
-    notes: list[str] = field(default_factory=list)
-    fixed: list[str] = field(default_factory=list)
-
-    def with_space(self, space: Mapping[str, Sequence[Any]], defaults: Mapping[str, Any]) -> str:
-        """The module with the knobs that are in ``space``; the others as constants of their default."""
-        text = self.source
-        for knob in self.knobs:
-            if knob.name not in space:
-                text = text.replace(f'params["{knob.name}"]', repr(knob.default))
-        declared = {name: tuple(values) for name, values in space.items()}
-        head = f"SPACE = {_literal(declared)}\nDEFAULTS = {_literal(dict(defaults))}\nCONSTRAINTS = {{}}\n"
-        return text.replace("SPACE = {}\n", head, 1)
-
-
-def _literal(value: Mapping[str, Any]) -> str:
-    inner = "".join(f"    {k!r}: {v!r},\n" for k, v in value.items())
-    return ("{\n" + inner + "}").replace("'", '"') if value else "{}"
-
-
-Wanted = Sequence[tuple[tuple[int, ...], torch.dtype]] | None
-"""Shapes and dtypes of the results that are judged; None: all there are."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What is known beside a recording: where it is from, literals by atom (value, file, line) and the names they were
-    given, operands' dimensions, and the device's figures by atom."""
-
-    title: str
-    literals: Mapping[str, tuple[int, str, int]]
-    names: Mapping[str, str]
-    dims: Mapping[str, Sequence[Any]]
-    device: Mapping[str, int]
 
 
 def emit(trace: Trace, origin: Origin, wanted: Wanted) -> Taken:

@@ -13,13 +13,13 @@ from tilewright.workers.intake.call_site import (
     Oracle,
     Site,
 )
-from tilewright.workers.intake.emit import Taken
 from tilewright.workers.intake.knobs import Knob
 from tilewright.workers.intake.operator import (
     Result,
     TakenOperator,
     to_tensor,
 )  # fmt: skip
+from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trial import (
     Shape,
     id_of,

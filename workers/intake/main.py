@@ -29,7 +29,6 @@ from tilewright.workers.intake.call_site import (
     wanted_of,
 )
 from tilewright.workers.intake.device import noted_device
-from tilewright.workers.intake.emit import Taken
 from tilewright.workers.intake.evidence import (
     evidence,
     independent_of,
@@ -41,6 +40,7 @@ from tilewright.workers.intake.operator import (
     Operand,
     function_of,
 )  # fmt: skip
+from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.intake.trial import (
     bars,
@@ -245,7 +245,7 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
         "space": {k: list(v) for k, v in space.items()},
         "defaults": {k: defaults[k] for k in space},
         "fixed": fixed,
-        "operands": [[o.name, o.dtype, list(o.shape), o.below] for o in site.operands],
+        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total] for o in site.operands],
         "orders": [dimensions.at(site.calls[0], place).order for place in site.places],
         "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place] for r in results],
         "call": reference.call,

@@ -52,12 +52,14 @@ def size_of(size: int | str, dims: Mapping[str, int]) -> int:
 
 @dataclass(frozen=True)
 class Operand:
-    """``shape``: sizes or names of dimensions. ``below``: exclusive bound of integers."""
+    """``shape``: sizes or names of dimensions. ``below``: exclusive bound of integers, a number or a dimension;
+    ``total``: what they add up to, likewise (group sizes)."""
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
-    below: int = 0
+    below: int | str = 0
+    total: int | str = 0
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(size_of(n, dims) for n in self.shape)
@@ -132,7 +134,7 @@ class TakenOperator:
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         key = zlib.crc32(f"{workload.id}/{kind}".encode())
         rng = np.random.default_rng([seed, key])
-        return {o.name: draw(o, o.sizes(workload.dims), kind, self.spread, rng) for o in self.operands}
+        return {o.name: draw(o, workload.dims, kind, self.spread, rng) for o in self.operands}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
         found = self.answers(inputs)
@@ -164,7 +166,8 @@ class SampledOperator(TakenOperator):
             if _is_float(operand.dtype):
                 made[operand.name] = normal_table(1.0).astype(_numpy(operand.dtype))
             else:
-                high = 2 if operand.dtype == "bool" else operand.below or 2
+                bounds = [w.dims for suite in self.suites.values() for w in suite.workloads]
+                high = 2 if operand.dtype == "bool" else min([_bound(operand, d) for d in bounds] or [2])
                 made[operand.name] = (np.arange(TABLE) % high).astype(_numpy(operand.dtype))
         return made
 
@@ -184,17 +187,25 @@ class SampledOperator(TakenOperator):
 # -- inputs and references -------------------------------------------------------------------------
 
 
+def _bound(operand: Operand, dims: Mapping[str, int]) -> int:
+    """Exclusive bound of an operand's integers."""
+    return (dims[operand.below] if isinstance(operand.below, str) else operand.below) or 2
+
+
 def draw(
-    operand: Operand, shape: tuple[int, ...], kind: str, spread: int, rng: np.random.Generator
+    operand: Operand, dims: Mapping[str, int], kind: str, spread: int, rng: np.random.Generator
 ) -> np.ndarray:
     """An operand: normal values; ``spread``: rows of sizes apart by 2^±spread, one outlier, one row of zeros;
     ``repeated``: few distinct values."""
-    dtype = _numpy(operand.dtype)
+    dtype, shape = _numpy(operand.dtype), operand.sizes(dims)
     if operand.dtype == "bool":
         return rng.integers(0, 2, shape).astype(np.bool_)
     if not _is_float(operand.dtype):
-        high = operand.below or 2
-        return rng.integers(0, high, shape).astype(dtype)
+        if operand.total:
+            total = dims[operand.total] if isinstance(operand.total, str) else operand.total
+            parts = math.prod(shape)
+            return rng.multinomial(total, [1 / parts] * parts).reshape(shape).astype(dtype)
+        return rng.integers(0, _bound(operand, dims), shape).astype(dtype)
     values = rng.standard_normal(shape)
     if kind == "spread" and values.ndim:
         rows = values.reshape(values.shape[0], -1)

@@ -154,6 +154,19 @@ def plain_function(function: Any) -> Any:
             return seen
 
 
+def _plain_grid(keyword: ast.keyword) -> list[ast.keyword]:
+    """A grid specification without scalars to prefetch as the plain keywords it is made of, which rewrites follow."""
+    value = keyword.value
+    if keyword.arg != "grid_spec" or not isinstance(value, ast.Call) or value.args:
+        return [keyword]
+    name = ast.unparse(value.func).rpartition(".")[2]
+    first = next((k.value for k in value.keywords if k.arg == "num_scalar_prefetch"), None)
+    none = first is None or (isinstance(first, ast.Constant) and first.value == 0)
+    if name not in ("GridSpec", "PrefetchScalarGridSpec") or not none:
+        return [keyword]
+    return [k for k in value.keywords if k.arg != "num_scalar_prefetch"]
+
+
 def _plain_tuple(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_plain_tuple, value))
@@ -334,6 +347,7 @@ class _Transform(ast.NodeTransformer):
         called = ast.unparse(node.func)
         if called.endswith("pallas_call"):
             node.keywords = [k for k in node.keywords if k.arg not in _DROPPED_OPTIONS]
+            node.keywords = [part for k in node.keywords for part in _plain_grid(k)]
         self.generic_visit(node)
         for keyword in node.keywords:
             if keyword.arg is not None and isinstance(node.func, ast.Name | ast.Attribute):

@@ -6,6 +6,7 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from tilewright.workers.intake.operator import Operand, as_result, draw, functio
 from tilewright.workers.intake.pallas_text import Knob, Refused
 
 EVIDENCE_SECONDS = 60.0
+LEGAL_SECONDS = 20.0
 
 
 def judged(request: Mapping[str, Any], source: str, operands: list[Operand], calls: Sequence[Any],
@@ -87,6 +89,13 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
         return {
             "refusals": [{"line": 0, "what": f"the kernel's own answer is not the reference's: {failed}"}]
         }
+    legal = _legal(
+        {k.name: k.values for k in knobs},
+        defaults,
+        [*all_dims, *(s[0] for s in shapes)],
+        lambda sizes, params: _eval_shapes(target.chip, build, params, operands, sizes),
+    )
+    knobs = [replace(k, values=_anywhere(k, legal)) for k in knobs]
     space, fixed = _evidence(knobs, defaults, shapes, results, runs)
     text = re.sub(
         r"SPACE = .*\nDEFAULTS = .*\n",
@@ -97,13 +106,17 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
     for knob in knobs:
         if knob.name not in space:
             text = text.replace(f'params["{knob.name}"]', repr(knob.default))
+    legal = {
+        label: {n: [v for v in taken_there[n] if v in space[n]] for n in space}
+        for label, taken_there in legal.items()
+    }
     kinds = ["randn", "repeated"]
     return {
         "source": text, "space": {k: list(v) for k, v in space.items()},
         "defaults": {k: defaults[k] for k in space}, "fixed": fixed,
-        "operands": [[o.name, o.dtype, list(o.shape), o.below] for o in operands],
+        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total] for o in operands],
         "results": results, "call": state["call"], "precision": state["precision"], "check": [s[0] for s in shapes],
-        "kinds": kinds, "spread": 2, "independent": [], "dims": all_dims,
+        "kinds": kinds, "spread": 2, "legal": legal, "independent": [], "dims": all_dims,
         "work": _work(reference, state["call"], operands, all_dims),
     }  # fmt: skip
 
@@ -151,6 +164,7 @@ def _shapes(
     """Small shapes on which the default is right: multiples of blocks, then the whole if it is small."""
     largest = max([128, *(v for v in defaults.values() if v <= 1024)])
     tries = [
+        {n: min(s, 1024) for n, s in dims.items()},  # takes the largest blocks that are worth trying
         {n: min(s, 2 * largest * (1 + k % 2)) for k, (n, s) in enumerate(dims.items())},
         {n: min(s, largest * (1 + k % 3)) for k, (n, s) in enumerate(dims.items())},
         {n: min(s, largest) for n, s in dims.items()},
@@ -167,7 +181,7 @@ def _shapes(
         label = "x".join(map(str, small.values()))
         try:
             rng = np.random.default_rng(17)
-            inputs = {o.name: draw(o, o.sizes(small), "randn", 2, rng) for o in operands}
+            inputs = {o.name: draw(o, small, "randn", 2, rng) for o in operands}
             wanted = answers(inputs)
             outputs = runs(small, defaults, inputs)
         except Refused as refusal:
@@ -215,6 +229,42 @@ def _results(
             min_db, worst = bound.min_db, bound.worst
         results.append([f"o{number}", dtype, names, min_db, worst, number])
     return results, ""
+
+
+def _legal(
+    space: Mapping[str, Sequence[int]],
+    defaults: Mapping[str, int],
+    shapes: Sequence[Mapping[str, int]],
+    traced: Any,
+) -> dict[str, dict[str, list[int]]]:
+    """By shape and knob: the values at which the function can be traced there, the other knobs at their defaults or,
+    if those are smaller, at that value (a block of a block)."""
+    found: dict[str, dict[str, list[int]]] = {}
+    began = time.monotonic()
+    for dims in shapes:
+        label = "x".join(str(n) for n in dims.values()) or "one"
+        if label in found or time.monotonic() - began > LEGAL_SECONDS:
+            continue
+        found[label] = {}
+        for name, values in space.items():
+            kept = []
+            for value in values:
+                others = {n: max(v, value) for n, v in defaults.items()}
+                for params in ({**defaults, name: value}, {**others, name: value}):
+                    try:
+                        traced(dims, params)
+                    except Exception:  # noqa: BLE001 - a value that this shape does not take
+                        continue
+                    kept.append(value)
+                    break
+            found[label][name] = kept
+    return found
+
+
+def _anywhere(knob: Knob, legal: Mapping[str, Mapping[str, Sequence[int]]]) -> tuple[int, ...]:
+    """Its values that some shape takes."""
+    taken = {v for by_knob in legal.values() for v in by_knob.get(knob.name, knob.values)}
+    return tuple(v for v in knob.values if v in taken or v == knob.default) if legal else knob.values
 
 
 def _evidence(

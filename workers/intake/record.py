@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tilewright.workers.intake import symbols, torch_ops
+from tilewright.workers.intake import symbols, torch_ops, view_text
 from tilewright.workers.intake.device import DEVICE
 from tilewright.workers.intake.trace import Refusal, Trace, Var, opened, user_line
 
@@ -266,16 +266,19 @@ class Recording(TorchFunctionMode):
         if not shared:
             return self._gathered(name, func, args, options, var, value)
         if name == "__getitem__":
-            return self._note_view(value, var, f"{var.name}[{_index(args[1])}]")
-        rest = [*map(_argument, args[1:]), *(f"{k}={_argument(v)}" for k, v in options.items())]
+            return self._note_view(value, var, f"{var.name}[{view_text.index(args[1])}]")
+        rest = [
+            *map(view_text.argument, args[1:]),
+            *(f"{k}={view_text.argument(v)}" for k, v in options.items()),
+        ]
         if name == "unsqueeze" or name == "narrow":
-            return self._note_view(value, var, f"{var.name}[{_sliced(name, args, options)}]")
+            return self._note_view(value, var, f"{var.name}[{view_text.sliced(name, args, options)}]")
         if name == "movedim" or (name == "flatten" and not value.is_contiguous()):
             self._foreign(name, value)
             return value
         if name in ("flatten", "unflatten", "expand_as", "view_as", "reshape_as"):
             shape = ", ".join(str(n) for n in value.shape)
-            sizes = _reshaped(args[0], value, self._sizes(var, args[0].shape)) or shape
+            sizes = view_text.reshaped(args[0], value, self._sizes(var, args[0].shape)) or shape
             return self._note_view(value, var, f"{var.name}.view(({sizes},))")
         if value is args[0]:
             return value
@@ -369,66 +372,12 @@ def _like(value: torch.Tensor) -> torch.Tensor:
     return torch.empty(tuple(map(int, value.shape)), dtype=value.dtype, device="meta")
 
 
-def _sliced(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> str:
-    """The index that says ``unsqueeze`` or ``narrow``."""
-    dim = int(symbols.plain(args[1] if len(args) > 1 else options["dim"]))
-    if name == "unsqueeze":
-        return ":, " * (dim % (args[0].dim() + 1)) + "None"
-    start, length = (
-        args[2] if len(args) > 2 else options["start"],
-        args[3] if len(args) > 3 else options["length"],
-    )
-    return (
-        ":, " * (dim % args[0].dim())
-        + f"{symbols.code_of(start)}:{symbols.code_of(start)} + {symbols.code_of(length)}"
-    )
-
-
 _METADATA = ("size", "stride", "numel", "nelement")
 
 
 def _meta(options: Mapping[str, Any]) -> dict[str, Any]:
     kept = {k: v for k, v in options.items() if k not in ("device", "pin_memory")}
     return {**kept, "device": "meta"} if "device" in options else kept
-
-
-def _argument(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return "(" + "".join(f"{_argument(v)}, " for v in value) + ")"
-    if isinstance(value, int | float):
-        return symbols.code_of(value)
-    return str(value) if isinstance(value, torch.dtype) else repr(value)
-
-
-def _index(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(map(_index, value))
-    if isinstance(value, slice):
-        parts = [("" if p is None else symbols.code_of(p)) for p in (value.start, value.stop)]
-        return ":".join(parts) + (f":{symbols.code_of(value.step)}" if value.step is not None else "")
-    if value is Ellipsis:
-        return "..."
-    return "None" if value is None else symbols.code_of(value)
-
-
-def _reshaped(old: torch.Tensor, new: torch.Tensor, sizes: Sequence[Any]) -> str | None:
-    """The new sizes as products of the old ones, where runs of old dimensions make them."""
-    found, place = [], 0
-    for size in new.shape:
-        if size == 1:
-            found.append("1")
-            continue
-        while place < old.dim() and old.shape[place] == 1:
-            place += 1
-        made, parts = 1, []
-        while made < size and place < old.dim():
-            made *= old.shape[place]
-            parts.append(symbols.code_of(sizes[place]))
-            place += 1
-        if made != size:
-            return None
-        found.append(" * ".join(parts))
-    return ", ".join(found)
 
 
 def record(

@@ -23,13 +23,13 @@ from tilewright.workers.intake.call_site import (
     wanted_of,
 )
 from tilewright.workers.intake.device import noted_device
-from tilewright.workers.intake.emit import Taken
 from tilewright.workers.intake.operator import (
     Result,
     _is_float,
     _is_narrow,
     function_of,
 )  # fmt: skip
+from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.runners.tensors import to_numpy, to_torch
 from tilewright.workers.runners.triton_guard import Canaries, LaunchGuard
@@ -153,7 +153,7 @@ def make(site: Site, dims: Mapping[str, int], kind: str, spread: int) -> dict[st
     from tilewright.workers.intake.operator import draw
 
     rng = np.random.default_rng([17, len(kind), spread])
-    return {o.name: draw(o, o.sizes(dims), kind, spread, rng) for o in site.operands}
+    return {o.name: draw(o, dims, kind, spread, rng) for o in site.operands}
 
 
 def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any],

@@ -30,10 +30,23 @@ known artefact never measured.
 **What a rule cannot follow** (a source that does not parse, a `grid_spec`, a kernel made by a call, ...) yields no
 proposal and one line in `campaign.log` beside the journal, naming the construct.
 
+**`triton_lower_to_gluon`** writes a tiled product in Gluon for Hopper. *It keeps*: which programs there are in effect
+(each new program computes `consumers` x `pieces` tiles of the old one, those past the end repeat the last), the
+order of the steps of K and of the additions of one element, every statement that the result needs, word for word but
+for the language's name. Loads that stand behind the product move in front of it; loads of the operands become copies,
+whose rows and columns outside the tensor are zero; the store of the tile becomes a copy through shared memory. *It
+refuses*: more than one loop with one `dot`; operands that are computed, padded with something other than zero, or
+masked by more than the sides of the launch's tensors; tiles that do not begin at a number times their extent; loops
+over K whose bounds or places depend on the tile; results that depend on the program's number; atomics, early returns,
+`while`, stores before the last step; names of the language that Gluon has not. *It decides by parameters*:
+`consumers`, `pieces`, `stages`, `walk_rows`, `programs`, `slots`, `producer_registers`, `in_flight` (products that add
+in place) or `pin` (sums kept where they stand), beside the tile sizes of the source. As many stages are made as shared
+memory holds.
+
 **On tpu7x (modelled)** the explicit transfers (`manual_copy`, `double_buffered_copy`, `emit_pipeline`) compile,
-pass the gates and are simulated, but read slower than the grid's own pipeline, more so than a TPU may
-([why](time_model.md)). A table of scalars in VMEM does not compile there when it is indexed along lanes;
-`scalar_input_in_smem` makes it legal."""
+pass the gates and are simulated; the last two read as the grid's own pipeline does, the first waits for every
+copy ([table](../experiments/records/tpu/transfers.md)). A table of scalars in VMEM does not compile there when it
+is indexed along lanes; `scalar_input_in_smem` makes it legal."""
 
 
 def _all_rules() -> list[Rule]:
@@ -54,8 +67,8 @@ def table(cases: Sequence[Case], trials: Sequence[Trial]) -> str:
         f"Corpus: {len(cases)} kernels in `testkit/corpus`, written for the tests in several styles. Every rule is "
         "applied once at every site it offers.",
         "*dialect*: the child parses and passes the dialect check. *agrees*: run in an interpreter on small inputs "
-        "(no device), it agrees with its parent to 40 dB or better. Interpreters cannot run every construct a device "
-        "can, so *agrees* is a lower bound.",
+        "(no device; Gluon in the emulator, which also finds races and deadlocks), it agrees with its parent to 40 dB "
+        "or better.",
         "",
         *ABOUT.splitlines(),
         "",

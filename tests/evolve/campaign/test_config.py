@@ -105,6 +105,19 @@ def test_files_that_are_no_campaign(tmp_path: Path) -> None:
         load_config(tmp_path / "none.yaml")
 
 
+def test_an_operator_s_path_is_that_of_its_campaign_s_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "name: mine\noperator: ./family/recipe\ntarget: tpu7x\nsuite: tiny\nbudget: {evaluations: 1}\n"
+    )
+    assert load_config(path).operator == f"{tmp_path.resolve()}/family/recipe"
+    monkeypatch.chdir(tmp_path)
+    assert load_config(path).operator == "./family/recipe"
+    assert load_config(path, {"operator": "./other/recipe"}).operator == "./other/recipe"
+
+
 def test_overrides_reach_into_sections(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump(GOOD))

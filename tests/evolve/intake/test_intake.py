@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from tests.evolve.intake import kernels
 from tilewright.evolve.campaign.resolve import resolve
-from tilewright.evolve.intake import child, folder, tune, winner
-from tilewright.evolve.intake.remedies import remedy
+from tilewright.evolve.intake import child, folder, preflight, tune, winner
 from tilewright.fitness.dialect import check
+from tilewright.fitness.gates import failure, read_gates
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
+from tilewright.seeds.operator import Workload
+from tilewright.workers.intake.operator import Operand, Result, TakenOperator
 
 CALL = "bf16[4096, 512], eps=1e-6"
 
@@ -58,6 +61,42 @@ def test_its_folder_is_an_operator_that_judges(taken, tmp_path: Path) -> None:
     exact = (x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)).reshape(truth.shape)
     np.testing.assert_allclose(truth, exact, rtol=1e-12)
     assert operator.gates[0].min_db >= 40
+
+
+def _group_norm(x: np.ndarray, mistake: str) -> np.ndarray:
+    """The fixture's kernel in float32, honest or with one mistake a kernel may have."""
+    groups = x.astype(np.float32).reshape(len(x), -1, 32)
+    squares = groups * groups
+    if mistake == "race":  # one of 32 partial sums is overwritten by another
+        squares[..., 7] = squares[..., 8]
+    mean = squares.mean(axis=0 if mistake == "axis" else -1, keepdims=True)
+    scale = 1 / np.sqrt(mean + 1e-6)
+    if mistake == "stale":  # the scale of the group before
+        scale = np.roll(scale, 1, axis=1)
+    made = (groups * scale).reshape(x.shape).astype(x.dtype)
+    if mistake == "tail":
+        made[-1] = 0
+    if mistake == "precision":
+        made = made.astype(ml_dtypes.float8_e4m3fn).astype(x.dtype)
+    return made
+
+
+@pytest.mark.parametrize("mistake", ["", "tail", "axis", "stale", "precision", "race"])
+def test_the_derived_judge_refuses_a_planted_mistake(taken, mistake: str) -> None:
+    request, answer = taken
+    shape = Workload("check", answer["check"][0])
+    operands = tuple(Operand(*row[:2], tuple(row[2]), *row[3:]) for row in answer["operands"])
+    results = tuple(Result(*row[:2], tuple(row[2]), *row[3:]) for row in answer["results"])
+    operator = TakenOperator(
+        "a/b", request.reference, answer["call"], operands, results, {}, {}, spread=answer["spread"]
+    )
+    said = []
+    for kind in answer["kinds"]:
+        inputs = operator.make_inputs(shape, 3, kind)
+        outputs = {"o0": _group_norm(inputs["x"], mistake)}
+        readings = read_gates(operator.gates, outputs, operator.oracle(shape, inputs), kind)
+        said.append(failure(readings, operator.gates))
+    assert any(said) == bool(mistake)
 
 
 def test_the_winner_is_a_plain_module(taken) -> None:
@@ -132,6 +171,9 @@ def test_a_pallas_function_is_taken_in_by_its_text(files: Path) -> None:
     assert check(answer["source"], entry="build") == []
     assert "block_rows" in answer["space"]
     assert answer["results"][0][2] == ["M", "K"]
+    screen = "\n".join(preflight.lines(answer, "jax.numpy.matmul", "tpu7x"))
+    assert "grid_spec" not in answer["source"] and "rules apply, with their places: " in screen
+    assert "at 512x256x128, which does not take" not in screen or "block_rows 1024" in screen
 
 
 def test_a_pallas_function_is_cut_down_to_what_its_call_does(files: Path) -> None:
@@ -151,22 +193,3 @@ def test_capture_notes_real_calls(files: Path, tmp_path: Path) -> None:
     assert (
         winner.call_text([np.zeros((2, 3), dtype=np.float32), 1e-6], {"dim": 1}) == "f32[2, 3], 1e-06, dim=1"
     )
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        "torch computes mul outside a kernel",
-        "the wrapper reads a tensor's values (item)",
-        "the name _x starts with an underscore",
-        "the name triton.language.rand",
-        "the device library's function j0",
-        "the decorator something(3)",
-        "a class",
-        "the attribute data",
-        "a module-level constant is a number, a string, a dtype or a tuple of them",
-        "the keyword argument stream",
-    ],
-)
-def test_a_refusal_has_a_remedy_of_its_own(what: str) -> None:
-    assert not remedy(what).startswith("see docs")

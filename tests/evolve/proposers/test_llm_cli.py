@@ -17,6 +17,7 @@ from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.cli import main
 from tilewright.evolve.mlflow_mirror import process as mirror_process
 from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.show.summary import status_lines
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Scope
 
@@ -271,6 +272,9 @@ def test_exchanges_are_traces_in_mlflow(cli: Path, monkeypatch: pytest.MonkeyPat
     experiment = client.get_experiment_by_name("tilewright/small_gemm/good/tpu7x")
     traces = client.search_traces(locations=[experiment.experiment_id], order_by=["timestamp_ms ASC"])
     assert len(traces) == asked >= 3
+    assert any(
+        f"{asked} questions" in line and "1 unanswered (last: " in line for line in status_lines(journal_path)
+    )
     assert [trace.info.state.value for trace in traces[:3]] == ["OK", "OK", "ERROR"]
     (span,) = traces[1].data.spans
     assert "good diff" in span.outputs["content"] and span.inputs["messages"][-1]["role"] == "user"

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import numpy as np
 import pytest
 
 from testkit import FIXTURES, twins
@@ -160,6 +161,16 @@ def test_a_finalist_passes_the_gates_on_every_shape_that_is_not_too_large(operat
     assert "8.0 GiB" in verify_shapes.too_large(operator, huge)
     slow = Workload("slow", {"M": 1 << 13, "N": 1 << 13, "K": 1 << 13})
     assert "oracle_at" in verify_shapes.too_large(operator, slow)
+
+
+def test_steps_that_others_build_on_are_run_before_a_kernel_is_wrong(monkeypatch):
+    for budget in ("CHEAP_FLOPS", "BEST_FLOPS", "FINAL_FLOPS"):
+        monkeypatch.setattr(verify_shapes, budget, 0)
+    corner = {"c": (np.arange(192, 256), np.arange(64))}
+    monkeypatch.setattr(verify_shapes, "windows", lambda outputs, rng: corner)
+    found = judged(twins.COUNTS_STEPS, best=0.0)
+    assert found.verdict is Verdict.OK, found.reason
+    assert [(r.workload, r.passed) for r in found.gates if r.sampled] == [("256x256x512", True)]
 
 
 def test_a_trace_that_never_ends_is_a_timeout(operator):

@@ -1,10 +1,11 @@
 """Calls as text, and the dimensions in them."""
 
+import numpy as np
 import pytest
 
 from tilewright.workers.intake import dims
 from tilewright.workers.intake.arguments import BadCall, Literal, TensorArgument, parse
-from tilewright.workers.intake.operator import Operand, size_of
+from tilewright.workers.intake.operator import Operand, draw, size_of
 
 
 def test_a_call_is_read() -> None:
@@ -22,8 +23,30 @@ def test_views_and_scalars_are_read() -> None:
     assert call.arguments[3] == Literal('torch.device("cuda")')
 
 
+def test_bounds_of_integers_follow_their_dimension() -> None:
+    call = parse("bf16[1000, 64], i64[512] < 1000, i32[4].sums(512)")
+    raw, _ = dims.operands([call], dims.slots([call], ["table", "ids", "sizes"]), frozenset())
+    settled, sizes = dims.settle(raw, 1, lambda *_: True)
+    table, ids, groups = settled
+    assert ids.below == table.shape[0] and groups.total == ids.shape[0]
+    small = dict.fromkeys(sizes[0], 8)
+    rng = np.random.default_rng(0)
+    assert draw(ids, small, "randn", 4, rng).max() < 8
+    assert draw(groups, {**small, str(ids.shape[0]): 30}, "randn", 4, rng).sum() == 30
+
+
 @pytest.mark.parametrize(
-    "text", ["f32[2, 3].permute(0, 0)", "f33[4]", "f32[-1]", "f32[M]", "f32[4", "os.system('x')", "x + 1"]
+    "text",
+    [
+        "f32[2, 3].permute(0, 0)",
+        "i32[4].sums(0)",
+        "f33[4]",
+        "f32[-1]",
+        "f32[M]",
+        "f32[4",
+        "os.system('x')",
+        "x + 1",
+    ],
 )
 def test_what_cannot_be_read_is_told(text: str) -> None:
     with pytest.raises(BadCall, match="--args"):

@@ -17,9 +17,9 @@ import triton.experimental.gluon.nvidia.hopper
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilewright.workers.runners.gluon_emulator.faults import EmulationError
+from tilewright.workers.runners.gluon_emulator.global_memory import Descriptor, Global, Pointer
 from tilewright.workers.runners.gluon_emulator.language import Language, maximum, minimum
 from tilewright.workers.runners.gluon_emulator.machine import Machine
-from tilewright.workers.runners.gluon_emulator.memory import Descriptor, Global, Pointer
 from tilewright.workers.runners.gluon_emulator.values import Tensor, lift
 
 ROOT = "triton.experimental.gluon"

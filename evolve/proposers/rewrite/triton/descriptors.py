@@ -113,13 +113,13 @@ def _is_tensor(kernel: TritonKernel, name: str) -> bool:
 def _is_pointer(kernel: TritonKernel, name: str) -> bool:
     """A parameter that only ever begins an address: it is never multiplied, divided or compared."""
     given = kernel.given(name)
-    text = kernel.source.code(given) if given is not None else ""
+    text = kernel.source.code(given).replace("'", '"') if given is not None else ""
     if isinstance(given, cst.Name):
         scope = kernel.source.enclosing(kernel.launch(), cst.FunctionDef)
         for statement in scope.body.body if scope else ():
             found = assigned_value(statement)
             if found and given.value in found[0]:
-                source = kernel.source.code(found[1])
+                source = kernel.source.code(found[1]).replace("'", '"')
                 return "torch." in source or ('["' in source and ".shape" not in source)
         return False
     return '["' in text and ".shape" not in text

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from experiments.studies.tpu.truth.rows import Row, read_rows
-from experiments.studies.tpu.truth.simulated import cached
+from experiments.studies.tpu.truth.simulated import Run, cached
 from tilewright.fitness.memory import replay
 from tilewright.fitness.time_model import CALIBRATIONS, VERSION, interval
 from tilewright.workers.toolchains.libtpu_simulator import toolchain
@@ -38,19 +38,25 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--compile", action="store_true")
     options = parser.parse_args(arguments)
     cache = options.cache or options.folder / "cache"
-    facts, refused = [], []
+    facts, refused, untried = [], [], []
     for row in read_rows(options.folder):
-        spec = {**row.spec, "chip": row.chip, "source": str(options.folder / row.spec["source"])}
-        run = row.run(options.folder, cache) if options.compile else cached(spec, cache)
-        if run is None:
-            continue
-        (refused if run.failure else facts).append(
-            {**_told(row), "reason": run.failure} if run.failure else _fact(row, run)
+        runs = (
+            row.runs(options.folder, cache)
+            if options.compile
+            else [cached(spec, cache) for spec in row.specs(options.folder)]
         )
+        done = [run for run in runs if run is not None]
+        failure = next((run.failure for run in done if run.failure), "")
+        if failure:
+            refused.append({**_told(row), "reason": failure})
+        elif len(done) < len(runs):
+            untried.append(_told(row))
+        else:
+            facts.append(_fact(row, done))
     OUT.mkdir(parents=True, exist_ok=True)
     data = {"time_model": VERSION, "toolchain": toolchain(), "rows": facts, "not_modelled": refused}
     (OUT / "rows.json").write_text(json.dumps(data, indent=1) + "\n")
-    text = report(facts, refused)
+    text = report(facts, refused, untried)
     (OUT / "README.md").write_text(text)
     sys.stdout.write(text)
 
@@ -72,9 +78,10 @@ def _told(row: Row) -> dict[str, Any]:
     }
 
 
-def _fact(row: Row, run: Any) -> dict[str, Any]:
+def _fact(row: Row, runs: Sequence[Run]) -> dict[str, Any]:
     rules = CALIBRATIONS[row.chip].rules
-    seconds = row.modelled(run, rules)
+    seconds = row.modelled(runs, rules)
+    run = runs[-1]
     main_op = max(run.operations, key=lambda op: op.cycles)
     passed = replay(row.events(run) if row.grouped else main_op.events, rules)
     kind = "memory" if passed.memory > passed.core else ("matrix" if row.grouped else "vector")
@@ -87,37 +94,55 @@ def _fact(row: Row, run: Any) -> dict[str, Any]:
         "memory_share": passed.memory / passed.seconds,
         "class": kind,
         "held": bool(low <= row.seconds <= high),
+        "apart": run.apart,
         "core_cycles": main_op.events.core_cycles,
     }
 
 
 _INTRODUCTION = """Time model {version}; made by `python -m experiments.studies.tpu.truth FOLDER`. Measured times are
 of others: `ucb-bar/autocomp` at `dd26a56` (one v6e; the host's 0.107 ms is taken off) and `openxla/tokamax` at
-`783ea95` (autotuning records of v5e, v6e and tpu7x, device times). Constants were fitted to v5e, to v6e and to the
-half of tpu7x that a hash of the row chose. Error: modelled over measured, less 1. *With memory's share*: correlation
-of the error with the copies' part of the time. *Held*: by the 90 % interval. Pairs: those that differ by over 2 %."""
+`783ea95` (autotuning records of v5e, v6e and tpu7x, device times). A hash of the row halves them: *fitted* rows give
+the intervals, and tpu7x's constants; those of v5e and v6e were fitted before the split, to all rows there were then.
+Error: modelled over measured, less 1. *Class*: what bounds the kernel, which decides its interval. *With memory's
+share*: correlation of the error with the copies' part of the time. *Held*: by the 90 % interval. *Apart*: rows whose
+kernels were simulated alone, XLA's operations around them by their bytes. Pairs: those that differ by over 2 %."""
 
 
 def _head(*columns: str) -> list[str]:
     return ["| " + " | ".join(columns) + " |", "| " + " | ".join("---" for _ in columns) + " |"]
 
 
-def report(facts: Sequence[dict[str, Any]], refused: Sequence[dict[str, Any]]) -> str:
+def report(
+    facts: Sequence[dict[str, Any]], refused: Sequence[dict[str, Any]], untried: Sequence[dict[str, Any]]
+) -> str:
     """The tables, in Markdown."""
     lines = [
         "# The time model against measured TPU kernels",
         "",
         *_INTRODUCTION.format(version=VERSION).splitlines(),
         "",
-        *_head("chip", "kernels", "rows", "", "median error", "worst", "mean", "with memory's share", "held"),
+        *_head(
+            "chip",
+            "kernels",
+            "class",
+            "rows",
+            "apart",
+            "",
+            "median error",
+            "worst",
+            "mean",
+            "with memory's share",
+            "held",
+        ),
     ]
-    for (chip, kind, fitted), rows in _grouped(facts, "chip", "kind", "fitted"):
+    for (chip, kind, bound, fitted), rows in _grouped(facts, "chip", "kind", "class", "fitted"):
         errors = np.array([row["error"] for row in rows])
         shares = np.array([row["memory_share"] for row in rows])
         trend = f"{np.corrcoef(shares, errors)[0, 1]:+.2f}" if len(rows) > 4 and shares.std() > 0 else ""
         held = np.mean([row["held"] for row in rows])
         lines.append(
-            f"| {chip} | {kind} | {len(rows)} | {'' if fitted else 'not '}fitted | {np.median(abs(errors)):.1%} "
+            f"| {chip} | {kind} | {bound} | {len(rows)} | {sum(row['apart'] for row in rows)} "
+            f"| {'' if fitted else 'not '}fitted | {np.median(abs(errors)):.1%} "
             f"| {max(errors, key=abs):+.1%} | {errors.mean():+.1%} | {trend} | {held:.0%} |"
         )
     lines += ["", "## Order within a lineage", ""]
@@ -137,6 +162,15 @@ def report(facts: Sequence[dict[str, Any]], refused: Sequence[dict[str, Any]]) -
         short = [{**row, "reason": _short(row["reason"])} for row in refused]
         for (name, kind, reason), rows in _grouped(short, "set", "kind", "reason"):
             lines.append(f"| {name} | {kind} | {len(rows)} | {reason} |")
+    lines += ["", "## Share of the rows that can be modelled", ""]
+    lines += _head("set", "chip", "rows", "modelled", "of them apart", "refused", "not tried")
+    for (name, chip), rows in _grouped([*facts, *refused, *untried], "set", "chip"):
+        done = [row for row in rows if "modelled_ms" in row]
+        failed = [row for row in rows if "reason" in row]
+        lines.append(
+            f"| {name} | {chip} | {len(rows)} | {len(done)} | {sum(row['apart'] for row in done)} | {len(failed)} "
+            f"| {len(rows) - len(done) - len(failed)} |"
+        )
     return "\n".join(lines) + "\n"
 
 

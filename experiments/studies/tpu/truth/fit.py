@@ -21,7 +21,7 @@ from experiments.studies.tpu.truth.simulated import Run, cached
 from tilewright.fitness.memory import Rules
 from tilewright.fitness.time_model import CALIBRATIONS
 
-Measured = tuple[Row, Run]
+Measured = tuple[Row, list[Run]]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -39,8 +39,8 @@ def main(arguments: Sequence[str]) -> None:
         if run is not None and not run.failure:
             known.append((row, run))
     for chip in options.chip or sorted(CALIBRATIONS):
-        fitted = [(row, run) for row, run in known if row.chip == chip and row.fitted]
-        rest = [(row, run) for row, run in known if row.chip == chip and not row.fitted]
+        fitted = [(row, runs) for row, runs in known if row.chip == chip and row.fitted]
+        rest = [(row, runs) for row, runs in known if row.chip == chip and not row.fitted]
         used = CALIBRATIONS[chip].rules
         for name, rules in (("in use", used), ("fitted", best_rules(fitted, used))):
             sys.stdout.write(
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def residuals(rows: Sequence[Measured], rules: Rules) -> np.ndarray:
     """log(measured / modelled) of each row."""
-    return np.array([np.log(row.seconds / row.modelled(run, rules)) for row, run in rows])
+    return np.array([np.log(row.seconds / row.modelled(runs, rules)) for row, runs in rows])
 
 
 def best_rules(rows: Sequence[Measured], start: Rules) -> Rules:

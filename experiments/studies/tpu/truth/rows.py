@@ -3,14 +3,16 @@
 ``rows.jsonl`` holds one row a line: ``id``, ``set``, ``chip``, ``kind``, ``lineage`` (rows of one are compared with
 each other), ``measured_ms`` (raw times), ``spec`` (what ``child`` compiles, ``source`` relative to the folder),
 ``units`` (how many times the measured kernel is what was compiled), ``host_ms`` (time of the host in the measurement),
-``copy_bytes`` (of copies of results that were measured, too), ``grouped`` (of a grouped product: its schedule, see
-``grouped``), ``provenance`` (repository, commit, file).
+``second`` (``config`` of a second, larger reproduction and ``reach``: how many times the step from the first to it
+leads to what was measured), ``copy_bytes`` (of copies of results that were measured, too), ``grouped`` (of a grouped
+product: its schedule, see ``grouped``), ``provenance`` (repository, commit, file).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -40,6 +42,7 @@ class Row:
     host_ms: float = 0.0
     copy_bytes: int = 0
     grouped: dict[str, Any] = field(default_factory=dict)
+    second: dict[str, Any] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -51,13 +54,21 @@ class Row:
         """Whether constants may be fitted to it: one half, by a hash of the row."""
         return int(hashlib.sha256(self.id.encode()).hexdigest(), 16) % 2 == 0
 
-    def run(self, folder: Path, cache: Path) -> Run:
-        """The simulated reproduction."""
-        spec = {**self.spec, "chip": self.chip, "source": str(folder / self.spec["source"])}
-        return simulate(spec, cache)
+    def specs(self, folder: Path) -> list[dict[str, Any]]:
+        """What to compile: one reproduction, or two of different sizes."""
+        first = {**self.spec, "chip": self.chip, "source": str(folder / self.spec["source"])}
+        return [first, {**first, "config": self.second["config"]}] if self.second else [first]
 
-    def modelled(self, run: Run, rules: Rules) -> float:
+    def runs(self, folder: Path, cache: Path) -> list[Run]:
+        """The simulated reproductions."""
+        return [simulate(spec, cache) for spec in self.specs(folder)]
+
+    def modelled(self, runs: Sequence[Run], rules: Rules) -> float:
         """Seconds by the model, the host's part left out."""
+        first, *more = (self._modelled(run, rules) for run in runs)
+        return first + (more[0] - first) * float(self.second["reach"]) if more else first
+
+    def _modelled(self, run: Run, rules: Rules) -> float:
         copies = self.copy_bytes / 2 * (1 / rules.read + 1 / rules.write)
         if self.grouped:
             return replay(self.events(run), rules).seconds + copies

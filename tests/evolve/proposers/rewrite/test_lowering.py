@@ -124,3 +124,14 @@ def test_what_is_refused(name: str, old: str, new: str, reason: str) -> None:
     source = CASES[f"matmul_{name}.py"].source
     assert old in source and refusal(source) == ""
     assert reason in refusal(source.replace(old, new))
+
+
+def test_a_launch_as_the_intake_writes_it_is_lowered() -> None:
+    """Its operands are named with single quotes, its grid has no parentheses, sides are passed as expressions."""
+    source = CASES["matmul_masked.py"].source
+    source = source.replace('a, b = inputs["a"], inputs["b"]', "a = inputs['a']\n    b = inputs['b']")
+    source = source.replace(
+        "        M,\n        N,\n        K,\n        a.s",
+        "        a.shape[0],\n        b.shape[1],\n        b.shape[0],\n        a.s",
+    )
+    assert "K=b.shape[0]" in lowered(source)

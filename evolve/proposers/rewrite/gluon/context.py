@@ -1,0 +1,155 @@
+"""What is known of one lowering: its plan, the names it uses, and the parameters that each partition needs."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+import libcst as cst
+
+from tilewright.evolve.proposers.rewrite.base import Unsupported
+from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, parameters, resolve
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.gluon.schedule import Plan, names_in, without_operands
+from tilewright.evolve.proposers.rewrite.gluon.statements import (
+    Statement,
+    calls,
+    sliced,
+)
+
+LOCALS = [
+    "tile",
+    "rows_of_tiles",
+    "columns_of_tiles",
+    "last_row_tile",
+    "last_column_tile",
+    "walk",
+    "stage",
+    "phase",
+    "ready_at",
+    "a_stages",
+    "b_stages",
+    "c_slots",
+    "empty",
+    "ready",
+    "ready_more",
+    "piece",
+    "group",
+    "mma",
+    "nothing",
+    "step_done",
+    "a_now",
+    "wrapped",
+    "launched",
+]
+"""Names the new functions use; each is made fresh."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameters of the old kernel that code needs, by kind, in its order."""
+
+    runtime: tuple[str, ...]
+    fixed: tuple[str, ...]
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return (*self.runtime, *self.fixed)
+
+
+class Lowering:
+    """What the parts of a lowering share: the plan, its names, the parameters that code needs."""
+
+    def __init__(self, edit: Edit, plan: Plan) -> None:
+        self.edit, self.product, self.plan = edit, plan.product, plan
+        self.kernel = plan.product.kernel
+        self.source = self.kernel.source
+        self.names = {name: self.source.fresh(name) for name in LOCALS}
+        self.stored = self.product.stored[-1] if self.product.stored else None
+        """One store goes through shared memory; others stay as they are."""
+
+        self.helpers: list[cst.FunctionDef] = []
+        """Functions that carried statements call."""
+
+        self.tunables: dict[str, str] = {}
+        """What a parameter of the new space is called there."""
+
+    def _host_text(self, extent: str) -> str:
+        """A tile's extent as the host says it."""
+        if extent.isdigit():
+            return extent
+        given = self.kernel.given(extent) if extent in self.kernel.constexprs else None
+        if given is None:
+            raise Unsupported(f"a tile extent that is no constexpr: {extent}")
+        text = self.source.code(given)
+
+        resolved = self.source.code(resolve(self.source, given))
+        return resolved if '["' in resolved or "['" in resolved or resolved.isdigit() else text
+
+    def _producer_wanted(self) -> set[str]:
+        left, right = self.product.left, self.product.right
+        texts = [axis.start for tile in (left, right) for axis in (tile.outer, tile.inner)]
+        return {n for t in texts for n in names_in(t)} | names_in(ast.unparse(self.product.loop.iter))
+
+    def _everything(self) -> list[Statement]:
+        product = self.product
+        return [*product.outside, *product.before, *product.body]
+
+    def _producer_slice(self) -> set[str]:
+
+        statements = self._everything()
+        kept = sliced(statements, self._producer_wanted(), {self.product.row_tile, self.product.column_tile})
+        return {statements[i].text for i in kept}
+
+    def _more(self) -> tuple[Statement, ...]:
+        """Statements before the loop that only the copies need."""
+        kept = self._producer_slice()
+        return tuple(s for s in self.product.before if s.text in kept and s not in self.plan.before)
+
+    def _body_for_copies(self) -> tuple[Statement, ...]:
+        kept = self._producer_slice()
+        body = tuple(s for s in self.product.body if s.text in kept)
+        if any(calls(s.node, self.kernel.tl, "load", "dot") for s in body):
+            raise Unsupported("a copy whose place is loaded")
+        return body
+
+    def _needed_by_producer(self) -> Parameters:
+        wanted = self._producer_wanted() | {self.product.rows, self.product.columns, self.product.depth}
+        kept = self._producer_slice()
+        for statement in self._everything():
+            if statement.text in kept:
+                wanted |= statement.reads
+        return self._chosen(wanted)
+
+    def _needed_by_consumer(self) -> Parameters:
+        plan, product = self.plan, self.product
+        wanted = {product.rows, product.columns, product.depth} | names_in(ast.unparse(product.loop.iter))
+        stored = self.stored.statement.text if self.stored else None
+        for statement in (*plan.outside, *plan.before, *plan.early, *plan.late, *plan.after):
+            if statement is product.dot:
+                wanted |= without_operands(statement, self.kernel.tl).reads
+            elif statement.text != stored:
+                wanted |= statement.reads
+        if self.stored is not None:
+            axes = self.stored.tile.axes
+            for text in (self.stored.value, axes[0].start, axes[1].start):
+                wanted |= names_in(text)
+        return self._chosen(wanted)
+
+    @property
+    def _order(self) -> list[str]:
+        return [p.name.value for p in parameters(self.kernel.function)]
+
+    def _chosen(self, wanted: set[str]) -> Parameters:
+        fixed = self.kernel.constexprs
+        return Parameters(
+            tuple(n for n in self._order if n in wanted and n not in fixed),
+            tuple(n for n in self._order if n in wanted and n in fixed),
+        )
+
+    def _c(self) -> str:
+        assert self.stored is not None
+        return self.stored.tile.tensor
+
+    def _param(self, key: str) -> str:
+        return parameter_access(self.source, self.kernel.launch(), self.tunables[key])

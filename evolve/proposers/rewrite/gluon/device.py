@@ -1,0 +1,286 @@
+"""The new kernel's text: producer, consumer and entry, with the statements that are carried over."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+
+import libcst as cst
+
+from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
+from tilewright.evolve.proposers.rewrite.gluon.context import Lowering, Parameters
+from tilewright.evolve.proposers.rewrite.gluon.statements import (
+    Carrier,
+    Statement,
+    calls,
+    device_call,
+)
+from tilewright.evolve.proposers.rewrite.gluon.texts import (
+    CONSUMER,
+    ENTRY,
+    IN_PLACE,
+    PARTIAL,
+    PRODUCER,
+    STORE,
+    WALK,
+    filled,
+)
+from tilewright.evolve.proposers.rewrite.gluon.tiles import Tile
+from tilewright.evolve.proposers.rewrite.triton.view import jit_kernels
+
+
+class DeviceText(Lowering):
+    """Writes the device's functions."""
+
+    def _functions(self) -> str:
+        table = self._table()
+        parts = [*(self._helper(f) for f in self.helpers), filled(WALK, table)]
+        if self.stored is not None:
+            parts.append(filled(STORE, table))
+        parts += [filled(text, table) for text in (PRODUCER, CONSUMER, ENTRY)]
+        return "\n\n\n".join(["", *parts])
+
+    def _table(self) -> dict[str, str]:
+        product, plan, names = self.product, self.plan, self.names
+        producing, consuming = self._needed_by_producer(), self._needed_by_consumer()
+        everywhere = Parameters(
+            tuple(n for n in self._order if n in {*producing.runtime, *consuming.runtime}),
+            tuple(n for n in self._order if n in {*producing.fixed, *consuming.fixed}),
+        )
+        left, right = product.left, product.right
+        table = {
+            **names,
+            "kernel": self.kernel.name,
+            "producer_arguments": _listed(producing.all),
+            "producer_parameters": _declared(producing),
+            "consumer_arguments": _listed(consuming.all),
+            "consumer_parameters": _declared(consuming),
+            "entry_parameters": _declared(everywhere),
+            "ROWS": product.rows,
+            "COLUMNS": product.columns,
+            "DEPTH": product.depth,
+            "row_tile": product.row_tile,
+            "column_tile": product.column_tile,
+            "loop": f"for {ast.unparse(product.loop.target)} in {self._range()}:",
+            "a_box": f"{left.outer.extent}, {left.inner.extent}",
+            "b_box": f"{right.outer.extent}, {right.inner.extent}",
+            "a_view": ".permute((1, 0))" if left.turned else "",
+            "b_view": ".permute((1, 0))" if right.turned else "",
+            "a_at": self._coordinates(left, {}),
+            "b_at": self._coordinates(right, {}),
+            "producer_outside": self._lines(plan.outside, {}, self._producer_slice()),
+            "producer_before": self._lines(plan.before + self._more(), {}, self._producer_slice()),
+            "producer_body": self._lines(self._body_for_copies(), {}, None),
+            "outside": self._lines(plan.outside, {}, None),
+            "before": self._pieces(plan.before),
+            "early": self._pieces(plan.early),
+            "body": self._body(),
+            "end": self._end(),
+            "after": self._after(),
+            "store_parameters": "c_desc, " if self.stored else "",
+            "store_wait": "tma.store_wait(0)" if self.stored else "",
+            "c_slots_made": self._slots_made(),
+            "consumer_c": f"c_desc, {names['c_slots']}, " if self.stored else "",
+            "entry_c": "c_desc, " if self.stored else "",
+            "slots_parameter": "SLOTS: gl.constexpr, C_LAYOUT: gl.constexpr, " if self.stored else "",
+            "slots_fixed": "SLOTS: gl.constexpr, " if self.stored else "",
+            "slots_argument": "SLOTS, " if self.stored else "",
+            "mode": "IN_FLIGHT" if product.accumulates is not None else "PIN",
+        }
+        return table
+
+    def _carrier(self, renamed: Mapping[str, str]) -> Carrier:
+        shape = (self.product.rows, self.product.columns)
+        return Carrier(self.kernel.tl, "gl", shape, self.names["mma"], renamed)
+
+    def _range(self) -> str:
+        call = self.product.loop.iter
+        assert isinstance(call, ast.Call)
+        return f"range({', '.join(self._carrier({}).expression(ast.unparse(a)) for a in call.args)})"
+
+    def _coordinates(self, tile: Tile, renamed: Mapping[str, str]) -> str:
+        carrier = self._carrier(renamed)
+        return f"[{carrier.expression(tile.outer.start)}, {carrier.expression(tile.inner.start)}]"
+
+    def _lines(
+        self, statements: Sequence[Statement], renamed: Mapping[str, str], only: set[str] | None
+    ) -> str:
+        carrier = self._carrier(renamed)
+        return "\n".join(carrier.carry(s) for s in statements if only is None or s.text in only)
+
+    def _renamed(self, piece: int) -> dict[str, str]:
+        return {name: f"{name}_{piece}" for name in sorted(self.plan.per_piece)}
+
+    def _pieces(self, statements: Sequence[Statement]) -> str:
+        """Statements for every tile of columns: once where they are the same for all of them."""
+        lines = []
+        for statement in statements:
+            if not statement.writes & self.plan.per_piece:
+                lines.append(self._carrier({}).carry(statement))
+                continue
+            lines.append(self._carrier(self._renamed(0)).carry(statement))
+            lines.append(_guarded(self._carrier(self._renamed(1)).carry(statement)))
+        return "\n".join(_joined(lines))
+
+    def _body(self) -> str:
+        """From the first product of a step to its end."""
+        late, product = list(self.plan.late), self.product
+        if product.accumulates is not None and late == [product.dot]:
+            table = {**self.names, "sum_0": f"{product.accumulates}_0", "sum_1": f"{product.accumulates}_1"}
+            table |= {"a_view": ".permute((1, 0))" if product.left.turned else ""}
+            table |= {"b_view": ".permute((1, 0))" if product.right.turned else ""}
+            return filled(IN_PLACE, table)
+        if not self.plan.split:
+            raise Unsupported("statements behind the product that all tiles share")
+        first, second = (self._late(late, piece) for piece in (0, 1))
+        return f"{first}\n{_guarded(second)}"
+
+    def _late(self, late: Sequence[Statement], piece: int) -> str:
+        lines = []
+        for statement in late:
+            if statement is not self.product.dot:
+                lines.append(self._carrier(self._renamed(piece)).carry(statement))
+                continue
+            partial = f"{self.names['piece']}_product_{piece}"
+            table = {
+                **self.names,
+                "partial": partial,
+                "ready_of": self.names["ready" if piece == 0 else "ready_more"],
+                "number": str(piece),
+                "last": f"PIECES == {piece + 1}",
+                "a_view": ".permute((1, 0))" if self.product.left.turned else "",
+                "b_view": ".permute((1, 0))" if self.product.right.turned else "",
+            }
+            lines.append(filled(PARTIAL, table))
+            lines.append(
+                self._carrier(self._renamed(piece)).carry(_with_product(statement, partial, self.kernel.tl))
+            )
+        for name in self.plan.accumulators:
+            if self._is_tile(name):
+                own = f"{name}_{piece}"
+                lines.append(f"if PIN:\n    {own} = warpgroup_mma_wait(num_outstanding=0, deps=({own},))")
+        return "\n".join(lines)
+
+    def _is_tile(self, name: str) -> bool:
+        """Whether a name begins as a tile of zeros, so that its type is that of the product."""
+        for statement in self.plan.before:
+            if name in statement.writes:
+                made = calls(statement.node, self.kernel.tl, "zeros", "full")
+                shape = ast.unparse(made[0].args[0]) if made and made[0].args else ""
+                return shape.strip("()[]").replace(" ", "") == f"{self.product.rows},{self.product.columns}"
+        return False
+
+    def _end(self) -> str:
+        """What stands behind the loop over K."""
+        if self.product.accumulates is None:
+            return ""
+        name = self.product.accumulates
+        return filled(
+            """
+            if PIECES == 2:
+                {sum}_0, {sum}_1 = warpgroup_mma_wait(num_outstanding=0, deps=({sum}_0, {sum}_1))
+            else:
+                {sum}_0 = warpgroup_mma_wait(num_outstanding=0, deps=({sum}_0,))
+            if IN_FLIGHT:
+                mbarrier.arrive(
+                    {empty}.index(gl.where({stage} == 0, STAGES - 1, {stage} - 1)), count=1, pred={launched} == 1
+                )
+            """,
+            {**self.names, "sum": name},
+        )
+
+    def _after(self) -> str:
+        stored = self.stored.statement.text if self.stored else None
+        first, second = (self._after_of(piece, stored) for piece in (0, 1))
+        return f"{first}\n{_guarded(second)}"
+
+    def _after_of(self, piece: int, stored: str | None) -> str:
+        carrier = self._carrier(self._renamed(piece))
+        lines = []
+        for statement in self.plan.after:
+            if statement.text != stored:
+                lines.append(carrier.carry(statement))
+                continue
+            assert self.stored is not None
+            value = carrier.expression(self.stored.value)
+            row, column = (carrier.expression(a.start) for a in self.stored.tile.axes)
+            slot = f"{self.names['c_slots']}.index({self.names['group']} * SLOTS + {piece} % SLOTS)"
+            lines.append(f"store_tile(c_desc, {slot}, {value}, {row}, {column}, SLOTS)")
+        return "\n".join(lines)
+
+    def _slots_made(self) -> str:
+        if self.stored is None:
+            return ""
+        box = f"{self.product.rows}, {self.product.columns}"
+        slots = self.names["c_slots"]
+        return f"{slots} = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS * SLOTS, {box}], C_LAYOUT)"
+
+    def _helpers(self) -> list[cst.FunctionDef]:
+        """Jitted functions that the carried statements call."""
+        used = set()
+        for statement in (*self.plan.before, *self.plan.early, *self.plan.late, *self.plan.after):
+            used |= {
+                n.func.id
+                for n in ast.walk(statement.node)
+                if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+            }
+        found = [k.function for k in jit_kernels(self.source) if k.name in used]
+        for function in found:
+            users = [
+                n
+                for n in walk(self.source.module)
+                if isinstance(n, cst.Name) and n.value == function.name.value
+            ]
+            inside = [n for n in users if self.source.enclosing(n, cst.FunctionDef) is self.kernel.function]
+            if len(users) != len(inside) + 1:
+                raise Unsupported(f"a helper {function.name.value} that others call, too")
+        return found
+
+    def _helper(self, function: cst.FunctionDef) -> str:
+        (node,) = ast.parse(self.source.code(function)).body
+        assert isinstance(node, ast.FunctionDef)
+        node.decorator_list = [ast.parse("gluon.jit", mode="eval").body]
+        return ast.unparse(ast.fix_missing_locations(self._carrier({}).visit(node)))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return "".join(f"{name}, " for name in names)
+
+
+def _declared(given: Parameters) -> str:
+    return _listed([*given.runtime, *(f"{name}: gl.constexpr" for name in given.fixed)])
+
+
+def _guarded(text: str) -> str:
+    """Only with two pieces of columns."""
+    lines = [f"    {line}" for line in text.splitlines() if line.strip()]
+    return "\n".join(["if PIECES == 2:", *lines]) if lines else ""
+
+
+def _joined(lines: Iterable[str]) -> list[str]:
+    """Neighbouring guards as one."""
+    found: list[str] = []
+    for text in lines:
+        head = "if PIECES == 2:\n"
+        if text.startswith(head) and found and found[-1].startswith(head):
+            found[-1] += "\n" + text.removeprefix(head)
+        else:
+            found.append(text)
+    return found
+
+
+def _with_product(statement: Statement, partial: str, tl: str) -> Statement:
+    """A dot's statement with its call replaced by what holds its result."""
+
+    class Put(ast.NodeTransformer):
+        def visit_Call(self, node: ast.Call) -> ast.AST:
+            if device_call(node, tl) == "dot":
+                held = ast.Name(partial, ast.Load())
+                more = [*node.args[2:3], *(k.value for k in node.keywords if k.arg == "acc")]
+                if more and not isinstance(more[0], ast.Constant):
+                    return ast.BinOp(more[0], ast.Add(), held)
+                return held
+            return self.generic_visit(node)
+
+    made = ast.fix_missing_locations(Put().visit(ast.parse(statement.text).body[0]))
+    return Statement(ast.parse(ast.unparse(made)).body[0])

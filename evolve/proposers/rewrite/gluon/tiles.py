@@ -1,0 +1,252 @@
+"""Tiles of the host's tensors that a kernel loads and stores: where they begin, how far they reach, what masks them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+
+from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
+from tilewright.evolve.proposers.rewrite.dataflow import dedented, parameters, resolve
+from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, statements_of
+from tilewright.evolve.proposers.rewrite.triton.descriptors import address_of
+from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_name
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a tile: first element, and how many, as texts of the kernel."""
+
+    start: str
+    extent: str
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A two-dimensional tile of a tensor of the host: ``outer`` and ``inner`` (contiguous) axis.
+
+    ``turned``: the kernel's value has the contiguous axis first.
+    """
+
+    tensor: str
+    outer: Axis
+    inner: Axis
+    turned: bool
+
+    @property
+    def axes(self) -> tuple[Axis, Axis]:
+        """Rows and columns of the value."""
+        return (self.inner, self.outer) if self.turned else (self.outer, self.inner)
+
+
+@dataclass(frozen=True)
+class StoredTile:
+    """A store of the whole tile: the statement, the value's text and where it goes."""
+
+    statement: Statement
+    value: str
+    tile: Tile
+
+
+def operand(kernel: TritonKernel, node: cst.BaseExpression, loop: cst.For) -> Tile:
+    """The tile that an operand of a dot is loaded from. Raises Unsupported for one that is computed."""
+    if isinstance(node, cst.Name):
+        value = kernel.value_of(node.value)
+        if value is None:
+            raise Unsupported(f"operand {node.value} is bound several times")
+        return operand(kernel, value, loop)
+    if isinstance(node, cst.IfExp):
+        one, two = operand(kernel, node.body, loop), operand(kernel, node.orelse, loop)
+        if one != two:
+            raise Unsupported("an operand loaded from one of two places")
+        return one
+    if isinstance(node, cst.Attribute) and node.attr.value == "T":
+        return _turned(operand(kernel, node.value, loop))
+    if isinstance(node, cst.Call):
+        name = device_name(kernel.source, node.func)
+        if name == "trans" and len(node.args) == 1:
+            return _turned(operand(kernel, node.args[0].value, loop))
+        if name == "load":
+            return _loaded(kernel, node)
+        if isinstance(node.func, cst.Attribute) and node.func.attr.value == "load":
+            return _described(kernel, node)
+    raise Unsupported(f"an operand computed by {kernel.source.code(node)[:40]}")
+
+
+def _turned(tile: Tile) -> Tile:
+    return Tile(tile.tensor, tile.outer, tile.inner, not tile.turned)
+
+
+def _loaded(kernel: TritonKernel, call: cst.Call) -> Tile:
+    other = argument(call, "other", 2)
+    if other is not None and kernel.source.code(other) not in ("0", "0.0"):
+        raise Unsupported("an operand padded with something other than zero")
+    mask = argument(call, "mask", 1)
+    if mask is not None and not _within_bounds(kernel, mask):
+        raise Unsupported("an operand whose mask is more than its tensor's bounds")
+    address = address_of(kernel, call.args[0].value, call)
+    if address is None:
+        raise Unsupported(f"an address that is no tile: {kernel.source.code(call)[:40]}")
+    rows, columns = (Axis(a.start, a.extent) for a in (address.rows, address.columns))
+    if address.contiguous_columns(kernel):
+        return Tile(address.tensor, rows, columns, False)
+    return Tile(address.tensor, columns, rows, True)
+
+
+def _described(kernel: TritonKernel, call: cst.Call) -> Tile:
+    """``desc.load([row, column])`` of a descriptor made on the host or in the kernel."""
+    assert isinstance(call.func, cst.Attribute)
+    where = call.args[0].value
+    if not isinstance(where, cst.List | cst.Tuple) or len(where.elements) != 2:
+        raise Unsupported("a descriptor's load that is no tile")
+    starts = [kernel.source.code(e.value) for e in where.elements]
+    tensor, extents = _described_tensor(kernel, call.func.value)
+    rows, columns = (Axis(s, e) for s, e in zip(starts, extents, strict=True))
+    return Tile(tensor, rows, columns, False)
+
+
+def _described_tensor(kernel: TritonKernel, node: cst.BaseExpression) -> tuple[str, list[str]]:
+    """(tensor of the host, extents of the box in the kernel's words) of a descriptor."""
+    name = kernel.source.code(node)
+    made = kernel.value_of(name)
+    if isinstance(made, cst.Call) and device_name(kernel.source, made.func) == "make_tensor_descriptor":
+        base, box = argument(made, "base", 0), argument(made, "block_shape", 3)
+        if base is None or not isinstance(box, cst.List | cst.Tuple):
+            raise Unsupported("a descriptor without a literal box")
+        given = kernel.given(kernel.source.code(base))
+        if given is None:
+            raise Unsupported("a descriptor of an address that is computed")
+        return kernel.source.code(given), [kernel.source.code(e.value) for e in box.elements]
+    given = kernel.given(name)
+    made = resolve(kernel.source, given) if given is not None else None
+    if not isinstance(made, cst.Call) or not kernel.source.qualified(made.func).endswith("TensorDescriptor"):
+        raise Unsupported(f"{name} is no descriptor that is understood")
+    tensor, box = argument(made, "base", 0), argument(made, "block_shape", 3)
+    if tensor is None or not isinstance(box, cst.List | cst.Tuple):
+        raise Unsupported("a descriptor without a literal box")
+    return kernel.source.code(tensor), [_in_kernel(kernel, e.value) for e in box.elements]
+
+
+def _in_kernel(kernel: TritonKernel, host: cst.BaseExpression) -> str:
+    """What the kernel calls a value that the launch passes it."""
+    text = kernel.source.code(host)
+    if text.isdigit():
+        return text
+    wanted = kernel.source.code(resolve(kernel.source, host))
+    for parameter in parameters(kernel.function):
+        given = kernel.given(parameter.name.value)
+        if given is not None and parameter.name.value in kernel.constexprs:
+            same = kernel.source.code(given) == text
+            if same or kernel.source.code(resolve(kernel.source, given)) == wanted:
+                return parameter.name.value
+    raise Unsupported(f"a box of {text}, which the kernel is not told")
+
+
+def _within_bounds(kernel: TritonKernel, mask: cst.BaseExpression) -> bool:
+    """Whether a mask only says ``index < extent``, with extents that are sides of the launch's tensors."""
+    if isinstance(mask, cst.Name):
+        value = kernel.value_of(mask.value)
+        return value is not None and _within_bounds(kernel, value)
+    if isinstance(mask, cst.BinaryOperation) and isinstance(mask.operator, cst.BitAnd):
+        return _within_bounds(kernel, mask.left) and _within_bounds(kernel, mask.right)
+    if isinstance(mask, cst.Subscript):
+        return _within_bounds(kernel, mask.value)
+    if not isinstance(mask, cst.Comparison) or len(mask.comparisons) != 1:
+        return False
+    (compared,) = mask.comparisons
+    if not isinstance(compared.operator, cst.LessThan):
+        return False
+    names = {n.value for n in walk(compared.comparator) if isinstance(n, cst.Name)}
+    own = {p.name.value for p in parameters(kernel.function)} - kernel.constexprs
+    extents = names & own
+    return bool(extents) and all(_is_extent(kernel, name) for name in extents)
+
+
+def _is_extent(kernel: TritonKernel, name: str) -> bool:
+    """Whether the launch passes a side of a tensor for parameter ``name``."""
+    given = kernel.given(name)
+    if given is None:
+        return False
+    text = kernel.source.code(given)
+    if ".shape[" in text or ".size(" in text:
+        return True
+    scope = kernel.source.enclosing(kernel.launch(), cst.FunctionDef)
+    for statement in walk(scope.body) if scope is not None else ():
+        if not isinstance(statement, cst.SimpleStatementLine):
+            continue
+        for line in statement.body:
+            if not isinstance(line, cst.Assign):
+                continue
+            value, target = kernel.source.code(line.value), line.targets[0].target
+            sided = value.endswith(".shape") or ".shape[" in value or ".size(" in value or ".shape," in value
+            if sided and text in {n.value for n in walk(target) if isinstance(n, cst.Name)}:
+                return True
+    return False
+
+
+def numbered(kernel: TritonKernel, axis: Axis) -> str:
+    """``x`` of an axis that begins at ``x * extent``."""
+    node = cst.parse_expression(axis.start)
+    seen = 0
+    while isinstance(node, cst.Name) and seen < 4:
+        value, seen = kernel.value_of(node.value), seen + 1
+        if value is None:
+            break
+        node = value
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
+        sides = [kernel.source.code(side) for side in (node.left, node.right)]
+        for mine, other in (sides, sides[::-1]):
+            if "".join(other.split()) == axis.extent and not mine.isdigit():
+                return mine
+    raise Unsupported(f"a tile that begins at {axis.start[:40]}, no multiple of its extent")
+
+
+# -- stores -------------------------------------------------------------------------------------------------
+
+
+def stores(
+    kernel: TritonKernel, nodes: Sequence[cst.CSTNode], row_tile: str, column_tile: str
+) -> list[StoredTile]:
+    """Stores of the whole tile that a copy can make."""
+    found = []
+    for node in nodes:
+        if not isinstance(node, cst.SimpleStatementLine) or len(node.body) != 1:
+            continue
+        line = node.body[0]
+        call = line.value if isinstance(line, cst.Expr) else None
+        if not isinstance(call, cst.Call):
+            continue
+        try:
+            pair = _stored(kernel, call)
+            if pair and (numbered(kernel, pair[1].axes[0]), numbered(kernel, pair[1].axes[1])) == (
+                row_tile,
+                column_tile,
+            ):
+                (statement,) = statements_of(dedented(kernel.source, node))
+                found.append(StoredTile(statement, *pair))
+        except Unsupported:
+            continue
+    return found
+
+
+def _stored(kernel: TritonKernel, call: cst.Call) -> tuple[str, Tile] | None:
+    """(value, tile) of a store; None for one that is no copy of a box."""
+    if device_name(kernel.source, call.func) == "store" and len(call.args) >= 2:
+        mask = argument(call, "mask", 2)
+        if mask is not None and not _within_bounds(kernel, mask):
+            return None
+        address = address_of(kernel, call.args[0].value, call)
+        if address is None or not address.contiguous_columns(kernel):
+            return None
+        rows, columns = (Axis(a.start, a.extent) for a in (address.rows, address.columns))
+        return kernel.source.code(call.args[1].value), Tile(address.tensor, rows, columns, False)
+    if isinstance(call.func, cst.Attribute) and call.func.attr.value == "store" and len(call.args) == 2:
+        tensor, extents = _described_tensor(kernel, call.func.value)
+        where = call.args[0].value
+        if not isinstance(where, cst.List | cst.Tuple) or len(where.elements) != 2:
+            return None
+        starts = [kernel.source.code(e.value) for e in where.elements]
+        rows, columns = (Axis(s, e) for s, e in zip(starts, extents, strict=True))
+        return kernel.source.code(call.args[1].value), Tile(tensor, rows, columns, False)
+    return None

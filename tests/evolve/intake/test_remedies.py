@@ -1,0 +1,61 @@
+"""What to do about each refusal."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tilewright.evolve.intake.remedies import _REMEDIES, refused, remedy
+
+SAID = (
+    "torch computes sort outside a kernel",
+    "the wrapper reads a tensor's values (item)",
+    "torch.empty_like makes a tensor that is not contiguous",
+    "the call launches no Triton kernel",
+    "scale is a kernel, and how it is launched is not said: name the function that launches it",
+    "import of numpy",
+    "the device library's function j0",
+    "the name triton.language.inline_asm_elementwise",
+    "the name triton.language.random",
+    "the name TABLE is not defined here",
+    "the name _x starts with an underscore",
+    "the builtin name max is bound",
+    "the imported name tl is bound",
+    "the attribute data",
+    "the keyword argument stream",
+    "a try statement",
+    "the decorator something(3)",
+    "a module-level constant is a number, a string, a dtype or a tuple of them",
+    "a matrix product outside a kernel",
+    "the reference returns a result of shape [3], and the call makes none (none)",
+    "the reference cannot be called with these arguments: TypeError",
+    "the kernel agrees with the reference on no small shape: 7x70: result 0 is 3.0 dB from the reference",
+    "the kernel's own answer is not the reference's: result 0",
+    "a result's size 7 follows from no dimension of the arguments",
+    "mine.py defines no softmax",
+    "the call raises ModuleNotFoundError: No module named 'vllm'",
+    "the call raises ValueError: two dimensions",
+    "0 functions called launch",
+    "** in a call of anything but BlockSpec",
+    "a default argument of f that is not a constant",
+    "an annotation of x",
+    "not Python: invalid syntax",
+)
+
+
+@pytest.mark.parametrize(("pattern", "advice"), _REMEDIES)
+def test_each_remedy_is_what_some_refusal_gets(pattern: str, advice: str) -> None:
+    found = [what for what in SAID if (first := _first(what)) is not None and first == pattern]
+    assert found, f"no refusal of this list gets: {advice}"
+    assert all(remedy(what).split(" ")[0] == advice.split(" ")[0] for what in found)
+
+
+def _first(what: str) -> str | None:
+    return next((pattern for pattern, _ in _REMEDIES if re.search(pattern, what)), None)
+
+
+@pytest.mark.parametrize("what", SAID)
+def test_no_refusal_goes_without_a_remedy_of_its_own(what: str) -> None:
+    (told,) = refused([{"line": 3, "what": what}], "mine.py")
+    assert not told.remedy.startswith("see docs") and told.text().startswith("mine.py:3: ")

@@ -1,0 +1,55 @@
+"""A module made from a recording, with its knobs, and what is known beside the recording."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tilewright.workers.intake.knobs import Knob
+from tilewright.workers.intake.normalise import Kernels
+
+
+@dataclass
+class Taken:
+    """A module made from a recording."""
+
+    source: str
+    knobs: list[Knob]
+    outputs: list[torch.Tensor]
+    kernels: Kernels
+    notes: list[str] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)
+
+    def with_space(self, space: Mapping[str, Sequence[Any]], defaults: Mapping[str, Any]) -> str:
+        """The module with the knobs that are in ``space``; the others as constants of their default."""
+        text = self.source
+        for knob in self.knobs:
+            if knob.name not in space:
+                text = text.replace(f'params["{knob.name}"]', repr(knob.default))
+        declared = {name: tuple(values) for name, values in space.items()}
+        head = f"SPACE = {_literal(declared)}\nDEFAULTS = {_literal(dict(defaults))}\nCONSTRAINTS = {{}}\n"
+        return text.replace("SPACE = {}\n", head, 1)
+
+
+def _literal(value: Mapping[str, Any]) -> str:
+    inner = "".join(f"    {k!r}: {v!r},\n" for k, v in value.items())
+    return ("{\n" + inner + "}").replace("'", '"') if value else "{}"
+
+
+Wanted = Sequence[tuple[tuple[int, ...], torch.dtype]] | None
+"""Shapes and dtypes of the results that are judged; None: all there are."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What is known beside a recording: where it is from, literals by atom (value, file, line) and the names they were
+    given, operands' dimensions, and the device's figures by atom."""
+
+    title: str
+    literals: Mapping[str, tuple[int, str, int]]
+    names: Mapping[str, str]
+    dims: Mapping[str, Sequence[Any]]
+    device: Mapping[str, int]
