@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import platform
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,13 @@ from tilewright.evolve.campaign.racing import Racing
 from tilewright.evolve.campaign.references import References
 from tilewright.evolve.campaign.resolve import Resolved, resolve
 from tilewright.evolve.campaign.searcher import build_searcher, with_earlier
-from tilewright.evolve.campaign.worker_settings import pool_settings, unit_of
+from tilewright.evolve.campaign.start import (
+    require_same_kernels,
+    require_same_model,
+    require_toolchain,
+    write_meta,
+)
+from tilewright.evolve.campaign.worker_settings import pool_settings
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.mlflow_mirror.process import MirrorProcess, start_mirror
 from tilewright.evolve.record.archive import Archive
@@ -30,36 +34,17 @@ from tilewright.evolve.record.history import History
 from tilewright.evolve.record.home import JOURNAL, REPORT, discard, new_campaign
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.record.logbook import logbook
-from tilewright.evolve.record.system import system
 from tilewright.evolve.report.bill import SPENT
 from tilewright.evolve.show.display import Display, Snapshot
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness import time_model
-from tilewright.fitness.chips import Chip
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
+from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cluster.pool import RayPool
 from tilewright.workers.cluster.ray_start import PoolUnavailable
-from tilewright.workers.toolchains import tpu as tpu_toolchain
-from tilewright.workers.toolchains import triton as triton_toolchain
-from tilewright.workers.toolchains.libtpu_simulator import missing_parts
 
 WINNER = "winner"
 MIRROR_PATIENCE_SECONDS = 60.0
 """How long a finished campaign waits for MLflow to catch up; the mirror may be finished later by a resume."""
-
-_TOOLS = (
-    "tilewright",
-    "ray",
-    "mlflow",
-    "numpy",
-    "jax",
-    "jaxlib",
-    "libtpu",
-    "torch",
-    "triton",
-    "scipy",
-)
 
 
 @dataclass
@@ -76,11 +61,11 @@ class CampaignOutcome:
 def run(config: CampaignConfig, home: Path, display: Display) -> CampaignOutcome:
     """Start a campaign. Raises UserError before anything is written when it cannot work."""
     resolved = with_earlier(resolve(config), home)
-    _require_toolchain(resolved)
+    require_toolchain(resolved)
     folder = new_campaign(home, config.name)
     try:
         with Journal(folder / JOURNAL, write=True, create=True) as journal:
-            _write_meta(journal, folder.name, resolved)
+            write_meta(journal, folder.name, resolved)
             journal.add_event("started")
             with logbook(folder):
                 return _Run(resolved, journal, folder, home, display).go()
@@ -115,9 +100,9 @@ def resume(folder: Path, home: Path, display: Display, address: str | None = Non
                 update={"workers": config.workers.model_copy(update={"address": address})}
             )
         resolved = resolve(config)
-        _require_toolchain(resolved)
-        _require_same_kernels(journal, resolved)
-        _require_same_model(journal, resolved)
+        require_toolchain(resolved)
+        require_same_kernels(journal, resolved)
+        require_same_model(journal, resolved)
         if any(event.kind == "finished" for event in journal.events()):
             raise UserError(
                 f"campaign {folder.name} has finished; see it with 'tilewright report {folder.name}'."
@@ -125,74 +110,6 @@ def resume(folder: Path, home: Path, display: Display, address: str | None = Non
         journal.add_event("resumed")
         with logbook(folder):
             return _Run(resolved, journal, folder, home, display).go()
-
-
-def _require_toolchain(resolved: Resolved) -> None:
-    target = resolved.target
-    remote = resolved.config.workers.address is not None
-    if target.measured:
-        absent = (
-            tpu_toolchain.missing_parts(target.part, remote=remote)
-            if isinstance(target.part, Chip)
-            else triton_toolchain.missing_parts(target.gpu, remote=remote)
-        )
-    elif target.compile_only:
-        absent = triton_toolchain.missing_parts(target.architecture, remote=remote)
-    else:
-        absent = missing_parts()
-    if absent:
-        raise UserError(f"target: {resolved.target.name} cannot be used here: {absent}.")
-
-
-def _require_same_kernels(journal: Journal, resolved: Resolved) -> None:
-    """A resumed campaign must start from the seeds it started from."""
-    recorded = {c.index: c.genome.id for c in journal.candidates()}
-    for index, start in enumerate(resolved.starts):
-        if recorded.get(index, start.genome.id) != start.genome.id:
-            raise UserError(f"seeds: {start.name} has changed since the campaign started; start a new one.")
-
-
-def _require_same_model(journal: Journal, resolved: Resolved) -> None:
-    """Modelled figures of two versions of the time model must not meet in one campaign."""
-    recorded = int(journal.meta("toolchain", {}).get("time_model", 1))
-    if resolved.target.kind is FigureKind.MODELLED and recorded != time_model.VERSION:
-        raise UserError(
-            f"target: the campaign's figures are of time model {recorded}, this tilewright's is {time_model.VERSION}, "
-            "and figures of different ones do not compare; start a new campaign."
-        )
-
-
-def _write_meta(journal: Journal, campaign: str, resolved: Resolved) -> None:
-    config = resolved.config
-    journal.set_meta(
-        "campaign",
-        {
-            "id": campaign,
-            "name": config.name,
-            "operator": resolved.operator.name,
-            "target": config.target,
-            "target_kind": resolved.target.kind.value,
-            "unit": unit_of(resolved),
-            "suite": config.suite,
-            "seed": config.seed,
-            "budget": config.budget.model_dump(),
-            "seeds": [start.name for start in resolved.starts],
-            "floors": resolved.floors(),
-        },
-    )
-    journal.set_meta("toolchain", _toolchain())
-    journal.set_meta("system", system())
-    journal.set_meta("config", config.model_dump(mode="json"))
-
-
-def _toolchain() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in _TOOLS:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return {**versions, "time_model": str(time_model.VERSION)}
 
 
 @dataclass
