@@ -183,9 +183,8 @@ def tune(
         raise UserError(f"{function!r} names no function; write FILE.py:function.")
     if not calls:
         raise UserError("tune: calls is empty; give at least one, such as [(x,)].")
-    request = intake.Request(
-        path, name, winner.reference_text(reference), tuple(_call_text(c) for c in calls)
-    )
+    judge = intake.resolve_reference(winner.reference_text(reference))
+    request = intake.Request(path, name, judge, tuple(_call_text(c) for c in calls))
     where = Path(out) if out is not None else Path(f"{request.name}_tuned")
     chosen, limits = intake.target_named(target), budget or Budget()
     changes = {key.replace("__", "."): value for key, value in overrides.items()}

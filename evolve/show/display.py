@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tilewright.evolve.report.units import duration_text, gain_text, time_text
+from tilewright.evolve.report.units import duration_text, gain_text, rate_text, time_text
 from tilewright.fitness.evaluation import Evaluation, Verdict
 
 PLAIN_SECONDS = 30.0
@@ -204,7 +204,7 @@ def best_text(snapshot: Snapshot) -> str:
     best = snapshot.best
     if best is None or best.fitness is None:
         return "none yet"
-    text = f"{best.fitness:.1f} {best.unit} ({_where(best)})"
+    text = f"{rate_text(best.fitness, best.unit)} ({_where(best)})"
     against = [(n, e) for n, e in _others(snapshot) if e.fitness]
     compared = ", ".join(f"{gain_text(best.fitness / (e.fitness or 1.0))} against {n}" for n, e in against)
     return f"{text}, {compared}" if compared else text
