@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.fitness.gates import agreement, failure, ill_formed, mismatches, read_gates, snr_db
-from tilewright.seeds.operator import BitExactGate, SnrGate, TensorSpec
+from tilewright.seeds.operator import AgreementGate, BitExactGate, SnrGate, TensorSpec
 
 GATES = (SnrGate("exact", "exact", 45.0),)
 REFERENCE = np.random.default_rng(0).standard_normal((32, 32))
@@ -72,3 +72,17 @@ def test_shape_dtype_and_presence_are_checked():
     assert "shape [2]" in ill_formed({"c": np.zeros(2, ml_dtypes.bfloat16)}, specs)
     assert "float32 instead of bfloat16" in ill_formed({"c": np.zeros((2, 2), np.float32)}, specs)
     assert ill_formed({"c": np.zeros((2, 2), ml_dtypes.bfloat16)}, specs) is None
+
+
+def test_a_share_too_small_is_said_with_its_bar():
+    wanted = np.zeros((2, 4), np.float32)
+    half = wanted.copy()
+    half[0] = 1.0
+    for allowed, bar in (({}, "90.00%"), ({"c": 0.1}, "80.00%")):
+        gate = AgreementGate("some", "mx", ("c",), 0.9, allowance="turned")
+        readings = read_gates((gate,), {"c": half}, {"mx": {"c": wanted}, "turned": allowed}, "randn")
+        said = f"gate some on randn: 50.00% of the elements agree, at least {bar} must"
+        assert failure(readings, (gate,)) == said
+    gate = AgreementGate("some", "mx", ("c",), 0.9)
+    readings = read_gates((gate,), {"c": half}, {"mx": {"c": wanted}}, "randn")
+    assert failure(readings, (gate,)).endswith("at least 90.00% must") and readings[0].bar is None
