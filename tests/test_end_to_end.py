@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import tilewright as tw
 from testkit import FIXTURES, ROOT
 from tilewright.evolve.cli import main
 from tilewright.evolve.record.journal import Journal
@@ -124,6 +126,55 @@ def test_status_and_report_read_what_is_there(
     assert again.returncode == 2 and "has finished" in again.stderr
 
 
+@pytest.fixture(scope="module")
+def campaign(unbroken: tuple[Path, subprocess.CompletedProcess[str]]) -> tw.RecordedCampaign:
+    return tw.open_campaign(home=unbroken[0] / "home")
+
+
+def test_from_python_a_campaign_is_rows_and_a_frame(campaign: tw.RecordedCampaign) -> None:
+    assert campaign.id == "tiny-001" and campaign.state == "finished"
+    assert [row["evaluation"] for row in campaign.history] == [1, 2, 3, 4, 5]
+    first = campaign.history[0]
+    assert first["verdict"] == "ok" and first["kind"] == "modelled" and first["unit"] == "TFLOP/s"
+    assert first["fitness_low"] < first["fitness"] < first["fitness_high"]
+    assert list(campaign.frame()["genome"]) == [row["genome"] for row in campaign.history]
+    assert campaign.winner is not None and "def build" in campaign.winner["source"]
+
+
+def test_the_python_page_names_every_key_of_a_row_and_its_code_runs(
+    unbroken: tuple[Path, subprocess.CompletedProcess[str]],
+    campaign: tw.RecordedCampaign,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    table = page[page.index("| in a row |") : page.index("A campaign is read when")]
+    named = {
+        name.replace(".<name>", "").replace(".<workload>", "")
+        for name in re.findall(r"`([^`]+)` *[,|;]", table)
+    }
+    assert {key.split(".")[0] for key in campaign.history[0]} <= named
+    _, plot = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    monkeypatch.setenv("TILEWRIGHT_HOME", str(unbroken[0] / "home"))
+    exec(compile(plot, "page", "exec"), {"tw": tw})
+    assert "TFLOP/s modelled" in capsys.readouterr().out
+
+
+def test_from_python_it_writes_its_report_and_refuses_in_one_sentence(
+    unbroken: tuple[Path, subprocess.CompletedProcess[str]], campaign: tw.RecordedCampaign, tmp_path: Path
+) -> None:
+    home = unbroken[0] / "home"
+    assert "tiny-001" in campaign.report(tmp_path / "report.html").read_text()
+    for asked, said in (
+        (lambda: tw.resume(home=home), "has finished"),
+        (lambda: tw.open_campaign("other", home=home), "is unknown"),
+        (lambda: tw.run("quickstart", home=home, budgit__evaluations=2), "did you mean 'budget'"),
+        (lambda: tw.load_library(tmp_path), "promote a winner first"),
+    ):
+        with pytest.raises(tw.UserError, match=said):
+            asked()
+
+
 def test_a_killed_driver_resumes_to_the_same_journal(
     tmp_path: Path, unbroken: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:
@@ -131,8 +182,7 @@ def test_a_killed_driver_resumes_to_the_same_journal(
     wait_for(tmp_path, evaluations=2)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    ended = tilewright(tmp_path, "resume")
-    assert ended.returncode == 0 or "has finished" in ended.stderr, ended.stderr
+    assert tw.resume(home=tmp_path / "home").state == "finished"
     assert content(tmp_path, "tiny-001") == content(unbroken[0], "tiny-001")
 
 

@@ -95,7 +95,7 @@ def test_a_server_that_comes_late_shows_campaigns_and_ends_whole(tmp_path: Path)
         assert mirror.lag() == 0
         with browser_page(1440, 1000, storage=PLAIN_PAGE) as browser, Journal(there) as journal:
             data = load(journal)
-            pages = MlflowPages(browser, address, address, data)
+            pages = MlflowPages(browser, address, address, data, settle=0.0)
             assert sorted(pages.candidates) == list(range(8))
             _look(pages, browser, data)
             own = (address, f"blob:{address}", "data:", "about:")
@@ -126,7 +126,9 @@ def _look(pages: MlflowPages, browser, data) -> None:  # type: ignore[no-untyped
     page = browser.page
     pages.view()
     pages.await_text(f"{len(pages.candidates)} matching runs")
-    rows = page.locator("[role=row] a", has_text="00").all_inner_texts()
+    links = page.locator("[role=row] a", has_text="00")
+    links.first.wait_for(timeout=60_000)
+    rows = links.all_inner_texts()
     fittest = max(data.points, key=lambda point: point.evaluation.fitness or 0.0)
     assert rows[0].startswith(f"{fittest.candidate.index:04d} "), rows
     for column in ("gain_over_seed_modelled", "verdict", "mutation", "proposer"):

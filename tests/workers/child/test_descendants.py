@@ -49,8 +49,10 @@ def left_in(folder):
     return found
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("how", ["template", "spawned"])
+@pytest.mark.parametrize(
+    ("how", "ending"),
+    [*(("template", ending) for ending in ENDINGS), ("spawned", "leaves"), ("spawned", "is killed")],
+)
 def test_nothing_is_left_of_a_child_that_scatters_processes(tmp_path, how, ending):
     template = Template((), environment(tmp_path, {})) if how == "template" else None
     folder = tmp_path / "child"
