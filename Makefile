@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 FIND_LINKS := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS))
 INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(FIND_LINKS) -c constraints.txt
 
-.PHONY: quickstart test setup lint ui report browser clean
+.PHONY: quickstart test test-all setup lint ui report browser clean
 .DEFAULT_GOAL := quickstart
 
 $(BIN)/uv:
@@ -28,6 +28,10 @@ quickstart: setup
 
 test: $(VENV)/.dev-installed lint browser
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# What `test` leaves out as well: slow tests whose ground quicker ones cover more thinly.
+test-all: $(VENV)/.dev-installed lint browser
+	$(BIN)/python -m pytest -m 'not gpu' $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check .

@@ -227,6 +227,7 @@ def refuse(folder: Path, words: str, *arguments: str | Path, **environment: str)
     require_refusal(folder, words, result.returncode, result.stderr)
 
 
+@pytest.mark.slow
 def test_a_seed_that_fails_its_own_gate_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     changes = {"operator": f"{FAMILY}/bad", "budget": {"evaluations": 3}}
     refuse(tmp_path, "wrong fails its own gate: incorrect", "run", campaign_file(tmp_path, **changes))

@@ -15,6 +15,7 @@ from testkit import ROOT
 pytest.importorskip("torch")
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

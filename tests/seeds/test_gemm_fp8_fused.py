@@ -105,7 +105,7 @@ def test_every_schedule_of_the_fused_kernel_passes_both_gates(schedule):
 
 
 @pytest.mark.parametrize("kind", INPUT_KINDS)
-@pytest.mark.parametrize("recipe", ["g128", "g256", "g512"])
+@pytest.mark.parametrize("recipe", ["g128", pytest.param("g256", marks=pytest.mark.slow), "g512"])
 def test_naive_kernel_passes_on_every_kind_of_inputs(recipe, kind):
     found = readings(recipe, kind, *kernel("naive", block_m=256, block_n=256, block_k=512), TINY)
     assert all(reading.passed for reading in found.values()), found
@@ -141,7 +141,7 @@ TWINS = {
 
 
 @pytest.mark.parametrize("twin", TWINS)
-@pytest.mark.parametrize("recipe", ["g128", "g512"])
+@pytest.mark.parametrize("recipe", [pytest.param("g128", marks=pytest.mark.slow), "g512"])
 def test_wrong_twins_of_the_naive_kernel_fail_the_exact_gate(twin, recipe):
     source, params = kernel("naive", block_m=256, block_n=512, block_k=512 if recipe == "g128" else 1024)
     if twin == "last_k_block_stored_early":

@@ -109,6 +109,7 @@ def test_schedules_are_right_on_hard_groups(name, groups, params):
     assert all(reading.passed for reading in found.values()), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fwd-full", "dlhs-no-bwd-quant", "tgmm-no-bwd-quant", "tgmm-bf16-scales"])
 def test_other_recipes_pass_their_own_gates(name):
     params = {"block_k": 512} if family()[name].recipe.rows else {"block_m": 256}

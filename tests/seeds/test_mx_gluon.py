@@ -68,6 +68,7 @@ def compile_task(operator: str, kernel: str, params: dict[str, Any]) -> Task:
     return seed.source, point, [shape]
 
 
+@pytest.mark.slow
 def test_gluon_seeds_compile_for_hopper(tmp_path: Path) -> None:
     pytest.importorskip("triton.experimental.gluon")
     todo = [compile_task(*case) for case in CASES]

@@ -107,6 +107,7 @@ def test_the_winner_is_a_plain_module(taken) -> None:
     compile(text, "winner", "exec")
 
 
+@pytest.mark.slow
 def test_an_argument_changed_in_place_is_copied(files: Path) -> None:
     request = tune.Request(files / "mine.py", "scale_", f"{files}/plain.py:scale", ("f32[300, 7], 2.0",))
     answer = tune.take(request, load_target("interpreter"))
@@ -114,6 +115,7 @@ def test_an_argument_changed_in_place_is_copied(files: Path) -> None:
     assert any("changed in place" in note for note in answer["notes"])
 
 
+@pytest.mark.slow
 def test_a_transposed_view_is_packed_and_so_is_a_transposed_result(files: Path) -> None:
     request = tune.Request(
         files / "mine.py", "scaled_columns", f"{files}/plain.py:scale", ("f32[30, 70], 2.0",)
@@ -163,6 +165,7 @@ def test_a_file_is_surveyed(files: Path) -> None:
     assert all("line" in refusal for refusal in answer["refusals"])
 
 
+@pytest.mark.slow
 def test_a_pallas_function_is_taken_in_by_its_text(files: Path) -> None:
     request = tune.Request(
         files / "tpu.py", "product", "jax.numpy.matmul", ("bf16[512, 256], bf16[256, 128]",)

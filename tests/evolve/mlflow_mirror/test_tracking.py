@@ -257,6 +257,7 @@ def test_what_mlflow_refuses_is_written_bare(
     assert children[1].data.metrics == {} and children[2].data.params
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(journal_path: Path, home: Path, uri: str) -> None:
     """kill -9 of the mirror process while the campaign goes on, then one that is left alone."""
     sample = SampleCampaign_at(journal_path)

@@ -287,6 +287,7 @@ def test_text_is_readable_in_the_light_and_in_the_dark(scheme: int) -> None:
         assert contrast(found["ink"], square) >= 4.5, (name, opacity)
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_square_of_the_archive_leads_to_its_candidate_among_ten_thousand(tmp_path: Path) -> None:
     found = crowd(10_000)

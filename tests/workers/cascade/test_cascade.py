@@ -51,7 +51,9 @@ def judged(source, *, best=UNBEATEN, **options):
     return usual().evaluate("g", source, twins.PARAMS, seed=7, best=best, **options)
 
 
-@pytest.mark.parametrize("target", ["tpu7x", "v6e", "v5e"])
+@pytest.mark.parametrize(
+    "target", ["tpu7x", *(pytest.param(t, marks=pytest.mark.slow) for t in ("v6e", "v5e"))]
+)
 def test_the_honest_kernel_has_a_fitness(operator, target):
     found = cascade(operator, target).evaluate("g", twins.HONEST, twins.PARAMS, seed=1, best=UNBEATEN)
     assert found.verdict is Verdict.OK, found.reason + found.log
@@ -70,6 +72,7 @@ def test_the_honest_kernel_has_a_fitness(operator, target):
     assert found.toolchain["libtpu"] != "missing"
 
 
+@pytest.mark.slow
 def test_a_race_stops_what_falls_behind_and_measures_the_rest_whole(operator):
     two = Suite("two", (SHAPES[0], SHAPES[1]), operator.suites["tiny"].check)
     raced = ModelledCascade(operator, load_target("tpu7x"), two, LIMITS)

@@ -51,6 +51,7 @@ def kernel_of(found: Evaluation) -> dict:
     return kernel
 
 
+@pytest.mark.slow
 def test_turning_the_tile_widens_the_stores_of_the_weight_gradient(compiler: FreshChildren) -> None:
     direct = judged(compiler)
     turned = judged(compiler, epilogue="turned")

@@ -51,6 +51,7 @@ def test_children_have_both_parents_code(relatives: dict[str, str]) -> None:
     assert check(child) == []
 
 
+@pytest.mark.slow
 def test_crossed_relatives_compute_the_same(relatives: dict[str, str]) -> None:
     sources = list(relatives.values())
     trials = []

@@ -34,6 +34,7 @@ def judge():
     return operator, run
 
 
+@pytest.mark.slow
 def test_caching_is_reached_from_the_naive_kernel(judge) -> None:
     operator, run = judge
     source = operator.kernels["naive"].source

@@ -44,6 +44,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 def test_every_parameter_keeps_the_meaning() -> None:
     trials = []
     for name, points in VARIANTS.items():

@@ -74,6 +74,7 @@ def test_gluon_children_pass_the_dialect(name: str) -> None:
         assert check(child.source, entry="launch") == []
 
 
+@pytest.mark.slow
 def test_rewrites_compose() -> None:
     """Walks of four rewrites from the naive fused kernel still agree with it."""
     case = CASES["pallas/fp8_per_use_closure.py"]

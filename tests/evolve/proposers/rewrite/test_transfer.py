@@ -68,6 +68,7 @@ def applied(source: str, name: str, site: str = "") -> str:
     return child.source
 
 
+@pytest.mark.slow
 def test_a_table_of_scalars_compiles_once_it_is_in_scalar_memory(judge) -> None:
     plain = (CORPUS / "pallas" / "block_scaled.py").read_text()
     refused = judge(plain)
