@@ -36,10 +36,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "fitness/detail.py": GATES,
     "fitness/intervals.py": ("tests/fitness/test_intervals.py",),
     "fitness/dispatch_rule.py": ("tests/evolve/promote/test_rule.py",),
-    "fitness/evaluation.py": ("tests/fitness",),
-    "fitness/score.py": ("tests/fitness",),
-    "fitness/structure.py": ("tests/fitness",),
-    "fitness/race.py": ("tests/fitness", "tests/evolve/campaign/test_racing.py"),
+    "fitness/evaluation.py": ("tests/fitness/test_gates.py", "tests/evolve/report", "tests/evolve/record"),
+    "fitness/score.py": ("tests/fitness/test_model.py", "tests/evolve/campaign"),
+    "fitness/structure.py": ("tests/fitness/test_model.py",),
+    "fitness/race.py": ("tests/evolve/campaign/test_racing.py",),
 }
 """Module to the tests that must notice its mutants; quick ones first."""
 

@@ -179,6 +179,7 @@ def test_a_pallas_function_is_taken_in_by_its_text(files: Path) -> None:
     assert "at 512x256x128, which does not take" not in screen or "block_rows 1024" in screen
 
 
+@pytest.mark.slow
 def test_a_pallas_function_is_cut_down_to_what_its_call_does(files: Path) -> None:
     """Block sizes in a dataclass, unpacked keywords, a custom gradient, flags and a logger that is not there."""
     request = tune.Request(

@@ -62,6 +62,7 @@ def promoted(
     return folder, winner, other
 
 
+@pytest.mark.slow
 def test_an_incumbent_is_evaluated_only_where_it_serves(family: Path, tmp_path: Path) -> None:
     pytest.importorskip("libtpu")
     writer = LibraryWriter(tmp_path / "library", "small")
