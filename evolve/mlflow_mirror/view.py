@@ -90,17 +90,11 @@ def _state(uid: str, unit: str, kind: str, genes: Sequence[str]) -> dict[str, An
 
 def _charts(rate: str, unit: str, kind: str, genes: Sequence[str]) -> list[dict[str, Any]]:
     drawn = [
-        _scatter("best", (best_metric(unit, kind), "METRIC"), EVALUATION),
-        _scatter("rate", (rate, "METRIC"), EVALUATION),
-        _scatter("failed", (FAILED, "METRIC"), EVALUATION),
+        _scatter("best", EVALUATION, best_metric(unit, kind)),
+        _scatter("rate", EVALUATION, rate),
+        _scatter("failed", EVALUATION, FAILED),
     ]
-    drawn += [
-        {
-            **_scatter(f"gene {gene}", (rate, "METRIC"), EVALUATION),
-            "xaxis": {"key": gene, "type": "PARAM"},
-        }
-        for gene in genes[:GENES]
-    ]
+    drawn += [_scatter(f"gene {gene}", gene, rate, across="PARAM") for gene in genes[:GENES]]
     if genes:
         drawn.append(
             {
@@ -113,11 +107,12 @@ def _charts(rate: str, unit: str, kind: str, genes: Sequence[str]) -> list[dict[
     return drawn
 
 
-def _scatter(name: str, y: tuple[str, str], x: str) -> dict[str, Any]:
+def _scatter(name: str, x: str, y: str, across: str = "METRIC") -> dict[str, Any]:
+    """``y`` is a metric; ``across``: what ``x`` is, ``METRIC`` or ``PARAM``."""
     return {
         **_card(name, "SCATTER"),
-        "xaxis": {"key": x, "type": "METRIC"},
-        "yaxis": {"key": y[0], "type": y[1]},
+        "xaxis": {"key": x, "type": across},
+        "yaxis": {"key": y, "type": "METRIC"},
     }
 
 

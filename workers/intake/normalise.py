@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, DECLARATIONS
+from tilewright.workers.intake.names import object_of
 
 _TAKEN = ALL_BUILTINS | frozenset(("torch", "triton", "tl", "launch", "math")) | frozenset(DECLARATIONS)
 
@@ -200,19 +201,7 @@ class _Transform(ast.NodeTransformer):
     # -- names -----------------------------------------------------------------------------------
 
     def _object(self, node: ast.expr) -> tuple[bool, Any]:
-        """What a global name or attribute chain stands for, if it is one."""
-        if isinstance(node, ast.Name):
-            if node.id in self._local:
-                return False, None
-            for scope in (self._closure, self._known):
-                if node.id in scope:
-                    return True, scope[node.id]
-            return False, None
-        if isinstance(node, ast.Attribute):
-            found, value = self._object(node.value)
-            if found and isinstance(value, types.ModuleType) and hasattr(value, node.attr):
-                return True, getattr(value, node.attr)
-        return False, None
+        return object_of(node, self._local, (self._closure, self._known))
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if node.id in self._local:

@@ -22,6 +22,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS
+from tilewright.workers.intake.names import object_of
 from tilewright.workers.intake.pallas_cut import cut
 from tilewright.workers.intake.pallas_observed import Observed
 
@@ -204,15 +205,7 @@ class _Transform(ast.NodeTransformer):
             self._mapping.setdefault(name, new)
 
     def _object(self, node: ast.expr) -> tuple[bool, Any]:
-        if isinstance(node, ast.Name) and node.id not in self._local:
-            for scope in (self._closure, self._known):
-                if node.id in scope:
-                    return True, scope[node.id]
-        if isinstance(node, ast.Attribute):
-            found, value = self._object(node.value)
-            if found and isinstance(value, types.ModuleType) and hasattr(value, node.attr):
-                return True, getattr(value, node.attr)
-        return False, None
+        return object_of(node, self._local, (self._closure, self._known))
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if node.id in self._local:
