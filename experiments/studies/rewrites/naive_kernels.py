@@ -46,10 +46,11 @@ def matmul(a, b):
     M, K = a.shape
     N = b.shape[1]
     c = torch.empty((M, N), device=a.device, dtype=torch.bfloat16)
-    tiles = triton.cdiv(M, 64) * triton.cdiv(N, 128)
+    tile_m, tile_n = 64, 128
+    tiles = triton.cdiv(M, tile_m) * triton.cdiv(N, tile_n)
     matmul_kernel[(tiles,)](
         a, b, c, M, N, K, a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0),
-        TILE_M=64, TILE_N=128, TILE_K=64, BAND=8, num_warps=4, num_stages=3,
+        TILE_M=tile_m, TILE_N=tile_n, TILE_K=64, BAND=8, num_warps=4, num_stages=3,
     )  # fmt: skip
     return c
 
@@ -88,10 +89,11 @@ def linear_gelu(x, w, bias):
     M, K = x.shape
     N = w.shape[1]
     y = torch.empty((M, N), device=x.device, dtype=torch.bfloat16)
-    tiles = triton.cdiv(M, 64) * triton.cdiv(N, 128)
+    tile_m, tile_n = 64, 128
+    tiles = triton.cdiv(M, tile_m) * triton.cdiv(N, tile_n)
     linear_gelu_kernel[(tiles,)](
         x, w, bias, y, M, N, K, x.stride(0), w.stride(0), y.stride(0),
-        TILE_M=64, TILE_N=128, TILE_K=64, BAND=8, num_warps=4, num_stages=3,
+        TILE_M=tile_m, TILE_N=tile_n, TILE_K=64, BAND=8, num_warps=4, num_stages=3,
     )  # fmt: skip
     return y
 

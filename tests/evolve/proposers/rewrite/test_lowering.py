@@ -161,6 +161,12 @@ def test_a_launch_as_the_intake_writes_it_is_lowered() -> None:
     assert "K=b.shape[0]" in lowered(source)
 
 
+def test_what_a_method_of_a_load_is_called_on_is_no_name_of_the_language() -> None:
+    source = CASES["matmul_bias_gelu.py"].source
+    load = "tl.load(bias_ptr + offs_cn, mask=offs_cn < N, other=0.0)"
+    assert load in source and refusal(source.replace(load, f"{load}.to(tl.float32)")) == ""
+
+
 def test_a_grid_without_parentheses_takes_another_axis() -> None:
     """The one element of ``kernel[n,]`` is the grid's first axis, and a split of the reduction adds a second."""
     source = CASES["fp8_blockwise_pointer.py"].source
