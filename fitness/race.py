@@ -63,7 +63,7 @@ class Race:
         bar = self.bar(descriptors)
         fitness = math.exp(statistics.fmean(math.log(f.rate) for f in seen) - rung.offset)
         half = math.hypot(rung.half_width, math.hypot(*map(_error, seen)) / len(seen)) + _drift(seen)
-        if bar <= 0 or fitness * math.exp(half) >= bar:
+        if fitness * math.exp(half) >= bar:
             return None
         leads = (f.seconds * math.exp(-_error(f)) <= self.fastest.get(f.workload, math.inf) for f in seen)
         return None if any(leads) else Outpaced(len(seen), fitness, half, bar, seen[0].unit)
