@@ -13,7 +13,7 @@ from tilewright.fitness.gpus import GPUS
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
 from tilewright.workers.child.ending import ChildOutcome, Ending
-from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.frames import Frame, FrameReader, encode
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.station import Champion, DeviceRatio
 
@@ -44,7 +44,11 @@ class Doubler:
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         rng = np.random.default_rng([seed, workload.dims["M"], len(kind)])
-        made = rng.standard_normal((workload.dims["M"], 64)) if kind == "randn" else np.ones((workload.dims["M"], 64))
+        made = (
+            rng.standard_normal((workload.dims["M"], 64))
+            if kind == "randn"
+            else np.ones((workload.dims["M"], 64))
+        )
         return {"a": made.astype(np.float32)}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
@@ -62,9 +66,15 @@ def shape(rows: int) -> Workload:
     return Workload(f"m{rows}", {"M": rows})
 
 
+def travelled(frame: Frame) -> Frame:
+    """As it arrives from another process."""
+    (arrived,) = FrameReader(1 << 30).feed(encode(frame))
+    return arrived
+
+
 def done(frames: Sequence[Frame]) -> ChildOutcome:
     """A child that ended well."""
-    return ChildOutcome(Ending.DONE, list(frames), log="said by the child")
+    return ChildOutcome(Ending.DONE, [travelled(frame) for frame in frames], log="said by the child")
 
 
 def answers(job: Frame, change: Callable[[Frame], Frame | None] = lambda frame: frame) -> ChildOutcome:
@@ -74,7 +84,9 @@ def answers(job: Frame, change: Callable[[Frame], Frame | None] = lambda frame: 
         name = workload["id"]
         for kind in next((c["kinds"] for c in job.data.get("check", ()) if c["workload"] == name), ()):
             doubled = {"c": 2 * job.arrays[f"{name}/{kind}/a"]}
-            frames.append(Frame("checked", {"workload": name, "kind": kind, "inputs_changed": False}, doubled))
+            frames.append(
+                Frame("checked", {"workload": name, "kind": kind, "inputs_changed": False}, doubled)
+            )
         if job.kind == "time":
             entries, calls = len(job.data["entries"]), [HONEST_SECONDS] * job.data["calls"]
             data: dict[str, Any] = {

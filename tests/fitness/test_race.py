@@ -34,7 +34,12 @@ def outpaced(held, found, cell=LOW):
 def test_the_bar_is_that_of_the_cell_as_far_as_it_is_known():
     held = Race((Rung(("a",), 0.0, 0.1),), ((LOW, 100.0), (HIGH, 50.0)), {"a": 1e-9})
     assert Race.from_data(json.loads(json.dumps(held.data()))) == held, "it crosses Ray as JSON"
-    assert (held.bar(LOW), held.bar(HIGH), held.bar({}), held.bar({"vmem": "new"})) == (100.0, 50.0, 50.0, 0.0)
+    assert (held.bar(LOW), held.bar(HIGH), held.bar({}), held.bar({"vmem": "new"})) == (
+        100.0,
+        50.0,
+        50.0,
+        0.0,
+    )
     assert outpaced(held, figures(a=90.0)) is not None
     assert outpaced(held, figures(a=91.0)) is None, "its interval reaches the elite"
     assert outpaced(held, figures(a=60.0), HIGH) is None
@@ -83,6 +88,11 @@ def test_the_projection_is_the_geometric_mean_less_the_offset():
     assert (found.seen, found.bar, found.unit) == (2, 100.0, "TFLOP/s"), "c is not of this rung"
     assert found.projected == pytest.approx(4.0) and found.half == 0.0
     assert outpaced(race("a", "b", offset=-math.log(8), half=0.0), figures(a=8.0, b=32.0)) is None
+
+
+def test_a_rung_that_nobody_ran_stops_nobody():
+    held = race("a", "b")
+    assert outpaced(held, []) is None and outpaced(held, figures(c=1.0)) is None
 
 
 def test_memory_bound_rates_are_compared_in_their_own_unit():

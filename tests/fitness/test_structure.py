@@ -30,7 +30,7 @@ def inside(**change):
     ("change", "why"),
     [
         ({}, None),
-        ({"operations": {name: 1 for name in structure.SHAPE_OPERATIONS}}, None),
+        ({"operations": dict.fromkeys(structure.SHAPE_OPERATIONS, 1)}, None),
         ({"operations": {}}, None),
         ({"kernels": []}, "no Pallas kernel is left in the compiled module"),
         ({"kernels": [KERNEL] * 8}, None),

@@ -10,7 +10,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class Samples:
         return self._made[key]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Timing:
     """One workload as a station timed it: seconds by entry, round and call, and what was seen beside them."""
 
@@ -81,9 +81,9 @@ class Timing:
     host_seconds: list[float]
     wall_seconds: list[float]
     inputs_changed: bool
-    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
-    scale: DeviceRatio = field(default_factory=DeviceRatio)
-    seed: int = 0
+    arrays: Mapping[str, np.ndarray]
+    scale: DeviceRatio
+    seed: int
     """Of the operands."""
 
     def figures(self, request: TimingRequest, place: int = 0) -> WorkloadFigures:
@@ -161,12 +161,11 @@ def measure(
         return failure
     answers = [frame for frame in outcome.frames if frame.kind == "timed"]
     try:
-        timings = [_timing(frame, workloads, len(entries)) for frame in answers]
+        timings = [_timing(frame, workloads, len(entries), scale, seed) for frame in answers]
     except MALFORMED as error:
         return malformed(error)
     if sorted(t.workload.id for t in timings) != sorted(w.id for w in workloads):
         return Failure(Verdict.CRASHED, "the child ended before it had timed everything")
-    timings = [dataclasses.replace(timing, scale=scale, seed=seed) for timing in timings]
     for timing in timings:
         for place in range(len(entries)) if judged is None else (judged,):
             if (failure := _objection(request, found, samples, timing, place)) is not None:
@@ -185,7 +184,9 @@ def malformed(error: Exception) -> Failure:
     )
 
 
-def _timing(frame: Frame, workloads: Sequence[Workload], entries: int) -> Timing:
+def _timing(
+    frame: Frame, workloads: Sequence[Workload], entries: int, scale: DeviceRatio, seed: int
+) -> Timing:
     """Raises one of ``MALFORMED`` for what are no times of so many entries in as many rounds each."""
     data = frame.data
     workload = {w.id: w for w in workloads}[data["workload"]]
@@ -195,7 +196,8 @@ def _timing(frame: Frame, workloads: Sequence[Workload], entries: int) -> Timing
         raise ValueError(f"{len(rounds)} entries instead of {entries}")
     if len({len(entry) for entry in rounds}) != 1 or not all(entry and all(entry) for entry in rounds):
         raise ValueError("rounds without calls, or more of one entry than of another")
-    return Timing(workload, rounds, host, wall, bool(data["inputs_changed"]), frame.arrays)
+    changed = bool(data["inputs_changed"])
+    return Timing(workload, rounds, host, wall, changed, frame.arrays, scale, seed)
 
 
 def _time(seconds: float, *, or_none: bool = False) -> float:

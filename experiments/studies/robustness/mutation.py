@@ -50,6 +50,19 @@ TESTS: dict[str, tuple[str, ...]] = {
     "fitness/structure.py": ("tests/fitness/test_structure.py", FROZEN),
     "fitness/evaluation.py": ("tests/fitness/test_evaluation.py", FROZEN),
     "fitness/score.py": ("tests/fitness/test_score.py",),
+    "workers/device/timing.py": ("tests/workers/device/test_timing.py",),
+    "workers/cascade/measured_stages.py": (
+        "tests/workers/cascade/test_measured_stages.py",
+        "tests/workers/cascade/test_contenders.py",
+    ),
+    "workers/cascade/modelled_stages.py": ("tests/workers/cascade/test_modelled_stages.py",),
+    "workers/cascade/verify_shapes.py": ("tests/workers/cascade/test_verify_shapes.py",),
+    "workers/cascade/base.py": ("tests/workers/cascade/test_base.py",),
+    "workers/cascade/common_stages.py": ("tests/workers/cascade/test_base.py",),
+    "workers/cascade/measured.py": ("tests/workers/cascade/test_contenders.py",),
+    "workers/cascade/modelled.py": ("tests/workers/cascade/test_modelled.py",),
+    "workers/cascade/compile_only.py": ("tests/workers/cascade/test_compile_only_stages.py",),
+    "workers/cascade/compile_only_stages.py": ("tests/workers/cascade/test_compile_only_stages.py",),
 }
 """Module to the tests that must notice its mutants."""
 
@@ -148,7 +161,9 @@ def keep_apart(module: str, tests: Sequence[str]) -> None:
     """Import the tests, then forget whatever depends on the module: forks import that anew, and nothing else."""
     for test in tests:
         importlib.import_module(test.removesuffix(".py").replace("/", "."))
-    loaded = {name: m for name, m in sys.modules.items() if name.startswith(OURS) and getattr(m, "__file__", None)}
+    loaded = {
+        name: m for name, m in sys.modules.items() if name.startswith(OURS) and getattr(m, "__file__", None)
+    }
     uses = {name: _imports(Path(str(m.__file__)), name) for name, m in loaded.items()}
     tainted = {imported_name(module)}
     while more := {name for name, used in uses.items() if name not in tainted and used & tainted}:
@@ -167,7 +182,9 @@ def _imports(file: Path, name: str) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = ".".join([*name.split(".")[: -node.level], node.module or ""]) if node.level else node.module
+            base = (
+                ".".join([*name.split(".")[: -node.level], node.module or ""]) if node.level else node.module
+            )
             found |= {str(base), *(f"{base}.{alias.name}" for alias in node.names)}
     return found
 
@@ -268,7 +285,11 @@ def main() -> int:
     from hypothesis import HealthCheck, Phase, settings
 
     settings.register_profile(
-        "mutants", phases=[Phase.generate], deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        "mutants",
+        phases=[Phase.generate],
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
     )
     settings.load_profile("mutants")
     found = []

@@ -72,6 +72,12 @@ def test_plans_travel_instead_of_the_source():
     other = ScriptedStation()
     GateStage(other).run(request(params={"x": 2}), found)
     assert other.jobs[0][0].data["entries"] != [entry], "a point of its own has a name of its own"
+    names = []
+    for params in ({"x": 1, "y": 2}, {"y": 2, "x": 1}):
+        station = ScriptedStation()
+        GateStage(station).run(request(params=params), found)
+        names.append(station.jobs[0][0].data["entries"][0]["id"])
+    assert names[0] == names[1] and len(names[0]) == 16, "whatever the order"
 
 
 @pytest.mark.parametrize("name", ["m32", "m48"])
@@ -88,7 +94,9 @@ def test_one_wrong_answer_is_incorrect_and_changed_inputs_are(name):
     assert failure.reason.split(":")[0] == said.split(":")[0] and not found.gates[-1].passed
 
     def changed(frame):
-        return dataclasses.replace(frame, data={**frame.data, "inputs_changed": frame.data["workload"] == name})
+        return dataclasses.replace(
+            frame, data={**frame.data, "inputs_changed": frame.data["workload"] == name}
+        )
 
     failure, found, _ = gated(changed)
     assert failure == Failure(Verdict.INCORRECT, f"the kernel changes its inputs ({found.gates[-1].inputs})")
@@ -106,7 +114,9 @@ def test_every_question_is_answered_once():
 
 @pytest.mark.parametrize("name", ["workload", "kind", "inputs_changed"])
 def test_an_answer_that_does_not_read_is_a_crash(name):
-    failure, found, _ = gated(lambda f: dataclasses.replace(f, data={k: v for k, v in f.data.items() if k != name}))
+    failure, found, _ = gated(
+        lambda f: dataclasses.replace(f, data={k: v for k, v in f.data.items() if k != name})
+    )
     assert failure == Failure(Verdict.CRASHED, f"the child's answer is malformed: KeyError '{name}'")
     failure, *_ = gated(lambda f: dataclasses.replace(f, data={**f.data, "kind": ["randn"]}))
     assert failure.verdict is Verdict.CRASHED and "malformed: TypeError" in failure.reason
@@ -136,13 +146,15 @@ CHAMPION = Champion(Entry("best", "its source", {}), 1.0, (figures("m32", 3e-4),
 def test_a_screen_is_paced_by_the_champion():
     station, found = ScriptedStation(champion=CHAMPION), Findings()
     assert ScreenStage(station, Samples(OPERATOR)).run(request(), found) is None
-    (job, _), = station.jobs
+    ((job, _),) = station.jobs
     assert (job.data["rounds"], job.data["calls"]) == (1, 5)
     assert job.data["pace"] == {"m32": 3e-4, "m64": 2e-4}
     assert {f.workload for f in found.figures} == {"m32", "m64"}
     alone = ScriptedStation()
     assert ScreenStage(alone, Samples(OPERATOR)).run(request(target=INTERPRETED), Findings()) is None
-    assert (alone.jobs[0][0].data["pace"], alone.jobs[0][0].data["calls"]) == ({}, 2), "few calls of an interpreter"
+    assert (alone.jobs[0][0].data["pace"], alone.jobs[0][0].data["calls"]) == ({}, 2), (
+        "few calls of an interpreter"
+    )
     broken, found = ScriptedStation(lambda job: done([])), Findings()
     assert ScreenStage(broken, Samples(OPERATOR)).run(request(), found).verdict is Verdict.CRASHED
     assert not found.figures
@@ -215,15 +227,16 @@ def test_a_contender_alone_is_on_trial_and_must_be_faster_by_more_than_chance():
     assert wide.ratio.low < 1.0 < wide.ratio.value and not wide.accepted, "two rounds disagree"
     clear = {name: ([[3e-4], [3.01e-4]], [[1e-4], [1e-4]], [[3e-4], [3e-4]]) for name in TIMES}
     verdict, _, _ = confirmed(times=clear)
-    assert verdict.accepted and verdict.ratio.low > 2.5
+    assert verdict.accepted and verdict.ratio.low > 2.5 and verdict.__dataclass_params__.frozen
     data = verdict.data()
     assert data == {
         "champion": "best", "ratio": verdict.ratio.value,
         "interval": [verdict.ratio.low, verdict.ratio.high],
         "control": verdict.control.value, "control_spread": verdict.control.spread, "accepted": True,
     }  # fmt: skip
-    level = dataclasses.replace(verdict, ratio=dataclasses.replace(verdict.ratio, low=1.0))
-    assert isinstance(level, Confirmation) and not level.accepted
+    for low, accepted in ((1.0, False), (1.0001, True)):
+        level = dataclasses.replace(verdict, ratio=dataclasses.replace(verdict.ratio, low=low))
+        assert isinstance(level, Confirmation) and level.accepted is accepted
     broken = ScriptedStation(lambda job: done([]))
     found = Findings(figures=[figures("m32", 1.0)])
     failure = confirm(broken, request(), found, Samples(OPERATOR), CHAMPION, 1.0)

@@ -1,12 +1,12 @@
 """What a parent makes of a device's answers: figures worked out by hand, and a verdict for every way to fail."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 
 from testkit.scripted import (
-    HONEST_SECONDS,
     INTERPRETED,
     TARGET,
     Doubler,
@@ -61,7 +61,12 @@ def test_a_job_says_what_to_time_least_work_first():
     station = ScriptedStation(seed=3)
     made, found = measured(station, entries=ENTRIES, pace={"m64": 1e-3})
     ((job, limits),) = station.jobs
-    assert (job.kind, job.data["rounds"], job.data["calls"], job.data["pace"]) == ("time", 2, 3, {"m64": 1e-3})
+    assert (job.kind, job.data["rounds"], job.data["calls"], job.data["pace"]) == (
+        "time",
+        2,
+        3,
+        {"m64": 1e-3},
+    )
     assert [w["id"] for w in job.data["workloads"]] == ["m32", "m64"] and job.data["seed"] == 3
     assert job.data["entries"] == [{"id": "one", "source": "source one", "params": {"x": 1}}, {"id": "two"}]
     assert job.blobs == {"plan/two/m32": b"plan"}
@@ -92,6 +97,7 @@ def test_figures_are_worked_out_by_hand():
         wall_seconds=[1.0, 250e-6],
         scale=DeviceRatio("dev1", 2.0, 0.03),
     )
+    assert timed.__dataclass_params__.frozen
     found = timed.figures(request(), 1)
     assert (found.workload, found.kind, found.gbytes) == ("m64", TARGET.kind, None)
     assert found.seconds == pytest.approx(100e-6), "the median, as the first device would have given it"
@@ -233,8 +239,19 @@ def test_an_answer_that_does_not_read_is_the_end_of_the_child_and_of_nothing_els
     assert made.verdict is Verdict.CRASHED and "\n" not in made.reason, made
     assert made.reason.startswith("the child's answer is malformed: ") and not found.gates
     for name in said:
-        made, _ = measured(saying(lambda f, n=name: Frame(f.kind, {k: v for k, v in f.data.items() if k != n})))
+        made, _ = measured(
+            saying(lambda f, n=name: Frame(f.kind, {k: v for k, v in f.data.items() if k != n}))
+        )
         assert made.reason == f"the child's answer is malformed: KeyError '{name}'"
+
+
+@pytest.mark.parametrize("sizes", [s for s in itertools.product((1, 2, 3), repeat=3) if s != (2, 2, 2)])
+def test_every_entry_is_timed_by_every_clock(sizes):
+    rounds, host, wall = ([value] * n for value, n in zip(([[1e-4]], 0.0, 0.0), sizes, strict=True))
+    made, _ = measured(
+        saying(with_data(rounds=rounds, host_seconds=host, wall_seconds=wall)), entries=ENTRIES
+    )
+    assert made.reason == f"the child's answer is malformed: ValueError {sizes[0]} entries instead of 2"
 
 
 def test_entries_have_as_many_rounds_each():
@@ -277,7 +294,7 @@ def test_a_device_s_own_sums_explain_as_much_as_they_lose(dtype, target, bound):
 
 def error(phase="run", entry=None, **said):
     data = {"type": "ValueError", "message": "why", "phase": phase, "trace": "the trace", **said}
-    return ChildOutcome(Ending.DONE, [Frame("error", data if entry is None else {**data, "entry": entry})])
+    return done([Frame("error", data if entry is None else {**data, "entry": entry})])
 
 
 @pytest.mark.parametrize(
@@ -323,6 +340,12 @@ def error(phase="run", entry=None, **said):
             Verdict.INCORRECT,
             "TypeError: output c is no tensor",
             Stage.CHECK,
+        ),
+        (
+            {"type": "AssertionError", "message": "output c"},
+            Verdict.CRASHED,
+            "AssertionError: output c",
+            Stage.MEASURE,
         ),
         ({"type": "TypeError", "message": "x"}, Verdict.CRASHED, "TypeError: x", Stage.MEASURE),
         ({"message": "output c"}, Verdict.CRASHED, "ValueError: output c", Stage.MEASURE),
@@ -407,9 +430,13 @@ def test_samples_are_judged_where_the_parent_looks():
     station = ScriptedStation(lambda job: sampled_answers(job, operator), seed=5)
     made, found = measured(station, request(operator))
     assert len(made) == 2 and len(found.gates) == 2, made
-    (job, _), = station.jobs
-    assert "table/a" in job.arrays and not any(name.endswith("/a") and "table" not in name for name in job.arrays)
-    wrong, _ = measured(ScriptedStation(lambda job: sampled_answers(job, operator, 3000.0)), request(operator))
+    ((job, _),) = station.jobs
+    assert "table/a" in job.arrays and not any(
+        name.endswith("/a") and "table" not in name for name in job.arrays
+    )
+    wrong, _ = measured(
+        ScriptedStation(lambda job: sampled_answers(job, operator, 3000.0)), request(operator)
+    )
     assert wrong.verdict is Verdict.INCORRECT and "timed calls at m32" in wrong.reason
 
 
