@@ -152,7 +152,8 @@ class TritonKernel:
         func = self.launch().func
         assert isinstance(func, cst.Subscript)
         elements = [e.slice for e in func.slice]
-        if len(elements) == 1 and isinstance(elements[0], cst.Index):
+        alone = len(elements) == 1 and not isinstance(func.slice[0].comma, cst.Comma)
+        if alone and isinstance(elements[0], cst.Index):
             value = _resolved(self.source, elements[0].value)
             if isinstance(value, cst.Tuple | cst.List):
                 return [e.value for e in value.elements]
