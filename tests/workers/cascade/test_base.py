@@ -221,7 +221,16 @@ def test_stages_run_until_one_fails():
     )
 
 
-HONEST = 'import triton\n\nSPACE = {"x": (1,)}\nDEFAULTS = {"x": 1}\nCONSTRAINTS = {}\n\n\ndef launch(inputs, params):\n    return (inputs["a"],)\n'
+HONEST = """import triton
+
+SPACE = {"x": (1,)}
+DEFAULTS = {"x": 1}
+CONSTRAINTS = {}
+
+
+def launch(inputs, params):
+    return (inputs["a"],)
+"""
 
 
 def test_the_dialect_is_the_first_wall():

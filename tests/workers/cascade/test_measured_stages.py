@@ -114,9 +114,7 @@ def test_every_question_is_answered_once():
 
 @pytest.mark.parametrize("name", ["workload", "kind", "inputs_changed"])
 def test_an_answer_that_does_not_read_is_a_crash(name):
-    failure, found, _ = gated(
-        lambda f: dataclasses.replace(f, data={k: v for k, v in f.data.items() if k != name})
-    )
+    failure, *_ = gated(lambda f: dataclasses.replace(f, data={k: v for k, v in f.data.items() if k != name}))
     assert failure == Failure(Verdict.CRASHED, f"the child's answer is malformed: KeyError '{name}'")
     failure, *_ = gated(lambda f: dataclasses.replace(f, data={**f.data, "kind": ["randn"]}))
     assert failure.verdict is Verdict.CRASHED and "malformed: TypeError" in failure.reason

@@ -153,8 +153,7 @@ def test_a_missing_part_is_no_fault_of_the_genome(monkeypatch):
 
 
 def test_a_fitness_has_the_interval_of_the_model(monkeypatch):
-    kinds = {kind for kind in time_model.CALIBRATIONS["tpu7x"].errors}
-    for kind in kinds:
+    for kind in time_model.CALIBRATIONS["tpu7x"].errors:
         Notes(monkeypatch, kind=kind)
         found = judged()
         low, high = time_model.relative_error([kind, kind], "tpu7x")

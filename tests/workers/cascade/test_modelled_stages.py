@@ -35,9 +35,8 @@ def request(**changes):
 
 
 def error(phase="trace", **said):
-    return Frame(
-        "error", {"type": "ValueError", "message": "why", "phase": phase, "trace": "the trace", **said}
-    )
+    told = {"type": "ValueError", "message": "why", "phase": phase, "trace": "the trace", **said}
+    return travelled(Frame("error", told))
 
 
 def artefact(name):
@@ -150,6 +149,7 @@ def test_an_exception_has_a_verdict_by_its_phase_and_words(said, failure):
         (ChildOutcome(Ending.CRASHED, detail="MemoryError at last"), Verdict.RESOURCE_ERROR),
         (ChildOutcome(Ending.CRASHED, detail="std::bad_alloc"), Verdict.RESOURCE_ERROR),
         (ChildOutcome(Ending.CRASHED, detail="killed"), Verdict.CRASHED),
+        (ChildOutcome(Ending.STOPPED, detail="by us"), Verdict.CRASHED),
         (ChildOutcome(Ending.FLOOD, detail="too much"), Verdict.CRASHED),
         (ChildOutcome(Ending.GARBAGE, detail="no frame"), Verdict.CRASHED),
     ],
@@ -380,6 +380,18 @@ def test_an_answer_that_does_not_read_is_a_crash(monkeypatch, change):
     assert failure.reason.startswith("the child's answer is malformed: ")
 
 
+def test_what_is_no_answer_is_not_heard(monkeypatch):
+    child, found = Checker(monkeypatch), traced_findings()
+    honest = checked
+
+    def chatty(job, found):
+        return [Frame("note"), *(f for frame in honest(job, found) for f in (frame, Frame("zz", {"x": 1})))]
+
+    monkeypatch.setitem(globals(), "checked", chatty)
+    assert stages.check(request(), found) is None and child.heard == 11
+    assert len(found.gates) == 2
+
+
 def test_an_error_in_the_check_is_heard(monkeypatch):
     child = Checker(monkeypatch, lambda f: error("check") if f.kind == "checked" else f)
     wanted = Failure(Verdict.INCORRECT, "ValueError: why", "the trace", Stage.CHECK)
@@ -468,6 +480,10 @@ def test_measured_shapes_are_compiled_and_checked_ones_looked_at(monkeypatch, tm
     [
         (
             facts("m64", fingerprint="other"),
+            Failure(Verdict.INFRA_ERROR, "m64: another module is compiled than was checked"),
+        ),
+        (
+            facts("m64", fingerprint="zzz"),
             Failure(Verdict.INFRA_ERROR, "m64: another module is compiled than was checked"),
         ),
         (
