@@ -9,9 +9,9 @@ import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import dedented, parameters, resolve
-from tilewright.evolve.proposers.rewrite.gluon.masks import within_bounds
 from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, statements_of
 from tilewright.evolve.proposers.rewrite.triton.descriptors import address_of
+from tilewright.evolve.proposers.rewrite.triton.masks import within_bounds
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_name
 
 
