@@ -28,7 +28,7 @@ def main(spec: dict[str, Any]) -> None:
     import numpy as np
     from jax.sharding import AbstractDevice, AbstractMesh
 
-    from experiments.studies.tpu.truth.cut import cut_grids
+    from experiments.studies.tpu.truth.cut import cut_grids, emptied
 
     device = AbstractDevice(device_kind=spec["kind"], num_cores=1, platform="tpu")
     with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device)):
@@ -49,7 +49,7 @@ def main(spec: dict[str, Any]) -> None:
                 bound, told["ratios"] = cut_grids(bound, spec["steps"])
                 lowered = dataclasses.replace(lowered, mlir_module_serialized=bound)
         told["products"] = products(bound)
-        compiled = compile_for(spec, lowered, bound, shapes)
+        compiled = compile_for(spec, lowered, emptied(bound) if spec.get("mode") == "around" else bound, shapes)
     if spec.get("mode") == "around":
         from tilewright.workers.runners.around import operations_around
 
