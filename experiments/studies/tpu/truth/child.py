@@ -49,7 +49,9 @@ def main(spec: dict[str, Any]) -> None:
                 bound, told["ratios"] = cut_grids(bound, spec["steps"])
                 lowered = dataclasses.replace(lowered, mlir_module_serialized=bound)
         told["products"] = products(bound)
-        compiled = compile_for(spec, lowered, emptied(bound) if spec.get("mode") == "around" else bound, shapes)
+        compiled = compile_for(
+            spec, lowered, emptied(bound) if spec.get("mode") == "around" else bound, shapes
+        )
     if spec.get("mode") == "around":
         from tilewright.workers.runners.around import operations_around
 

@@ -169,9 +169,7 @@ def _bare(name: str, kinds: Sequence[Kind], sizes: Sequence[int], cycles: int) -
         ready.append(awaited)
         moved.append(sizes[int(kind if awaited < 0 else kinds[awaited])])
     work = np.array([0, 0, cycles, 0, 0], np.int64)
-    events = Events(
-        work, np.array(kinds, np.int64), np.array(moved, np.int64), np.array(ready, np.int64)
-    )
+    events = Events(work, np.array(kinds, np.int64), np.array(moved, np.int64), np.array(ready, np.int64))
     return Operation(name, cycles, 1, False, {}, {}, {}, 0, 0, 0, events)
 
 
