@@ -159,6 +159,8 @@ class _Conversation:
     def _check(self, frame: Frame) -> Failure | None:
         workload = self._workloads[frame.data["workload"]]
         kind = str(frame.data["kind"])
+        if (workload.id, kind) not in self._inputs:
+            raise ValueError(f"{workload.id} was not asked on {kind}")
         operator = self._request.operator
         where = Stage.CHECK
         if frame.data["races"]:
