@@ -51,6 +51,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     "fitness/structure.py": ("tests/fitness/test_structure.py", FROZEN),
     "fitness/evaluation.py": ("tests/fitness/test_evaluation.py", FROZEN),
     "fitness/score.py": ("tests/fitness/test_score.py",),
+    "fitness/static_tpu.py": ("tests/fitness/test_static_tpu.py", FROZEN),
+    "fitness/time_model.py": ("tests/fitness/test_time_model.py", FROZEN),
+    "fitness/memory.py": ("tests/fitness/test_memory.py", "tests/fitness/test_time_model.py", FROZEN),
+    "fitness/targets.py": ("tests/fitness/test_targets.py", FROZEN),
+    "fitness/isa.py": ("tests/fitness/test_isa.py", FROZEN),
     "workers/device/timing.py": ("tests/workers/device/test_timing.py",),
     "workers/cascade/measured_stages.py": (
         "tests/workers/cascade/test_measured_stages.py",
