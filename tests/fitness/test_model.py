@@ -2,6 +2,7 @@
 
 import contextlib
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,8 @@ from tilewright.fitness.llo import (
     scan_bundles,
     vmem_bytes,
 )
-from tilewright.fitness.replay import Events
+from tilewright.fitness.memory import replay
+from tilewright.fitness.replay import Events, Kind
 from tilewright.fitness.targets import UnknownTarget, load_target
 from tilewright.fitness.timeline import read_timeline
 
@@ -187,3 +189,19 @@ def test_figures_add_up():
     once = scan_bundles(BUNDLES)
     twice = once + once + Executed()
     assert twice.hbm_bytes == 2 * once.hbm_bytes and twice.bundles == 6
+
+
+@pytest.mark.parametrize("cycles", [500, 20_000])
+def test_kernels_of_short_steps_have_an_error_of_their_own(cycles):
+    steps = 64
+    kinds = np.tile([Kind.READ, Kind.WAIT], steps)
+    ready = np.where(kinds == Kind.WAIT, np.arange(2 * steps) - 1, -1)
+    work = np.append(np.where(kinds == Kind.WAIT, cycles, 0), 0)
+    time = static_tpu.modelled(run_of(Events(work, kinds, np.full(2 * steps, 1024), ready)), CHIP)
+    # a latency of 1.34 us and what the core works, 64 times: 1.8 GHz
+    assert time.seconds == pytest.approx(steps * max(cycles / 1.8e9, 1.34e-6) + 1e-6, rel=0.05)
+    rules = time_model.CALIBRATIONS["tpu7x"].rules
+    calm = replay(Events(work, kinds, np.full(2 * steps, 1024), np.full(2 * steps, -1)), rules)
+    assert calm.waits == steps and calm.step == pytest.approx(cycles / 1.8e9, rel=0.01)
+    kind = time_model.kind_of("valu", calm.core, calm.memory, calm.step)
+    assert kind == ("steps" if cycles == 500 else "vector")

@@ -50,7 +50,7 @@ def _only_bounds(
     for name in sides:
         for start in starts:
             asked = values.symbol(name) - values.of(cst.parse_expression(start)) - values.symbol("i")
-            if room == asked % _PRIME and _is_side(kernel, name):
+            if room == asked % _PRIME and is_side(kernel, name):
                 return True
     return False
 
@@ -99,7 +99,7 @@ class _Values:
         return self.symbol("".join(source.code(node).split()))
 
 
-def _is_side(kernel: TritonKernel, name: str) -> bool:
+def is_side(kernel: TritonKernel, name: str) -> bool:
     """Whether the launch passes a side of a tensor for parameter ``name``."""
     given = kernel.given(name)
     if given is None:
