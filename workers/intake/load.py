@@ -122,6 +122,14 @@ class _Hooked(ast.NodeTransformer):
         ]
         return ast.copy_location(ast.Call(ast.Name(f"{HOOK}literal", ast.Load()), where, []), node)
 
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """A float on the left is asked before a traced whole number on its right, and would forget it."""
+        self.generic_visit(node)
+        if isinstance(node.left, ast.Constant) and type(node.left.value) is float:
+            called = ast.Call(ast.Name(f"{HOOK}real", ast.Load()), [node.left], [])
+            node.left = ast.copy_location(called, node.left)
+        return node
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         function = node.func
@@ -158,6 +166,7 @@ def _hooks(literals: Literals) -> dict[str, Any]:
         **{HOOK + name: function for name, function in made.items()},
         f"{HOOK}int": lambda *a, **k: _whole(a[0]) if len(a) == 1 and not k else int(*a, **k),
         f"{HOOK}float": _real,
+        f"{HOOK}real": lambda value: symbols.traced(value, symbols.number_text(value), frozenset()),
         f"{HOOK}math": lambda name: maths.get(name) or getattr(math, name),
         f"{HOOK}literal": literals.traced,
     }
@@ -249,16 +258,37 @@ class PackageLoader(MetaPathFinder, Loader):
                 continue
             bound = list(_bound(statement))
             hooked = ast.fix_missing_locations(_Hooked(path).visit(statement)) if self._traced else statement
-            try:
-                exec(
-                    compile(ast.Module([hooked], []), path, "exec", flags, dont_inherit=True), module.__dict__
-                )
-            except Exception as error:  # noqa: BLE001 - whatever the user's statement raises
-                why = f"{type(error).__name__}: {error}".splitlines()[0]
+            why = _ran(hooked, path, flags, module)
+            if why and isinstance(hooked, ast.If) and (taken := _open_branch(hooked, path, flags, module)):
+                self.missing.append(f"line {statement.lineno}: {why}: its {taken} branch is taken")
+                continue
+            if why:
                 self.missing.append(f"line {statement.lineno}: {why}")
                 for name in bound:
                     quiet = name.strip("_").lower() in _LOGS
                     module.__dict__.setdefault(name, Silent() if quiet else Missing(name, why))
+
+
+def _ran(statement: ast.AST, path: str, flags: int, module: types.ModuleType) -> str:
+    """Run a statement of a module; what it raises, empty where it does not."""
+    try:
+        code = compile(ast.Module([statement], []), path, "exec", flags, dont_inherit=True)  # type: ignore[list-item]
+        exec(code, module.__dict__)
+    except Exception as error:  # noqa: BLE001 - whatever the user's statement raises
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return ""
+
+
+def _open_branch(node: ast.If, path: str, flags: int, module: types.ModuleType) -> str:
+    """Run the first branch that can be run of an ``if`` whose test asks for what is not here; its name."""
+    try:
+        eval(compile(ast.Expression(node.test), path, "eval", flags, dont_inherit=True), module.__dict__)
+        return ""  # the test is not at fault
+    except Exception:  # noqa: BLE001 - whatever the user's statement raises
+        for name, body in (("first", node.body), ("other", node.orelse)):
+            if body and not any(_ran(part, path, flags, module) for part in body):
+                return name
+    return ""
 
 
 def _kept(statement: ast.stmt, needed: set[str] | None) -> bool:
