@@ -349,7 +349,7 @@ class _Emitter:
 
     def _lift(self, value: Any, parameter: str, launch: Launch) -> None:
         """Make knobs of the literals and configurations that a compile-time argument is made of."""
-        for atom in sorted(value.atoms):
+        for atom in sorted(value.atoms - {knob.atom for knob in self._knobs.values()}):
             if atom.startswith("C") and atom in self._trace.atoms:
                 default = self._trace.atoms[atom]
                 key = atom.rpartition("__")[2].rstrip("_")

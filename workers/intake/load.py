@@ -76,6 +76,8 @@ class Silent:
     """Stands for a logger that is not there: takes everything and says nothing."""
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("fn", "rewriter") or name.startswith("__"):
+            raise AttributeError(name)  # no kernel, and nothing that holds one
         return Silent()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -258,7 +260,11 @@ class PackageLoader(MetaPathFinder, Loader):
                 continue
             bound = list(_bound(statement))
             hooked = ast.fix_missing_locations(_Hooked(path).visit(statement)) if self._traced else statement
+            if isinstance(hooked, ast.FunctionDef | ast.ClassDef):
+                hooked.decorator_list = [d for d in hooked.decorator_list if not _absent(d, module)]
             why = _ran(hooked, path, flags, module)
+            if why and isinstance(hooked, ast.ImportFrom):
+                _usual(hooked, module)
             if why and isinstance(hooked, ast.If) and (taken := _open_branch(hooked, path, flags, module)):
                 self.missing.append(f"line {statement.lineno}: {why}: its {taken} branch is taken")
                 continue
@@ -277,6 +283,29 @@ def _ran(statement: ast.AST, path: str, flags: int, module: types.ModuleType) ->
     except Exception as error:  # noqa: BLE001 - whatever the user's statement raises
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return ""
+
+
+_USUAL = {
+    "triton": "triton", "tl": "triton.language", "torch": "torch", "F": "torch.nn.functional", "nn": "torch.nn",
+    "np": "numpy", "jax": "jax", "jnp": "jax.numpy", "lax": "jax.lax", "pl": "jax.experimental.pallas",
+    "pltpu": "jax.experimental.pallas.tpu",
+}  # fmt: skip
+
+
+def _usual(node: ast.ImportFrom, module: types.ModuleType) -> None:
+    """What everybody calls so, where a package that is not here would have handed it on (``from x import tl``)."""
+    for item in node.names:
+        name = item.asname or item.name
+        if name in _USUAL and importlib.util.find_spec(_USUAL[name].partition(".")[0]):
+            module.__dict__.setdefault(name, importlib.import_module(_USUAL[name]))
+
+
+def _absent(decorator: ast.expr, module: types.ModuleType) -> bool:
+    """Whether a decorator is of a package that is not here: it decorates nothing."""
+    node = decorator
+    while isinstance(node, ast.Call | ast.Attribute):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return isinstance(node, ast.Name) and isinstance(module.__dict__.get(node.id), Missing)
 
 
 def _open_branch(node: ast.If, path: str, flags: int, module: types.ModuleType) -> str:

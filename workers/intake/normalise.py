@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, DECLARATIONS
+from tilewright.workers.intake.load import Missing, Silent
 from tilewright.workers.intake.names import object_of
 
 _TAKEN = ALL_BUILTINS | frozenset(("torch", "triton", "tl", "launch", "math")) | frozenset(DECLARATIONS)
@@ -235,6 +236,8 @@ class _Transform(ast.NodeTransformer):
         """How the module says a global value; None: as it is."""
         if getattr(builtins, name, None) is value and name in BUILTINS:
             return name
+        if isinstance(value, Missing | Silent):
+            return self._absent(name, line)
         if is_jitted(value):
             module = getattr(_function(value), "__module__", "")
             if module.startswith("triton.language"):
@@ -267,6 +270,15 @@ class _Transform(ast.NodeTransformer):
         if value is None:
             return "None"
         return self._owner.constant(name, f"tl.constexpr({number_text(value)})")
+
+    def _absent(self, name: str, line: int) -> str | None:
+        """A function of a package that is not here, where the language has one of that name."""
+        if name not in _SAME and name not in _WRITTEN and not callable(getattr(tl, name, None)):
+            return None
+        said = f"line {line}: {name} is of a package that is not here: triton.language's is taken"
+        if said not in self._owner.notes:
+            self._owner.notes.append(said)
+        return self._library(name, line) if name in _SAME or name in _WRITTEN else f"tl.{name}"
 
     def _library(self, name: str, line: int) -> str | None:
         if name in _SAME:
