@@ -7,9 +7,20 @@ import triton.language as tl
 SPACE = {}
 
 
-
 @triton.jit
-def poly_norm_forward_kernel(Y_ptr, Y_row_stride, X_ptr, X_row_stride, W_ptr, B_ptr, RSTD_ptr, RSTD_row_stride, n_cols, eps, BLOCK_SIZE: tl.constexpr):
+def poly_norm_forward_kernel(
+    Y_ptr,
+    Y_row_stride,
+    X_ptr,
+    X_row_stride,
+    W_ptr,
+    B_ptr,
+    RSTD_ptr,
+    RSTD_row_stride,
+    n_cols,
+    eps,
+    BLOCK_SIZE: tl.constexpr,
+):
     row_idx = tl.program_id(0).to(tl.int64)
     col_offsets = tl.arange(0, BLOCK_SIZE)
     mask = col_offsets < n_cols
@@ -42,10 +53,23 @@ def poly_norm_forward_kernel(Y_ptr, Y_row_stride, X_ptr, X_row_stride, W_ptr, B_
 
 
 def launch(inputs, params):
-    X = inputs['X']
-    W = inputs['W']
-    B = inputs['B']
+    X = inputs["X"]
+    W = inputs["W"]
+    B = inputs["B"]
     t1 = torch.empty((X.shape[0], X.shape[1]), dtype=torch.bfloat16)
     t2 = torch.empty((X.shape[0], 3), dtype=torch.float32)
-    poly_norm_forward_kernel[X.shape[0],](t1, t1.stride(0), X, X.stride(0), W, B, t2, t2.stride(0), X.shape[1], 1e-06, triton.next_power_of_2(X.shape[1]), num_warps=params['num_warps'])
+    poly_norm_forward_kernel[X.shape[0],](
+        t1,
+        t1.stride(0),
+        X,
+        X.stride(0),
+        W,
+        B,
+        t2,
+        t2.stride(0),
+        X.shape[1],
+        1e-06,
+        triton.next_power_of_2(X.shape[1]),
+        num_warps=params["num_warps"],
+    )
     return (t1,)

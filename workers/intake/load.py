@@ -133,6 +133,8 @@ class _Hooked(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        if isinstance(node.func, ast.Subscript):  # a launch: its grid's literals count
+            node.func.slice = self.visit(node.func.slice)
         self.generic_visit(node)
         function = node.func
         if isinstance(function, ast.Name) and function.id in _HOOKED:
@@ -363,6 +365,37 @@ def _needed(tree: ast.Module, wanted: str) -> set[str]:
     return seen
 
 
+_REGISTERS = (
+    "register_fake",
+    "register_kernel",
+    "register_autograd",
+    "register_vmap",
+    "register_torch_dispatch",
+)
+
+
+def _plain_operations() -> None:
+    """Functions that are registered as operations of torch stay functions, so that their launches are seen."""
+    import torch.library
+
+    def registered(_: str, function: Any = None, /, **__: Any) -> Any:
+        def keep(plain: Any) -> Any:
+            for name in _REGISTERS:
+                setattr(
+                    plain, name, lambda *given, **_: given[0] if given and callable(given[0]) else keep_any
+                )
+            return plain
+
+        return keep if function is None else keep(function)
+
+    def keep_any(function: Any) -> Any:
+        return function
+
+    for name in ("custom_op", "triton_op"):
+        setattr(torch.library, name, registered)
+    torch.library.wrap_triton = keep_any
+
+
 def load(
     path: Path, function: str | None, literals: Literals, *, traced: bool = True
 ) -> tuple[types.ModuleType, PackageLoader]:
@@ -372,6 +405,8 @@ def load(
     while (root / "__init__.py").is_file():
         parts.insert(0, root.name)
         root = root.parent
+    if traced:
+        _plain_operations()
     loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", literals, traced)
     name = ".".join(parts) if len(parts) > 1 else f"tilewright_taken_{path.stem}".replace("-", "_")
     sys.meta_path.insert(0, loader)

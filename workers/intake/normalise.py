@@ -36,6 +36,15 @@ _SAME = {
 }  # fmt: skip
 """Functions of the device's library that the language has itself."""
 
+_OLD_HOMES = (
+    "tl.libdevice",
+    "tl.math",
+    "tl.extra.cuda.libdevice",
+    "triton.language.libdevice",
+    "triton.language.math",
+)
+"""Where the library's functions once stood."""
+
 _WRITTEN = {
     "tanh": "def tanh(x):\n    return 2.0 * tl.sigmoid(2.0 * x) - 1.0\n",
     "log1p": "def log1p(x):\n    return tl.log(1.0 + x)\n",
@@ -218,6 +227,13 @@ class _Transform(ast.NodeTransformer):
             node.value.attr = "dtype"
         if node.attr == "cast":
             node.attr = "to"
+        if (
+            not found
+            and ast.unparse(node.value) in _OLD_HOMES
+            and (node.attr in _SAME or node.attr in _WRITTEN)
+        ):
+            said = self._library(node.attr, node.lineno)
+            return node if said is None else ast.copy_location(ast.parse(said, mode="eval").body, node)
         if node.attr == "value" and isinstance(node.value, ast.Name) and node.value.id in self._constexprs:
             return self.visit(node.value)
         node.value = self.visit(node.value)
@@ -352,9 +368,25 @@ class _Transform(ast.NodeTransformer):
             renamed = self._owner.parameters[name]
             for keyword in node.keywords:
                 keyword.arg = renamed.get(keyword.arg, keyword.arg) if keyword.arg else None
+        if ast.unparse(node.func) == "tl.dot":
+            _transposed(node)
         if ast.unparse(node.func) == "tl.constexpr" and len(node.args) == 1:
             return node.args[0]
         return node
+
+
+def _transposed(node: ast.Call) -> None:
+    """``trans_a`` and ``trans_b`` of a product, which the language once had, as transposed operands."""
+    for place, name in enumerate(("trans_a", "trans_b")):
+        given = next((k for k in node.keywords if k.arg == name), None)
+        if given is None or not isinstance(given.value, ast.Constant) or len(node.args) < 2:
+            continue
+        node.keywords.remove(given)
+        if given.value.value:
+            called = ast.parse("tl.trans(x)", mode="eval").body
+            assert isinstance(called, ast.Call)
+            called.args = [node.args[place]]
+            node.args[place] = ast.copy_location(called, node)
 
 
 def _function(value: Any) -> Any:

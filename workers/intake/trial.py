@@ -40,6 +40,9 @@ from tilewright.workers.runners.triton_guard import Canaries, LaunchGuard
 RUN_SECONDS = 12
 """Most that one run in the interpreter may take."""
 
+MOST_TILE = 256
+"""Largest literal that is taken for a tile when a shape of several tiles is made."""
+
 SLOW_SECONDS = 3.0
 """A shape that takes longer is the only one that is checked, with fewer kinds of inputs."""
 
@@ -136,7 +139,12 @@ def ladder(
         kept = {n: s if s <= most else made["even"][n] for n, s in dims.items()}
         yield kept
         yield {n: s if s <= most else min(s, most) for n, s in dims.items()}
-    yield dict(dims)
+    yield from last_resorts(dims)
+
+
+def last_resorts(dims: Mapping[str, int]) -> list[dict[str, int]]:
+    """Shapes to try where no smaller one will do: whole blocks, for kernels without masks, and the call's own."""
+    return [{n: min(s, 256) for n, s in dims.items()}, dict(dims)]
 
 
 def id_of(dims: Mapping[str, int]) -> str:
@@ -159,6 +167,42 @@ def make(site: Site, dims: Mapping[str, int], kind: str, spread: int) -> dict[st
     return {o.name: draw(o, dims, kind, spread, rng) for o in site.operands}
 
 
+def unlike(request: Mapping[str, Any], site: Site, taken: Taken, small: Mapping[str, int]) -> str:
+    """Why the wrapper does not do the same at a shape; empty where it does."""
+    try:
+        with noted_device(site.part):
+            wanted = wanted_of(request, site) and wanted_at(request, site, small)
+            taken_again = traced_at(site, small, wanted)
+    except Refusal as refusal:
+        return refusal.what
+    except Exception as error:  # noqa: BLE001 - a shape the wrapper does not take
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return "" if taken_again.source == taken.source else "the wrapper launches otherwise there"
+
+
+def several_tiles(
+    request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any], reference: Oracle
+) -> Shape | None:  # fmt: skip
+    """A shape with two tiles and a part along every axis, by the largest literal that may be one; None where there is
+    no such literal, or the kernel does not take such a shape in time."""
+    sizes = [k.default for k in taken.knobs if not k.certain and 1 < k.default <= MOST_TILE]
+    dims = site.dims[0]
+    for parts in (5, 4, 8) if sizes else ():  # halves of a tile
+        small = {n: s if s <= 16 else min(s, parts * max(sizes) // 2) for n, s in dims.items()}
+        if sum(int(np.prod(o.sizes(small))) for o in site.operands) > 1 << 20 or unlike(
+            request, site, taken, small
+        ):
+            continue
+        try:
+            inputs = make(site, small, "randn", 4)
+            answers, outputs = reference(inputs), run(module, defaults, inputs)
+        except (Refusal, TooSlow, Crashed, RuntimeError, ValueError):
+            continue
+        if not wrong(outputs, answers, site.operands):
+            return Shape(small, {"randn": inputs}, {"randn": answers})
+    return None
+
+
 def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any],
             reference: Oracle, notes: list[str]) -> list[Shape] | str:  # fmt: skip
     """Up to three small shapes on which the recording holds and the default is right; or why there is none."""
@@ -167,23 +211,15 @@ def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any,
     reasons: dict[str, str] = {}
 
     def again(small: Mapping[str, int]) -> str:
-        """Why the wrapper does not do the same at a shape; empty where it does."""
-        try:
-            with noted_device(site.part):
-                wanted = wanted_of(request, site) and wanted_at(request, site, small)
-                taken_again = traced_at(site, small, wanted)
-        except Refusal as refusal:
-            return refusal.what
-        except Exception as error:  # noqa: BLE001 - a shape the wrapper does not take
-            return f"{type(error).__name__}: {error}".splitlines()[0]
-        return "" if taken_again.source == taken.source else "the wrapper launches otherwise there"
+        return unlike(request, site, taken, small)
 
     tried: set[str] = set()
     slow = False
+    last = last_resorts(dims)
     for small in ladder(dims, max(len(o.shape) for o in site.operands), lambda d: not again(d)):
         label = id_of(small)
         big = sum(int(np.prod(o.sizes(small))) for o in site.operands) > 1 << (24 if small == dims else 22)
-        if label in tried or big or (found and (slow or small == dims)) or len(found) == 3:
+        if label in tried or big or (found and (slow or small in last)) or len(found) == 3:
             continue
         tried.add(label)
         why = again(small)
