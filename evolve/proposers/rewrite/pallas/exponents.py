@@ -181,9 +181,14 @@ class _Units:
         return any(
             isinstance(n, cst.Name | cst.Subscript)
             and self.kernel.code(n) in self.places
-            and not isinstance(self.kernel.parents.get(n), cst.Attribute)
+            and not self._described(n)
             for n in walk(node)
         )
+
+    def _described(self, node: cst.CSTNode) -> bool:
+        """Whether a place is read for its shape or dtype alone."""
+        parent = self.kernel.parents.get(node)
+        return isinstance(parent, cst.Attribute) and parent.attr.value in ("shape", "dtype", "ndim", "at")
 
     def _fits(self, node: cst.BaseExpression) -> bool:
         """Whether scaling every score scales ``node`` alike."""
@@ -250,9 +255,7 @@ class _Units:
         for node in (n for part in outside for n in walk(part)):
             if node in covered or not isinstance(node, cst.Name | cst.Subscript):
                 continue
-            if isinstance(self.kernel.parents.get(node), cst.Attribute):
-                continue
-            if self.kernel.code(node) in self.places:
+            if self.kernel.code(node) in self.places and not self._described(node):
                 return True
         return False
 

@@ -102,16 +102,10 @@ def _column(kernel: KernelSource, call: cst.Call) -> cst.BaseExpression | None:
 
 def _widened(kernel: KernelSource, node: cst.BaseExpression) -> str | None:
     """x of ``x`` and of ``x.astype(float32)``."""
-    if isinstance(node, cst.Name):
-        return node.value
-    if (
-        isinstance(node, cst.Call)
-        and isinstance(node.func, cst.Attribute)
-        and isinstance(node.func.value, cst.Name)
-    ):
-        if node.func.attr.value == "astype" and kernel.qualified(node.args[0].value) == "jax.numpy.float32":
-            return node.func.value.value
-    return None
+    name = _operand_name(kernel, node)
+    if isinstance(node, cst.Call) and kernel.qualified(node.args[0].value) != "jax.numpy.float32":
+        return None
+    return name
 
 
 def _operand_name(kernel: KernelSource, node: cst.BaseExpression) -> str | None:

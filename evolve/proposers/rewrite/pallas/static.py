@@ -8,7 +8,12 @@ from functools import cached_property
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
-from tilewright.evolve.proposers.rewrite.dataflow import definitions, keyword_parameters, small
+from tilewright.evolve.proposers.rewrite.dataflow import (
+    assigned_value,
+    definitions,
+    keyword_parameters,
+    small,
+)
 from tilewright.evolve.proposers.rewrite.pallas.view import When, pairs, when_of
 
 _PLAIN_CALLS = ("min", "max", "int", "abs", "len", "bool", "divmod", "jax.experimental.pallas.cdiv")
@@ -87,6 +92,8 @@ class StaticNames:
         if isinstance(line, cst.AugAssign):
             return self._static(line.value, seen)
         values = [value for bound, value in pairs(place) if bound == name]
+        if not values and (found := assigned_value(place)) is not None:
+            values = [found[1]] if isinstance(found[1], cst.Attribute) else []
         return bool(values) and all(self._static(value, seen) for value in values)
 
     def _counted(self, node: cst.BaseExpression, seen: frozenset[str]) -> bool:
