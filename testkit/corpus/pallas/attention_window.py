@@ -48,7 +48,7 @@ def build(params):
                 norm = norm * old + jnp.sum(e, axis=1)[:, None]
                 seen = v_ref[pl.ds(t * tile, tile), :]
                 acc = acc * old[:, :1] + jnp.dot(
-                    e.astype(seen.dtype), seen, preferred_element_type=jnp.float32
+                    e, seen.astype(jnp.float32), preferred_element_type=jnp.float32
                 )
                 m = top
             m_ref[...] = m

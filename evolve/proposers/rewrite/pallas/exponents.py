@@ -52,23 +52,23 @@ class BaseTwoSoftmax:
     def sites(self, kernel: KernelSource) -> Sequence[Site]:
         found = []
         for view in pallas_calls(kernel):
-            for name, scalings in _scalings(view).items():
-                powers = _Units(view, name, scalings).powers()
+            for name, group in scalings(view).items():
+                powers = _Units(view, name, group).powers()
                 if powers:
                     found.append(
                         Site(
                             f"{view.name}/{name}",
                             f"{view.name}: {name} in base two, {len(powers)} exponentials",
-                            (scalings, powers),
+                            (group, powers),
                         )
                     )
         return found
 
     def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        scalings, powers = site.payload
+        group, powers = site.payload
         edit = Edit(kernel)
         numpy = edit.ensure_import("jax.numpy", "jnp")
-        for factor in scalings.values():
+        for factor in group.values():
             edit.replace(factor, f"({kernel.code(factor)} * {LOG2E})")
         for call in powers:
             edit.replace(call.func, f"{numpy}.exp2")
@@ -79,12 +79,14 @@ Scalings = dict[cst.CSTNode, cst.BaseExpression]
 """Statements ``scores = product * factor`` and the factor, a Python number."""
 
 
-def _scalings(view: PallasCall) -> dict[str, Scalings]:
+def scalings(view: PallasCall) -> dict[str, Scalings]:
     """Products of a dot's result with a Python number, by the scores' name."""
     static = StaticNames(view.kernel, view.function)
     found: dict[str, Scalings] = {}
     for statement in statements(view.function.body):
         line = small(statement)
+        target: cst.BaseExpression
+        sides: list[tuple[cst.BaseExpression, cst.BaseExpression]]
         if isinstance(line, cst.AugAssign) and isinstance(line.operator, cst.MultiplyAssign):
             target, sides = line.target, [(line.target, line.value)]
         elif isinstance(line, cst.Assign) and isinstance(line.value, cst.BinaryOperation):
@@ -207,8 +209,12 @@ class _Units:
         if isinstance(node, cst.Call) and node.args:
             name = self.kernel.qualified(node.func)
             if name not in _KEEPS_UNIT:
-                method = isinstance(node.func, cst.Attribute) and node.func.attr.value in ("max", "reshape")
-                return method and self._fits(node.func.value)
+                method = node.func if isinstance(node.func, cst.Attribute) else None
+                return (
+                    method is not None
+                    and method.attr.value in ("max", "reshape")
+                    and self._fits(method.value)
+                )
             free = [a.value for a in node.args if a.keyword is None]
             if name == "jax.numpy.where":
                 return all(self._fits(a) for a in free[1:])
@@ -352,8 +358,10 @@ def _reads(kernel: KernelSource, function: cst.FunctionDef, name: str) -> list[c
 def _narrowed(kernel: KernelSource, node: cst.CSTNode) -> cst.Call | None:
     """``node.astype(bfloat16)`` around a name, if that is how it is read."""
     attribute = kernel.parents.get(node)
-    call = kernel.parents.get(attribute) if isinstance(attribute, cst.Attribute) else None
-    if isinstance(call, cst.Call) and call.func is attribute and attribute.attr.value == "astype":
+    if not isinstance(attribute, cst.Attribute) or attribute.attr.value != "astype":
+        return None
+    call = kernel.parents.get(attribute)
+    if isinstance(call, cst.Call) and call.func is attribute:
         text = kernel.code(call.args[0].value)
         wide = kernel.qualified(call.args[0].value) == "jax.numpy.bfloat16"
         return call if wide or text.endswith(".dtype") else None

@@ -17,7 +17,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import definitions, reads_of, 
 from tilewright.evolve.proposers.rewrite.pallas.view import pairs
 
 _WHERE = ("jax.numpy.where", "jax.lax.select")
-_ORDER = {
+_ORDER: dict[type[cst.BaseCompOp], tuple[str, str, str, str]] = {
     cst.LessThan: ("<", "max", "min", ">="),
     cst.LessThanEqual: ("<=", "max", "min", ">"),
     cst.GreaterThan: (">", "min", "max", "<="),
@@ -108,7 +108,7 @@ class _Reader:
         self.kernel = kernel
         self.bound = definitions(function)
 
-    def comparison(self, node: cst.BaseExpression) -> tuple[Linear, type] | None:
+    def comparison(self, node: cst.BaseExpression) -> tuple[Linear, type[cst.BaseCompOp]] | None:
         """(left minus right, order) of a comparison of positions."""
         node = self._value(node)
         if not isinstance(node, cst.Comparison) or len(node.comparisons) != 1:

@@ -33,7 +33,7 @@ class Average:
     """
 
     place: str
-    updates: list[cst.CSTNode]
+    updates: Sequence[cst.CSTNode]
     unnormalised: str
     quotient: str
     reads: list[cst.CSTNode]
@@ -164,8 +164,8 @@ class _Block:
             if value is not None and (
                 isinstance(value, cst.BinaryOperation) or self._plain(value) == self.place
             ):
-                whole = [(("*", OLD),)] if self._plain(value) == self.place else current
-                return self._terms(value, whole, depth - 1)
+                old: list[Factors] = [(("*", OLD),)]
+                return self._terms(value, old if self._plain(value) == self.place else current, depth - 1)
         return [(("*", self._plain(node)),)]
 
     def _plain(self, node: cst.BaseExpression) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import libcst as cst
 import numpy as np
@@ -79,7 +80,7 @@ class StateInValues:
         static = StaticNames(kernel, view.function)
         for when in region.whens:
             text = static.python_condition(when.condition)
-            edit.transform(when.node, lambda node, text=text: _branch(node, text))
+            edit.transform(when.node, partial(_branch, condition=text))
         return edit.finish()
 
 
