@@ -49,10 +49,13 @@ class ScaleOperand:
             left = f"({kernel.code(dot.lhs)})"
             edit.replace(dot.lhs, f"({left} * ({kernel.code(factor)})).astype({left}.dtype)")
             line = small(statement)
-            if isinstance(line, cst.AugAssign) or kernel.code(scaled) == kernel.code(line.targets[0].target):
+            name = (
+                kernel.code(line.targets[0].target) if isinstance(line, cst.Assign) else kernel.code(scaled)
+            )
+            if name == kernel.code(scaled):
                 edit.remove(statement)
-            else:
-                edit.replace(line.value, scaled if scaled is dot.node else kernel.code(scaled))
+            elif isinstance(line, cst.Assign):
+                edit.replace(line.value, kernel.code(scaled))
         return edit.finish()
 
 
