@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         "--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine)"
     )
     ui.set_defaults(run=_ui)
-    add_commands(commands, _register)
+    add_commands(commands, _register, _run_campaign)
     add_intake_commands(commands, _tell)
     add_export_command(commands, _say)
     for command in commands.choices.values():  # --home may follow the command, too
@@ -280,6 +280,14 @@ def _ui(arguments: argparse.Namespace) -> int:
     home = home_folder(arguments.home)
     campaign = find_campaign(home, arguments.campaign) if arguments.campaign is not None else None
     return serve_ui(home, _say, arguments.host, arguments.port, campaign=campaign)
+
+
+def _run_campaign(config: dict[str, Any], home: Path) -> Path:
+    from tilewright.evolve.campaign.config import parse_config
+    from tilewright.evolve.run import run
+    from tilewright.evolve.show.display import make_display
+
+    return find_campaign(home, run(parse_config(config), home, make_display()).campaign)
 
 
 def _register(outcome: Any, library: Any, home: Path) -> str:

@@ -8,6 +8,7 @@ waits for a copy that is not ready. Overlap, bursts, pipelines that run dry and 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,13 +32,22 @@ class Rules:
 
 @dataclass(frozen=True)
 class Passed:
-    """One operation's time and what it went to, in seconds. ``memory``: the copies alone, one after the other."""
+    """One operation's time and what it went to, in seconds. ``memory``: the copies alone, one after the other.
+
+    ``waits``: how often the core waits for a copy, whether or not it is ready.
+    """
 
     seconds: float
     core: float
     read: float
     write: float
     waited: float
+    waits: int = 0
+
+    @property
+    def step(self) -> float:
+        """Seconds from wait to wait."""
+        return self.seconds / self.waits if self.waits else math.inf
 
     @property
     def memory(self) -> float:
@@ -75,4 +85,5 @@ def replay(events: Events, rules: Rules) -> Passed:
         float(took[events.kinds == Kind.READ].sum()),
         float(took[events.kinds == Kind.WRITE].sum()),
         waited + (total - now),
+        int((events.kinds == Kind.WAIT).sum()),
     )

@@ -60,10 +60,12 @@ class Race:
         It may be one if it may become the elite of its cell, or is among the fastest on a workload.
         """
         seen = [f for f in figures if f.workload in rung.workloads]
+        if not seen:
+            return None
         bar = self.bar(descriptors)
         fitness = math.exp(statistics.fmean(math.log(f.rate) for f in seen) - rung.offset)
         half = math.hypot(rung.half_width, math.hypot(*map(_error, seen)) / len(seen)) + _drift(seen)
-        if bar <= 0 or fitness * math.exp(half) >= bar:
+        if fitness * math.exp(half) >= bar:
             return None
         leads = (f.seconds * math.exp(-_error(f)) <= self.fastest.get(f.workload, math.inf) for f in seen)
         return None if any(leads) else Outpaced(len(seen), fitness, half, bar, seen[0].unit)

@@ -92,9 +92,7 @@ def missing_work(facts: ModuleFacts, flops: int) -> str | None:
     done = facts.matmul_flops
     if done is None and (flops or any(item.startswith("tpu.matmul") for item in facts.signature)):
         return "the kernel's control flow cannot be followed, so its work cannot be counted"
-    if done is None or not flops:
-        return None
-    if done < flops:
+    if done is not None and done < flops:
         return f"the kernel's products are {done / flops:.3f} of the operator's FLOP"
     return None
 

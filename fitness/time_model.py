@@ -32,6 +32,11 @@ SAME_STRUCTURE = 0.02
 """Relative error left between two schedules of one structure that differ in one parameter: the rest cancels."""
 
 
+SHORT_STEP = 0.7e-6
+"""Seconds between waits under which what a step itself costs decides: twice the 0.35 us of a grid's step in JAX's
+Pallas guide."""
+
+
 @dataclass(frozen=True)
 class Calibration:
     """``call``: seconds that a call costs beside its operations. ``errors``: log(real / modelled), lower and upper end
@@ -65,49 +70,72 @@ def _calibration(
     return Calibration(rules, 1e-6, ends, {name: rows for name, (_, _, rows) in errors.items()})
 
 
+_V6E_VECTOR, _V6E_STEPS = (-0.17, 0.08), (-0.18, 0.44)
+
 CALIBRATIONS: Mapping[str, Calibration] = {
     "tpu7x": _calibration(
         1.80e9,
         3.18e12,
         3.13e12,
         1.34e-6,
-        {"matrix": (-0.027, 0.03, 19), "vector": (-0.36, 0.1, 4), "memory": (-0.05, 0.05, 0)},
+        {
+            "matrix": (-0.027, 0.03, 19),
+            "vector": (*_V6E_VECTOR, 1),
+            "steps": (*_V6E_STEPS, 2),
+            "memory": (-0.05, 0.05, 0),
+        },
     ),
     "v6e": _calibration(
         1.66e9,
         1.43e12,
         1.30e12,
         0.2e-6,
-        {"matrix": (-0.215, 0.232, 14), "vector": (-0.215, 0.232, 14), "memory": (-0.215, 0.232, 0)},
+        {
+            "matrix": (-0.215, 0.232, 0),
+            "vector": (*_V6E_VECTOR, 12),
+            "steps": (*_V6E_STEPS, 7),
+            "memory": (-0.215, 0.232, 0),
+        },
     ),
     "v5e": _calibration(
         1.5e9,
         0.70e12,
         0.63e12,
         0.41e-6,
-        {"matrix": (-0.082, 0.02, 8), "vector": (-0.215, 0.232, 0), "memory": (-0.082, 0.05, 1)},
+        {
+            "matrix": (-0.082, 0.02, 8),
+            "vector": (*_V6E_VECTOR, 0),
+            "steps": (*_V6E_STEPS, 0),
+            "memory": (-0.082, 0.05, 1),
+        },
     ),
 }
-"""By chip. Clocks: the one published is v5e's; tpu7x's 1.8 GHz is what its matrix-bound rows run at."""
+"""By chip. Clocks: the one published is v5e's; tpu7x's 1.8 GHz is what its matrix-bound rows run at. Where a chip has
+few fitted rows of a class, or none, v6e's interval of it stands in."""
 
 
 def time_of(run: StaticRun, chip: str, bound: str) -> Modelled:
     """The time of one call. ``bound``: the unit with the largest lower bound (see ``static_tpu.diagnosis``)."""
     calibration = CALIBRATIONS[chip]
-    seconds, core, memory, waited = calibration.call, 0.0, 0.0, 0.0
+    seconds, core, memory, waited, longest = calibration.call, 0.0, 0.0, 0.0, (0.0, math.inf)
     for events, count in run.events:
         passed = replay(events, calibration.rules)
         seconds += count * passed.seconds
         core += count * passed.core
         memory += count * passed.memory
         waited += count * passed.waited
-    kind = kind_of(bound, core, memory)
+        longest = max(longest, (count * passed.seconds, passed.step))
+    kind = kind_of(bound, core, memory, longest[1])
     low, high = calibration.errors[kind]
     return Modelled(seconds, seconds * math.exp(low), seconds * math.exp(high), core, memory, waited, kind)
 
 
-def kind_of(bound: str, core: float, memory: float) -> str:
-    """The class whose error applies: ``memory`` where copies take longer than the core, else by the busiest unit."""
+def kind_of(bound: str, core: float, memory: float, step: float) -> str:
+    """The class whose error applies: ``steps`` where the longest operation waits for a copy more often than every
+    ``SHORT_STEP``, ``memory`` where copies take longer than the core, else by the busiest unit.
+    """
+    if step < SHORT_STEP:
+        return "steps"
     if memory > core:
         return "memory"
     return "matrix" if bound == "mxu" else "vector"

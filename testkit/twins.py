@@ -6,6 +6,10 @@ HONEST = (FIXTURES / "small_gemm/kernels/tiled.py").read_text()
 PARAMS = {"block_m": 128, "block_n": 128, "block_k": 128}
 
 DOT = "acc_ref[...] += jnp.dot(a_ref[...], b_ref[...], preferred_element_type=jnp.float32)"
+BATCHED = (
+    "acc_ref[...] += jax.lax.dot_general(a_ref[...].reshape(4, 32, 128), jnp.stack([b_ref[...]] * 4), "
+    "(((2,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32).reshape(128, 128)"
+)
 STORE = "c_ref[...] = acc_ref[...].astype(c_ref.dtype)"
 CALL = "        return pl.pallas_call("
 OPERANDS = ")(a, b)"
@@ -30,6 +34,7 @@ def with_body(lines):
     return edited(("        m, k = a.shape\n", "        m, k = a.shape\n" + indented))
 
 
+BATCHED_TWIN = edited((DOT, BATCHED))
 CONSTANT = edited((STORE, "c_ref[...] = jnp.zeros_like(c_ref)"), (DOT, "acc_ref[...] += 1.0"))
 NAN = edited((STORE, "c_ref[...] = (acc_ref[...] * jnp.nan).astype(c_ref.dtype)"))
 IGNORED_OPERAND = edited((DOT, DOT.replace("b_ref[...]", "b_ref[...] * 0 + 1")))

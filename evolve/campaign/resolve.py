@@ -10,6 +10,7 @@ from tilewright.evolve.campaign.loop import Start
 from tilewright.evolve.campaign.operator_check import check_operator
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.space.genome import Genome, Value
+from tilewright.evolve.space.nearest import nearest
 from tilewright.evolve.space.space import Space, SpaceError
 from tilewright.fitness.descriptors import FIGURES
 from tilewright.fitness.evaluation import FigureKind
@@ -141,7 +142,11 @@ def _genome(resolved: Resolved, kernel: SeedKernel) -> Genome:
         raise UserError(f"kernel {kernel.name}: {error}") from error
     params: dict[str, Value] = {**space.defaults, **kernel.overrides}  # type: ignore[dict-item]
     if reasons := space.violations(params):
-        raise UserError(f"kernel {kernel.name}: its defaults are illegal: {reasons[0]}.")
+        # made for other shapes than this suite's
+        legal = nearest(space, params)
+        if legal is None:
+            raise UserError(f"kernel {kernel.name}: its defaults are illegal: {reasons[0]}.")
+        params = legal
     return Genome(kernel.source, params)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.errors import UserError
+from tilewright.evolve.promote.command import EVENT
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.record.system import version
 from tilewright.evolve.report.data import WINNER, CampaignData, load
@@ -41,6 +42,7 @@ def choices(journal: Path) -> list[Choice]:
     """The winner of a campaign on its final shapes, or on those it was searched on. Raises UserError."""
     with Journal(journal) as opened:
         data = load(opened)
+        receipts = _receipts(opened)
     if data.winner is None:
         raise UserError(f"{journal.parent.name} has no winner to export; let it find one first.")
     operator = load_operator(str(data.facts["operator"]))
@@ -54,11 +56,24 @@ def choices(journal: Path) -> list[Choice]:
             known[figures.workload],
             dict(data.winner.genome.params),
             figures,
-            _provenance(journal.parent.name, data, operator, figures),
+            {
+                **_provenance(journal.parent.name, data, operator, figures),
+                **receipts.get(data.winner.index, {}),
+            },
         )
         for figures in evaluation.workloads
         if figures.workload in known
     ]
+
+
+def _receipts(journal: Journal) -> dict[int, dict[str, str]]:
+    """By candidate's number: where the receipt of its promotion lies below a library's package."""
+    found: dict[int, dict[str, str]] = {}
+    for event in journal.events():
+        if event.kind == EVENT:
+            place = f"kernels/{event.detail['operator']}/versions/{event.detail['version']}/receipt.json"
+            found |= {int(index): {"receipt": place} for index in event.detail["candidates"]}
+    return found
 
 
 def _evaluation(data: CampaignData) -> Evaluation:

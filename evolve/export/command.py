@@ -11,31 +11,64 @@ from typing import Any
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.record.home import JOURNAL, find_campaign, home_folder
 
-FORMATS = ("tokamax", "tpu-inference")
+OF_CAMPAIGNS = ("tokamax", "tpu-inference")
+OF_LIBRARIES = ("standalone", "flashinfer-bench", "vllm", "sglang")
 
 
 def add_command(commands: Any, say: Callable[[str], None]) -> None:
     """Add the command to the parser."""
     export = commands.add_parser(
-        "export", help="write a winner's tiles into tables that other libraries read"
+        "export", help="write a winner's tiles, or a promoted operator, for other programs"
     )
-    export.add_argument("format", choices=FORMATS, help="whose tables")
-    export.add_argument("campaign", nargs="?", help="its id or folder (default: the newest)")
+    export.add_argument("format", choices=(*OF_CAMPAIGNS, *OF_LIBRARIES), help="for whom")
+    export.add_argument(
+        "what",
+        nargs="?",
+        metavar="CAMPAIGN|OPERATOR",
+        help=f"{', '.join(OF_CAMPAIGNS)}: a campaign's id or folder (default: the newest); "
+        f"{', '.join(OF_LIBRARIES)}: a promoted operator, family/recipe",
+    )
     export.add_argument("--out", type=Path, default=Path("exported"), help="folder (default: ./exported)")
+    export.add_argument("--target", help="of a promoted operator (default: its only one)")
+    export.add_argument("--library", type=Path, default=Path("library"), help="folder (default: ./library)")
+    export.add_argument("--package", default="tilewright_library", help="name of the package in it")
     export.set_defaults(run=_export, say=say)
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from tilewright.evolve.export import tokamax, tpu_inference
-    from tilewright.evolve.export.choice import choices
-
-    campaign = find_campaign(home_folder(arguments.home), arguments.campaign)
-    files = {"tokamax": tokamax.files, "tpu-inference": tpu_inference.files}[arguments.format]
-    for path, text in files(choices(campaign / JOURNAL)).items():
+    files = _of_library(arguments) if arguments.format in OF_LIBRARIES else _of_campaign(arguments)
+    for path, text in files.items():
         place = arguments.out / path
         _write(place, text)
         arguments.say(f"{arguments.format}: {place}")
     return 0
+
+
+def _of_campaign(arguments: argparse.Namespace) -> dict[str, str]:
+    from tilewright.evolve.export import tokamax, tpu_inference
+    from tilewright.evolve.export.choice import choices
+
+    campaign = find_campaign(home_folder(arguments.home), arguments.what)
+    write = {"tokamax": tokamax.files, "tpu-inference": tpu_inference.files}[arguments.format]
+    return write(choices(campaign / JOURNAL))
+
+
+def _of_library(arguments: argparse.Namespace) -> dict[str, str]:
+    from tilewright.evolve.export import block_fp8, flashinfer_bench, standalone
+    from tilewright.evolve.export.promoted import promoted
+    from tilewright.evolve.promote.library_writer import LibraryWriter
+
+    writer = LibraryWriter(arguments.library, arguments.package)
+    if arguments.what is None:
+        known = ", ".join(writer.operators()) or "none"
+        raise UserError(f"export {arguments.format}: name a promoted operator (promoted: {known}).")
+    write = {
+        "standalone": standalone.files,
+        "flashinfer-bench": flashinfer_bench.files,
+        "vllm": block_fp8.vllm,
+        "sglang": block_fp8.sglang,
+    }[arguments.format]
+    return write(promoted(writer, arguments.what, arguments.target))
 
 
 def _write(place: Path, text: str) -> None:

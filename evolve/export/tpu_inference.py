@@ -38,6 +38,7 @@ def _told(choice: Choice) -> str:
     return (
         f"{told['target']}: {told['time_ms']:.4f} ms ({told['kind']}{model}; 90 % {low:.4f} to {high:.4f}), "
         f"{told['source']}, campaign {told['campaign']}, candidate {told['candidate'][:12]}"
+        + (f", receipt {told['receipt']}" if "receipt" in told else "")
     )
 
 

@@ -17,7 +17,11 @@ Register = Callable[[Any, Any, Path], str]
 """Notes a promotion elsewhere, given its outcome, the library and the home; says what it did in a line."""
 
 
-def add_commands(commands: Commands, register: Register) -> None:
+RunCampaign = Callable[[dict[str, Any], Path], Path]
+"""Runs a campaign, given its configuration and the home, to its end; its folder."""
+
+
+def add_commands(commands: Commands, register: Register, run_campaign: RunCampaign) -> None:
     """Add both commands to the parser; ``register`` is told of each promotion."""
     promote = commands.add_parser(
         "promote", help="verify a campaign's winner again and put it into a library"
@@ -49,6 +53,17 @@ def add_commands(commands: Commands, register: Register) -> None:
     verify.add_argument("--files", action="store_true", help="check files and toolchain only")
     verify.add_argument("--address", help="Ray cluster to use instead of this machine")
     verify.set_defaults(run=_verify)
+    recheck = actions.add_parser(
+        "recheck", help="verify and time again what is served, on the device and toolchain here"
+    )
+    recheck.add_argument("operator", nargs="?", help="family/recipe (default: all that serve the target)")
+    recheck.add_argument("--target", required=True, help="h200, tpu7x …; cuda or tpu: the device here")
+    recheck.add_argument(
+        "--evaluations", type=int, default=64, help="of a campaign where it lost; 0: none (default: 64)"
+    )
+    recheck.add_argument("--seed", type=int, default=0, help="of that campaign")
+    recheck.add_argument("--address", help="Ray cluster to use instead of this machine")
+    recheck.set_defaults(run=_recheck, run_campaign=run_campaign)
     rollback = actions.add_parser("rollback", help="make an earlier version current")
     rollback.add_argument("operator", help="family/recipe")
     rollback.add_argument("--to", metavar="VERSION", help="default: what the current version replaced")
@@ -71,7 +86,7 @@ def add_commands(commands: Commands, register: Register) -> None:
     wheel = actions.add_parser("build-wheel", help="pack the library as a wheel")
     wheel.add_argument("--out", type=Path, default=Path("dist"), help="folder (default: ./dist)")
     wheel.set_defaults(run=_build_wheel)
-    for action in (listing, verify, rollback, diff, collect, warm, wheel):
+    for action in (listing, verify, recheck, rollback, diff, collect, warm, wheel):
         _library_options(action)
 
 
@@ -151,6 +166,26 @@ def _verify(arguments: argparse.Namespace) -> int:
     for finding in check(
         _writer(arguments), arguments.operator, files_only=arguments.files, make=make, say=_say
     ):
+        good = good and finding.good
+        _say(f"{'ok  ' if finding.good else 'no  '} {finding.sentence}")
+    return 0 if good else 2
+
+
+def _recheck(arguments: argparse.Namespace) -> int:
+    from tilewright.evolve.promote.refill import Means, recheck_library
+
+    if arguments.evaluations < 0:
+        raise UserError(f"--evaluations: {arguments.evaluations} must be at least 0.")
+    home = home_folder(arguments.home)
+    means = Means(
+        make=_evaluator(arguments.address),
+        run_campaign=lambda config: arguments.run_campaign(config, home),
+        say=_say,
+        evaluations=arguments.evaluations,
+        seed=arguments.seed,
+    )
+    good = True
+    for finding in recheck_library(_writer(arguments), arguments.operator, arguments.target, means):
         good = good and finding.good
         _say(f"{'ok  ' if finding.good else 'no  '} {finding.sentence}")
     return 0 if good else 2

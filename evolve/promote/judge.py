@@ -113,14 +113,14 @@ def judge(
 def _modelled(workload: Workload, genome: str, ours: Verified, theirs: Verified) -> Shape:
     """The gain's interval is what the model's error leaves of it: little between schedules of one source."""
     mine, other = ours.seconds(workload.id)[0], theirs.seconds(workload.id)[0]
-    figures = _figures(ours, workload.id)
+    figures, interval = own_figures(ours, workload.id, None)
     gain, error = other / mine, _error_of_gain(ours, theirs, figures)
     return Shape(
         figures=figures,
         dims=dict(workload.dims),
         genome=genome,
         seconds=mine,
-        interval=figures.seconds_interval,
+        interval=interval,
         incumbent=theirs.contender.name,
         incumbent_genome=theirs.contender.genome.id,
         incumbent_seconds=other,
@@ -144,25 +144,14 @@ def _measured(
 ) -> Shape:
     """Medians over all calls; the gain is paired by round, Student's interval."""
     other = theirs.contender.genome.id
-    rounds = comparison.rounds[workload.id]
-    seconds = comparison.seconds(workload.id, genome)
-    error = NORMAL_95 * relative_error(rounds[genome]) * seconds
     ratio = Ratio(1.0, 1.0, 1.0) if other == genome else comparison.ratio(other, genome, [workload.id])
-    figures = _figures(ours, workload.id)
-    scale = figures.seconds / seconds
+    figures, interval = own_figures(ours, workload.id, comparison)
     return Shape(
-        figures=figures.model_copy(
-            update={
-                "seconds": seconds,
-                "tflops": figures.tflops * scale,
-                "gbytes": None if figures.gbytes is None else figures.gbytes * scale,
-                "roofline_fraction": figures.roofline_fraction * scale,
-            }
-        ),
+        figures=figures,
         dims=dict(workload.dims),
         genome=genome,
-        seconds=seconds,
-        interval=(seconds - error, seconds + error),
+        seconds=figures.seconds,
+        interval=interval,
         incumbent=theirs.contender.name,
         incumbent_genome=other,
         incumbent_seconds=comparison.seconds(workload.id, other),
@@ -186,5 +175,21 @@ def _overall(shapes: Sequence[Shape], comparison: Comparison | None, gain: float
     return ratio.low, ratio.high
 
 
-def _figures(verified: Verified, workload: str) -> WorkloadFigures:
-    return next(f for e in verified.evaluations for f in e.workloads if f.workload == workload)
+def own_figures(
+    verified: Verified, workload: str, comparison: Comparison | None
+) -> tuple[WorkloadFigures, tuple[float, float]]:
+    """A contender's figures on a workload, with the interval of its seconds: of the comparison, where there is one."""
+    figures = next(f for e in verified.evaluations for f in e.workloads if f.workload == workload)
+    if comparison is None:
+        return figures, figures.seconds_interval
+    genome = verified.contender.genome.id
+    seconds = comparison.seconds(workload, genome)
+    error = NORMAL_95 * relative_error(comparison.rounds[workload][genome]) * seconds
+    scale = figures.seconds / seconds
+    changes = {
+        "seconds": seconds,
+        "tflops": figures.tflops * scale,
+        "gbytes": None if figures.gbytes is None else figures.gbytes * scale,
+        "roofline_fraction": figures.roofline_fraction * scale,
+    }
+    return figures.model_copy(update=changes), (seconds - error, seconds + error)

@@ -155,7 +155,9 @@ def _run_again(
             path = folder / entry["kernels"][candidate["genome"]]["file"]
             genome = Genome(path.read_text(encoding="utf-8"), candidate["params"])
             legal = legal_shapes(resolved, genome)
-            contenders.append(Contender(f"candidate {candidate['index']}", genome, only=legal))
+            contender = Contender(f"genome {genome.id}", genome, only=legal)
+            if contender.serves_some((*resolved.suite.workloads, *resolved.suite.final)):
+                contenders.append(contender)
         evaluator = make(resolved)
         try:
             verification = verify(resolved, contenders, [], evaluator, say, rounds=1)
@@ -167,8 +169,15 @@ def _run_again(
     except UserError as error:
         yield Verification(False, f"{operator}: its receipt for {target} cannot be run again here: {error}")
         return
-    names = {c["genome"]: f"candidate {c['index']}" for c in receipt["candidates"]}
+    timed = {w.id for w in (*resolved.suite.workloads, *resolved.suite.final)}
     for shape in receipt["shapes"]:
+        if shape["workload"] not in timed:
+            yield Verification(
+                True,
+                f"{operator}: {shape['workload']} is of another suite than the last promotion's; 'library recheck' "
+                f"verifies it ({target}).",
+            )
+            continue
         if (
             resolved.target.kind is FigureKind.MODELLED
             and shape.get("model_version", 1) != time_model.VERSION
@@ -182,7 +191,7 @@ def _run_again(
         if verification.comparison is not None:
             best = verification.comparison.seconds(shape["workload"], shape["genome"])
         else:
-            best = verification.found[names[shape["genome"]]].seconds(shape["workload"])[0]
+            best = verification.found[f"genome {shape['genome']}"].seconds(shape["workload"])[0]
         change = best / shape["seconds"] - 1
         good = abs(change) <= TOLERANCE[resolved.target.kind]
         yield Verification(

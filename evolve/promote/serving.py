@@ -82,15 +82,17 @@ def incumbents(
         serving[workload.id] = name
         if name == contender.name:
             found.setdefault(name, (contender, set()))[1].add(workload.id)
-    return serving, [replace(c, only=_kept(resolved, c.genome, served)) for c, served in found.values()]
+    return serving, [
+        replace(c, only=checked_shapes(resolved, c.genome, served)) for c, served in found.values()
+    ]
 
 
 def _timed(resolved: Resolved) -> Sequence[Workload]:
     return list(dict.fromkeys((*resolved.suite.workloads, *resolved.suite.final)))
 
 
-def _kept(resolved: Resolved, genome: Genome, served: Collection[str]) -> frozenset[str]:
-    """What is served, and those checked shapes, legal ones, that are not among the timed."""
+def checked_shapes(resolved: Resolved, genome: Genome, served: Collection[str]) -> frozenset[str]:
+    """Ids of what is served, and of those checked shapes, legal ones, that are not among the timed."""
     return frozenset(served) | (legal_shapes(resolved, genome) - {w.id for w in _timed(resolved)})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ def build(
     told = fitted_operands(operator, dimensions)
     if told is not None:
         dispatch["operands"] = told.data()
-    files[store.DISPATCH] = _json(dispatch)
+    files[store.DISPATCH] = json_bytes(dispatch)
     reference = packed_reference(operator, promotion.nomination.resolved.config.operator)
     if reference is not None:
         files[oracle.FILE] = reference
@@ -81,7 +81,10 @@ def build(
     receipt = {
         "format": store.FORMAT,
         "operator": promotion.operator,
-        "targets": {**old_receipt["targets"], target: _receipt(promotion)},
+        "targets": {
+            **old_receipt["targets"],
+            target: with_earlier(_receipt(promotion), old_receipt["targets"].get(target), entry["regions"]),
+        },
     }
     return files, receipt
 
@@ -118,10 +121,10 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
         "kind": resolved.target.kind.value,
         "serves": [device_key(resolved.target)],
         "language": sources.language(first),
-        "toolchain": _ranges(promotion),
+        "toolchain": toolchain_ranges(promotion.found.values()),
         "constants": {**resolved.operator.constants, **resolved.target.constants},
         "reach": rule.REACH,
-        "devices": sorted(_devices(promotion)),
+        "devices": sorted(device_names(promotion.found.values())),
         "kernels": kernels,
         "regions": regions,
     }
@@ -139,9 +142,9 @@ def fitted_operands(operator: Operator, dimensions: Sequence[str]) -> operands.O
     return operands.fitted(dimensions, cases) if cases else None
 
 
-def _devices(promotion: Promotion) -> set[str]:
+def device_names(found: Iterable[Verified]) -> set[str]:
     """Names of the devices the figures were measured on."""
-    evaluations = [e for verified in promotion.found.values() for e in verified.evaluations]
+    evaluations = [e for verified in found for e in verified.evaluations]
     return {e.toolchain["device"] for e in evaluations if "device" in e.toolchain}
 
 
@@ -154,10 +157,10 @@ def device_key(target: Target) -> str:
     return f"cuda:{target.hardware.capability // 10}.{target.hardware.capability % 10}"
 
 
-def _ranges(promotion: Promotion) -> dict[str, tuple[str, str]]:
+def toolchain_ranges(checked: Iterable[Verified]) -> dict[str, tuple[str, str]]:
     """Package to (verified version, the first that is no longer trusted): the next minor, or patch of a 0.0 release."""
     found = {}
-    for verified in promotion.found.values():
+    for verified in checked:
         for evaluation in verified.evaluations:
             found.update({n: v for n, v in evaluation.toolchain.items() if n in RANGED})
     ranges = {}
@@ -204,7 +207,7 @@ def _receipt(promotion: Promotion) -> dict[str, Any]:
             "genome": candidate.genome.id,
             "params": dict(candidate.genome.params),
             "lineage": list(nomination.lineage[candidate.genome.id]),
-            **_verification(promotion.found[promotion.names[candidate.genome.id]]),
+            **what_was_verified(promotion.found[promotion.names[candidate.genome.id]]),
         }
         for candidate in nomination.candidates
     ]
@@ -221,7 +224,7 @@ def _receipt(promotion: Promotion) -> dict[str, Any]:
         "tilewright": {"version": version(), "commit": commit()},
         "candidates": candidates,
         "incumbents": {
-            name: {"genome": v.contender.genome.id, **_verification(v)}
+            name: {"genome": v.contender.genome.id, **what_was_verified(v)}
             for name, v in promotion.found.items()
             if name not in promotion.names.values()
         },
@@ -239,7 +242,28 @@ def _receipt(promotion: Promotion) -> dict[str, Any]:
     }
 
 
-def _verification(verified: Verified) -> dict[str, Any]:
+def with_earlier(
+    told: dict[str, Any], old: Mapping[str, Any] | None, regions: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """A receipt with what an older one says of those of the table's regions and kernels that it leaves out."""
+    if old is None:
+        return told
+    shapes, candidates = list(told["shapes"]), list(told["candidates"])
+    origin = {"campaign": old["campaign"]["id"], "suite": old["campaign"]["suite"]}
+    served = {(region["workload"], region["kernel"]) for region in regions}
+    known = {shape["workload"] for shape in shapes}
+    for shape in old["shapes"]:
+        if shape["workload"] not in known and (shape["workload"], shape["genome"]) in served:
+            shapes.append({**origin, **shape})
+    known = {candidate["genome"] for candidate in candidates}
+    for candidate in old["candidates"]:
+        if candidate["genome"] not in known and candidate["genome"] in {genome for _, genome in served}:
+            candidates.append({**origin, **candidate})
+    return {**told, "shapes": shapes, "candidates": candidates}
+
+
+def what_was_verified(verified: Verified) -> dict[str, Any]:
+    """One contender's part of a receipt: evaluations, gates, seeds, artefacts, toolchain."""
     last = verified.evaluations[-1]
     gates = gates_read(verified)
     return {
@@ -359,7 +383,8 @@ def _golden(operator: Operator) -> tuple[Workload, bytes] | None:
     return (workload, packed.getvalue()) if packed.tell() <= GOLDEN_LIMIT else None
 
 
-def _json(data: Mapping[str, Any]) -> bytes:
+def json_bytes(data: Mapping[str, Any]) -> bytes:
+    """As every JSON file of a version is written."""
     return (json.dumps(data, indent=1, sort_keys=True) + "\n").encode()
 
 

@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import ml_dtypes
@@ -58,9 +59,85 @@ def test_bits_are_compared_bit_by_bit():
     assert failure(wide, gate) == "gate bits on randn: another dtype"
 
 
+def test_one_bad_output_of_several_fails_wherever_it_stands():
+    fine, poor = REFERENCE.astype(ml_dtypes.bfloat16), REFERENCE * 1.1
+    broken = np.full_like(REFERENCE, np.nan)
+    wanted = {"exact": dict.fromkeys("abc", REFERENCE)}
+    for names in ("abc", "bca", "cab"):
+        outputs = dict(zip(names, (fine, fine, broken), strict=True))
+        (found,) = read_gates(GATES, outputs, wanted, "randn")
+        assert (found.value, found.passed) == (None, False)
+        (found,) = read_gates(GATES, {**outputs, names[2]: poor}, wanted, "randn")
+        assert found.value == pytest.approx(20.0) and not found.passed
+    (nothing,) = read_gates(GATES, {}, {"exact": {}}, "randn")
+    assert (nothing.value, nothing.passed) == (None, False), "a reference without outputs is met by none"
+    (equal,) = read_gates(GATES, {"c": REFERENCE}, {"exact": {"c": REFERENCE}}, "zeros")
+    assert (equal.value, equal.passed, equal.inputs, equal.gate) == (None, True, "zeros", "exact")
+
+
+@pytest.mark.parametrize("gate", [BitExactGate("g", "r", ("c",)), AgreementGate("g", "r", ("c",), 0.0)])
+def test_codes_of_another_dtype_agree_with_nothing(gate):
+    kinds = (np.float16, np.float32, np.float64, np.uint8, ml_dtypes.bfloat16)
+    for found, wanted in itertools.permutations(kinds, 2):
+        answers = {"r": {"c": np.zeros(4, wanted)}}
+        (reading,) = read_gates((gate,), {"c": np.zeros(4, found)}, answers, "randn")
+        assert (reading.value, reading.passed, reading.gate, reading.inputs) == (None, False, "g", "randn")
+        assert failure([reading], (gate,)) == "gate g on randn: another dtype"
+
+
+def test_mismatches_of_all_outputs_add_up():
+    gate = BitExactGate("bits", "exact", ("c", "d"))
+    wanted = {"exact": {"c": np.arange(6.0).reshape(2, 3), "d": np.arange(4, dtype=np.uint8)}}
+    outputs = {"c": wanted["exact"]["c"].T.copy().T, "d": wanted["exact"]["d"].copy()}
+    assert read_gates((gate,), outputs, wanted, "x")[0].value == 0.0
+    outputs["c"][1, 2] += 1
+    outputs["d"][0] = outputs["d"][3] = 9
+    (found,) = read_gates((gate,), outputs, wanted, "x")
+    assert (found.value, found.passed) == (3.0, False)
+    assert failure([found], (gate,)) == "gate bits on x: 3 elements differ"
+
+
+def test_the_output_farthest_below_its_bar_speaks():
+    wanted = {"mx": dict.fromkeys("ab", np.zeros((10, 10), np.float32)), "turned": {"a": 0.3}}
+    outputs = {name: array.copy() for name, array in wanted["mx"].items()}
+    outputs["a"].flat[:25] = 1e-9  # a quarter of a, within its own bar; a seventh of b, beyond its bar
+    outputs["b"].flat[:14] = 1e-9
+    for names in (("a", "b"), ("b", "a")):
+        gate = AgreementGate("some", "mx", names, 0.9, allowance="turned")
+        (found,) = read_gates((gate,), outputs, wanted, "x")
+        assert (found.value, found.bar, found.passed) == (0.86, 0.9, False)
+        outputs["b"].flat[10:14] = 0.0
+        (found,) = read_gates((gate,), outputs, wanted, "x")
+        assert found.value == 0.9 and found.detail, "at its bar, and judged by its elements"
+        outputs["b"].flat[10:14] = 1e-9
+
+
+def test_the_first_gate_that_failed_is_said():
+    low, high = SnrGate("low", "exact", 20.0), SnrGate("high", "exact", 60.0)
+    readings = read_gates((low, high), {"c": REFERENCE * 1.01}, {"exact": {"c": REFERENCE}}, "randn")
+    assert [r.passed for r in readings] == [True, False]
+    assert failure(readings, (low, high)) == "gate high on randn: 40.0 dB, at least 60 dB needed"
+    assert failure(readings[:1], (low, high)) is None and failure([], ()) is None
+    nan = read_gates((low,), {"c": REFERENCE * np.nan}, {"exact": {"c": REFERENCE}}, "randn")
+    assert failure(nan, (low,)) == "gate low on randn: not a number, at least 20 dB needed"
+
+
+def test_the_target_s_own_error_is_no_fault():
+    wanted = np.ones((32, 32))
+    output = wanted.astype(np.float32)
+    output[3, 4] += 2.0**-9
+    for least, passes in ((2.0**-8, True), (0.0, False), (2.0**-10, False)):
+        (found,) = read_gates(GATES, {"c": output}, {"exact": {"c": wanted}}, "x", least=least)
+        assert found.passed is passes
+        gate = AgreementGate("g", "exact", ("c",), 0.5)
+        (found,) = read_gates((gate,), {"c": output}, {"exact": {"c": wanted.astype("f4")}}, "x", least=least)
+        assert found.passed is passes
+
+
 def test_the_share_that_agrees_is_of_what_counts():
     zeros, ones = np.zeros((2, 4), np.float32), np.ones((2, 4), np.float32)
     assert agreement(zeros, zeros) == 1.0 and agreement(zeros, ones) == 0.0
+    assert agreement(zeros[0, :1], ones[0, :1]) == 0.0 and agreement(zeros[0, :1], zeros[0, :1]) == 1.0
     half = np.concatenate([zeros[:1], ones[1:]])
     assert agreement(half, zeros) == 0.5 and agreement(half, zeros, np.array([True, False])) == 1.0
     assert agreement(zeros[:0], zeros[:0]) == 1.0 and agreement(half, zeros, np.array([False, False])) == 1.0

@@ -1,12 +1,13 @@
-"""The time model: readers of libtpu's dumps, seconds, plausibility, floors, structure rules."""
+"""The time model: readers of libtpu's dumps, seconds, plausibility."""
 
 import contextlib
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.fitness import static_tpu, structure, time_model
+from tilewright.fitness import static_tpu, time_model
 from tilewright.fitness.chips import CHIPS
 from tilewright.fitness.llo import (
     Executed,
@@ -16,12 +17,10 @@ from tilewright.fitness.llo import (
     scan_bundles,
     vmem_bytes,
 )
-from tilewright.fitness.replay import Events
-from tilewright.fitness.score import floors, geometric_mean, operand_kind
+from tilewright.fitness.memory import replay
+from tilewright.fitness.replay import Events, Kind
 from tilewright.fitness.targets import UnknownTarget, load_target
 from tilewright.fitness.timeline import read_timeline
-from tilewright.seeds.catalogue import load_operator
-from tilewright.seeds.operator import TensorSpec
 
 CHIP = CHIPS["tpu7x"]
 PROFILE = 'hlo_op_estimate {\n  hlo_op_name: "k.1"\n  estimated_cycles: 34252\n  num_equivalent_hlos: 2\n}\n'
@@ -124,24 +123,6 @@ def test_full_matrix_units_read_as_the_public_peak():
             assert rate == pytest.approx(peak, rel=0.005), (chip.name, kind)
 
 
-def test_floors_of_the_fused_gemm():
-    operator = load_operator("gemm_fp8_fused/g512")
-    (final,) = operator.suites["quickstart"].final
-    found = floors(operator, final, CHIP)
-    assert found["mxu"] == pytest.approx(59.6e-6, rel=0.01)
-    assert found["vector"] == pytest.approx(14.9e-6, rel=0.01)
-    assert found["vector_two_ops"] == 2 * found["vector"]
-
-
-def test_scores():
-    assert geometric_mean([1.0, 100.0]) == pytest.approx(10.0)
-    with pytest.raises(ValueError, match="positive"):
-        geometric_mean([1.0, 0.0])
-    fp8 = TensorSpec("w", (1,), "float8_e4m3fn")
-    assert operand_kind((TensorSpec("a", (1,), "bfloat16"), fp8)) == "f8"
-    assert operand_kind((TensorSpec("s", (1,), "float8_e8m0fnu"),)) == "bf16"
-
-
 def test_an_unknown_target_is_named():
     with pytest.raises(UnknownTarget, match=r"'tpu9' is unknown; known targets are tpu7x"):
         load_target("tpu9")
@@ -204,51 +185,23 @@ def test_times_made_of_copies_latencies_are_flagged():
     assert "caution" not in static_tpu.diagnosis(longer, CHIP, static_tpu.modelled(longer, CHIP))
 
 
-KERNEL = {
-    "grid": [2, 2], "signature": [], "data_branches": 0, "data_loops": 0, "while_loops": 0, "manual_dmas": 0,
-    "loads_in_index_maps": 0, "constant_bytes": 0, "matmul_flops": 100,
-}  # fmt: skip
-FACTS = structure.ModuleFacts(
-    "0" * 16, {"stablehlo.custom_call": 1, "func.return": 1}, [], 0, [], [], [KERNEL]
-)
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({}, None),
-        ({"operations": {"stablehlo.reshape": 2, "stablehlo.custom_call": 1}}, None),
-        ({"kernels": []}, "no Pallas kernel"),
-        ({"kernels": [KERNEL] * 9}, "9 Pallas kernels"),
-        ({"operations": {"stablehlo.while": 1}}, "HLO loop"),
-        (
-            {"operations": {"stablehlo.dot_general": 1}},
-            "work outside the Pallas kernel: stablehlo.dot_general",
-        ),
-        ({"foreign_calls": ["cublas"]}, "calls cublas"),
-        ({"constant_bytes": 1 << 20}, "bytes of constants"),
-        ({"unused_operands": [1]}, "no kernel reads operand w"),
-        ({"outputs_not_from_kernels": [0]}, "output c does not come"),
-        ({"kernels": [{**KERNEL, "data_branches": 1}]}, "branch inside the kernel depends on data"),
-        ({"kernels": [{**KERNEL, "while_loops": 1}]}, "trip count"),
-        ({"kernels": [{**KERNEL, "data_loops": 1}]}, "trip count"),
-        ({"kernels": [{**KERNEL, "loads_in_index_maps": 1}]}, "position depends on data"),
-    ],
-)
-def test_structure_rules(change, why):
-    facts = structure.ModuleFacts(**{**FACTS.__dict__, **change})
-    found = structure.objection(facts, ["a", "w"], ["c"])
-    assert found is None if why is None else why in found
-
-
-def test_missing_matrix_work_is_named():
-    assert structure.missing_work(FACTS, 100) is None and structure.missing_work(FACTS, 0) is None
-    assert "0.500 of the operator's FLOP" in structure.missing_work(FACTS, 200)
-    lost = structure.ModuleFacts(**{**FACTS.__dict__, "kernels": [{**KERNEL, "matmul_flops": None}]})
-    assert "cannot be followed" in structure.missing_work(lost, 100)
-
-
 def test_figures_add_up():
     once = scan_bundles(BUNDLES)
     twice = once + once + Executed()
     assert twice.hbm_bytes == 2 * once.hbm_bytes and twice.bundles == 6
+
+
+@pytest.mark.parametrize("cycles", [500, 20_000])
+def test_kernels_of_short_steps_have_an_error_of_their_own(cycles):
+    steps = 64
+    kinds = np.tile([Kind.READ, Kind.WAIT], steps)
+    ready = np.where(kinds == Kind.WAIT, np.arange(2 * steps) - 1, -1)
+    work = np.append(np.where(kinds == Kind.WAIT, cycles, 0), 0)
+    time = static_tpu.modelled(run_of(Events(work, kinds, np.full(2 * steps, 1024), ready)), CHIP)
+    # a latency of 1.34 us and what the core works, 64 times: 1.8 GHz
+    assert time.seconds == pytest.approx(steps * max(cycles / 1.8e9, 1.34e-6) + 1e-6, rel=0.05)
+    rules = time_model.CALIBRATIONS["tpu7x"].rules
+    calm = replay(Events(work, kinds, np.full(2 * steps, 1024), np.full(2 * steps, -1)), rules)
+    assert calm.waits == steps and calm.step == pytest.approx(cycles / 1.8e9, rel=0.01)
+    kind = time_model.kind_of("valu", calm.core, calm.memory, calm.step)
+    assert kind == ("steps" if cycles == 500 else "vector")

@@ -95,6 +95,7 @@ def test_every_command_of_the_library_page_works(home: Path, capsys: pytest.Capt
         "/models/kernels": str(home / "models"),
         "llm": "tiny",
         "bf16": "whole",
+        "h200": "tpu7x",
     }
     done = []
     for line in commands("docs/library.md"):

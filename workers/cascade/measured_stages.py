@@ -19,7 +19,7 @@ from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadF
 from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.device.station import Champion, Entry, Station
-from tilewright.workers.device.timing import Samples, failed, job_limits, judge, measure
+from tilewright.workers.device.timing import MALFORMED, Samples, failed, job_limits, judge, malformed, measure
 from tilewright.workers.device.trace_ahead import plans_of
 from tilewright.workers.request import Failure, Findings, Request
 
@@ -69,14 +69,19 @@ class GateStage:
         if (failure := failed(outcome, "checking", self.stage)) is not None:
             return failure
         answers = [frame for frame in outcome.frames if frame.kind == "checked"]
-        if len(answers) != sum(len(kinds) for _, kinds in plan):
+        asked = {(w.id, kind): w for w, kinds in plan for kind in kinds}
+        try:
+            answered = [(f.data["workload"], f.data["kind"], bool(f.data["inputs_changed"])) for f in answers]
+            missing = len(answers) != len(asked) or {(name, kind) for name, kind, _ in answered} != set(asked)
+        except MALFORMED as error:
+            return malformed(error)
+        if missing:
             return Failure(Verdict.CRASHED, "the child ended before it had answered everything")
-        shapes = {w.id: w for w in request.checked}
-        for frame in answers:
-            workload, kind = shapes[frame.data["workload"]], str(frame.data["kind"])
+        for frame, (name, kind, changed) in zip(answers, answered, strict=True):
+            workload = asked[name, kind]
             references = request.truth.references(workload, request.seed, kind)
             wrong = judge(request, found, frame.arrays, request.operator.outputs(workload), references, kind)
-            if frame.data["inputs_changed"]:
+            if changed:
                 wrong = Failure(Verdict.INCORRECT, f"the kernel changes its inputs ({kind})")
             if wrong is not None:
                 return wrong

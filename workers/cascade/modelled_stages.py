@@ -159,6 +159,8 @@ class _Conversation:
     def _check(self, frame: Frame) -> Failure | None:
         workload = self._workloads[frame.data["workload"]]
         kind = str(frame.data["kind"])
+        if (workload.id, kind) not in self._inputs:
+            raise ValueError(f"{workload.id} was not asked on {kind}")
         operator = self._request.operator
         where = Stage.CHECK
         if frame.data["races"]:
@@ -274,7 +276,6 @@ class MeasureStage:
             products=score.product_flops(operator, workload),
             compulsory_bytes=size,
             time=time.seconds,
-            reached=found.facts[workload.id].matmul_flops,
         )
         if reason is not None:
             return Failure(Verdict.IMPLAUSIBLE, f"{workload.id}: {reason}")

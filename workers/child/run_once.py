@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import selectors
 import shutil
 import tempfile
 import time
@@ -17,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilewright.workers.child.drain import ByteLimits, Drain, Stop
 from tilewright.workers.child.ending import ChildOutcome, Death, Ending, death
-from tilewright.workers.child.frames import Frame, FrameError, FrameReader, encode
+from tilewright.workers.child.frames import Frame, FrameReader, encode
 from tilewright.workers.child.launch import Launcher, Process, Spawn, Streams, resident_bytes
 
 _FATAL = re.compile(rb"^F\d{4} .*?\] (.*)$", re.MULTILINE)
-_CHUNK = 1 << 16
 _LOOK_SECONDS = 0.25
 
 ADDRESS_FACTOR = 3
@@ -89,18 +88,23 @@ def run_child(
             _confinement(limits), folder, environment(folder, extra_environment or {}), pipes.theirs
         )
         pipes.close_theirs()
-        listener = _Listener(process, pipes, encode(job), limits, on_frame)
-        try:
-            ending, detail = listener.listen(began + limits.wall_seconds)
-        finally:
-            code = process.end()
-            listener.close()
+        reader = FrameReader(limits.result_bytes)
+        sizes = ByteLimits(limits.result_bytes, limits.log_bytes, limits.kept_log_bytes)
+        with Drain(
+            pipes.stdin, (pipes.stdout, pipes.stderr), pipes.result, encode(job), reader, sizes,
+            on_frame, on_sent=lambda: pipes.close(pipes.stdin),
+        ) as drain:  # fmt: skip
+            try:
+                ending, detail = _listen(drain, process, limits, began + limits.wall_seconds)
+            finally:
+                code = process.end()
     killed_by = None
-    if ending is Ending.DONE and not listener.complete:
+    complete = any(frame.kind == "done" for frame in drain.frames) and not reader.pending
+    if ending is Ending.DONE and not complete:
         ended = death(code)
-        ending, detail, killed_by = Ending.CRASHED, _last_line(ended, listener.log), ended.signal
-    log = listener.log.decode(errors="replace")
-    return ChildOutcome(ending, listener.frames, detail, killed_by, log, time.monotonic() - began)
+        ending, detail, killed_by = Ending.CRASHED, _last_line(ended, drain.log), ended.signal
+    log = drain.log.decode(errors="replace")
+    return ChildOutcome(ending, drain.frames, detail, killed_by, log, time.monotonic() - began)
 
 
 def _confinement(limits: ChildLimits) -> dict[str, int]:
@@ -141,116 +145,28 @@ class _Pipes:
             os.close(self._open.pop())
 
 
-class _Listener:
-    """Feeds the job to a child and drains its three streams within their limits."""
-
-    def __init__(
-        self,
-        process: Process,
-        pipes: _Pipes,
-        job: bytes,
-        limits: ChildLimits,
-        on_frame: Callable[[Frame], bool] | None,
-    ) -> None:
-        self.frames: list[Frame] = []
-        self.log = b""
-        self._process = process
-        self._pipes = pipes
-        self._limits = limits
-        self._on_frame = on_frame
-        self._reader = FrameReader(limits.result_bytes)
-        self._job = memoryview(job)
-        self._received = self._logged = 0
-        self._selector = selectors.DefaultSelector()
-        for stream in (pipes.stdout, pipes.stderr, pipes.result):
-            os.set_blocking(stream, False)
-            self._selector.register(stream, selectors.EVENT_READ)
-        os.set_blocking(pipes.stdin, False)
-        self._selector.register(pipes.stdin, selectors.EVENT_WRITE)
-
-    def listen(self, deadline: float) -> tuple[Ending, str]:
-        """Until the result pipe closes, the clock runs out or a limit is passed."""
-        look = 0.0
-        while self._pipes.result in self._selector.get_map():
-            now = time.monotonic()
-            left = deadline - now
-            if left <= 0:
-                return Ending.TIMEOUT, f"still running after {self._limits.wall_seconds:g} s"
-            if now >= look:
-                look = now + _LOOK_SECONDS
-                if resident_bytes(self._process.pid) > self._limits.memory_bytes:
-                    return (
-                        Ending.MEMORY,
-                        f"held more than {self._limits.memory_bytes / 2**30:g} GiB of memory",
-                    )
-            ready = self._selector.select(min(left, _LOOK_SECONDS))
-            if not ready and self._process.wait(0):
-                break  # what it left behind may hold its pipes open
-            for key, _ in ready:
-                try:
-                    verdict = self._serve(key.fd)
-                except FrameError as error:
-                    return Ending.GARBAGE, str(error)
-                if verdict is not None:
-                    return verdict
-        return self._last_words(deadline)
-
-    @property
-    def complete(self) -> bool:
-        """Whether the child said that it was done, and broke off nothing."""
-        return any(frame.kind == "done" for frame in self.frames) and not self._reader.pending
-
-    def close(self) -> None:
-        self._selector.close()
-
-    def _serve(self, stream: int) -> tuple[Ending, str] | None:
-        if stream == self._pipes.stdin:
-            self._send()
-            return None
-        piece = os.read(stream, _CHUNK if stream != self._pipes.result else 1 << 22)
-        if not piece:
-            self._selector.unregister(stream)
-            return None
-        if stream != self._pipes.result:
-            return self._write_log(piece)
-        self._received += len(piece)
-        if self._received > self._limits.result_bytes:
-            return Ending.FLOOD, f"more than {self._limits.result_bytes} bytes of results"
-        for frame in self._reader.feed(piece):
-            self.frames.append(frame)
-            if self._on_frame is not None and not self._on_frame(frame):
-                return Ending.STOPPED, "stopped by the parent"
-        return None
-
-    def _send(self) -> None:
-        stdin = self._pipes.stdin
-        try:
-            sent = os.write(stdin, self._job[: 1 << 20])
-        except BlockingIOError:
-            return
-        except OSError:  # the child closed its input; its ending tells the rest
-            sent = len(self._job)
-        self._job = self._job[sent:]
-        if not self._job:
-            self._selector.unregister(stdin)
-            self._pipes.close(stdin)
-
-    def _write_log(self, piece: bytes) -> tuple[Ending, str] | None:
-        self._logged += len(piece)
-        self.log = (self.log + piece)[-self._limits.kept_log_bytes :]
-        if self._logged > self._limits.log_bytes:
-            return Ending.FLOOD, f"more than {self._limits.log_bytes} bytes of output"
-        return None
-
-    def _last_words(self, deadline: float) -> tuple[Ending, str]:
-        """After the result pipe closed: the rest of the log, then the end."""
-        if not self._process.wait(max(0.1, min(5.0, deadline - time.monotonic()))):
-            return Ending.TIMEOUT, "closed its result pipe and stayed"
-        for stream in (self._pipes.stdout, self._pipes.stderr):
-            with contextlib.suppress(OSError):
-                while (piece := os.read(stream, _CHUNK)) and not self._write_log(piece):
-                    pass
-        return Ending.DONE, ""
+def _listen(drain: Drain, process: Process, limits: ChildLimits, deadline: float) -> Stop:
+    """Until the result pipe closes, the clock runs out or a limit is passed."""
+    look = 0.0
+    while drain.open:
+        now = time.monotonic()
+        left = deadline - now
+        if left <= 0:
+            return Stop(Ending.TIMEOUT, f"still running after {limits.wall_seconds:g} s")
+        if now >= look:
+            look = now + _LOOK_SECONDS
+            if resident_bytes(process.pid) > limits.memory_bytes:
+                held = f"held more than {limits.memory_bytes / 2**30:g} GiB of memory"
+                return Stop(Ending.MEMORY, held)
+        found = drain.step(min(left, _LOOK_SECONDS))
+        if isinstance(found, Stop):
+            return found
+        if not found and process.wait(0):
+            break  # what it left behind may hold its pipes open
+    if not process.wait(max(0.1, min(5.0, deadline - time.monotonic()))):
+        return Stop(Ending.TIMEOUT, "closed its result pipe and stayed")
+    drain.rest_of_log()
+    return Stop(Ending.DONE, "")
 
 
 def _last_line(ended: Death, log: bytes) -> str:

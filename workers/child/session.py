@@ -12,19 +12,19 @@ import contextlib
 import json
 import os
 import secrets
-import selectors
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tilewright.workers.child.drain import ByteLimits, Drain, Stop
 from tilewright.workers.child.ending import ChildOutcome, Ending, death
-from tilewright.workers.child.frames import Frame, FrameError, FrameReader, encode
+from tilewright.workers.child.frames import Frame, FrameReader, encode
 from tilewright.workers.child.launch import PROGRAMS, ROOT, end_group
 from tilewright.workers.child.run_once import environment
 
@@ -37,9 +37,10 @@ PING_SECONDS = 20.0
 UNLIMITED = 1 << 46
 """Address space, bytes: a GPU's driver reserves terabytes of it."""
 
-_KEPT_LOG = 16 << 10
-_LOG_LIMIT = 256 << 20
-_RESULT_LIMIT = 1 << 30
+_FRAME_LIMIT = 1 << 30
+_BYTES = ByteLimits(result=8 << 30, log=256 << 20)
+_LOOK_SECONDS = 0.2
+_LEAVE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,11 @@ class Session:
         finally:
             os.close(write)
         self._result = read
-        self._reader = FrameReader(_RESULT_LIMIT)
+        self._reader = FrameReader(_FRAME_LIMIT)
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._stdin = self._process.stdin.fileno()
         self._logs = (self._process.stdout.fileno(), self._process.stderr.fileno())
-        for stream in (self._stdin, *self._logs, read):
-            os.set_blocking(stream, False)
+        os.set_blocking(read, False)
         self.hello: Mapping[str, Any] | None = None
         self.jobs = 0
         """Served so far."""
@@ -106,23 +106,21 @@ class Session:
     def wait_ready(self, timeout_seconds: float = START_SECONDS) -> Mapping[str, Any]:
         """What the runner said about itself. Raises SessionDied."""
         if self.hello is None:
-            found = self._converse(b"", "ready", JobLimits(timeout_seconds, timeout_seconds), None)
+            found = self._converse(b"", "ready", JobLimits(timeout_seconds, timeout_seconds))
             if found.ending is not Ending.DONE:
                 last = (found.log.strip().splitlines() or [""])[-1][:200]
                 raise SessionDied(f"{found.detail}{': ' + last if last else ''}")
             self.hello = found.frames[-1].data
         return self.hello
 
-    def run(
-        self, job: Frame, limits: JobLimits, on_frame: Callable[[Frame], object] | None = None
-    ) -> ChildOutcome:
+    def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         """One job to its ``done`` frame, which is not among the outcome's frames. Raises SessionDied."""
         self.wait_ready()
         self.jobs += 1
         # an earlier candidate may have written answers ahead, and cannot know this
         token = secrets.token_hex(8)
         named = Frame(job.kind, {**job.data, "job": token}, job.arrays, job.blobs)
-        found = self._converse(encode(named), "done", limits, on_frame)
+        found = self._converse(encode(named), "done", limits)
         if found.ending is Ending.DONE and found.frames.pop().data.get("job") != token:
             found.ending, found.detail = Ending.GARBAGE, "an answer to another job"
         return found
@@ -148,74 +146,41 @@ class Session:
                     stream.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _converse(
-        self, message: bytes, last: str, limits: JobLimits, on_frame: Callable[[Frame], object] | None
-    ) -> ChildOutcome:
-        began = heard = time.monotonic()
-        self._log, self._logged = b"", 0  # what an earlier job said is not this one's
+    def _converse(self, message: bytes, last: str, limits: JobLimits) -> ChildOutcome:
+        began = time.monotonic()
         outcome = ChildOutcome(Ending.DONE)
-        pending = memoryview(message)
-        with selectors.DefaultSelector() as selector:
-            for stream in (self._result, *self._logs):
-                selector.register(stream, selectors.EVENT_READ)
-            if message:
-                selector.register(self._stdin, selectors.EVENT_WRITE)
-            while not (outcome.frames and outcome.frames[-1].kind == last):
-                now = time.monotonic()
-                if now - began > limits.wall_seconds or now - heard > limits.stall_seconds:
-                    quiet = now - began <= limits.wall_seconds
-                    span = limits.stall_seconds if quiet else limits.wall_seconds
-                    said = "no sign of life for" if quiet else "still running after"
-                    outcome.ending, outcome.detail = Ending.TIMEOUT, f"{said} {span:g} s"
+        with Drain(self._stdin, self._logs, self._result, message, self._reader, _BYTES) as drain:
+            while not (drain.frames and drain.frames[-1].kind == last):
+                if not drain.open:
+                    self._tell_death(outcome)
                     break
-                for key, _ in selector.select(0.2):
-                    if key.fd == self._stdin:
-                        pending = self._send(pending)
-                        if not pending:
-                            selector.unregister(self._stdin)
-                    elif key.fd in self._logs:
-                        if not self._read_log(key.fd):
-                            selector.unregister(key.fd)
-                    else:
-                        heard = time.monotonic()
-                        self._read_frames(outcome, on_frame)
-                if outcome.ending is not Ending.DONE:
+                found = _out_of_time(limits, began, drain.heard) or drain.step(_LOOK_SECONDS)
+                if isinstance(found, Stop):
+                    outcome.ending, outcome.detail = found
                     break
-        for stream in self._logs:
-            with contextlib.suppress(OSError):
-                self._read_log(stream)
+            drain.rest_of_log()
+        outcome.frames = drain.frames
         outcome.seconds = time.monotonic() - began
-        outcome.log = self._log.decode(errors="replace")
+        outcome.log = drain.log.decode(errors="replace")
         return outcome
 
-    def _send(self, pending: memoryview) -> memoryview:
+    def _tell_death(self, outcome: ChildOutcome) -> None:
+        """After the result pipe has closed: the child's end, for which it has a moment."""
         try:
-            return pending[os.write(self._stdin, pending[: 1 << 20]) :]
-        except BlockingIOError:
-            return pending
-        except OSError:  # the child is gone; its closed result pipe tells
-            return pending[:0]
-
-    def _read_log(self, stream: int) -> bool:
-        piece = os.read(stream, 1 << 16)
-        self._logged += len(piece)
-        self._log = (self._log + piece)[-_KEPT_LOG:]
-        return bool(piece) and self._logged < _LOG_LIMIT
-
-    def _read_frames(self, outcome: ChildOutcome, on_frame: Callable[[Frame], object] | None) -> None:
-        piece = os.read(self._result, 1 << 22)
-        if not piece:
-            self._process.wait()
-            ended = death(self._process.returncode)
-            outcome.ending, outcome.detail, outcome.signal = Ending.CRASHED, ended.detail, ended.signal
+            ended = death(self._process.wait(_LEAVE_SECONDS))
+        except subprocess.TimeoutExpired:
+            outcome.ending, outcome.detail = Ending.TIMEOUT, "closed its result pipe and stayed"
             return
-        try:
-            for frame in self._reader.feed(piece):
-                outcome.frames.append(frame)
-                if on_frame is not None and frame.kind not in ("done", "ready"):
-                    on_frame(frame)
-        except FrameError as error:
-            outcome.ending, outcome.detail = Ending.GARBAGE, str(error)
+        outcome.ending, outcome.detail, outcome.signal = Ending.CRASHED, ended.detail, ended.signal
+
+
+def _out_of_time(limits: JobLimits, began: float, heard: float) -> Stop | None:
+    now = time.monotonic()
+    if now - began > limits.wall_seconds:
+        return Stop(Ending.TIMEOUT, f"still running after {limits.wall_seconds:g} s")
+    if now - heard > limits.stall_seconds:
+        return Stop(Ending.TIMEOUT, f"no sign of life for {limits.stall_seconds:g} s")
+    return None
 
 
 @dataclass
@@ -237,9 +202,7 @@ class SessionPool:
             raise
         return self._last_hello
 
-    def run(
-        self, job: Frame, limits: JobLimits, on_frame: Callable[[Frame], object] | None = None
-    ) -> ChildOutcome:
+    def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         """One job; a child that ended badly, or says it is ``spoiled``, is replaced before this returns.
 
         A child that has served others is asked for life before the job, and what dies in its hands is run once more in
@@ -252,11 +215,11 @@ class SessionPool:
             self.replace()
             self.hello()
         used = self._session().jobs > 0
-        outcome = self._session().run(job, limits, on_frame)
+        outcome = self._session().run(job, limits)
         if used and outcome.ending in (Ending.CRASHED, Ending.GARBAGE):
             self.replace()
             self.hello()
-            outcome = self._session().run(job, limits, on_frame)
+            outcome = self._session().run(job, limits)
         spoiled = any(frame.data.get("spoiled") for frame in outcome.frames if frame.kind == "error")
         if outcome.ending is not Ending.DONE or spoiled:
             self.replace()

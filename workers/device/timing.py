@@ -10,7 +10,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class Samples:
         return self._made[key]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Timing:
     """One workload as a station timed it: seconds by entry, round and call, and what was seen beside them."""
 
@@ -80,10 +80,10 @@ class Timing:
     rounds: list[list[list[float]]]
     host_seconds: list[float]
     wall_seconds: list[float]
-    brief: bool
-    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
-    scale: DeviceRatio = field(default_factory=DeviceRatio)
-    seed: int = 0
+    inputs_changed: bool
+    arrays: Mapping[str, np.ndarray]
+    scale: DeviceRatio
+    seed: int
     """Of the operands."""
 
     def figures(self, request: TimingRequest, place: int = 0) -> WorkloadFigures:
@@ -159,32 +159,60 @@ def measure(
                 Verdict.INFRA_ERROR, f"{failure.entry} failed beside the candidate: {failure.reason}"
             )
         return failure
-    timings = []
-    by_id = {w.id: w for w in workloads}
-    for frame in (f for f in outcome.frames if f.kind == "timed"):
-        timing = dataclasses.replace(_timing(frame, by_id[frame.data["workload"]]), scale=scale, seed=seed)
-        for place in range(len(entries)) if judged is None else (judged,):
-            if (failure := _objection(request, found, samples, timing, frame, place)) is not None:
-                return dataclasses.replace(failure, entry=entries[place].id)
-        timings.append(timing)
-    if len(timings) != len(workloads):
+    answers = [frame for frame in outcome.frames if frame.kind == "timed"]
+    try:
+        timings = [_timing(frame, workloads, len(entries), scale, seed) for frame in answers]
+    except MALFORMED as error:
+        return malformed(error)
+    if sorted(t.workload.id for t in timings) != sorted(w.id for w in workloads):
         return Failure(Verdict.CRASHED, "the child ended before it had timed everything")
+    for timing in timings:
+        for place in range(len(entries)) if judged is None else (judged,):
+            if (failure := _objection(request, found, samples, timing, place)) is not None:
+                return dataclasses.replace(failure, entry=entries[place].id)
     return timings
 
 
-def _timing(frame: Frame, workload: Workload) -> Timing:
-    data = frame.data
-    return Timing(
-        workload, data["rounds"], data["host_seconds"], data["wall_seconds"], data["brief"], frame.arrays
+MALFORMED = (KeyError, TypeError, ValueError)
+"""Raised on reading an answer that is none."""
+
+
+def malformed(error: Exception) -> Failure:
+    """The verdict on a child whose answer does not read."""
+    return Failure(
+        Verdict.CRASHED, one_line(f"the child's answer is malformed: {type(error).__name__} {error}")
     )
 
 
+def _timing(
+    frame: Frame, workloads: Sequence[Workload], entries: int, scale: DeviceRatio, seed: int
+) -> Timing:
+    """Raises one of ``MALFORMED`` for what are no times of so many entries in as many rounds each."""
+    data = frame.data
+    workload = {w.id: w for w in workloads}[data["workload"]]
+    rounds = [[[_time(call) for call in calls] for calls in entry] for entry in data["rounds"]]
+    host, wall = ([_time(n, or_none=True) for n in data[f"{clock}_seconds"]] for clock in ("host", "wall"))
+    if not len(rounds) == len(host) == len(wall) == entries:
+        raise ValueError(f"{len(rounds)} entries instead of {entries}")
+    if len({len(entry) for entry in rounds}) != 1 or not all(entry and all(entry) for entry in rounds):
+        raise ValueError("rounds without calls, or more of one entry than of another")
+    changed = bool(data["inputs_changed"])
+    return Timing(workload, rounds, host, wall, changed, frame.arrays, scale, seed)
+
+
+def _time(seconds: float, *, or_none: bool = False) -> float:
+    """A finite number over 0, or 0 as well."""
+    if not 0.0 < seconds < math.inf and not (or_none and seconds == 0.0):
+        raise ValueError(f"{seconds} s is no time")
+    return float(seconds)
+
+
 def _objection(
-    request: TimingRequest, found: Findings, samples: Samples, timing: Timing, frame: Frame, place: int
+    request: TimingRequest, found: Findings, samples: Samples, timing: Timing, place: int
 ) -> Failure | None:
     """Why a timing does not count."""
     workload = timing.workload
-    if frame.data["inputs_changed"]:
+    if timing.inputs_changed:
         return Failure(Verdict.INCORRECT, f"the kernel changes its inputs ({workload.id})", stage=Stage.CHECK)
     prefix = f"{place}/"
     outputs = {n.removeprefix(prefix): a for n, a in timing.arrays.items() if n.startswith(prefix)}

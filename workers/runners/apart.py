@@ -141,7 +141,8 @@ def _restated(call: Any) -> tuple[list[Any], list[Any]]:
         maps = {read.function_name(function): function for function in kernel.index_maps}
         used: set[str] = set()
         windows = list(ir.ArrayAttr(attributes["window_params"]))
-        for place, window in enumerate(windows, start=kernel.prefetched):
+        unstated = sum(size < 0 for size in kernel.grid)  # sizes of the grid that are operands, too
+        for place, window in enumerate(windows, start=unstated + kernel.prefetched):
             if place >= len(types):
                 break
             told: Any = ir.DictAttr(window)

@@ -10,16 +10,20 @@ from dataclasses import dataclass
 _INSTRUCTION = re.compile(r"^  (?:ROOT )?%?([\w.-]+) = (.+?) ([a-z][\w-]*)\((.*)$", re.MULTILINE)
 _ARRAY = re.compile(r"\b(pred|bf16|f8e\w+|[fsuc]\d+)\[([\d,]*)\]")
 _NAME = re.compile(r"%([\w.-]+)")
+_COMPUTATION = re.compile(r"^%?([\w.-]+) \([^\n]*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+_PRODUCT = re.compile(r" (?:convolution|dot)\(")
+_CALLS = re.compile(r"\bcalls=%?([\w.-]+)")
 _FREE = frozenset(["parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all"])
 
 
 @dataclass(frozen=True)
 class Around:
-    """One operation of XLA: its name and the bytes it reads and writes, each array once."""
+    """One operation of XLA: its name, the bytes it reads and writes, each array once, and if it has matrix products."""
 
     name: str
     read: int
     written: int
+    product: bool = False
 
 
 class Uncountable(ValueError):
@@ -29,6 +33,7 @@ class Uncountable(ValueError):
 def operations_around(hlo: str) -> list[Around]:
     """Operations of the entry computation of optimised HLO text, kernels left out. Raises Uncountable for a loop."""
     entry = hlo[hlo.index("\nENTRY ") :]
+    multiplying = {name for name, body in _COMPUTATION.findall(hlo) if _PRODUCT.search(body)}
     sizes: dict[str, int] = {}
     found = []
     for name, kind, opcode, rest in _INSTRUCTION.findall(entry):
@@ -42,13 +47,15 @@ def operations_around(hlo: str) -> list[Around]:
         if opcode in ("while", "conditional", "call"):
             raise Uncountable(f"XLA runs a {opcode} around the kernels")
         operands = _NAME.findall(rest.split("), ", 1)[0])
+        product = opcode in ("convolution", "dot") or not multiplying.isdisjoint(_CALLS.findall(rest))
         taken = sum(sizes.get(operand, 0) for operand in operands)
         if opcode.endswith("-start"):
             found.append(Around(name, taken, taken))
         else:
             # a slice or a gather reads no more than it writes
             part = opcode in ("slice", "dynamic-slice", "gather")
-            found.append(Around(name, min(taken, sizes[name]) if part else taken, sizes[name]))
+            read = min(taken, sizes[name]) if part else taken
+            found.append(Around(name, read, sizes[name], product))
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -275,9 +276,20 @@ def _control(operation: Any, name: str, results: tuple[int, ...], numbers: _Numb
     return _Node(name.removeprefix("scf."), results, operands, None, 0, programs, arguments, yields)
 
 
+_CONTRACTED = re.compile(r"dot_dimension_numbers<\[([\d, ]+)\]")
+
+
 def _matmul(operation: Any) -> int:
-    """2 x (elements of the result) x (contracted length): result is M x N, the left operand holds M x K."""
-    left, right = (math.prod(ir.ShapedType(operation.operands[n].type).shape) for n in (0, 1))
-    result = math.prod(ir.ShapedType(operation.results[0].type).shape)
-    depth = math.isqrt(left * right // result) if result else 0
-    return 2 * result * depth
+    """2 x (elements of the result) x (contracted length): results of a batch count once, however large it is."""
+    left, right, result = (
+        list(ir.ShapedType(value.type).shape)
+        for value in (operation.operands[0], operation.operands[1], operation.results[0])
+    )
+    numbers = operation.attributes.get("dimension_numbers")
+    axes = _CONTRACTED.search(str(numbers)) if numbers is not None else None
+    if axes is not None:
+        depth = math.prod(left[int(axis)] for axis in axes[1].split(","))
+    else:
+        size = math.prod(result)
+        depth = math.isqrt(math.prod(left) * math.prod(right) // size) if size else 0
+    return 2 * math.prod(result) * depth

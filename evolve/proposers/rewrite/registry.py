@@ -23,7 +23,7 @@ from tilewright.evolve.proposers.rewrite.pallas import (
     unroll_grid,
 )
 from tilewright.evolve.proposers.rewrite.triton import arithmetic as device_arithmetic
-from tilewright.evolve.proposers.rewrite.triton import descriptors, fusion, loads, programs, stores
+from tilewright.evolve.proposers.rewrite.triton import descriptors, fusion, loads, programs, rows, stores
 from tilewright.evolve.proposers.rewrite.triton import dots as device_dots
 
 
@@ -107,6 +107,7 @@ def triton_rules() -> tuple[Rule, ...]:
         device_dots.AccumulateAfterDot(),
         programs.SplitK(),
         programs.RangeOption(),
+        rows.RowsPerProgram(),
         stores.TransposedStore(),
         stores.SubtiledStore(),
         descriptors.DescriptorLoad(),

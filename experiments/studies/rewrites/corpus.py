@@ -43,6 +43,11 @@ over K whose bounds or places depend on the tile; results that depend on the pro
 in place) or `pin` (sums kept where they stand), beside the tile sizes of the source. As many stages are made as shared
 memory holds.
 
+**`triton_rows_per_program`** makes a program of a row kernel compute `rows` neighbouring rows along one axis of the
+grid. *It keeps*: the operations on each row, in their order; programs past the last row repeat it. *It refuses*:
+values of two axes, branches and loop bounds that depend on the row, early returns, atomics, scans, integers that a
+loop carries, and a tensor that is read and written.
+
 **On tpu7x (modelled)** the explicit transfers (`manual_copy`, `double_buffered_copy`, `emit_pipeline`) compile,
 pass the gates and are simulated; the last two read as the grid's own pipeline does, the first waits for every
 copy ([table](../experiments/records/tpu/transfers.md)). A table of scalars in VMEM does not compile there when it

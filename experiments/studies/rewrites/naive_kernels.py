@@ -6,78 +6,52 @@ import triton.language as tl
 
 
 @triton.jit
+def banded_tile(M, N, TILE_M: tl.constexpr, TILE_N: tl.constexpr, BAND: tl.constexpr):
+    """The tile of this program: down the columns of one band of tile rows after the other."""
+    program = tl.program_id(0)
+    columns = tl.cdiv(N, TILE_N)
+    top = program // (BAND * columns) * BAND
+    height = tl.minimum(tl.cdiv(M, TILE_M) - top, BAND)
+    within = program % (BAND * columns)
+    return top + within % height, within // height
+
+
+@triton.jit
 def matmul_kernel(
-    a_ptr,
-    b_ptr,
-    c_ptr,
-    M,
-    N,
-    K,
-    stride_am,
-    stride_ak,
-    stride_bk,
-    stride_bn,
-    stride_cm,
-    stride_cn,
-    BLOCK_SIZE_M: tl.constexpr,
-    BLOCK_SIZE_N: tl.constexpr,
-    BLOCK_SIZE_K: tl.constexpr,
-    GROUP_SIZE_M: tl.constexpr,
-):
-    pid = tl.program_id(axis=0)
-    num_pid_m = tl.cdiv(M, BLOCK_SIZE_M)
-    num_pid_n = tl.cdiv(N, BLOCK_SIZE_N)
-    num_pid_in_group = GROUP_SIZE_M * num_pid_n
-    group_id = pid // num_pid_in_group
-    first_pid_m = group_id * GROUP_SIZE_M
-    group_size_m = min(num_pid_m - first_pid_m, GROUP_SIZE_M)
-    pid_m = first_pid_m + ((pid % num_pid_in_group) % group_size_m)
-    pid_n = (pid % num_pid_in_group) // group_size_m
-    offs_am = (pid_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)) % M
-    offs_bn = (pid_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)) % N
-    offs_k = tl.arange(0, BLOCK_SIZE_K)
-    a_ptrs = a_ptr + (offs_am[:, None] * stride_am + offs_k[None, :] * stride_ak)
-    b_ptrs = b_ptr + (offs_k[:, None] * stride_bk + offs_bn[None, :] * stride_bn)
-    accumulator = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), dtype=tl.float32)
-    for k in range(0, tl.cdiv(K, BLOCK_SIZE_K)):
-        a = tl.load(a_ptrs, mask=offs_k[None, :] < K - k * BLOCK_SIZE_K, other=0.0)
-        b = tl.load(b_ptrs, mask=offs_k[:, None] < K - k * BLOCK_SIZE_K, other=0.0)
-        accumulator = tl.dot(a, b, accumulator)
-        a_ptrs += BLOCK_SIZE_K * stride_ak
-        b_ptrs += BLOCK_SIZE_K * stride_bk
-    c = accumulator.to(tl.bfloat16)
-    offs_cm = pid_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
-    offs_cn = pid_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
-    c_ptrs = c_ptr + stride_cm * offs_cm[:, None] + stride_cn * offs_cn[None, :]
-    c_mask = (offs_cm[:, None] < M) & (offs_cn[None, :] < N)
-    tl.store(c_ptrs, c, mask=c_mask)
+    a_ptr, b_ptr, c_ptr, M, N, K, a_row, a_col, b_row, b_col, c_row,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, BAND: tl.constexpr,
+):  # fmt: skip
+    tile_row, tile_col = banded_tile(M, N, TILE_M, TILE_N, BAND)
+    rows = tile_row * TILE_M + tl.arange(0, TILE_M)
+    cols = tile_col * TILE_N + tl.arange(0, TILE_N)
+    total = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
+    for start in range(0, K, TILE_K):
+        ks = start + tl.arange(0, TILE_K)
+        a = tl.load(
+            a_ptr + rows[:, None] * a_row + ks[None, :] * a_col,
+            mask=(rows[:, None] < M) & (ks[None, :] < K),
+            other=0.0,
+        )
+        b = tl.load(
+            b_ptr + ks[:, None] * b_row + cols[None, :] * b_col,
+            mask=(ks[:, None] < K) & (cols[None, :] < N),
+            other=0.0,
+        )
+        total = tl.dot(a, b, total)
+    inside = (rows[:, None] < M) & (cols[None, :] < N)
+    tl.store(c_ptr + rows[:, None] * c_row + cols[None, :], total.to(tl.bfloat16), mask=inside)
 
 
 def matmul(a, b):
     M, K = a.shape
-    K, N = b.shape
+    N = b.shape[1]
     c = torch.empty((M, N), device=a.device, dtype=torch.bfloat16)
-    grid = lambda META: (triton.cdiv(M, META["BLOCK_SIZE_M"]) * triton.cdiv(N, META["BLOCK_SIZE_N"]),)  # noqa: E731
-    matmul_kernel[grid](
-        a,
-        b,
-        c,
-        M,
-        N,
-        K,
-        a.stride(0),
-        a.stride(1),
-        b.stride(0),
-        b.stride(1),
-        c.stride(0),
-        c.stride(1),
-        BLOCK_SIZE_M=64,
-        BLOCK_SIZE_N=128,
-        BLOCK_SIZE_K=64,
-        GROUP_SIZE_M=8,
-        num_warps=4,
-        num_stages=3,
-    )
+    tile_m, tile_n = 64, 128
+    tiles = triton.cdiv(M, tile_m) * triton.cdiv(N, tile_n)
+    matmul_kernel[(tiles,)](
+        a, b, c, M, N, K, a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0),
+        TILE_M=tile_m, TILE_N=tile_n, TILE_K=64, BAND=8, num_warps=4, num_stages=3,
+    )  # fmt: skip
     return c
 
 
@@ -87,92 +61,45 @@ def gelu(x):
 
 
 @triton.jit
-def matmul_bias_gelu(
-    a_ptr,
-    b_ptr,
-    bias_ptr,
-    c_ptr,
-    M,
-    N,
-    K,
-    stride_am,
-    stride_ak,
-    stride_bk,
-    stride_bn,
-    stride_cm,
-    stride_cn,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-):
-    pid = tl.program_id(axis=0)
-    num_pid_m = tl.cdiv(M, BLOCK_M)
-    num_pid_n = tl.cdiv(N, BLOCK_N)
-    num_pid_in_group = GROUP_M * num_pid_n
-    group_id = pid // num_pid_in_group
-    first_pid_m = group_id * GROUP_M
-    group_size_m = min(num_pid_m - first_pid_m, GROUP_M)
-    pid_m = first_pid_m + ((pid % num_pid_in_group) % group_size_m)
-    pid_n = (pid % num_pid_in_group) // group_size_m
-    tl.assume(pid_m >= 0)
-    offs_am = (pid_m * BLOCK_M + tl.arange(0, BLOCK_M)) % M
-    offs_bn = (pid_n * BLOCK_N + tl.arange(0, BLOCK_N)) % N
-    offs_k = tl.arange(0, BLOCK_K)
-    a_ptrs = a_ptr + (offs_am[:, None] * stride_am + offs_k[None, :] * stride_ak)
-    b_ptrs = b_ptr + (offs_k[:, None] * stride_bk + offs_bn[None, :] * stride_bn)
-    accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for k in range(0, tl.cdiv(K, BLOCK_K)):
-        a = tl.load(a_ptrs, mask=offs_k[None, :] < K - k * BLOCK_K, other=0.0)
-        b = tl.load(b_ptrs, mask=offs_k[:, None] < K - k * BLOCK_K, other=0.0)
-        accumulator = tl.dot(a, b, accumulator)
-        a_ptrs += BLOCK_K * stride_ak
-        b_ptrs += BLOCK_K * stride_bk
-    offs_cm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_cn = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    bias = tl.load(bias_ptr + offs_cn, mask=offs_cn < N, other=0.0)
-    accumulator += bias.to(tl.float32)[None, :]
-    if ACTIVATION == "gelu":
-        accumulator = gelu(accumulator)
-    c = accumulator.to(tl.bfloat16)
-    c_ptrs = c_ptr + stride_cm * offs_cm[:, None] + stride_cn * offs_cn[None, :]
-    c_mask = (offs_cm[:, None] < M) & (offs_cn[None, :] < N)
-    tl.store(c_ptrs, c, mask=c_mask)
+def linear_gelu_kernel(
+    x_ptr, w_ptr, bias_ptr, y_ptr, M, N, K, x_row, w_row, y_row,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, BAND: tl.constexpr,
+):  # fmt: skip
+    tile_row, tile_col = banded_tile(M, N, TILE_M, TILE_N, BAND)
+    rows = tile_row * TILE_M + tl.arange(0, TILE_M)
+    cols = tile_col * TILE_N + tl.arange(0, TILE_N)
+    depth = tl.arange(0, TILE_K)
+    x_at = x_ptr + rows[:, None] * x_row + depth[None, :]
+    w_at = w_ptr + depth[:, None] * w_row + cols[None, :]
+    total = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
+    for step in range(tl.cdiv(K, TILE_K)):
+        left = K - step * TILE_K
+        x = tl.load(x_at, mask=(rows[:, None] < M) & (depth[None, :] < left), other=0.0)
+        w = tl.load(w_at, mask=(depth[:, None] < left) & (cols[None, :] < N), other=0.0)
+        total = tl.dot(x, w, total)
+        x_at += TILE_K
+        w_at += TILE_K * w_row
+    bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)
+    y = gelu(total + bias[None, :])
+    inside = (rows[:, None] < M) & (cols[None, :] < N)
+    tl.store(y_ptr + rows[:, None] * y_row + cols[None, :], y.to(tl.bfloat16), mask=inside)
 
 
-def linear_gelu(a, b, bias):
-    M, K = a.shape
-    K, N = b.shape
-    c = torch.empty((M, N), device=a.device, dtype=torch.bfloat16)
-    grid = lambda META: (triton.cdiv(M, META["BLOCK_M"]) * triton.cdiv(N, META["BLOCK_N"]),)  # noqa: E731
-    matmul_bias_gelu[grid](
-        a,
-        b,
-        bias,
-        c,
-        M,
-        N,
-        K,
-        a.stride(0),
-        a.stride(1),
-        b.stride(0),
-        b.stride(1),
-        c.stride(0),
-        c.stride(1),
-        BLOCK_M=64,
-        BLOCK_N=128,
-        BLOCK_K=64,
-        GROUP_M=8,
-        ACTIVATION="gelu",
-        num_warps=4,
-        num_stages=3,
-    )
-    return c
+def linear_gelu(x, w, bias):
+    M, K = x.shape
+    N = w.shape[1]
+    y = torch.empty((M, N), device=x.device, dtype=torch.bfloat16)
+    tile_m, tile_n = 64, 128
+    tiles = triton.cdiv(M, tile_m) * triton.cdiv(N, tile_n)
+    linear_gelu_kernel[(tiles,)](
+        x, w, bias, y, M, N, K, x.stride(0), w.stride(0), y.stride(0),
+        TILE_M=tile_m, TILE_N=tile_n, TILE_K=64, BAND=8, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return y
 
 
-def linear_gelu_reference(a, b, bias):
-    return torch.nn.functional.gelu(a @ b + bias)
+def linear_gelu_reference(x, w, bias):
+    return torch.nn.functional.gelu(x @ w + bias)
 
 
 @triton.jit

@@ -3,19 +3,25 @@
     pip install cosmic-ray
     nice python -m experiments.studies.robustness.mutation --out experiments/records/robustness/mutation.md
 
-Cosmic Ray's operators make the mutants: of each kind of change at most ``--each`` at any one place, and of these a
-random ``--share``. A mutant's module is imported in place of the real one, in a fork, and the tests that stand beside
-the module in ``TESTS`` run until the first fails, or for ``--seconds``. What no test notices is listed with its line.
-Cosmic Ray is a dependency of this study alone.
+Cosmic Ray's operators make the mutants: of each family of changes at most ``--each`` at any one place, and of these at
+most ``--most`` of a module, chosen at random. A mutant's module is imported in place of the real one, in a fork of a
+process that has imported all that does not depend on it, and the tests named for it in ``TESTS`` run until the first
+fails, or for ``--seconds``. They are tests of ``make test``, those meant for the module: what they miss another may
+still notice. What no test notices is listed with its line, and with what ``mutation_equal`` says of it; those that
+compute the same are counted apart. Cosmic Ray is a dependency of this study alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import datetime
+import gc
+import importlib
 import importlib.util
 import os
 import random
+import shlex
 import signal
 import sys
 import time
@@ -27,21 +33,44 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-ROOT = Path(__file__).parents[3]
-PRELOADED = ("numpy", "ml_dtypes", "scipy.stats", "pydantic", "pytest", "hypothesis")
+from experiments.studies.robustness.mutation_equal import why_equal
 
-GATES = ("tests/fitness/test_detail.py", "tests/fitness/test_gates.py")
+ROOT = Path(__file__).parents[3]
+PRELOADED = ("numpy", "ml_dtypes", "scipy.stats", "pydantic", "pytest", "hypothesis", "cosmic_ray.plugins")
+OURS = ("tilewright.", "testkit.", "tests.")
+QUICK = ("-x", "-q", "-o", "addopts=", "-m", "not slow and not gpu", "-p", "no:cacheprovider", "-W", "ignore")
+
+FROZEN = "tests/fitness/test_frozen.py"
+GATES = ("tests/fitness/test_gates.py", "tests/fitness/test_detail.py")
 TESTS: dict[str, tuple[str, ...]] = {
     "fitness/gates.py": GATES,
-    "fitness/detail.py": GATES,
-    "fitness/intervals.py": ("tests/fitness/test_intervals.py",),
-    "fitness/dispatch_rule.py": ("tests/evolve/promote/test_rule.py",),
-    "fitness/evaluation.py": ("tests/fitness/test_gates.py", "tests/evolve/report", "tests/evolve/record"),
-    "fitness/score.py": ("tests/fitness/test_model.py", "tests/evolve/campaign"),
-    "fitness/structure.py": ("tests/fitness/test_model.py",),
-    "fitness/race.py": ("tests/evolve/campaign/test_racing.py",),
+    "fitness/detail.py": ("tests/fitness/test_detail.py", "tests/fitness/test_gates.py", FROZEN),
+    "fitness/intervals.py": ("tests/fitness/test_intervals.py", FROZEN),
+    "fitness/dispatch_rule.py": ("tests/fitness/test_dispatch_rule.py", FROZEN),
+    "fitness/race.py": ("tests/fitness/test_race.py", FROZEN),
+    "fitness/structure.py": ("tests/fitness/test_structure.py", FROZEN),
+    "fitness/evaluation.py": ("tests/fitness/test_evaluation.py", FROZEN),
+    "fitness/score.py": ("tests/fitness/test_score.py",),
+    "fitness/static_tpu.py": ("tests/fitness/test_static_tpu.py", FROZEN),
+    "fitness/time_model.py": ("tests/fitness/test_time_model.py", FROZEN),
+    "fitness/memory.py": ("tests/fitness/test_memory.py", "tests/fitness/test_time_model.py", FROZEN),
+    "fitness/targets.py": ("tests/fitness/test_targets.py", FROZEN),
+    "fitness/isa.py": ("tests/fitness/test_isa.py", FROZEN),
+    "workers/device/timing.py": ("tests/workers/device/test_timing.py",),
+    "workers/cascade/measured_stages.py": (
+        "tests/workers/cascade/test_measured_stages.py",
+        "tests/workers/cascade/test_contenders.py",
+    ),
+    "workers/cascade/modelled_stages.py": ("tests/workers/cascade/test_modelled_stages.py",),
+    "workers/cascade/verify_shapes.py": ("tests/workers/cascade/test_verify_shapes.py",),
+    "workers/cascade/base.py": ("tests/workers/cascade/test_base.py",),
+    "workers/cascade/common_stages.py": ("tests/workers/cascade/test_base.py",),
+    "workers/cascade/measured.py": ("tests/workers/cascade/test_contenders.py",),
+    "workers/cascade/modelled.py": ("tests/workers/cascade/test_modelled.py",),
+    "workers/cascade/compile_only.py": ("tests/workers/cascade/test_compile_only_stages.py",),
+    "workers/cascade/compile_only_stages.py": ("tests/workers/cascade/test_compile_only_stages.py",),
 }
-"""Module to the tests that must notice its mutants; quick ones first."""
+"""Module to the tests that must notice its mutants."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +100,18 @@ def mutants(source: str, each: int, rng: random.Random) -> list[Mutant]:
             found.append((name, occurrence, start, operator))
     rng.shuffle(found)
     seen: Counter[tuple[str, tuple[int, int]]] = Counter()
+    meanings = {meaning(source)}
     made = []
-    lines, plain = source.splitlines(), meaning(source)
+    lines = source.splitlines()
     for name, occurrence, start, operator in found:
         family = name.split("_")[0]
-        seen[family, start] += 1
-        if seen[family, start] > each:
+        if seen[family, start] >= each:
             continue
         text = mutate_code(source, operator, occurrence)
-        if text is None or text == source or meaning(text) == plain:
+        if text is None or (means := meaning(text)) in meanings:
             continue
+        meanings.add(means)
+        seen[family, start] += 1
         after = text.splitlines()
         at = next((n for n, (a, b) in enumerate(zip(lines, after, strict=False)) if a != b), start[0] - 1)
         made.append(
@@ -90,7 +121,7 @@ def mutants(source: str, each: int, rng: random.Random) -> list[Mutant]:
 
 
 def meaning(text: str) -> str:
-    """A module as it runs: without annotations of functions, which nothing evaluates."""
+    """A module as it runs: without annotations, which nothing evaluates but pydantic."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
@@ -100,6 +131,12 @@ def meaning(text: str) -> str:
             node.returns = None
         elif isinstance(node, ast.arg):
             node.annotation = None
+        elif isinstance(node, ast.arguments):  # the star before what is named is no product
+            node.args = [*node.posonlyargs, *node.args, *node.kwonlyargs]
+            node.defaults = [*node.defaults, *(d for d in node.kw_defaults if d is not None)]
+            node.posonlyargs, node.kwonlyargs, node.kw_defaults = [], [], []
+        elif isinstance(node, ast.AnnAssign) and "BaseModel" not in text:
+            node.annotation = ast.Name("object")
     return ast.dump(tree)
 
 
@@ -121,21 +158,58 @@ class _Mutated(MetaPathFinder, Loader):
         exec(compile(self._text, str(self._path), "exec"), module.__dict__)
 
 
+def imported_name(module: str) -> str:
+    """``fitness/gates.py`` as it is imported."""
+    return "tilewright." + module.removesuffix(".py").replace("/", ".")
+
+
+def keep_apart(module: str, tests: Sequence[str]) -> None:
+    """Import the tests, then forget whatever depends on the module: forks import that anew, and nothing else."""
+    for test in tests:
+        importlib.import_module(test.removesuffix(".py").replace("/", "."))
+    loaded = {
+        name: m for name, m in sys.modules.items() if name.startswith(OURS) and getattr(m, "__file__", None)
+    }
+    uses = {name: _imports(Path(str(m.__file__)), name) for name, m in loaded.items()}
+    tainted = {imported_name(module)}
+    while more := {name for name, used in uses.items() if name not in tainted and used & tainted}:
+        tainted |= more
+    for name in tainted | {n for n in loaded if n.startswith("tests.")}:
+        parent, _, last = name.rpartition(".")
+        sys.modules.pop(name, None)
+        if hasattr(sys.modules.get(parent), last):
+            delattr(sys.modules[parent], last)
+
+
+def _imports(file: Path, name: str) -> set[str]:
+    """Names of modules that a file may import, and more."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = (
+                ".".join([*name.split(".")[: -node.level], node.module or ""]) if node.level else node.module
+            )
+            found |= {str(base), *(f"{base}.{alias.name}" for alias in node.names)}
+    return found
+
+
 def noticed(module: str, text: str, tests: Sequence[str], seconds: float) -> bool:
     """Whether a test fails, or none ends in time, with this text for the module."""
     pid = os.fork()
     if pid == 0:
         code = 1
+        gc.disable()
         try:
             os.setsid()
             quiet = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(quiet, stream)
-            name = "tilewright." + module.removesuffix(".py").replace("/", ".")
-            sys.meta_path.insert(0, _Mutated(name, ROOT / module, text))
+            sys.meta_path.insert(0, _Mutated(imported_name(module), ROOT / module, text))
             import pytest
 
-            code = int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]))
+            code = int(pytest.main([*QUICK, *tests]))
         finally:
             os._exit(code)
     deadline = time.monotonic() + seconds
@@ -143,75 +217,100 @@ def noticed(module: str, text: str, tests: Sequence[str], seconds: float) -> boo
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status) != 0
-        time.sleep(0.02)
+        time.sleep(0.01)
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return True
 
 
-def survey(modules: Sequence[str], args: argparse.Namespace) -> Iterator[tuple[str, Mutant, bool]]:
-    """Every mutant that was run, and whether it was noticed."""
-    rng, ends = random.Random(args.seed), time.monotonic() + args.limit
-    todo = []
-    for module in modules:
-        source = (ROOT / module).read_text(encoding="utf-8")
-        if noticed(module, source, TESTS[module], args.seconds):
-            raise SystemExit(
-                f"{module}: its tests fail, or take over {args.seconds:g} s, without any change."
-            )
-        made = mutants(source, args.each, rng)
-        todo += [(module, mutant) for mutant in made if rng.random() < args.share]
-    rng.shuffle(todo)
-    for module, mutant in todo:
-        if time.monotonic() > ends:
-            return
-        yield module, mutant, noticed(module, mutant.text, TESTS[module], args.seconds)
+def survey(module: str, args: argparse.Namespace) -> Iterator[tuple[Mutant, bool]]:
+    """Mutants of a module that were run, and whether they were noticed."""
+    source = (ROOT / module).read_text(encoding="utf-8")
+    keep_apart(module, TESTS[module])
+    gc.freeze()
+    began = time.monotonic()
+    if noticed(module, source, TESTS[module], args.seconds):
+        raise SystemExit(f"{module}: its tests fail, or take over {args.seconds:g} s, without any change.")
+    sys.stdout.write(f"# {module}: {time.monotonic() - began:.1f} s without any change\n")
+    todo = mutants(source, args.each, random.Random(f"{args.seed} {module}"))
+    for mutant in todo[: args.most]:
+        yield mutant, noticed(module, mutant.text, TESTS[module], args.seconds)
 
 
-def report(found: Sequence[tuple[str, Mutant, bool]], command: str) -> list[str]:
+@dataclass(frozen=True)
+class Found:
+    """One mutant that was run; ``why``: what is known of one that nobody noticed."""
+
+    module: str
+    mutant: Mutant
+    noticed: bool
+    why: str
+
+    @property
+    def equal(self) -> bool:
+        """It computes the same."""
+        return not self.noticed and bool(self.why)
+
+
+def report(found: Sequence[Found], command: str) -> list[str]:
     """Lines of a record."""
-    killed = sum(seen for _, _, seen in found)
     lines = [
         "# The judge judged",
         "",
-        f"Written by `{command}`.",
+        f"Written by `{command}`, {datetime.date.today()}.",
         "",
-        f"* mutants: {len(found)}; noticed by a test: {killed} ({killed / max(1, len(found)):.1%})",
-        "",
-        "| module | mutants | noticed |",
-        "| --- | ---: | ---: |",
+        "| module | mutants | noticed | share | without those that compute the same |",
+        "| --- | ---: | ---: | ---: | ---: |",
     ]
-    for module in dict.fromkeys(m for m, _, _ in found):
-        mine = [seen for m, _, seen in found if m == module]
-        lines.append(f"| `{module}` | {len(mine)} | {sum(mine) / len(mine):.1%} |")
-    lines += ["", "| not noticed | line | change | the line then |", "| --- | ---: | --- | --- |"]
-    for module, mutant, seen in sorted(found, key=lambda f: (f[0], f[1].line)):
-        if not seen:
-            changed = mutant.changed.replace("|", "\\|")
-            lines.append(f"| `{module}` | {mutant.line} | {mutant.operator} | `{changed}` |")
+    names = list(dict.fromkeys(f.module for f in found))
+    for name in [*names, "all"]:
+        mine = [f for f in found if name in (f.module, "all")]
+        seen, real = sum(f.noticed for f in mine), sum(not f.equal for f in mine)
+        label = name if name == "all" else f"`{name}`"
+        shares = f"{seen / max(1, len(mine)):.1%} | {seen / max(1, real):.1%}"
+        lines.append(f"| {label} | {len(mine)} | {seen} | {shares} |")
+    lines += ["", "| not noticed | line | the line then | why |", "| --- | ---: | --- | --- |"]
+    for f in sorted(found, key=lambda f: (names.index(f.module), f.mutant.line)):
+        if not f.noticed:
+            changed = f.mutant.changed.replace("|", "\\|")
+            lines.append(f"| `{f.module}` | {f.mutant.line} | `{changed}` | {f.why or 'left'} |")
     return lines
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--modules", nargs="*", default=list(TESTS), choices=list(TESTS))
-    parser.add_argument("--each", type=int, default=2, help="mutants of one kind at a place")
-    parser.add_argument("--share", type=float, default=1.0, help="of the mutants, chosen at random")
-    parser.add_argument("--seconds", type=float, default=90.0, help="for the tests of one mutant")
-    parser.add_argument("--limit", type=float, default=3600.0, help="seconds for all")
+    parser.add_argument("--each", type=int, default=1, help="mutants of one kind at a place")
+    parser.add_argument("--most", type=int, default=100, help="mutants of a module")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for the tests of one mutant")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT))
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # half of a short run is their import
     for name in PRELOADED:
         importlib.import_module(name)
+    from hypothesis import HealthCheck, Phase, settings
+
+    settings.register_profile(
+        "mutants",
+        phases=[Phase.generate],
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    settings.load_profile("mutants")
     found = []
-    for module, mutant, seen in survey(args.modules, args):
-        found.append((module, mutant, seen))
-        if not seen:
-            sys.stdout.write(f"{module}:{mutant.line} {mutant.operator}: {mutant.changed}\n")
+    for module in args.modules:
+        for mutant, seen in survey(module, args):
+            why = "" if seen else why_equal(module, mutant.changed)
+            found.append(Found(module, mutant, seen, why))
+            if not seen:
+                sys.stdout.write(f"{module}:{mutant.line} {mutant.operator}: {mutant.changed}  [{why}]\n")
             sys.stdout.flush()
-    text = "\n".join(report(found, "python -m experiments.studies.robustness.mutation"))
+    command = shlex.join(["python", "-m", "experiments.studies.robustness.mutation", *sys.argv[1:]])
+    text = "\n".join(report(found, command))
     if args.out:
         args.out.write_text(text + "\n", encoding="utf-8")
     sys.stdout.write(text + "\n")

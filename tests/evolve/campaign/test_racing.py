@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
-from tilewright.fitness.race import Race, Rung
 
 KERNEL = '"""made up"""\n'
 PARAMETERS = {name: tuple(range(6)) for name in "abcd"}
@@ -126,29 +124,6 @@ def test_a_killed_campaign_stops_the_same_candidates(tmp_path: Path, order: Orde
     assert stopped(unbroken.history)
     with Journal(tmp_path / "unbroken") as one, Journal(tmp_path / "killed") as other:
         assert one.content() == other.content()
-
-
-def figures(**rates: float) -> list[WorkloadFigures]:
-    return [
-        WorkloadFigures(workload=w, seconds=1 / r, tflops=r, roofline_fraction=0.5, kind=FigureKind.MODELLED)
-        for w, r in rates.items()
-    ]
-
-
-def test_the_bar_is_that_of_the_cell_as_far_as_it_is_known() -> None:
-    race = Race((Rung(("a",), 0.0, 0.1),), (({"vmem": "low"}, 100.0), ({"vmem": "high"}, 50.0)), {"a": 1e-9})
-    assert Race.from_data(json.loads(json.dumps(race.data()))) == race, "it crosses Ray as JSON"
-    rung = race.rungs[0]
-    assert race.outpaced(rung, figures(a=90.0), {"vmem": "low"}) is not None
-    assert race.outpaced(rung, figures(a=91.0), {"vmem": "low"}) is None, "its interval reaches the elite"
-    assert race.outpaced(rung, figures(a=60.0), {"vmem": "high"}) is None
-    assert race.outpaced(rung, figures(a=60.0), {}) is None, "it may be in the slower cell"
-    assert race.outpaced(rung, figures(a=1.0), {"vmem": "new"}) is None, "a cell that nobody holds"
-    leads = Race(race.rungs, race.cells, {"a": 1 / 40.0})
-    assert leads.outpaced(rung, figures(a=41.0), {}) is None, "the fastest on a workload"
-    found = leads.outpaced(rung, figures(a=39.0), {})
-    assert found is not None and found.projected == pytest.approx(39.0)
-    assert str(found).startswith("by 1 workloads 0.780 (0.706 to 0.862) of the 50 TFLOP/s")
 
 
 def test_few_records_or_one_workload_stop_nobody(tmp_path: Path) -> None:

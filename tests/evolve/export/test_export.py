@@ -10,7 +10,9 @@ import pytest
 from testkit.sample_campaign import write_sample
 from tilewright.evolve.cli import main
 from tilewright.evolve.export import tokamax, tpu_inference
-from tilewright.evolve.export.choice import Choice, Disagreement
+from tilewright.evolve.export.choice import Choice, Disagreement, choices
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.data import load
 from tilewright.fitness.evaluation import FigureKind, WorkloadFigures
 from tilewright.seeds.operator import Workload
 
@@ -115,3 +117,22 @@ def test_the_command_refuses_with_one_sentence_and_writes_nothing(tmp_path, caps
     assert main(["--home", home, "export", "tpu-inference", "--out", str(tmp_path / "out")]) == 2
     assert "one scale for a whole row" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_of_a_promoted_winner_link_its_receipt(tmp_path):
+    journal = tmp_path / "sample-001" / "journal.sqlite"
+    write_sample(journal)
+    assert all("receipt" not in row.provenance for row in choices(journal))
+    with Journal(journal, write=True) as opened:
+        index = load(opened).winner.index
+        opened.add_event(
+            "promoted", operator="gemm_fp8_fused/g512", version="0123456789abcdef", candidates=[index]
+        )
+    receipt = "kernels/gemm_fp8_fused/g512/versions/0123456789abcdef/receipt.json"
+    found = choices(journal)
+    assert found and all(row.provenance["receipt"] == receipt for row in found)
+    row = dataclasses.replace(
+        choice("gmm_fp8/fwd-bf16", GROUPED, TILES), provenance={**found[0].provenance, "target": "tpu7x"}
+    )
+    assert receipt in next(iter(tokamax.files([row]).values()))
+    assert receipt in next(iter(tpu_inference.files([row]).values()))

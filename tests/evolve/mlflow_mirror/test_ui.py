@@ -132,17 +132,20 @@ def _look(pages: MlflowPages, browser, data) -> None:  # type: ignore[no-untyped
     fittest = max(data.points, key=lambda point: point.evaluation.fitness or 0.0)
     assert rows[0].startswith(f"{fittest.candidate.index:04d} "), rows
     for column in ("gain_over_seed_modelled", "verdict", "mutation", "proposer"):
-        assert page.get_by_role("columnheader", name=column).count() >= 1, column
+        page.get_by_role("columnheader", name=column).first.wait_for(timeout=60_000)
     pages.view(charts=True)
     page.locator(".js-plotly-plot").nth(2).wait_for(timeout=60_000)
     child = next(c for c in data.candidates.values() if c.parents)
     pages.run(pages.candidates[child.index])
-    page.get_by_text("Parent run").first.wait_for(timeout=30_000)
-    assert page.get_by_role("link", name="quickstart-001").count() >= 1
-    assert page.get_by_text("lineage.parents").count() >= 1
+    for part in (
+        page.get_by_text("Parent run"),
+        page.get_by_role("link", name="quickstart-001"),
+        page.get_by_text("lineage.parents"),
+    ):
+        part.first.wait_for(timeout=60_000)
     pages.artifact(pages.campaign, "report.html")
     frame = page.frame_locator("iframe[sandbox]").first
-    frame.get_by_role("heading", name="Lineage of the winner").wait_for(timeout=30_000)
+    frame.get_by_role("heading", name="Lineage of the winner").wait_for(timeout=60_000)
 
 
 def _await(true: Callable[[], bool], timeout_seconds: float = 150.0) -> None:

@@ -5,6 +5,7 @@ import textwrap
 import pytest
 
 from tilewright.workers.child import fresh, session
+from tilewright.workers.child.drain import ByteLimits
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.fresh import FreshChildren
@@ -23,6 +24,12 @@ CHILD = """
             number = job.data["job"]
             if job.kind == "ping" and os.path.exists("mute"):
                 time.sleep(60)
+            if job.kind == "closes and stays":
+                os.close(int(sys.argv[3]))
+                time.sleep(60)
+            if job.kind == "floods":
+                while True:
+                    os.write(1, b"x" * 65536)
             if job.kind == "honest":
                 if os.path.exists("trap"):
                     os._exit(0)
@@ -65,6 +72,19 @@ def test_the_next_candidate_is_judged_as_if_it_were_the_first(pool, kind):
     assert pool.replaced == 1 or (kind == "forges" and pool.replaced == 0)
     replaced = pool.replaced
     assert pool.run(Frame("honest"), LIMITS).ending is Ending.DONE and pool.replaced == replaced
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending", "detail"),
+    [("closes and stays", Ending.TIMEOUT, "closed its result pipe and stayed"),
+     ("floods", Ending.FLOOD, "more than 1048576 bytes of output")],
+)  # fmt: skip
+def test_who_stays_or_floods_is_ended(pool, monkeypatch, kind, ending, detail):
+    monkeypatch.setattr(session, "_LEAVE_SECONDS", 0.2)
+    monkeypatch.setattr(session, "_BYTES", ByteLimits(1 << 20, 1 << 20))
+    outcome = pool.run(Frame(kind), LIMITS)
+    assert (outcome.ending, outcome.detail) == (ending, detail) and outcome.seconds < 60
+    assert pool.run(Frame("honest"), LIMITS).ending is Ending.DONE
 
 
 def test_what_dies_by_itself_is_its_own_fault(pool):

@@ -46,7 +46,7 @@ def test_an_honest_kernel_has_nothing_to_object_to(facts):
 
 
 @pytest.mark.parametrize("sizes", [(128, 128, 256), (512, 256, 1024)])
-@pytest.mark.parametrize("source", [twins.HONEST, twins.FORI_TWIN, twins.SCALED_TWIN])
+@pytest.mark.parametrize("source", [twins.HONEST, twins.BATCHED_TWIN, twins.FORI_TWIN, twins.SCALED_TWIN])
 def test_matrix_work_is_counted_exactly(kernel, source, sizes):
     m, n, k = sizes
     assert kernel(source, m=m, n=n, k=k)["matmul_flops"] == 2 * m * n * k

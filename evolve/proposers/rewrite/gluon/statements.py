@@ -121,11 +121,20 @@ def statements_of(text: str) -> list[Statement]:
 
 def device_call(node: ast.AST, tl: str) -> str:
     """``dot`` for ``tl.dot(...)``, "" for anything else."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        path = ast.unparse(node.func)
-        if path.startswith(f"{tl}."):
-            return path[len(tl) + 1 :].removeprefix("math.")
-    return ""
+    return device_path(node.func, tl) if isinstance(node, ast.Call) else ""
+
+
+def device_path(node: ast.AST, tl: str) -> str:
+    """``exp`` for ``tl.exp`` and ``tl.math.exp``, "" for anything else."""
+    if not isinstance(node, ast.Attribute):
+        return ""
+    root: ast.AST = node
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    path = ast.unparse(node)
+    if not isinstance(root, ast.Name) or not path.startswith(f"{tl}."):
+        return ""
+    return path[len(tl) + 1 :].removeprefix("math.")
 
 
 def calls(node: ast.AST, tl: str, *names: str) -> list[ast.Call]:
@@ -190,11 +199,9 @@ class Carrier(ast.NodeTransformer):
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        path = ast.unparse(node)
-        if path.startswith(f"{self.tl}."):
-            name = path[len(self.tl) + 1 :].removeprefix("math.")
+        if name := device_path(node, self.tl):
             if name not in GLUON_NAMES:
-                raise Unsupported(f"{path}, which Gluon does not have")
+                raise Unsupported(f"{ast.unparse(node)}, which Gluon does not have")
             return ast.Attribute(ast.Name(self.gl, ast.Load()), name, node.ctx)
         return self.generic_visit(node)
 

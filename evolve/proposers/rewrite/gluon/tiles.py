@@ -7,37 +7,14 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
+from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import dedented, parameters, resolve
+from tilewright.evolve.proposers.rewrite.gluon.block_pointers import block_tile
 from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, statements_of
+from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile
 from tilewright.evolve.proposers.rewrite.triton.descriptors import address_of
+from tilewright.evolve.proposers.rewrite.triton.masks import within_bounds
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_name
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One axis of a tile: first element, and how many, as texts of the kernel."""
-
-    start: str
-    extent: str
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A two-dimensional tile of a tensor of the host: ``outer`` and ``inner`` (contiguous) axis.
-
-    ``turned``: the kernel's value has the contiguous axis first.
-    """
-
-    tensor: str
-    outer: Axis
-    inner: Axis
-    turned: bool
-
-    @property
-    def axes(self) -> tuple[Axis, Axis]:
-        """Rows and columns of the value."""
-        return (self.inner, self.outer) if self.turned else (self.outer, self.inner)
 
 
 @dataclass(frozen=True)
@@ -79,16 +56,19 @@ def _turned(tile: Tile) -> Tile:
 
 
 def _loaded(kernel: TritonKernel, call: cst.Call) -> Tile:
+    block = block_tile(kernel, call)
+    if block is not None:
+        return block
     other = argument(call, "other", 2)
     if other is not None and kernel.source.code(other) not in ("0", "0.0"):
         raise Unsupported("an operand padded with something other than zero")
-    mask = argument(call, "mask", 1)
-    if mask is not None and not _within_bounds(kernel, mask):
-        raise Unsupported("an operand whose mask is more than its tensor's bounds")
     address = address_of(kernel, call.args[0].value, call)
     if address is None:
         raise Unsupported(f"an address that is no tile: {kernel.source.code(call)[:40]}")
     rows, columns = (Axis(a.start, a.extent) for a in (address.rows, address.columns))
+    mask = argument(call, "mask", 1)
+    if mask is not None and not within_bounds(kernel, mask, (rows.start, columns.start)):
+        raise Unsupported("an operand whose mask is more than its tensor's bounds")
     if address.contiguous_columns(kernel):
         return Tile(address.tensor, rows, columns, False)
     return Tile(address.tensor, columns, rows, True)
@@ -143,48 +123,6 @@ def _in_kernel(kernel: TritonKernel, host: cst.BaseExpression) -> str:
     raise Unsupported(f"a box of {text}, which the kernel is not told")
 
 
-def _within_bounds(kernel: TritonKernel, mask: cst.BaseExpression) -> bool:
-    """Whether a mask only says ``index < extent``, with extents that are sides of the launch's tensors."""
-    if isinstance(mask, cst.Name):
-        value = kernel.value_of(mask.value)
-        return value is not None and _within_bounds(kernel, value)
-    if isinstance(mask, cst.BinaryOperation) and isinstance(mask.operator, cst.BitAnd):
-        return _within_bounds(kernel, mask.left) and _within_bounds(kernel, mask.right)
-    if isinstance(mask, cst.Subscript):
-        return _within_bounds(kernel, mask.value)
-    if not isinstance(mask, cst.Comparison) or len(mask.comparisons) != 1:
-        return False
-    (compared,) = mask.comparisons
-    if not isinstance(compared.operator, cst.LessThan):
-        return False
-    names = {n.value for n in walk(compared.comparator) if isinstance(n, cst.Name)}
-    own = {p.name.value for p in parameters(kernel.function)} - kernel.constexprs
-    extents = names & own
-    return bool(extents) and all(_is_extent(kernel, name) for name in extents)
-
-
-def _is_extent(kernel: TritonKernel, name: str) -> bool:
-    """Whether the launch passes a side of a tensor for parameter ``name``."""
-    given = kernel.given(name)
-    if given is None:
-        return False
-    text = kernel.source.code(given)
-    if ".shape[" in text or ".size(" in text:
-        return True
-    scope = kernel.source.enclosing(kernel.launch(), cst.FunctionDef)
-    for statement in walk(scope.body) if scope is not None else ():
-        if not isinstance(statement, cst.SimpleStatementLine):
-            continue
-        for line in statement.body:
-            if not isinstance(line, cst.Assign):
-                continue
-            value, target = kernel.source.code(line.value), line.targets[0].target
-            sided = value.endswith(".shape") or ".shape[" in value or ".size(" in value or ".shape," in value
-            if sided and text in {n.value for n in walk(target) if isinstance(n, cst.Name)}:
-                return True
-    return False
-
-
 def numbered(kernel: TritonKernel, axis: Axis) -> str:
     """``x`` of an axis that begins at ``x * extent``."""
     node = cst.parse_expression(axis.start)
@@ -233,13 +171,16 @@ def stores(
 def _stored(kernel: TritonKernel, call: cst.Call) -> tuple[str, Tile] | None:
     """(value, tile) of a store; None for one that is no copy of a box."""
     if device_name(kernel.source, call.func) == "store" and len(call.args) >= 2:
-        mask = argument(call, "mask", 2)
-        if mask is not None and not _within_bounds(kernel, mask):
-            return None
+        block = block_tile(kernel, call)
+        if block is not None:
+            return None if block.turned else (kernel.source.code(call.args[1].value), block)
         address = address_of(kernel, call.args[0].value, call)
         if address is None or not address.contiguous_columns(kernel):
             return None
         rows, columns = (Axis(a.start, a.extent) for a in (address.rows, address.columns))
+        mask = argument(call, "mask", 2)
+        if mask is not None and not within_bounds(kernel, mask, (rows.start, columns.start)):
+            return None
         return kernel.source.code(call.args[1].value), Tile(address.tensor, rows, columns, False)
     if isinstance(call.func, cst.Attribute) and call.func.attr.value == "store" and len(call.args) == 2:
         tensor, extents = _described_tensor(kernel, call.func.value)

@@ -259,16 +259,20 @@ def _allocated(kernel: TritonKernel, store: cst.Call) -> tuple[str, cst.Call, st
 
 
 def _grid_tuple(kernel: TritonKernel) -> cst.CSTNode:
-    element = kernel.source.parents[kernel.grid()[0]]
-    return kernel.source.parents[element]
+    """The tuple of a grid, or the subscript of one written without parentheses."""
+    node = kernel.source.parents[kernel.grid()[0]]
+    while not isinstance(node, cst.Tuple | cst.List | cst.Subscript):
+        node = kernel.source.parents[node]
+    return node
 
 
 def _with_element(node: Any, text: str) -> Any:
     comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-    if isinstance(node, cst.Tuple | cst.List):
-        first = node.elements[0].with_changes(comma=comma)
-        return node.with_changes(elements=[first, cst.Element(cst.parse_expression(text))])
-    raise Unsupported("a grid that is no tuple")
+    value = cst.parse_expression(text)
+    if isinstance(node, cst.Subscript):
+        first = node.slice[0].with_changes(comma=comma)
+        return node.with_changes(slice=[first, cst.SubscriptElement(cst.Index(value))])
+    return node.with_changes(elements=[node.elements[0].with_changes(comma=comma), cst.Element(value)])
 
 
 def _convert_result(edit: Edit, kernel: TritonKernel, name: str, dtype: str) -> None:

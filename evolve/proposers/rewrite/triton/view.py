@@ -152,7 +152,8 @@ class TritonKernel:
         func = self.launch().func
         assert isinstance(func, cst.Subscript)
         elements = [e.slice for e in func.slice]
-        if len(elements) == 1 and isinstance(elements[0], cst.Index):
+        alone = len(elements) == 1 and not isinstance(func.slice[0].comma, cst.Comma)
+        if alone and isinstance(elements[0], cst.Index):
             value = _resolved(self.source, elements[0].value)
             if isinstance(value, cst.Tuple | cst.List):
                 return [e.value for e in value.elements]
@@ -160,7 +161,13 @@ class TritonKernel:
         return [e.value for e in elements if isinstance(e, cst.Index)]
 
     def add_argument(self, edit: Edit, name: str, text: str, constexpr: bool) -> None:
-        """One more kernel parameter at the end, passed by keyword at the launch."""
+        """One more kernel parameter at the end, passed by keyword at the launch.
+
+        Raises Unsupported for a constexpr where Triton's interpreter would not know it for one: it looks for
+        ``tl.constexpr`` by these letters.
+        """
+        if constexpr and self.tl not in ("tl", "gl"):
+            raise Unsupported(f"a parameter of the compiler's in a module that calls the language {self.tl}")
         annotation = f"{self.tl}.constexpr" if constexpr else None
         edit.transform(self.function.params, partial(_with_parameter, name=name, annotation=annotation))
         edit.transform(self.launch(), partial(_with_keyword, name=name, text=text))

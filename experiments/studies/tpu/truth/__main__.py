@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
+from experiments.studies.tpu.truth.fit import class_of
 from experiments.studies.tpu.truth.rows import Row, read_rows
 from experiments.studies.tpu.truth.simulated import Run, cached
 from tilewright.fitness.memory import replay
@@ -84,7 +85,7 @@ def _fact(row: Row, runs: Sequence[Run]) -> dict[str, Any]:
     run = runs[-1]
     main_op = max(run.operations, key=lambda op: op.cycles)
     passed = replay(row.events(run) if row.grouped else main_op.events, rules)
-    kind = "memory" if passed.memory > passed.core else ("matrix" if row.grouped else "vector")
+    kind = class_of(row, runs)
     low, high = interval(seconds, row.chip, kind)
     return {
         **_told(row),

@@ -5,7 +5,8 @@ parent. ``SPEC``: ``source`` (a Python file), ``function`` and ``arguments`` (``
 function and its inputs; without them the file has ``create_inputs()`` and ``workload(*inputs)``), ``config`` (changes
 of the file's CONFIG), ``paths`` (to import from), ``topology``, ``kind``, ``root`` (of this repository), ``mode``:
 nothing (the whole module is compiled), ``around`` (what XLA runs around the kernels is listed) or ``apart`` (the
-kernels alone are compiled).
+kernels alone are compiled, with ``steps`` cut to so many points of their grids, and ``tables`` saying what integers
+they are given: for the number of an operand among those of all kernels its values).
 Inputs that are concrete arrays of int32 are known operands, and so are constants of the program.
 """
 
@@ -21,9 +22,13 @@ from typing import Any
 
 def main(spec: dict[str, Any]) -> None:
     sys.path[:0] = [spec["root"], *spec["paths"]]
+    import dataclasses
+
     import jax
     import numpy as np
     from jax.sharding import AbstractDevice, AbstractMesh
+
+    from experiments.studies.tpu.truth.cut import cut_grids, emptied
 
     device = AbstractDevice(device_kind=spec["kind"], num_cores=1, platform="tpu")
     with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device)):
@@ -37,18 +42,40 @@ def main(spec: dict[str, Any]) -> None:
         }
         lowered = export(lambda *flat: function(*jax.tree.unflatten(tree, flat)), shapes)
         bound = bind(lowered.mlir_module_serialized, known)
-        told = {"products": products(bound)}
+        told = {"dots": dots(bound)}
         if spec.get("mode") == "apart":
-            lowered, bound, shapes = alone(lowered, bound)
-        compiled = compile_for(spec, lowered, bound, shapes)
+            lowered, bound, shapes = alone(lowered, bound, spec)
+            if "steps" in spec:
+                bound, told["ratios"] = cut_grids(bound, spec["steps"])
+                lowered = dataclasses.replace(lowered, mlir_module_serialized=bound)
+        told["products"] = products(bound)
+        compiled = compile_for(
+            spec, lowered, emptied(bound) if spec.get("mode") == "around" else bound, shapes
+        )
     if spec.get("mode") == "around":
         from tilewright.workers.runners.around import operations_around
 
         told["around"] = [vars(operation) for operation in operations_around(compiled.as_text())]
     memory = compiled.memory_analysis()
-    kernels = re.findall(r'%([\w.-]+) = [^\n]*custom_call_target="tpu_custom_call"', compiled.as_text())
-    told |= {"temporary_bytes": int(memory.temp_size_in_bytes), "kernels": kernels}
+    told |= {"temporary_bytes": int(memory.temp_size_in_bytes), "kernels": kernels_of(compiled.as_text())}
     Path("compiled.json").write_text(json.dumps(told))
+
+
+def kernels_of(hlo: str) -> list[str]:
+    """Names of the kernels of a compiled module, ordered by the first of the module's operands that they take."""
+    entry = hlo[hlo.index("\nENTRY ") :]
+    lines = re.findall(r"^  (?:ROOT )?%?([\w.-]+) = .+? ([a-z][\w-]*)\((.*)$", entry, re.MULTILINE)
+    first: dict[str, int] = {}
+    kernels = []
+    for name, opcode, rest in lines:
+        taken = re.findall(r"%([\w.-]+)", rest.split("), ", 1)[0])
+        if opcode == "parameter":
+            first[name] = int(rest.split(")")[0])
+        else:
+            first[name] = min((first[each] for each in taken if each in first), default=len(lines))
+        if 'custom_call_target="tpu_custom_call"' in rest:
+            kernels.append(name)
+    return sorted(kernels, key=lambda name: first[name])
 
 
 def products(module: bytes) -> int | None:
@@ -59,15 +86,42 @@ def products(module: bytes) -> int | None:
     return None if None in counts else sum(counts)
 
 
-def alone(exported: Any, module: bytes) -> tuple[Any, bytes, list[Any]]:
+def dots(module: bytes) -> int:
+    """FLOP of XLA's own matrix products around the kernels."""
+    import math
+
+    from jax._src.interpreters import mlir
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import stablehlo
+
+    from tilewright.workers.runners import mosaic_ir as read
+
+    total = 0
+    with mlir.make_ir_context(), ir.Location.unknown():
+        whole = read.inlined(module)
+        for op in read.walk(read.main_function(whole)):
+            if read.name_of(op) == "stablehlo.dot_general":
+                numbers: Any = stablehlo.DotDimensionNumbers(op.operation.attributes["dot_dimension_numbers"])
+                lhs = ir.RankedTensorType(op.operation.operands[0].type).shape
+                result = ir.RankedTensorType(op.operation.results[0].type).shape
+                depth = math.prod(lhs[axis] for axis in numbers.lhs_contracting_dimensions)
+                total += 2 * depth * math.prod(result)
+    return total
+
+
+def alone(exported: Any, module: bytes, spec: dict[str, Any]) -> tuple[Any, bytes, list[Any]]:
     """The module's kernels on operands of their own: how to call them, their module, their operands' shapes."""
     import dataclasses
 
     import jax
+    import numpy as np
 
     from tilewright.workers.runners.apart import kernels_apart
 
     kernels = kernels_apart(module)
+    if "tables" in spec:
+        known = {int(number): np.array(values, np.int32) for number, values in spec["tables"].items()}
+        kernels = dataclasses.replace(kernels, module=bind(kernels.module, known))
     inputs, outputs = (
         [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
         for kinds in (kernels.inputs, kernels.outputs)

@@ -2,8 +2,8 @@
 
     python -m experiments.studies.tpu.truth.fit FOLDER [--cache FOLDER] [--chip v6e]
 
-Prints the clock, rates and latency that fit those rows best, the errors they leave there and on the rest, and the same
-for the constants in use. Nothing is compiled and nothing is written.
+Prints the clock, rates and latency that fit those rows best, the errors they leave there and on the rest, the same for
+the constants in use, and what these leave in each class of kernel. Nothing is compiled and nothing is written.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from scipy.optimize import least_squares
 
 from experiments.studies.tpu.truth.rows import Row, read_rows
 from experiments.studies.tpu.truth.simulated import Run, cached
-from tilewright.fitness.memory import Rules
-from tilewright.fitness.time_model import CALIBRATIONS
+from tilewright.fitness.memory import Rules, replay
+from tilewright.fitness.time_model import CALIBRATIONS, kind_of
 
 Measured = tuple[Row, list[Run]]
 
@@ -33,15 +33,21 @@ def main(arguments: Sequence[str]) -> None:
     cache = options.cache or options.folder / "cache"
     known = []
     for row in read_rows(options.folder):
-        run = cached(
-            {**row.spec, "chip": row.chip, "source": str(options.folder / row.spec["source"])}, cache
-        )
-        if run is not None and not run.failure:
-            known.append((row, run))
+        runs = [cached(spec, cache) for spec in row.specs(options.folder)]
+        done = [run for run in runs if run is not None and not run.failure]
+        if len(done) == len(runs):
+            known.append((row, done))
     for chip in options.chip or sorted(CALIBRATIONS):
         fitted = [(row, runs) for row, runs in known if row.chip == chip and row.fitted]
         rest = [(row, runs) for row, runs in known if row.chip == chip and not row.fitted]
         used = CALIBRATIONS[chip].rules
+        for kind in sorted({class_of(*measured) for measured in fitted + rest}):
+            of_class = [[m for m in rows if class_of(*m) == kind] for rows in (fitted, rest)]
+            told = [
+                _told(name, residuals(rows, used))
+                for name, rows in zip(("fitted rows", "the rest"), of_class, strict=True)
+            ]
+            sys.stdout.write(f"{chip} {kind}: {'; '.join(told)}\n")
         for name, rules in (("in use", used), ("fitted", best_rules(fitted, used))):
             sys.stdout.write(
                 f"{chip} {name}: clock {rules.clock / 1e9:.3f} GHz, read {rules.read / 1e12:.3f} TB/s, write "
@@ -53,6 +59,13 @@ def main(arguments: Sequence[str]) -> None:
 def residuals(rows: Sequence[Measured], rules: Rules) -> np.ndarray:
     """log(measured / modelled) of each row."""
     return np.array([np.log(row.seconds / row.modelled(runs, rules)) for row, runs in rows])
+
+
+def class_of(row: Row, runs: Sequence[Run]) -> str:
+    """The class of a row's kernel, whose error its interval is (``time_model.kind_of``)."""
+    longest = max(runs[-1].operations, key=lambda op: op.cycles)
+    passed = replay(row.events(runs[-1]) if row.grouped else longest.events, CALIBRATIONS[row.chip].rules)
+    return kind_of("mxu" if row.grouped else "valu", passed.core, passed.memory, passed.step)
 
 
 def best_rules(rows: Sequence[Measured], start: Rules) -> Rules:

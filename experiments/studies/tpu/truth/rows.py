@@ -90,7 +90,7 @@ class Row:
     def _scaled(self, op: Operation, rules: Rules) -> float:
         """One operation ``units`` times: a kernel fills its pipeline once, XLA's operations are their bytes."""
         whole = replay(op.events, rules).seconds
-        if self.units == 1:
+        if self.units * op.ratio == 1:
             return whole * op.count
         if not (op.kernel or op.name.startswith(CALLED)):
             sizes = {kind: op.events.sizes[op.events.kinds == kind].sum() for kind in (Kind.READ, Kind.WRITE)}
@@ -98,7 +98,7 @@ class Row:
                 float(sizes[Kind.READ] / rules.read + sizes[Kind.WRITE] / rules.write) * self.units * op.count
             )
         fill = replay(op.events.until_first_wait(), rules).seconds
-        return (fill + (whole - fill) * self.units) * op.count
+        return (fill + (whole - fill) * self.units * op.ratio) * op.count
 
 
 def read_rows(folder: Path) -> list[Row]:

@@ -48,6 +48,8 @@ class Operation:
     fills: int
     vmem: int
     events: Events
+    ratio: float = 1.0
+    """How many times what follows the first wait is there in the whole: a grid was cut to a part."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,8 @@ def cached(spec: dict[str, Any], cache: Path) -> Run | None:
 
 def _compile(spec: dict[str, Any], limit: float) -> Run:
     started = time.monotonic()
-    found = _attempt(spec, limit)
-    apart = isinstance(found, str) and "dma-general" in found
+    found = "cut" if "steps" in spec else _attempt(spec, limit)
+    apart = isinstance(found, str) and ("dma-general" in found or found == "cut")
     if apart:
         around, kernels = _attempt(spec, limit, "around"), _attempt(spec, limit, "apart")
         found = next((each for each in (around, kernels) if isinstance(each, str)), None) or (
@@ -135,19 +137,40 @@ def _attempt(spec: dict[str, Any], limit: float, mode: str = "") -> tuple[Operat
         try:
             told = json.loads((folder / "compiled.json").read_text())
             if mode == "around":
-                return tuple(_around(**operation) for operation in told["around"])
-            operations = _read(folder)
+                return _around(told["around"], told["dots"], chip)
+            operations = _read(folder, told.get("ratios"))
         except ParseError as error:
             return f"dumps: {error}"
         return _followed(operations, told["products"], chip) or operations
 
 
-def _around(name: str, read: int, written: int) -> Operation:
-    """An operation of XLA as its copies: everything in, then everything out."""
-    kinds = np.array([Kind.READ, Kind.WAIT, Kind.WRITE, Kind.WAIT], np.int64)
-    sizes = np.array([read, read, written, written], np.int64)
-    events = Events(np.zeros(5, np.int64), kinds, sizes, np.array([-1, 0, -1, 2], np.int64))
-    return Operation(name, 0, 1, False, {}, {}, {}, 0, 0, 0, events)
+def _around(found: Sequence[dict[str, Any]], dots: int, chip: Chip) -> tuple[Operation, ...]:
+    """XLA's operations as their copies, everything in, then everything out; matrix products together as their work."""
+    made = []
+    for operation in found:
+        if not operation["product"]:
+            sizes = [operation["read"], operation["written"]]
+            made.append(_bare(operation["name"], [Kind.READ, Kind.WAIT, Kind.WRITE, Kind.WAIT], sizes, 0))
+    products = [operation for operation in found if operation["product"]]
+    if products:
+        sizes = [sum(each[end] for each in products) for end in ("read", "written")]
+        cycles = round(dots / (chip.peak("bf16") / chip.clock))
+        made.append(_bare("products", [Kind.READ, Kind.WRITE, Kind.WAIT, Kind.WAIT], sizes, cycles))
+    return tuple(made)
+
+
+def _bare(name: str, kinds: Sequence[Kind], sizes: Sequence[int], cycles: int) -> Operation:
+    """One read and one write, each with its wait, the core at work before the second wait."""
+    starts = {kind: place for place, kind in enumerate(kinds) if kind != Kind.WAIT}
+    ready, left = [], [starts[Kind.READ], starts[Kind.WRITE]]
+    moved = []
+    for kind in kinds:
+        awaited = left.pop(0) if kind == Kind.WAIT else -1
+        ready.append(awaited)
+        moved.append(sizes[int(kind if awaited < 0 else kinds[awaited])])
+    work = np.array([0, 0, cycles, 0, 0], np.int64)
+    events = Events(work, np.array(kinds, np.int64), np.array(moved, np.int64), np.array(ready, np.int64))
+    return Operation(name, cycles, 1, False, {}, {}, {}, 0, 0, 0, events)
 
 
 def _followed(operations: Sequence[Operation], products: int | None, chip: Chip) -> str:
@@ -173,12 +196,14 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
     return f"exit {done.returncode}: " + (wanted or lines or [""])[-1][:300]
 
 
-def _read(folder: Path) -> tuple[Operation, ...]:
+def _read(folder: Path, ratios: Sequence[float] | None = None) -> tuple[Operation, ...]:
+    """Every simulated operation. ``ratios``: of the kernels of a module of kernels alone, in their order."""
     found = []
     profiles = sorted((folder / "prof").glob("*_static_llo_profile.textproto"))
     if not profiles:
         raise ParseError("the simulator wrote no profile")
     kernels = json.loads((folder / "compiled.json").read_text())["kernels"]
+    ratio_of = dict(zip(kernels, ratios, strict=True)) if ratios else {}
     originals = {path: path.read_text(errors="replace") for path in (folder / "llo").glob("*original.txt")}
     for path in profiles:
         profile = read_profile(path.read_text(errors="replace"))
@@ -204,6 +229,7 @@ def _read(folder: Path) -> tuple[Operation, ...]:
                 counts.fills,
                 vmem_bytes(own),
                 read_events(text, critical.read_bytes(), profile.cycles),
+                ratio_of.get(profile.name, 1.0),
             )
         )
     return tuple(found)

@@ -11,6 +11,7 @@ from testkit.compile_ahead import compiled_ahead
 from testkit.rewriting import Trial, load_cases, run_checks
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.lower import LowerProduct
+from tilewright.evolve.proposers.rewrite.triton.programs import SplitK
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.dialect import check
 from tilewright.seeds.catalogue import load_operator
@@ -39,6 +40,7 @@ VARIANTS = {
         {"stages": 2, "consumers": 1, "slots": 1, "pieces": 2},
         {"BLOCK_N": 32, "consumers": 3},
     ],
+    "matmul_block_pointers.py": [{"pieces": 2, "consumers": 1}],
     "matmul_grouped.py": [{"pieces": 2, "stages": 2}],
     "persistent_matmul.py": [{"pieces": 2}],
 }
@@ -114,17 +116,44 @@ def refusal(source: str) -> str:
         ("masked", "tl.store(c_ptrs, accumulator.to(tl.float16), mask=c_mask)", "tl.atomic_add(c_ptrs, accumulator)",
          "atomics"),
         ("masked", "tl.store(c_ptrs, acc", "tl.store(c_ptrs + pid, acc", "depends on the program's number"),
-        ("masked", "range(0, tl.cdiv(K, BLOCK_K))", "range(pid_m, tl.cdiv(K, BLOCK_K))", "depends on the tile"),
+        ("masked", "range(0, tl.cdiv(K, BLOCK_K))", "range(0, tl.cdiv(K, BLOCK_K) - pid_m)", "depends on the tile"),
+        ("masked", "offs_k[None, :] < K - k * BLOCK_K)", "offs_k[None, :] < K // 2 - k * BLOCK_K)",
+         "its tensor's bounds"),
+        ("masked", "offs_k[None, :] < K - k * BLOCK_K)", "offs_k[None, :] < K - k)", "its tensor's bounds"),
+        ("masked", "(offs_m[:, None] < M) & (offs_k", "(offs_m[:, None] < M - pid_m) & (offs_k",
+         "its tensor's bounds"),
         ("masked", "(0, BLOCK_M)\n", "(0, BLOCK_M) + 1\n", "no multiple of its extent"),
         ("masked", "        a_ptrs += BLOCK_K", "        tl.store(c_ptr, k)\n        a_ptrs += BLOCK_K",
          "a store before"),
         ("bias_gelu", "tl.math.erf(", "tl.extra.erf(", "which Gluon does not have"),
+        ("block_pointers", 'padding_option="zero")', 'padding_option="nan")', "padded with something other than zero"),
+        ("block_pointers", "shape=(K, N)", "shape=(K // 2, N)", "whose shape is not its tensor's"),
+        ("block_pointers", "base=w_ptr", "base=w_ptr + row_tile", "an address that is computed"),
+        ("block_pointers", "strides=(1, w_row)", "strides=(w_row, w_row)", "without one contiguous axis"),
+        ("block_pointers", "        x = tl.load", "        x_at = tl.advance(x_at, (0, 0))\n        x = tl.load",
+         "advanced before it is used"),
     ],
 )  # fmt: skip
 def test_what_is_refused(name: str, old: str, new: str, reason: str) -> None:
     source = CASES[f"matmul_{name}.py"].source
     assert old in source and refusal(source) == ""
     assert reason in refusal(source.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("offs_k[None, :] < K - k * BLOCK_K", "k * BLOCK_K + offs_k[None, :] < K"),
+        ("offs_k[None, :] < K - k * BLOCK_K", "K > BLOCK_K * k + offs_k[None, :]"),
+        ("offs_k[None, :] < K - k * BLOCK_K", "offs_k[None, :] < left"),
+        ("(offs_m[:, None] < M) & (offs_k", "rows_inside & (offs_k"),
+    ],
+)
+def test_a_mask_within_bounds_may_be_written_in_any_way(old: str, new: str) -> None:
+    source = CASES["matmul_masked.py"].source
+    source = source.replace("        a = tl.load(", "        left = K - k * BLOCK_K\n        a = tl.load(")
+    source = source.replace("    offs_k = ", "    rows_inside = (offs_m < M)[:, None]\n    offs_k = ")
+    assert old in source and refusal(source.replace(old, new)) == ""
 
 
 def test_a_launch_as_the_intake_writes_it_is_lowered() -> None:
@@ -135,4 +164,21 @@ def test_a_launch_as_the_intake_writes_it_is_lowered() -> None:
         "        M,\n        N,\n        K,\n        a.s",
         "        a.shape[0],\n        b.shape[1],\n        b.shape[0],\n        a.s",
     )
+    source = source.replace("matmul_kernel[grid](", "matmul_kernel[triton.cdiv(a.shape[0], 64) * 4,](")
     assert "K=b.shape[0]" in lowered(source)
+
+
+def test_what_a_method_of_a_load_is_called_on_is_no_name_of_the_language() -> None:
+    source = CASES["matmul_bias_gelu.py"].source
+    load = "tl.load(bias_ptr + offs_cn, mask=offs_cn < N, other=0.0)"
+    assert load in source and refusal(source.replace(load, f"{load}.to(tl.float32)")) == ""
+
+
+def test_a_grid_without_parentheses_takes_another_axis() -> None:
+    """The one element of ``kernel[n,]`` is the grid's first axis, and a split of the reduction adds a second."""
+    source = CASES["fp8_blockwise_pointer.py"].source
+    source = source.replace("gemm_kernel[grid](", "gemm_kernel[grid[0],](")
+    rule, kernel = SplitK(), KernelSource(source)
+    (site,) = rule.sites(kernel)
+    child = rule.apply(kernel, site, np.random.default_rng(0))
+    assert child is not None and 'gemm_kernel[grid[0], params["split_k"]](' in child.source

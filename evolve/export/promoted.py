@@ -1,0 +1,120 @@
+"""A promoted operator as exports see it: kernels, table, operands and receipt of its current version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.promote.library_writer import LibraryWriter
+from tilewright.evolve.promote.runtime import operands, store
+from tilewright.evolve.promote.version_files import fitted_operands
+from tilewright.seeds.catalogue import UnknownOperator, load_operator
+
+
+@dataclass(frozen=True)
+class PromotedKernel:
+    """One kernel: ``module`` is its name as a Python module, ``data`` the file that was promoted."""
+
+    name: str
+    module: str
+    data: bytes
+    params: Mapping[str, Any]
+    constraints: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PromotedTable:
+    """What a version offers on one target. ``regions``: (workload, dimensions, kernel's name), in order."""
+
+    operator: str
+    target: str
+    version: str
+    language: str
+    dimensions: tuple[str, ...]
+    operands: operands.Operands
+    constants: Mapping[str, float]
+    reach: float
+    kernels: Mapping[str, PromotedKernel]
+    regions: tuple[tuple[str, Mapping[str, int], str], ...]
+    receipt: bytes
+
+    @property
+    def receipt_name(self) -> str:
+        """Where the receipt lies below a package's folder; its SHA-256 begins with the version."""
+        return f"kernels/{self.operator}/versions/{self.version}/{store.RECEIPT}"
+
+    @property
+    def told(self) -> Mapping[str, Any]:
+        """The receipt's part on this target."""
+        return json.loads(self.receipt)["targets"][self.target]
+
+    def shape(self, workload: str) -> Mapping[str, Any] | None:
+        """What the receipt says of a workload."""
+        return next((s for s in self.told["shapes"] if s["workload"] == workload), None)
+
+    def device(self) -> str | None:
+        """The name of the device that the figures were measured on."""
+        names = {c.get("toolchain", {}).get("device") for c in self.told["candidates"]} - {None}
+        return str(min(names)) if names else None
+
+    def row(self, workload: str) -> dict[str, Any]:
+        """Provenance of a row: the receipt, and the time it tells with its interval, unit, target and kind."""
+        found: dict[str, Any] = {
+            "receipt": self.receipt_name,
+            "operator": self.operator,
+            "target": self.target,
+            "workload": workload,
+        }
+        shape = self.shape(workload)
+        if shape is not None:
+            low, high = (1e6 * s for s in shape["seconds_interval"])
+            found |= {"kind": shape["kind"], "time_us": 1e6 * shape["seconds"], "interval_us": [low, high]}
+        return found
+
+
+def promoted(writer: LibraryWriter, operator: str, target: str | None) -> PromotedTable:
+    """The current version's table for ``target``; None: its only one. Raises UserError."""
+    version, _, dispatch = writer.version(operator)
+    targets = dispatch["targets"]
+    if target is None and len(targets) > 1:
+        raise UserError(f"--target: {operator} is promoted for {', '.join(targets)}; name one.")
+    name = target or next(iter(targets))
+    if name not in targets:
+        raise UserError(f"--target: {operator} is not promoted for {name} (allowed: {', '.join(targets)}).")
+    entry, dimensions = targets[name], tuple(dispatch["dimensions"])
+    kernels = {}
+    for genome, kernel in entry["kernels"].items():
+        data = writer.file(operator, version, kernel["file"], kernel["sha256"])
+        constraints = tuple(kernel["constraints"])
+        kernels[genome] = PromotedKernel(genome, f"kernel_{genome}", data, kernel["params"], constraints)
+    return PromotedTable(
+        operator,
+        name,
+        version,
+        entry["language"],
+        dimensions,
+        _operands(operator, dispatch, dimensions),
+        entry["constants"],
+        float(entry["reach"]),
+        kernels,
+        tuple((r["workload"], r["dims"], r["kernel"]) for r in entry["regions"]),
+        (writer.place(operator) / "versions" / version / store.RECEIPT).read_bytes(),
+    )
+
+
+def _operands(operator: str, dispatch: Mapping[str, Any], dimensions: tuple[str, ...]) -> operands.Operands:
+    told = dispatch.get("operands")
+    if told:
+        return operands.read(told, dimensions)
+    try:
+        found = fitted_operands(load_operator(operator), dimensions)
+    except UnknownOperator:
+        found = None
+    if found is None:
+        raise UserError(
+            f"{operator}: its version does not tell the shapes of its operands; promote it again."
+        )
+    return found

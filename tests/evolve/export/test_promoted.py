@@ -1,0 +1,260 @@
+"""Promoted operators for other programs: packages that need no tilewright, solutions, rows with a link to a receipt."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testkit.promote_campaign import OPERATOR, one_sentence, run, write_campaign
+from tilewright.evolve.cli import main
+from tilewright.evolve.export import block_fp8, flashinfer_bench, standalone
+from tilewright.evolve.export.choice import Disagreement
+from tilewright.evolve.export.promoted import PromotedTable, promoted
+from tilewright.evolve.promote.library_writer import LibraryWriter
+from tilewright.evolve.promote.runtime import store
+from tilewright.seeds.catalogue import load_operator
+
+SHIPPED = LibraryWriter(Path(__file__).parents[3] / "library")
+ROWS = "gemm_fp8_blockwise/quant_1x128"
+PRODUCT = "gemm_fp8_blockwise/gemm_nt"
+
+
+@functools.cache
+def shipped(operator: str) -> PromotedTable:
+    return promoted(SHIPPED, operator, "h200")
+
+
+def write(files: dict[str, str], folder: Path) -> None:
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+
+
+CHECK_TORCH = """
+import sys, torch
+assert not any("tilewright" in p for p in sys.path)
+from gemm_fp8_blockwise_quant_1x128_h200 import run, serves
+x = torch.randn(256, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+q, s = run(x)
+wanted = torch.div(torch.full((256, 2), 448.0), x.float().reshape(256, 2, 128).abs().amax(2).clamp_min(1e-4))
+assert q.dtype is torch.float8_e4m3fn and s.shape == (2, 256)
+assert torch.equal(s.t(), torch.div(torch.ones_like(wanted), wanted))
+wide = q.float().reshape(256, 2, 128) * s.t()[:, :, None]
+assert (wide.reshape(256, 256) - x.float()).norm() < 0.07 * x.float().norm()  # the interpreter cuts, a GPU rounds
+for bad in (lambda: run(x.float()), lambda: run(x[:, :200]), lambda: serves(1, 10**9)):
+    try:
+        bad()
+    except (TypeError, ValueError, LookupError) as error:
+        print(type(error).__name__)
+assert not any("tilewright" in name for name in sys.modules)
+"""
+
+
+def test_a_package_of_its_own_computes_without_tilewright(tmp_path: Path) -> None:
+    write(standalone.files(shipped(ROWS)), tmp_path)
+    packages = [p for p in sys.path if "site-packages" in p]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path), "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path += {packages!r}\n{CHECK_TORCH}"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["TypeError", "Unserved", "Unserved"]
+
+
+def test_its_files_are_what_was_promoted_and_ask_for_nothing_else(tmp_path: Path) -> None:
+    writer = LibraryWriter(tmp_path / "library")
+    run(write_campaign(tmp_path / "home"), writer)
+    for table in (shipped(PRODUCT), promoted(writer, OPERATOR, "tpu7x")):
+        made = standalone.modules(table)
+        receipt = made["receipt.json"].encode()
+        assert store.digest(receipt).startswith(table.version)
+        for kernel in table.kernels.values():
+            data = made[f"{kernel.module}.py"].encode()
+            assert store.digest(data) in json.loads(receipt)["files"].values()
+        for path, text in made.items():
+            if path.endswith(".py"):
+                assert "tilewright" not in {name.split(".")[0] for name in _imported(text)}, path
+
+
+def _imported(text: str) -> set[str]:
+    nodes = list(ast.walk(ast.parse(text)))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return plain | {
+        node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level
+    }
+
+
+# -- flashinfer-bench: the fields and rules of its trace schema (Definition, Solution), version 0.1.2 -------------
+
+DTYPES = {
+    "float32",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "bool",
+}
+
+
+def test_a_solution_and_its_definition_follow_the_schema() -> None:
+    made = flashinfer_bench.files(shipped(PRODUCT))
+    (definition_path, definition), (solution_path, solution) = ((p, json.loads(t)) for p, t in made.items())
+    assert definition_path == "definitions/gemm/gemm_fp8_blockwise_gemm_nt.json"
+    name = definition["name"]
+    assert solution_path == f"solutions/tilewright/gemm/{name}/{solution['name']}.json"
+    assert {"name", "op_type", "axes", "inputs", "outputs", "reference"} <= definition.keys()
+    assert all(axis["type"] in ("var", "const") for axis in definition["axes"].values())
+    tensors = {**definition["inputs"], **definition["outputs"]}
+    assert all(
+        set(t["shape"]) <= definition["axes"].keys() and t["dtype"] in DTYPES for t in tensors.values()
+    )
+    for constraint in definition["constraints"]:
+        ast.parse(constraint, mode="eval")
+    assert any(
+        isinstance(n, ast.FunctionDef) and n.name == "run" for n in ast.parse(definition["reference"]).body
+    )
+    assert solution["definition"] == name and solution["author"]
+    spec, sources = solution["spec"], {s["path"]: s["content"] for s in solution["sources"]}
+    file, function = spec["entry_point"].split("::")
+    entry = next(
+        n for n in ast.parse(sources[file]).body if isinstance(n, ast.FunctionDef) and n.name == function
+    )
+    assert [a.arg for a in entry.args.args] == list(definition["inputs"])
+    assert spec["language"] == "triton" and spec["target_hardware"] == ["NVIDIA H200"]
+    assert spec["destination_passing_style"] is False
+    assert all(content and not path.startswith("/") and ".." not in path for path, content in sources.items())
+    assert "receipt kernels/gemm_fp8_blockwise/gemm_nt/versions/" in solution["description"]
+    assert "llama3.1-8b/26" in solution["description"] and "measured" in solution["description"]
+
+
+def test_the_definitions_reference_is_the_operators_oracle() -> None:
+    """Every operator that can be exported, in an interpreter that holds torch anyway."""
+    code = (
+        "import json, sys, numpy as np, torch\n"
+        "for text, names in json.load(sys.stdin):\n"
+        "    space = {}\n    exec(text, space)\n"
+        "    x = torch.randn(256, 384, generator=torch.Generator().manual_seed(1)).bfloat16()\n"
+        "    if names == ['x']:\n"
+        "        found = space['run'](x)\n"
+        "        q, s = found[:2]\n"
+        "        wide = space['dequantise_rows' if s.shape[1] == 256 else 'dequantise_blocks'](q, s)\n"
+        "        print(float((wide - x.float()).norm() / x.float().norm()))\n"
+        "    else:\n"
+        "        a, a_s = space['quantise_rows'](x)\n"
+        "        blocks = 'columns' not in text\n"
+        "        b, b_s = space['quantise_rows' if 'product_rows(inputs)[0]' in text else 'quantise_blocks'](x)\n"
+        "        c = space['run'](a, a_s, b, b_s).float()\n"
+        "        exact = x.float() @ x.float().T\n"
+        "        print(float((c - exact).norm() / exact.norm()))\n"
+    )
+    asked = []
+    for operator in flashinfer_bench._REFERENCES:
+        family = load_operator(operator)
+        names = [o.name for o in family.inputs(next(iter(family.suites.values())).check[0])]
+        asked.append((flashinfer_bench.reference(operator, names), names))
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps(asked), capture_output=True, text=True, check=False
+    )
+    errors = [float(line) for line in done.stdout.split()]
+    assert len(errors) == 6, done.stderr
+    assert all(0.0 < error < 0.04 for error in errors), "what e4m3 leaves of a block-scaled operand"
+
+
+def test_a_pallas_operator_is_no_torch_solution(tmp_path: Path) -> None:
+    with pytest.raises(Disagreement, match="needs its reference in torch"):
+        flashinfer_bench.files(promoted(SHIPPED, "gemm_fp8_fused/g512", None))
+
+
+# -- vLLM and SGLang: a file a weight, rows by M, launch options alone --------------------------------------------
+
+
+def plain(table: PromotedTable, **params: object) -> PromotedTable:
+    """The table as if the plain kernel of pointer loads served it."""
+    source = load_operator(PRODUCT).kernels["pointer"].source
+    chosen = {
+        "block_m": 64,
+        "block_n": 128,
+        "num_warps": 4,
+        "num_stages": 4,
+        "group_m": 8,
+        "skew": False,
+        **params,
+    }
+    kernels = {
+        name: dataclasses.replace(kernel, data=source.encode(), params=chosen)
+        for name, kernel in table.kernels.items()
+    }
+    return dataclasses.replace(table, kernels=kernels)
+
+
+def test_rows_for_vllm_and_sglang() -> None:
+    table = plain(shipped(PRODUCT))
+    made = block_fp8.vllm(table)
+    place = "vllm/model_executor/layers/quantization/utils/configs/"
+    name = "N=6144,K=4096,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128]"
+    rows = json.loads(made[f"{place}{name}.json"])
+    assert rows == {
+        "8192": {
+            "BLOCK_SIZE_M": 64,
+            "BLOCK_SIZE_N": 128,
+            "BLOCK_SIZE_K": 128,
+            "GROUP_SIZE_M": 8,
+            "num_warps": 4,
+            "num_stages": 4,
+        }
+    }
+    told = json.loads(made[f"{place}{name}.receipts.json"])["8192"]
+    assert told["receipt"] == table.receipt_name and told["kind"] == "measured"
+    assert told["interval_us"][0] < told["time_us"] < told["interval_us"][1]
+    for text in made.values():
+        assert all(int(key) > 0 for key in json.loads(text))
+    both = json.loads(
+        made[f"{place}N=4096,K=4096,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"]
+    )
+    assert list(both) == ["8192", "32768"], "one file holds all rows of a weight"
+    sglang = block_fp8.sglang(table)
+    assert {Path(p).name for p in sglang} == {Path(p).name for p in made}
+    assert all(p.startswith("python/sglang/srt/layers/quantization/configs/") for p in sglang)
+
+
+def test_tiles_of_another_schedule_are_no_rows() -> None:
+    table = shipped(PRODUCT)
+    for other in (table, plain(table, skew=True)):
+        with pytest.raises(Disagreement, match="another schedule") as refused:
+            block_fp8.vllm(other)
+        assert one_sentence(str(refused.value))
+    with pytest.raises(Disagreement, match="for gemm_fp8_blockwise/gemm_nt alone"):
+        block_fp8.sglang(shipped(ROWS))
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_or_says_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    library = ["--library", str(SHIPPED.library), "--out", str(tmp_path)]
+    assert main(["export", "standalone", ROWS, *library]) == 0
+    assert (tmp_path / "gemm_fp8_blockwise_quant_1x128_h200" / "main.py").exists()
+    for words in (
+        ["vllm", PRODUCT],
+        ["standalone"],
+        ["standalone", ROWS, "--target", "v6e"],
+        ["standalone", "a/b"],
+    ):
+        assert main(["export", *words, *library]) == 2, words
+        assert one_sentence(capsys.readouterr().err.strip())

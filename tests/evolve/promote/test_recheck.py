@@ -1,0 +1,226 @@
+"""Rechecks: everyone answers again here; who fails gives way to who served before, and losses are told and refilled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testkit.promote_campaign import (
+    CHILD,
+    OPERATOR,
+    OTHER,
+    SHAPES,
+    FormulaPool,
+    Seconds,
+    one_sentence,
+    quick_child,
+    run,
+    write_campaign,
+)
+from tilewright.evolve.campaign.evaluator import Job
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.promote import library_commands
+from tilewright.evolve.promote import recheck as recheck_module
+from tilewright.evolve.promote.command import Options
+from tilewright.evolve.promote.library_commands import Verification
+from tilewright.evolve.promote.library_writer import LibraryWriter
+from tilewright.evolve.promote.refill import Means, recheck_library
+from tilewright.evolve.promote.runtime import store
+from tilewright.evolve.promote.runtime.serving import served
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import Evaluation, Verdict
+
+Spoil = Callable[[Job, Evaluation], Evaluation]
+NEWER = {"jax": "0.11.2", "libtpu": "0.0.60"}
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Path:
+    return write_campaign(tmp_path / "home")
+
+
+@pytest.fixture
+def writer(tmp_path: Path, campaign: Path) -> LibraryWriter:
+    """A library where ``CHILD`` was promoted first and ``OTHER`` serves now."""
+    writer = LibraryWriter(tmp_path / "library")
+    run(campaign, writer)
+    run(campaign, writer, Options(candidate="2"))
+    return writer
+
+
+def with_newer_tools(job: Job, evaluation: Evaluation) -> Evaluation:
+    return evaluation.model_copy(update={"toolchain": NEWER})
+
+
+def failing(*genomes: Genome) -> Spoil:
+    """Answers of these are wrong with the newer tools."""
+
+    def spoil(job: Job, evaluation: Evaluation) -> Evaluation:
+        if job.genome not in genomes:
+            return with_newer_tools(job, evaluation)
+        return evaluation.model_copy(
+            update={"verdict": Verdict.INCORRECT, "reason": "gate exact: 12.0 dB on randn, 40.0 are needed"}
+        )
+
+    return spoil
+
+
+class OneByOne(FormulaPool):
+    """Answers one job at a time, so that a kernel's refusal leaves others under way."""
+
+    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        job = self._waiting.pop(0)
+        return [(job.index, self.spoil(job, self._evaluation(job)))]
+
+
+def recheck(
+    writer: LibraryWriter,
+    spoil: Spoil = with_newer_tools,
+    seconds: Seconds = quick_child,
+    target: str = "tpu7x",
+    run_campaign: Callable[[dict[str, Any]], Path] | None = None,
+) -> list[Verification]:
+    means = Means(
+        make=lambda resolved: OneByOne(resolved, seconds, spoil),
+        run_campaign=run_campaign or (lambda config: pytest.fail("no campaign is due")),
+        say=lambda line: None,
+        evaluations=3 if run_campaign else 0,
+    )
+    found = list(recheck_library(writer, OPERATOR, target, means))
+    assert all(one_sentence(finding.sentence) for finding in found)
+    return found
+
+
+def table(writer: LibraryWriter) -> dict[str, str]:
+    regions = writer.version(OPERATOR)[2]["targets"]["tpu7x"]["regions"]
+    return {region["workload"]: region["kernel"] for region in regions}
+
+
+def test_a_sound_table_gets_a_version_that_says_what_was_verified_where(writer: LibraryWriter) -> None:
+    before = writer.version(OPERATOR)[0]
+    (finding,) = recheck(writer)
+    version, receipt, dispatch = writer.version(OPERATOR)
+    assert finding.good and version != before and version in finding.sentence
+    assert "+0.0 % against their receipts" in finding.sentence and "jax 0.11.2" in finding.sentence
+    told = receipt["targets"]["tpu7x"]
+    assert told["rechecked"]["version"] == before and told["rechecked"]["on"] == "jax 0.11.2, libtpu 0.0.60"
+    (candidate,) = told["candidates"]
+    assert candidate["toolchain"] == NEWER and candidate["gate_seeds"] and candidate["gates"]
+    assert candidate["lineage"], "and where the kernel comes from"
+    assert [(s["change"], s["before"]["seconds"]) for s in told["shapes"]] == [(0.0, 40e-6)] * 2
+    ranges = dispatch["targets"]["tpu7x"]["toolchain"]
+    assert ranges == {"jax": ["0.10.2", "0.12"], "libtpu": ["0.0.60", "0.0.61"]}, (
+        "joined where there is no gap"
+    )
+    service = served(OPERATOR, "interpret", (256, 256, 512), writer.kernels)
+    assert dict(service.verified_on) == NEWER and service.seconds == 40e-6 and service.exact
+    assert writer.index(OPERATOR)["history"][-1]["action"] == "recheck"
+    assert library_commands.rollback(writer, OPERATOR, None, None) == (version, before)
+
+
+def test_a_kernel_that_fails_gives_way_to_what_served_before(writer: LibraryWriter) -> None:
+    broken, summary = recheck(writer, failing(OTHER))
+    assert broken.good and summary.good, "the shapes are served by a verified kernel again"
+    assert f"kernel {OTHER.id} is served no more" in broken.sentence and "12.0 dB" in broken.sentence
+    assert "an earlier kernel serves" in broken.sentence
+    assert table(writer) == dict.fromkeys(SHAPES, CHILD.id)
+    _, receipt, dispatch = writer.version(OPERATOR)
+    assert list(dispatch["targets"]["tpu7x"]["kernels"]) == [CHILD.id]
+    assert not any(OTHER.id in name for name in receipt["files"])
+    assert receipt["targets"]["tpu7x"]["rechecked"]["failed"].keys() == {OTHER.id}
+    assert dispatch["targets"]["tpu7x"]["toolchain"]["jax"] == ["0.11.2", "0.12"], (
+        "no older tools: they differ"
+    )
+    source = store.load_table(OPERATOR, "interpret", writer.kernels).choose((256, 256, 512)).kernel.source()
+    assert "pallas" in source
+
+
+def test_where_nothing_passes_nothing_is_served(writer: LibraryWriter) -> None:
+    found = recheck(writer, failing(OTHER, CHILD))
+    assert not all(finding.good for finding in found)
+    assert "no kernel is left for 256x256x512, 512x512x512" in found[0].sentence
+    with pytest.raises(store.NotServed):
+        store.load_table(OPERATOR, "interpret", writer.kernels)
+    assert writer.index(OPERATOR)["current"] is None
+    assert writer.index(OPERATOR)["history"][-1]["dropped"] == list(SHAPES)
+
+
+def test_a_damaged_kernel_gives_way_as_a_wrong_one_does(writer: LibraryWriter) -> None:
+    version, _, dispatch = writer.version(OPERATOR)
+    path = (
+        writer.place(OPERATOR)
+        / "versions"
+        / version
+        / dispatch["targets"]["tpu7x"]["kernels"][OTHER.id]["file"]
+    )
+    path.write_bytes(path.read_bytes() + b"\n")
+    broken, _ = recheck(writer)
+    assert "is not what was promoted" in broken.sentence and set(table(writer).values()) == {CHILD.id}
+
+
+def test_a_loss_is_told_and_refilled(writer: LibraryWriter, tmp_path: Path) -> None:
+    """With the newer tools the served kernel takes 60 us; a campaign finds the earlier one at 50 again."""
+
+    def slower(genome: Genome, workload: str) -> float:
+        return 60e-6 if genome == OTHER else quick_child(genome, workload)
+
+    asked: list[dict[str, Any]] = []
+
+    def campaign(config: dict[str, Any]) -> Path:
+        asked.append(config)
+        return write_campaign(tmp_path / "refill")
+
+    *slow, summary, refilled = recheck(writer, seconds=slower, run_campaign=campaign)
+    assert [s.sentence.split(" takes ")[1][:40] for s in slow] == [
+        "60.00 us here, 50.0 % more than the 40.0"
+    ] * 2
+    assert "+50.0 % against their receipts in the geometric mean" in summary.sentence
+    assert asked[0]["suite"] == "tiny" and asked[0]["budget"] == {"evaluations": 3}
+    assert "it would have lost 16.7 % in the geometric mean of 2 shapes, 16.7 % at most" in refilled.sentence
+    assert all(f.good for f in (*slow, summary, refilled)) and set(table(writer).values()) == {CHILD.id}
+    actions = [e["action"] for e in writer.index(OPERATOR)["history"]]
+    assert actions == ["promote", "promote", "recheck", "promote"]
+
+
+def test_a_shape_that_no_suite_has_any_more_is_no_entry(
+    writer: LibraryWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = SHAPES[1]
+    known = recheck_module._suite_of
+    monkeypatch.setattr(
+        recheck_module, "_suite_of", lambda resolved, r: None if r.workload == gone else known(resolved, r)
+    )
+    told, summary = recheck(writer)
+    assert told.good and summary.good and f"{gone} is in no suite any more" in told.sentence
+    assert list(table(writer)) == [SHAPES[0]]
+
+
+def test_figures_of_another_time_model_are_renewed_and_not_compared(writer: LibraryWriter) -> None:
+    def older(job: Job, evaluation: Evaluation) -> Evaluation:
+        figures = [f.model_copy(update={"model_version": 99}) for f in evaluation.workloads]
+        return evaluation.model_copy(update={"workloads": tuple(figures)})
+
+    (summary,) = recheck(writer, older, seconds=lambda genome, workload: 1.0)
+    assert "2 without a figure to compare with" in summary.sentence and summary.good
+    shapes = writer.version(OPERATOR)[1]["targets"]["tpu7x"]["shapes"]
+    assert [(s["change"], s["seconds"], s["model_version"]) for s in shapes] == [(None, 1.0, 99)] * 2
+
+
+def test_what_was_promoted_elsewhere_or_changed_meanwhile_is_refused(
+    writer: LibraryWriter, campaign: Path
+) -> None:
+    with pytest.raises(UserError, match="not promoted for v6e"):
+        recheck(writer, target="v6e")
+    with pytest.raises(UserError, match="times nothing"):
+        recheck(writer, target="gfx950")
+
+    def meanwhile(job: Job, evaluation: Evaluation) -> Evaluation:
+        if writer.index(OPERATOR)["history"][-1]["action"] != "rollback":
+            library_commands.rollback(writer, OPERATOR, None, None)
+        return evaluation
+
+    with pytest.raises(UserError, match="changed while it was rechecked"):
+        recheck(writer, meanwhile)

@@ -1,0 +1,283 @@
+"""Gates on a device and the meeting with the champion, as the parent sees them: a device says, the parent judges."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testkit.scripted import INTERPRETED, TARGET, Doubler, ScriptedStation, answers, done, shape
+from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
+from tilewright.workers.cascade.measured_stages import (
+    Confirmation,
+    GateStage,
+    ScreenStage,
+    confirm,
+    host_seconds,
+    interval,
+    worst_gates,
+)
+from tilewright.workers.child.ending import ChildOutcome, Ending
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.device.station import Champion, Entry
+from tilewright.workers.device.timing import Samples
+from tilewright.workers.request import Failure, Findings, Limits, Request, Truth
+
+OPERATOR = Doubler()
+
+
+def request(**changes):
+    suite = OPERATOR.suites["tiny"]
+    fields = {
+        "target": TARGET, "limits": Limits(), "seed": 7, "measured": suite.workloads, "source": "text",
+        "params": {"x": 1}, "checked": (shape(32), shape(48)), "folder": Path("nowhere"), "is_known": str,
+    }  # fmt: skip
+    return Request(operator=OPERATOR, truth=Truth(OPERATOR), **{**fields, **changes})
+
+
+def gated(change=lambda frame: frame, **changes):
+    station, found = ScriptedStation(lambda job: answers(job, change)), Findings()
+    return GateStage(station).run(request(**changes), found), found, station
+
+
+# -- gates -------------------------------------------------------------------------------------------
+
+
+def test_each_kind_of_inputs_runs_on_one_shape_and_on_all_for_a_finalist():
+    dealt = {}
+    for seed in (6, 7):
+        failure, found, station = gated(seed=seed)
+        ((job, _),) = station.jobs
+        assert failure is None and found.logs == ["said by the child"] and job.kind == "check"
+        assert [w["id"] for w in job.data["workloads"]] == ["m32", "m48"]
+        assert len(job.data["entries"]) == 1 and job.data["entries"][0]["source"] == "text"
+        dealt[seed] = [kind for check in job.data["check"] for kind in check["kinds"]]
+        assert job.arrays.keys() == {f"{c['workload']}/{k}/a" for c in job.data["check"] for k in c["kinds"]}
+        wanted = OPERATOR.make_inputs(shape(32), seed, dealt[seed][0])["a"]
+        assert np.array_equal(job.arrays[f"m32/{dealt[seed][0]}/a"], wanted)
+        assert [(r.inputs, r.passed) for r in found.gates] == [(kind, True) for kind in dealt[seed]]
+    assert sorted(dealt[6]) == sorted(dealt[7]) == ["ones", "randn"] and dealt[6] != dealt[7]
+    _, found, station = gated(final=True)
+    assert [c["kinds"] for c in station.jobs[0][0].data["check"]] == [["randn", "ones"]] * 2
+    assert len(found.gates) == 4
+
+
+def test_plans_travel_instead_of_the_source():
+    station, found = ScriptedStation(), Findings(plans={"m32": b"plan", "m64": b"not checked"})
+    assert GateStage(station).run(request(), found) is None
+    ((job, _),) = station.jobs
+    (entry,) = job.data["entries"]
+    assert entry.keys() == {"id"} and job.blobs == {f"plan/{entry['id']}/m32": b"plan"}
+    other = ScriptedStation()
+    GateStage(other).run(request(params={"x": 2}), found)
+    assert other.jobs[0][0].data["entries"] != [entry], "a point of its own has a name of its own"
+    names = []
+    for params in ({"x": 1, "y": 2}, {"y": 2, "x": 1}):
+        station = ScriptedStation()
+        GateStage(station).run(request(params=params), found)
+        names.append(station.jobs[0][0].data["entries"][0]["id"])
+    assert names[0] == names[1] and len(names[0]) == 16, "whatever the order"
+
+
+@pytest.mark.parametrize("name", ["m32", "m48"])
+def test_one_wrong_answer_is_incorrect_and_changed_inputs_are(name):
+    def wrong(frame):
+        if frame.data["workload"] != name:
+            return frame
+        return dataclasses.replace(frame, arrays={"c": frame.arrays["c"] * 1.01})
+
+    failure, found, _ = gated(wrong)
+    kind = found.gates[-1].inputs
+    said = f"gate exact on {kind}: 40.1 dB, at least 45 dB needed"
+    assert (failure.verdict, failure.stage) == (Verdict.INCORRECT, Stage.CHECK)
+    assert failure.reason.split(":")[0] == said.split(":")[0] and not found.gates[-1].passed
+
+    def changed(frame):
+        return dataclasses.replace(
+            frame, data={**frame.data, "inputs_changed": frame.data["workload"] == name}
+        )
+
+    failure, found, _ = gated(changed)
+    assert failure == Failure(Verdict.INCORRECT, f"the kernel changes its inputs ({found.gates[-1].inputs})")
+
+
+def test_every_question_is_answered_once():
+    said = Failure(Verdict.CRASHED, "the child ended before it had answered everything")
+    for kept in ([], [0], [1], [0, 0], [1, 1], [0, 1, 1]):
+        found = Findings()
+        station = ScriptedStation(lambda job, kept=kept: done([answers(job).frames[n] for n in kept]))
+        assert GateStage(station).run(request(), found) == said and not found.gates
+    swapped = ScriptedStation(lambda job: done([Frame("note"), *answers(job).frames[::-1]]))
+    assert GateStage(swapped).run(request(), Findings()) is None
+
+
+@pytest.mark.parametrize("name", ["workload", "kind", "inputs_changed"])
+def test_an_answer_that_does_not_read_is_a_crash(name):
+    failure, *_ = gated(lambda f: dataclasses.replace(f, data={k: v for k, v in f.data.items() if k != name}))
+    assert failure == Failure(Verdict.CRASHED, f"the child's answer is malformed: KeyError '{name}'")
+    failure, *_ = gated(lambda f: dataclasses.replace(f, data={**f.data, "kind": ["randn"]}))
+    assert failure.verdict is Verdict.CRASHED and "malformed: TypeError" in failure.reason
+
+
+def test_a_child_that_dies_is_the_verdict():
+    found = Findings()
+    station = ScriptedStation(lambda job: ChildOutcome(Ending.TIMEOUT, detail="silent", log="the log"))
+    failure = GateStage(station).run(request(), found)
+    assert failure == Failure(Verdict.TIMEOUT, "checking: silent", "the log", Stage.CHECK)
+    assert found.logs == ["the log"]
+
+
+# -- times -------------------------------------------------------------------------------------------
+
+
+def figures(name, seconds, **diagnosis):
+    return WorkloadFigures(
+        workload=name, seconds=seconds, tflops=1.0 / seconds, roofline_fraction=0.5, kind="measured",
+        diagnosis=diagnosis,
+    )  # fmt: skip
+
+
+CHAMPION = Champion(Entry("best", "its source", {}), 1.0, (figures("m32", 3e-4), figures("m64", 2e-4)))
+
+
+def test_a_screen_is_paced_by_the_champion():
+    station, found = ScriptedStation(champion=CHAMPION), Findings()
+    assert ScreenStage(station, Samples(OPERATOR)).run(request(), found) is None
+    ((job, _),) = station.jobs
+    assert (job.data["rounds"], job.data["calls"]) == (1, 5)
+    assert job.data["pace"] == {"m32": 3e-4, "m64": 2e-4}
+    assert {f.workload for f in found.figures} == {"m32", "m64"}
+    alone = ScriptedStation()
+    assert ScreenStage(alone, Samples(OPERATOR)).run(request(target=INTERPRETED), Findings()) is None
+    assert (alone.jobs[0][0].data["pace"], alone.jobs[0][0].data["calls"]) == ({}, 2), (
+        "few calls of an interpreter"
+    )
+    broken, found = ScriptedStation(lambda job: done([])), Findings()
+    assert ScreenStage(broken, Samples(OPERATOR)).run(request(), found).verdict is Verdict.CRASHED
+    assert not found.figures
+
+
+TIMES = {
+    "m32": ([[1e-4], [1e-4]], [[2e-4], [2.2e-4]], [[1e-4], [1.1e-4]]),
+    "m64": ([[3e-4], [3e-4]], [[1e-4], [1e-4]], [[3e-4], [3e-4]]),
+}
+"""Rounds of champion, contender and champion again."""
+
+
+def confirmed(fitness=1.0, times=TIMES, target=TARGET, operator=OPERATOR):
+    def change(frame):
+        return dataclasses.replace(frame, data={**frame.data, "rounds": times[frame.data["workload"]]})
+
+    station, found = ScriptedStation(lambda job: answers(job, change)), Findings()
+    asked = dataclasses.replace(request(target=target), operator=operator)
+    return confirm(station, asked, found, Samples(operator), CHAMPION, fitness), found, station
+
+
+def test_a_contender_stands_between_two_of_the_champion():
+    _, _, station = confirmed()
+    ((job, _),) = station.jobs
+    names = [entry["id"] for entry in job.data["entries"]]
+    assert names[0] == "best" and names[2] == "best/again" and names[1] not in (names[0], names[2])
+    assert [entry["source"] for entry in job.data["entries"]] == ["its source", "text", "its source"]
+    assert job.data["pace"] == {}
+
+
+@pytest.mark.parametrize(
+    ("fitness", "target", "effort"),
+    [
+        (1.0, TARGET, (4, 3)),
+        (1.1, TARGET, (4, 3)),
+        (1.1001, TARGET, (2, 1)),
+        (1.0, INTERPRETED, (4, 2)),
+        (2.0, INTERPRETED, (2, 1)),
+    ],
+)
+def test_a_clear_contender_needs_fewer_calls(fitness, target, effort):
+    station = confirmed(fitness, target=target)[2]
+    job = station.jobs[0][0]
+    assert (job.data["rounds"], job.data["calls"]) == effort
+
+
+def test_the_meeting_is_worked_out_by_hand():
+    verdict, found, _ = confirmed()
+    held32 = (1e-4, 1.05e-4)  # the medians of both entries' calls, by round
+    over32 = math.sqrt((2e-4 / held32[0]) * (2.2e-4 / held32[1]))
+    assert verdict.champion == "best"
+    assert verdict.ratio.value == pytest.approx(math.sqrt(3.0 / over32)), "over 1 is faster"
+    assert verdict.control.value == pytest.approx((1 * (1 / 1.1)) ** (1 / 4)), "the first over the second"
+    first, second = found.figures
+    assert [f.workload for f in found.figures] == ["m64", "m32"], "in the order of the suite"
+    assert first.seconds == pytest.approx(2e-4 / 3) and second.seconds == pytest.approx(3e-4 * over32)
+    assert first.tflops == pytest.approx(40960 / first.seconds / 1e12)
+    assert first.roofline_fraction == pytest.approx(40.96e-6 / first.seconds) and first.gbytes is None
+    assert first.diagnosis["raw_seconds"] == pytest.approx(1e-4)
+    assert first.diagnosis["paired"] == pytest.approx(1 / 3) and first.diagnosis["calls"] == 2
+    bound = Doubler()
+    bound.memory_bound = True
+    _, found, _ = confirmed(operator=bound)
+    assert found.figures[0].gbytes == pytest.approx(32768 / (2e-4 / 3) / 1e9)
+
+
+def test_a_contender_alone_is_on_trial_and_must_be_faster_by_more_than_chance():
+    noisy = {name: ([[3e-4], [1e-4]], [[1e-4], [1.1e-4]], [[3e-4], [1e-4]]) for name in TIMES}
+    wide, _, _ = confirmed(times=noisy)
+    assert wide.ratio.low < 1.0 < wide.ratio.value and not wide.accepted, "two rounds disagree"
+    clear = {name: ([[3e-4], [3.01e-4]], [[1e-4], [1e-4]], [[3e-4], [3e-4]]) for name in TIMES}
+    verdict, _, _ = confirmed(times=clear)
+    assert verdict.accepted and verdict.ratio.low > 2.5 and verdict.__dataclass_params__.frozen
+    data = verdict.data()
+    assert data == {
+        "champion": "best", "ratio": verdict.ratio.value,
+        "interval": [verdict.ratio.low, verdict.ratio.high],
+        "control": verdict.control.value, "control_spread": verdict.control.spread, "accepted": True,
+    }  # fmt: skip
+    for low, accepted in ((1.0, False), (1.0001, True)):
+        level = dataclasses.replace(verdict, ratio=dataclasses.replace(verdict.ratio, low=low))
+        assert isinstance(level, Confirmation) and level.accepted is accepted
+    broken = ScriptedStation(lambda job: done([]))
+    found = Findings(figures=[figures("m32", 1.0)])
+    failure = confirm(broken, request(), found, Samples(OPERATOR), CHAMPION, 1.0)
+    assert failure.verdict is Verdict.CRASHED and found.figures[0].seconds == 1.0
+
+    def spoilt(job, place):
+        def change(frame):
+            return dataclasses.replace(frame, arrays={**frame.arrays, f"{place}/c": frame.arrays["0/c"] * 2})
+
+        return answers(job, change)
+
+    for place, judged in ((0, False), (1, True), (2, False)):
+        station = ScriptedStation(lambda job, place=place: spoilt(job, place))
+        found = confirm(station, request(), Findings(), Samples(OPERATOR), CHAMPION, 1.0)
+        assert isinstance(found, Failure) is judged
+
+
+def test_the_interval_of_a_fitness_is_that_of_a_mean():
+    two = [figures("a", 1.0, relative_error=0.03), figures("b", 1.0, relative_error=0.04)]
+    low, high = interval(two, 10.0)
+    half = 1.96 * 0.05 / 2
+    assert (low, high) == (pytest.approx(10 * math.exp(-half)), pytest.approx(10 * math.exp(half)))
+    low, high = interval([figures("a", 1.0)], 1.0)
+    assert (low, high) == (pytest.approx(math.exp(-0.098)), pytest.approx(math.exp(0.098)))
+
+
+def test_the_host_time_is_the_median_over_workloads():
+    three = [figures("a", 1.0, host_seconds=9.0), figures("b", 1.0, host_seconds=2.0), figures("c", 1.0)]
+    assert host_seconds(three) == 2.0 and host_seconds(three[2:]) == 0.0
+
+
+def test_per_gate_the_lowest_reading_of_timed_calls_is_kept():
+    def reading(gate, inputs, value, passed=True):
+        return GateReading(gate=gate, inputs=inputs, value=value, passed=passed)
+
+    small = [reading("g", "randn", 50.0), reading("g", "ones", 40.0)]
+    timed = [reading("g", "timed calls at a", v) for v in (60.0, 55.0, 58.0)] + [
+        reading("h", "timed calls at a", None), reading("h", "timed calls at b", 70.0),
+        reading("i", "timed calls at a", 70.0), reading("i", "timed calls at b", None),
+    ]  # fmt: skip
+    assert worst_gates([timed[0], small[0], *timed[1:], small[1]]) == (
+        *small, timed[1], timed[4], timed[5],
+    )  # fmt: skip
+    failed = reading("g", "timed calls at c", 99.0, passed=False)
+    assert worst_gates([timed[0], failed]) == (failed,), "whatever its value"
+    assert worst_gates([timed[0], timed[0]]) == (timed[0],) and worst_gates([]) == ()

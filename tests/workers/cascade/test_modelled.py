@@ -1,0 +1,176 @@
+"""The modelled cascade's order of stages and what it makes of figures; stages that only note when they ran."""
+
+import dataclasses
+import math
+
+import pytest
+
+from testkit.scripted import Doubler, shape
+from tilewright.fitness import time_model
+from tilewright.fitness.evaluation import FigureKind, Stage, Verdict, WorkloadFigures
+from tilewright.fitness.race import Race, Rung
+from tilewright.fitness.score import geometric_mean
+from tilewright.fitness.targets import load_target
+from tilewright.seeds.operator import Scope, SeedKernel
+from tilewright.workers.cascade import modelled
+from tilewright.workers.cascade.modelled import ModelledCascade
+from tilewright.workers.cascade.verify_shapes import Shapes
+from tilewright.workers.child.launch import Spawn
+from tilewright.workers.request import Failure, Findings
+
+OPERATOR = Doubler()
+SUITE = OPERATOR.suites["tiny"]
+CHIP = load_target("tpu7x")
+SOURCE = """import jax
+
+SPACE = {"x": (1,)}
+DEFAULTS = {"x": 1}
+CONSTRAINTS = {}
+
+
+def build(params):
+    return None
+"""
+KIND = sorted(time_model.CALIBRATIONS["tpu7x"].errors)[0]
+WRONG = Failure(Verdict.INCORRECT, "wrong")
+
+
+def figures(name, rate=2.0, vmem=1 << 20, kind=KIND):
+    return WorkloadFigures(
+        workload=name, seconds=1 / rate, tflops=rate, roofline_fraction=0.5, kind=FigureKind.MODELLED,
+        diagnosis={"vmem_bytes": vmem, "error_class": kind},
+    )  # fmt: skip
+
+
+class Notes:
+    """What ran, on which shapes, and what the verifying stage was asked."""
+
+    def __init__(self, monkeypatch, fails=None, absent=None, kind=KIND):
+        self.ran, self.best, self.requests, notes = [], [], [], self
+
+        def stage_of(name, which):
+            class Noting:
+                stage = which
+
+                def __init__(self, *shapes, compiles=None):
+                    self.compiles = compiles
+
+                def run(self, request, found):
+                    label = name if self.compiles is None else f"{name} {self.compiles}"
+                    notes.ran.append((label, *(w.id for w in request.measured)))
+                    notes.requests.append(request)
+                    if name == "measure":
+                        found.figures += [figures(w.id, kind=kind) for w in request.measured]
+                    return WRONG if name == fails else None
+
+            return Noting
+
+        monkeypatch.setattr(modelled, "TraceStage", stage_of("trace", Stage.COMPILE))
+        monkeypatch.setattr(modelled, "CompileStage", stage_of("compile", Stage.COMPILE))
+        monkeypatch.setattr(modelled, "MeasureStage", stage_of("measure", Stage.MEASURE))
+        monkeypatch.setattr(modelled, "VerifyStage", stage_of("verify", Stage.CHECK))
+        monkeypatch.setattr(modelled, "pallas_template", Spawn)
+        monkeypatch.setattr(modelled.libtpu_simulator, "missing_parts", lambda: absent)
+        monkeypatch.setattr(modelled, "to_verify", self._to_verify)
+        self.shapes = Shapes((shape(64),))
+
+    def _to_verify(self, request, found, *, best):
+        self.best.append(best)
+        return self.shapes
+
+
+def judged(source=SOURCE, **options):
+    return ModelledCascade(OPERATOR, CHIP, SUITE).evaluate("g", source, {}, seed=7, **options)
+
+
+ALL = ("m64", "m32")
+
+
+def test_stages_run_in_order_and_a_best_is_verified(monkeypatch):
+    notes = Notes(monkeypatch)
+    found = judged(best=1.9)
+    assert notes.ran == [("trace", *ALL), ("compile", *ALL), ("measure", *ALL), ("verify", *ALL)]
+    assert (found.verdict, found.stage, notes.best) == (Verdict.OK, Stage.MEASURE, [True])
+    asked = notes.requests[0]
+    assert asked.checked == SUITE.check and asked.unmeasured == SUITE.final and not asked.thorough
+    level = geometric_mean([2.0, 2.0])
+    for best, wanted in ((2.0000001, False), (1.9999999, True), (0.0, True), (level, False)):
+        judged(best=best)
+        assert notes.best[-1] is wanted
+    notes.shapes, before = Shapes(), len(notes.ran)
+    judged()
+    assert [ran[0] for ran in notes.ran[before:]] == ["trace", "compile", "measure"], "nothing to verify"
+
+
+def test_what_fails_its_verification_failed_a_check(monkeypatch):
+    Notes(monkeypatch, fails="verify")
+    found = judged()
+    assert (found.verdict, found.stage) == (Verdict.INCORRECT, Stage.CHECK)
+    notes = Notes(monkeypatch, fails="measure")
+    found = judged()
+    assert (found.verdict, found.stage, notes.best) == (Verdict.INCORRECT, Stage.MEASURE, [])
+    notes = Notes(monkeypatch)
+    rejected = judged("import os\n")
+    assert (rejected.verdict, rejected.stage, notes.ran) == (Verdict.REJECTED, Stage.DIALECT, [])
+
+
+def test_finalists_are_verified_and_what_is_only_timed_is_not(monkeypatch):
+    notes = Notes(monkeypatch)
+    judged(scope=Scope.FINAL)
+    final = notes.requests[0]
+    assert final.thorough and final.measured == SUITE.final and final.checked == SUITE.check
+    assert final.unmeasured == SUITE.workloads and notes.best == [True]
+    for options in ({"scope": Scope.TIMELINE}, {"scope": Scope.FINAL, "best": float("inf")}):
+        notes = Notes(monkeypatch)
+        assert judged(**options).verdict is Verdict.OK
+        assert notes.requests[0].checked == () and notes.best == [] and notes.requests[0].unmeasured == ()
+    notes = Notes(monkeypatch)
+    judged(scope=Scope.FINAL, baseline=SeedKernel("b", "", baseline=True))
+    assert not notes.requests[0].thorough and notes.best == []
+    notes = Notes(monkeypatch)
+    judged(only=["m32", "m96"])
+    assert notes.requests[0].unmeasured == (shape(96),) and notes.requests[0].measured == (shape(32),)
+
+
+def test_a_race_compiles_after_it_has_judged_every_module(monkeypatch):
+    notes = Notes(monkeypatch)
+    race = Race((Rung(("m32",), 0.0, 0.0),), (({"vmem": "0-8MiB"}, 1.0),), {"m32": 0.0})
+    assert judged(race=race).verdict is Verdict.OK
+    assert notes.ran[:-1] == [
+        ("trace", *ALL), ("compile False", *ALL), ("compile", "m32"), ("measure", "m32"),
+        ("compile", "m64"), ("measure", "m64"),
+    ]  # fmt: skip
+    notes = Notes(monkeypatch)
+    behind = dataclasses.replace(race, cells=(({"vmem": "0-8MiB"}, 9.0), ({"vmem": "8-16MiB"}, 1.0)))
+    assert judged(race=behind).verdict is Verdict.OUTPACED and len(notes.ran) == 4
+
+
+def test_a_missing_part_is_no_fault_of_the_genome(monkeypatch):
+    notes = Notes(monkeypatch, absent="libtpu is not installed")
+    found = judged()
+    assert (found.verdict, found.reason) == (Verdict.INFRA_ERROR, "libtpu is not installed")
+    assert found.stage is Stage.COMPILE and notes.ran == []
+    assert judged("import os\n").verdict is Verdict.REJECTED, "what needs no part is judged"
+
+
+def test_a_fitness_has_the_interval_of_the_model(monkeypatch):
+    for kind in time_model.CALIBRATIONS["tpu7x"].errors:
+        Notes(monkeypatch, kind=kind)
+        found = judged()
+        low, high = time_model.relative_error([kind, kind], "tpu7x")
+        assert found.fitness == pytest.approx(2.0)
+        assert found.interval == pytest.approx((2 * math.exp(-high), 2 * math.exp(-low)))
+        assert found.descriptors == {"vmem": "0-8MiB"} and "libtpu" in found.toolchain
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "cell"),
+    [
+        (0, "0-8MiB"), (8, "0-8MiB"), (8.001, "8-16MiB"), (16, "8-16MiB"), (17, "16-32MiB"),
+        (32, "16-32MiB"), (33, "32-64MiB"), (64, "32-64MiB"), (64.001, "64MiB+"),
+    ],
+)  # fmt: skip
+def test_a_cell_is_the_most_vmem_of_all_workloads(mebibytes, cell):
+    most = figures("a", vmem=int(mebibytes * 2**20))
+    for order in ([most, figures("b", vmem=0)], [figures("b", vmem=0), most]):
+        assert modelled._descriptors(Findings(figures=order)) == {"vmem": cell}

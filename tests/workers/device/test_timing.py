@@ -1,0 +1,458 @@
+"""What a parent makes of a device's answers: figures worked out by hand, and a verdict for every way to fail."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from testkit.scripted import (
+    INTERPRETED,
+    TARGET,
+    Doubler,
+    ScriptedStation,
+    answers,
+    done,
+    shape,
+)
+from tilewright.fitness.evaluation import Stage, Verdict
+from tilewright.seeds.operator import SeedKernel, SnrGate, TensorSpec
+from tilewright.seeds.sampled import Sample
+from tilewright.workers.child.ending import ChildOutcome, Ending
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.run_once import ChildLimits
+from tilewright.workers.device import timing
+from tilewright.workers.device.station import DeviceRatio, Entry
+from tilewright.workers.request import Failure, Findings, Limits, TimingRequest, Truth
+
+ENTRIES = [Entry("one", "source one", {"x": 1}), Entry("two", "source two", {"x": 2}, plans={"m32": b"plan"})]
+LIMITS = Limits(trace=ChildLimits(60.0), final_factor=4.0)
+
+
+def request(operator=None, target=TARGET, **changes):
+    operator = operator or Doubler()
+    fields = {"seed": 7, "measured": operator.suites["tiny"].workloads, "limits": LIMITS}
+    return TimingRequest(operator=operator, truth=Truth(operator), target=target, **{**fields, **changes})
+
+
+def measured(station, asked=None, *, entries=ENTRIES[:1], judged=None, pace=(), effort=(2, 3)):
+    asked, found = asked or request(), Findings()
+    samples = timing.Samples(asked.operator)
+    return timing.measure(station, asked, found, samples, entries, effort, dict(pace), judged), found
+
+
+def saying(change):
+    """A station whose honest answers are changed."""
+    return ScriptedStation(lambda job: answers(job, change))
+
+
+def named(name):
+    """What an honest device says of one shape."""
+    station = ScriptedStation()
+    measured(station)
+    return [f for f in answers(station.jobs[0][0]).frames if f.data["workload"] == name]
+
+
+def with_data(**changes):
+    return lambda frame: dataclasses.replace(frame, data={**frame.data, **changes})
+
+
+def test_a_job_says_what_to_time_least_work_first():
+    station = ScriptedStation(seed=3)
+    made, found = measured(station, entries=ENTRIES, pace={"m64": 1e-3})
+    ((job, limits),) = station.jobs
+    assert (job.kind, job.data["rounds"], job.data["calls"], job.data["pace"]) == (
+        "time",
+        2,
+        3,
+        {"m64": 1e-3},
+    )
+    assert [w["id"] for w in job.data["workloads"]] == ["m32", "m64"] and job.data["seed"] == 3
+    assert job.data["entries"] == [{"id": "one", "source": "source one", "params": {"x": 1}}, {"id": "two"}]
+    assert job.blobs == {"plan/two/m32": b"plan"}
+    assert job.arrays.keys() == {"m32/a", "m64/a"}
+    assert np.array_equal(job.arrays["m32/a"], Doubler().make_inputs(shape(32), 3, "randn")["a"])
+    assert (limits.wall_seconds, limits.stall_seconds) == (60.0, 10.0)
+    assert [t.workload.id for t in made] == ["m32", "m64"] and [t.seed for t in made] == [3, 3]
+    assert found.logs == ["said by the child"] and all(reading.passed for reading in found.gates)
+    assert [r.inputs for r in found.gates] == ["timed calls at m32"] * 2 + ["timed calls at m64"] * 2
+
+
+def test_wall_clocks_are_a_finalist_s_and_silence_is_short():
+    for asked, wall, stall in (
+        (request(final=True), 240.0, 10.0),
+        (request(limits=Limits(trace=ChildLimits(4.0))), 4.0, 4.0),
+        (request(limits=Limits(trace=ChildLimits(4.0)), final=True), 16.0, 10.0),
+    ):
+        limits = timing.job_limits(asked)
+        assert (limits.wall_seconds, limits.stall_seconds) == (wall, stall)
+
+
+def test_figures_are_worked_out_by_hand():
+    made, _ = measured(ScriptedStation(), entries=ENTRIES)
+    timed = dataclasses.replace(
+        made[1],
+        rounds=[[[1.0], [2.0]], [[100e-6, 200e-6, 300e-6], [200e-6, 250e-6]]],
+        host_seconds=[1.0, 6e-6],
+        wall_seconds=[1.0, 250e-6],
+        scale=DeviceRatio("dev1", 2.0, 0.03),
+    )
+    assert timed.__dataclass_params__.frozen
+    found = timed.figures(request(), 1)
+    assert (found.workload, found.kind, found.gbytes) == ("m64", TARGET.kind, None)
+    assert found.seconds == pytest.approx(100e-6), "the median, as the first device would have given it"
+    assert found.tflops == pytest.approx(40960 / 100e-6 / 1e12)
+    assert found.roofline_fraction == pytest.approx(40.96e-6 / 100e-6)
+    spread = 1.25 * 1.4826 * 50e-6 / 5**0.5 / 200e-6
+    assert found.diagnosis == pytest.approx(
+        {
+            "host_seconds": 6e-6, "wall_seconds": 250e-6, "calls": 5,
+            "relative_error": np.hypot(spread, 0.03),
+            "gbytes_per_second": 32768 / 100e-6 / 1e9, "copy_fraction": 32768 / 100e-6 / 5e8,
+            "device": "dev1", "device_ratio": 2.0,
+        }
+    )  # fmt: skip
+    alone = dataclasses.replace(timed, scale=DeviceRatio()).figures(request())
+    assert alone.seconds == 1.5 and "device" not in alone.diagnosis and "device_ratio" not in alone.diagnosis
+
+
+def test_what_memory_bounds_is_ranked_by_bytes():
+    bound = Doubler()
+    bound.memory_bound = True
+    made, _ = measured(ScriptedStation(), request(bound))
+    figures = made[1].figures(request(bound))
+    assert figures.gbytes == pytest.approx(32768 / 100e-6 / 1e9) == figures.diagnosis["gbytes_per_second"]
+
+
+FASTEST = 40.96e-6
+"""What the peaks allow on m64."""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "host", "wall", "reason"),
+    [
+        (FASTEST * 1.01, 0.0, 100e-6, None),
+        (FASTEST * 0.99, 0.0, 100e-6, "m64: 40.6 us is below what the device's peaks allow"),
+        (FASTEST, 0.0, 100e-6, "m64: 41.0 us is below what the device's peaks allow"),
+        (100e-6, 0.0, 2299e-6, None),
+        (100e-6, 0.0, 2301e-6, "m64: 2301 us by the wall clock, 100 us by device events"),
+        (100e-6, 200e-6, 2599e-6, None),
+        (100e-6, 200e-6, 2601e-6, "m64: 2601 us by the wall clock, 200 us by device events"),
+    ],
+)
+def test_times_that_cannot_be_are_refused(seconds, host, wall, reason):
+    def change(frame):
+        if frame.data["workload"] != "m64":
+            return frame
+        return with_data(rounds=[[[seconds] * 3] * 2], host_seconds=[host], wall_seconds=[wall])(frame)
+
+    made, _ = measured(saying(change))
+    if reason is None:
+        assert [t.workload.id for t in made] == ["m32", "m64"]
+    else:
+        assert made == Failure(Verdict.IMPLAUSIBLE, reason, entry="one")
+    if "wall" in (reason or ""):
+        made, _ = measured(saying(change), request(target=INTERPRETED))
+        assert len(made) == 2, "an interpreter's clock means nothing"
+
+
+def spoilt(place, value=0.0):
+    def change(frame):
+        array = frame.arrays[f"{place}/c"].copy()
+        array[1, 2] = value
+        return dataclasses.replace(frame, arrays={**frame.arrays, f"{place}/c": array})
+
+    return change
+
+
+def test_outputs_of_timed_calls_pass_the_gates():
+    made, found = measured(saying(spoilt(1)), entries=ENTRIES)
+    assert (made.verdict, made.stage, made.entry) == (Verdict.INCORRECT, Stage.CHECK, "two")
+    assert made.reason.startswith("gate exact on timed calls at m32: ")
+    assert [r.passed for r in found.gates] == [True, False]
+    made, found = measured(saying(spoilt(1)), entries=ENTRIES, judged=0)
+    assert len(made) == 2 and len(found.gates) == 2, "the other entry is not on trial"
+    made, _ = measured(saying(spoilt(0)), entries=ENTRIES, judged=0)
+    assert (made.verdict, made.entry) == (Verdict.INCORRECT, "one")
+
+
+def test_a_baseline_s_outputs_are_looked_at_for_their_form_alone():
+    baseline = SeedKernel("b", "", baseline=True)
+    made, found = measured(saying(spoilt(0)), request(baseline=baseline))
+    assert len(made) == 2 and not found.gates
+    short = saying(lambda f: dataclasses.replace(f, arrays={"0/c": f.arrays["0/c"][1:]}))
+    for asked in (request(baseline=baseline), request()):
+        made, found = measured(short, asked)
+        said = "output c has shape [31, 64] instead of [32, 64]"
+        assert made == Failure(Verdict.INCORRECT, said, stage=Stage.CHECK, entry="one") and not found.gates
+
+
+def test_a_kernel_that_changes_its_inputs_is_incorrect():
+    made, _ = measured(saying(with_data(inputs_changed=True)))
+    said = "the kernel changes its inputs (m32)"
+    assert made == Failure(Verdict.INCORRECT, said, stage=Stage.CHECK, entry="one")
+
+
+def test_a_child_that_leaves_something_out_crashed():
+    made, _ = measured(saying(lambda frame: frame if frame.data["workload"] == "m64" else None))
+    assert made == Failure(Verdict.CRASHED, "the child ended before it had timed everything")
+    for names in (["m64", "m64"], ["m32", "m64", "m32"]):
+        repeated = [frame for name in names for frame in named(name)]
+        made, _ = measured(ScriptedStation(lambda job, frames=repeated: done(frames)))
+        assert made == Failure(Verdict.CRASHED, "the child ended before it had timed everything")
+    chatty = ScriptedStation(lambda job: done([Frame("note"), *answers(job).frames]))
+    assert len(measured(chatty)[0]) == 2
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"workload": "m7"},
+        {"workload": ["m32"]},
+        {"rounds": []},
+        {"rounds": [[]]},
+        {"rounds": [[[]]]},
+        {"rounds": [[[1e-4], []]]},
+        {"rounds": [[[1e-4]], [[1e-4]]]},
+        {"rounds": [[[NAN]]]},
+        {"rounds": [[[0.0]]]},
+        {"rounds": [[[1e-4, -1e-4]]]},
+        {"rounds": [[[INF]]]},
+        {"rounds": [[["fast"]]]},
+        {"rounds": [[None]]},
+        {"rounds": 3},
+        {"host_seconds": []},
+        {"host_seconds": [0.0, 0.0]},
+        {"host_seconds": [-1e-9]},
+        {"host_seconds": [NAN]},
+        {"wall_seconds": []},
+        {"wall_seconds": [NAN]},
+        {"wall_seconds": [INF]},
+        {"wall_seconds": None},
+    ],
+)
+def test_an_answer_that_does_not_read_is_the_end_of_the_child_and_of_nothing_else(said):
+    made, found = measured(saying(with_data(**said)))
+    assert made.verdict is Verdict.CRASHED and "\n" not in made.reason, made
+    assert made.reason.startswith("the child's answer is malformed: ") and not found.gates
+    for name in said:
+        made, _ = measured(
+            saying(lambda f, n=name: Frame(f.kind, {k: v for k, v in f.data.items() if k != n}))
+        )
+        assert made.reason == f"the child's answer is malformed: KeyError '{name}'"
+
+
+@pytest.mark.parametrize("sizes", [s for s in itertools.product((1, 2, 3), repeat=3) if s != (2, 2, 2)])
+def test_every_entry_is_timed_by_every_clock(sizes):
+    rounds, host, wall = ([value] * n for value, n in zip(([[1e-4]], 0.0, 0.0), sizes, strict=True))
+    made, _ = measured(
+        saying(with_data(rounds=rounds, host_seconds=host, wall_seconds=wall)), entries=ENTRIES
+    )
+    assert made.reason == f"the child's answer is malformed: ValueError {sizes[0]} entries instead of 2"
+
+
+def test_entries_have_as_many_rounds_each():
+    uneven = [[[1e-4]], [[1e-4], [1e-4]]]
+    made, _ = measured(saying(with_data(rounds=uneven)), entries=ENTRIES)
+    assert made.verdict is Verdict.CRASHED and "more of one entry" in made.reason
+    made, _ = measured(saying(with_data(rounds=[[[1e-4], [2e-4, 1e-4]]] * 2)), entries=ENTRIES)
+    assert [len(entry) for entry in made[0].rounds] == [2, 2]
+    assert made[0].host_seconds == [5e-6] * 2 and made[0].wall_seconds == [110e-6] * 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "target", "bound"),
+    [
+        ("float32", INTERPRETED, 2.0**-12),
+        ("float8_e4m3fn", INTERPRETED, 2.0**-12),
+        ("float32", TARGET, 2.0**-11),
+        ("float8_e4m3fn", TARGET, 2.0**-8),
+        ("float8_e5m2", TARGET, 2.0**-8),
+    ],
+)
+def test_a_device_s_own_sums_explain_as_much_as_they_lose(dtype, target, bound):
+    """One element is off by just less, and by just more, than ``bound`` of what is usual around it."""
+    asked = request(Doubler(dtype), target, measured=(shape(32),))
+    for factor, passes in ((0.97, True), (1.03, False)):
+
+        def change(frame, factor=factor):
+            array = frame.arrays["0/c"].copy()
+            place = np.unravel_index(np.argmin(np.abs(np.abs(array) - 1)), array.shape)
+            tile = array[:, :32] if place[1] < 32 else array[:, 32:]
+            array[place] += factor * bound * np.sqrt(np.mean(tile.astype(np.float64) ** 2))
+            return dataclasses.replace(frame, arrays={"0/c": array})
+
+        made, _ = measured(saying(change), asked)
+        assert (not isinstance(made, Failure)) is passes, made
+
+
+# -- what a child says of itself ---------------------------------------------------------------------
+
+
+def error(phase="run", entry=None, **said):
+    data = {"type": "ValueError", "message": "why", "phase": phase, "trace": "the trace", **said}
+    return done([Frame("error", data if entry is None else {**data, "entry": entry})])
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict", "reason", "stage"),
+    [
+        ({}, Verdict.CRASHED, "ValueError: why", Stage.MEASURE),
+        ({"message": ""}, Verdict.CRASHED, "ValueError", Stage.MEASURE),
+        ({"message": "two\nlines"}, Verdict.CRASHED, "ValueError: two lines", Stage.MEASURE),
+        ({"phase": "import"}, Verdict.COMPILE_ERROR, "ValueError: why", Stage.COMPILE),
+        ({"phase": "compile"}, Verdict.COMPILE_ERROR, "ValueError: why", Stage.COMPILE),
+        ({"type": "CompilationError"}, Verdict.COMPILE_ERROR, "CompilationError: why", Stage.COMPILE),
+        (
+            {"type": "CompileTimeAssertionFailure"},
+            Verdict.COMPILE_ERROR,
+            "CompileTimeAssertionFailure: why",
+            Stage.COMPILE,
+        ),
+        ({"type": "ForeignWork", "message": "a\nb"}, Verdict.IMPLAUSIBLE, "a b", Stage.CHECK),
+        ({"type": "OutsideWrite"}, Verdict.INCORRECT, "why", Stage.CHECK),
+        ({"type": "ForeignWork", "phase": "import"}, Verdict.IMPLAUSIBLE, "why", Stage.CHECK),
+        ({"type": "OutOfResources"}, Verdict.RESOURCE_ERROR, "OutOfResources: why", Stage.MEASURE),
+        ({"type": "MemoryError", "message": ""}, Verdict.RESOURCE_ERROR, "MemoryError", Stage.MEASURE),
+        (
+            {"message": "CUDA Out Of Memory", "phase": "compile"},
+            Verdict.RESOURCE_ERROR,
+            "ValueError: CUDA Out Of Memory",
+            Stage.MEASURE,
+        ),
+        (
+            {"message": "an Illegal Memory access\nmore"},
+            Verdict.CRASHED,
+            "the device reports: an Illegal Memory access",
+            Stage.MEASURE,
+        ),
+        (
+            {"type": "TypeError", "message": "launch returns a list"},
+            Verdict.INCORRECT,
+            "TypeError: launch returns a list",
+            Stage.CHECK,
+        ),
+        (
+            {"type": "TypeError", "message": "output c is no tensor"},
+            Verdict.INCORRECT,
+            "TypeError: output c is no tensor",
+            Stage.CHECK,
+        ),
+        (
+            {"type": "AssertionError", "message": "output c"},
+            Verdict.CRASHED,
+            "AssertionError: output c",
+            Stage.MEASURE,
+        ),
+        ({"type": "TypeError", "message": "x"}, Verdict.CRASHED, "TypeError: x", Stage.MEASURE),
+        ({"message": "output c"}, Verdict.CRASHED, "ValueError: output c", Stage.MEASURE),
+    ],
+)
+def test_an_exception_has_a_verdict_by_its_phase_and_words(said, verdict, reason, stage):
+    found = timing.failed(error(**said), "timing", Stage.MEASURE)
+    assert found == Failure(verdict, reason, "the trace", stage)
+    assert timing.failed(error(entry="two", **said), "timing", Stage.MEASURE).entry == "two"
+
+
+@pytest.mark.parametrize("ending", list(Ending))
+def test_a_child_that_does_not_end_well_is_late_or_crashed(ending):
+    found = timing.failed(ChildOutcome(ending, detail="no\nword", log="log"), "timing", Stage.CHECK)
+    if ending is Ending.DONE:
+        assert found is None
+        return
+    verdict = Verdict.TIMEOUT if ending is Ending.TIMEOUT else Verdict.CRASHED
+    assert found == Failure(verdict, "timing: no word", "log", Stage.CHECK)
+
+
+def test_an_error_without_a_trace_is_said_without_one():
+    outcome = ChildOutcome(Ending.CRASHED, [Frame("error", {"type": "X", "message": "y", "phase": "run"})])
+    assert timing.failed(outcome, "timing", Stage.MEASURE) == Failure(
+        Verdict.CRASHED, "X: y", "", Stage.MEASURE
+    )
+
+
+@pytest.mark.parametrize(
+    ("judged", "blamed", "verdict"),
+    [
+        (None, "two", Verdict.CRASHED),
+        (0, "two", Verdict.INFRA_ERROR),
+        (1, "two", Verdict.CRASHED),
+        (1, "one", Verdict.INFRA_ERROR),
+        (0, None, Verdict.CRASHED),
+    ],
+)
+def test_what_fails_beside_a_candidate_is_no_fault_of_it(judged, blamed, verdict):
+    made, _ = measured(ScriptedStation(lambda job: error(entry=blamed)), entries=ENTRIES, judged=judged)
+    assert made.verdict is verdict
+    if verdict is Verdict.INFRA_ERROR:
+        assert made.reason == f"{blamed} failed beside the candidate: ValueError: why"
+
+
+# -- operators whose operands a device makes by itself -------------------------------------------------
+
+
+class Sampling(Doubler):
+    """The first row and two columns are looked at."""
+
+    made = 0
+
+    def tables(self):
+        return {"a": np.arange(1 << 16, dtype=np.float32)}
+
+    def sample(self, workload, elements, rng):
+        self.made += 1
+        where = (np.array([int(rng.integers(workload.dims["M"]))]), np.array([3, 5]))
+        wanted = 2 * elements.at("a", *where).astype(np.float64)
+        return Sample({"c": where}, {"exact": {"c": wanted}})
+
+
+def sampled_answers(job, operator, off=0.0):
+    frames = []
+    for frame in answers(dataclasses.replace(job, arrays=_Anything(job.arrays))).frames:
+        name = frame.data["workload"]
+        samples = timing.Samples(operator).of(shape(int(name[1:])), job.data["seed"])
+        assert all(np.array_equal(job.arrays[f"where/{name}/c/{n}"], samples.where["c"][n]) for n in range(2))
+        found = samples.references["exact"]["c"].astype(np.float32) + off
+        frames.append(dataclasses.replace(frame, arrays={"0/c": found}))
+    return done(frames)
+
+
+class _Anything(dict):
+    def __missing__(self, name):
+        return np.zeros(1)
+
+
+def test_samples_are_judged_where_the_parent_looks():
+    operator = Sampling(gates=(SnrGate("exact", "exact", 45.0),))
+    station = ScriptedStation(lambda job: sampled_answers(job, operator), seed=5)
+    made, found = measured(station, request(operator))
+    assert len(made) == 2 and len(found.gates) == 2, made
+    ((job, _),) = station.jobs
+    assert "table/a" in job.arrays and not any(
+        name.endswith("/a") and "table" not in name for name in job.arrays
+    )
+    wrong, _ = measured(
+        ScriptedStation(lambda job: sampled_answers(job, operator, 3000.0)), request(operator)
+    )
+    assert wrong.verdict is Verdict.INCORRECT and "timed calls at m32" in wrong.reason
+
+
+def test_samples_are_made_once_and_the_latest_are_kept():
+    operator = Sampling()
+    samples = timing.Samples(operator, most=2)
+    first = samples.of(shape(32), 1)
+    assert samples.of(shape(32), 1) is first and operator.made == 1
+    again = timing.Samples(operator).of(shape(32), 1)
+    assert np.array_equal(again.where["c"][0], first.where["c"][0]), "chosen by seed and shape"
+    places = {int(samples.of(shape(64), seed).where["c"][0][0]) for seed in range(12)}
+    assert len(places) > 3, "and by them alone"
+    operator.made = 0
+    samples.of(shape(64), 11), samples.of(shape(64), 10)
+    assert operator.made == 0
+    samples.of(shape(64), 9)
+    assert operator.made == 1
+    assert timing.Samples(Doubler()).tables == {}
+    assert TensorSpec("c", (1, 2), "float32") not in operator.outputs(shape(32))
