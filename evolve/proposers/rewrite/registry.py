@@ -130,4 +130,4 @@ def rule_names() -> frozenset[str]:
 
 def openings() -> frozenset[str]:
     """Names of the rules that write a kernel in another structure, which wants tuning before it competes."""
-    return frozenset({lower.LowerProduct.name})
+    return frozenset({lower.LowerProduct.name, unroll_grid.UnrollGridAxis.name})

@@ -15,15 +15,18 @@ from tilewright.evolve.proposers.rewrite.base import (
     Site,
     walk,
 )
+from tilewright.evolve.proposers.rewrite.dataflow import definitions, reads_of, small
 from tilewright.evolve.proposers.rewrite.edit import Edit, parse_statements
 from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
 from tilewright.evolve.proposers.rewrite.pallas.grid import whole_extent, without_element, without_parameter
+from tilewright.evolve.proposers.rewrite.pallas.masks import masks
 from tilewright.evolve.proposers.rewrite.pallas.static import StaticNames
 from tilewright.evolve.proposers.rewrite.pallas.view import (
     PallasCall,
     Ref,
     Spec,
     num_programs_axis,
+    pairs,
     program_axis,
 )
 
@@ -42,41 +45,89 @@ class UnrollGridAxis:
     def sites(self, kernel: KernelSource) -> Sequence[Site]:
         found = []
         for view in pallas_calls(kernel):
-            if len(view.grid) > 1 and _followed(view):
-                last = len(view.grid) - 1
+            last = len(view.grid) - 1
+            if not last or not _decides(view, last) or not _followed(view, last):
+                continue
+            found.append(
+                Site(
+                    f"{view.name}/axis{last}",
+                    f"{view.name}: unroll grid axis {last} within the step",
+                    (view, 1),
+                )
+            )
+            if last > 1 and _decides(view, last - 1) and _followed(view, last - 1):
                 found.append(
                     Site(
-                        f"{view.name}/axis{last}",
-                        f"{view.name}: unroll grid axis {last} within the step",
-                        view,
+                        f"{view.name}/axes{last - 1}-{last}",
+                        f"{view.name}: unroll grid axes {last - 1} and {last} within the step",
+                        (view, 2),
                     )
                 )
         return found
 
     def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view: PallasCall = site.payload
-        axis = len(view.grid) - 1
-        edit = Edit(kernel)
-        step = kernel.fresh(_step_name(view, axis))
-        steps = view.pass_value(edit, f"steps_{axis}", view.grid[axis])
-        views = _widen(edit, view, axis, step, steps)
-        edit.transform(view.grid_node, partial(without_element, position=axis))
-        elements = view.semantics()
-        if elements:
-            edit.transform(kernel.parents[elements[axis]], partial(without_element, position=axis))
-        _count_steps(edit, view, axis, step, steps)
-        edit.transform(view.function.body, partial(_looped, step=step, steps=steps, views=views))
-        rewritten = edit.finish()
-        if rewritten is None:
-            return None
-        return RewrittenKernel(
-            _python_conditions(rewritten.source, view.name), rewritten.added, rewritten.dropped
-        )
+        view, count = site.payload
+        rewritten = _unrolled(view)
+        if count > 1 and rewritten is not None:
+            inner = next(v for v in pallas_calls(KernelSource(rewritten.source)) if v.name == view.name)
+            rewritten = _unrolled(inner)
+        return rewritten
 
 
-def _followed(view: PallasCall) -> bool:
-    """Whether the launch's last axis can be taken into the kernel."""
-    kernel, axis = view.kernel, len(view.grid) - 1
+def _unrolled(view: PallasCall) -> RewrittenKernel | None:
+    """The kernel with the last axis of its grid taken into the step; no parameter comes or goes."""
+    axis = len(view.grid) - 1
+    edit = Edit(view.kernel)
+    step = view.kernel.fresh(_step_name(view, axis))
+    steps = view.pass_value(edit, f"steps_{axis}", view.grid[axis])
+    views = _widen(edit, view, axis, step, steps)
+    edit.transform(view.grid_node, partial(without_element, position=axis))
+    elements = view.semantics()
+    if elements:
+        edit.transform(view.kernel.parents[elements[axis]], partial(without_element, position=axis))
+    _count_steps(edit, view, axis, step, steps)
+    edit.transform(view.function.body, partial(_looped, step=step, steps=steps, views=views))
+    rewritten = edit.finish()
+    if rewritten is None:
+        return None
+    return RewrittenKernel(
+        _python_conditions(rewritten.source, view.name), rewritten.added, rewritten.dropped
+    )
+
+
+def _decides(view: PallasCall, axis: int) -> bool:
+    """Whether more than the first and the last step of an axis differ: by a condition, or by a mask."""
+    kernel = view.kernel
+    bound = definitions(view.function)
+
+    def reads(text: str) -> bool:
+        names, texts = set(), [text]
+        while texts:
+            if axis in view.axis_reads(texts[-1]):
+                return True
+            fresh = reads_of(texts.pop()) - names
+            names |= fresh
+            texts += [kernel.code(v) for n in fresh for p in bound.get(n, ()) for m, v in pairs(p) if m == n]
+            lines = [small(p) for n in fresh for p in bound.get(n, ())]
+            texts += [kernel.code(line.value) for line in lines if isinstance(line, cst.AugAssign)]
+        return False
+
+    ordered = [w.condition for w in view.whens if not _equality(w.condition)]
+    texts = [kernel.code(c) for c in ordered]
+    texts += [text for m in masks(kernel, view.function, view.function) for text in (m.full, m.empty)]
+    return any(reads(text) for text in texts)
+
+
+def _equality(condition: cst.BaseExpression) -> bool:
+    """Whether a condition asks for one step, such as the first."""
+    return isinstance(condition, cst.Comparison) and all(
+        isinstance(c.operator, cst.Equal | cst.NotEqual) for c in condition.comparisons
+    )
+
+
+def _followed(view: PallasCall, axis: int) -> bool:
+    """Whether an axis of the launch, all after it taken, can be taken into the kernel."""
+    kernel = view.kernel
     if not isinstance(view.grid_node, cst.Tuple | cst.List) or "input_output_aliases" in view.args:
         return False
     if "compiler_params" in view.args and view.semantics() is None:
