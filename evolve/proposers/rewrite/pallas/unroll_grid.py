@@ -101,7 +101,8 @@ def _decides(view: PallasCall, axis: int) -> bool:
     bound = definitions(view.function)
 
     def reads(text: str) -> bool:
-        names, texts = set(), [text]
+        names: set[str] = set()
+        texts = [text]
         while texts:
             if axis in view.axis_reads(texts[-1]):
                 return True
