@@ -55,7 +55,8 @@ is indexed along lanes; `scalar_input_in_smem` makes it legal.
 
 **For attention in Pallas.** `unroll_grid_axis` walks the fastest grid axis in a Python loop in the step, so the order
 of all steps stays; its program id becomes a number, and conditions on it are decided while tracing. It *refuses* axes
-whose steps differ by the first and the last alone, extents that do not divide (`cdiv`), blocks that move with anything but the plain axis, aliased outputs.
+whose steps differ by the first and the last alone, extents that do not divide (`cdiv`), blocks that move with
+anything but the plain axis, aliased outputs.
 `state_in_values` *refuses* buffers that are used in part, in other memory or dtypes, or under a condition that only
 the device knows. `mask_crossing_tiles` and `skip_masked_tiles` read a mask that compares sums of positions and
 offsets: where the least or the largest difference over a tile decides, the mask is dropped, or the step left out;

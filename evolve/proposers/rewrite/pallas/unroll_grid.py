@@ -48,13 +48,6 @@ class UnrollGridAxis:
             last = len(view.grid) - 1
             if not last or not _decides(view, last) or not _followed(view, last):
                 continue
-            found.append(
-                Site(
-                    f"{view.name}/axis{last}",
-                    f"{view.name}: unroll grid axis {last} within the step",
-                    (view, 1),
-                )
-            )
             if last > 1 and _decides(view, last - 1) and _followed(view, last - 1):
                 found.append(
                     Site(
@@ -63,6 +56,13 @@ class UnrollGridAxis:
                         (view, 2),
                     )
                 )
+            found.append(
+                Site(
+                    f"{view.name}/axis{last}",
+                    f"{view.name}: unroll grid axis {last} within the step",
+                    (view, 1),
+                )
+            )
         return found
 
     def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:

@@ -19,7 +19,6 @@ AVERAGE = CASES["attention_average.py"]
 
 STRAIGHT_LINE = (
     "unroll_grid_axis",
-    "unroll_grid_axis",
     "state_in_values",
     "skip_masked_tiles",
     "mask_crossing_tiles",
