@@ -42,6 +42,10 @@ QUICK = ("-x", "-q", "-o", "addopts=", "-m", "not slow and not gpu", "-p", "no:c
 
 FROZEN = "tests/fitness/test_frozen.py"
 GATES = ("tests/fitness/test_gates.py", "tests/fitness/test_detail.py")
+DIALECT = (
+    *(f"tests/exploits/test_{zoo}.py::test_the_dialect_refuses" for zoo in ("pallas", "triton")),
+    "tests/fitness/test_dialect.py",
+)
 TESTS: dict[str, tuple[str, ...]] = {
     "fitness/gates.py": GATES,
     "fitness/detail.py": ("tests/fitness/test_detail.py", "tests/fitness/test_gates.py", FROZEN),
@@ -56,6 +60,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "fitness/memory.py": ("tests/fitness/test_memory.py", "tests/fitness/test_time_model.py", FROZEN),
     "fitness/targets.py": ("tests/fitness/test_targets.py", FROZEN),
     "fitness/isa.py": ("tests/fitness/test_isa.py", FROZEN),
+    "fitness/llo.py": ("tests/fitness/test_llo.py", "tests/fitness/test_model.py"),
+    "fitness/dialect.py": DIALECT,
+    "fitness/dialect_scopes.py": DIALECT,
     "workers/device/timing.py": ("tests/workers/device/test_timing.py",),
     "workers/cascade/measured_stages.py": (
         "tests/workers/cascade/test_measured_stages.py",
@@ -184,7 +191,7 @@ def imported_name(module: str) -> str:
 def keep_apart(module: str, tests: Sequence[str]) -> None:
     """Import the tests, then forget whatever depends on the module: forks import that anew, and nothing else."""
     for test in tests:
-        importlib.import_module(test.removesuffix(".py").replace("/", "."))
+        importlib.import_module(test.partition("::")[0].removesuffix(".py").replace("/", "."))
     loaded = {
         name: m for name, m in sys.modules.items() if name.startswith(OURS) and getattr(m, "__file__", None)
     }

@@ -25,6 +25,25 @@ EQUAL: dict[str, dict[str, str]] = {
         "flipped = (np.sign(found) != np.sign(rounded)) & (np.abs(wanted) >= bar * around)": (
             "a value that equals its bound to the last bit"
         ),
+        "same = (found == wanted) ^ (np.isnan(found) & np.isnan(wanted))": "what is equal is no NaN",
+        "if output.size == 0 or allowed.worst >= math.inf:": "nothing is over infinity",
+    },
+    "fitness/structure.py": {
+        'if min(kernel["grid"], default= 2) < 0:': "any size of nothing that is not negative",
+        'if min(kernel["grid"], default= 0) < 0:': "any size of nothing that is not negative",
+    },
+    "fitness/memory.py": {
+        "ready = [ -1.0] * len(took)": "a wait is for a start before it, which has set it",
+        "ready = [1.0] * len(took)": "a wait is for a start before it, which has set it",
+        "work = (events.work[:-1] + rules.step * (events.kinds >= Kind.WAIT)) / rules.clock": "no kind comes after it",
+        "steps = zip(work.tolist(), events.kinds.tolist(), took.tolist(), events.ready.tolist(), strict=False)": (
+            "all are as long as the events"
+        ),
+    },
+    "fitness/time_model.py": {
+        "seconds, core, memory, waited, longest = calibration.call, 0.0, 0.0, 0.0, ( -1.0, math.inf)": (
+            "less than any operation's time, as 0 is"
+        ),
     },
     "fitness/evaluation.py": {
         "def _of_the_first_model(cls, data: Any) -> Any:": "pydantic makes a class method of it by itself",
@@ -67,7 +86,8 @@ EQUAL: dict[str, dict[str, str]] = {
 """Module to the changed line to the reason."""
 
 PATTERNS = {
-    r"\.reshape\(-? ?2": "any negative size is the one that is left to find",
+    r"(==|!=) (Verdict|FigureKind|Stage|Scope|Ending|Reached)\.": ENUM,
+    r"\.reshape\((- ?2|~1)": "any negative size is the one that is left to find",
     r"\* (999999\.0|1000001\.0):": DIGITS,
 }
 
