@@ -24,3 +24,10 @@ def test_a_sum_of_bfloat16_rounds_as_pairs_do(axis: int | None, size: int) -> No
     assert found.shape == exact.shape
     assert np.all(np.abs(found - exact) <= steps * 2.0**-8 * np.abs(values).sum(axis=axis, keepdims=True))
     assert np.array_equal(found, np.float64(found.astype(ml_dtypes.bfloat16)))
+
+
+def test_a_number_becomes_a_scalar_of_a_narrow_type() -> None:
+    from tilewright.workers.runners.triton_interpreter import _constant_of
+
+    made = _constant_of(tl.bfloat16)(None, 0.3)
+    assert made.dtype == tl.bfloat16 and made.data.view(ml_dtypes.bfloat16)[0] == ml_dtypes.bfloat16(0.3)
