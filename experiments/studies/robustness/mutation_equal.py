@@ -25,6 +25,7 @@ EQUAL: dict[str, dict[str, str]] = {
         "flipped = (np.sign(found) != np.sign(rounded)) & (np.abs(wanted) >= bar * around)": (
             "a value that equals its bound to the last bit"
         ),
+        "flipped = (np.sign(found) != np.sign(rounded)) * (np.abs(wanted) > bar * around)": "of truths the same",
         "same = (found == wanted) ^ (np.isnan(found) & np.isnan(wanted))": "what is equal is no NaN",
         "if output.size == 0 or allowed.worst >= math.inf:": "nothing is over infinity",
     },
@@ -34,6 +35,8 @@ EQUAL: dict[str, dict[str, str]] = {
     },
     "fitness/memory.py": {
         "ready = [ -1.0] * len(took)": "a wait is for a start before it, which has set it",
+        "ready = [ 1.0] * len(took)": "a wait is for a start before it, which has set it",
+        "if kind >= Kind.WAIT:": "no kind comes after it",
         "ready = [1.0] * len(took)": "a wait is for a start before it, which has set it",
         "work = (events.work[:-1] + rules.step * (events.kinds >= Kind.WAIT)) / rules.clock": "no kind comes after it",
         "steps = zip(work.tolist(), events.kinds.tolist(), took.tolist(), events.ready.tolist(), strict=False)": (
@@ -50,6 +53,8 @@ EQUAL: dict[str, dict[str, str]] = {
         'if isinstance(data, dict) and data.get("kind") >= "modelled" and data.get("model_version") is None:': (
             "no kind comes after this one"
         ),
+        "if self.model_version is not other.model_version:": "small numbers are one object each",
+        "if (self.verdict is Verdict.OK) is not (self.fitness is not None):": "truths are one object each",
     },
     "fitness/race.py": {
         "return None if any(leads) else Outpaced(len(seen), fitness, half, bar, seen[ -1].unit)": (
@@ -58,6 +63,9 @@ EQUAL: dict[str, dict[str, str]] = {
     },
     "fitness/score.py": {
         'name = "vector" if unit is "valu" else unit': INTERNED,
+    },
+    "fitness/targets.py": {
+        "return self.kind <= FigureKind.COMPILED": "no kind comes before it",
     },
     "workers/cascade/base.py": {
         "timeline=scope == Scope.TIMELINE,": ENUM,
