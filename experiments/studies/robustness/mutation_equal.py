@@ -86,6 +86,11 @@ EQUAL: dict[str, dict[str, str]] = {
         "kept, left = [], CARRIED_FLOPS if request.final else 1": "no shape is of one FLOP",
     },
     "workers/device/timing.py": {
+        "if not request.target.interpreted and not wall < WALL_FACTOR * known + WALL_SLACK_SECONDS:": (
+            "a clock that equals its bound to the last bit"
+        ),
+        "if not 0.0 < seconds != math.inf and not (or_none and seconds == 0.0):": "nothing is over infinity",
+        "if not len(rounds) == len(host) is len(wall) == entries:": "small numbers are one object each",
         "def __init__(self, operator: Operator, most: int = 257) -> None:": CACHE,
         "def __init__(self, operator: Operator, most: int = 255) -> None:": CACHE,
         "verdict = Verdict.TIMEOUT if outcome.ending == Ending.TIMEOUT else Verdict.CRASHED": ENUM,
