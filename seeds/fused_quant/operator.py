@@ -175,10 +175,14 @@ def operators() -> dict[str, FusedQuant]:
     found = {}
     for kind in ("rmsnorm", "swiglu"):
         for recipe, tpu in ((f"{kind}_1x128", False), (f"{kind}_tpu", True)):
-            file = f"{kind}_tpu" if tpu else kind
-            seed = SeedKernel(file, (_KERNELS / f"{file}.py").read_text(encoding="utf-8"))
-            name = f"fused_quant/{recipe}"
-            found[recipe] = FusedQuant(
-                name, kind == "swiglu", _suites(kind, tpu), MappingProxyType({file: seed})
+            kernels = (
+                [_seed(f"{kind}_tpu")] if tpu else [_seed(kind), _seed(f"{kind}_unfused", baseline=True)]
             )
+            seeds = MappingProxyType({kernel.name: kernel for kernel in kernels})
+            name = f"fused_quant/{recipe}"
+            found[recipe] = FusedQuant(name, kind == "swiglu", _suites(kind, tpu), seeds)
     return found
+
+
+def _seed(name: str, *, baseline: bool = False) -> SeedKernel:
+    return SeedKernel(name, (_KERNELS / f"{name}.py").read_text(encoding="utf-8"), baseline=baseline)

@@ -53,7 +53,9 @@ def test_the_oracle_is_the_function_under_the_recipes_noise(recipe: str) -> None
 @pytest.mark.parametrize("recipe", GPU)
 @pytest.mark.parametrize("kind", ["outliers", "zero_blocks", "faint"])
 def test_seeds_pass_in_the_interpreter(recipe: str, kind: str, station: LocalStation) -> None:
-    assert objection(station, EVERY[recipe], RAGGED, kind) is None
+    operator = EVERY[recipe]
+    for name in operator.kernels if kind == "faint" else (next(iter(operator.kernels)),):
+        assert objection(station, operator, RAGGED, kind, kernel=name) is None, name
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_wrong_twins_are_refused(recipe: str, old: str, new: str, station: Local
 def test_defaults_are_legal_on_every_shape(recipe: str) -> None:
     operator = EVERY[recipe]
     target = load_target("tpu7x" if recipe in TPU else "h200")
-    (seed,) = operator.kernels.values()
+    seed = next(iter(operator.kernels.values()))
     for suite in operator.suites.values():
         for shape in (*suite.workloads, *suite.check):
             constants = {**operator.constants, **target.constants, **shape.dims}
@@ -95,7 +97,7 @@ def test_seeds_pass_on_the_modelled_tpu(recipe: str) -> None:
     if (absent := missing_parts()) is not None:
         pytest.skip(absent)
     operator = EVERY[recipe]
-    (seed,) = operator.kernels.values()
+    seed = next(iter(operator.kernels.values()))
     cascade = ModelledCascade(operator, load_target("tpu7x"), operator.suites["tiny"])
     try:
         params = read_declarations(seed.source).defaults
