@@ -72,6 +72,7 @@ EQUAL: dict[str, dict[str, str]] = {
     },
     "workers/cascade/common_stages.py": {
         "def _violations(source: str, entry: str) -> tuple[dialect.Violation, ...]:": CACHE,
+        'more = f" (and {len(violations) - 1} more)" if len(violations) != 1 else ""': "there is one at least",
         "@lru_cache(maxsize= 65)": CACHE,
         "@lru_cache(maxsize= 63)": CACHE,
     },
@@ -84,6 +85,7 @@ EQUAL: dict[str, dict[str, str]] = {
     },
     "workers/cascade/verify_shapes.py": {
         "kept, left = [], CARRIED_FLOPS if request.final else 1": "no shape is of one FLOP",
+        "kept, left = [], CARRIED_FLOPS if request.final else -1": "no shape is of no FLOP",
     },
     "workers/device/timing.py": {
         "if not request.target.interpreted and not wall < WALL_FACTOR * known + WALL_SLACK_SECONDS:": (
