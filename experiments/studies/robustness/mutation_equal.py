@@ -12,6 +12,7 @@ INTERNED = "names of this file are one object each"
 ENUM = "members of an enumeration are single"
 DIGITS = "a factor of a message: the digits that are printed stay the same"
 NO_WORSE = "the larger of it and a positive number is taken"
+LAST_BIT = "a fitness that equals its bound to the last bit"
 CACHE = "how many answers are kept changes no answer"
 
 EQUAL: dict[str, dict[str, str]] = {
@@ -77,6 +78,8 @@ EQUAL: dict[str, dict[str, str]] = {
         "@lru_cache(maxsize= 63)": CACHE,
     },
     "workers/cascade/measured.py": {
+        "if champion is not None and (champion.entry.id == entry.id or fitness <= NEAR * champion.fitness):": LAST_BIT,
+        "if champion is not None and fitness > NEAR * champion.fitness:": LAST_BIT,
         "continue": "edges ascend: what is under one is under the next",
         "if host != 0:": "a time is not negative",
     },
