@@ -37,6 +37,7 @@ EQUAL: dict[str, dict[str, str]] = {
     "fitness/memory.py": {
         "ready = [ -1.0] * len(took)": "a wait is for a start before it, which has set it",
         "ready = [ 1.0] * len(took)": "a wait is for a start before it, which has set it",
+        "if awaited >= 0 and ready[awaited] >= now:": "nothing is waited then",
         "if kind >= Kind.WAIT:": "no kind comes after it",
         "ready = [1.0] * len(took)": "a wait is for a start before it, which has set it",
         "work = (events.work[:-1] + rules.step * (events.kinds >= Kind.WAIT)) / rules.clock": "no kind comes after it",
@@ -82,6 +83,16 @@ EQUAL: dict[str, dict[str, str]] = {
         "if champion is not None and fitness > NEAR * champion.fitness:": LAST_BIT,
         "continue": "edges ascend: what is under one is under the next",
         "if host != 0:": "a time is not negative",
+    },
+    "workers/cascade/measured_stages.py": {
+        "held = {name: [[*a, *b] for a, b in zip(first[name], again[name], strict=False)] for name in first}": (
+            "entries have as many rounds each, which is checked before"
+        ),
+    },
+    "fitness/isa.py": {
+        'counts = Counter(_AMD_LINE.findall(text.split(".section", 2)[0]))': "the first part is the same",
+        'tail = name.rsplit("store_", 1)[+1]': "a store has its word once",
+        'tail = name.rsplit("store_", 2)[-1]': "a store has its word once",
     },
     "workers/cascade/modelled_stages.py": {
         "return refused[ -1]": "the first refusal ends the child",
