@@ -102,7 +102,7 @@ def _read_amd(text: str, usage: str) -> dict[str, Any]:
         "spilled": field("vgpr_spill_count"),
         "stack_bytes": field("private_segment_fixed_size"),
         "instructions": sum(counts.values()),
-        "matrix": _chosen(counts, r"v_(s?mfma|wmma)_"),
+        "matrix": _chosen(counts, r"v_(mfma|smfmac|s?wmmac?)_"),
         "stores": _chosen(counts, r"(global|buffer|flat)_store_"),
         "loads": _chosen(counts, r"(global|buffer|flat)_load_"),
     }

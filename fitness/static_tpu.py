@@ -163,7 +163,6 @@ def implausible(
     products: int,
     compulsory_bytes: int,
     time: float,
-    reached: int | None = None,
 ) -> str | None:
     """Why these figures cannot be those of the operator, in one line; None when they can.
 

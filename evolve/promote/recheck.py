@@ -39,6 +39,9 @@ ROUNDS = 1
 OLDER = 3
 """Earlier versions whose kernels may come back."""
 
+MOST_JOBS = 1000
+"""Jobs that verifying one kernel may take: numbers kept apart, since a refusal leaves some under way."""
+
 Say = Callable[[str], None]
 
 
@@ -111,6 +114,7 @@ class Found:
     emptied: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     verified: dict[str, Verified] = field(default_factory=dict)
+    next_job: int = 0
 
     @property
     def replaced(self) -> list[Served]:
@@ -218,8 +222,9 @@ def _checked(
     genome = offer.genome
     only = checked_shapes(resolved, genome, {region.workload for region in regions})
     contender = Contender(f"kernel {offer.name}", genome, only=only)
+    found.next_job += MOST_JOBS
     try:
-        verification = verify(resolved, [contender], [], evaluator, say, rounds=ROUNDS)
+        verification = verify(resolved, [contender], [], evaluator, say, ROUNDS, found.next_job)
     except Refusal as error:
         reason = str(error).removeprefix("promotion refused: ").removeprefix(f"{contender.name} ")
         found.failed[offer.name] = reason.rstrip(".")

@@ -102,10 +102,15 @@ def verify(
     evaluator: ComparingEvaluator,
     say: Callable[[str], None],
     rounds: int | None = None,
+    first_job: int = 0,
 ) -> Verification:
-    """Evaluate everyone. Raises Refusal for a contender that fails, UserError for failing workers."""
+    """Evaluate everyone. Raises Refusal for a contender that fails, UserError for failing workers.
+
+    A refusal leaves what else was asked under way: whoever asks the same evaluator again begins at another
+    ``first_job``, and late answers are left aside.
+    """
     rng = np.random.default_rng(secrets.randbits(64))
-    jobs = _jobs(resolved, contenders, incumbents, rounds or rounds_needed(resolved), rng)
+    jobs = _jobs(resolved, contenders, incumbents, rounds or rounds_needed(resolved), rng, first_job)
     found = {c.name: Verified(c) for c in (*contenders, *incumbents)}
     owner = {job.index: name for name, job in jobs}
     for _, job in jobs:
@@ -113,6 +118,8 @@ def verify(
     done = 0
     while done < len(jobs):
         for index, evaluation in evaluator.wait(WAIT_SECONDS):
+            if index not in owner:
+                continue
             done += 1
             mine = found[owner[index]]
             _require_ok(mine.contender, evaluation)
@@ -153,6 +160,7 @@ def _jobs(
     incumbents: Sequence[Contender],
     rounds: int,
     rng: np.random.Generator,
+    first_job: int,
 ) -> list[tuple[str, Job]]:
     plan: list[tuple[Contender, Scope]] = []
     for turn in range(rounds):
@@ -163,7 +171,7 @@ def _jobs(
         plan += [(c, Scope.SUITE) for c in (*contenders, *incumbents)]
     plan = [(c, scope) for c, scope in plan if c.serves_some(resolved.suite.timed(scope))]
     jobs = []
-    for index, (contender, scope) in enumerate(plan):
+    for index, (contender, scope) in enumerate(plan, first_job):
         seed = int(rng.integers(2**31))
         best = math.inf if contender.baseline else 0.0
         job = Job(

@@ -36,7 +36,7 @@ class Legality:
 
     constraints: tuple[str, ...]
     names: Mapping[str, Any]
-    _rules: tuple[Any, ...] = field(init=False, compare=False, repr=False)
+    _rules: tuple[Any, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_rules", tuple(compile(c, "constraint", "eval") for c in self.constraints))

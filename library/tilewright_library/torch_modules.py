@@ -142,7 +142,9 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
 class GroupedExperts(nn.Module):
     """The linear layers of a mixture's experts: ``weight`` [experts, out_features, in_features] in bfloat16.
 
-    ``forward(x [T, K], counts)``: rows of x in the order of the experts, ``counts`` whole numbers that add up to T.
+    ``forward(x [T, K], counts)``: rows of x in the order of the experts, ``counts`` whole numbers that add up to T. A
+    tensor of counts stays on its device and nothing waits for it (``torch_grouped``); numbers of the host, a list say,
+    are one FP8 product an expert.
     """
 
     def __init__(self, experts: int, in_features: int, out_features: int, **options: Any) -> None:
@@ -152,8 +154,10 @@ class GroupedExperts(nn.Module):
         nn.init.uniform_(self.weight, -(in_features**-0.5), in_features**-0.5)
 
     def forward(self, x: torch.Tensor, counts: Sequence[int] | torch.Tensor) -> torch.Tensor:
-        """[T, K] -> [T, out_features]. Raises ValueError for counts that do not fit x."""
-        sizes = [int(n) for n in (counts.tolist() if isinstance(counts, torch.Tensor) else counts)]
+        """[T, K] -> [T, out_features]. Raises ValueError for counts of the host that do not fit x."""
+        if isinstance(counts, torch.Tensor):
+            return self._on_device(x, counts)
+        sizes = [int(n) for n in counts]
         if len(sizes) != self.weight.shape[0] or sum(sizes) != x.shape[0] or min(sizes, default=0) < 0:
             raise ValueError(
                 f"counts must be {self.weight.shape[0]} sizes that add up to {x.shape[0]}, not {sizes}"
@@ -167,6 +171,22 @@ class GroupedExperts(nn.Module):
                 padded = torch.nn.functional.pad(rows, (0, 0, 0, short)) if short else rows
                 parts.append(multiply(padded, self.weight[number])[: rows.shape[0]])
         return torch.cat(parts) if parts else x.new_empty((0, self.weight.shape[1]))
+
+    def _on_device(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        w = self.weight
+        if counts.shape != w.shape[:1] or counts.is_floating_point():
+            raise ValueError(
+                f"counts must be {w.shape[0]} whole numbers, not {counts.dtype} {list(counts.shape)}"
+            )
+        if w.shape[1] % BLOCK or w.shape[2] % BLOCK:
+            raise ValueError(
+                f"counts on the device need sizes in multiples of {BLOCK}, not {list(w.shape[1:])}"
+            )
+        from .torch_grouped import grouped_linear
+
+        kind = x.device.type
+        wanted = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.bfloat16
+        return grouped_linear(x.to(wanted), w.to(wanted), counts.to(x.device, non_blocking=True))
 
 
 def activation_bytes(model: nn.Module, rows: int) -> dict[str, tuple[int, int]]:

@@ -18,6 +18,42 @@ def snr(got: object, wanted: object) -> float:
     return float(10 * np.log10((wanted**2).sum() / max(((got - wanted) ** 2).sum(), 1e-300)))
 
 
+def sharded(a: jax.Array, w: jax.Array, w_q: jax.Array, sw: jax.Array, dy: jax.Array) -> dict[str, float]:
+    """Rows over the devices here: the kernel interpreted, jitted; a loss whose gradient of the weights is summed."""
+    import tilewright_library as library
+    from jax.sharding import PartitionSpec as Over
+
+    mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, whole = Over("rows", None), Over(None, None)
+
+    def product(interpret: bool) -> object:
+        def local(a: jax.Array, w_q: jax.Array, sw: jax.Array) -> jax.Array:
+            return library.gemm_fp8_fused(a, w_q, sw, interpret=interpret)
+
+        operands = (rows, whole, Over(None, None, None))
+        return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=operands, out_specs=rows, check_vma=False))
+
+    @jax.jit
+    def gradients(a: jax.Array, w: jax.Array, dy: jax.Array) -> tuple[jax.Array, ...]:
+        def local(a: jax.Array, w: jax.Array, dy: jax.Array) -> tuple[jax.Array, ...]:
+            loss = lambda a, w: jnp.sum((library.linear_fp8_fused(a, w, 512) * dy).astype(jnp.float32))  # noqa: E731
+            da, dw = jax.grad(loss, (0, 1))(a, w)
+            return da, jax.lax.psum(dw.astype(jnp.float32), "rows")
+
+        specs = (rows, whole, rows)
+        return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=(rows, whole), check_vma=False)(a, w, dy)
+
+    alone = library.gemm_fp8_fused(a, w_q, sw)
+    da, dw = gradients(a, w, dy)
+    return {
+        "devices": jax.device_count(),
+        "y": snr(product(False)(a, w_q, sw), alone),
+        "interpreted": snr(product(True)(a, w_q, sw), alone),
+        "da": snr(da, np.asarray(dy, np.float64) @ np.asarray(w, np.float64).T),
+        "dw": snr(dw, np.asarray(a, np.float64).T @ np.asarray(dy, np.float64)),
+    }
+
+
 def main() -> None:
     import tilewright_library as library
     from tilewright_library import checks, jax_contract
@@ -44,6 +80,8 @@ def main() -> None:
             library.gemm_fp8_fused(*operands)
         except (TypeError, ValueError) as error:
             refused.append(str(error))
+    over_devices = sharded(a, w, w_q, sw, dy)
+    jitted = jax.jit(jax.grad(lambda a: jnp.sum(library.gemm_fp8_fused(a, w_q, sw, interpret=True) * dy)))(a)
     generated = checks.check(Path(os.environ["VERSION"]), "tpu7x", {"M": 256, "N": 512, "K": 4096}, "spread")
     found = {
         "generated": generated,
@@ -54,6 +92,8 @@ def main() -> None:
         "da": snr(da, np.asarray(dy, np.float64) @ np.asarray(w, np.float64).T),
         "dw": snr(dw, np.asarray(a, np.float64).T @ np.asarray(dy, np.float64)),
         "fused_da": snr(pull_fused(dy)[0], np.asarray(dy, np.float64) @ np.asarray(w, np.float64).T),
+        "sharded": over_devices,
+        "jitted": snr(jitted, np.asarray(dy, np.float64) @ np.asarray(w, np.float64).T),
         "refused": refused,
         "modules": [name for name in ("torch", "evolve", "seeds") if name in sys.modules],
     }

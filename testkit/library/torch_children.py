@@ -91,6 +91,79 @@ def compiled() -> dict[str, Any]:
     }
 
 
+def modules() -> dict[str, Any]:
+    """What needs no device of ``Linear`` and ``GroupedExperts``: autocast, checkpointing, state dicts, kept weights."""
+    from tilewright_library import GroupedExperts, convert, kept_weights
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(3)
+
+    def mlp() -> torch.nn.Sequential:
+        return torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.SiLU(), torch.nn.Linear(256, 128))
+
+    plain, model = mlp(), convert(mlp())
+    model.load_state_dict(plain.state_dict())
+    back = mlp()
+    back.load_state_dict(model.state_dict())
+    x = torch.randn(128, 128)
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted, found = plain(x), model(x)
+        found.float().square().sum().backward()
+        gradients = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        again = checkpoint(model, x, use_reentrant=False)
+        again.float().square().sum().backward()
+    gradients = [snr(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True)]
+    half, batches = model.bfloat16(), [torch.randn(128, 128).bfloat16() for _ in range(2)]
+
+    def accumulated() -> list[torch.Tensor]:
+        half.zero_grad()
+        for batch in batches:
+            half(batch).float().square().mean().backward()
+        return [p.grad.clone() for p in half.parameters()]
+
+    without = accumulated()
+    with kept_weights(half):
+        kept = accumulated()
+
+    experts, counts = GroupedExperts(3, 128, 256), [70, 0, 131]
+    rows, dy = torch.randn(201, 128).bfloat16(), torch.randn(201, 256).bfloat16()
+
+    def grouped(sizes: Any) -> tuple[torch.Tensor, ...]:
+        given = rows.clone().requires_grad_()
+        y = experts(given, sizes)
+        return y, *torch.autograd.grad(y, (given, experts.weight), dy)
+
+    reads: list[str] = []
+    for name in ("item", "tolist", "__int__", "__bool__"):
+        setattr(Counts, name, lambda self, *_, name=name: reads.append(name))
+    on_host = grouped(counts)
+    on_device, messages = warned(lambda: grouped(torch.tensor(counts).as_subclass(Counts)))
+    refused = []
+    for bad in (torch.tensor([1.0, 2.0, 198.0]), torch.tensor([201]), torch.tensor([70, 0, 130]), [70, 0, 130]):
+        try:
+            experts(rows, bad)
+        except (ValueError, RuntimeError) as error:
+            refused.append(type(error).__name__)
+    return {
+        "autocast": snr(found, wanted),
+        "state": [bool(torch.equal(a, b)) for a, b in zip(back.parameters(), plain.parameters(), strict=True)],
+        "keys": list(model.state_dict()) == list(plain.state_dict()),
+        "checkpointed": bool(torch.equal(found, again)),
+        "gradients": gradients,
+        "kept": [snr(a, b) for a, b in zip(kept, without, strict=True)],
+        "emptied": half[0]._kept is None,
+        "grouped": [snr(a, b) for a, b in zip(on_device, on_host, strict=True)],
+        "grouped_warnings": messages,
+        "reads": reads,
+        "refused": refused,
+    }
+
+
+class Counts(torch.Tensor):
+    """Group sizes that notice being read on the host."""
+
+
 def fallbacks() -> dict[str, Any]:
     """Operands the recipe cannot take, and what it refuses."""
     from tilewright_library import gemm_fp8_blockwise

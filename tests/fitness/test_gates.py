@@ -137,6 +137,7 @@ def test_the_target_s_own_error_is_no_fault():
 def test_the_share_that_agrees_is_of_what_counts():
     zeros, ones = np.zeros((2, 4), np.float32), np.ones((2, 4), np.float32)
     assert agreement(zeros, zeros) == 1.0 and agreement(zeros, ones) == 0.0
+    assert agreement(zeros[0, :1], ones[0, :1]) == 0.0 and agreement(zeros[0, :1], zeros[0, :1]) == 1.0
     half = np.concatenate([zeros[:1], ones[1:]])
     assert agreement(half, zeros) == 0.5 and agreement(half, zeros, np.array([True, False])) == 1.0
     assert agreement(zeros[:0], zeros[:0]) == 1.0 and agreement(half, zeros, np.array([False, False])) == 1.0

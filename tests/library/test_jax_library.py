@@ -32,7 +32,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
     done = subprocess.run(
         [sys.executable, str(CHILD)],
-        env={**environment, "JAX_PLATFORMS": "cpu"},
+        env={
+            **environment,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+            "NPROC": "8",  # threads of XLA's pool: interpreted kernels of several devices wait for each other
+        },
         capture_output=True,
         text=True,
         timeout=240,
@@ -53,6 +58,13 @@ def test_the_promoted_kernel_computes_the_recipe(found: dict[str, Any]) -> None:
 
 def test_gradients_pass_straight_through(found: dict[str, Any]) -> None:
     assert found["y"] >= 26.0 and found["da"] >= 50.0 and found["dw"] >= 50.0 and found["fused_da"] >= 26.0
+
+
+def test_jit_grad_and_shard_map_over_several_devices(found: dict[str, Any]) -> None:
+    sharded = found["sharded"]
+    assert sharded["devices"] == 2
+    assert sharded["y"] >= 60.0 and sharded["interpreted"] >= 45.0, "every row where it belongs"
+    assert sharded["da"] >= 50.0 and sharded["dw"] >= 50.0 and found["jitted"] >= 26.0
 
 
 def test_without_a_tpu_the_reference_answers_with_one_warning(found: dict[str, Any]) -> None:

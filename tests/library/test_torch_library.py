@@ -80,6 +80,7 @@ def answers(writer: LibraryWriter) -> dict[str, Any]:
         "overhead",
         "pages",
         "damaged",
+        "modules",
         blocks=python_blocks(),
     )
 
@@ -108,6 +109,21 @@ def test_compiles_into_one_graph_with_its_gradient(answers: dict[str, Any]) -> N
         "a fallback within a compiled graph warns, too"
     )
     assert set(found["opcheck"].values()) == {"SUCCESS"}, found["opcheck"]
+
+
+def test_modules_under_autocast_checkpointing_and_accumulation(answers: dict[str, Any]) -> None:
+    found = answers["modules"]
+    assert found["autocast"] >= 20.0, "two layers' FP8 noise"
+    assert all(found["state"]) and found["keys"] and found["checkpointed"]
+    assert all(value > 100.0 for value in (*found["kept"], *found["gradients"])) and found["emptied"]
+
+
+def test_group_sizes_on_the_device_are_never_read_on_the_host(answers: dict[str, Any]) -> None:
+    found = answers["modules"]
+    assert not found["reads"]
+    assert all(value >= 45.0 for value in found["grouped"]), "the same roundings, summed in another order"
+    assert sum("no grouped kernel" in text for text in found["grouped_warnings"]) == 1
+    assert found["refused"] == ["ValueError", "ValueError", "RuntimeError", "ValueError"]
 
 
 def test_the_pages_examples_run(answers: dict[str, Any]) -> None:

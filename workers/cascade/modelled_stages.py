@@ -276,7 +276,6 @@ class MeasureStage:
             products=score.product_flops(operator, workload),
             compulsory_bytes=size,
             time=time.seconds,
-            reached=found.facts[workload.id].matmul_flops,
         )
         if reason is not None:
             return Failure(Verdict.IMPLAUSIBLE, f"{workload.id}: {reason}")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import datetime
+import gc
 import importlib
 import importlib.util
 import os
@@ -40,16 +41,21 @@ OURS = ("tilewright.", "testkit.", "tests.")
 QUICK = ("-x", "-q", "-o", "addopts=", "-m", "not slow and not gpu", "-p", "no:cacheprovider", "-W", "ignore")
 
 FROZEN = "tests/fitness/test_frozen.py"
-GATES = ("tests/fitness/test_gates.py", "tests/fitness/test_detail.py", FROZEN)
+GATES = ("tests/fitness/test_gates.py", "tests/fitness/test_detail.py")
 TESTS: dict[str, tuple[str, ...]] = {
     "fitness/gates.py": GATES,
-    "fitness/detail.py": GATES,
+    "fitness/detail.py": ("tests/fitness/test_detail.py", "tests/fitness/test_gates.py", FROZEN),
     "fitness/intervals.py": ("tests/fitness/test_intervals.py", FROZEN),
     "fitness/dispatch_rule.py": ("tests/fitness/test_dispatch_rule.py", FROZEN),
     "fitness/race.py": ("tests/fitness/test_race.py", FROZEN),
     "fitness/structure.py": ("tests/fitness/test_structure.py", FROZEN),
     "fitness/evaluation.py": ("tests/fitness/test_evaluation.py", FROZEN),
     "fitness/score.py": ("tests/fitness/test_score.py",),
+    "fitness/static_tpu.py": ("tests/fitness/test_static_tpu.py", FROZEN),
+    "fitness/time_model.py": ("tests/fitness/test_time_model.py", FROZEN),
+    "fitness/memory.py": ("tests/fitness/test_memory.py", "tests/fitness/test_time_model.py", FROZEN),
+    "fitness/targets.py": ("tests/fitness/test_targets.py", FROZEN),
+    "fitness/isa.py": ("tests/fitness/test_isa.py", FROZEN),
     "workers/device/timing.py": ("tests/workers/device/test_timing.py",),
     "workers/cascade/measured_stages.py": (
         "tests/workers/cascade/test_measured_stages.py",
@@ -194,6 +200,7 @@ def noticed(module: str, text: str, tests: Sequence[str], seconds: float) -> boo
     pid = os.fork()
     if pid == 0:
         code = 1
+        gc.disable()
         try:
             os.setsid()
             quiet = os.open(os.devnull, os.O_RDWR)
@@ -220,6 +227,7 @@ def survey(module: str, args: argparse.Namespace) -> Iterator[tuple[Mutant, bool
     """Mutants of a module that were run, and whether they were noticed."""
     source = (ROOT / module).read_text(encoding="utf-8")
     keep_apart(module, TESTS[module])
+    gc.freeze()
     began = time.monotonic()
     if noticed(module, source, TESTS[module], args.seconds):
         raise SystemExit(f"{module}: its tests fail, or take over {args.seconds:g} s, without any change.")
@@ -280,6 +288,7 @@ def main() -> int:
     args = parser.parse_args()
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # half of a short run is their import
     for name in PRELOADED:
         importlib.import_module(name)
     from hypothesis import HealthCheck, Phase, settings

@@ -70,7 +70,7 @@ def test_a_package_of_its_own_computes_without_tilewright(tmp_path: Path) -> Non
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["TypeError", "LookupError", "LookupError"]
+    assert done.stdout.split() == ["TypeError", "Unserved", "Unserved"]
 
 
 def test_its_files_are_what_was_promoted_and_ask_for_nothing_else(tmp_path: Path) -> None:

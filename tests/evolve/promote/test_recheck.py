@@ -23,6 +23,7 @@ from testkit.promote_campaign import (
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote import library_commands
+from tilewright.evolve.promote import recheck as recheck_module
 from tilewright.evolve.promote.command import Options
 from tilewright.evolve.promote.library_commands import Verification
 from tilewright.evolve.promote.library_writer import LibraryWriter
@@ -67,6 +68,14 @@ def failing(*genomes: Genome) -> Spoil:
     return spoil
 
 
+class OneByOne(FormulaPool):
+    """Answers one job at a time, so that a kernel's refusal leaves others under way."""
+
+    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        job = self._waiting.pop(0)
+        return [(job.index, self.spoil(job, self._evaluation(job)))]
+
+
 def recheck(
     writer: LibraryWriter,
     spoil: Spoil = with_newer_tools,
@@ -75,7 +84,7 @@ def recheck(
     run_campaign: Callable[[dict[str, Any]], Path] | None = None,
 ) -> list[Verification]:
     means = Means(
-        make=lambda resolved: FormulaPool(resolved, seconds, spoil),
+        make=lambda resolved: OneByOne(resolved, seconds, spoil),
         run_campaign=run_campaign or (lambda config: pytest.fail("no campaign is due")),
         say=lambda line: None,
         evaluations=3 if run_campaign else 0,
@@ -174,6 +183,19 @@ def test_a_loss_is_told_and_refilled(writer: LibraryWriter, tmp_path: Path) -> N
     assert all(f.good for f in (*slow, summary, refilled)) and set(table(writer).values()) == {CHILD.id}
     actions = [e["action"] for e in writer.index(OPERATOR)["history"]]
     assert actions == ["promote", "promote", "recheck", "promote"]
+
+
+def test_a_shape_that_no_suite_has_any_more_is_no_entry(
+    writer: LibraryWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = SHAPES[1]
+    known = recheck_module._suite_of
+    monkeypatch.setattr(
+        recheck_module, "_suite_of", lambda resolved, r: None if r.workload == gone else known(resolved, r)
+    )
+    told, summary = recheck(writer)
+    assert told.good and summary.good and f"{gone} is in no suite any more" in told.sentence
+    assert list(table(writer)) == [SHAPES[0]]
 
 
 def test_figures_of_another_time_model_are_renewed_and_not_compared(writer: LibraryWriter) -> None:

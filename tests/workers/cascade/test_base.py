@@ -15,7 +15,7 @@ from tilewright.fitness.targets import load_target
 from tilewright.seeds.operator import Scope, SeedKernel
 from tilewright.workers.cascade import base
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, dealt_kinds, run_steps
-from tilewright.workers.child.launch import Spawn
+from tilewright.workers.child.launch import Spawn, Template
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.request import Failure, Findings, Limits, Request, Truth
 
@@ -174,6 +174,38 @@ def test_seconds_are_counted_between_stages(monkeypatch):
     assert seconds == {"dialect": 2.0 + 8.0, "check": 4.0, "cpu": 2.25, "device": 0.125}
 
 
+def test_seconds_are_told_to_a_tenth_of_a_millisecond(monkeypatch):
+    ticks = iter([0.0, 1.0, 2.00004, 3.00003, 3.5])
+    monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    spending = base._Spending(None, lambda: 0.0, iter([0.0, 1.23456]).__next__)
+    spending.enter(Stage.DIALECT)
+    spending.enter(Stage.CHECK)
+    assert spending.end()[1] == {"dialect": 1.0, "check": 1.0, "cpu": 1.2346}
+
+
+class Kept(Template):
+    """A template that nobody started."""
+
+    closed = False
+
+    def __init__(self):
+        pass
+
+    cpu_seconds = 1e6
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_template_s_processor_time_counts_and_ends_with_the_cascade():
+    cascade = Simple()
+    cascade.close()
+    cascade._launcher = Kept()
+    assert 1e6 < cascade._cpu_seconds() < 1e6 + 1e3 and not cascade._launcher.closed
+    cascade.close()
+    assert cascade._launcher.closed
+
+
 def test_a_processor_s_clock_set_back_counts_nothing():
     spending = base._Spending(None, lambda: 0.0, iter([3.0, 1.0]).__next__)
     assert spending.end()[1] == {"cpu": 0.0}
@@ -242,6 +274,8 @@ def test_the_dialect_is_the_first_wall():
     two = stage.run(request(source=HONEST + "import os\nimport sys\n"), Findings())
     assert two.reason == f"{one.reason} (and 1 more)" and two.log.count("\n") == 1
     assert two.log.startswith(one.reason + "\n")
+    three = stage.run(request(source=HONEST + "import os\nimport sys\nimport re\n"), Findings())
+    assert three.reason.endswith(" (and 2 more)")
     assert DialectStage("build").run(request(source=HONEST), Findings()).verdict is Verdict.REJECTED
 
 

@@ -179,13 +179,13 @@ def test_steps_that_others_build_on_are_run_before_a_kernel_is_wrong(monkeypatch
 def test_a_trace_that_never_ends_is_a_timeout(operator):
     limits = Limits(trace=ChildLimits(4.0, 8 * GIB), compile=LIMITS.compile)
     found = cascade(operator, limits=limits).evaluate("g", twins.ENDLESS_TRACE, twins.PARAMS, seed=1)
-    assert found.verdict is Verdict.TIMEOUT and found.wall_seconds < 15
+    assert found.verdict is Verdict.TIMEOUT and found.wall_seconds < 60
 
 
 def test_a_source_outside_the_dialect_never_runs():
     found = judged(twins.escaped("exit"))
     assert (found.verdict, found.stage) == (Verdict.REJECTED, Stage.DIALECT)
-    assert found.wall_seconds < 1
+    assert found.wall_seconds < 10
 
 
 @pytest.mark.parametrize("name", sorted(twins.ESCAPES))

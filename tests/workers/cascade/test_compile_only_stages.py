@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testkit.scripted import Doubler, answers, shape
+from testkit.scripted import Doubler, answers, shape, travelled
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.targets import load_target
 from tilewright.workers.cascade import compile_only, compile_only_stages
@@ -20,7 +20,7 @@ from tilewright.workers.request import Failure, Findings, Limits, Request, Truth
 OPERATOR = Doubler()
 SUITE = OPERATOR.suites["tiny"]
 TARGET = load_target("sm_90")
-LAUNCHES = {"m64": ["a", 1], "m32": ["b", 2], "m96": ["never asked"]}
+LAUNCHES = {"m64": [{"b": 1, "a": 2}], "m32": ["b", 2], "m96": ["never asked"]}
 SASS = "  /*0000*/  STG.E.64 desc[UR4][R2.64], R4 ;\n  /*0010*/  STL [R1], R2 ;\n"
 SOURCE = """import triton
 
@@ -36,7 +36,7 @@ def launch(inputs, params):
 
 def code(key="k", text=SASS, usage="REG:40 STACK:16 SHARED:0", **data):
     said = {"key": key, "usage": usage, "name": "kernel", "warps": 4, "shared": 0, **data}
-    return Frame("code", said, {"text": np.frombuffer(text.encode(), np.uint8)})
+    return travelled(Frame("code", said, {"text": np.frombuffer(text.encode(), np.uint8)}))
 
 
 def answer(*codes):
@@ -98,6 +98,12 @@ def test_what_was_compiled_before_is_a_duplicate(monkeypatch):
         monkeypatch, answer(code()), is_known={found.artefact: "an earlier genome"}.get
     )
     assert failure.verdict is Verdict.DUPLICATE and again.artefact == found.artefact
+    turned = Frame("compiled", {"launches": {**LAUNCHES, "m64": [{"a": 2, "b": 1}]}})
+    _, same, _ = compiled(monkeypatch, [turned, code()])
+    assert same.artefact == found.artefact, "in whatever order its fields come"
+    long = SASS + "".join(f"  /*{n:04x}0*/  NOP ;\n" for n in range(2, 200))
+    _, whole, _ = compiled(monkeypatch, answer(code(text=long)))
+    assert whole.compiled["k"]["instructions"] == 200
     other, _, _ = compiled(monkeypatch, answer(code()), is_known={"other": "x"}.get)
     assert other is None
 
@@ -109,8 +115,8 @@ def test_what_does_not_compile_or_read_has_a_verdict(monkeypatch):
     for unread in (code(text="nothing"), code(usage="nothing")):
         failure, found, _ = compiled(monkeypatch, answer(unread))
         assert failure.verdict is Verdict.COMPILE_ERROR and "\n" not in failure.reason and not found.compiled
-    noise = Frame("note", {"text": "x"})
-    failure, found, _ = compiled(monkeypatch, [*answer(code()), noise])
+    noise = [Frame("note", {"text": "x"}), Frame("aside")]
+    failure, found, _ = compiled(monkeypatch, [*answer(code()), *noise])
     assert failure is None and found.compiled.keys() == {"k"}
 
 

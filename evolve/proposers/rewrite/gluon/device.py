@@ -25,7 +25,7 @@ from tilewright.evolve.proposers.rewrite.gluon.texts import (
     WALK,
     filled,
 )
-from tilewright.evolve.proposers.rewrite.gluon.tiles import Tile
+from tilewright.evolve.proposers.rewrite.gluon.tile import Tile
 from tilewright.evolve.proposers.rewrite.triton.view import jit_kernels
 
 

@@ -11,7 +11,7 @@ from tilewright.evolve.proposers.rewrite.gluon.texts import (
     LAUNCH,
     filled,
 )
-from tilewright.evolve.proposers.rewrite.gluon.tiles import Tile
+from tilewright.evolve.proposers.rewrite.gluon.tile import Tile
 
 
 class HostText(Lowering):

@@ -22,7 +22,8 @@ from tilewright.evolve.proposers.rewrite.gluon.statements import (
     is_idle,
     statements_of,
 )
-from tilewright.evolve.proposers.rewrite.gluon.tiles import Axis, StoredTile, Tile, numbered, operand, stores
+from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile
+from tilewright.evolve.proposers.rewrite.gluon.tiles import StoredTile, numbered, operand, stores
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, device_calls
 
 

@@ -9,36 +9,12 @@ import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import dedented, parameters, resolve
+from tilewright.evolve.proposers.rewrite.gluon.block_pointers import block_tile
 from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, statements_of
+from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile
 from tilewright.evolve.proposers.rewrite.triton.descriptors import address_of
 from tilewright.evolve.proposers.rewrite.triton.masks import within_bounds
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_name
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One axis of a tile: first element, and how many, as texts of the kernel."""
-
-    start: str
-    extent: str
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A two-dimensional tile of a tensor of the host: ``outer`` and ``inner`` (contiguous) axis.
-
-    ``turned``: the kernel's value has the contiguous axis first.
-    """
-
-    tensor: str
-    outer: Axis
-    inner: Axis
-    turned: bool
-
-    @property
-    def axes(self) -> tuple[Axis, Axis]:
-        """Rows and columns of the value."""
-        return (self.inner, self.outer) if self.turned else (self.outer, self.inner)
 
 
 @dataclass(frozen=True)
@@ -80,6 +56,9 @@ def _turned(tile: Tile) -> Tile:
 
 
 def _loaded(kernel: TritonKernel, call: cst.Call) -> Tile:
+    block = block_tile(kernel, call)
+    if block is not None:
+        return block
     other = argument(call, "other", 2)
     if other is not None and kernel.source.code(other) not in ("0", "0.0"):
         raise Unsupported("an operand padded with something other than zero")
@@ -192,6 +171,9 @@ def stores(
 def _stored(kernel: TritonKernel, call: cst.Call) -> tuple[str, Tile] | None:
     """(value, tile) of a store; None for one that is no copy of a box."""
     if device_name(kernel.source, call.func) == "store" and len(call.args) >= 2:
+        block = block_tile(kernel, call)
+        if block is not None:
+            return None if block.turned else (kernel.source.code(call.args[1].value), block)
         address = address_of(kernel, call.args[0].value, call)
         if address is None or not address.contiguous_columns(kernel):
             return None

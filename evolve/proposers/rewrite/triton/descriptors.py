@@ -42,13 +42,13 @@ class Address:
 
     def contiguous_columns(self, kernel: TritonKernel) -> bool:
         """Which axis has unit stride. Raises Unsupported if that cannot be told."""
-        unit = [_is_unit(kernel, a.stride) for a in (self.rows, self.columns)]
+        unit = [is_unit(kernel, a.stride) for a in (self.rows, self.columns)]
         if unit[0] == unit[1]:
             raise Unsupported("an address tile without one contiguous axis")
         return unit[1]
 
 
-def _is_unit(kernel: TritonKernel, stride: str) -> bool:
+def is_unit(kernel: TritonKernel, stride: str) -> bool:
     if stride in ("", "1"):
         return True
     names = {p.name.value for p in kernel.function.params.params}

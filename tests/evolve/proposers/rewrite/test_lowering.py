@@ -40,6 +40,7 @@ VARIANTS = {
         {"stages": 2, "consumers": 1, "slots": 1, "pieces": 2},
         {"BLOCK_N": 32, "consumers": 3},
     ],
+    "matmul_block_pointers.py": [{"pieces": 2, "consumers": 1}],
     "matmul_grouped.py": [{"pieces": 2, "stages": 2}],
     "persistent_matmul.py": [{"pieces": 2}],
 }
@@ -125,6 +126,12 @@ def refusal(source: str) -> str:
         ("masked", "        a_ptrs += BLOCK_K", "        tl.store(c_ptr, k)\n        a_ptrs += BLOCK_K",
          "a store before"),
         ("bias_gelu", "tl.math.erf(", "tl.extra.erf(", "which Gluon does not have"),
+        ("block_pointers", 'padding_option="zero")', 'padding_option="nan")', "padded with something other than zero"),
+        ("block_pointers", "shape=(K, N)", "shape=(K // 2, N)", "whose shape is not its tensor's"),
+        ("block_pointers", "base=w_ptr", "base=w_ptr + row_tile", "an address that is computed"),
+        ("block_pointers", "strides=(1, w_row)", "strides=(w_row, w_row)", "without one contiguous axis"),
+        ("block_pointers", "        x = tl.load", "        x_at = tl.advance(x_at, (0, 0))\n        x = tl.load",
+         "advanced before it is used"),
     ],
 )  # fmt: skip
 def test_what_is_refused(name: str, old: str, new: str, reason: str) -> None:
