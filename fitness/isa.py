@@ -68,6 +68,8 @@ def read_isa(
 
     ``shared`` is what the compiler's metadata says: AMD's LDS is dynamic and not in the text. Raises UnreadableCode.
     """
+    if warps < 1:
+        raise UnreadableCode(f"a kernel of {warps} warps")
     reader = _read_amd if architecture.backend == "hip" else _read_nvidia
     found = reader(text, usage)
     resident, limit = architecture.resident_warps(warps, found["registers"], shared)

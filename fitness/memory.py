@@ -42,7 +42,7 @@ class Passed:
     read: float
     write: float
     waited: float
-    waits: int = 0
+    waits: int
 
     @property
     def step(self) -> float:

@@ -61,21 +61,20 @@ def read_dumps(folder: Path, chip: Chip, *, timeline: bool = False) -> StaticRun
     if not profiles or not bundles:
         raise ParseError("the simulator wrote no profile")
     operations = tuple(read_profile(_text(path)) for path in profiles)
-    counts = {op.name: op.count for op in operations}
+    by_name = {op.name: op for op in operations}
     executed, schedule, events = Executed(), None, []
     longest = max(operations, key=lambda op: op.cycles)
     for path in bundles:
+        name = path.name.removesuffix("_bundles.txt")
+        operation, critical = by_name.get(name), path.with_name(f"{name}_critical_path.txt")
+        if operation is None or not operation.cycles or not critical.is_file():
+            raise ParseError(f"no critical path of {name}")
         text = path.read_bytes()
         opcodes = opcodes_of(text)
         run = scan_bundles(text, opcodes)
-        name = path.name.removesuffix("_bundles.txt")
-        for _ in range(counts.get(name, 1)):
+        for _ in range(operation.count):
             executed = executed + run
-        cycles = next((op.cycles for op in operations if op.name == name), 0)
-        critical = path.with_name(f"{name}_critical_path.txt")
-        if not cycles or not critical.is_file():
-            raise ParseError(f"no critical path of {name}")
-        events.append((read_events(text, critical.read_bytes(), cycles), counts[name]))
+        events.append((read_events(text, critical.read_bytes(), operation.cycles), operation.count))
         if name == longest.name:
             # a diagnosis that does not read is no reason to refuse a kernel
             with contextlib.suppress(ParseError):

@@ -22,7 +22,7 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
     for row in answer["operands"]:
         yield f"  argument   {row[0]} {_shape(row, dims[0])}"
     for name, dtype, shape, min_db, worst, _ in answer["results"]:
-        bound = f"at least {min_db:g} dB" if min_db else "exact"
+        bound = f"at least {min_db:g} dB" if min_db else _agreement(dtype, answer["operands"])
         single = f", no element off by more than {worst:.2g} of its surroundings" if worst else ""
         yield f"  result     {name} {_shape((name, dtype, shape), dims[0])}: {bound}{single}"
     precision = answer["precision"] or "its own precision"
@@ -40,6 +40,14 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
     for note in answer["notes"]:
         yield f"  note       {note}"
     yield f"  target     {target}"
+
+
+def _agreement(dtype: str, operands: Any) -> str:
+    """What the gate of a result without a bound in dB asks."""
+    from tilewright.workers.intake.operator import LEAST_CODES, Operand, is_code, is_narrow
+
+    codes = is_narrow(dtype) or is_code(dtype, [Operand(o[0], o[1], ()) for o in operands])
+    return f"{LEAST_CODES:.1%} of its codes, the others the next one" if codes else "exact"
 
 
 def _space(answer: Mapping[str, Any]) -> Iterator[str]:

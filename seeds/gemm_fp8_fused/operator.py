@@ -228,6 +228,9 @@ def _suites() -> dict[str, Suite]:
     ``small`` has one shape to time and one to check, for searches on a few CPU seconds an evaluation; it ends at
     4096^3, too.
 
+    ``between`` has sizes off the powers of two, which large blocks do not divide: what it promotes serves the shapes
+    that the other suites' winners leave.
+
     The check shapes make every block size of the seed kernels take several row blocks and column blocks (the
     first) and several K blocks (the second), so that a cache that is not refilled or a K block left out shows.
     """
@@ -241,7 +244,10 @@ def _suites() -> dict[str, Suite]:
     layers = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
     shapes = tuple(_workload(2048, n, k, f"llama3.1-8b/{layer}/") for layer, (n, k) in layers.items())
     small = Suite("small", (_workload(1024, 2048, 4096),), (_workload(512, 1024, 2048),), quick.final)
-    return {"quickstart": quick, "small": small, "llm": Suite("llm", shapes, check)}
+    between = Suite(
+        "between", (_workload(1536, 2560, 2048), _workload(512, 3584, 1536)), (_workload(1536, 1024, 1536),)
+    )
+    return {"quickstart": quick, "small": small, "between": between, "llm": Suite("llm", shapes, check)}
 
 
 def _kernels(group: int) -> dict[str, SeedKernel]:

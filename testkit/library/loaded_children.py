@@ -66,6 +66,11 @@ def main(framework: str) -> None:
         "warnings": messages,
         "later": later,
         "refused": refused,
+        "served": [
+            str(operator.served(*inputs)),
+            str(library.served("small_gemm/good", "tpu:TPU7x", (256, 256, 512))),
+            str(library.served("small_gemm/good", "interpret", (512, 256, 512))),
+        ],
         "unknown": unknown,
         "tilewright": [name for name in sys.modules if name.split(".")[0] in ("tilewright", "seeds")],
     }

@@ -104,6 +104,13 @@ def test_nvidia_s_text_that_does_not_read_is_refused(text, usage, why):
         read_isa(text, usage, ARCHITECTURES["sm_90"], "k", 4, 0)
 
 
+@pytest.mark.parametrize("warps", [0, -4])
+def test_a_kernel_has_warps(warps):
+    with pytest.raises(UnreadableCode, match=f"^a kernel of {warps} warps$"):
+        read_isa(AMD, "", ARCHITECTURES["gfx950"], "kernel", warps, 0)
+    assert read_isa(AMD, "", ARCHITECTURES["gfx950"], "kernel", 1, 0).resident == 12
+
+
 @pytest.mark.parametrize(
     ("name", "width"),
     [

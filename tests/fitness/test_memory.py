@@ -1,5 +1,7 @@
 """Copies and work of a simulated run, timed again under one shared memory."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -88,3 +90,20 @@ def test_copies_share_one_memory():
 
 def test_an_operation_without_copies_is_its_cycles():
     assert replay(Events.idle(3000), RULES).seconds == pytest.approx(3e-6)
+
+
+def test_a_long_write_at_the_end_is_waited_for():
+    found = replay(events((100, Kind.WRITE, 5_000_000, -1)), RULES)
+    assert found.seconds == pytest.approx(10.1e-6) and found.waited == pytest.approx(10e-6)
+    assert (found.core, found.write, found.read) == (pytest.approx(1e-7), pytest.approx(1e-5), 0.0)
+    assert found.memory == found.write and found.waits == 0 and found.step == math.inf
+
+
+def test_steps_are_from_wait_to_wait_ready_or_not():
+    steps = [(0, Kind.READ, 1000, -1), (4000, Kind.WAIT, 1000, 0), (4000, Kind.WAIT, 1000, -1)]
+    found = replay(events(*steps), RULES)
+    assert found.waits == 2 and found.step == pytest.approx(found.seconds / 2) and found.waited == 0.0
+    slow = replay(events(*steps), Rules(1e9, 1e12, 5e11, turn=2e-6, latency=1e-6, step=500.0))
+    assert slow.core == pytest.approx(9e-6) and slow.read == pytest.approx(1e-9 + 2e-6)
+    local = replay(events((10, Kind.LOCAL, 9999, -1), (10, Kind.WAIT, 9999, 0)), RULES)
+    assert (local.seconds, local.waited, local.memory) == (pytest.approx(20e-9), 0.0, 0.0)

@@ -59,10 +59,12 @@ def test_dumps_are_counted_as_often_as_they_run(tmp_path):
 
 
 def test_the_schedule_is_that_of_the_longest_operation(tmp_path):
-    folder = dumps(tmp_path / "w", k1=(100, 1), k2=(200, 1))
-    (folder / "prof" / "k2_critical_path.txt").write_bytes(CRITICAL.replace(b"end: 100,", b"end: 200,"))
-    found = static_tpu.read_dumps(folder, CHIP)
-    assert sum(found.schedule["critical_path"].values()) == 200 and found.cycles == 300
+    for name in ("k1", "k2"):
+        folder = dumps(tmp_path / name, **{"k1": (100, 1), "k2": (100, 1), name: (200, 1)})
+        critical = CRITICAL.replace(b"end: 100,", b"end: 200,")
+        (folder / "prof" / f"{name}_critical_path.txt").write_bytes(critical)
+        found = static_tpu.read_dumps(folder, CHIP)
+        assert sum(found.schedule["critical_path"].values()) == 200 and found.cycles == 300
 
 
 @pytest.mark.parametrize(
@@ -123,6 +125,11 @@ def test_a_diagnosis_is_worked_out_by_hand():
     assert static_tpu.diagnosis(run_of(), CHIP, time("memory"))["bound"] == "hbm"
     rounded = static_tpu.diagnosis(run_of(cycles=70_000), CHIP, time())
     assert (rounded["mxu_busy"], rounded["unexplained"]) == (0.0001, 0.9999)
+    more = BUNDLES + b"  %5 = vadd.f32 %v1_v1, %v2_v1\n  %6 = vrot.slane %v1_v1, 1\n"
+    faint = static_tpu.diagnosis(run_of(more, cycles=30_000), CHIP, time())
+    assert [faint[f"{name}_busy"] for name in ("valu", "load", "store", "xlu")] == [0.0] * 4
+    busy = static_tpu.diagnosis(run_of(more, cycles=100), CHIP, time())
+    assert (busy["valu_busy"], busy["xlu_busy"]) == (0.0025, 0.01)
     over = static_tpu.diagnosis(run_of(cycles=4), CHIP, time())
     assert (over["mxu_busy"], over["unexplained"], over["store_busy"]) == (1.5, 0.0, 0.25)
     none = static_tpu.diagnosis(run_of(cycles=0), CHIP, time())

@@ -67,6 +67,7 @@ def test_the_longest_operation_says_whether_steps_are_short():
         (((short, 1),), "steps"),
         (((short, 1), (long, 1)), "matrix"),
         (((long, 1), (short, 1)), "matrix"),
+        (((short, 3), (long, 1)), "matrix"),
         (((short, 1000), (long, 1)), "steps"),
     ):
         assert time_of(SimpleNamespace(events=events), "v6e", "mxu").kind == kind

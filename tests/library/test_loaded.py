@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,13 @@ import pytest
 
 from testkit import ROOT
 from testkit.library.shelves import SMALL, put
-from testkit.promote_campaign import FormulaPool, quick_child, write_campaign
+from testkit.promote_campaign import FormulaPool, one_sentence, quick_child, write_campaign
 from tilewright.evolve import cli
 from tilewright.evolve.promote.command import Options, promote
-from tilewright.evolve.promote.library_writer import LibraryWriter
+from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
 from tilewright.evolve.promote.runtime import plan_shelf, store
-from tilewright.evolve.promote.warming import build_wheel
+from tilewright.evolve.promote.runtime.serving import Dispatcher, served
+from tilewright.evolve.promote.warming import add_plans, build_wheel
 
 CHILD = ROOT / "testkit" / "library" / "loaded_children.py"
 PRODUCT = "gemm_fp8_blockwise/gemm_nt"
@@ -61,6 +64,10 @@ def test_an_operator_a_user_brought_is_callable_and_falls_back_on_its_own_refere
     assert "promoted for tpu:TPU7x, not for cpu" in message and not found["later"]
     assert len(found["refused"]) == 4 and all("small_gemm/good takes" in text for text in found["refused"])
     assert "promoted: small_gemm/good" in found["unknown"]
+    here, exact, near = found["served"]
+    assert here == "reference product: small_gemm/good: promoted for tpu:TPU7x, not for cpu"
+    assert exact.startswith("kernel ") and "verified at 256x256x512: 50.00 us a call [" in exact and "modelled" in exact
+    assert "verified at 256x256x512" in near or "verified at 512x512x512" in near
     assert not found["tilewright"], "the reference comes with the version"
 
 
@@ -68,6 +75,29 @@ def test_a_version_tells_its_operands_and_brings_its_reference(brought: LibraryW
     _, receipt, dispatch = brought.version("small_gemm/good")
     assert dispatch["operands"]["inputs"][0] == {"name": "a", "dtype": "bfloat16", "shape": ["M", "K"]}
     assert "reference.zip" in receipt["files"] and dispatch["rule"].startswith("the legal entry nearest")
+
+
+def test_served_tells_kernel_time_and_interval_for_every_shipped_family() -> None:
+    kernels = ROOT / "library" / "tilewright_library" / "kernels"
+    families = set()
+    for operator in store.operators(kernels):
+        dispatch = store.current_dispatch(operator, kernels)
+        told = store.read_receipt(store.current_version(operator, kernels))
+        for target, entry in dispatch["targets"].items():
+            timed = {s["workload"]: s for s in told["targets"][target]["shapes"]}
+            for region in entry["regions"]:
+                dims = tuple(region["dims"][name] for name in dispatch["dimensions"])
+                # as a program on that device with the verified tools sees it
+                found = served(operator, store.INTERPRET, dims, kernels)
+                if entry["language"] == "gluon":
+                    assert found.kernel is None and found.reason
+                    continue
+                assert found.kernel == region["kernel"] and found.exact
+                if region["workload"] in timed:
+                    assert found.seconds is not None and found.interval is not None and found.figure == entry["kind"]
+                    assert found.interval[0] <= found.seconds <= found.interval[1] and found.verified_on
+        families.add(operator)
+    assert len(families) >= 7
 
 
 # -- plans made ahead --------------------------------------------------------------------------------
@@ -135,6 +165,81 @@ def test_a_pack_that_is_not_what_was_promoted_is_refused(
     forged = plan_shelf.Pack((tmp_path / "forged.zip").read_bytes(), "forged")
     with pytest.raises(store.UnsoundLibrary, match="another plan than its index says"):
         forged.find("pointer", (128, 256, 256))
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def relabelled(path: Path) -> None:
+    """A receipt that vouches for something else, under its old name."""
+    path.write_text(path.read_text().replace('"count": 1', '"count": 2'))
+
+
+def swapped(path: Path) -> None:
+    """Another file's bytes: sound by themselves, and not what the receipt's hash says."""
+    path.write_bytes(plan_shelf.packed({}, {"triton": "3.7.1"}))
+
+
+@pytest.mark.parametrize(
+    ("which", "sabotage", "words"),
+    [
+        ("plans_*.zip", flipped, "is not what was promoted"),
+        ("plans_*.zip", swapped, "is not what was promoted"),
+        ("kernel.py", flipped, "is not what was promoted"),
+        ("dispatch.json", flipped, "is not what was promoted"),
+        ("receipt.json", relabelled, "receipt.json is not what was promoted"),
+    ],
+)
+def test_sabotage_is_neither_packed_nor_warmed(
+    warmed: tuple[LibraryWriter, str],
+    tmp_path: Path,
+    which: str,
+    sabotage: Callable[[Path], None],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(warmed[0].library, tmp_path / "library")
+    writer = LibraryWriter(tmp_path / "library")
+    version = writer.version(PRODUCT)[0]
+    (path,) = (writer.place(PRODUCT) / "versions" / version).glob(which)
+    sabotage(path)
+    capsys.readouterr()
+    library = ["--library", str(writer.library)]
+    for command in (["build-wheel", "--out", str(tmp_path / "dist")], ["verify", "--files"]):
+        assert cli.main(["library", *command, *library]) == 2
+        told = capsys.readouterr()
+        bad = [line for line in (told.out + told.err).splitlines() if words in line]
+        assert len(bad) == 1 and one_sentence(bad[0]), told
+    assert not (tmp_path / "dist").exists(), "nothing half-written"
+    with pytest.raises(LibraryError, match=words):
+        add_plans(writer, PRODUCT, "plans_h200_x.zip", plan_shelf.packed({}, {"triton": "3.7.1"}))
+    assert writer.versions(PRODUCT) == sorted({version, warmed[1]})
+
+
+def test_a_plan_of_another_architecture_is_not_taken(
+    warmed: tuple[LibraryWriter, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device of capability 8.0 the plan for 9.0 is left alone: one is made, or the reference answers."""
+    torch = pytest.importorskip("torch")
+    from tilewright.evolve.promote.runtime import torch_launch
+
+    made: list[int] = []
+
+    def noted(kernel: Any, shapes: Any, dims: Any, architecture: int, device: Any) -> None:
+        made.append(architecture)
+
+    monkeypatch.setattr(torch_launch, "made_plan", noted)
+    table = store.load_table(PRODUCT, "cuda:9.0", warmed[0].kernels)
+    kernel, dims = table.regions[0].kernel, (128, 256, 256)
+    for capability, wanted in (((9, 0), 90), ((8, 0), None)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        launcher = torch_launch.Launcher(Dispatcher(warmed[0].kernels))
+        plan = launcher._plan(table, kernel, table.operands, dims, torch.device("cuda", 0))
+        assert (plan.architecture if plan else None) == wanted
+    assert made == [80]
 
 
 def test_the_cache_knows_a_plan_by_what_it_was_made_from(

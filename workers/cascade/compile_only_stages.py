@@ -16,6 +16,7 @@ from tilewright.fitness.isa import KernelIsa, UnreadableCode, read_isa
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.device.compile_ahead import compile_all
+from tilewright.workers.device.timing import MALFORMED, malformed
 from tilewright.workers.request import Failure, Findings, Request, duplicate, one_line
 from tilewright.workers.toolchains import triton as triton_toolchain
 
@@ -38,15 +39,16 @@ class CrossCompileStage:
         answer = compile_all(self._compiler, request, found, doing, target)
         if isinstance(answer, Failure):
             return answer
-        for frame in answer:
-            if frame.kind == "code":
-                try:
-                    isa = _read(frame, request.target.architecture)
-                except UnreadableCode as error:
-                    return Failure(Verdict.COMPILE_ERROR, one_line(str(error)))
-                found.compiled[str(frame.data["key"])] = isa.data()
-        launches = answer[0].data["launches"]
-        text = json.dumps([launches[w.id] for w in request.measured], sort_keys=True)
+        codes = [frame for frame in answer if frame.kind == "code"]
+        try:
+            read = {str(f.data["key"]): _read(f, request.target.architecture).data() for f in codes}
+            launches = [answer[0].data["launches"][w.id] for w in request.measured]
+        except UnreadableCode as error:
+            return Failure(Verdict.COMPILE_ERROR, one_line(str(error)))
+        except MALFORMED as error:
+            return malformed(error)
+        found.compiled.update(read)
+        text = json.dumps(launches, sort_keys=True)
         found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]
         return duplicate(request, found.artefact)
 

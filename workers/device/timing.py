@@ -287,8 +287,9 @@ def failed(outcome: ChildOutcome, doing: str, stage: Stage) -> Failure | None:
 
 
 def _said(frame: Frame, stage: Stage) -> Failure:
-    kind, message = str(frame.data["type"]), str(frame.data["message"])
-    phase, trace = str(frame.data["phase"]), str(frame.data.get("trace", ""))
+    kind, message, phase, trace = (
+        str(frame.data.get(name, "")) for name in ("type", "message", "phase", "trace")
+    )
     reason = one_line(f"{kind}: {message}" if message else kind)
     if kind in _FOUND_OUT:
         return Failure(_FOUND_OUT[kind], one_line(message), trace, Stage.CHECK)

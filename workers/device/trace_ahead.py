@@ -50,8 +50,9 @@ def trace_ahead(
     wanted = {w.id for w in workloads}
 
     def hear(frame: Frame) -> bool:
-        if frame.kind == "artefact" and frame.data.get("workload") in wanted:
-            found.frames[frame.data["workload"]] = frame
+        name = frame.data.get("workload")
+        if frame.kind == "artefact" and isinstance(name, str) and name in wanted and "text" in frame.blobs:
+            found.frames[name] = frame
         elif frame.kind == "error":
             found.error = frame
         return found.error is None

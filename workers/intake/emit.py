@@ -244,6 +244,10 @@ class _Emitter:
         kernel = launch.kernel
         name = self._kernels.take(kernel)
         fixed = constexprs(kernel.fn)
+        for parameter, value in launch.arguments.items():
+            if parameter in fixed and isinstance(value, symbols.Traced) and "compiled" not in value.atoms:
+                self._lift(value, parameter, launch)
+        self._note_echoes(launch, fixed)
         arguments = []
         for parameter, value in launch.arguments.items():
             arguments.append(self._argument(parameter, value, parameter in fixed, launch))
@@ -349,7 +353,7 @@ class _Emitter:
 
     def _lift(self, value: Any, parameter: str, launch: Launch) -> None:
         """Make knobs of the literals and configurations that a compile-time argument is made of."""
-        for atom in sorted(value.atoms):
+        for atom in sorted(value.atoms - {knob.atom for knob in self._knobs.values()}):
             if atom.startswith("C") and atom in self._trace.atoms:
                 default = self._trace.atoms[atom]
                 key = atom.rpartition("__")[2].rstrip("_")
@@ -371,6 +375,17 @@ class _Emitter:
                         False,
                     )
                 )
+
+    def _note_echoes(self, launch: Launch, fixed: set[str]) -> None:
+        """Literals of the grid and of run-time arguments that have the value of a literal that is a knob."""
+        given = [v for p, v in launch.arguments.items() if p not in fixed]
+        repeated = {knob.default for knob in self._knobs.values() if not knob.certain and not knob.echo}
+        known = {knob.atom for knob in self._knobs.values()}
+        for atom in sorted(symbols.atoms_of(*launch.grid, *given) - known):
+            value, _, line = self._literals.get(atom, (0, "", 0))
+            if value in repeated:
+                name = f"again_{value}_{len(self._knobs)}"
+                self._add(Knob(name, value, (value,), atom, f"literal at line {line}", False, True))
 
     def _knob_name(self, wanted: str, launch: Launch) -> str:
         name = re.sub(r"\W", "_", wanted).lstrip("_") or "knob"

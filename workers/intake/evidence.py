@@ -37,8 +37,12 @@ def operator_of(
 
 
 def evidence(taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Sequence[Shape], operator: TakenOperator,
-              notes: list[str]) -> tuple[dict[str, tuple[Any, ...]], list[dict[str, Any]]]:  # fmt: skip
-    """Which knobs only tile: other values give answers that pass. Those that do not stay as they are."""
+              wide: Shape | None) -> tuple[dict[str, tuple[Any, ...]], list[dict[str, Any]]]:  # fmt: skip
+    """Which knobs only tile: other values give answers that pass. Those that do not stay as they are.
+
+    ``wide``: a shape of several tiles, on which the values next to the default must pass, too; echoes that must change
+    with a knob there are noted as its ties.
+    """
     from tilewright.fitness.gates import failure, read_gates
 
     began = time.monotonic()
@@ -60,7 +64,24 @@ def evidence(taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Seq
         }
         return failure(read_gates(operator.gates, named, wanted, "randn"), operator.gates) is None
 
+    def bound(knob: Knob) -> tuple[str, ...] | None:
+        """Echoes that must follow a knob for its neighbours to pass at several tiles; None where they never do."""
+        same = [k.name for k in taken.knobs if k.echo and k.default == knob.default]
+        if wide is None:
+            return None if same else ()
+        below = [v for v in knob.values if v < knob.default][-1:]
+        above = [v for v in knob.values if v > knob.default][:1]
+        ways = [(), *((name,) for name in same), *([tuple(same)] if len(same) > 1 else [])]
+        for way in ways:
+            if all(
+                passes({**defaults, knob.name: v, **dict.fromkeys(way, v)}, wide) for v in (*below, *above)
+            ):
+                return tuple(way)
+        return None
+
     for knob in taken.knobs:
+        if knob.echo:
+            continue
         if not said[knob.name]:
             fixed.append({"name": knob.name, "value": knob.default, "why": "the kernel never uses it"})
             continue
@@ -71,7 +92,12 @@ def evidence(taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Seq
             space[knob.name] = values
             continue
         seen = arguments_of(taken, module, {**defaults}, shapes)
-        kept, changed = [knob.default], False
+        kept, changed, tied = [knob.default], False, bound(knob)
+        if tied is None:
+            why = "other values fail where there are several tiles: it is part of the meaning, or repeated elsewhere"
+            fixed.append({"name": knob.name, "value": knob.default, "why": why})
+            continue
+        taken.ties.update(dict.fromkeys(tied, knob.name))
         for value in values:
             if value == knob.default:
                 continue
@@ -79,7 +105,8 @@ def evidence(taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Seq
             changed = changed or changes
             late = time.monotonic() - began > EVIDENCE_SECONDS
             tried = [probe] if late else shapes
-            if changes and all(passes({**defaults, knob.name: value}, s) for s in tried):
+            params = {**defaults, knob.name: value, **dict.fromkeys(tied, value)}
+            if changes and all(passes(params, s) for s in tried):
                 kept.append(value)
         if len(kept) > 1:
             space[knob.name] = tuple(sorted(kept))

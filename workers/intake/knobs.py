@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,9 @@ class Knob:
     atom: str
     source: str
     certain: bool
+    echo: bool = False
+    """A literal outside compile-time arguments that has a knob's value, as of a grid that says 64 beside BLOCK=64: no
+    knob, and to be tied to one if that is what it repeats."""
 
 
 def around(default: int) -> tuple[int, ...]:
@@ -44,6 +48,11 @@ def between(default: int, seen: Iterable[int]) -> set[int]:
         return set()
     low, high = min(known), max(known)
     return {1 << n for n in range(max(0, int(math.log2(low)) - 1), int(math.log2(high)) + 2)}
+
+
+def said_of(source: str, said: Mapping[str, str]) -> str:
+    """A module with what stands for some of its parameters, by their names."""
+    return re.sub(r"""params\[(["'])(\w+)\1\]""", lambda found: said.get(found[2], found[0]), source)
 
 
 def constexprs(fn: Any) -> set[str]:

@@ -76,6 +76,8 @@ class Silent:
     """Stands for a logger that is not there: takes everything and says nothing."""
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("fn", "rewriter") or name.startswith("__"):
+            raise AttributeError(name)  # no kernel, and nothing that holds one
         return Silent()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -122,7 +124,17 @@ class _Hooked(ast.NodeTransformer):
         ]
         return ast.copy_location(ast.Call(ast.Name(f"{HOOK}literal", ast.Load()), where, []), node)
 
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """A float on the left is asked before a traced whole number on its right, and would forget it."""
+        self.generic_visit(node)
+        if isinstance(node.left, ast.Constant) and type(node.left.value) is float:
+            called = ast.Call(ast.Name(f"{HOOK}real", ast.Load()), [node.left], [])
+            node.left = ast.copy_location(called, node.left)
+        return node
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        if isinstance(node.func, ast.Subscript):  # a launch: its grid's literals count
+            node.func.slice = self.visit(node.func.slice)
         self.generic_visit(node)
         function = node.func
         if isinstance(function, ast.Name) and function.id in _HOOKED:
@@ -158,6 +170,7 @@ def _hooks(literals: Literals) -> dict[str, Any]:
         **{HOOK + name: function for name, function in made.items()},
         f"{HOOK}int": lambda *a, **k: _whole(a[0]) if len(a) == 1 and not k else int(*a, **k),
         f"{HOOK}float": _real,
+        f"{HOOK}real": lambda value: symbols.traced(value, symbols.number_text(value), frozenset()),
         f"{HOOK}math": lambda name: maths.get(name) or getattr(math, name),
         f"{HOOK}literal": literals.traced,
     }
@@ -249,16 +262,64 @@ class PackageLoader(MetaPathFinder, Loader):
                 continue
             bound = list(_bound(statement))
             hooked = ast.fix_missing_locations(_Hooked(path).visit(statement)) if self._traced else statement
-            try:
-                exec(
-                    compile(ast.Module([hooked], []), path, "exec", flags, dont_inherit=True), module.__dict__
-                )
-            except Exception as error:  # noqa: BLE001 - whatever the user's statement raises
-                why = f"{type(error).__name__}: {error}".splitlines()[0]
+            if isinstance(hooked, ast.FunctionDef | ast.ClassDef):
+                hooked.decorator_list = [d for d in hooked.decorator_list if not _absent(d, module)]
+            why = _ran(hooked, path, flags, module)
+            if why and isinstance(hooked, ast.ImportFrom):
+                _usual(hooked, module)
+            if why and isinstance(hooked, ast.If) and (taken := _open_branch(hooked, path, flags, module)):
+                self.missing.append(f"line {statement.lineno}: {why}: its {taken} branch is taken")
+                continue
+            if why:
                 self.missing.append(f"line {statement.lineno}: {why}")
                 for name in bound:
                     quiet = name.strip("_").lower() in _LOGS
                     module.__dict__.setdefault(name, Silent() if quiet else Missing(name, why))
+
+
+def _ran(statement: ast.AST, path: str, flags: int, module: types.ModuleType) -> str:
+    """Run a statement of a module; what it raises, empty where it does not."""
+    try:
+        code = compile(ast.Module([statement], []), path, "exec", flags, dont_inherit=True)  # type: ignore[list-item]
+        exec(code, module.__dict__)
+    except Exception as error:  # noqa: BLE001 - whatever the user's statement raises
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return ""
+
+
+_USUAL = {
+    "triton": "triton", "tl": "triton.language", "torch": "torch", "F": "torch.nn.functional", "nn": "torch.nn",
+    "np": "numpy", "jax": "jax", "jnp": "jax.numpy", "lax": "jax.lax", "pl": "jax.experimental.pallas",
+    "pltpu": "jax.experimental.pallas.tpu",
+}  # fmt: skip
+
+
+def _usual(node: ast.ImportFrom, module: types.ModuleType) -> None:
+    """What everybody calls so, where a package that is not here would have handed it on (``from x import tl``)."""
+    for item in node.names:
+        name = item.asname or item.name
+        if name in _USUAL and importlib.util.find_spec(_USUAL[name].partition(".")[0]):
+            module.__dict__.setdefault(name, importlib.import_module(_USUAL[name]))
+
+
+def _absent(decorator: ast.expr, module: types.ModuleType) -> bool:
+    """Whether a decorator is of a package that is not here: it decorates nothing."""
+    node = decorator
+    while isinstance(node, ast.Call | ast.Attribute):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return isinstance(node, ast.Name) and isinstance(module.__dict__.get(node.id), Missing)
+
+
+def _open_branch(node: ast.If, path: str, flags: int, module: types.ModuleType) -> str:
+    """Run the first branch that can be run of an ``if`` whose test asks for what is not here; its name."""
+    try:
+        eval(compile(ast.Expression(node.test), path, "eval", flags, dont_inherit=True), module.__dict__)
+        return ""  # the test is not at fault
+    except Exception:  # noqa: BLE001 - whatever the user's statement raises
+        for name, body in (("first", node.body), ("other", node.orelse)):
+            if body and not any(_ran(part, path, flags, module) for part in body):
+                return name
+    return ""
 
 
 def _kept(statement: ast.stmt, needed: set[str] | None) -> bool:
@@ -304,6 +365,37 @@ def _needed(tree: ast.Module, wanted: str) -> set[str]:
     return seen
 
 
+_REGISTERS = (
+    "register_fake",
+    "register_kernel",
+    "register_autograd",
+    "register_vmap",
+    "register_torch_dispatch",
+)
+
+
+def _plain_operations() -> None:
+    """Functions that are registered as operations of torch stay functions, so that their launches are seen."""
+    import torch.library
+
+    def registered(_: str, function: Any = None, /, **__: Any) -> Any:
+        def keep(plain: Any) -> Any:
+            for name in _REGISTERS:
+                setattr(
+                    plain, name, lambda *given, **_: given[0] if given and callable(given[0]) else keep_any
+                )
+            return plain
+
+        return keep if function is None else keep(function)
+
+    def keep_any(function: Any) -> Any:
+        return function
+
+    for name in ("custom_op", "triton_op"):
+        setattr(torch.library, name, registered)
+    torch.library.wrap_triton = keep_any
+
+
 def load(
     path: Path, function: str | None, literals: Literals, *, traced: bool = True
 ) -> tuple[types.ModuleType, PackageLoader]:
@@ -313,6 +405,8 @@ def load(
     while (root / "__init__.py").is_file():
         parts.insert(0, root.name)
         root = root.parent
+    if traced:
+        _plain_operations()
     loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", literals, traced)
     name = ".".join(parts) if len(parts) > 1 else f"tilewright_taken_{path.stem}".replace("-", "_")
     sys.meta_path.insert(0, loader)

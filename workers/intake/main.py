@@ -44,7 +44,10 @@ from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.intake.trial import (
     bars,
+    run,
+    several_tiles,
     shapes_of,
+    wrong,
 )
 from tilewright.workers.runners.triton_common import load_module
 from tilewright.workers.runners.triton_guard import leave_interpreter_unguarded
@@ -95,6 +98,7 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
     answer["knobs"] = [
         {"name": k.name, "default": k.default, "values": list(k.values), "source": k.source}
         for k in taken.knobs
+        if not k.echo
     ]
     if answer["refusals"]:
         return answer
@@ -238,10 +242,17 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
             "notes": [*taken.notes, *notes],
         }
     gated = operator_of(request, site, reference, results, spread)
-    space, fixed = evidence(taken, module, defaults, shapes, gated, notes)
+    wide = several_tiles(request, site, taken, module, defaults, reference)
+    space, fixed = evidence(taken, module, defaults, shapes, gated, wide)
+    source = taken.with_space(space, {k: defaults[k] for k in space})
+    again = load_module(source)
+    made = run(again, dict(again.DEFAULTS), shapes[0].inputs["randn"])
+    fault = wrong(made, shapes[0].answers["randn"], site.operands)
+    if fault:
+        return {"refusals": [{"line": 0, "what": f"the module that was made is wrong: {fault}"}]}
     independent = independent_of(site, reference, shapes[0], results)
     return {
-        "source": taken.with_space(space, {k: defaults[k] for k in space}),
+        "source": source,
         "space": {k: list(v) for k, v in space.items()},
         "defaults": {k: defaults[k] for k in space},
         "fixed": fixed,

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, DECLARATIONS
+from tilewright.workers.intake.load import Missing, Silent
 from tilewright.workers.intake.names import object_of
 
 _TAKEN = ALL_BUILTINS | frozenset(("torch", "triton", "tl", "launch", "math")) | frozenset(DECLARATIONS)
@@ -34,6 +35,15 @@ _SAME = {
     "div_full": "tl.fdiv", "fabs": "tl.abs", "maximum": "tl.maximum", "minimum": "tl.minimum",
 }  # fmt: skip
 """Functions of the device's library that the language has itself."""
+
+_OLD_HOMES = (
+    "tl.libdevice",
+    "tl.math",
+    "tl.extra.cuda.libdevice",
+    "triton.language.libdevice",
+    "triton.language.math",
+)
+"""Where the library's functions once stood."""
 
 _WRITTEN = {
     "tanh": "def tanh(x):\n    return 2.0 * tl.sigmoid(2.0 * x) - 1.0\n",
@@ -217,6 +227,13 @@ class _Transform(ast.NodeTransformer):
             node.value.attr = "dtype"
         if node.attr == "cast":
             node.attr = "to"
+        if (
+            not found
+            and ast.unparse(node.value) in _OLD_HOMES
+            and (node.attr in _SAME or node.attr in _WRITTEN)
+        ):
+            said = self._library(node.attr, node.lineno)
+            return node if said is None else ast.copy_location(ast.parse(said, mode="eval").body, node)
         if node.attr == "value" and isinstance(node.value, ast.Name) and node.value.id in self._constexprs:
             return self.visit(node.value)
         node.value = self.visit(node.value)
@@ -235,6 +252,8 @@ class _Transform(ast.NodeTransformer):
         """How the module says a global value; None: as it is."""
         if getattr(builtins, name, None) is value and name in BUILTINS:
             return name
+        if isinstance(value, Missing | Silent):
+            return self._absent(name, line)
         if is_jitted(value):
             module = getattr(_function(value), "__module__", "")
             if module.startswith("triton.language"):
@@ -267,6 +286,15 @@ class _Transform(ast.NodeTransformer):
         if value is None:
             return "None"
         return self._owner.constant(name, f"tl.constexpr({number_text(value)})")
+
+    def _absent(self, name: str, line: int) -> str | None:
+        """A function of a package that is not here, where the language has one of that name."""
+        if name not in _SAME and name not in _WRITTEN and not callable(getattr(tl, name, None)):
+            return None
+        said = f"line {line}: {name} is of a package that is not here: triton.language's is taken"
+        if said not in self._owner.notes:
+            self._owner.notes.append(said)
+        return self._library(name, line) if name in _SAME or name in _WRITTEN else f"tl.{name}"
 
     def _library(self, name: str, line: int) -> str | None:
         if name in _SAME:
@@ -340,9 +368,25 @@ class _Transform(ast.NodeTransformer):
             renamed = self._owner.parameters[name]
             for keyword in node.keywords:
                 keyword.arg = renamed.get(keyword.arg, keyword.arg) if keyword.arg else None
+        if ast.unparse(node.func) == "tl.dot":
+            _transposed(node)
         if ast.unparse(node.func) == "tl.constexpr" and len(node.args) == 1:
             return node.args[0]
         return node
+
+
+def _transposed(node: ast.Call) -> None:
+    """``trans_a`` and ``trans_b`` of a product, which the language once had, as transposed operands."""
+    for place, name in enumerate(("trans_a", "trans_b")):
+        given = next((k for k in node.keywords if k.arg == name), None)
+        if given is None or not isinstance(given.value, ast.Constant) or len(node.args) < 2:
+            continue
+        node.keywords.remove(given)
+        if given.value.value:
+            called = ast.parse("tl.trans(x)", mode="eval").body
+            assert isinstance(called, ast.Call)
+            called.args = [node.args[place]]
+            node.args[place] = ast.copy_location(called, node)
 
 
 def _function(value: Any) -> Any:

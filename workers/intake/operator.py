@@ -35,6 +35,9 @@ KINDS = ("randn", "spread", "repeated")
 SAMPLED = 48
 """Places along each independent axis that are looked at in a large answer."""
 
+LEAST_CODES = 0.995
+"""Share of codes, fp8 or a quantiser's integers, that must be the reference's: sums in another order turn roundings."""
+
 LARGE = 1 << 22
 """Elements above which operands are made on the device and the answer is sampled."""
 
@@ -117,8 +120,8 @@ class TakenOperator:
     def gates(self) -> tuple[Gate, ...]:
         found: list[Gate] = []
         for result in self.results:
-            if _is_narrow(result.dtype):
-                found.append(AgreementGate(result.name, result.name, (result.name,), 0.995))
+            if is_narrow(result.dtype) or is_code(result.dtype, self.operands):
+                found.append(AgreementGate(result.name, result.name, (result.name,), LEAST_CODES))
             elif _is_float(result.dtype):
                 found.append(SnrGate(result.name, result.name, result.min_db, result.worst))
             else:
@@ -196,7 +199,8 @@ def draw(
     operand: Operand, dims: Mapping[str, int], kind: str, spread: int, rng: np.random.Generator
 ) -> np.ndarray:
     """An operand: normal values; ``spread``: rows of sizes apart by 2^±spread, one outlier, one row of zeros;
-    ``repeated``: few distinct values."""
+    ``apart``: the same without zeros, for kernels that divide by a row's largest value; ``repeated``: few distinct
+    values."""
     dtype, shape = _numpy(operand.dtype), operand.sizes(dims)
     if operand.dtype == "bool":
         return rng.integers(0, 2, shape).astype(np.bool_)
@@ -207,11 +211,12 @@ def draw(
             return rng.multinomial(total, [1 / parts] * parts).reshape(shape).astype(dtype)
         return rng.integers(0, _bound(operand, dims), shape).astype(dtype)
     values = rng.standard_normal(shape)
-    if kind == "spread" and values.ndim:
+    if kind in ("spread", "apart") and values.ndim:
         rows = values.reshape(values.shape[0], -1)
         if values.ndim > 1:
             rows *= np.exp2(rng.integers(-spread, spread + 1, (rows.shape[0], 1)))
-            rows[rng.integers(rows.shape[0])] = 0
+            if kind == "spread":
+                rows[rng.integers(rows.shape[0])] = 0
         rows[rng.integers(rows.shape[0]), rng.integers(rows.shape[1])] *= 2.0**spread
     elif kind == "repeated":
         values = np.round(values * 2) / 2
@@ -326,7 +331,7 @@ def to_array(tensor: Any) -> np.ndarray:
 
 def as_result(value: np.ndarray, dtype: str) -> np.ndarray:
     """A reference's result as its gate wants it."""
-    if _is_narrow(dtype):
+    if is_narrow(dtype):
         return value.astype(_numpy(dtype)) if value.dtype.kind == "f" else value
     return value.astype(np.float64) if _is_float(dtype) else value.astype(_numpy(dtype))
 
@@ -342,5 +347,10 @@ def _is_float(name: str) -> bool:
     return name.startswith(("float", "bfloat"))
 
 
-def _is_narrow(name: str) -> bool:
+def is_code(dtype: str, operands: Sequence[Operand]) -> bool:
+    """Whether an integer result is rounded from floats, as a quantiser's codes are: ties may turn."""
+    return dtype in ("int8", "uint8") and any(_is_float(o.dtype) for o in operands)
+
+
+def is_narrow(name: str) -> bool:
     return name.startswith("float8")

@@ -84,6 +84,7 @@ class Module:
             node = cut(node, file, fn.__globals__, self.observed, self._size, fn.__code__.co_firstlineno)
         elif entry:
             self._lift(node, fn)
+        _named_defaults(node)
         made = _Transform(self, fn.__globals__, dict(cells), node).visit(node)
         made.name = name
         made.decorator_list = []
@@ -178,6 +179,22 @@ def around(default: int) -> tuple[int, ...]:
     return tuple(
         sorted({default, *(max(8, default >> n) for n in (1, 2, 3)), *(default << n for n in (1, 2, 3))})
     )
+
+
+def _named_defaults(node: ast.FunctionDef) -> None:
+    """A default that is a function (``activation=lambda x: x``) becomes None, and the body says the function."""
+    for arguments, defaults in (
+        (node.args.args[len(node.args.args) - len(node.args.defaults) :], node.args.defaults),
+        (node.args.kwonlyargs, node.args.kw_defaults),
+    ):
+        for place, (argument, default) in enumerate(zip(arguments, list(defaults), strict=True)):
+            if isinstance(default, ast.Lambda):
+                name = argument.arg
+                text = f"if {name} is None:\n    {name} = {ast.unparse(default)}"
+                statement = ast.copy_location(ast.parse(text).body[0], default)
+                defaults[place] = ast.copy_location(ast.Constant(None), default)
+                node.body.insert(0, statement)
+    ast.fix_missing_locations(node)
 
 
 class _Transform(ast.NodeTransformer):

@@ -18,6 +18,7 @@ from tilewright.fitness.targets import load_target
 from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake import judge
 from tilewright.workers.intake.arguments import Literal
+from tilewright.workers.intake.knobs import said_of
 from tilewright.workers.intake.operator import Operand, as_result, draw, function_of, run_reference
 from tilewright.workers.intake.pallas_text import Knob, Refused
 
@@ -103,9 +104,10 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
         source,
         count=1,
     )
-    for knob in knobs:
-        if knob.name not in space:
-            text = text.replace(f'params["{knob.name}"]', repr(knob.default))
+    text = said_of(text, {k.name: repr(k.default) for k in knobs if k.name not in space})
+    _eval_shapes(
+        target.chip, load_build(text), {n: defaults[n] for n in space}, operands, shapes[0][0]
+    )  # it stands
     legal = {
         label: {n: [v for v in taken_there[n] if v in space[n]] for n in space}
         for label, taken_there in legal.items()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tilewright.workers.intake.knobs import Knob
+from tilewright.workers.intake.knobs import Knob, said_of
 from tilewright.workers.intake.normalise import Kernels
 
 
@@ -22,13 +22,17 @@ class Taken:
     kernels: Kernels
     notes: list[str] = field(default_factory=list)
     fixed: list[str] = field(default_factory=list)
+    ties: dict[str, str] = field(default_factory=dict)
+    """Echoes that follow a knob, by name."""
 
     def with_space(self, space: Mapping[str, Sequence[Any]], defaults: Mapping[str, Any]) -> str:
         """The module with the knobs that are in ``space``; the others as constants of their default."""
-        text = self.source
-        for knob in self.knobs:
-            if knob.name not in space:
-                text = text.replace(f'params["{knob.name}"]', repr(knob.default))
+        defaulted = {knob.name: repr(knob.default) for knob in self.knobs if knob.name not in space}
+        said = {
+            **defaulted,
+            **{echo: f'params["{name}"]' for echo, name in self.ties.items() if name in space},
+        }
+        text = said_of(self.source, said)
         declared = {name: tuple(values) for name, values in space.items()}
         head = f"SPACE = {_literal(declared)}\nDEFAULTS = {_literal(dict(defaults))}\nCONSTRAINTS = {{}}\n"
         return text.replace("SPACE = {}\n", head, 1)

@@ -21,7 +21,9 @@ UNARY: Mapping[str, str] = {
     "neg": "-x0", "abs": "tl.abs(x0)", "exp": "tl.exp(x0)", "log": "tl.log(x0)", "sqrt": "tl.sqrt(x0)",
     "rsqrt": "tl.rsqrt(x0)", "sigmoid": "tl.sigmoid(x0)", "square": "x0 * x0", "reciprocal": "1.0 / x0",
     "relu": "tl.maximum(x0, 0)", "silu": "x0 * tl.sigmoid(x0)", "exp2": "tl.exp2(x0)", "log2": "tl.log2(x0)",
-    "logical_not": "x0 == 0",
+    "logical_not": "x0 == 0", "tanh": "2.0 * tl.sigmoid(2.0 * x0) - 1.0", "floor": "tl.floor(x0)",
+    "ceil": "tl.ceil(x0)", "sin": "tl.sin(x0)", "cos": "tl.cos(x0)", "log1p": "tl.log(1.0 + x0)",
+    "softplus": "tl.where(x0 > 20.0, x0, tl.log(1.0 + tl.exp(x0)))", "erf": "tl.erf(x0)",
 }  # fmt: skip
 """torch's functions of one tensor."""
 
@@ -29,6 +31,8 @@ BINARY: Mapping[str, str] = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "rsub": "{1} - {0}", "mul": "{0} * {1}", "div": "{0} / {1}",
     "rdiv": "{1} / {0}", "maximum": "tl.maximum({0}, {1})", "minimum": "tl.minimum({0}, {1})", "eq": "{0} == {1}",
     "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
+    "logaddexp": "tl.maximum({0}, {1}) + tl.log(1.0 + tl.exp(-tl.abs({0} - {1})))",
+    "logical_and": "({0} != 0) & ({1} != 0)", "logical_or": "({0} != 0) | ({1} != 0)",
     "clamp_min": "tl.maximum({0}, {1})", "clamp_max": "tl.minimum({0}, {1})",
 }  # fmt: skip
 """torch's functions of two tensors, or of a tensor and a number."""
@@ -38,9 +42,16 @@ SAME_AS: Mapping[str, str] = {
     "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "__truediv__": "div",
     "__rtruediv__": "rdiv", "__rdiv__": "rdiv", "__neg__": "neg", "negative": "neg", "absolute": "abs",
     "__iadd__": "add_", "__imul__": "mul_", "__isub__": "sub_", "__itruediv__": "div_", "__idiv__": "div_",
+    "__pow__": "pow", "max": "amax", "min": "amin", "clip": "clamp",
     "__eq__": "eq", "__ne__": "ne", "__lt__": "lt", "__le__": "le", "__gt__": "gt", "__ge__": "ge",
 }  # fmt: skip
 """Other names of the same."""
+
+POWERS: Mapping[float, str] = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+"""Exponents of ``pow`` that are functions of one tensor."""
+
+COMPOSED = frozenset(("pow", "clamp", "where", "logsumexp", "softmax"))
+"""What is put together of the others."""
 
 _START: Mapping[str, str] = {"sum": "0", "mean": "0", "amax": '-float("inf")', "amin": 'float("inf")'}
 REDUCTIONS = frozenset(_START)
@@ -49,7 +60,8 @@ REDUCTIONS = frozenset(_START)
 def known(name: str) -> bool:
     """Whether a kernel of ours can do it."""
     plain = SAME_AS.get(name, name)
-    return plain.removesuffix("_") in UNARY or plain.removesuffix("_") in BINARY or plain in REDUCTIONS
+    function = plain.removesuffix("_")
+    return function in UNARY or function in BINARY or plain in REDUCTIONS or plain in COMPOSED
 
 
 # -- elementwise ---------------------------------------------------------------------------------------
@@ -261,6 +273,10 @@ class TorchWork:
     ) -> Var | None:
         """The result of torch's function ``name`` of Vars and numbers; None where no kernel says it."""
         plain = SAME_AS.get(name, name)
+        if plain in COMPOSED:
+            return self._composed(plain, values, options, result, line)
+        if name in ("max", "min") and (len(values) > 1 or options or not isinstance(result, torch.Tensor)):
+            return None  # of two tensors, or with its places
         if plain in REDUCTIONS:
             return self._reduced(plain, values, options, result, line)
         function = plain.removesuffix("_")
@@ -280,6 +296,53 @@ class TorchWork:
         else:
             target = self._make(result, self._shape(values, result))
         return target if elementwise(self._trace, function, expression, values, target, line) else None
+
+    def _composed(
+        self, what: str, values: Sequence[Any], options: Mapping[str, Any], result: Any, line: int
+    ) -> Var | None:
+        if what == "where":
+            if len(values) != 3 or options or not all(isinstance(v, Var | int | float) for v in values):
+                return None
+            target = self._make(result, self._shape(values, result))
+            said = "tl.where({0} != 0, {1}, {2})"
+            return target if elementwise(self._trace, what, said, values, target, line) else None
+        source, rest = values[0], list(values[1:])
+        if not isinstance(source, Var):
+            return None
+        if what == "pow":
+            function = POWERS.get(symbols.plain(rest[0])) if len(rest) == 1 and not options else None
+            return self.computed(function, [source], {}, result, line) if function else None
+        if what == "clamp":
+            given = dict(zip(("min", "max"), rest, strict=False)) | dict(options)
+            current: Var | None = source
+            for side, bound in given.items():
+                if current is not None and bound is not None:
+                    current = self.computed(f"clamp_{side}", [current, bound], {}, result, line)
+            return current
+        return self._of_exponentials(what, source, rest, options, line)
+
+    def _of_exponentials(
+        self, what: str, source: Var, rest: Sequence[Any], options: Mapping[str, Any], line: int
+    ) -> Var | None:
+        """``softmax`` or ``logsumexp`` along one axis: the largest, exponentials below it, their sum."""
+        given = dict(zip(("dim",), rest, strict=False)) | dict(options)
+        dim, wide = given.pop("dim", None), source.tensor
+        if given or not isinstance(symbols.plain(dim), int) or not wide.dtype.is_floating_point:
+            return None
+        fine = wide.float() if wide.dtype != torch.float64 else wide
+        whole, row = (fine.amax(dim, keepdim=keep) for keep in (True, False))
+        top = self.computed("amax", [source, dim, True], {}, whole, line)
+        parts = top and self.computed("sub", [source, top], {}, fine, line)
+        powers = parts and self.computed("exp", [parts], {}, fine, line)
+        if powers is None:
+            return None
+        if what == "softmax":
+            total = self.computed("sum", [powers, dim, True], {}, whole, line)
+            return total and self.computed("div", [powers, total], {}, wide, line)
+        total = self.computed("sum", [powers, dim], {}, row, line)
+        logs = total and self.computed("log", [total], {}, row, line)
+        peak = self.computed("amax", [source, dim], {}, row, line)
+        return logs and peak and self.computed("add", [logs, peak], {}, row.to(wide.dtype), line)
 
     def _shape(self, values: Sequence[Any], result: torch.Tensor) -> list[Any]:
         """Sizes of a broadcast result, each from an operand that has it."""

@@ -125,7 +125,7 @@ class _Writer:
         return {
             "K": [self._binder(v) for v in jaxpr.constvars],
             "I": [self._binder(v) for v in jaxpr.invars],
-            "E": [self._equation(e) for e in jaxpr.eqns],
+            "E": self._equations(jaxpr.eqns),
             "O": [self._atom(a) for a in jaxpr.outvars],
             "F": self._effects(jaxpr.effects),
             "H": jaxpr.is_high,
@@ -145,6 +145,16 @@ class _Writer:
         if atom not in self._numbers:
             raise NoForm("a variable from outside its function")
         return self._numbers[atom]
+
+    def _equations(self, equations: Sequence[core.JaxprEqn]) -> list[Any]:
+        """All but those that lay an array out over a mesh anew: here it is of one device, and that moves nothing."""
+        written = []
+        for equation in equations:
+            if equation.primitive.name == "reshard":
+                self._numbers[equation.outvars[0]] = self._atom(equation.invars[0])
+            else:
+                written.append(self._equation(equation))
+        return written
 
     def _equation(self, equation: core.JaxprEqn) -> list[Any]:
         name, params = equation.primitive.name, dict(equation.params)

@@ -210,7 +210,7 @@ class _Kernel:
     def indices(self, masks: Mapping[int, np.ndarray], whole: bool) -> tuple[list[np.ndarray], bool]:
         """Along each axis the indices to run, and whether any are left out where steps may build on others."""
         outputs = list(self._mapping.block_mappings_output)
-        points = np.indices(self._grid).reshape(len(self._grid), -1)
+        points = np.indices(self._grid).reshape(len(self._grid), math.prod(self._grid))
         needed = np.zeros(points.shape[1], dtype=bool)
         for number, mask in masks.items():
             needed |= self._covers(outputs[number], points, mask)
@@ -227,7 +227,8 @@ class _Kernel:
 
     def reads(self, indices: Sequence[np.ndarray]) -> list[np.ndarray | None]:
         """Per operand the elements that these steps read; None for those that decide positions."""
-        points = np.stack([axis.reshape(-1) for axis in np.meshgrid(*indices, indexing="ij")])
+        axes = [axis.reshape(-1) for axis in np.meshgrid(*indices, indexing="ij")]
+        points = np.stack(axes) if axes else np.zeros((0, 1), dtype=np.int64)
         found: list[np.ndarray | None] = [None] * self._count
         for mapping in self._mapping.block_mappings[: self._mapping.num_inputs]:
             mask = np.zeros(mapping.array_aval.shape, dtype=bool)
@@ -276,12 +277,17 @@ def _interpret(
             if axis not in mapping.vmapped_dims
         )
 
-    small = mapping.replace(grid=tuple(len(axis) for axis in indices), local_grid_env=environment)
+    # without a grid there is one step, which names no place
+    small = (
+        mapping.replace(grid=tuple(len(axis) for axis in indices), local_grid_env=environment)
+        if grid
+        else mapping
+    )
     given = {**params, "grid_mapping": small, "interpret_params": settings}
     del given["interpret"]
 
     def called(*arrays: Any) -> Any:
-        with _walking(indices):
+        with _walking(indices) if grid else contextlib.nullcontext():
             return interpreter.interpret_pallas_call(*arrays, **given)
 
     return list(jax.jit(called)(*operands))

@@ -98,6 +98,15 @@ def repair() -> None:
     def create_fp_to_fp(self: Any, value: Any, kind: Any, rounding: Any) -> Any:
         return _cast(value, kind.scalar)
 
+    old_sum = interpreter.ReduceOps.sum
+
+    def reduced_sum(self: Any, value: Any) -> Any:
+        if not _narrow(value):
+            return old_sum(self, value)
+        total = _summed(_wide(value.handle), self.axis, value.dtype.scalar)
+        return self.to_tensor(total if self.keep_dims else np.squeeze(total, self.axis), value.dtype)
+
+    interpreter.ReduceOps.sum = reduced_sum
     builder.binary_op, builder.ternary_op, builder.create_dot = binary_op, ternary_op, create_dot
     builder.cast_impl, builder.create_fp_to_fp = cast_impl, create_fp_to_fp
     builder.create_dot_scaled = create_dot_scaled
@@ -151,6 +160,19 @@ def _packed(result: np.ndarray, kind: Any) -> Any:
     if result.dtype == np.bool_:
         return interpreter.TensorHandle(result, tl.int1)
     return interpreter.TensorHandle(_rounded(result, kind), kind)
+
+
+def _summed(wide: np.ndarray, axis: int | None, kind: Any) -> np.ndarray:
+    """Sums along ``axis`` (None: of all), which keeps size 1, as integers of ``kind``: in pairs, each sum rounded to
+    ``kind``, as a device adds."""
+    axes = range(wide.ndim) if axis is None else (axis,)
+    for place in axes:
+        while wide.shape[place] > 1:
+            half = wide.shape[place] // 2
+            first, second, rest = np.split(wide, (half, 2 * half), axis=place)
+            pairs = _rounded(first + second, kind).view(NARROW[kind]).astype(np.float32)
+            wide = np.concatenate((pairs, rest), axis=place)
+    return _rounded(wide, kind)
 
 
 def _cast(value: Any, kind: Any) -> Any:

@@ -38,6 +38,10 @@ class Side:
         results = tuple(found) if isinstance(found, tuple | list) else (found,)
         return results[0] if len(results) == 1 else results
 
+    def device_key(self, array: jax.Array) -> str:
+        """How tables name the default device, on which programs are traced."""
+        return jax_ops.device_key()
+
     def _reference(self, dims: tuple[int, ...]) -> Callable[..., Any]:
         if self.operator.startswith(f"{jax_contract.FAMILY}/"):
             return jax_contract.product

@@ -14,7 +14,8 @@ import importlib
 from typing import Any
 
 from . import store
-from .operands import Operands
+from .operands import NoFit, Operands
+from .serving import Service, served
 from .store import NotServed
 
 
@@ -38,6 +39,26 @@ class Loaded:
 
         Raises NotServed for an unknown operator, TypeError and ValueError for operands it does not take.
         """
+        inputs = self._ordered(inputs, named)
+        side = self._sides.get(type(inputs[0]).__module__.partition(".")[0])
+        if side is None:
+            side = self._side(inputs[0])
+        return side(inputs)
+
+    def served(self, *inputs: Any, **named: Any) -> Service:
+        """What serves a call with these operands where they are: the kernel, its time with its interval, or why none.
+
+        Nothing is launched or compiled. Raises as a call does.
+        """
+        inputs = self._ordered(inputs, named)
+        side = self._side(inputs[0])
+        try:
+            dims = self.operands.dims([tuple(array.shape) for array in inputs])
+        except NoFit as error:
+            raise ValueError(f"{self.operator} takes {error}") from error
+        return served(self.operator, side.device_key(inputs[0]), dims)
+
+    def _ordered(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         if named:
             names = [operand.name for operand in self.operands.inputs]
             unknown = set(named) - set(names)
@@ -46,13 +67,12 @@ class Loaded:
             inputs = (*inputs, *(named[name] for name in names[len(inputs) :]))
         if not inputs:
             raise TypeError(f"{self.operator} takes operands")
-        side = self._sides.get(type(inputs[0]).__module__.partition(".")[0])
-        if side is None:
-            side = self._side(inputs[0])
-        return side(inputs)
+        return inputs
 
     def _side(self, first: Any) -> Any:
         module = type(first).__module__.partition(".")[0]
+        if module in self._sides:
+            return self._sides[module]
         name = "torch_load" if module == "torch" else "jax_load" if module in ("jax", "jaxlib") else None
         if name is None:
             raise TypeError(f"{self.operator} takes torch tensors or JAX arrays, not {type(first).__name__}")

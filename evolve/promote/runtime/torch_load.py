@@ -13,7 +13,7 @@ from .operands import NoFit, Operands
 from .oracle import numpy_reference
 from .plans.format import ALIGNMENT
 from .torch_contract import OPERANDS, REFERENCES, Tensors
-from .torch_launch import Call, runner
+from .torch_launch import Call, device_key, runner
 from .torch_ops import LAUNCHER, NAMESPACE
 
 Run = Callable[[Sequence[torch.Tensor]], Tensors]
@@ -50,6 +50,10 @@ class Side:
                 inputs = [t.contiguous().clone() for t in inputs]
                 break
         return run(inputs)
+
+    def device_key(self, tensor: torch.Tensor) -> str:
+        """How tables name the tensor's device."""
+        return device_key(tensor.device)
 
     def _resolved(self, inputs: Sequence[torch.Tensor]) -> Run:
         for operand, tensor, dtype in zip(self.operands.inputs, inputs, self._dtypes, strict=False):

@@ -9,11 +9,18 @@ from tilewright.evolve.proposers.rewrite.pallas import (
     arithmetic,
     caching,
     dots,
+    exponents,
     grid,
     launch,
     loops,
     memory,
+    normalise,
+    operands,
+    row_sums,
+    state,
+    tiles,
     transfer,
+    unroll_grid,
 )
 from tilewright.evolve.proposers.rewrite.triton import arithmetic as device_arithmetic
 from tilewright.evolve.proposers.rewrite.triton import descriptors, fusion, loads, programs, rows, stores
@@ -38,9 +45,21 @@ def pallas_rules() -> tuple[Rule, ...]:
         accumulators.AccumulateInRef(),
         accumulators.DropAccumulatorScratch(),
         accumulators.AccumulateInOutput(),
+        state.StateInValues(),
+        state.StateInScratch(),
+        tiles.MaskCrossingTiles(),
+        tiles.SkipMaskedTiles(),
+        normalise.NormaliseOnce(),
+        exponents.BaseTwoSoftmax(),
+        exponents.NarrowExponent(),
+        row_sums.RowSumsInDot(),
+        operands.ScaleOperand(),
+        operands.TransposeInDot(),
+        operands.NarrowOperands(),
         grid.WholeReductionBlock(),
         grid.SwapGridAxes(),
         grid.SpecialiseSteps(),
+        unroll_grid.UnrollGridAxis(),
         launch.DimensionSemantics(),
         launch.BufferCount(),
         launch.VmemLimit(),
@@ -111,4 +130,4 @@ def rule_names() -> frozenset[str]:
 
 def openings() -> frozenset[str]:
     """Names of the rules that write a kernel in another structure, which wants tuning before it competes."""
-    return frozenset({lower.LowerProduct.name})
+    return frozenset({lower.LowerProduct.name, unroll_grid.UnrollGridAxis.name})

@@ -51,7 +51,21 @@ loop carries, and a tensor that is read and written.
 **On tpu7x (modelled)** the explicit transfers (`manual_copy`, `double_buffered_copy`, `emit_pipeline`) compile,
 pass the gates and are simulated; the last two read as the grid's own pipeline does, the first waits for every
 copy ([table](../experiments/records/tpu/transfers.md)). A table of scalars in VMEM does not compile there when it
-is indexed along lanes; `scalar_input_in_smem` makes it legal."""
+is indexed along lanes; `scalar_input_in_smem` makes it legal.
+
+**For attention in Pallas.** `unroll_grid_axis` walks the fastest grid axis in a Python loop in the step, so the order
+of all steps stays; its program id becomes a number, and conditions on it are decided while tracing. It *refuses* axes
+whose steps differ by the first and the last alone, extents that do not divide (`cdiv`), blocks that move with
+anything but the plain axis, aliased outputs.
+`state_in_values` *refuses* buffers that are used in part, in other memory or dtypes, or under a condition that only
+the device knows. `mask_crossing_tiles` and `skip_masked_tiles` read a mask that compares sums of positions and
+offsets: where the least or the largest difference over a tile decides, the mask is dropped, or the step left out;
+where the device knows the offsets, by conditional blocks. A step is left out only if all it leaves behind comes from
+maxima and exponentials of the masked scores; a row that no tile shows at all may then differ. `normalise_once` keeps
+U of a running U / l, and *refuses* an average that is looked at before it is finished. `base_two_softmax` multiplies
+scores by log2(e), and *refuses* where they or their maxima are used but for comparisons and in exponentials of a
+difference. `narrow_exponent`, `row_sums_in_dot`, `scale_operand` and `narrow_operands` round to bfloat16: gates say
+whether that can be afforded."""
 
 
 def _all_rules() -> list[Rule]:

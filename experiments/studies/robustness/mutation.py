@@ -42,6 +42,10 @@ QUICK = ("-x", "-q", "-o", "addopts=", "-m", "not slow and not gpu", "-p", "no:c
 
 FROZEN = "tests/fitness/test_frozen.py"
 GATES = ("tests/fitness/test_gates.py", "tests/fitness/test_detail.py")
+DIALECT = (
+    *(f"tests/exploits/test_{zoo}.py::test_the_dialect_refuses" for zoo in ("pallas", "triton")),
+    "tests/fitness/test_dialect.py",
+)
 TESTS: dict[str, tuple[str, ...]] = {
     "fitness/gates.py": GATES,
     "fitness/detail.py": ("tests/fitness/test_detail.py", "tests/fitness/test_gates.py", FROZEN),
@@ -56,6 +60,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "fitness/memory.py": ("tests/fitness/test_memory.py", "tests/fitness/test_time_model.py", FROZEN),
     "fitness/targets.py": ("tests/fitness/test_targets.py", FROZEN),
     "fitness/isa.py": ("tests/fitness/test_isa.py", FROZEN),
+    "fitness/llo.py": ("tests/fitness/test_llo.py", "tests/fitness/test_model.py"),
+    "fitness/dialect.py": DIALECT,
+    "fitness/dialect_scopes.py": DIALECT,
     "workers/device/timing.py": ("tests/workers/device/test_timing.py",),
     "workers/cascade/measured_stages.py": (
         "tests/workers/cascade/test_measured_stages.py",
@@ -71,6 +78,16 @@ TESTS: dict[str, tuple[str, ...]] = {
     "workers/cascade/compile_only_stages.py": ("tests/workers/cascade/test_compile_only_stages.py",),
 }
 """Module to the tests that must notice its mutants."""
+
+
+BY_HAND = {
+    "fitness/intervals.py": (
+        ("1.4826 * statistics.median", "1.0 * statistics.median"),
+        ("statistics.variance(logs) / len(logs)", "statistics.variance(logs)"),
+        ("freedom += len(logs) - 1", "freedom += len(logs)"),
+    )
+}
+"""Changes that were once made by hand and not noticed: run whatever the sample."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +137,14 @@ def mutants(source: str, each: int, rng: random.Random) -> list[Mutant]:
     return made
 
 
+def _edited(source: str, old: str, new: str) -> Mutant:
+    """One of ``BY_HAND``."""
+    assert source.count(old) == 1, old
+    line = source[: source.index(old)].count("\n")
+    text = source.replace(old, new)
+    return Mutant("by hand", line + 1, text, text.splitlines()[line].strip())
+
+
 def meaning(text: str) -> str:
     """A module as it runs: without annotations, which nothing evaluates but pydantic."""
     try:
@@ -166,7 +191,7 @@ def imported_name(module: str) -> str:
 def keep_apart(module: str, tests: Sequence[str]) -> None:
     """Import the tests, then forget whatever depends on the module: forks import that anew, and nothing else."""
     for test in tests:
-        importlib.import_module(test.removesuffix(".py").replace("/", "."))
+        importlib.import_module(test.partition("::")[0].removesuffix(".py").replace("/", "."))
     loaded = {
         name: m for name, m in sys.modules.items() if name.startswith(OURS) and getattr(m, "__file__", None)
     }
@@ -232,8 +257,9 @@ def survey(module: str, args: argparse.Namespace) -> Iterator[tuple[Mutant, bool
     if noticed(module, source, TESTS[module], args.seconds):
         raise SystemExit(f"{module}: its tests fail, or take over {args.seconds:g} s, without any change.")
     sys.stdout.write(f"# {module}: {time.monotonic() - began:.1f} s without any change\n")
+    by_hand = [_edited(source, old, new) for old, new in BY_HAND.get(module, ())]
     todo = mutants(source, args.each, random.Random(f"{args.seed} {module}"))
-    for mutant in todo[: args.most]:
+    for mutant in [*by_hand, *todo[: args.most]]:
         yield mutant, noticed(module, mutant.text, TESTS[module], args.seconds)
 
 

@@ -1,11 +1,98 @@
-"""Mutants that compute the same, or almost: the line as it is then, and why no test can tell."""
+"""Mutants that compute the same: the line as it is then, or a pattern of it, and why no test can tell.
+
+A pattern is for a kind of change that is the same wherever it stands. What is not here and is not noticed counts as
+left, whatever its reason.
+"""
 
 from __future__ import annotations
 
-EQUAL: dict[str, dict[str, str]] = {}
+import re
+
+INTERNED = "names of this file are one object each"
+ENUM = "members of an enumeration are single"
+DIGITS = "a factor of a message: the digits that are printed stay the same"
+NO_WORSE = "the larger of it and a positive number is taken"
+CACHE = "how many answers are kept changes no answer"
+
+EQUAL: dict[str, dict[str, str]] = {
+    "fitness/gates.py": {
+        "least: float = -1.0,": NO_WORSE,
+        "worst = max(detail.ROUNDED, least, detail.INEXACT if gate.allowance else -1.0)": NO_WORSE,
+        "if noise <= 0.0:": "a sum of squares is not negative",
+    },
+    "fitness/detail.py": {
+        "if (place := _first(excess >= 0)) is not None:": "an error that equals its bound to the last bit",
+        "flipped = (np.sign(found) != np.sign(rounded)) & (np.abs(wanted) >= bar * around)": (
+            "a value that equals its bound to the last bit"
+        ),
+        "same = (found == wanted) ^ (np.isnan(found) & np.isnan(wanted))": "what is equal is no NaN",
+        "if output.size == 0 or allowed.worst >= math.inf:": "nothing is over infinity",
+    },
+    "fitness/structure.py": {
+        'if min(kernel["grid"], default= 2) < 0:': "any size of nothing that is not negative",
+        'if min(kernel["grid"], default= 0) < 0:': "any size of nothing that is not negative",
+    },
+    "fitness/memory.py": {
+        "ready = [ -1.0] * len(took)": "a wait is for a start before it, which has set it",
+        "ready = [1.0] * len(took)": "a wait is for a start before it, which has set it",
+        "work = (events.work[:-1] + rules.step * (events.kinds >= Kind.WAIT)) / rules.clock": "no kind comes after it",
+        "steps = zip(work.tolist(), events.kinds.tolist(), took.tolist(), events.ready.tolist(), strict=False)": (
+            "all are as long as the events"
+        ),
+    },
+    "fitness/time_model.py": {
+        "seconds, core, memory, waited, longest = calibration.call, 0.0, 0.0, 0.0, ( -1.0, math.inf)": (
+            "less than any operation's time, as 0 is"
+        ),
+    },
+    "fitness/evaluation.py": {
+        "def _of_the_first_model(cls, data: Any) -> Any:": "pydantic makes a class method of it by itself",
+        'if isinstance(data, dict) and data.get("kind") >= "modelled" and data.get("model_version") is None:': (
+            "no kind comes after this one"
+        ),
+    },
+    "fitness/race.py": {
+        "return None if any(leads) else Outpaced(len(seen), fitness, half, bar, seen[ -1].unit)": (
+            "all workloads of a suite have one unit"
+        ),
+    },
+    "fitness/score.py": {
+        'name = "vector" if unit is "valu" else unit': INTERNED,
+    },
+    "workers/cascade/base.py": {
+        "timeline=scope == Scope.TIMELINE,": ENUM,
+    },
+    "workers/cascade/common_stages.py": {
+        "def _violations(source: str, entry: str) -> tuple[dialect.Violation, ...]:": CACHE,
+        "@lru_cache(maxsize= 65)": CACHE,
+        "@lru_cache(maxsize= 63)": CACHE,
+    },
+    "workers/cascade/measured.py": {
+        "continue": "edges ascend: what is under one is under the next",
+        "if host != 0:": "a time is not negative",
+    },
+    "workers/cascade/modelled_stages.py": {
+        "return refused[ -1]": "the first refusal ends the child",
+    },
+    "workers/cascade/verify_shapes.py": {
+        "kept, left = [], CARRIED_FLOPS if request.final else 1": "no shape is of one FLOP",
+    },
+    "workers/device/timing.py": {
+        "def __init__(self, operator: Operator, most: int = 257) -> None:": CACHE,
+        "def __init__(self, operator: Operator, most: int = 255) -> None:": CACHE,
+        "verdict = Verdict.TIMEOUT if outcome.ending == Ending.TIMEOUT else Verdict.CRASHED": ENUM,
+    },
+}
 """Module to the changed line to the reason."""
+
+PATTERNS = {
+    r"(==|!=) (Verdict|FigureKind|Stage|Scope|Ending|Reached)\.": ENUM,
+    r"\.reshape\((- ?2|~1)": "any negative size is the one that is left to find",
+    r"\* (999999\.0|1000001\.0):": DIGITS,
+}
 
 
 def why_equal(module: str, changed: str) -> str:
     """The reason, or nothing where none is known."""
-    return EQUAL.get(module, {}).get(changed.strip(), "")
+    own = EQUAL.get(module, {}).get(changed.strip(), "")
+    return own or next((why for pattern, why in PATTERNS.items() if re.search(pattern, changed)), "")

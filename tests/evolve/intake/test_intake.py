@@ -135,6 +135,9 @@ def test_what_torch_computes_around_a_kernel_becomes_kernels(files: Path) -> Non
     assert "torch_sum_float32_columns_1d[" in launch and "torch_div_float32_flat_c[" in launch
     assert answer["operands"][0][2] == ["M", "N"] and answer["orders"] == [[1, 0]]
     assert sum("becomes a kernel" in note for note in answer["notes"]) >= 3
+    tiled = next(line for line in launch.splitlines() if " scale[" in line)
+    assert tiled.count("BLOCK") == 2  # the grid's own 256 follows the block that it repeats
+    assert len(answer["space"]["BLOCK"]) > 2 and not any("again" in name for name in answer["space"])
 
 
 def test_a_kernel_that_is_wrong_is_told_so_with_its_worst_element(files: Path) -> None:

@@ -28,7 +28,7 @@ from tilewright.seeds.catalogue import load_operator
 
 POINTER = load_operator("gemm_fp8_blockwise/gemm_nt").kernels["pointer"].source
 CONSTANTS = [{"M": 4096, "N": 4096, "K": 4096, "smem_bytes": 232448}]
-(RULE,) = openings()
+RULE = "triton_lower_to_gluon"
 
 
 class _Spaces(dict[str, Space]):

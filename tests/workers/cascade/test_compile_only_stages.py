@@ -120,6 +120,30 @@ def test_what_does_not_compile_or_read_has_a_verdict(monkeypatch):
     assert failure is None and found.compiled.keys() == {"k"}
 
 
+def without(frame, name):
+    return dataclasses.replace(frame, data={k: v for k, v in frame.data.items() if k != name}, arrays={})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [Frame("compiled"), code()],
+        [Frame("compiled", {"launches": {"m64": []}}), code()],
+        [Frame("compiled", {"launches": 3}), code()],
+        *(answer(without(code(), name)) for name in ("key", "usage", "name", "warps", "shared", "text")),
+        answer(code(warps="many")),
+        answer(code(warps=None)),
+    ],
+)
+def test_an_answer_that_does_not_read_is_a_crash(monkeypatch, said):
+    """The child that compiles runs the candidate's Python."""
+    failure, found, _ = compiled(monkeypatch, said)
+    assert failure.verdict is Verdict.CRASHED and not found.compiled and found.artefact is None
+    assert failure.reason.startswith("the child's answer is malformed: ")
+    failure, _, _ = compiled(monkeypatch, answer(code(warps=0)))
+    assert failure.verdict is Verdict.COMPILE_ERROR
+
+
 FACTS = {"occupancy": 0.5, "spilled": 0, "stack_bytes": 0, "matrix": {}, "store_bytes": 16.0}
 
 

@@ -18,6 +18,7 @@ from tilewright.workers.cascade import modelled_stages as stages
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits
+from tilewright.workers.device import trace_ahead as ahead
 from tilewright.workers.device.trace_ahead import Traced
 from tilewright.workers.request import Failure, Findings, Limits, Request, Truth, artefact_hash
 
@@ -77,6 +78,28 @@ def test_each_shape_is_traced_once(monkeypatch):
     assert tracing(monkeypatch, whole, found) == (None, [["m48"]])
     part = Traced({"m32": frames["m32"]}, None, ChildOutcome(Ending.DONE))
     assert tracing(monkeypatch, part, Findings())[0] == INCOMPLETE
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Frame("artefact", {"workload": "m32"}),
+        Frame("artefact", {"workload": ["m32"]}, blobs={"text": b"x"}),
+        Frame("artefact", {}, blobs={"text": b"x"}),
+        Frame("artefact", {"workload": "m7"}, blobs={"text": b"x"}),
+        Frame("traced", {"workload": "m32"}, blobs={"text": b"x"}),
+    ],
+)
+def test_what_is_no_trace_is_none(monkeypatch, said):
+    """The child that traces runs the candidate's Python."""
+
+    def run(job, request, launcher, folder, hear):
+        assert hear(travelled(said)) and [w["id"] for w in job.data["workloads"]] == ["m32", "m48", "m64"]
+        return ChildOutcome(Ending.DONE)
+
+    monkeypatch.setattr(ahead, "run_pallas_child", run)
+    found = Findings()
+    assert stages.TraceStage().run(request(), found) == INCOMPLETE and not found.traced
 
 
 def test_a_trace_that_fails_is_the_candidate_s_whatever_phase_it_says(monkeypatch):

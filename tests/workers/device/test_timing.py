@@ -374,6 +374,12 @@ def test_an_error_without_a_trace_is_said_without_one():
     )
 
 
+def test_an_error_that_says_nothing_is_a_crash():
+    for data in ({}, {"type": []}, {"message": None}):
+        outcome = ChildOutcome(Ending.DONE, [Frame("error", data)])
+        assert timing.failed(outcome, "timing", Stage.MEASURE).verdict is Verdict.CRASHED
+
+
 @pytest.mark.parametrize(
     ("judged", "blamed", "verdict"),
     [

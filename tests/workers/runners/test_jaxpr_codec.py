@@ -46,6 +46,12 @@ BODIES = {
             out_shape=jax.ShapeDtypeStruct((128, 128), F32), name="named",
             compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=1 << 24),
         )(x, y)""",
+    "masked": """
+        def body(a, b, c, acc):
+            acc[...] = jnp.where(a[...] > 0.0, a[...], 0.0)
+            c[...] = jnp.where(acc[...] < 1.0, -jnp.inf, acc[...]) + jnp.where(b[...] > 1.0, 0, b[...])
+        return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct((128, 128), F32),
+            scratch_shapes=[pltpu.VMEM((128, 128), F32)])(x, y)""",
     "copies": """
         def body(a, b, c, buf, sem):
             copy = pltpu.make_async_copy(a, buf.at[0], sem.at[0])

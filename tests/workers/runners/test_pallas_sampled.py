@@ -110,6 +110,13 @@ def looked_up(x):
     )(table, x)
 
 
+def in_one_step(x):
+    """No grid: a kernel that walks its blocks by itself, or has one."""
+    return pl.pallas_call(
+        lambda a, o: o.__setitem__(..., a[...] * 2), out_shape=jax.ShapeDtypeStruct(x.shape, F32)
+    )(x)
+
+
 def _found(function, where, **options):
     with mesh_of({"kind": "TPU7x", "cores": 1}):
         jaxpr = jax.jit(function).trace(jax.ShapeDtypeStruct(X.shape, F32)).jaxpr
@@ -141,6 +148,7 @@ def steps(monkeypatch):
         (summed, (ROWS, COLUMNS[:1]), [4]),
         (in_a_row, (np.array([1]), COLUMNS[:1], ROWS), [2, 2]),
         (looked_up, (ROWS, COLUMNS), [2]),
+        (in_one_step, (ROWS, COLUMNS), [1]),
     ],
 )
 def test_chosen_elements_are_those_of_the_whole_run_for_the_steps_they_need(function, where, run, steps):

@@ -83,19 +83,19 @@ class WholeReductionBlock:
             for position, index in enumerate(spec.index):
                 if axis in spec.depends(kernel, position):
                     old = kernel.code(spec.shape[position])
-                    widened[old] = _whole_extent(view, spec.shape[position], view.grid[axis])
+                    widened[old] = whole_extent(view, spec.shape[position], view.grid[axis])
                     edit.replace(spec.shape[position], widened[old])
                     edit.replace(index, "0")
                 else:
                     kept.add(kernel.code(spec.shape[position]))
-            edit.transform(_map_parameters(spec), partial(_without_parameter, position=axis))
+            edit.transform(_map_parameters(spec), partial(without_parameter, position=axis))
         if kept & set(widened):
             raise Unsupported("one name for the extents of the reduction and of another axis")
-        edit.transform(view.grid_node, partial(_without_element, position=axis))
+        edit.transform(view.grid_node, partial(without_element, position=axis))
         elements = view.semantics()
         if elements:
             holder = kernel.parents[elements[axis]]
-            edit.transform(holder, partial(_without_element, position=axis))
+            edit.transform(holder, partial(without_element, position=axis))
         for argument in view.bound.values():
             text = kernel.code(argument.value)
             if text == steps:
@@ -124,7 +124,7 @@ def _plain_indices(view: PallasCall, axis: int) -> bool:
     return True
 
 
-def _whole_extent(view: PallasCall, extent: cst.BaseExpression, steps: cst.BaseExpression) -> str:
+def whole_extent(view: PallasCall, extent: cst.BaseExpression, steps: cst.BaseExpression) -> str:
     """Text of extent times steps; ``K`` when steps is ``K // extent`` or ``cdiv(K, extent)``."""
     kernel = view.kernel
     whole = _divided(kernel, kernel.code(extent), resolve(kernel, steps))
@@ -151,14 +151,14 @@ def _divided(kernel: KernelSource, extent: str, steps: cst.BaseExpression) -> st
     return (text if text.isidentifier() else f"({text})") if kernel.code(right) == extent else None
 
 
-def _without_parameter(node: cst.Parameters, position: int) -> cst.Parameters:
+def without_parameter(node: cst.Parameters, position: int) -> cst.Parameters:
     keep = [p for i, p in enumerate(node.params) if i != position]
     if keep:
         keep[-1] = keep[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
     return node.with_changes(params=keep)
 
 
-def _without_element(node: Any, position: int) -> Any:
+def without_element(node: Any, position: int) -> Any:
     keep = [e for i, e in enumerate(node.elements) if i != position]
     if keep and position == len(node.elements) - 1:
         keep[-1] = keep[-1].with_changes(comma=node.elements[-1].comma)

@@ -34,10 +34,12 @@ class DimensionSemantics:
                     Site(f"{view.name}/declare", f"{view.name}: declare the grid's semantics", (view, None))
                 )
                 continue
-            for axis in range(len(elements)):
-                text = kernel.code(elements[axis].value).lower()
-                if "parallel" in text or self._stateless(view, axis):
-                    word = "sequential" if "parallel" in text else "parallel"
+            kinds = ["parallel" in kernel.code(e.value).lower() for e in elements]
+            first = kinds.index(False) if False in kinds else len(kinds)
+            for axis, parallel in enumerate(kinds):
+                # parallel axes come first: one ends where the other begins
+                if axis == first - 1 if parallel else axis == first and self._stateless(view, axis):
+                    word = "sequential" if parallel else "parallel"
                     found.append(
                         Site(
                             f"{view.name}/axis{axis}/{word}",

@@ -127,7 +127,7 @@ class PallasCall:
         found: dict[str, int] = {}
         bound = definitions(self.function)
         for statement in self.body:
-            for name, value in _pairs(statement):
+            for name, value in pairs(statement):
                 axis = program_axis(self.kernel, value)
                 if axis is not None and len(bound[name]) == 1:
                     found[name] = axis
@@ -201,18 +201,44 @@ class PallasCall:
         Raises Unsupported when another launch shares the kernel.
         """
         access = parameter_access(self.kernel, self.call, parameter)
-        scope = self.kernel.enclosing(self.function, cst.FunctionDef)
-        if scope is not None:
+        if self.kernel.enclosing(self.function, cst.FunctionDef) is not None:
             return access
+        return self._bind(edit, parameter, access)
+
+    def pass_value(self, edit: Edit, name: str, value: cst.BaseExpression) -> str:
+        """Make an expression of the launch readable in the kernel; returns the text that reads it there.
+
+        Raises Unsupported when another launch shares the kernel, or a name means something else in the kernel.
+        """
+        if self.kernel.enclosing(self.function, cst.FunctionDef) is None:
+            return self._bind(edit, self.kernel.fresh(name), self.kernel.code(value))
+        text = self.seen(value)
+        if text is None:
+            raise Unsupported("the launch's names are not in scope in the kernel")
+        return text
+
+    def seen(self, value: cst.BaseExpression) -> str | None:
+        """An expression of the launch as text for the kernel, None where its names mean something else there."""
+        text = self.kernel.code(value)
+        scope = self.kernel.enclosing(self.function, cst.FunctionDef)
+        taken = set(definitions(self.function)) | {p.name.value for p in parameters(self.function)}
+        if scope is None or scope is not self.kernel.enclosing(self.call, cst.FunctionDef):
+            return text if text.isdigit() else None
+        if reads_of(text) & taken:
+            return None
+        return text if text.isidentifier() or text.isdigit() else f"({text})"
+
+    def _bind(self, edit: Edit, parameter: str, text: str) -> str:
+        """Hand ``text`` of the launch to a kernel of the module as keyword ``parameter``."""
         uses = [n for n in walk(self.kernel.module) if isinstance(n, cst.Name) and n.value == self.name]
         if len(uses) > 2:
             raise Unsupported("a kernel that several launches share")
         if self.partial is not None:
-            edit.transform(self.partial, partial(with_keyword, keyword=parameter, text=access))
+            edit.transform(self.partial, partial(with_keyword, keyword=parameter, text=text))
         else:
             tools = edit.ensure_import("functools", "functools")
             node = self.call.args[0].value
-            edit.replace(node, f"{tools}.partial({self.kernel.code(node)}, {parameter}={access})")
+            edit.replace(node, f"{tools}.partial({self.kernel.code(node)}, {parameter}={text})")
         edit.transform(self.function.params, partial(_with_keyword_only, name=parameter))
         return parameter
 
@@ -299,7 +325,7 @@ def first_statement(body: Sequence[cst.CSTNode]) -> cst.CSTNode:
     raise Unsupported("an empty kernel")
 
 
-def _pairs(statement: cst.CSTNode) -> list[tuple[str, cst.BaseExpression]]:
+def pairs(statement: cst.CSTNode) -> list[tuple[str, cst.BaseExpression]]:
     """(name, value) of simple and of element-wise tuple assignments."""
     found = assigned_value(statement)
     if found is None:

@@ -1,0 +1,317 @@
+"""Rules on masked tiles: no work on those a mask hides altogether, no mask on those of which it hides nothing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+import libcst as cst
+import numpy as np
+
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
+from tilewright.evolve.proposers.rewrite.dataflow import (
+    assigned_value,
+    dedented,
+    definitions,
+    reads_of,
+    small,
+    target_names,
+)
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.masks import Mask, masks
+from tilewright.evolve.proposers.rewrite.pallas.static import StaticNames
+from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, When, pairs, when_of
+
+_MAXIMA = ("jax.numpy.max", "jax.numpy.amax")
+_POWERS = ("jax.numpy.exp", "jax.numpy.exp2", "jax.lax.exp", "jax.lax.exp2")
+
+
+class MaskCrossingTiles:
+    """Apply a mask to the tiles that its edge crosses, and to no others."""
+
+    name = "pallas_mask_crossing_tiles"
+    language = Language.PALLAS
+    why = (
+        "Comparing positions and selecting costs vector operations on every element, and most tiles lie on one side "
+        "of a mask's edge: there it changes nothing."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        found = []
+        for view in pallas_calls(kernel):
+            static = StaticNames(kernel, view.function)
+            for number, mask in enumerate(masks(kernel, view.function, view.function)):
+                if isinstance(kernel.parents.get(mask.node), cst.IfExp) or _guarded(kernel, mask):
+                    continue
+                block = None if _decided(static, mask.full) else _block(view, mask)
+                if block is None and not _decided(static, mask.full):
+                    continue
+                found.append(
+                    Site(
+                        f"{view.name}/mask{number}",
+                        f"{view.name}: mask only tiles with elements on both sides of the edge",
+                        (view, mask, block),
+                    )
+                )
+        return found
+
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
+        view, mask, block = site.payload
+        edit = Edit(kernel)
+        whole, plain = _unmasked(kernel, mask)
+        if block is None:
+            edit.replace(whole, f"({plain} if {mask.full} else {kernel.code(whole)})")
+            return edit.finish()
+        when, full = block
+        numpy = edit.ensure_import("jax.numpy", "jnp")
+        condition, name = kernel.code(when.condition), kernel.fresh(f"{when.node.name.value}_unmasked")
+        body = dedented(kernel, _swap(when.node, whole, plain, name))
+        edit.before(when.node, f"@{view.pallas}.when({numpy}.logical_and({condition}, {full}))\n{body}")
+        edit.replace(when.condition, f"{numpy}.logical_and({condition}, {numpy}.logical_not({full}))")
+        return edit.finish()
+
+
+def _swap(node: cst.FunctionDef, old: cst.CSTNode, new: str, name: str) -> cst.FunctionDef:
+    """A copy of a block under another name with one expression replaced, undecorated."""
+    changed = node.deep_replace(old, cst.parse_expression(new))
+    assert isinstance(changed, cst.FunctionDef)
+    return changed.with_changes(name=cst.Name(name), decorators=[], leading_lines=[])
+
+
+def _guarded(kernel: KernelSource, mask: Mask) -> bool:
+    """Whether the mask stands in a conditional expression, or in a block, that asks about the tile already."""
+    current = kernel.parents.get(mask.node)
+    wanted = "".join(mask.full.split())
+    while current is not None:
+        if isinstance(current, cst.IfExp) and "".join(kernel.code(current.test).split()) == wanted:
+            return True
+        if isinstance(current, cst.FunctionDef):
+            when = when_of(kernel, current)
+            if when is not None and wanted.rpartition("<")[0] in "".join(kernel.code(when.condition).split()):
+                return wanted.rpartition("<")[0] != ""
+        current = kernel.parents.get(current)
+    return False
+
+
+def _decided(static: StaticNames, condition: str) -> bool:
+    """Whether Python decides a condition while it traces the kernel."""
+    return static(cst.parse_expression(condition))
+
+
+def _unmasked(kernel: KernelSource, mask: Mask) -> tuple[cst.BaseExpression, str]:
+    """The masked expression, and its text where nothing is hidden: adding zeros is adding nothing."""
+    parent = kernel.parents.get(mask.node)
+    if (
+        isinstance(parent, cst.BinaryOperation)
+        and isinstance(parent.operator, cst.Add)
+        and isinstance(mask.shown, cst.Integer | cst.Float)
+        and float(mask.shown.value) == 0.0
+    ):
+        other = parent.left if parent.right is mask.node else parent.right
+        return parent, kernel.code(other)
+    return mask.node, kernel.code(mask.shown)
+
+
+def _block(view: PallasCall, mask: Mask) -> tuple[When, str] | None:
+    """The conditional block a mask stands in, and the question about its tile in names from outside of it."""
+    kernel = view.kernel
+    function = kernel.enclosing(mask.node, cst.FunctionDef)
+    when = when_of(kernel, function) if function is not None else None
+    loop = kernel.enclosing(mask.node, cst.For)
+    if when is None or (loop is not None and kernel.enclosing(loop, cst.FunctionDef) is function):
+        return None
+    text = expanded(kernel, mask.full, when.node)
+    return None if text is None else (when, text)
+
+
+def expanded(kernel: KernelSource, text: str, block: cst.CSTNode) -> str | None:
+    """``text`` in names that ``block`` (a function or a loop) does not bind; None where a name is bound oddly."""
+    holder = block if isinstance(block, cst.FunctionDef) else kernel.enclosing(block, cst.FunctionDef)
+    assert holder is not None
+    inside = set(walk(block))
+    bound = {n: [p for p in places if p in inside] for n, places in definitions(holder).items()}
+    if isinstance(block, cst.For):
+        for name, places in bound.items():
+            bound[name] = [p for p in places if p is not block]
+    for _ in range(12):
+        names = [n for n in sorted(reads_of(text)) if bound.get(n)]
+        if not names:
+            return text
+        for name in names:
+            values = [v for n, v in pairs(bound[name][0]) if n == name] if len(bound[name]) == 1 else []
+            if not values:
+                return None
+            text = _put(text, name, kernel.code(values[0]))
+    return None
+
+
+class _Put(ast.NodeTransformer):
+    def __init__(self, name: str, value: ast.expr) -> None:
+        self.name, self.value = name, value
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.value if node.id == self.name else node
+
+
+def _put(text: str, name: str, value: str) -> str:
+    """``text`` with a name replaced by an expression."""
+    tree = _Put(name, ast.parse(value, mode="eval").body).visit(ast.parse(text, mode="eval"))
+    return ast.unparse(tree)
+
+
+class SkipMaskedTiles:
+    """Leave out the iterations of a softmax over tiles whose tile a mask hides altogether."""
+
+    name = "pallas_skip_masked_tiles"
+    language = Language.PALLAS
+    why = (
+        "A tile that no row sees adds nothing: its exponentials are zero and the running maximum stays. A causal mask "
+        "hides half of all tiles."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        found = []
+        for view in pallas_calls(kernel):
+            static = StaticNames(kernel, view.function)
+            number = 0
+            for loop in (n for n in walk(view.function) if isinstance(n, cst.For)):
+                place = _skippable(view, static, loop)
+                if place is not None:
+                    found.append(
+                        Site(
+                            f"{view.name}/loop{number}",
+                            f"{view.name}: skip tiles that the mask hides altogether",
+                            (view, loop, *place),
+                        )
+                    )
+                    number += 1
+        return found
+
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
+        view, loop, empty, decided = site.payload
+        edit = Edit(kernel)
+        if decided:
+            edit.before(loop.body.body[0], f"if {empty}:\n    continue")
+            return edit.finish()
+        numpy = edit.ensure_import("jax.numpy", "jnp")
+        name = kernel.fresh("seen_tile")
+        header = f"@{view.pallas}.when({numpy}.logical_not({empty}))\ndef {name}():\n    pass"
+
+        def guarded(block: cst.IndentedBlock) -> cst.IndentedBlock:
+            function = cst.parse_module(header).body[0]
+            assert isinstance(function, cst.FunctionDef)
+            return block.with_changes(body=[function.with_changes(body=cst.IndentedBlock(body=block.body))])
+
+        edit.transform(loop.body, guarded)
+        return edit.finish()
+
+
+def _skippable(view: PallasCall, static: StaticNames, loop: cst.For) -> tuple[str, bool] | None:
+    """(text that says a tile is hidden, whether Python decides it) of a loop whose body is one softmax step."""
+    kernel = view.kernel
+    here = [
+        m for m in masks(kernel, view.function, loop.body) if kernel.enclosing(m.node, cst.For) is loop
+        and kernel.enclosing(m.node, cst.FunctionDef) is kernel.enclosing(loop, cst.FunctionDef)
+    ]  # fmt: skip
+    if len(here) != 1 or any(isinstance(n, cst.Continue | cst.Break | cst.Return) for n in walk(loop.body)):
+        return None
+    empty = expanded(kernel, here[0].empty, loop)
+    target = {n.value for n in walk(loop.target) if isinstance(n, cst.Name)}
+    if empty is None or not target & reads_of(empty) or not _softmax_step(view, loop, here[0]):
+        return None
+    decided = _decided(static, empty)
+    if not decided and _leaves_names(view, loop):
+        return None
+    return empty, decided
+
+
+def _leaves_names(view: PallasCall, loop: cst.For) -> bool:
+    """Whether names that a loop's body binds are read elsewhere, or carried from turn to turn."""
+    kernel = view.kernel
+    body = set(walk(loop.body))
+    own = {n for n, places in definitions(view.function).items() if any(p in body for p in places)}
+    if any(isinstance(n, cst.Name) and n.value in own and n not in body for n in walk(view.function)):
+        return True
+    bound: set[str] = set()
+    for statement in loop.body.body:
+        if reads_of(dedented(kernel, statement)) & own - bound:
+            return True
+        bound |= {n for n, places in definitions(view.function).items() if statement in places}
+    return False
+
+
+def _softmax_step(view: PallasCall, loop: cst.For, mask: Mask) -> bool:
+    """Whether all that an iteration leaves behind comes from maxima and exponentials of masked scores.
+
+    Masked scores are read by maxima, and by exponentials of a difference. What else is stored would miss the turn.
+    """
+    kernel = view.kernel
+    hidden = kernel.code(mask.hidden)
+    if hidden in ("0", "0.0"):
+        return False
+    scores = _target(kernel, kernel.statement(mask.node))
+    if scores is None:
+        return False
+    later = list(loop.body.body)
+    later = (
+        later[later.index(kernel.statement(mask.node)) + 1 :] if kernel.statement(mask.node) in later else []
+    )
+    tainted: set[str] = set()
+    bound = {n for s in loop.body.body if (found := assigned_value(s)) for n in found[0]}
+    for statement in later:
+        for node in walk(statement):
+            if isinstance(node, cst.Name) and node.value == scores and not _consumed(kernel, node, statement):
+                return False
+        if {scores, *tainted} & reads_of(dedented(kernel, statement)):
+            tainted |= {n for n, places in definitions(view.function).items() if statement in places}
+            continue
+        if _effect(statement, bound):
+            return False
+    first = list(loop.body.body)[: len(loop.body.body) - len(later)]
+    return bool(later) and not any(_effect(s, bound) for s in first)
+
+
+def _target(kernel: KernelSource, statement: cst.CSTNode) -> str | None:
+    line = small(statement)
+    if (
+        isinstance(line, cst.Assign)
+        and len(line.targets) == 1
+        and isinstance(line.targets[0].target, cst.Name)
+    ):
+        return line.targets[0].target.value
+    if isinstance(line, cst.AugAssign) and isinstance(line.target, cst.Name):
+        return line.target.value
+    return None
+
+
+def _consumed(kernel: KernelSource, node: cst.CSTNode, statement: cst.CSTNode) -> bool:
+    """Whether scores are read within a maximum, an exponential, or for their shape."""
+    current = node
+    while current is not statement:
+        current = kernel.parents[current]
+        if isinstance(current, cst.Call) and kernel.qualified(current.func) in (*_MAXIMA, *_POWERS):
+            return True
+        if isinstance(current, cst.Attribute) and current.attr.value in ("shape", "dtype"):
+            return True
+        if (
+            isinstance(current, cst.Call)
+            and isinstance(current.func, cst.Attribute)
+            and current.func.attr.value == "max"
+        ):
+            return True
+    return False
+
+
+def _effect(statement: cst.CSTNode, bound: set[str]) -> bool:
+    """Whether a statement writes to a reference, or adds to a name that the iteration did not bind."""
+    for node in walk(statement):
+        if isinstance(node, cst.FunctionDef):
+            return True
+        if isinstance(node, cst.AugAssign) and not (set(target_names(node.target)) & bound):
+            return True
+        if isinstance(node, cst.AssignTarget) and isinstance(node.target, cst.Subscript):
+            return True
+        if isinstance(node, cst.Expr) and isinstance(node.value, cst.Call):
+            return True
+    return False

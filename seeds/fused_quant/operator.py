@@ -1,0 +1,188 @@
+"""RMSNorm and SwiGLU fused with 1 x 128 quantisation: bf16 activations become an operand of the FP8 product after.
+
+``rmsnorm_*``: x [M, K], g [K] bf16; y = bf16(x / sqrt(mean(x^2 over the row) + 1e-6) * g).
+``swiglu_*``: x [M, 2K] bf16, the gate's columns first; y = bf16(silu(gate) * up).
+Within, all is float32 and rounded once, to bf16: the number an unfused program hands to its quantiser. Then q [M, K]
+e4m3 and s [K/128, M] float32 as ``gemm_fp8_blockwise/quant_1x128`` makes them of y. ``*_1x128`` are for GPUs, ``*_tpu``
+for TPUs: the same arithmetic and other seeds.
+
+Gates: at least 99.9 % of codes have the bits that float64 gives, for a sum in another order may turn the rounding of y,
+which is rare, and moves a code to its neighbour; scales are those of float64 within 80 dB, none off by 2 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import ml_dtypes
+import numpy as np
+
+from tilewright.seeds.gemm_fp8_blockwise.contract import BLOCK, draw, generator, quantise_rows
+from tilewright.seeds.gemm_fp8_blockwise.contract import INPUT_KINDS as MATRIX_KINDS
+from tilewright.seeds.operator import (
+    AgreementGate,
+    Arrays,
+    Gate,
+    SeedKernel,
+    SnrGate,
+    Suite,
+    TensorSpec,
+    Workload,
+)
+from tilewright.seeds.sampled import Elements, Sample, normal_table, spread_picks
+from tilewright.seeds.shaped import Shaped
+
+EPSILON = 1e-6
+INPUT_KINDS = (*MATRIX_KINDS, "faint")
+"""``faint``: every row has its own magnitude in 2^-14 .. 2^-4, where epsilon and the floor of a maximum tell."""
+
+SAMPLED_ROWS = 24
+_KERNELS = Path(__file__).parent / "kernels"
+
+
+def rmsnorm(x: np.ndarray, g: np.ndarray) -> np.ndarray:
+    """x [R, K], g [K] bf16 -> bf16 [R, K], from float64."""
+    wide = x.astype(np.float64)
+    mean = np.square(wide).mean(axis=1, keepdims=True)
+    return (
+        (wide / np.sqrt(mean + EPSILON) * g.astype(np.float64)).astype(np.float32).astype(ml_dtypes.bfloat16)
+    )
+
+
+def swiglu(x: np.ndarray) -> np.ndarray:
+    """x [R, 2K] bf16 -> bf16 [R, K], from float64."""
+    gate, up = np.split(x.astype(np.float64), 2, axis=1)
+    sigmoid = 0.5 * (1.0 + np.tanh(0.5 * gate))
+    return (gate * sigmoid * up).astype(np.float32).astype(ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True)
+class FusedQuant(Shaped):
+    """One of both; ``gated`` for SwiGLU."""
+
+    name: str
+    gated: bool
+    suites: Mapping[str, Suite]
+    kernels: Mapping[str, SeedKernel]
+    gates: tuple[Gate, ...] = (
+        AgreementGate("codes", "codes", ("q",), 0.999),
+        SnrGate("scales", "scales", 80.0, worst=0.02),
+    )
+    input_kinds: tuple[str, ...] = INPUT_KINDS
+    memory_bound: bool = True
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        """The block's length."""
+        return {"block": BLOCK}
+
+    @property
+    def multiples(self) -> Mapping[str, int]:
+        """Blocks are whole."""
+        return {"K": BLOCK}
+
+    def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
+        """``x``, and for the norm its weight ``g``."""
+        m, k = dims
+        if self.gated:
+            return (TensorSpec("x", (m, 2 * k), "bfloat16"),)
+        return TensorSpec("x", (m, k), "bfloat16"), TensorSpec("g", (k,), "bfloat16")
+
+    def results(self, *dims: int) -> tuple[TensorSpec, ...]:
+        """``q`` and ``s``."""
+        m, k = dims
+        return TensorSpec("q", (m, k), "float8_e4m3fn"), TensorSpec("s", (k // BLOCK, m), "float32")
+
+    def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
+        """Fresh operands; the norm's weights lie around one."""
+        m, k = self.dims(workload)
+        rng = generator(seed, kind)
+        wide = 2 * k if self.gated else k
+        if kind == "faint":
+            faint = draw(rng, m, wide, "randn").astype(np.float32) * np.exp2(rng.integers(-14, -3, (m, 1)))
+            x = faint.astype(ml_dtypes.bfloat16)
+        else:
+            x = draw(rng, m, wide, kind)
+        if self.gated:
+            return {"x": x}
+        return {"x": x, "g": (1.0 + 0.25 * rng.standard_normal(k)).astype(ml_dtypes.bfloat16)}
+
+    def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
+        """``codes`` and ``scales``."""
+        q, s = self._quantised(inputs)
+        return {"codes": {"q": q}, "scales": {"s": s}}
+
+    def _quantised(self, inputs: Arrays) -> tuple[np.ndarray, np.ndarray]:
+        y = swiglu(inputs["x"]) if self.gated else rmsnorm(inputs["x"], inputs["g"])
+        return quantise_rows(y)
+
+    def tables(self) -> Mapping[str, np.ndarray]:
+        """Normal values; the norm's weights around one."""
+        found = {"x": normal_table(1.0).astype("bfloat16")}
+        return found if self.gated else {**found, "g": (1.0 + normal_table(0.25)).astype("bfloat16")}
+
+    def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
+        """``codes`` and ``scales`` of whole rows: a norm sees all of one."""
+        m, k = self.dims(workload)
+        rows, columns = spread_picks(m, SAMPLED_ROWS, rng), np.arange(k)
+        inputs = {"x": elements.at("x", rows, np.arange(2 * k if self.gated else k))}
+        if not self.gated:
+            inputs["g"] = elements.at("g", columns)
+        q, s = self._quantised(inputs)
+        where = {"q": (rows, columns), "s": (np.arange(k // BLOCK), rows)}
+        return Sample(where, {"codes": {"q": q}, "scales": {"s": s}})
+
+    def flops(self, workload: Workload) -> int:
+        """Some eight operations an element, none of them a product's."""
+        m, k = self.dims(workload)
+        return 8 * m * k
+
+    def bytes(self, workload: Workload) -> int:
+        """Activations read once, codes and scales written once."""
+        m, k = self.dims(workload)
+        read = 4 * m * k if self.gated else 2 * m * k + 2 * k
+        return read + m * k + 4 * m * (k // BLOCK)
+
+
+LAYERS = {"rmsnorm": (3584, 4096, 5120, 7168, 8192), "swiglu": (2048, 7168, 11008, 14336, 18944)}
+"""K of published layers: hidden sizes, and widths of the gated part."""
+
+
+def _suites(kind: str, tpu: bool) -> Mapping[str, Suite]:
+    def shapes(*pairs: tuple[int, int], prefix: str = "") -> tuple[Workload, ...]:
+        return tuple(Workload(f"{prefix}{m}x{k}", {"M": m, "K": k}) for m, k in pairs)
+
+    check = ((128, 1024), (256, 512)) if tpu else ((72, 384), (33, 640))
+    checked = shapes(*check, prefix="check/")
+    wide = 4096 if kind == "rmsnorm" else 14336
+    # a TPU stores scales in whole rows of eight
+    widths = [k for k in LAYERS[kind] if not tpu or kind == "rmsnorm" or k % (8 * BLOCK) == 0]
+    lists = {
+        "layers": shapes(*((m, k) for k in widths for m in (2048, 8192))),
+        "llama3.1-8b": shapes((2048, wide), (8192, wide)),
+        "tiny": shapes((256, 1024)),
+    }
+    if not tpu:
+        lists["few-rows"] = shapes(*((m, wide) for m in (1, 8, 64, 256)))
+    return MappingProxyType({name: Suite(name, timed, checked) for name, timed in lists.items()})
+
+
+def operators() -> dict[str, FusedQuant]:
+    """The family's operators by recipe name."""
+    found = {}
+    for kind in ("rmsnorm", "swiglu"):
+        for recipe, tpu in ((f"{kind}_1x128", False), (f"{kind}_tpu", True)):
+            kernels = (
+                [_seed(f"{kind}_tpu")] if tpu else [_seed(kind), _seed(f"{kind}_unfused", baseline=True)]
+            )
+            seeds = MappingProxyType({kernel.name: kernel for kernel in kernels})
+            name = f"fused_quant/{recipe}"
+            found[recipe] = FusedQuant(name, kind == "swiglu", _suites(kind, tpu), seeds)
+    return found
+
+
+def _seed(name: str, *, baseline: bool = False) -> SeedKernel:
+    return SeedKernel(name, (_KERNELS / f"{name}.py").read_text(encoding="utf-8"), baseline=baseline)

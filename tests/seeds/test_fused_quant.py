@@ -1,0 +1,108 @@
+"""RMSNorm and SwiGLU with their cast: the oracle is the unfused chain, seeds pass their gates, wrong twins do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from testkit.seeds.triton_station import interpreter, objection
+from tilewright.evolve.space.space import Space, read_declarations
+from tilewright.fitness.evaluation import Verdict
+from tilewright.fitness.targets import load_target
+from tilewright.seeds.fused_quant.operator import operators
+from tilewright.seeds.gemm_fp8_blockwise.contract import dequantise_rows
+from tilewright.seeds.operator import Workload
+from tilewright.workers.cascade.modelled import ModelledCascade
+from tilewright.workers.device.station import LocalStation
+from tilewright.workers.toolchains.libtpu_simulator import missing_parts
+
+EVERY = operators()
+GPU = [name for name in EVERY if name.endswith("1x128")]
+TPU = [name for name in EVERY if name.endswith("tpu")]
+RAGGED = Workload("w", {"M": 37, "K": 640})
+
+
+@pytest.fixture(scope="module")
+def station() -> Iterator[LocalStation]:
+    pytest.importorskip("triton")
+    made = interpreter()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("recipe", EVERY)
+def test_the_oracle_is_the_function_under_the_recipes_noise(recipe: str) -> None:
+    operator = EVERY[recipe]
+    inputs = operator.make_inputs(RAGGED, 3, "outliers")
+    answers = operator.oracle(RAGGED, inputs)
+    found = {**answers["codes"], **answers["scales"]}
+    assert [s.shape for s in operator.outputs(RAGGED)] == [found["q"].shape, found["s"].shape]
+    x = inputs["x"].astype(np.float64)
+    if operator.gated:
+        gate, up = x[:, :640], x[:, 640:]
+        wanted = gate * 0.5 * (1 + np.tanh(0.5 * gate)) * up
+    else:
+        wanted = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + 1e-6) * inputs["g"].astype(np.float64)
+    error = dequantise_rows(found["q"], found["s"]) - wanted
+    assert 0 < np.linalg.norm(error) < 0.04 * np.linalg.norm(wanted), "what e4m3 leaves"
+
+
+@pytest.mark.parametrize("recipe", GPU)
+@pytest.mark.parametrize("kind", ["outliers", "zero_blocks", "faint"])
+def test_seeds_pass_in_the_interpreter(recipe: str, kind: str, station: LocalStation) -> None:
+    operator = EVERY[recipe]
+    for name in operator.kernels if kind == "faint" else (next(iter(operator.kernels)),):
+        assert objection(station, operator, RAGGED, kind, kernel=name) is None, name
+
+
+@pytest.mark.parametrize(
+    ("recipe", "old", "new"),
+    [
+        ("rmsnorm_1x128", "squares / K + 1e-6", "squares / K + 1e-2"),
+        ("rmsnorm_1x128", ".to(tl.bfloat16).to(tl.float32)", ""),
+        ("rmsnorm_1x128", "squares += tl.sum(x * x, axis=1)", "squares = tl.sum(x * x, axis=1)"),
+        ("rmsnorm_1x128", "tl.store(s_at, tl.div_rn(1.0, scale)", "tl.store(s_at, scale"),
+        ("swiglu_1x128", "tl.exp(-gate)", "tl.exp(gate)"),
+        (
+            "swiglu_1x128",
+            "tl.maximum(tl.max(tl.abs(y), axis=1), 1e-4)",
+            "tl.maximum(tl.max(y, axis=1), 1e-4)",
+        ),
+    ],
+)
+def test_wrong_twins_are_refused(recipe: str, old: str, new: str, station: LocalStation) -> None:
+    seed = next(iter(EVERY[recipe].kernels.values())).source
+    assert old in seed
+    assert objection(station, EVERY[recipe], RAGGED, "faint", source=seed.replace(old, new)) is not None
+
+
+@pytest.mark.parametrize("recipe", EVERY)
+def test_defaults_are_legal_on_every_shape(recipe: str) -> None:
+    operator = EVERY[recipe]
+    target = load_target("tpu7x" if recipe in TPU else "h200")
+    seed = next(iter(operator.kernels.values()))
+    for suite in operator.suites.values():
+        for shape in (*suite.workloads, *suite.check):
+            constants = {**operator.constants, **target.constants, **shape.dims}
+            space = Space.from_source(seed.source, constants)
+            assert not space.violations(space.defaults), shape.id
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", TPU)
+def test_seeds_pass_on_the_modelled_tpu(recipe: str) -> None:
+    if (absent := missing_parts()) is not None:
+        pytest.skip(absent)
+    operator = EVERY[recipe]
+    seed = next(iter(operator.kernels.values()))
+    cascade = ModelledCascade(operator, load_target("tpu7x"), operator.suites["tiny"])
+    try:
+        params = read_declarations(seed.source).defaults
+        found = cascade.evaluate("seed", seed.source, params, seed=1, best=math.inf)
+    finally:
+        cascade.close()
+    assert found.verdict is Verdict.OK, found.reason
+    assert {reading.inputs for reading in found.gates} and all(reading.passed for reading in found.gates)
