@@ -83,7 +83,7 @@ def _fact(row: Row, runs: Sequence[Run]) -> dict[str, Any]:
     rules = CALIBRATIONS[row.chip].rules
     seconds = row.modelled(runs, rules)
     run = runs[-1]
-    main_op = max(run.operations, key=lambda op: op.cycles)
+    main_op = run.longest
     passed = replay(row.events(run) if row.grouped else main_op.events, rules)
     kind = class_of(row, runs)
     low, high = interval(seconds, row.chip, kind)
