@@ -52,13 +52,31 @@ def _request(arguments: argparse.Namespace) -> Any:
 
     path, function = parse_place(arguments.place)
     if function is None:
-        raise UserError(f"{arguments.place!r} names no function; write FILE.py:function.")
+        raise UserError(
+            _problem_said(path) or f"{arguments.place!r} names no function; write FILE.py:function."
+        )
     try:
         for text in arguments.args:
             parse(text)
     except BadCall as error:
         raise UserError(f"{error}.") from error
     return Request(path, function, resolve_reference(arguments.reference), tuple(arguments.args))
+
+
+def _problem_said(path: Path) -> str:
+    """What to do with a file of a benchmark's problem, which has no kernel; empty for any other file."""
+    from tilewright.workers.intake.problem import JUDGES, NoProblem, read
+
+    try:
+        problem = read(path)
+    except (NoProblem, OSError):
+        return ""
+    judge = JUDGES[problem.kind]
+    return (
+        f"{path.name} is a problem of {problem.kind}: it says what to compute, and has no kernel to begin with. Write "
+        f"one, or let a language model, and tune that: "
+        f"tilewright tune KERNELS.py:FUNCTION --reference {path}:{judge} --args ..."
+    )
 
 
 def _tune(arguments: argparse.Namespace, tell: Tell) -> int:

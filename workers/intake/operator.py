@@ -238,9 +238,26 @@ def function_of(reference: str) -> Callable[..., Any]:
         if not hasattr(value, part):
             raise LookupError(f"--reference: {reference} names nothing")
         value = getattr(value, part)
+    if isinstance(value, type) and hasattr(module, "get_init_inputs"):
+        return _forward(value, module.get_init_inputs())
     if isinstance(value, type) or not callable(value):
         raise LookupError(f"--reference: {reference} is no function")
     return value
+
+
+def _forward(model: Any, given: Sequence[Any]) -> Callable[..., Any]:
+    """A KernelBench ``Model`` as a function of its inputs, with the weights of one seed, in the inputs' precision."""
+    import torch
+
+    torch.manual_seed(0)
+    keywords = len(given) == 2 and isinstance(given[0], list | tuple) and isinstance(given[1], dict)
+    made = model(*given[0], **given[1]) if keywords else model(*given)
+
+    def reference(*values: Any, **_: Any) -> Any:
+        floats = [v.dtype for v in values if hasattr(v, "is_floating_point") and v.is_floating_point()]
+        return (made.to(floats[0]) if floats else made)(*values)
+
+    return reference
 
 
 def _module(parts: Sequence[str]) -> tuple[Any, str]:

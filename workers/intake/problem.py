@@ -18,6 +18,9 @@ import numpy as np
 from tilewright.workers.intake import judge
 from tilewright.workers.intake.operator import flat, to_array
 
+JUDGES: Mapping[str, str] = {"KernelBench": "Model", "JAXBench": "workload", "flashinfer-bench": "run"}
+"""What a problem's file calls its reference, by format."""
+
 SMALLEST = 16
 """Constants up to this stay as they are: kernel sizes, strides, groups, heads."""
 

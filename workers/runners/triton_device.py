@@ -92,5 +92,5 @@ class _Interpreted:
 def _nans(spec: Mapping[str, Any]) -> torch.Tensor:
     """An output's memory, every byte 0xff: NaN in every float type."""
     tensor = torch.empty(spec["shape"], dtype=torch_dtype(spec["dtype"]))
-    tensor.view(torch.uint8).fill_(0xFF)
+    tensor.view(-1).view(torch.uint8).fill_(0xFF)
     return tensor

@@ -58,7 +58,7 @@ class Canaries:
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same values between canaries."""
         made = self.around(tensor, tensor.device)
-        made.view(torch.uint8).copy_(tensor.view(torch.uint8))
+        made.view(-1).view(torch.uint8).copy_(tensor.reshape(-1).view(torch.uint8))
         return made
 
     def inspect(self) -> None:

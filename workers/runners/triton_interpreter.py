@@ -107,6 +107,8 @@ def repair() -> None:
         return self.to_tensor(total if self.keep_dims else np.squeeze(total, self.axis), value.dtype)
 
     interpreter.ReduceOps.sum = reduced_sum
+    for kind in NARROW:
+        setattr(builder, f"get_{kind.name}", _constant_of(kind))
     builder.binary_op, builder.ternary_op, builder.create_dot = binary_op, ternary_op, create_dot
     builder.cast_impl, builder.create_fp_to_fp = cast_impl, create_fp_to_fp
     builder.create_dot_scaled = create_dot_scaled
@@ -160,6 +162,11 @@ def _packed(result: np.ndarray, kind: Any) -> Any:
     if result.dtype == np.bool_:
         return interpreter.TensorHandle(result, tl.int1)
     return interpreter.TensorHandle(_rounded(result, kind), kind)
+
+
+def _constant_of(kind: Any) -> Callable[[Any, float], Any]:
+    """A scalar of a narrow type, of which Triton's interpreter knows none (``x * 0.5`` of a bfloat16 ``x``)."""
+    return lambda _, value: interpreter.TensorHandle(_rounded(np.array([value]), kind), kind)
 
 
 def _summed(wide: np.ndarray, axis: int | None, kind: Any) -> np.ndarray:

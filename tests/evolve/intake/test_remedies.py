@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -59,3 +60,27 @@ def _first(what: str) -> str | None:
 def test_no_refusal_goes_without_a_remedy_of_its_own(what: str) -> None:
     (told,) = refused([{"line": 3, "what": what}], "mine.py")
     assert not told.remedy.startswith("see docs") and told.text().startswith("mine.py:3: ")
+
+
+def test_a_benchmarks_problem_is_told_from_a_file_without_a_function(tmp_path: Path) -> None:
+    import argparse
+
+    import torch
+
+    from tilewright.evolve.errors import UserError
+    from tilewright.evolve.intake.cli import _request
+    from tilewright.workers.intake.operator import function_of
+
+    path = tmp_path / "level1_23.py"
+    path.write_text(
+        "import torch\n\n\nclass Model(torch.nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n"
+        "        self.dim, self.w = dim, torch.nn.Parameter(torch.ones(3))\n\n    def forward(self, x):\n"
+        "        return torch.softmax(x * self.w, self.dim)\n\n\ndef get_inputs():\n    return [torch.rand(9, 3)]\n\n\n"
+        "def get_init_inputs():\n    return [1]\n"
+    )
+    given = argparse.Namespace(place=str(path), args=["f32[2, 3]"], reference="torch.softmax")
+    with pytest.raises(UserError, match=r"is a problem of KernelBench.*--reference .*level1_23.py:Model"):
+        _request(given)
+    x = torch.randn(2, 3, dtype=torch.float64)
+    found = function_of(f"{path}:Model")(x)
+    assert found.dtype == torch.float64 and torch.equal(found, torch.softmax(x, 1))
