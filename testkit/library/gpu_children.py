@@ -195,6 +195,42 @@ def modules() -> dict[str, Any]:
     }
 
 
+def grouped() -> dict[str, Any]:
+    """Experts with group sizes on the device: no synchronisation, a CUDA graph that serves other sizes."""
+    from tilewright_library import GroupedExperts
+
+    torch.manual_seed(0)
+    experts = GroupedExperts(4, 512, 256, device="cuda")
+    x, dy = (torch.randn(1024, n, device="cuda", dtype=torch.bfloat16) for n in (512, 256))
+    cases = ([256, 256, 256, 256], [700, 0, 324, 0], [1, 2, 1020, 1])
+    counts = torch.tensor(cases[0], device="cuda")
+
+    def once(sizes: Any) -> tuple[torch.Tensor, ...]:
+        given = x.detach().requires_grad_()
+        y = experts(given, sizes)
+        return y.detach(), *torch.autograd.grad(y, (given, experts.weight), dy)
+
+    once(counts)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    once(counts)
+    torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        once(counts)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured = once(counts)
+    found = []
+    for sizes in cases:
+        counts.copy_(torch.tensor(sizes))
+        graph.replay()
+        torch.cuda.synchronize()
+        found += [db(a, b) for a, b in zip(captured, once(sizes), strict=True)]
+    return {"db": found}
+
+
 def storm() -> dict[str, Any]:
     """Calls from 8 threads on 4 streams with shapes at random: every result has the bits of a lone call."""
     from tilewright_library import gemm_fp8_blockwise

@@ -75,6 +75,10 @@ def test_modules(tmp_path: Path) -> None:
     assert all(found["kept"]) and all(found["linear"])
 
 
+def test_group_sizes_on_the_device_cost_no_synchronisation(tmp_path: Path) -> None:
+    assert min(child("grouped", tmp_path)["db"]) >= 45.0
+
+
 def test_ten_thousand_calls_from_many_threads(tmp_path: Path) -> None:
     found = child("storm", tmp_path)
     assert not found["wrong"] and not found["errors"], found

@@ -28,8 +28,9 @@ from tilewright.evolve.promote.command import Options
 from tilewright.evolve.promote.library_commands import Verification
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.refill import Means, recheck_library
-from tilewright.evolve.promote.runtime import store
+from tilewright.evolve.promote.runtime import plan_shelf, store
 from tilewright.evolve.promote.runtime.serving import served
+from tilewright.evolve.promote.warming import add_plans
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
 
@@ -224,3 +225,29 @@ def test_what_was_promoted_elsewhere_or_changed_meanwhile_is_refused(
 
     with pytest.raises(UserError, match="changed while it was rechecked"):
         recheck(writer, meanwhile)
+
+
+def test_on_a_device_times_are_those_of_the_comparison(tmp_path: Path) -> None:
+    """On a device every kernel is timed in rounds; what another compiler made of it is left out."""
+    writer, folder = LibraryWriter(tmp_path / "library"), write_campaign(tmp_path / "home", target="h200")
+    run(folder, writer)
+    for triton in ("3.6.0", "3.7.1"):
+        name = plan_shelf.pack_name("h200", {"triton": triton})
+        add_plans(writer, OPERATOR, name, plan_shelf.packed({}, {"triton": triton}))
+
+    def here(job: Job, evaluation: Evaluation) -> Evaluation:
+        return evaluation.model_copy(update={"toolchain": {"triton": "3.7.1", "device": "NVIDIA H200 NVL"}})
+
+    slow, *_, summary = recheck(writer, here, lambda genome, workload: 55e-6, target="h200")
+    assert "% more than the" in slow.sentence and "(h200, measured)" in slow.sentence
+    assert "NVIDIA H200 NVL, triton 3.7.1" in summary.sentence
+    _, receipt, dispatch = writer.version(OPERATOR)
+    entry, told = dispatch["targets"]["h200"], receipt["targets"]["h200"]
+    assert entry["devices"] == ["NVIDIA H200 NVL"] and entry["toolchain"]["triton"] == ["3.7.1", "3.8"]
+    for shape in told["shapes"]:
+        low, high = shape["seconds_interval"]
+        assert (
+            low < shape["seconds"] < high and 0.0 < shape["change"] < 0.25 and shape["model_version"] is None
+        )
+    (pack,) = (n for n in receipt["files"] if n.startswith("plans_"))
+    assert pack == plan_shelf.pack_name("h200", {"triton": "3.7.1"}) and list(receipt["plans"]) == [pack]
