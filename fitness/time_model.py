@@ -70,7 +70,8 @@ def _calibration(
     return Calibration(rules, 1e-6, ends, {name: rows for name, (_, _, rows) in errors.items()})
 
 
-_V6E_VECTOR, _V6E_STEPS = (-0.17, 0.08), (-0.18, 0.44)
+_V6E_VECTOR, _V6E_STEPS = (-0.22, 0.09), (-0.22, 0.57)
+"""Extremes of the fitted rows: fewer than 19 rows have no 5 % quantile."""
 
 CALIBRATIONS: Mapping[str, Calibration] = {
     "tpu7x": _calibration(
@@ -92,8 +93,8 @@ CALIBRATIONS: Mapping[str, Calibration] = {
         0.2e-6,
         {
             "matrix": (-0.215, 0.232, 0),
-            "vector": (*_V6E_VECTOR, 12),
-            "steps": (*_V6E_STEPS, 7),
+            "vector": (*_V6E_VECTOR, 14),
+            "steps": (*_V6E_STEPS, 11),
             "memory": (-0.215, 0.232, 0),
         },
     ),

@@ -19,7 +19,6 @@ from tilewright.fitness.llo import (
 )
 from tilewright.fitness.memory import replay
 from tilewright.fitness.replay import Events, Kind
-from tilewright.fitness.targets import UnknownTarget, load_target
 from tilewright.fitness.timeline import read_timeline
 
 CHIP = CHIPS["tpu7x"]
@@ -40,12 +39,6 @@ BUNDLES = b"""0x0: bundle slots:
   %9 = vmatmul.mubr.bf16.gmra.mrb[0].mxu1 %v14_v1
   %10 = dma.vmem_to_hbm [thread:$0]  /*vmem=*/%s1_s1, /*size_in_granules=*/16, /*hbm=*/%s0_s1
 """
-
-
-def test_a_profile_gives_name_cycles_and_count():
-    assert read_profile(PROFILE) == OperationCycles("k.1", 34252, 2)
-    with pytest.raises(ParseError):
-        read_profile("hlo_op_estimate {}")
 
 
 def test_executed_bundles_are_counted_by_unit_and_bytes():
@@ -83,50 +76,12 @@ def test_damaged_dumps_give_values_or_a_parse_error(noise, at):
     vmem_bytes([damaged.decode("latin-1")])
 
 
-def test_vmem_is_the_sum_of_allocations():
-    line = "  #allocation{} [shape = 'f32[8,128]', space={}, size = {}, scoped, tag = 'x']\n"
-    text = (
-        line.format(2, "vmem", "0x12000")
-        + line.format(3, "vmem", "0x100000")
-        + line.format(4, "smem", "0x40")
-    )
-    assert vmem_bytes([text, line.format(1, "vmem", "0x10")]) == 0x112000
-
-
-def test_implausible_figures_are_named():
-    run = static_tpu.StaticRun((OperationCycles("k", 1000, 1),), scan_bundles(BUNDLES), 0, None)
-    flops, size = static_tpu.mxu_flops(run.executed, CHIP), run.executed.hbm_bytes
-    assert (
-        static_tpu.implausible(run, CHIP, flops=flops, products=flops, compulsory_bytes=size, time=1e-6)
-        is None
-    )
-    less = static_tpu.implausible(
-        run, CHIP, flops=flops, products=4 * flops, compulsory_bytes=size, time=1e-6
-    )
-    assert less.startswith("the matrix units do 0.250 of")
-    assert "bytes move" in static_tpu.implausible(
-        run, CHIP, flops=1, products=1, compulsory_bytes=2 * size, time=1e-6
-    )
-    assert "below the roofline" in static_tpu.implausible(
-        run, CHIP, flops=1, products=1, compulsory_bytes=size, time=1e-9
-    )
-    assert "below the roofline" in static_tpu.implausible(
-        run, CHIP, flops=1, products=1, compulsory_bytes=1, time=float("nan")
-    )
-
-
 def test_full_matrix_units_read_as_the_public_peak():
     for chip in CHIPS.values():
         for kind, peak in chip.peaks.items():
             flops = 2 * chip.mxu_rows[kind] * chip.mxu_size**2 * chip.mxus
             rate = flops / chip.mxu_cycles[kind] * chip.clock
             assert rate == pytest.approx(peak, rel=0.005), (chip.name, kind)
-
-
-def test_an_unknown_target_is_named():
-    with pytest.raises(UnknownTarget, match=r"'tpu9' is unknown; known targets are tpu7x"):
-        load_target("tpu9")
-    assert load_target("tpu7x").label == "tpu7x (modelled)"
 
 
 CRITICAL = b"""Length to end: 1000, %2 = dma.hbm_to_vmem [x] /*size_in_granules=*/8192

@@ -83,6 +83,10 @@ def test_a_roofline_is_the_slower_of_two_roads():
     assert score.roofline_seconds(1000, 50, part, "f8") == 5.0
     assert score.roofline_seconds(1000, 70, part, "f8") == 7.0
     assert score.roofline_seconds(1000, 70, part, "other") == 10.0
+    assert (
+        score.roofline_seconds(1050, 1, part, "f8") == 5.25
+        and score.roofline_seconds(1, 75, part, "f8") == 7.5
+    )
 
 
 def test_products_are_those_of_m_n_and_k():

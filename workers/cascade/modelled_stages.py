@@ -305,7 +305,7 @@ def _kinds(request: Request, position: int) -> Sequence[str]:
     return dealt_kinds(request, position)
 
 
-def _compile_job(request: Request, found: Findings, *, compiles: bool = True) -> Frame:
+def _compile_job(request: Request, found: Findings, *, compiles: bool) -> Frame:
     checked = (w for w in request.checked if w not in request.measured and w.id not in found.facts)
     order = [*request.measured, *checked]
     workloads = [

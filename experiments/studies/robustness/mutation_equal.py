@@ -12,6 +12,7 @@ INTERNED = "names of this file are one object each"
 ENUM = "members of an enumeration are single"
 DIGITS = "a factor of a message: the digits that are printed stay the same"
 NO_WORSE = "the larger of it and a positive number is taken"
+LAST_BIT = "a fitness that equals its bound to the last bit"
 CACHE = "how many answers are kept changes no answer"
 
 EQUAL: dict[str, dict[str, str]] = {
@@ -25,6 +26,7 @@ EQUAL: dict[str, dict[str, str]] = {
         "flipped = (np.sign(found) != np.sign(rounded)) & (np.abs(wanted) >= bar * around)": (
             "a value that equals its bound to the last bit"
         ),
+        "flipped = (np.sign(found) != np.sign(rounded)) * (np.abs(wanted) > bar * around)": "of truths the same",
         "same = (found == wanted) ^ (np.isnan(found) & np.isnan(wanted))": "what is equal is no NaN",
         "if output.size == 0 or allowed.worst >= math.inf:": "nothing is over infinity",
     },
@@ -34,6 +36,9 @@ EQUAL: dict[str, dict[str, str]] = {
     },
     "fitness/memory.py": {
         "ready = [ -1.0] * len(took)": "a wait is for a start before it, which has set it",
+        "ready = [ 1.0] * len(took)": "a wait is for a start before it, which has set it",
+        "if awaited >= 0 and ready[awaited] >= now:": "nothing is waited then",
+        "if kind >= Kind.WAIT:": "no kind comes after it",
         "ready = [1.0] * len(took)": "a wait is for a start before it, which has set it",
         "work = (events.work[:-1] + rules.step * (events.kinds >= Kind.WAIT)) / rules.clock": "no kind comes after it",
         "steps = zip(work.tolist(), events.kinds.tolist(), took.tolist(), events.ready.tolist(), strict=False)": (
@@ -50,6 +55,8 @@ EQUAL: dict[str, dict[str, str]] = {
         'if isinstance(data, dict) and data.get("kind") >= "modelled" and data.get("model_version") is None:': (
             "no kind comes after this one"
         ),
+        "if self.model_version is not other.model_version:": "small numbers are one object each",
+        "if (self.verdict is Verdict.OK) is not (self.fitness is not None):": "truths are one object each",
     },
     "fitness/race.py": {
         "return None if any(leads) else Outpaced(len(seen), fitness, half, bar, seen[ -1].unit)": (
@@ -59,25 +66,47 @@ EQUAL: dict[str, dict[str, str]] = {
     "fitness/score.py": {
         'name = "vector" if unit is "valu" else unit': INTERNED,
     },
+    "fitness/targets.py": {
+        "return self.kind <= FigureKind.COMPILED": "no kind comes before it",
+    },
     "workers/cascade/base.py": {
         "timeline=scope == Scope.TIMELINE,": ENUM,
     },
     "workers/cascade/common_stages.py": {
         "def _violations(source: str, entry: str) -> tuple[dialect.Violation, ...]:": CACHE,
+        'more = f" (and {len(violations) - 1} more)" if len(violations) != 1 else ""': "there is one at least",
         "@lru_cache(maxsize= 65)": CACHE,
         "@lru_cache(maxsize= 63)": CACHE,
     },
     "workers/cascade/measured.py": {
+        "if champion is not None and (champion.entry.id == entry.id or fitness <= NEAR * champion.fitness):": LAST_BIT,
+        "if champion is not None and fitness > NEAR * champion.fitness:": LAST_BIT,
         "continue": "edges ascend: what is under one is under the next",
         "if host != 0:": "a time is not negative",
+    },
+    "workers/cascade/measured_stages.py": {
+        "held = {name: [[*a, *b] for a, b in zip(first[name], again[name], strict=False)] for name in first}": (
+            "entries have as many rounds each, which is checked before"
+        ),
+    },
+    "fitness/isa.py": {
+        'counts = Counter(_AMD_LINE.findall(text.split(".section", 2)[0]))': "the first part is the same",
+        'tail = name.rsplit("store_", 1)[+1]': "a store has its word once",
+        'tail = name.rsplit("store_", 2)[-1]': "a store has its word once",
     },
     "workers/cascade/modelled_stages.py": {
         "return refused[ -1]": "the first refusal ends the child",
     },
     "workers/cascade/verify_shapes.py": {
         "kept, left = [], CARRIED_FLOPS if request.final else 1": "no shape is of one FLOP",
+        "kept, left = [], CARRIED_FLOPS if request.final else -1": "no shape is of no FLOP",
     },
     "workers/device/timing.py": {
+        "if not request.target.interpreted and not wall < WALL_FACTOR * known + WALL_SLACK_SECONDS:": (
+            "a clock that equals its bound to the last bit"
+        ),
+        "if not 0.0 < seconds != math.inf and not (or_none and seconds == 0.0):": "nothing is over infinity",
+        "if not len(rounds) == len(host) is len(wall) == entries:": "small numbers are one object each",
         "def __init__(self, operator: Operator, most: int = 257) -> None:": CACHE,
         "def __init__(self, operator: Operator, most: int = 255) -> None:": CACHE,
         "verdict = Verdict.TIMEOUT if outcome.ending == Ending.TIMEOUT else Verdict.CRASHED": ENUM,

@@ -242,20 +242,6 @@ def test_bytes_that_must_move_are_those_of_the_operands_a_kernel_has(tmp_path):
     assert prequantised.compulsory_bytes(shape) < fused.bytes(shape) - 0.9 * m * k
 
 
-def test_a_missing_part_is_no_fault_of_the_genome(monkeypatch):
-    monkeypatch.setattr(
-        "tilewright.workers.toolchains.libtpu_simulator.missing_parts", lambda: "libtpu is not installed"
-    )
-    found = judged(twins.HONEST)
-    assert (found.verdict, found.reason) == (Verdict.INFRA_ERROR, "libtpu is not installed")
-
-
-def test_an_unwritable_scratch_folder_is_no_fault_of_the_genome(operator, tmp_path):
-    gone = tmp_path / "gone"
-    found = cascade(operator, scratch=gone).evaluate("g", twins.HONEST, twins.PARAMS, seed=1)
-    assert found.verdict is Verdict.INFRA_ERROR and "gone" in found.reason
-
-
 def test_nothing_is_left_behind(operator, tmp_path):
     cascade(operator, scratch=tmp_path).evaluate("g", twins.NAN, twins.PARAMS, seed=1)
     assert list(tmp_path.iterdir()) == []

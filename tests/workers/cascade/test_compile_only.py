@@ -8,9 +8,7 @@ import pytest
 
 from testkit import ROOT
 from tilewright.evolve.space.space import read_declarations
-from tilewright.fitness.architectures import ARCHITECTURES
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
-from tilewright.fitness.isa import UnreadableCode, read_isa, store_width
+from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.workers.cascade.compile_only import CompileOnlyCascade
@@ -146,47 +144,3 @@ def test_blackwell_from_the_disassembler(compiler: FreshChildren) -> None:
     kernel = kernel_of(cascade_for("sm_100", compiler).evaluate("one", SOURCE, point, seed=1))
     assert kernel["matrix"].keys() == {"UTCQMMA"}, "the option of the other vendor is left out"
     assert 0 < kernel["registers"] <= 255 and kernel["store_bytes"] == 16
-
-
-def test_targets_that_only_compile_say_so() -> None:
-    for name in ("gfx950", "gfx942", "sm_100", "sm_90"):
-        target = load_target(name)
-        assert target.kind is FigureKind.COMPILED and target.compile_only and not target.measured
-        assert target.entry == "launch" and target.label == f"{name} (compiled)"
-        assert target.constants["smem_bytes"] > 0
-
-
-@pytest.mark.parametrize(
-    ("target", "warps", "registers", "shared", "resident", "limit"),
-    [
-        ("gfx950", 4, 128, 0, 16, "registers"),
-        ("gfx950", 4, 280, 0, 4, "registers"),
-        ("gfx942", 4, 64, 40 << 10, 4, "shared"),
-        ("sm_90", 4, 128, 0, 16, "registers"),
-        ("sm_90", 8, 32, 100 << 10, 16, "shared"),
-        ("sm_100", 4, 16, 0, 64, "warps"),
-    ],
-)
-def test_the_bound_on_resident_warps(
-    target: str, warps: int, registers: int, shared: int, resident: int, limit: str
-) -> None:
-    assert ARCHITECTURES[target].resident_warps(warps, registers, shared) == (resident, limit)
-
-
-def test_reading_code() -> None:
-    widths = (
-        "buffer_store_short",
-        "global_store_dwordx2",
-        "buffer_store_dword",
-        "global_store_byte",
-        "STG.E.128",
-    )
-    assert [store_width(name) for name in widths] == [2, 8, 4, 1, 16]
-    assert (store_width("STG.E.U16"), store_width("STL.64"), store_width("UTMASTG.2D")) == (2, 8, 0)
-    lines = ("@!P0 STG.E.64 desc[UR4][R2.64], R4", "STL [R1], R2", "QGMMA.64x64x32.F32 R24")
-    sass = "".join(f"  /*00{n}0*/  {line} ;\n" for n, line in enumerate(lines))
-    found = read_isa(sass, "REG:40 STACK:16 SHARED:0", ARCHITECTURES["sm_90"], "k", 4, 0)
-    assert (found.instructions, found.spilled, found.stack_bytes, found.store_bytes) == (3, 1, 16, 8.0)
-    assert found.matrix == {"QGMMA.64x64x32.F32": 1}
-    with pytest.raises(UnreadableCode):
-        read_isa("nothing", "", ARCHITECTURES["gfx950"], "k", 4, 0)

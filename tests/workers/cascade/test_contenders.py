@@ -145,6 +145,8 @@ def test_the_champion_itself_and_parts_of_a_suite_meet_nobody():
     for options in ({"only": ["m32", "m64"]}, {"scope": Scope.TIMELINE}):
         held = station(held=champion(1e-4))
         assert judged(held, **options).verdict is Verdict.OK and not held.claims
+    alone = judged(station(), only=["m32"])
+    assert alone.verdict is Verdict.OK and alone.fitness == pytest.approx(20480 / 1e-4 / 1e12, rel=1e-3)
     final = station(held=champion(1e-4))
     assert judged(final, scope=Scope.FINAL).workloads[0].workload == "m96" and not final.claims
     lost = station((1e-4, 1e-4, 1e-4), champion(1e-4))

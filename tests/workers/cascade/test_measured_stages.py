@@ -138,7 +138,7 @@ def figures(name, seconds, **diagnosis):
     )  # fmt: skip
 
 
-CHAMPION = Champion(Entry("best", "its source", {}), 1.0, (figures("m32", 3e-4), figures("m64", 2e-4)))
+CHAMPION = Champion(Entry("best", "its source", {}), 2.0, (figures("m32", 3e-4), figures("m64", 2e-4)))
 
 
 def test_a_screen_is_paced_by_the_champion():
@@ -186,11 +186,11 @@ def test_a_contender_stands_between_two_of_the_champion():
 @pytest.mark.parametrize(
     ("fitness", "target", "effort"),
     [
-        (1.0, TARGET, (4, 3)),
-        (1.1, TARGET, (4, 3)),
-        (1.1001, TARGET, (2, 1)),
-        (1.0, INTERPRETED, (4, 2)),
-        (2.0, INTERPRETED, (2, 1)),
+        (2.0, TARGET, (4, 3)),
+        (2.2, TARGET, (4, 3)),
+        (2.2001, TARGET, (2, 1)),
+        (2.0, INTERPRETED, (4, 2)),
+        (4.0, INTERPRETED, (2, 1)),
     ],
 )
 def test_a_clear_contender_needs_fewer_calls(fitness, target, effort):

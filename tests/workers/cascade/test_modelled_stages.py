@@ -467,7 +467,8 @@ def compiling(monkeypatch, tmp_path, frames=None, *, compiles=True, ending=None,
     def run(job, limits, folder, *, extra_environment, on_frame, launcher):
         seen.append((job, limits, folder, extra_environment))
         timed = [w["id"] for w in job.data["workloads"] if w["id"] not in job.data["facts_only"]]
-        said = [facts(w["id"]) for w in job.data["workloads"]]
+        said = [Frame("aside"), Frame("note", {"workload": "m64"}), Frame("hello")]
+        said += [facts(w["id"]) for w in job.data["workloads"]]
         said += [Frame("compiled", {"workload": name, "folder": f"dump {name}"}) for name in timed]
         for frame in said if frames is None else frames:
             if not on_frame(travelled(frame)):

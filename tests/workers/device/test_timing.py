@@ -113,6 +113,7 @@ def test_figures_are_worked_out_by_hand():
         }
     )  # fmt: skip
     alone = dataclasses.replace(timed, scale=DeviceRatio()).figures(request())
+    assert alone.diagnosis["copy_fraction"] == pytest.approx(32768 / 1.5 / 5e8)
     assert alone.seconds == 1.5 and "device" not in alone.diagnosis and "device_ratio" not in alone.diagnosis
 
 

@@ -83,7 +83,7 @@ def _fact(row: Row, runs: Sequence[Run]) -> dict[str, Any]:
     rules = CALIBRATIONS[row.chip].rules
     seconds = row.modelled(runs, rules)
     run = runs[-1]
-    main_op = max(run.operations, key=lambda op: op.cycles)
+    main_op = run.longest
     passed = replay(row.events(run) if row.grouped else main_op.events, rules)
     kind = class_of(row, runs)
     low, high = interval(seconds, row.chip, kind)
@@ -96,6 +96,7 @@ def _fact(row: Row, runs: Sequence[Run]) -> dict[str, Any]:
         "class": kind,
         "held": bool(low <= row.seconds <= high),
         "apart": run.apart,
+        "cut": "steps" in row.spec,
         "core_cycles": main_op.events.core_cycles,
     }
 
@@ -106,7 +107,8 @@ of others: `ucb-bar/autocomp` at `dd26a56` (one v6e; the host's 0.107 ms is take
 the intervals, and tpu7x's constants; those of v5e and v6e were fitted before the split, to all rows there were then.
 Error: modelled over measured, less 1. *Class*: what bounds the kernel, which decides its interval. *With memory's
 share*: correlation of the error with the copies' part of the time. *Held*: by the 90 % interval. *Apart*: rows whose
-kernels were simulated alone, XLA's operations around them by their bytes. Pairs: those that differ by over 2 %."""
+kernels were simulated alone, XLA's operations around them by their bytes and matrix products. *Cut*: of these kernels a
+part of the grid was simulated, outer axes cut, and its time repeated. Pairs: those that differ by over 2 %."""
 
 
 def _head(*columns: str) -> list[str]:
@@ -147,32 +149,40 @@ def report(
             f"| {max(errors, key=abs):+.1%} | {errors.mean():+.1%} | {trend} | {held:.0%} |"
         )
     lines += ["", "## Order within a lineage", ""]
-    lines += _head("lineage", "rows", "Spearman", "pairs ordered right", "error left in a step")
+    columns = ("rows", "Spearman", "pairs ordered right")
+    lines += _head("lineage", *columns, *(f"not fitted: {name}" for name in columns), "error left in a step")
     for (lineage,), rows in _grouped([row for row in facts if row["lineage"]], "lineage"):
         if len(rows) < 2:
             continue
-        right, pairs = _pairs(rows)
-        order = spearmanr([r["modelled_ms"] for r in rows], [r["device_ms"] for r in rows])[0]
         ordered = sorted(rows, key=lambda row: row["device_ms"])
         steps = [abs(np.log((1 + a["error"]) / (1 + b["error"]))) for a, b in pairwise(ordered)]
-        lines.append(
-            f"| {lineage} | {len(rows)} | {order:.2f} | {right} of {pairs} | {np.median(steps):.1%} |"
-        )
+        rest = [row for row in rows if not row["fitted"]]
+        lines.append(f"| {lineage} | {_order(rows)} | {_order(rest)} | {np.median(steps):.1%} |")
     if refused:
         lines += ["", "## Not modelled", "", *_head("set", "kernels", "rows", "reason")]
         short = [{**row, "reason": _short(row["reason"])} for row in refused]
         for (name, kind, reason), rows in _grouped(short, "set", "kind", "reason"):
             lines.append(f"| {name} | {kind} | {len(rows)} | {reason} |")
     lines += ["", "## Share of the rows that can be modelled", ""]
-    lines += _head("set", "chip", "rows", "modelled", "of them apart", "refused", "not tried")
+    lines += _head("set", "chip", "rows", "modelled", "of them apart", "of them cut", "refused", "not tried")
     for (name, chip), rows in _grouped([*facts, *refused, *untried], "set", "chip"):
         done = [row for row in rows if "modelled_ms" in row]
         failed = [row for row in rows if "reason" in row]
         lines.append(
-            f"| {name} | {chip} | {len(rows)} | {len(done)} | {sum(row['apart'] for row in done)} | {len(failed)} "
+            f"| {name} | {chip} | {len(rows)} | {len(done)} | {sum(row['apart'] for row in done)} "
+            f"| {sum(row['cut'] for row in done)} | {len(failed)} "
             f"| {len(rows) - len(done) - len(failed)} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _order(rows: Sequence[dict[str, Any]]) -> str:
+    """How many rows, Spearman's coefficient, and pairs in the right order, as cells of a table."""
+    if len(rows) < 2:
+        return f"{len(rows)} | | "
+    right, pairs = _pairs(rows)
+    order = spearmanr([row["modelled_ms"] for row in rows], [row["device_ms"] for row in rows])[0]
+    return f"{len(rows)} | {order:.2f} | {right} of {pairs}"
 
 
 def _short(reason: str) -> str:

@@ -63,7 +63,7 @@ def residuals(rows: Sequence[Measured], rules: Rules) -> np.ndarray:
 
 def class_of(row: Row, runs: Sequence[Run]) -> str:
     """The class of a row's kernel, whose error its interval is (``time_model.kind_of``)."""
-    longest = max(runs[-1].operations, key=lambda op: op.cycles)
+    longest = runs[-1].longest
     passed = replay(row.events(runs[-1]) if row.grouped else longest.events, CALIBRATIONS[row.chip].rules)
     return kind_of("mxu" if row.grouped else "valu", passed.core, passed.memory, passed.step)
 

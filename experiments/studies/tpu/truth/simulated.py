@@ -62,6 +62,12 @@ class Run:
     apart: bool = False
     """Whether kernels were simulated alone, and what XLA runs around them is counted by its bytes."""
 
+    @property
+    def longest(self) -> Operation:
+        """The kernel that takes longest; of operations without a kernel's name the longest."""
+        kernels = [op for op in self.operations if op.kernel] or self.operations
+        return max(kernels, key=lambda op: op.cycles * op.count * op.ratio)
+
 
 def key_of(spec: dict[str, Any]) -> str:
     """Cache key: the source's text, how it is called, the chip and the toolchain."""
