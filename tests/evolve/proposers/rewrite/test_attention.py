@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from testkit.rewriting import Case, Trial, inherited, load_cases, run_checks
-from tilewright.evolve.proposers.rewrite.base import KernelSource
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Site
 from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
 from tilewright.evolve.proposers.rewrite.pallas.masks import masks
-from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite
+from tilewright.evolve.proposers.rewrite.proposer import rewrite
+from tilewright.evolve.proposers.rewrite.registry import pallas_rules
 from tilewright.fitness.dialect import check
 
 CASES = {case.name.split("/")[1]: case for case in load_cases(["pallas/attention"])}
@@ -36,11 +38,19 @@ IN_BLOCKS = (
 )
 
 
+RULES = {rule.name.removeprefix("pallas_"): rule for rule in pallas_rules()}
+
+
+def sites(rule: str, source: str) -> Sequence[Site]:
+    """Where one rule applies."""
+    return RULES[rule].sites(KernelSource(source))
+
+
 def chained(case: Case, names: tuple[str, ...]) -> Trial:
     """The case's kernel after rules, one after the other, each at its first site."""
     source, params = case.source, dict(case.params)
     for name in names:
-        rule, site = next((r, s) for r, s in offers(source) if r.name == f"pallas_{name}")
+        rule, site = RULES[name], sites(name, source)[0]
         child = rewrite(source, params, rule, site, np.random.default_rng(0))
         assert child is not None, name
         source, params = child.source, inherited(case, child.params)
@@ -120,10 +130,6 @@ def test_what_a_mask_says_of_a_tile_is_so(sign: str, sides: tuple[str, str]) -> 
         assert eval(mask.empty, dict(names)) == (not shown.any()), (mask.empty, names)
 
 
-def rule_names(source: str) -> set[str]:
-    return {rule.name.removeprefix("pallas_") for rule, _ in offers(source)}
-
-
 @pytest.mark.parametrize(
     ("rule", "old", "new"),
     [
@@ -142,12 +148,12 @@ def rule_names(source: str) -> set[str]:
     ],
 )  # fmt: skip
 def test_refusals(rule: str, old: str, new: str) -> None:
-    assert rule in rule_names(AVERAGE.source)
+    assert sites(rule, AVERAGE.source)
     assert old in AVERAGE.source
-    assert rule not in rule_names(AVERAGE.source.replace(old, new))
+    assert not sites(rule, AVERAGE.source.replace(old, new))
 
 
 def test_a_buffer_read_in_part_stays_a_buffer() -> None:
     source = AVERAGE.source.replace("high_before = high[...]", "high_before = high[0:128, :]")
-    (site,) = [s for r, s in offers(source) if r.name == "pallas_state_in_values"]
+    (site,) = sites("state_in_values", source)
     assert "total, mean" in site.description and "high" not in site.description
