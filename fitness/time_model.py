@@ -93,7 +93,7 @@ CALIBRATIONS: Mapping[str, Calibration] = {
         0.2e-6,
         {
             "matrix": (-0.215, 0.232, 0),
-            "vector": (*_V6E_VECTOR, 14),
+            "vector": (*_V6E_VECTOR, 16),
             "steps": (*_V6E_STEPS, 11),
             "memory": (-0.215, 0.232, 0),
         },
