@@ -22,16 +22,21 @@ CHILD = ROOT / "testkit" / "library" / "jax_children.py"
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return child(tmp_path_factory.mktemp("home"))
+
+
+def child(home: Path, *scenarios: str) -> dict[str, Any]:
+    """What the library did in a fresh process; more of it with ``devices``."""
     version, _, _ = SHELF.version(OPERATOR)
     environment = {
         "PYTHONPATH": str(SHELF.library),
         "PATH": "/usr/bin:/bin",
-        "HOME": str(tmp_path_factory.mktemp("home")),
+        "HOME": str(home),
         "VERSION": str(SHELF.place(OPERATOR) / "versions" / version),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     done = subprocess.run(
-        [sys.executable, str(CHILD)],
+        [sys.executable, str(CHILD), *scenarios],
         env={
             **environment,
             "JAX_PLATFORMS": "cpu",
@@ -60,7 +65,9 @@ def test_gradients_pass_straight_through(found: dict[str, Any]) -> None:
     assert found["y"] >= 26.0 and found["da"] >= 50.0 and found["dw"] >= 50.0 and found["fused_da"] >= 26.0
 
 
-def test_jit_grad_and_shard_map_over_several_devices(found: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_jit_grad_and_shard_map_over_several_devices(tmp_path: Path) -> None:
+    found = child(tmp_path, "devices")
     sharded = found["sharded"]
     assert sharded["devices"] == 2
     assert sharded["y"] >= 60.0 and sharded["interpreted"] >= 45.0, "every row where it belongs"

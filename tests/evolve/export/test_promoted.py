@@ -143,6 +143,7 @@ def test_a_solution_and_its_definition_follow_the_schema() -> None:
     assert "llama3.1-8b/26" in solution["description"] and "measured" in solution["description"]
 
 
+@pytest.mark.slow
 def test_the_definitions_reference_is_the_operators_oracle() -> None:
     """Every operator that can be exported, in an interpreter that holds torch anyway."""
     code = (

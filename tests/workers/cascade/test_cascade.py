@@ -107,6 +107,7 @@ def test_the_model_is_deterministic_and_a_repetition_is_a_duplicate():
     assert third.artefact == first.artefact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SCALED_TWIN", "FORI_TWIN"])
 def test_honest_twins_pass(name):
     found = judged(getattr(twins, name))
@@ -140,7 +141,7 @@ def test_a_cheat_or_a_fault_has_its_verdict(name, verdict, reason):
     assert reason in found.reason and "\n" not in found.reason
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("whole", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_kernel_that_is_exact_only_where_it_is_checked_never_becomes_the_best(whole, monkeypatch):
     if not whole:  # every shape is too much work to be looked at but in samples
         for budget in ("CHEAP_FLOPS", "BEST_FLOPS", "FINAL_FLOPS"):

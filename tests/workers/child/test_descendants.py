@@ -59,7 +59,7 @@ def test_nothing_is_left_of_a_child_that_scatters_processes(tmp_path, how, endin
     folder.mkdir()
     data = {"source": SCATTER.format(ending=ENDINGS[ending]), "params": {}, "workloads": []}
     job = Frame("pallas.trace", {**data, "chip": {"kind": "TPU7x", "cores": 1}})
-    limits = ChildLimits(12.0, memory_bytes=8 << 30) if ending == "waits" else LIMITS
+    limits = ChildLimits(4.0, memory_bytes=8 << 30) if ending == "waits" else LIMITS
     outcome = run_child(job, limits, folder, launcher=template or Spawn())
     assert outcome.ending is (Ending.TIMEOUT if ending == "waits" else Ending.CRASHED), outcome.detail
     assert left_in(folder) == []

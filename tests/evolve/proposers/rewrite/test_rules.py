@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 
 from testkit.rewriting import Case, Trial, inherited, load_cases, run_checks
+from tests.evolve.proposers.rewrite.test_attention import IN_BLOCKS, STRAIGHT_LINE
 from tilewright.evolve.proposers.rewrite.base import Language
 from tilewright.evolve.proposers.rewrite.proposer import RewriteProposer, offers, rewrite
 from tilewright.evolve.proposers.rewrite.registry import rules
 from tilewright.fitness.dialect import check
 
-RULES = sorted({rule.name for language in Language for rule in rules(language)})
+RULES = sorted(
+    {rule.name for language in Language for rule in rules(language)}
+    - {f"pallas_{name}" for name in (*STRAIGHT_LINE, *IN_BLOCKS)}
+)
+"""Those of the chains in ``test_attention`` are run there."""
 CASES = {case.name: case for case in load_cases()}
 
 
