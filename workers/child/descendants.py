@@ -51,17 +51,20 @@ def adopt_orphans(parent: int) -> None:
 
 
 def sweep(seconds: float = SWEEP_SECONDS) -> bool:
-    """Kill and reap all below this process, again until nothing is left; False if something still was in the end."""
+    """Kill and reap all below this process, again until nothing is left; False if something still was in the end.
+
+    That nothing is left is told by ``waitpid`` alone: orphans become this process's children, and the lists in /proc
+    may leave out one whose brother ends meanwhile.
+    """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        below = descendants(os.getpid())
-        for pid in below:
+        for pid in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
+        try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if not below:
+        except ChildProcessError:
             return True
         time.sleep(_PAUSE_SECONDS)
     return False
