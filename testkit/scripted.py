@@ -21,6 +21,17 @@ DEVICE = dataclasses.replace(GPUS["h200"], peaks={"bf16": 1e9, "f8": 2e9}, hbm=1
 TARGET = Target("slow", FigureKind.MEASURED, DEVICE)
 INTERPRETED = Target("interpreted", FigureKind.MEASURED, dataclasses.replace(DEVICE, interpreted=True))
 HONEST_SECONDS = 100e-6
+SOURCE = """import triton
+
+SPACE = {"x": (1,)}
+DEFAULTS = {"x": 1}
+CONSTRAINTS = {}
+
+
+def launch(inputs, params):
+    return (inputs["a"],)
+"""
+"""A kernel of the dialect, which no scripted station runs."""
 
 
 class Doubler:

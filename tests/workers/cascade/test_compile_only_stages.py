@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testkit.scripted import Doubler, answers, shape, travelled
+from testkit.scripted import SOURCE, Doubler, answers, shape, travelled
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.targets import load_target
 from tilewright.workers.cascade import compile_only, compile_only_stages
@@ -22,16 +22,6 @@ SUITE = OPERATOR.suites["tiny"]
 TARGET = load_target("sm_90")
 LAUNCHES = {"m64": [{"b": 1, "a": 2}], "m32": ["b", 2], "m96": ["never asked"]}
 SASS = "  /*0000*/  STG.E.64 desc[UR4][R2.64], R4 ;\n  /*0010*/  STL [R1], R2 ;\n"
-SOURCE = """import triton
-
-SPACE = {"x": (1,)}
-DEFAULTS = {"x": 1}
-CONSTRAINTS = {}
-
-
-def launch(inputs, params):
-    return (inputs["a"],)
-"""
 
 
 def code(key="k", text=SASS, usage="REG:40 STACK:16 SHARED:0", **data):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from testkit.scripted import INTERPRETED, TARGET, Doubler, ScriptedStation, answers, shape
+from testkit.scripted import INTERPRETED, SOURCE, TARGET, Doubler, ScriptedStation, answers, shape
 from tilewright.fitness.evaluation import FigureKind, Stage, Verdict, WorkloadFigures
 from tilewright.fitness.race import Race, Rung
 from tilewright.fitness.score import geometric_mean
@@ -20,16 +20,6 @@ from tilewright.workers.request import Findings
 
 OPERATOR = Doubler()
 SUITE = OPERATOR.suites["tiny"]
-SOURCE = """import triton
-
-SPACE = {"x": (1,)}
-DEFAULTS = {"x": 1}
-CONSTRAINTS = {}
-
-
-def launch(inputs, params):
-    return (inputs["a"],)
-"""
 PLAUSIBLE = dataclasses.replace(
     INTERPRETED, part=dataclasses.replace(INTERPRETED.gpu, peaks={"bf16": 1e12}, hbm=1e12)
 )

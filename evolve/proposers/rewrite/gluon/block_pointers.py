@@ -11,9 +11,9 @@ from tilewright.evolve.proposers.rewrite.dataflow import assigned_value
 from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile
 from tilewright.evolve.proposers.rewrite.triton.descriptors import is_unit
 from tilewright.evolve.proposers.rewrite.triton.masks import is_side
-from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_name, range_of
+from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_name, turn_of
 
-_MADE = ("base", "shape", "strides", "offsets", "block_shape", "order")
+_MADE = ("base", "shape", "strides", "offsets", "block_shape")
 
 
 def block_tile(kernel: TritonKernel, call: cst.Call) -> Tile | None:
@@ -28,7 +28,7 @@ def block_tile(kernel: TritonKernel, call: cst.Call) -> Tile | None:
     padding = argument(call, "padding_option", 4)
     if padding is not None and kernel.source.code(padding).strip("\"'") not in ("", "zero"):
         raise Unsupported("an operand padded with something other than zero")
-    base, shape, strides, offsets, block = (argument(made, name, i) for i, name in enumerate(_MADE[:5]))
+    base, shape, strides, offsets, block = (argument(made, name, i) for i, name in enumerate(_MADE))
     given = kernel.given(base.value) if isinstance(base, cst.Name) else None
     if given is None:
         raise Unsupported("a block pointer to an address that is computed")
@@ -69,16 +69,12 @@ def _history(
 def _advanced(kernel: TritonKernel, call: cst.Call, place: cst.CSTNode, starts: Sequence[str]) -> list[str]:
     """Where the tile begins in a turn of the loop that advances its pointer after it is used."""
     loop = kernel.source.enclosing(place, cst.For)
-    bounds = range_of(kernel.source, loop) if loop is not None else None
-    if loop is None or bounds is None or kernel.source.enclosing(call, cst.For) is not loop:
+    turn = turn_of(kernel.source, loop) if loop is not None else None
+    if loop is None or turn is None or kernel.source.enclosing(call, cst.For) is not loop:
         raise Unsupported("a block pointer advanced outside its loop")
     lines = list(loop.body.body)
     if lines.index(kernel.source.statement(call)) > lines.index(place):
         raise Unsupported("a block pointer advanced before it is used")
-    first, _, step = bounds
-    index = kernel.source.code(loop.target)
-    turn = index if first == "0" else f"({index} - ({first}))"
-    turn = turn if step == "1" else f"({turn} // ({step}))"
     found = assigned_value(place)
     assert found is not None and isinstance(found[1], cst.Call)
     return [

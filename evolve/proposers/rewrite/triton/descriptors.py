@@ -17,8 +17,8 @@ from tilewright.evolve.proposers.rewrite.triton.view import (
     argument,
     device_calls,
     device_name,
-    range_of,
     terms,
+    turn_of,
 )
 
 
@@ -138,13 +138,10 @@ def _running(
             first = found[1]
         elif isinstance(line, cst.AugAssign) and isinstance(line.operator, cst.AddAssign):
             loop = kernel.source.enclosing(place, cst.For)
-            bounds = range_of(kernel.source, loop) if loop is not None else None
-            if loop is None or bounds is None or kernel.source.enclosing(at, cst.For) is not loop:
+            turn = turn_of(kernel.source, loop) if loop is not None else None
+            if turn is None or kernel.source.enclosing(at, cst.For) is not loop:
                 raise Unsupported("a pointer advanced outside its loop")
-            index = kernel.source.code(loop.target)
-            count = index if bounds[0] == "0" else f"({index} - ({bounds[0]}))"
-            count = count if bounds[2] == "1" else f"({count} // ({bounds[2]}))"
-            steps.append((count, kernel.source.code(line.value)))
+            steps.append((turn, kernel.source.code(line.value)))
         else:
             raise Unsupported("a pointer bound several times")
     if first is None or not any(isinstance(t, cst.Name | cst.BinaryOperation) for t in [first]):

@@ -258,6 +258,17 @@ def range_of(kernel: KernelSource, loop: cst.For) -> tuple[str, str, str] | None
     return texts[0], texts[1], (texts[2] if len(texts) > 2 else "1")
 
 
+def turn_of(kernel: KernelSource, loop: cst.For) -> str | None:
+    """The number of a loop's turn, from 0, as a text; None for a loop that ``range_of`` does not read."""
+    bounds = range_of(kernel, loop)
+    if bounds is None:
+        return None
+    first, _, step = bounds
+    index = kernel.code(loop.target)
+    turn = index if first == "0" else f"({index} - ({first}))"
+    return turn if step == "1" else f"({turn} // ({step}))"
+
+
 def terms(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
     """Summands of a sum of names and products."""
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
