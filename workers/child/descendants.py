@@ -76,18 +76,19 @@ def become_wardens_child(parent: int) -> int:
     ``parent`` is the process that started this one; the warden ends, and all below it, when that dies or asks. Returns
     the warden's id. The warden exits as the child does.
     """
+    adopt_orphans(parent)  # before there is a child: what it starts at once must already have the warden to fall to
     pid = os.fork()
     if pid == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return os.getppid()
-    _watch(pid, parent)
+    _watch(pid)
     raise AssertionError("a warden does not return")
 
 
-def _watch(pid: int, parent: int) -> None:
+def _watch(pid: int) -> None:
     """Does not return."""
     code = 1
     try:
-        adopt_orphans(parent)
         empty = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(empty, stream)

@@ -114,7 +114,21 @@ def test_a_warden_ends_everything_when_asked(tmp_path):
     assert left_after_a_while(tmp_path) == []
 
 
-def test_a_warden_whose_parent_is_gone_ends_everything(tmp_path):
+def test_a_warden_whose_parent_is_gone_starts_nothing(tmp_path):
     process = warden(tmp_path, "time.sleep(600)", parent=1)
-    process.wait(30)
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert process.stdout.read() == b""
+    assert left_in(tmp_path) == []
+
+
+def test_a_warden_whose_parent_dies_ends_everything(tmp_path):
+    program = WARDEN.format(root=str(ROOT), parent="os.getppid()", ending="time.sleep(600)")
+    parent = (
+        "import os, subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {program!r}], stdout=subprocess.PIPE, cwd={str(tmp_path)!r})\n"
+        "print(child.stdout.readline().decode(), end='', flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", parent], stdout=subprocess.PIPE, timeout=30, check=False)
+    assert done.stdout == b"scattered\n"
     assert left_after_a_while(tmp_path) == []
