@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,10 @@ NEAR = 0.995
 """A candidate that screens at this share of the champion's fitness or better is measured against it."""
 
 
+def nothing_due() -> None:
+    """What a stage waits for that computes what is due by itself."""
+
+
 class GateStage:
     """Runs the gates' inputs on the device."""
 
@@ -46,9 +50,17 @@ class GateStage:
 
     def __init__(self, station: Station) -> None:
         self._station = station
+        self.due: Callable[[], None] = nothing_due
+
+    def prepare(self, request: Request) -> None:
+        """Compute what is due, for which ``run`` waits with ``due`` where another thread does this."""
+        for place, workload in enumerate(request.checked):
+            for kind in _kinds(request, place):
+                request.truth.references(workload, request.seed, kind)
 
     def run(self, request: Request, found: Findings) -> Failure | None:
         """Every checked shape; each kind of inputs on one of them, or on all for a finalist."""
+        self.due()
         plan = [(w, _kinds(request, place)) for place, w in enumerate(request.checked)]
         entry = _entry(request, found)
         arrays = {
@@ -107,9 +119,18 @@ class ScreenStage:
     def __init__(self, station: Station, samples: Samples) -> None:
         self._station = station
         self._samples = samples
+        self.due: Callable[[], None] = nothing_due
+
+    def prepare(self, request: Request) -> None:
+        """Compute what is due at sampled places, for which ``run`` waits with ``due``."""
+        if self._samples.tables:
+            seed = self._station.operand_seed(request.seed, ahead=True)
+            for workload in request.measured:
+                self._samples.of(workload, seed)
 
     def run(self, request: Request, found: Findings) -> Failure | None:
         """Adds figures, unless the times cannot be true or the outputs of the timed calls are wrong."""
+        self.due()
         champion = self._station.champion()
         pace = {f.workload: f.seconds for f in champion.figures} if champion else {}
         timings = measure(
