@@ -23,7 +23,7 @@ from tilewright.workers.cascade.measured import MeasuredCascade
 from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.cluster.artefacts import Heard
-from tilewright.workers.device.station import DeviceRatio, Station
+from tilewright.workers.device.station import Champion, DeviceRatio, LocalStation, Station
 from tilewright.workers.request import GIB, Limits
 
 log = logging.getLogger(__name__)
@@ -48,13 +48,20 @@ class Evaluating:
         self._name = f"{self._address()}:{os.getpid()}"
         self._cascade = None if self._target.measured else self._made(None)
 
+    def prepare(self, station: Station) -> None:
+        """For a measured target, whose station comes with the first job as a rule: have its compiler start now."""
+        cascade = self._cascade = self._made(station)
+        if isinstance(cascade, MeasuredCascade):
+            cascade.warm()
+
     def _address(self) -> str:
         """Of the machine that this runs on."""
         return socket.gethostname()
 
     def _station(self, handle: Any, scales: Mapping[str, DeviceRatio]) -> Station | None:
-        """What measures for it; a modelled target needs nothing."""
-        return None
+        """What measures for it: ``handle`` itself, in the process that holds the device. A modelled target has none."""
+        station: Station | None = handle
+        return station
 
     def _made(self, handle: Any) -> ModelledCascade | CompileOnlyCascade | MeasuredCascade:
         settings, target = self._settings, self._target
@@ -118,8 +125,15 @@ class HeadStart:
     """
 
     def __init__(self, settings_json: bytes) -> None:
-        """The compiling children begin to warm up at once. Raises OSError where no process can be made."""
+        """The children begin to warm up at once. Raises OSError where no process can be made."""
         self._evaluating = Evaluating(settings_json)
+        settings = json.loads(settings_json)
+        target, scratch = load_target(settings["target"]), settings["scratch"]
+        self._station: LocalStation | None = None
+        if target.measured:
+            self._station = LocalStation(target.hardware, Path(scratch) if scratch else None, spare=False)
+            self._station.warm()
+            self._evaluating.prepare(self._station)
         self._done = threading.Event()
         self._reply: bytes | None = None
         self.item: Any = None
@@ -134,7 +148,7 @@ class HeadStart:
 
     def _evaluate(self, request: bytes) -> None:
         try:
-            self._reply = self._evaluating.evaluate(request, None)
+            self._reply = self._evaluating.evaluate(request, self._station)
         finally:
             self.cpu_seconds = time.thread_time()
             self._done.set()
@@ -147,9 +161,18 @@ class HeadStart:
         """What became of the job; None where the machinery failed."""
         return Evaluation.model_validate_json(self._reply) if self._reply is not None else None
 
+    def champion(self) -> Champion | None:
+        """What the job left on the device of a measured target."""
+        return self._station.champion() if self._station is not None else None
+
     def close(self) -> None:
         """Kill the children, also one that was just being started."""
-        self._evaluating.close()
+        self._end_children()
         if self.item is not None and not self._done.wait(ENDING_SECONDS):
             log.warning("the first job did not end within %g s of its children", ENDING_SECONDS)
+        self._end_children()
+
+    def _end_children(self) -> None:
         self._evaluating.close()
+        if self._station is not None:
+            self._station.close()

@@ -19,6 +19,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
+from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
 from tilewright.fitness.race import Race
 from tilewright.fitness.targets import Target, load_target
@@ -155,8 +156,8 @@ class RayPool:
     """CPU seconds of this process that the first job's evaluation has counted."""
 
     def open(self) -> None:
-        """Be ready for a first job, on this machine and where figures are modelled. Raises PoolUnavailable."""
-        if self.settings.address or load_target(self.settings.target).kind is not FigureKind.MODELLED:
+        """Be ready for a first job, on this machine and where one device or none is needed. Raises PoolUnavailable."""
+        if self.settings.address or not _judged_here(load_target(self.settings.target), self.settings.gpus):
             return
         self._folder = own_folder()
         try:
@@ -328,6 +329,9 @@ class RayPool:
         self._end_early()
         if early.item is None:
             return []
+        if (champion := early.champion()) is not None:
+            for station in self._stations:
+                station.inherit.remote(champion)
         evaluation = early.evaluation() or self._fault(early.item, "the first job did not answer")
         return self._settle(early.item, evaluation)
 
@@ -388,6 +392,13 @@ class RayPool:
             verdict=Verdict.INFRA_ERROR,
             reason=reason,
         )
+
+
+def _judged_here(target: Target, gpus: int) -> bool:
+    """Whether a first job can be judged before there are workers: several devices are compared first."""
+    if target.kind is FigureKind.MODELLED:
+        return True
+    return target.measured and not isinstance(target.part, Chip) and gpus <= 1
 
 
 def request_for(item: WorkItem, told: Told) -> bytes:
