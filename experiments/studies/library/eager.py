@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
+from torchao_ahead import keep_tuned, tune_briefly
 
 STEPS = (
     (4096, 12288, 4096), (4096, 4096, 11008), (4096, 10240, 8192), (8192, 6144, 4096), (8192, 4096, 4096),
@@ -133,7 +134,6 @@ def hosts(found: dict[str, Any]) -> None:
 
 def torchao_product() -> Callable[..., Any]:
     from torchao.prototype.blockwise_fp8_training.linear import fp8_blockwise_mm
-    from torchao_ahead import tune_briefly
 
     tune_briefly()
     return lambda x, w: fp8_blockwise_mm.apply(x, w, 128, torch.bfloat16, False)
@@ -158,6 +158,8 @@ def steps(found: dict[str, Any], options: argparse.Namespace) -> None:
                 ways[f"{name} graph"] = captured(step_of(product, x, w, dy))
                 if asked(options.compiled, m, n, k):
                     torch._dynamo.reset()
+                    if name == "torchao":
+                        keep_tuned()
                     way = step_of(torch.compile(product, fullgraph=True, dynamic=False), x, w, dy)
                     way()
                     ways[f"{name} compiled"] = way
