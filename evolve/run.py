@@ -41,6 +41,7 @@ from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cluster.pool import RayPool
 from tilewright.workers.cluster.ray_start import PoolUnavailable
+from tilewright.workers.device.warm import WarmDevice
 
 WINNER = "winner"
 MIRROR_PATIENCE_SECONDS = 60.0
@@ -58,8 +59,13 @@ class CampaignOutcome:
     mirrored: bool = True
 
 
-def run(config: CampaignConfig, home: Path, display: Display) -> CampaignOutcome:
-    """Start a campaign. Raises UserError before anything is written when it cannot work."""
+def run(
+    config: CampaignConfig, home: Path, display: Display, device: WarmDevice | None = None
+) -> CampaignOutcome:
+    """Start a campaign. Raises UserError before anything is written when it cannot work.
+
+    ``device``: of the target, started before; the caller closes it.
+    """
     resolved = with_earlier(resolve(config), home)
     require_toolchain(resolved)
     folder = new_campaign(home, config.name)
@@ -68,7 +74,7 @@ def run(config: CampaignConfig, home: Path, display: Display) -> CampaignOutcome
             write_meta(journal, folder.name, resolved)
             journal.add_event("started")
             with logbook(folder):
-                return _Run(resolved, journal, folder, home, display).go()
+                return _Run(resolved, journal, folder, home, display, device).go()
     except InfrastructureFault:
         raise
     except UserError as error:
@@ -121,6 +127,7 @@ class _Run:
     folder: Path
     home: Path
     display: Display
+    device: WarmDevice | None = None
     _mirror: MirrorProcess | None = None
     _interrupted: bool = False
     _references: References | None = None
@@ -129,7 +136,7 @@ class _Run:
     _compared_seconds: float = 0.0
 
     def go(self) -> CampaignOutcome:
-        pool = self._pool = RayPool(pool_settings(self.resolved))
+        pool = self._pool = RayPool(pool_settings(self.resolved), device=self.device)
         config = self.resolved.config
         self.display.start(self.journal.meta("campaign"))
         references = self._references = References(pool, self.journal, config.seed)
