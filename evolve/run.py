@@ -15,7 +15,7 @@ from tilewright.evolve.campaign.conclusion import conclude_measured
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
 from tilewright.evolve.campaign.convergence import Convergence
 from tilewright.evolve.campaign.evaluator import Comparer
-from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, StopReason
+from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start, StopReason
 from tilewright.evolve.campaign.racing import Racing
 from tilewright.evolve.campaign.references import References
 from tilewright.evolve.campaign.resolve import Resolved, resolve
@@ -248,19 +248,19 @@ class _Run:
     def _finals(self, campaign: Campaign, references: References) -> Genome | None:
         """Check the finalists once more, harder; the fittest that passes wins, and where none does nobody.
 
-        A suite with final workloads times finalists, seeds and baselines there. One without has their times already:
-        its finalists are checked in turn until one passes.
+        A suite with final workloads times finalists, the best seed and baselines there. One without has their times
+        already: its finalists are checked in turn until one passes.
         """
         suite, search = self.resolved.suite, self.resolved.config.search
         finalists = [candidate.genome for candidate, _ in campaign.history.fittest(search.finalists)]
         if not finalists:
             return None
-        self.display.note("final check: finalists, seeds and baselines")
+        self.display.note("final check: finalists, the best seed and baselines")
         if suite.final:
             for genome in finalists:
                 references.request(f"finalist:{genome.id}", Scope.FINAL, genome, verify=True)
-            for start in self.resolved.starts:
-                references.request(f"seed:{start.name}", Scope.FINAL, start.genome)
+            best = self._best_start(campaign)
+            references.request(f"seed:{best.name}", Scope.FINAL, best.genome)
             for kernel, genome in self.resolved.baselines:
                 references.request(kernel.name, Scope.FINAL, genome, kernel.name)
             self._draw(references, finalists[0] if len(finalists) == 1 else None)
@@ -276,6 +276,11 @@ class _Run:
         self._draw(references, winner)
         references.drain(lambda: self._progress(campaign))
         return winner
+
+    def _best_start(self, campaign: Campaign) -> Start:
+        """The fittest of the seeds."""
+        found = [(campaign.history.evaluation(start.genome.id), start) for start in self.resolved.starts]
+        return max(found, key=lambda es: (es[0] and es[0].fitness) or 0.0)[1]
 
     def _first_checked(
         self, finalists: list[Genome], campaign: Campaign, references: References

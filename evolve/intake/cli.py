@@ -50,6 +50,8 @@ def _request(arguments: argparse.Namespace) -> Any:
     from tilewright.evolve.intake.tune import Request, parse_place, resolve_reference
     from tilewright.workers.intake.arguments import BadCall, parse
 
+    if arguments.place.endswith(".json") and (said := _problem_said(Path(arguments.place))):
+        raise UserError(said)
     path, function = parse_place(arguments.place)
     if function is None:
         raise UserError(
