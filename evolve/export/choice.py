@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.command import EVENT
+from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.record.system import version
 from tilewright.evolve.report.data import WINNER, CampaignData, load
+from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict, WorkloadFigures
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Operator, Scope, Workload
@@ -45,25 +47,65 @@ def choices(journal: Path) -> list[Choice]:
         receipts = _receipts(opened)
     if data.winner is None:
         raise UserError(f"{journal.parent.name} has no winner to export; let it find one first.")
-    operator = load_operator(str(data.facts["operator"]))
-    suite = operator.suites[str(data.facts["suite"])]
-    known = {workload.id: workload for workload in (*suite.workloads, *suite.final)}
+    operator, known = _shapes(data)
     evaluation = _evaluation(data)
     return [
-        Choice(
-            operator.name,
-            data.target,
-            known[figures.workload],
-            dict(data.winner.genome.params),
-            figures,
-            {
-                **_provenance(journal.parent.name, data, operator, figures),
-                **receipts.get(data.winner.index, {}),
-            },
-        )
+        _choice(journal.parent.name, data, operator, known[figures.workload], data.winner, figures, receipts)
         for figures in evaluation.workloads
         if figures.workload in known
     ]
+
+
+def fastest(journal: Path, fits: Callable[[Genome], bool]) -> list[Choice]:
+    """On each shape the fastest candidate of a campaign for which ``fits`` holds; none where no one does.
+
+    Times are those of the search, so that of several equal ones the luckiest is chosen.
+    """
+    with Journal(journal) as opened:
+        data = load(opened)
+        receipts = _receipts(opened)
+    operator, known = _shapes(data)
+    best: dict[str, tuple[Candidate, WorkloadFigures]] = {}
+    for name, evaluation in data.evaluations.items():
+        candidate = data.candidates.get(name)
+        if candidate is None or evaluation.verdict is not Verdict.OK or not fits(candidate.genome):
+            continue
+        for figures in evaluation.workloads:
+            held = best.get(figures.workload)
+            if figures.workload in known and (held is None or figures.seconds < held[1].seconds):
+                best[figures.workload] = (candidate, figures)
+    return [
+        _choice(journal.parent.name, data, operator, known[workload], candidate, figures, receipts)
+        for workload, (candidate, figures) in sorted(best.items())
+    ]
+
+
+def _shapes(data: CampaignData) -> tuple[Operator, dict[str, Workload]]:
+    operator = load_operator(str(data.facts["operator"]))
+    suite = operator.suites[str(data.facts["suite"])]
+    return operator, {workload.id: workload for workload in (*suite.workloads, *suite.final)}
+
+
+def _choice(
+    campaign: str,
+    data: CampaignData,
+    operator: Operator,
+    workload: Workload,
+    candidate: Candidate,
+    figures: WorkloadFigures,
+    receipts: Mapping[int, Mapping[str, str]],
+) -> Choice:
+    return Choice(
+        operator.name,
+        data.target,
+        workload,
+        dict(candidate.genome.params),
+        figures,
+        {
+            **_provenance(campaign, data, operator, candidate, figures),
+            **receipts.get(candidate.index, {}),
+        },
+    )
 
 
 def _receipts(journal: Journal) -> dict[int, dict[str, str]]:
@@ -85,15 +127,14 @@ def _evaluation(data: CampaignData) -> Evaluation:
 
 
 def _provenance(
-    campaign: str, data: CampaignData, operator: Operator, figures: WorkloadFigures
+    campaign: str, data: CampaignData, operator: Operator, candidate: Candidate, figures: WorkloadFigures
 ) -> dict[str, Any]:
-    assert data.winner is not None
     low, high = figures.seconds_interval or (figures.seconds, figures.seconds)
     return {
         "source": f"tilewright {version()}",
         "campaign": campaign,
         "operator": operator.name,
-        "candidate": data.winner.genome.id,
+        "candidate": candidate.genome.id,
         "target": data.target,
         "kind": figures.kind,
         "time_ms": figures.seconds * 1e3,

@@ -12,7 +12,8 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.record.home import JOURNAL, find_campaign, home_folder
 
 OF_CAMPAIGNS = ("tokamax", "tpu-inference")
-OF_LIBRARIES = ("standalone", "flashinfer-bench", "vllm", "sglang")
+OF_LIBRARIES = ("standalone", "flashinfer-bench")
+OF_EITHER = ("vllm", "sglang")
 
 
 def add_command(commands: Any, say: Callable[[str], None]) -> None:
@@ -20,13 +21,13 @@ def add_command(commands: Any, say: Callable[[str], None]) -> None:
     export = commands.add_parser(
         "export", help="write a winner's tiles, or a promoted operator, for other programs"
     )
-    export.add_argument("format", choices=(*OF_CAMPAIGNS, *OF_LIBRARIES), help="for whom")
+    export.add_argument("format", choices=(*OF_CAMPAIGNS, *OF_LIBRARIES, *OF_EITHER), help="for whom")
     export.add_argument(
         "what",
         nargs="?",
         metavar="CAMPAIGN|OPERATOR",
         help=f"{', '.join(OF_CAMPAIGNS)}: a campaign's id or folder (default: the newest); "
-        f"{', '.join(OF_LIBRARIES)}: a promoted operator, family/recipe",
+        f"{', '.join(OF_LIBRARIES)}: a promoted operator, family/recipe; {', '.join(OF_EITHER)}: either",
     )
     export.add_argument("--out", type=Path, default=Path("exported"), help="folder (default: ./exported)")
     export.add_argument("--target", help="of a promoted operator (default: its only one)")
@@ -36,7 +37,10 @@ def add_command(commands: Any, say: Callable[[str], None]) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    files = _of_library(arguments) if arguments.format in OF_LIBRARIES else _of_campaign(arguments)
+    promoted = arguments.format in OF_LIBRARIES or (
+        arguments.format in OF_EITHER and arguments.what is not None and _is_operator(arguments.what)
+    )
+    files = _of_library(arguments) if promoted else _of_campaign(arguments)
     for path, text in files.items():
         place = arguments.out / path
         _write(place, text)
@@ -44,11 +48,17 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _is_operator(what: str) -> bool:
+    return "/" in what and not Path(what).exists()
+
+
 def _of_campaign(arguments: argparse.Namespace) -> dict[str, str]:
-    from tilewright.evolve.export import tokamax, tpu_inference
+    from tilewright.evolve.export import block_fp8, tokamax, tpu_inference
     from tilewright.evolve.export.choice import choices
 
     campaign = find_campaign(home_folder(arguments.home), arguments.what)
+    if arguments.format in OF_EITHER:
+        return block_fp8.of_campaign(campaign / JOURNAL, arguments.format)
     write = {"tokamax": tokamax.files, "tpu-inference": tpu_inference.files}[arguments.format]
     return write(choices(campaign / JOURNAL))
 
@@ -62,13 +72,11 @@ def _of_library(arguments: argparse.Namespace) -> dict[str, str]:
     if arguments.what is None:
         known = ", ".join(writer.operators()) or "none"
         raise UserError(f"export {arguments.format}: name a promoted operator (promoted: {known}).")
-    write = {
-        "standalone": standalone.files,
-        "flashinfer-bench": flashinfer_bench.files,
-        "vllm": block_fp8.vllm,
-        "sglang": block_fp8.sglang,
-    }[arguments.format]
-    return write(promoted(writer, arguments.what, arguments.target))
+    table = promoted(writer, arguments.what, arguments.target)
+    if arguments.format in OF_EITHER:
+        return block_fp8.of_table(table, arguments.format)
+    write = {"standalone": standalone.files, "flashinfer-bench": flashinfer_bench.files}[arguments.format]
+    return write(table)
 
 
 def _write(place: Path, text: str) -> None:

@@ -267,7 +267,9 @@ def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep | RowGroup
         ),
     }
     quantisers = {
-        recipe: Quantiser(f"{family}/{recipe}", shape, matrix_suites(), _seeds(*kernels))
+        recipe: Quantiser(
+            f"{family}/{recipe}", shape, matrix_suites(few_rows=shape == "rows"), _seeds(*kernels)
+        )
         for recipe, shape, kernels in (
             ("quant_1x128", "rows", ("quant_rows",)),
             ("quant_128x128", "blocks", ("quant_blocks",)),

@@ -157,12 +157,13 @@ def compiled() -> dict[str, Any]:
 
 def modules() -> dict[str, Any]:
     """Linear under autocast, activation checkpointing, kept weights over micro-batches; state dicts."""
+    from tilewright_library import Linear, convert, kept_weights
     from torch.utils.checkpoint import checkpoint
 
-    from tilewright_library import Linear, convert, kept_weights
-
     torch.manual_seed(0)
-    plain = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.SiLU(), torch.nn.Linear(1024, 256)).cuda()
+    plain = torch.nn.Sequential(
+        torch.nn.Linear(512, 1024), torch.nn.SiLU(), torch.nn.Linear(1024, 256)
+    ).cuda()
     copy = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.SiLU(), torch.nn.Linear(1024, 256)).cuda()
     copy.load_state_dict(plain.state_dict())
     model = convert(copy)
@@ -184,7 +185,6 @@ def modules() -> dict[str, Any]:
     without = accumulated()
     with kept_weights(half):
         kept = accumulated()
-        half[0]._keeping
     return {
         "db": db(found, wanted),
         "checkpointed": torch.equal(found, again),

@@ -41,7 +41,9 @@ def sharded(a: jax.Array, w: jax.Array, w_q: jax.Array, sw: jax.Array, dy: jax.A
             return da, jax.lax.psum(dw.astype(jnp.float32), "rows")
 
         specs = (rows, whole, rows)
-        return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=(rows, whole), check_vma=False)(a, w, dy)
+        return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=(rows, whole), check_vma=False)(
+            a, w, dy
+        )
 
     alone = library.gemm_fp8_fused(a, w_q, sw)
     da, dw = gradients(a, w, dy)
@@ -82,7 +84,9 @@ def main() -> None:
             refused.append(str(error))
     more: dict[str, object] = {}
     if "devices" in sys.argv[1:]:
-        jitted = jax.jit(jax.grad(lambda a: jnp.sum(library.gemm_fp8_fused(a, w_q, sw, interpret=True) * dy)))(a)
+        jitted = jax.jit(
+            jax.grad(lambda a: jnp.sum(library.gemm_fp8_fused(a, w_q, sw, interpret=True) * dy))
+        )(a)
         more["jitted"] = snr(jitted, np.asarray(dy, np.float64) @ np.asarray(w, np.float64).T)
         more["sharded"] = sharded(a, w, w_q, sw, dy)
     generated = checks.check(Path(os.environ["VERSION"]), "tpu7x", {"M": 256, "N": 512, "K": 4096}, "spread")

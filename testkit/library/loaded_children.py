@@ -35,7 +35,12 @@ def main(framework: str) -> None:
         (plain, messages), (_, later) = warned(lambda: operator(*inputs)), warned(lambda: operator(*inputs))
         jitted = jax.jit(operator)(*inputs)
         named = library.small_gemm_good(a=inputs[0], b=inputs[1])
-        wrong = ((inputs[0], inputs[1].T), (inputs[0].astype(jnp.float32), inputs[1]), (inputs[0],), (1.0, 2.0))
+        wrong = (
+            (inputs[0], inputs[1].T),
+            (inputs[0].astype(jnp.float32), inputs[1]),
+            (inputs[0],),
+            (1.0, 2.0),
+        )
     else:
         import torch
 
@@ -43,7 +48,12 @@ def main(framework: str) -> None:
         (plain, messages), (_, later) = warned(lambda: operator(*inputs)), warned(lambda: operator(*inputs))
         jitted = torch.compile(lambda a, b: operator(a, b), fullgraph=True, backend="aot_eager")(*inputs)
         named = library.small_gemm_good(a=inputs[0], b=inputs[1])
-        wrong = ((inputs[0], inputs[1].T.contiguous()), (inputs[0].float(), inputs[1]), (inputs[0],), (1.0, 2.0))
+        wrong = (
+            (inputs[0], inputs[1].T.contiguous()),
+            (inputs[0].float(), inputs[1]),
+            (inputs[0],),
+            (1.0, 2.0),
+        )
     refused = []
     for bad in wrong:
         try:

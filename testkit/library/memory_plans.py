@@ -47,14 +47,11 @@ class MemoryPlan:
         assert len(addresses) == len(self.plan.inputs) + len(self.plan.buffers)
         assert all(address and address % 16 == 0 for address in addresses)
         self.calls.append((list(addresses), stream))
-        inputs = {
-            t.name: _at(address, t) for t, address in zip(self.plan.inputs, addresses, strict=False)
-        }
+        inputs = {t.name: _at(address, t) for t, address in zip(self.plan.inputs, addresses, strict=False)}
         buffers = addresses[len(self.plan.inputs) :]
         ctypes.memset(buffers[0], 0xA5, SCRATCH_BYTES)
         for output, result in zip(self.plan.outputs, REFERENCES[self.operator](inputs), strict=True):
             _at(buffers[output.buffer], output).copy_(result)
-
 
     def bind(self) -> None:
         """There is no context to enter."""

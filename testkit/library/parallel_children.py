@@ -41,11 +41,10 @@ def work(rank: int, port: str, answer: Any) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
+    from tilewright_library import convert
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    from tilewright_library import convert
 
     mesh = init_device_mesh("cpu", (2,))
     torch.manual_seed(1)

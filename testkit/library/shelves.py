@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.promote import sources
-from tilewright.evolve.promote.runtime import store
 from tilewright.evolve.promote.library_writer import LibraryWriter
+from tilewright.evolve.promote.runtime import store
+from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import read_declarations
 from tilewright.seeds.catalogue import load_operator
 

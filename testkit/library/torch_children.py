@@ -140,14 +140,21 @@ def modules() -> dict[str, Any]:
     on_host = grouped(counts)
     on_device, messages = warned(lambda: grouped(torch.tensor(counts).as_subclass(Counts)))
     refused = []
-    for bad in (torch.tensor([1.0, 2.0, 198.0]), torch.tensor([201]), torch.tensor([70, 0, 130]), [70, 0, 130]):
+    for bad in (
+        torch.tensor([1.0, 2.0, 198.0]),
+        torch.tensor([201]),
+        torch.tensor([70, 0, 130]),
+        [70, 0, 130],
+    ):
         try:
             experts(rows, bad)
         except (ValueError, RuntimeError) as error:
             refused.append(type(error).__name__)
     return {
         "autocast": snr(found, wanted),
-        "state": [bool(torch.equal(a, b)) for a, b in zip(back.parameters(), plain.parameters(), strict=True)],
+        "state": [
+            bool(torch.equal(a, b)) for a, b in zip(back.parameters(), plain.parameters(), strict=True)
+        ],
         "keys": list(model.state_dict()) == list(plain.state_dict()),
         "checkpointed": bool(torch.equal(found, again)),
         "gradients": gradients,
@@ -207,7 +214,6 @@ def damaged() -> dict[str, Any]:
 def overhead() -> dict[str, Any]:
     """Seconds a call of the look-up alone, after the first call of its shape."""
     from tilewright_library import torch_ops
-
     from tilewright_library.torch_launch import Served
 
     x = torch.zeros(256, 256, dtype=torch.bfloat16)

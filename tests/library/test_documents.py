@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from testkit import ROOT
 import re
 import shlex
 import shutil
@@ -11,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from testkit import ROOT
+from testkit.promote_campaign import FormulaPool, quick_child, write_campaign
 from tilewright.evolve import cli
 from tilewright.evolve.promote import cli as promote_cli
 from tilewright.evolve.promote.library_writer import LibraryWriter
-from testkit.promote_campaign import FormulaPool, quick_child, write_campaign
 
 PAGES = ("README.md", "docs/library.md")
 
@@ -62,8 +62,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         promote_cli, "_evaluator", lambda address: lambda resolved: FormulaPool(resolved, quick_child)
     )
-    monkeypatch.setattr("tilewright.evolve.mlflow_mirror.registry.register", lambda *arguments: "MLflow: left out")
-    monkeypatch.setattr("tilewright.evolve.promote.library_commands._run_test", lambda operator, folder: _passed())
+    monkeypatch.setattr(
+        "tilewright.evolve.mlflow_mirror.registry.register", lambda *arguments: "MLflow: left out"
+    )
+    monkeypatch.setattr(
+        "tilewright.evolve.promote.library_commands._run_test", lambda operator, folder: _passed()
+    )
     return tmp_path
 
 

@@ -31,19 +31,26 @@ def child(scenario: str, home: Path, library: Path = ROOT / "library") -> dict[s
     return json.loads(done.stdout.splitlines()[-1])[scenario]
 
 
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of plans for all tests, so that each shape is compiled once; $TILEWRIGHT_CACHE where that is set."""
+    told = os.environ.get("TILEWRIGHT_CACHE")
+    return Path(told) if told else tmp_path_factory.mktemp("cache")
+
+
 @pytest.mark.parametrize("scenario", ["first_backward", "first_backward_through_modules"])
-def test_the_first_backward_of_a_process_finds_a_context(scenario: str, tmp_path: Path) -> None:
-    assert min(child(scenario, tmp_path)["db"]) >= 45.0
+def test_the_first_backward_of_a_process_finds_a_context(scenario: str, home: Path) -> None:
+    assert min(child(scenario, home)["db"]) >= 45.0
 
 
-def test_every_shape_has_the_recipes_numbers_by_plan(tmp_path: Path) -> None:
-    found = child("numbers", tmp_path)
+def test_every_shape_has_the_recipes_numbers_by_plan(home: Path) -> None:
+    found = child("numbers", home)
     assert all(value >= 45.0 for values in found["db"].values() for value in values), found["db"]
     assert set(found["kinds"].values()) == {"plan"}
 
 
-def test_promoted_plans_need_no_triton(tmp_path: Path) -> None:
-    found = child("without_triton", tmp_path)
+def test_promoted_plans_need_no_triton(home: Path) -> None:
+    found = child("without_triton", home)
     assert min(found["db"]) >= 26.0 and found["kinds"] == ["plan"] and not found["warnings"]
 
 
@@ -61,30 +68,30 @@ def test_a_damaged_pack_is_not_used(tmp_path: Path) -> None:
     assert sum("is not what was promoted" in text for text in found["warnings"]) == 1
 
 
-def test_graphs_hold_a_step(tmp_path: Path) -> None:
-    assert child("graphs", tmp_path)["equal"] == [True, True]
+def test_graphs_hold_a_step(home: Path) -> None:
+    assert child("graphs", home)["equal"] == [True, True]
 
 
-def test_compiled_code_has_eagers_bits(tmp_path: Path) -> None:
-    assert child("compiled", tmp_path)["equal"] == [True] * 3
+def test_compiled_code_has_eagers_bits(home: Path) -> None:
+    assert child("compiled", home)["equal"] == [True] * 3
 
 
-def test_modules(tmp_path: Path) -> None:
-    found = child("modules", tmp_path)
+def test_modules(home: Path) -> None:
+    found = child("modules", home)
     assert found["db"] >= 22.0 and found["checkpointed"] and found["gradients"] and found["emptied"]
     assert all(found["kept"]) and all(found["linear"])
 
 
-def test_group_sizes_on_the_device_cost_no_synchronisation(tmp_path: Path) -> None:
-    assert min(child("grouped", tmp_path)["db"]) >= 45.0
+def test_group_sizes_on_the_device_cost_no_synchronisation(home: Path) -> None:
+    assert min(child("grouped", home)["db"]) >= 45.0
 
 
-def test_ten_thousand_calls_from_many_threads(tmp_path: Path) -> None:
-    found = child("storm", tmp_path)
+def test_ten_thousand_calls_from_many_threads(home: Path) -> None:
+    found = child("storm", home)
     assert not found["wrong"] and not found["errors"], found
     resident, device = found["growth_bytes"]
     assert device == 0 and resident < 64 << 20
 
 
-def test_every_operator_can_be_loaded(tmp_path: Path) -> None:
-    assert all(min(values) >= 45.0 for values in child("loaded", tmp_path).values())
+def test_every_operator_can_be_loaded(home: Path) -> None:
+    assert all(min(values) >= 45.0 for values in child("loaded", home).values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from testkit import ROOT
 import json
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from testkit import ROOT
 from tilewright.evolve.promote.library_commands import check
 from tilewright.evolve.promote.library_writer import LibraryWriter
 

@@ -27,5 +27,7 @@ def test_two_ranks_train_as_one() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert max(found["tensor parallel"]) < 0.04, "FP8's own noise; a part in the wrong place is off by the whole"
+    assert max(found["tensor parallel"]) < 0.04, (
+        "FP8's own noise; a part in the wrong place is off by the whole"
+    )
     assert max(found["fsdp"]) < 0.01

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from testkit import ROOT
 import json
 import subprocess
 import sys
@@ -12,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from tilewright.evolve.promote.library_writer import LibraryWriter
+from testkit import ROOT
 from testkit.library.shelves import SMALL, put
 from tests.library.test_documents import python_blocks
+from tilewright.evolve.promote.library_writer import LibraryWriter
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")

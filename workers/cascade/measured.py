@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from tilewright.fitness.chips import Chip
@@ -34,10 +35,18 @@ from tilewright.workers.cascade.measured_stages import (
 )
 from tilewright.workers.cascade.modelled import pallas_template
 from tilewright.workers.cascade.modelled_stages import CompileStage, TraceStage
+from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.launch import Launcher, Spawn
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.device.compile_ahead import CompileAheadStage
-from tilewright.workers.device.station import CLAIM_SECONDS, Champion, Entry, Station, compile_children
+from tilewright.workers.device.station import (
+    CLAIM_SECONDS,
+    Champion,
+    Entry,
+    LocalStation,
+    Station,
+    compile_children,
+)
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep
 from tilewright.workers.toolchains import libtpu_simulator
@@ -64,18 +73,24 @@ class MeasuredCascade(Cascade):
         limits: Limits | None = None,
         *,
         scratch: Path | None = None,
+        compiler: FreshChildren | None = None,
     ) -> None:
+        """``compiler``: children that compile for the target, where some were started before; closed with this."""
         self._pallas = isinstance(target.part, Chip)
         launcher: Launcher = pallas_template() if self._pallas else Spawn()
         super().__init__(operator, target, suite, limits, scratch, launcher)
         self._samples = Samples(operator)
         self._station = station
         ahead = not (self._pallas or target.interpreted)
-        self._compiler = compile_children(target.gpu, scratch) if ahead else None
+        self._compiler = (compiler or compile_children(target.gpu, scratch)) if ahead else None
+        self._host = ThreadPoolExecutor(1, "answers")
+        """Computes what is due of a candidate while other processes compile it."""
+        self._due: list[Future[None]] = []
 
     def close(self) -> None:
         """Kill the compiling child."""
         super().close()
+        self._host.shutdown(wait=False)
         if self._compiler is not None:
             self._compiler.close()
 
@@ -85,10 +100,18 @@ class MeasuredCascade(Cascade):
         steps: list[StageStep] = [DialectStage(request.target.entry)]
         if self._pallas:
             steps += [TraceStage(), CompileStage(compiles=False), HandOverStage()]
+        gates, screen = GateStage(self._station), ScreenStage(self._station, self._samples)
+        if not self._pallas:
+            wait(self._due)  # of an evaluation that ended early
+            self._due = [
+                self._host.submit(gates.prepare, request),
+                self._host.submit(screen.prepare, request),
+            ]
+            gates.due, screen.due = (job.result for job in self._due)
         if self._compiler is not None:
             steps.append(CompileAheadStage(self._compiler))
-        screen = RaceStage([ScreenStage(self._station, self._samples)], _descriptors)
-        stage, failure = run_steps([*steps, GateStage(self._station), screen], request, found, on_stage)
+        race = RaceStage([screen], _descriptors)
+        stage, failure = run_steps([*steps, gates, race], request, found, on_stage)
         # what keeps to a part of the suite has no fitness to compare with the champion's
         whole = request.only is None and not (request.final or request.timeline)
         if failure is None and whole:
@@ -133,6 +156,13 @@ class MeasuredCascade(Cascade):
 
     def _device_seconds(self) -> float:
         return self._station.busy_seconds
+
+    def _cpu_seconds(self) -> float:
+        if not isinstance(self._station, LocalStation):
+            return super()._cpu_seconds()
+        # the process may have other children
+        compiled = self._compiler.cpu_seconds if self._compiler is not None else 0.0
+        return time.thread_time() + self._station.cpu_seconds + compiled
 
     def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         fitness = geometric_mean(f.rate for f in found.figures)

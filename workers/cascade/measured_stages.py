@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,16 @@ from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadF
 from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.device.station import Champion, Entry, Station
-from tilewright.workers.device.timing import MALFORMED, Samples, failed, job_limits, judge, malformed, measure
+from tilewright.workers.device.timing import (
+    MALFORMED,
+    Samples,
+    Timing,
+    failed,
+    job_limits,
+    judge,
+    malformed,
+    measure,
+)
 from tilewright.workers.device.trace_ahead import plans_of
 from tilewright.workers.request import Failure, Findings, Request
 
@@ -39,6 +48,10 @@ NEAR = 0.995
 """A candidate that screens at this share of the champion's fitness or better is measured against it."""
 
 
+def nothing_due() -> None:
+    """What a stage waits for that computes what is due by itself."""
+
+
 class GateStage:
     """Runs the gates' inputs on the device."""
 
@@ -46,9 +59,17 @@ class GateStage:
 
     def __init__(self, station: Station) -> None:
         self._station = station
+        self.due: Callable[[], None] = nothing_due
+
+    def prepare(self, request: Request) -> None:
+        """Compute what is due, for which ``run`` waits with ``due`` where another thread does this."""
+        for place, workload in enumerate(request.checked):
+            for kind in _kinds(request, place):
+                request.truth.references(workload, request.seed, kind)
 
     def run(self, request: Request, found: Findings) -> Failure | None:
         """Every checked shape; each kind of inputs on one of them, or on all for a finalist."""
+        self.due()
         plan = [(w, _kinds(request, place)) for place, w in enumerate(request.checked)]
         entry = _entry(request, found)
         arrays = {
@@ -107,9 +128,18 @@ class ScreenStage:
     def __init__(self, station: Station, samples: Samples) -> None:
         self._station = station
         self._samples = samples
+        self.due: Callable[[], None] = nothing_due
+
+    def prepare(self, request: Request) -> None:
+        """Compute what is due at sampled places, for which ``run`` waits with ``due``."""
+        if self._samples.tables:
+            seed = self._station.operand_seed(request.seed, ahead=True)
+            for workload in request.measured:
+                self._samples.of(workload, seed)
 
     def run(self, request: Request, found: Findings) -> Failure | None:
         """Adds figures, unless the times cannot be true or the outputs of the timed calls are wrong."""
+        self.due()
         champion = self._station.champion()
         pace = {f.workload: f.seconds for f in champion.figures} if champion else {}
         timings = measure(
@@ -167,11 +197,18 @@ def confirm(
         dataclasses.replace(champion.entry, id=f"{champion.entry.id}/again"),
     ]
     effort = _effort(request, CLEAR_CONFIRM if fitness > CLEAR * champion.fitness else CONFIRM)
-    timings = measure(station, request, found, samples, entries, effort, {}, judged=1)
-    if isinstance(timings, Failure):
-        return timings
-    first, contender, again = ({t.workload.id: t.rounds[n] for t in timings} for n in range(3))
-    held = {name: [[*a, *b] for a, b in zip(first[name], again[name], strict=True)] for name in first}
+    pace = {f.workload: f.seconds for f in champion.figures}
+    timings: list[Timing] = []
+    for part in _parts(effort):
+        more = measure(station, request, found, samples, entries, part, {}, judged=1, known=pace)
+        if isinstance(more, Failure):
+            return more
+        later = {timing.workload.id: timing for timing in more}
+        timings = [timing.and_then(later[timing.workload.id]) for timing in timings] or more
+        first, contender, again = ({t.workload.id: t.rounds[n] for t in timings} for n in range(3))
+        held = {name: [[*a, *b] for a, b in zip(first[name], again[name], strict=True)] for name in first}
+        if intervals.paired_ratio(held, contender).value <= 1.0:
+            break  # nothing that the other rounds could show is likely to make it the faster one
     ratio, control = intervals.paired_ratio(held, contender), intervals.paired_ratio(first, again)
     known = {f.workload: f for f in champion.figures}
     rescaled = []
@@ -190,6 +227,12 @@ def confirm(
     order = {w.id: n for n, w in enumerate(request.measured)}
     found.figures = sorted(rescaled, key=lambda f: order[f.workload])
     return Confirmation(champion.entry.id, ratio, control)
+
+
+def _parts(effort: tuple[int, int]) -> list[tuple[int, int]]:
+    """The same rounds in two parts of whole pairs, as their order is reversed each time; one pair is not parted."""
+    rounds, calls = effort
+    return [effort] if rounds < 4 else [(2, calls), (rounds - 2, calls)]
 
 
 def interval(figures: Sequence[WorkloadFigures], fitness: float) -> tuple[float, float]:

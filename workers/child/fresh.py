@@ -55,8 +55,7 @@ class FreshChildren:
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         """One job; the frames are those it answered with. Raises OSError when no process can be made."""
-        if self._template is None:
-            self._template = Template(self._modules, {"HOME": "/tmp", **self._environment})
+        template = self._made()
         asked = Frame(
             self._prefix + job.kind, {**job.data, "runner_config": self._config}, job.arrays, job.blobs
         )
@@ -64,12 +63,26 @@ class FreshChildren:
             child = ChildLimits(limits.wall_seconds, MEMORY_BYTES)
             own = {name: str(folder / name.lower()) for name in self._own_folders}
             outcome = run_child(
-                asked, child, folder, extra_environment={**self._environment, **own}, launcher=self._template
+                asked, child, folder, extra_environment={**self._environment, **own}, launcher=template
             )
         outcome.frames = [frame for frame in outcome.frames if frame.kind not in ("started", "done")]
         if outcome.ending is Ending.MEMORY:
             outcome.frames.append(_out_of_memory(outcome.detail))
         return outcome
+
+    def warm(self) -> None:
+        """Start the process that children are forked from, without waiting for its imports. Raises OSError."""
+        self._made().warm()
+
+    def _made(self) -> Template:
+        if self._template is None:
+            self._template = Template(self._modules, {"HOME": "/tmp", **self._environment})
+        return self._template
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of that process and its children."""
+        return self._template.cpu_seconds if self._template is not None else 0.0
 
     def close(self) -> None:
         """End the process that children are forked from."""

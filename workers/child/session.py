@@ -25,7 +25,7 @@ from typing import Any
 from tilewright.workers.child.drain import ByteLimits, Drain, Stop
 from tilewright.workers.child.ending import ChildOutcome, Ending, death
 from tilewright.workers.child.frames import Frame, FrameReader, encode
-from tilewright.workers.child.launch import PROGRAMS, ROOT, end_group
+from tilewright.workers.child.launch import PROGRAMS, ROOT, cpu_seconds, end_group
 from tilewright.workers.child.run_once import environment
 
 START_SECONDS = 90.0
@@ -135,6 +135,11 @@ class Session:
         limits = JobLimits(PING_SECONDS, PING_SECONDS)
         return self.run(Frame("ping"), limits).ending is Ending.DONE
 
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of the child and what it started."""
+        return cpu_seconds(self._process.pid)
+
     def close(self) -> None:
         """Kill the child with all it started, and remove its folder."""
         end_group(self._process)
@@ -229,6 +234,11 @@ class SessionPool:
         """Start a child, if there is none, without waiting for its imports. Raises OSError."""
         if self._current is None:
             self._current = Session(self.config)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of the current child."""
+        return self._current.cpu_seconds if self._current is not None else 0.0
 
     def replace(self) -> None:
         """Kill the current child; the spare takes its place."""

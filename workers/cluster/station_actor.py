@@ -28,7 +28,7 @@ from tilewright.workers.toolchains import tpu as tpu_toolchain
 CALIBRATION_SECONDS = 180.0
 """How long stations may take to start, compile the reference kernel and time it."""
 
-SEED_USES = 64
+SEED_USES = 256
 """Jobs that are timed on the same operands."""
 
 SLIVER = 0.001
@@ -52,10 +52,10 @@ class StationActor:
         """As ``workers.device.station.Station``; a station without a device is told apart by its process."""
         return {calibration.DEVICE: f"process {os.getpid()}", **self._station.hello()}
 
-    def operand_seed(self, proposed: int) -> int:
+    def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
         if self._seed_uses >= SEED_USES:
             self._seed, self._seed_uses = proposed, 0
-        self._seed_uses += 1
+        self._seed_uses += not ahead
         return self._seed
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
@@ -71,6 +71,10 @@ class StationActor:
 
     def release(self, contender: str, crowned: Champion | None) -> None:
         self._station.release(contender, crowned)
+
+    def inherit(self, champion: Champion) -> None:
+        """See ``workers.device.station.LocalStation``."""
+        self._station.inherit(champion)
 
     def compare(
         self,
@@ -116,8 +120,8 @@ class RemoteStation:
             raise SessionDied(f"the device {hello.get(calibration.DEVICE)} was never calibrated")
         return found
 
-    def operand_seed(self, proposed: int) -> int:
-        return self._ask(self._handle.operand_seed.remote(proposed))
+    def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
+        return self._ask(self._handle.operand_seed.remote(proposed, ahead=ahead))
 
     def champion(self) -> Champion | None:
         known = self._champion and (self._champion.entry.id, self._champion.fitness)

@@ -88,8 +88,10 @@ class Station(Protocol):
         """What its times are divided by. Raises SessionDied on a device that has none where others have."""
         ...
 
-    def operand_seed(self, proposed: int) -> int:
+    def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
         """Seed of the operands to time with: ``proposed``, or an earlier one whose operands are still there.
+
+        ``ahead``: as it would be now, of a job that asks again when its time has come.
 
         Gates get fresh inputs all the time; big operands that change as often would cost a device as much as timing.
         """
@@ -109,7 +111,8 @@ class Station(Protocol):
 class LocalStation:
     """A station in this process. Not safe for several threads."""
 
-    def __init__(self, device: Gpu | Chip, scratch: Path | None = None) -> None:
+    def __init__(self, device: Gpu | Chip, scratch: Path | None = None, *, spare: bool = True) -> None:
+        """Without ``spare`` no second child waits beside the first, where a device's children have one."""
         self.busy_seconds = 0.0
         self._keeper: SessionPool | FreshChildren
         if not isinstance(device, Chip) and device.interpreted:
@@ -124,7 +127,9 @@ class LocalStation:
             config = (
                 tpu_toolchain.device_config(device) if isinstance(device, Chip) else device_config(device)
             )
-            self._keeper = SessionPool(dataclasses.replace(config, scratch=scratch))
+            self._keeper = SessionPool(
+                dataclasses.replace(config, scratch=scratch, spare=spare and config.spare)
+            )
         self._champion: Champion | None = None
         self._claim: tuple[str, float] | None = None
 
@@ -140,13 +145,12 @@ class LocalStation:
 
     def warm(self) -> None:
         """Start the device's child without waiting for it. Raises OSError when no process can be made."""
-        if isinstance(self._keeper, SessionPool):
-            self._keeper.warm()
+        self._keeper.warm()
 
     def scale(self) -> DeviceRatio:
         return DeviceRatio()
 
-    def operand_seed(self, proposed: int) -> int:
+    def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
         return proposed
 
     def champion(self) -> Champion | None:
@@ -159,12 +163,22 @@ class LocalStation:
         self._claim = (contender, now + CLAIM_SECONDS)
         return True
 
+    def inherit(self, champion: Champion) -> None:
+        """Take over the champion of another station on the same device, where it is the better one."""
+        if self._champion is None or champion.fitness > self._champion.fitness:
+            self._champion = champion
+
     def release(self, contender: str, crowned: Champion | None) -> None:
         if self._claim is None or self._claim[0] != contender:
             return  # it took too long, and another has the claim
         self._claim = None
         if crowned is not None:
             self._champion = crowned
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of the children there are now."""
+        return self._keeper.cpu_seconds
 
     @property
     def replaced(self) -> int:

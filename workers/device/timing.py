@@ -31,6 +31,9 @@ STALL_SECONDS = 10.0
 WALL_FACTOR, WALL_SLACK_SECONDS = 3.0, 2e-3
 """How far the wall clock may be above what device events and host time say."""
 
+BURST_SECONDS = 2e-3
+"""Device time after which more calls of one burst tell little: what disturbs calls this long comes and goes slower."""
+
 _RESOURCES = re.compile(
     r"out of (resource|memory)|too many resources|allocate memory|OutOfResources|OutOfMemory|MemoryError",
     re.I,
@@ -86,6 +89,11 @@ class Timing:
     seed: int
     """Of the operands."""
 
+    def and_then(self, later: Timing) -> Timing:
+        """With the rounds of another job on the same entries behind its own."""
+        rounds = [[*mine, *more] for mine, more in zip(self.rounds, later.rounds, strict=True)]
+        return dataclasses.replace(later, rounds=rounds)
+
     def figures(self, request: TimingRequest, place: int = 0) -> WorkloadFigures:
         """The figures of entry ``place``, as the campaign's first device would have given them."""
         operator, device, workload = request.operator, request.target.hardware, self.workload
@@ -124,11 +132,13 @@ def measure(
     effort: tuple[int, int],
     pace: Mapping[str, float],
     judged: int | None = None,
+    known: Mapping[str, float] | None = None,
 ) -> list[Timing] | Failure:
     """Time entries side by side; the outputs of one timed call of each pass the gates on a sample.
 
-    ``effort``: rounds, calls a round. ``judged``: the entry whose failures are the candidate's; those of the
-    others are infrastructure faults. None: every entry's.
+    ``effort``: rounds, and calls a round, fewer of what takes long. ``pace``: seconds by workload that entries are held
+    to. ``known``: seconds that such kernels take; else those of ``pace``. ``judged``: the entry whose failures are the
+    candidate's; those of the others are infrastructure faults. None: every entry's.
     """
     workloads = sorted(request.measured, key=request.operator.flops)
     seed = station.operand_seed(request.seed)
@@ -147,6 +157,7 @@ def measure(
         "seed": seed,
         "rounds": effort[0],
         "calls": effort[1],
+        "calls_of": {w.id: calls_of(request, w, effort, known or pace) for w in workloads},
         "pace": dict(pace),
     }
     blobs = {name: plan for entry in entries for name, plan in entry.blobs(w.id for w in workloads).items()}
@@ -171,6 +182,25 @@ def measure(
             if (failure := _objection(request, found, samples, timing, place)) is not None:
                 return dataclasses.replace(failure, entry=entries[place].id)
     return timings
+
+
+def calls_of(
+    request: TimingRequest, workload: Workload, effort: tuple[int, int], known: Mapping[str, float]
+) -> int:
+    """Calls a round: as many as make ``BURST_SECONDS``, and no more than ``effort`` says.
+
+    What is not known takes as long as the device's peaks allow. One of a single round is called twice at least.
+    """
+    rounds, calls = effort
+    if request.target.interpreted:
+        return calls
+    operator = request.operator
+    kind = score.matrix_kind(operator, request.inputs(workload))
+    least = score.roofline_seconds(
+        operator.flops(workload), operator.bytes(workload), request.target.hardware, kind
+    )
+    seconds = known.get(workload.id, least)
+    return min(calls, max(2 if rounds == 1 else 1, math.ceil(BURST_SECONDS / seconds)))
 
 
 MALFORMED = (KeyError, TypeError, ValueError)

@@ -3,7 +3,8 @@
 Jobs (all with ``entries`` [{id, ...}]):
 ``check``: ``workloads`` [{id, inputs, outputs}], ``check`` [{workload, kinds}], arrays ``workload/kind/operand``.
     One ``checked`` per (workload, kind) with the outputs of the first entry.
-``time``: ``workloads``, ``seed``, ``rounds``, ``calls``, ``pace`` {workload: seconds} (optional), arrays
+``time``: ``workloads``, ``seed``, ``rounds``, ``calls``, ``calls_of`` {workload: calls} (optional, instead of
+    ``calls``), ``pace`` {workload: seconds} (optional), arrays
     ``table/operand`` (see ``seeds.sampled``) or ``workload/operand``, and ``where/workload/output/axis``.
     One ``timed`` per workload: times of every entry in every round, host seconds, wall seconds, and what the
     outputs of one timed call of each entry hold at the places asked for.
@@ -139,7 +140,8 @@ class TorchDevice(DeviceRunner):
         answer: Answer,
     ) -> Frame:
         """Interleaved rounds, order reversed each time, then the outputs of a call that was timed."""
-        rounds, count = (1, 1) if brief else (int(job.data["rounds"]), int(job.data["calls"]))
+        most = int(job.data.get("calls_of", {}).get(workload["id"], job.data["calls"]))
+        rounds, count = (1, 1) if brief else (int(job.data["rounds"]), most)
         entries, sampler = job.data["entries"], Sampler(job, workload, self._device)
         times: list[list[list[float]]] = [[] for _ in calls]
         host, wall, arrays = [0.0] * len(calls), [0.0] * len(calls), {}
@@ -158,7 +160,7 @@ class TorchDevice(DeviceRunner):
                 if number == rounds - 1:
                     call.inspect()
                     arrays.update({f"{place}/{name}": to_numpy(values) for name, values in kept.items()})
-                    host[place], wall[place] = self._clock.overheads(call, brief)
+                    host[place], wall[place] = self._clock.overheads(call, brief, statistics.median(found))
         data = {
             "workload": workload["id"],
             "rounds": times,

@@ -1,121 +1,59 @@
 """Training a decoder of Llama-3.1-8B's layer sizes in bf16, with torchao's blockwise FP8, and with the library.
 
-    PYTHONPATH=library python experiments/studies/library/decoder.py OUT.json [--layers 8 --tokens 8192 --steps 40 ...]
+    PYTHONPATH=library python experiments/studies/library/decoder.py OUT.json [--runs KIND:MODE:SEED,... --steps 40 ...]
 
-Data: sequences of a noisy Markov chain over 4,096 symbols (learnable, never to zero), fresh each step and the same for
-everyone. Master weights are the bf16 parameters; AdamW. Everyone starts from the same parameters of a seed.
+KIND: bf16, library, torchao. MODE: eager, compiled (each block by torch.compile, fullgraph), graph (a whole step in a
+CUDA graph). Data: sequences of a noisy Markov chain (learnable, never to zero), fresh each step, the same for everyone
+of a seed. The bf16 parameters are the master weights; AdamW. Everyone starts from the same parameters of a seed.
+At the end: how far the library's loss curves are from bf16's, beside the spread of bf16's seeds.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
+import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-WIDTH, HIDDEN, HEADS, KV_HEADS, HEAD = 4096, 14336, 32, 8, 128
-SYMBOLS, SEQUENCE = 4096, 2048
+sys.path.insert(0, str(Path(__file__).parent))
+from decoder_model import batches, made
+from torchao_ahead import keep_tuned, tune_briefly
 
-
-class Block(nn.Module):
-    """Grouped-query attention and a gated MLP, each behind an RMS norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
-        self.qkv = nn.Linear(WIDTH, (HEADS + 2 * KV_HEADS) * HEAD, bias=False)
-        self.out = nn.Linear(HEADS * HEAD, WIDTH, bias=False)
-        self.gate_up = nn.Linear(WIDTH, 2 * HIDDEN, bias=False)
-        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, _ = x.shape
-        q, k, v = self.qkv(self.norm1(x)).split([HEADS * HEAD, KV_HEADS * HEAD, KV_HEADS * HEAD], dim=-1)
-        q, k, v = (t.view(batch, length, -1, HEAD).transpose(1, 2) for t in (q, k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
-        gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
-
-
-class Decoder(nn.Module):
-    """Embedding, blocks, head; the head stays in bf16 for everyone."""
-
-    def __init__(self, layers: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(SYMBOLS, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(layers))
-        self.norm = nn.RMSNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, SYMBOLS, bias=False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.embed(ids)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
-
-
-def made(kind: str, layers: int, seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    with torch.device("cuda"):
-        model = Decoder(layers).to(torch.bfloat16)
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02 / ((2 * layers) ** 0.5 if "out" in name or "down" in name else 1))
-    chosen = lambda name, module: not name.endswith("head")  # noqa: E731
-    if kind == "library":
-        from tilewright_library import convert
-
-        convert(model, chosen)
-    elif kind == "torchao":
-        from torchao.prototype.blockwise_fp8_training.linear import Float8BlockwiseLinear
-
-        for block in model.blocks:
-            for name, child in list(block.named_children()):
-                if isinstance(child, nn.Linear):
-                    setattr(block, name, Float8BlockwiseLinear.from_float(child))
-    return model
-
-
-def batches(tokens: int, seed: int) -> Any:
-    """Endless (inputs, targets): the next symbol is a fixed function of the last, or, one time in four, any."""
-    generator = torch.Generator("cuda").manual_seed(seed)
-    after = torch.randint(SYMBOLS, (SYMBOLS,), generator=torch.Generator("cuda").manual_seed(99), device="cuda")
-    rows = tokens // SEQUENCE
-    while True:
-        ids = torch.empty(rows, SEQUENCE + 1, dtype=torch.long, device="cuda")
-        ids[:, 0] = torch.randint(SYMBOLS, (rows,), generator=generator, device="cuda")
-        noise = torch.randint(SYMBOLS, (rows, SEQUENCE), generator=generator, device="cuda")
-        free = torch.rand(rows, SEQUENCE, generator=generator, device="cuda") < 0.25
-        # forty rounds settle every run of steps that is likely, without a loop over positions
-        start = noise.clone()
-        for _ in range(40):
-            follow = after[torch.cat([ids[:, :1], start[:, :-1]], dim=1)]
-            start = torch.where(free, noise, follow)
-        ids[:, 1:] = start
-        yield ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+WINDOW = 10
+"""Steps over which a loss curve is averaged before curves are compared."""
 
 
 def train(kind: str, mode: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+    torch._dynamo.reset()
+    began_all = time.perf_counter()
     model = made(kind, options.layers, seed)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), fused=True, capturable=mode == "graph")
-    forward = torch.compile(model, fullgraph=True) if mode == "compiled" else model
-    data = batches(options.tokens, 7)
+    if mode == "compiled":
+        if kind == "torchao":
+            keep_tuned()
+        for block in model.blocks:
+            block.compile(fullgraph=True)
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=options.rate, betas=(0.9, 0.95), fused=True, capturable=mode == "graph"
+    )
+    data = batches(options.tokens, 7 + seed)
     ids, targets = next(data)
     losses: list[torch.Tensor] = []
     seconds = []
 
     def step() -> torch.Tensor:
         optimiser.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(forward(ids).flatten(0, 1), targets.flatten())
+        loss = F.cross_entropy(model(ids).flatten(0, 1).float(), targets.flatten())
         loss.backward()
         optimiser.step()
         return loss.detach()
@@ -138,6 +76,9 @@ def train(kind: str, mode: str, seed: int, options: argparse.Namespace) -> dict[
     while len(losses) < options.steps:
         fresh = next(data)
         ids.copy_(fresh[0]), targets.copy_(fresh[1])
+        if mode != "graph":
+            for group in optimiser.param_groups:
+                group["lr"] = options.rate * min(1.0, (len(losses) + 1) / options.warm_up)
         torch.cuda.synchronize()
         began = time.perf_counter()
         losses.append(run())
@@ -152,20 +93,65 @@ def train(kind: str, mode: str, seed: int, options: argparse.Namespace) -> dict[
         "step seconds": statistics.median(warm),
         "tokens/s": options.tokens / statistics.median(warm),
         "peak GB": torch.cuda.max_memory_allocated() / 1e9,
+        "first step seconds": seconds[0],
+        "whole run seconds": time.perf_counter() - began_all,
     }
-    del model, optimiser, forward, run
     return found
 
 
+def averaged(losses: Sequence[float]) -> list[float]:
+    return [statistics.mean(losses[i : i + WINDOW]) for i in range(0, len(losses) - WINDOW + 1, WINDOW)]
+
+
+def curves(rows: Sequence[Mapping[str, Any]], other: str) -> dict[str, Any] | None:
+    """By window of steps: the spread of bf16's seeds, and how far ``other`` of a seed is from bf16 of that seed."""
+    by_seed = {
+        kind: {
+            r["seed"]: averaged(r["losses"])
+            for r in rows
+            if (r["kind"], r["mode"]) == (kind, "eager") and "losses" in r
+        }
+        for kind in ("bf16", other)
+    }
+    plain, ours = by_seed["bf16"], by_seed[other]
+    if len(plain) < 3 or not ours:
+        return None
+    low, high = ([edge(values) for values in zip(*plain.values(), strict=True)] for edge in (min, max))
+    spread = [b - a for a, b in zip(low, high, strict=True)]
+    off = {s: [a - b for a, b in zip(c, plain[s], strict=True)] for s, c in ours.items() if s in plain}
+    means = [[statistics.mean(v) for v in zip(*c.values(), strict=True)] for c in (plain, ours)]
+    return {
+        "window": WINDOW,
+        "spread of bf16": spread,
+        "from bf16 of the same seed": off,
+        "mean over seeds, from that of bf16": [b - a for a, b in zip(*means, strict=True)],
+        "windows outside of bf16's lowest and highest": {
+            s: sum(not a <= v <= b for a, v, b in zip(low, c, high, strict=True)) for s, c in ours.items()
+        },
+        "windows farther from bf16 of the seed than bf16's spread": {
+            s: sum(abs(d) > w for d, w in zip(c, spread, strict=True)) for s, c in off.items()
+        },
+        "windows": len(spread),
+    }
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--runs", default="bf16:eager:0,library:eager:0,torchao:eager:0,bf16:eager:1,bf16:eager:2")
+    parser.add_argument("--rate", type=float, default=3e-4)
+    parser.add_argument("--warm-up", type=int, default=10, help="steps in which the rate grows to --rate")
+    parser.add_argument(
+        "--runs", default="bf16:eager:0,library:eager:0,torchao:eager:0,bf16:eager:1,bf16:eager:2"
+    )
     options = parser.parse_args()
-    rows = []
+    if "torchao" in options.runs:
+        tune_briefly()
+    rows: list[dict[str, Any]] = []
     for run in options.runs.split(","):
         kind, mode, seed = run.split(":")
         try:
@@ -175,7 +161,12 @@ def main() -> None:
         shown = {name: value for name, value in rows[-1].items() if name != "losses"}
         last = rows[-1].get("losses", [None])[-1]
         print(json.dumps(shown), "last loss", last, flush=True)  # noqa: T201
-        options.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        found = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "runs": rows}
+        for other in ("library", "torchao"):
+            compared = curves(rows, other)
+            if compared is not None:
+                found[f"curves of {other}"] = compared
+        options.out.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

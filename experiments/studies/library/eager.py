@@ -1,14 +1,18 @@
 """Host time of the library, and the training step as eager code issues it, beside bf16 and torchao. One GPU.
 
-    PYTHONPATH=library python experiments/studies/library/eager.py OUT.json
+    PYTHONPATH=library python experiments/studies/library/eager.py OUT.json [--torchao SHAPES] [--compiled SHAPES]
 
 Host: least of bursts of 100 calls queued behind a spinning kernel, microseconds. Step: seconds of forward and backward,
-wall clock over 12 steps, medians of rounds in reversed order; beside it the same step captured in a CUDA graph.
+wall clock over 4 to 200 steps in a row, medians of rounds in reversed order; beside it the same step captured in a CUDA graph.
+SHAPES: ``8192x4096x4096,...`` or ``all``: where torchao runs beside it (which tunes itself for long, see
+``torchao_ahead.py``), and where everyone runs under torch.compile as well.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -19,8 +23,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-QUICK = len(sys.argv) > 2
-"""Eager steps alone."""
+sys.path.insert(0, str(Path(__file__).parent))
+from torchao_ahead import keep_tuned, tune_briefly
 
 STEPS = (
     (4096, 12288, 4096), (4096, 4096, 11008), (4096, 10240, 8192), (8192, 6144, 4096), (8192, 4096, 4096),
@@ -46,7 +50,9 @@ def host(call: Callable[[], Any], count: int = 100, bursts: int = 5) -> float:
     return best * 1e6
 
 
-def step_of(product: Callable[..., Any], x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> Callable[[], Any]:
+def step_of(
+    product: Callable[..., Any], x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor
+) -> Callable[[], Any]:
     def step() -> None:
         x.grad = w.grad = None
         product(x, w).backward(dy)
@@ -55,6 +61,9 @@ def step_of(product: Callable[..., Any], x: torch.Tensor, w: torch.Tensor, dy: t
 
 
 def wall(step: Callable[[], Any], count: int) -> float:
+    """Seconds a step. Three more before it wake this process's threads, as in a training loop that runs for hours."""
+    for _ in range(3):
+        step()
     torch.cuda.synchronize()
     began = time.perf_counter()
     for _ in range(count):
@@ -124,21 +133,24 @@ def hosts(found: dict[str, Any]) -> None:
         return ops.linear(x, w)[0]
 
     times["forward and backward by the registered ops"] = host(step_of(by_op, xg, wg, dy), count=50)
-    print(json.dumps(times, indent=1), flush=True)
+    print(json.dumps(times, indent=1), flush=True)  # noqa: T201
 
 
-def steps(found: dict[str, Any]) -> None:
+def torchao_product() -> Callable[..., Any]:
+    from torchao.prototype.blockwise_fp8_training.linear import fp8_blockwise_mm
+
+    tune_briefly()
+    return lambda x, w: fp8_blockwise_mm.apply(x, w, 128, torch.bfloat16, False)
+
+
+def steps(found: dict[str, Any], options: argparse.Namespace) -> None:
     from tilewright_library import gemm_fp8_blockwise
 
-    products: dict[str, Callable[..., Any]] = {"bf16": F.linear, "library": gemm_fp8_blockwise}
-    try:
-        from torchao.prototype.blockwise_fp8_training.linear import fp8_blockwise_mm
-
-        products["torchao"] = lambda x, w: fp8_blockwise_mm.apply(x, w, 128, torch.bfloat16, False)
-    except Exception as error:  # noqa: BLE001 - a peer that is not there is reported
-        print("torchao:", repr(error)[:200], flush=True)
+    plain: dict[str, Callable[..., Any]] = {"bf16": F.linear, "library": gemm_fp8_blockwise}
+    peer = {"torchao": torchao_product()} if options.torchao else {}
     rows = found["steps"] = {}
     for m, n, k in STEPS:
+        products = {**plain, **(peer if asked(options.torchao, m, n, k) else {})}
         x = torch.randn(m, k, dtype=torch.bfloat16, device="cuda").requires_grad_()
         w = (torch.randn(n, k, dtype=torch.bfloat16, device="cuda") / 64).requires_grad_()
         dy = torch.randn(m, n, dtype=torch.bfloat16, device="cuda")
@@ -147,30 +159,52 @@ def steps(found: dict[str, Any]) -> None:
             try:
                 ways[f"{name} eager"] = step_of(product, x, w, dy)
                 ways[f"{name} eager"]()
-                if name != "torchao" and not QUICK:
-                    ways[f"{name} graph"] = captured(step_of(product, x, w, dy))
+                ways[f"{name} graph"] = captured(step_of(product, x, w, dy))
+                if asked(options.compiled, m, n, k):
+                    torch._dynamo.reset()
+                    if name == "torchao":
+                        keep_tuned()
+                    way = step_of(torch.compile(product, fullgraph=True, dynamic=False), x, w, dy)
+                    way()
+                    ways[f"{name} compiled"] = way
             except Exception as error:  # noqa: BLE001 - reported beside the rest
-                ways.pop(f"{name} eager", None)
-                print(name, m, n, k, repr(error)[:150], flush=True)
+                print(name, m, n, k, repr(error)[:300], flush=True)  # noqa: T201
         cost = 6 * m * n * k / 7e14
-        count = max(3, min(12, int(0.05 / cost)))
+        count = max(4, min(200, int(0.06 / cost)))
         taken: dict[str, list[float]] = {name: [] for name in ways}
-        for turn in range(3):
+        for turn in range(4):
             for name in list(ways) if turn % 2 == 0 else list(ways)[::-1]:
                 taken[name].append(wall(ways[name], count))
-                time.sleep(0.02)
         seconds = {name: statistics.median(values) for name, values in taken.items()}
-        rows[f"{m}x{n}x{k}"] = {"seconds": seconds, "rounds": taken}
+        rows[f"{m}x{n}x{k}"] = {"seconds": seconds, "rounds": taken, "host load": os.getloadavg()[0]}
         text = "  ".join(f"{name} {6 * m * n * k / t / 1e12:.0f}" for name, t in seconds.items())
         ratio = seconds["bf16 eager"] / seconds["library eager"]
-        print(f"{m}x{n}x{k}: {text}  eager {ratio:.2f} x bf16 (TFLOP/s, 6MNK, measured)", flush=True)
+        print(f"{m}x{n}x{k}: {text}  eager {ratio:.3f} x bf16 (TFLOP/s, 6MNK, measured)", flush=True)  # noqa: T201
+        options.out.write_text(json.dumps(found, indent=1), encoding="utf-8")
         del x, w, dy, ways
         torch.cuda.empty_cache()
 
 
+def asked(shapes: str, m: int, n: int, k: int) -> bool:
+    return shapes == "all" or f"{m}x{n}x{k}" in shapes.split(",")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--torchao", default="", help="shapes, or all")
+    parser.add_argument("--compiled", default="", help="shapes, or all")
+    parser.add_argument("--no-host", action="store_true")
+    options = parser.parse_args()
+    found: dict[str, Any] = {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
+    found["host load"] = os.getloadavg()[0]
+    if not options.no_host:
+        hosts(found)
+        options.out.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    steps(found, options)
+
+
 if __name__ == "__main__":
-    results: dict[str, Any] = {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
-    hosts(results)
-    Path(sys.argv[1]).write_text(json.dumps(results, indent=1), encoding="utf-8")
-    steps(results)
-    Path(sys.argv[1]).write_text(json.dumps(results, indent=1), encoding="utf-8")
+    main()

@@ -9,7 +9,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,11 +22,19 @@ from tilewright.evolve.export.choice import Disagreement
 from tilewright.evolve.export.promoted import PromotedTable, promoted
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.runtime import store
+from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
 from tilewright.seeds.catalogue import load_operator
 
 SHIPPED = LibraryWriter(Path(__file__).parents[3] / "library")
 ROWS = "gemm_fp8_blockwise/quant_1x128"
 PRODUCT = "gemm_fp8_blockwise/gemm_nt"
+
+
+PLAIN = {"block_m": 64, "block_n": 128, "num_warps": 4, "num_stages": 4, "group_m": 8, "skew": False}
+"""Parameters of the plain kernel."""
 
 
 @functools.cache
@@ -188,15 +198,7 @@ def test_a_pallas_operator_is_no_torch_solution(tmp_path: Path) -> None:
 def plain(table: PromotedTable, **params: object) -> PromotedTable:
     """The table as if the plain kernel of pointer loads served it."""
     source = load_operator(PRODUCT).kernels["pointer"].source
-    chosen = {
-        "block_m": 64,
-        "block_n": 128,
-        "num_warps": 4,
-        "num_stages": 4,
-        "group_m": 8,
-        "skew": False,
-        **params,
-    }
+    chosen = {**PLAIN, **params}
     kernels = {
         name: dataclasses.replace(kernel, data=source.encode(), params=chosen)
         for name, kernel in table.kernels.items()
@@ -206,7 +208,7 @@ def plain(table: PromotedTable, **params: object) -> PromotedTable:
 
 def test_rows_for_vllm_and_sglang() -> None:
     table = plain(shipped(PRODUCT))
-    made = block_fp8.vllm(table)
+    made = block_fp8.of_table(table, "vllm")
     place = "vllm/model_executor/layers/quantization/utils/configs/"
     name = "N=6144,K=4096,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128]"
     rows = json.loads(made[f"{place}{name}.json"])
@@ -229,7 +231,7 @@ def test_rows_for_vllm_and_sglang() -> None:
         made[f"{place}N=4096,K=4096,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"]
     )
     assert list(both) == ["8192", "32768"], "one file holds all rows of a weight"
-    sglang = block_fp8.sglang(table)
+    sglang = block_fp8.of_table(table, "sglang")
     assert {Path(p).name for p in sglang} == {Path(p).name for p in made}
     assert all(p.startswith("python/sglang/srt/layers/quantization/configs/") for p in sglang)
 
@@ -238,10 +240,60 @@ def test_tiles_of_another_schedule_are_no_rows() -> None:
     table = shipped(PRODUCT)
     for other in (table, plain(table, skew=True)):
         with pytest.raises(Disagreement, match="another schedule") as refused:
-            block_fp8.vllm(other)
+            block_fp8.of_table(other, "vllm")
         assert one_sentence(str(refused.value))
     with pytest.raises(Disagreement, match="for gemm_fp8_blockwise/gemm_nt alone"):
-        block_fp8.sglang(shipped(ROWS))
+        block_fp8.of_table(shipped(ROWS), "sglang")
+
+
+def searched(path: Path, kernels: Sequence[tuple[dict[str, Any], float]], operator: str = PRODUCT) -> Path:
+    """A journal of candidates of the plain kernel: parameters beside its defaults, seconds on one shape."""
+    seed = load_operator(PRODUCT).kernels["pointer"]
+    path.parent.mkdir(parents=True)
+    with Journal(path, write=True, create=True) as journal:
+        facts = {"id": "c-001", "operator": operator, "target": "h200", "suite": "primus-core", "seeds": []}
+        journal.set_meta("campaign", {**facts, "target_kind": "measured"})
+        journal.set_meta("toolchain", {"device": "NVIDIA H200"})
+        journal.add_event("started")
+        for index, (params, seconds) in enumerate(kernels):
+            genome = Genome(seed.source, {**PLAIN, **params})
+            mutation = Mutation(MutationKind.PARAMETER, "parameters", "test")
+            journal.add_candidate(Candidate(index, genome, (), mutation, 0, 0))
+            figures = WorkloadFigures(
+                workload="llama3.1-8b/25",
+                seconds=seconds,
+                tflops=1.0,
+                roofline_fraction=0.5,
+                kind=FigureKind.MEASURED,
+            )
+            found = Evaluation(
+                genome=genome.id,
+                target="h200",
+                suite="primus-core",
+                stage=Stage.MEASURE,
+                verdict=Verdict.OK,
+                fitness=1.0,
+                interval=(1.0, 1.0),
+                workloads=(figures,),
+                worker="w",
+            )
+            journal.add_evaluation(index, found)
+    return path
+
+
+def test_rows_of_a_campaign_are_its_fastest_of_their_kernel(tmp_path: Path) -> None:
+    tried = [({"block_m": 64}, 3e-4), ({"block_m": 128}, 2e-4), ({"block_m": 128, "skew": True}, 1e-4)]
+    journal = searched(tmp_path / "c-001" / "journal.sqlite", tried)
+    rows, receipts = (json.loads(text) for text in block_fp8.of_campaign(journal, "vllm").values())
+    ((rows_of_m, row),) = rows.items()
+    assert rows_of_m == "8192" and row["BLOCK_SIZE_M"] == 128
+    assert receipts["8192"]["time_ms"] == pytest.approx(0.2) and receipts["8192"]["campaign"] == "c-001"
+    only = searched(tmp_path / "c-002" / "journal.sqlite", tried[2:])
+    with pytest.raises(Disagreement, match=r"no candidate of c-002 is"):
+        block_fp8.of_campaign(only, "sglang")
+    other = searched(tmp_path / "c-003" / "journal.sqlite", tried, "gemm_fp8_blockwise/gemm_nt_rows")
+    with pytest.raises(Disagreement, match="for gemm_fp8_blockwise/gemm_nt alone"):
+        block_fp8.of_campaign(other, "vllm")
 
 
 # -- the command --------------------------------------------------------------------------------------------------

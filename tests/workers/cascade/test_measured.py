@@ -223,7 +223,10 @@ def test_an_interrupted_host_does_not_lengthen_the_wall_clock(monkeypatch):
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     clock = GpuClock.__new__(GpuClock)
     clock._sleep = lambda cycles: None
-    assert clock.overheads(lambda: None, brief=True) == pytest.approx((1.0, 0.3))
+    assert clock.overheads(lambda: None, brief=True, seconds=0.1) == pytest.approx((1.0, 0.3))
+    ticks = iter([0.0, 1.0, 10.0, 10.3])
+    near = clock.overheads(lambda: None, brief=True, seconds=0.29)
+    assert near == pytest.approx((1.0, 0.3)), "near the device time: read once"
 
 
 def test_a_station_keeps_its_childrens_files_where_it_is_told(tmp_path, monkeypatch):

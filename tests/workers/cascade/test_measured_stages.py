@@ -21,7 +21,7 @@ from tilewright.workers.cascade.measured_stages import (
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.device.station import Champion, Entry
-from tilewright.workers.device.timing import Samples
+from tilewright.workers.device.timing import Samples, calls_of
 from tilewright.workers.request import Failure, Findings, Limits, Request, Truth
 
 OPERATOR = Doubler()
@@ -175,7 +175,7 @@ def confirmed(fitness=1.0, times=TIMES, target=TARGET, operator=OPERATOR):
 
 
 def test_a_contender_stands_between_two_of_the_champion():
-    _, _, station = confirmed()
+    _, _, station = confirmed(3.0)
     ((job, _),) = station.jobs
     names = [entry["id"] for entry in job.data["entries"]]
     assert names[0] == "best" and names[2] == "best/again" and names[1] not in (names[0], names[2])
@@ -184,23 +184,45 @@ def test_a_contender_stands_between_two_of_the_champion():
 
 
 @pytest.mark.parametrize(
-    ("fitness", "target", "effort"),
+    ("fitness", "target", "efforts"),
     [
-        (2.0, TARGET, (4, 3)),
-        (2.2, TARGET, (4, 3)),
-        (2.2001, TARGET, (2, 1)),
-        (2.0, INTERPRETED, (4, 2)),
-        (4.0, INTERPRETED, (2, 1)),
+        (2.0, TARGET, [(2, 3), (2, 3)]),
+        (2.2, TARGET, [(2, 3), (2, 3)]),
+        (2.2001, TARGET, [(2, 1)]),
+        (2.0, INTERPRETED, [(2, 2), (2, 2)]),
+        (4.0, INTERPRETED, [(2, 1)]),
     ],
 )
-def test_a_clear_contender_needs_fewer_calls(fitness, target, effort):
+def test_a_clear_contender_needs_fewer_calls(fitness, target, efforts):
     station = confirmed(fitness, target=target)[2]
-    job = station.jobs[0][0]
-    assert (job.data["rounds"], job.data["calls"]) == effort
+    assert [(job.data["rounds"], job.data["calls"]) for job, _ in station.jobs] == efforts
+
+
+def test_a_contender_behind_at_half_time_meets_the_champion_no_longer():
+    slower = {name: [rounds[1], rounds[0], rounds[1]] for name, rounds in TIMES.items()}
+    slower["m64"] = ([[1e-4], [1e-4]], [[3e-4], [3e-4]], [[1e-4], [1e-4]])
+    verdict, found, station = confirmed(times=slower)
+    assert len(station.jobs) == 1 and not verdict.accepted
+    assert all(f.diagnosis["calls"] == 2 for f in found.figures)
+    assert all(f.diagnosis["calls"] == 4 for f in confirmed()[1].figures), "rounds of both parts count"
+
+
+def test_what_takes_long_is_called_less():
+    station = ScriptedStation(champion=CHAMPION)
+    assert ScreenStage(station, Samples(OPERATOR)).run(request(), Findings()) is None
+    assert station.jobs[0][0].data["calls_of"] == {"m32": 5, "m64": 5}
+    workload = request().measured[0]
+    many = {
+        seconds: calls_of(request(), workload, (1, 5), {workload.id: seconds})
+        for seconds in (3e-4, 8e-4, 6e-3)
+    }
+    assert many == {3e-4: 5, 8e-4: 3, 6e-3: 2}
+    assert calls_of(request(), workload, (4, 3), {workload.id: 6e-3}) == 1, "of several rounds"
+    assert calls_of(request(target=INTERPRETED), workload, (1, 2), {workload.id: 9.0}) == 2
 
 
 def test_the_meeting_is_worked_out_by_hand():
-    verdict, found, _ = confirmed()
+    verdict, found, _ = confirmed(3.0)
     held32 = (1e-4, 1.05e-4)  # the medians of both entries' calls, by round
     over32 = math.sqrt((2e-4 / held32[0]) * (2.2e-4 / held32[1]))
     assert verdict.champion == "best"

@@ -147,6 +147,20 @@ class Lowering:
             tuple(n for n in self._order if n in wanted and n in fixed),
         )
 
+    def _loads_ahead(self) -> bool:
+        """Whether loads beside the operands' can be made a step earlier: nothing of them is carried between steps."""
+        early = self.plan.early
+        written = {name for s in early for name in s.writes}
+        late = {name for s in self.plan.late for name in s.writes}
+        bound: set[str] = set()
+        for statement in early:
+            if statement.reads & (written | late) - bound:
+                return False
+            bound |= statement.writes
+        plain = all(isinstance(s.node, ast.Assign | ast.If) for s in early)
+        loads = any(calls(s.node, self.kernel.tl, "load") for s in early)
+        return plain and loads and isinstance(self.product.loop.target, ast.Name)
+
     def _c(self) -> str:
         assert self.stored is not None
         return self.stored.tile.tensor

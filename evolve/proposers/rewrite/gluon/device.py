@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import libcst as cst
 
@@ -48,6 +48,7 @@ class DeviceText(Lowering):
             tuple(n for n in self._order if n in {*producing.fixed, *consuming.fixed}),
         )
         left, right = product.left, product.right
+        slots = "SLOTS: gl.constexpr, PARTS: gl.constexpr, "
         table = {
             **names,
             "kernel": self.kernel.name,
@@ -73,18 +74,21 @@ class DeviceText(Lowering):
             "producer_body": self._lines(self._body_for_copies(), {}, None),
             "outside": self._lines(plan.outside, {}, None),
             "before": self._pieces(plan.before),
-            "early": self._pieces(plan.early),
+            **self._early(),
             "body": self._body(),
             "end": self._end(),
             "after": self._after(),
             "store_parameters": "c_desc, " if self.stored else "",
             "store_wait": "tma.store_wait(0)" if self.stored else "",
             "c_slots_made": self._slots_made(),
+            "store_layouts": self._store_layouts(),
+            "ahead_fixed": "AHEAD: gl.constexpr, " if self._loads_ahead() else "",
+            "ahead_argument": "AHEAD, " if self._loads_ahead() else "",
             "consumer_c": f"c_desc, {names['c_slots']}, " if self.stored else "",
             "entry_c": "c_desc, " if self.stored else "",
-            "slots_parameter": "SLOTS: gl.constexpr, C_LAYOUT: gl.constexpr, " if self.stored else "",
-            "slots_fixed": "SLOTS: gl.constexpr, " if self.stored else "",
-            "slots_argument": "SLOTS, " if self.stored else "",
+            "slots_parameter": f"{slots}C_LAYOUT: gl.constexpr, " if self.stored else "",
+            "slots_fixed": slots if self.stored else "",
+            "slots_argument": "SLOTS, PARTS, " if self.stored else "",
             "mode": "IN_FLIGHT" if product.accumulates is not None else "PIN",
         }
         return table
@@ -109,18 +113,66 @@ class DeviceText(Lowering):
         return "\n".join(carrier.carry(s) for s in statements if only is None or s.text in only)
 
     def _renamed(self, piece: int) -> dict[str, str]:
-        return {name: f"{name}_{piece}" for name in sorted(self.plan.per_piece)}
+        return {name: f"{name}_{piece}" for name in sorted(self._per_piece())}
+
+    def _per_piece(self) -> set[str]:
+        return {n for name in self.plan.per_piece for n in (name, self._later(name))}
 
     def _pieces(self, statements: Sequence[Statement]) -> str:
         """Statements for every tile of columns: once where they are the same for all of them."""
         lines = []
         for statement in statements:
-            if not statement.writes & self.plan.per_piece:
+            if not statement.writes & self._per_piece():
                 lines.append(self._carrier({}).carry(statement))
                 continue
             lines.append(self._carrier(self._renamed(0)).carry(statement))
             lines.append(_guarded(self._carrier(self._renamed(1)).carry(statement)))
         return "\n".join(_joined(lines))
+
+    def _early(self) -> dict[str, str]:
+        """The statements before a step's product: in their place, or a step ahead, behind the product's start."""
+        here = self._pieces(self.plan.early)
+        if not self._loads_ahead():
+            return {"early": here, "early_first": "", "early_taken": ""}
+        first = f"{self._turn()}_first"
+        begun = self._pieces([_renamed_in(s, {self._turn(): first}) for s in self.plan.early])
+        return {
+            "early": _only("not AHEAD", here),
+            "early_first": _only("AHEAD", f"{first} = {self._bounds()[0]}\n{begun}"),
+            "early_taken": _only("AHEAD", self._pieces([_taken(s, self._later) for s in self.plan.early])),
+        }
+
+    def _early_next(self) -> str:
+        """The statements of ``_early`` for the next step; the last step's once more where there is none."""
+        if not self._loads_ahead():
+            return ""
+        first, stop, step = self._bounds()
+        turn = self._turn()
+        place = (
+            f"{self._later(turn)} = min({turn} + {step}, {first} + ({stop} - {first} - 1) // {step} * {step})"
+        )
+        return _only(
+            "AHEAD", f"{place}\n{self._pieces([_moved(s, self._later, turn) for s in self.plan.early])}"
+        )
+
+    def _turn(self) -> str:
+        assert isinstance(self.product.loop.target, ast.Name)
+        return self.product.loop.target.id
+
+    @staticmethod
+    def _later(name: str) -> str:
+        return f"{name}_later"
+
+    def _bounds(self) -> tuple[str, str, str]:
+        """Start, stop and step of the loop over K."""
+        call = self.product.loop.iter
+        assert isinstance(call, ast.Call)
+        texts = [f"({self._carrier({}).expression(ast.unparse(a))})" for a in call.args]
+        return (
+            ("0", texts[0], "1")
+            if len(texts) == 1
+            else (texts[0], texts[1], texts[2] if len(texts) > 2 else "1")
+        )
 
     def _body(self) -> str:
         """From the first product of a step to its end."""
@@ -148,6 +200,7 @@ class DeviceText(Lowering):
                 "ready_of": self.names["ready" if piece == 0 else "ready_more"],
                 "number": str(piece),
                 "last": f"PIECES == {piece + 1}",
+                "early_next": self._early_next() if piece == 0 else "",
                 "a_view": ".permute((1, 0))" if self.product.left.turned else "",
                 "b_view": ".permute((1, 0))" if self.product.right.turned else "",
             }
@@ -204,16 +257,25 @@ class DeviceText(Lowering):
             assert self.stored is not None
             value = carrier.expression(self.stored.value)
             row, column = (carrier.expression(a.start) for a in self.stored.tile.axes)
-            slot = f"{self.names['c_slots']}.index({self.names['group']} * SLOTS + {piece} % SLOTS)"
-            lines.append(f"store_tile(c_desc, {slot}, {value}, {row}, {column}, SLOTS)")
+            own = f"{self.names['c_slots']}, {self.names['group']} * SLOTS, {piece}"
+            layouts = f"{self.product.columns} // PARTS, HALF, NARROW"
+            lines.append(f"store_tile(c_desc, {own}, {value}, {row}, {column}, SLOTS, PARTS, {layouts})")
         return "\n".join(lines)
 
     def _slots_made(self) -> str:
         if self.stored is None:
             return ""
-        box = f"{self.product.rows}, {self.product.columns}"
+        box = f"{self.product.rows}, {self.product.columns} // PARTS"
         slots = self.names["c_slots"]
         return f"{slots} = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS * SLOTS, {box}], C_LAYOUT)"
+
+    def _store_layouts(self) -> str:
+        if self.stored is None:
+            return ""
+        made = "gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {} // {}, K_INSTRUCTION])"
+        half = made.format(self.product.columns, "min(PARTS, 2)")
+        narrow = made.format(self.product.columns, "PARTS")
+        return f"HALF: gl.constexpr = {half}\nNARROW: gl.constexpr = {narrow}"
 
     def _helpers(self) -> list[cst.FunctionDef]:
         """Jitted functions that the carried statements call."""
@@ -253,8 +315,40 @@ def _declared(given: Parameters) -> str:
 
 def _guarded(text: str) -> str:
     """Only with two pieces of columns."""
+    return _only("PIECES == 2", text)
+
+
+def _only(condition: str, text: str) -> str:
     lines = [f"    {line}" for line in text.splitlines() if line.strip()]
-    return "\n".join(["if PIECES == 2:", *lines]) if lines else ""
+    return "\n".join([f"if {condition}:", *lines]) if lines else ""
+
+
+def _moved(statement: Statement, later: Callable[[str], str], turn: str) -> Statement:
+    """A statement that binds what it binds under later names, in the loop's next turn."""
+    return _renamed_in(statement, {name: later(name) for name in (*statement.writes, turn)})
+
+
+def _renamed_in(statement: Statement, names: Mapping[str, str]) -> Statement:
+    class Rename(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            return ast.Name(names.get(node.id, node.id), node.ctx)
+
+    made = Rename().visit(ast.parse(statement.text).body[0])
+    return Statement(ast.parse(ast.unparse(ast.fix_missing_locations(made))).body[0])
+
+
+def _taken(statement: Statement, later: Callable[[str], str]) -> Statement:
+    """Takes over what ``_moved`` has bound."""
+
+    class Take(ast.NodeTransformer):
+        def visit_Assign(self, node: ast.Assign) -> ast.AST:
+            names = [n for n in ast.walk(node.targets[0]) if isinstance(n, ast.Name)]
+            taken = [ast.Name(later(n.id), ast.Load()) for n in names]
+            value: ast.expr = taken[0] if len(taken) == 1 else ast.Tuple(list(taken), ast.Load())
+            return ast.Assign(node.targets, value)
+
+    made = Take().visit(ast.parse(statement.text).body[0])
+    return Statement(ast.parse(ast.unparse(ast.fix_missing_locations(made))).body[0])
 
 
 def _joined(lines: Iterable[str]) -> list[str]:

@@ -32,12 +32,12 @@ class HostText(Lowering):
             "b_side": "0" if right.turned else "1",
             **{key: self._param(key) for key in ("consumers", "pieces", "stages")},
             "c_width": f" - {self._param('consumers')} * {self._param('slots')} * "
-            f"{self._host_text(self.product.rows)} * {self._host_text(self.product.columns)} * "
-            f"{self._c()}.element_size()"
+            f"{self._host_text(self.product.rows)} * ({self._host_text(self.product.columns)} // "
+            f"{self._param('parts')}) * {self._c()}.element_size()"
             if self.stored
             else "",
-            "c_layout": f"c_layout = gl.NVMMASharedLayout(min(128, {self._host_text(self.product.columns)} * "
-            f"{self._c()}.element_size()), 8 * {self._c()}.element_size())"
+            "c_layout": f"c_layout = gl.NVMMASharedLayout(min(128, {self._host_text(self.product.columns)} // "
+            f"{self._param('parts')} * {self._c()}.element_size()), 8 * {self._c()}.element_size())"
             if self.stored
             else "",
         }
@@ -66,10 +66,12 @@ class HostText(Lowering):
         given = [f"{name}={self._given(name)}" for name in passed.all]
         stored = []
         if self.stored is not None:
-            box = f"[{self._host_text(self.product.rows)}, {self._host_text(self.product.columns)}]"
+            width = f"{self._host_text(self.product.columns)} // {self._param('parts')}"
+            box = f"[{self._host_text(self.product.rows)}, {width}]"
             stored = [
                 f"c_desc={_descriptor(self._c(), box, 'c_layout')}",
                 f"SLOTS={self._param('slots')}",
+                f"PARTS={self._param('parts')}",
                 "C_LAYOUT=c_layout",
             ]
         mode = "IN_FLIGHT" if self.product.accumulates is not None else "PIN"
@@ -79,6 +81,7 @@ class HostText(Lowering):
             "a_desc": _descriptor(left.tensor, self._box(left), "a_layout"),
             "b_desc": _descriptor(right.tensor, self._box(right), "b_layout"),
             "given": "".join(f"{text}, " for text in [*given, *stored]),
+            "ahead": f"AHEAD={self._param('ahead')}, " if self._loads_ahead() else "",
             "mode": f"{mode}={self._param('in_flight' if mode == 'IN_FLIGHT' else 'pin')}",
             **{
                 key: self._param(key)

@@ -32,6 +32,9 @@ IMPORTS = (
     "fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait",
     "from triton.experimental.gluon.nvidia.hopper import TensorDescriptor",
 )
+REGISTER_ELEMENTS = 26624
+"""Sums and partials that the registers of one group of warps hold beside everything else."""
+
 _TAKEN = ("gluon", "gl", "fence_async_shared", "mbarrier", "tma", "warpgroup_mma", "warpgroup_mma_wait")
 
 
@@ -81,13 +84,30 @@ class _Writer(DeviceText, HostText):
 
     def _space(self) -> dict[str, tuple[tuple[Any, ...], Any]]:
         space = dict(SPACE)
+        space["pieces"] = (space["pieces"][0], self._pieces_at_first())
         if self.product.accumulates is None:
             del space["in_flight"]
         else:
             del space["pin"]
+        if not self._loads_ahead():
+            del space["ahead"]
         if self.stored is None:
-            del space["slots"]
+            del space["slots"], space["parts"]
         return space
+
+    def _pieces_at_first(self) -> int:
+        """Two tiles side by side where their sums fit the registers: a wide tile reads less for each product."""
+        rows, columns = (self._at_first(text) for text in (self.product.rows, self.product.columns))
+        sums = sum(self._is_tile(name) for name in self.plan.accumulators)
+        held = 2 if self.product.accumulates is not None else 2 * sums + 1
+        return 2 if rows and columns and columns <= 128 and rows * columns * held <= REGISTER_ELEMENTS else 1
+
+    def _at_first(self, extent: str) -> int:
+        """A tile's extent by the kernel's defaults; 0 where they do not say it."""
+        name = self._as_constraint(self._host_text(extent))
+        if name is None:
+            return 0
+        return int(name) if name.isdigit() else int(self.source.defaults.get(name, 0))
 
     def _constraints(self) -> None:
         rows, columns = self._host_text(self.product.rows), self._host_text(self.product.columns)
@@ -101,11 +121,16 @@ class _Writer(DeviceText, HostText):
         if row is not None and column is not None:
             extra = "" if self.product.accumulates is not None else " + 1"
             add(
-                f"{row} * {column} * ({names['pieces']}{extra}) <= 26624",
+                f"{row} * {column} * ({names['pieces']}{extra}) <= {REGISTER_ELEMENTS}",
                 "sums and partials live in the registers of one group of warps",
             )
         if "slots" in names:
-            add(f"{names['slots']} <= {names['pieces']}", "a slot for every piece at most")
+            add(f"{names['slots']} <= {names['pieces']} * {names['parts']}", "a slot for every part at most")
+            if column is not None:
+                add(
+                    f"{column} // {names['parts']} >= 32",
+                    "a part of a tile is stored in rows of 64 bytes or more",
+                )
 
     def _as_constraint(self, host: str) -> str | None:
         """A host's expression in the words of constraints."""

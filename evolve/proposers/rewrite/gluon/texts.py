@@ -29,10 +29,12 @@ SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
     "stages": ((2, 3, 4, 5, 6, 8), 4),
     "walk_rows": ((1, 2, 4, 8, 16, 32), 8),
     "programs": ((132, 1048576), 132),
-    "slots": ((1, 2), 1),
+    "slots": ((1, 2, 4), 1),
+    "parts": ((1, 2, 4), 1),
     "producer_registers": ((24, 40), 24),
     "in_flight": ((False, True), True),
     "pin": ((False, True), True),
+    "ahead": ((False, True), True),
 }
 """What a lowered kernel can be tuned by: values and default."""
 
@@ -49,12 +51,42 @@ def {walk}({tile}, {rows_of_tiles}, {columns_of_tiles}, WALK: gl.constexpr):
 
 STORE = '''
 @gluon.jit
-def store_tile(c_desc, slot, value, row, column, SLOTS: gl.constexpr):
-    """Store a tile through a slot of shared memory that the last store but SLOTS has left."""
+def store_part(c_desc, slot, value, row, column, SLOTS: gl.constexpr):
+    """Store columns of a tile through a slot of shared memory that the last store but SLOTS has left."""
     tma.store_wait(SLOTS - 1)
-    slot.store(value.to(c_desc.dtype))
+    slot.store(value)
     fence_async_shared()
     tma.async_copy_shared_to_global(c_desc, [row, column], slot)
+
+
+@gluon.jit
+def halves_of(value, WIDTH: gl.constexpr, NARROW: gl.constexpr):
+    """Left and right WIDTH columns."""
+    left, right = value.reshape([value.shape[0], 2, WIDTH]).permute(0, 2, 1).split()
+    return gl.convert_layout(left, NARROW), gl.convert_layout(right, NARROW)
+
+
+@gluon.jit
+def store_tile(
+    c_desc, slots, own, FIRST: gl.constexpr, value, row, column, SLOTS: gl.constexpr, PARTS: gl.constexpr,
+    WIDTH: gl.constexpr, HALF: gl.constexpr, NARROW: gl.constexpr
+):
+    """Store a tile in PARTS of WIDTH columns, through the slots from ``own`` on in turn."""
+    value = value.to(c_desc.dtype)
+    if PARTS == 1:
+        store_part(c_desc, slots.index(own + FIRST % SLOTS), value, row, column, SLOTS)
+    if PARTS == 2:
+        left, right = halves_of(value, WIDTH, NARROW)
+        store_part(c_desc, slots.index(own + (2 * FIRST) % SLOTS), left, row, column, SLOTS)
+        store_part(c_desc, slots.index(own + (2 * FIRST + 1) % SLOTS), right, row, column + WIDTH, SLOTS)
+    if PARTS == 4:
+        left, right = halves_of(value, 2 * WIDTH, HALF)
+        first, second = halves_of(left, WIDTH, NARROW)
+        third, fourth = halves_of(right, WIDTH, NARROW)
+        store_part(c_desc, slots.index(own), first, row, column, SLOTS)
+        store_part(c_desc, slots.index(own + 1 % SLOTS), second, row, column + WIDTH, SLOTS)
+        store_part(c_desc, slots.index(own + 2 % SLOTS), third, row, column + 2 * WIDTH, SLOTS)
+        store_part(c_desc, slots.index(own + 3 % SLOTS), fourth, row, column + 3 * WIDTH, SLOTS)
 '''
 
 PRODUCER = '''
@@ -103,10 +135,11 @@ def {kernel}_consumer(
     {consumer_c}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile}, {a_stages},
     {b_stages}, {empty}, {ready}, {ready_more}, {consumer_parameters}STAGES: gl.constexpr,
     CONSUMERS: gl.constexpr, PIECES: gl.constexpr, WALK: gl.constexpr, K_INSTRUCTION: gl.constexpr,
-    {slots_fixed}{mode}: gl.constexpr, {group}: gl.constexpr
+    {slots_fixed}{ahead_fixed}{mode}: gl.constexpr, {group}: gl.constexpr
 ):
     """Multiply this group's rows with every piece of columns, and finish the tiles as the kernel does."""
     {mma}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {COLUMNS}, K_INSTRUCTION])
+    <store_layouts>
     {nothing} = gl.zeros(({ROWS}, {COLUMNS}), gl.float32, {mma})
     {stage} = 0
     {phase} = 0
@@ -118,11 +151,13 @@ def {kernel}_consumer(
         {column_tile}_1 = min({piece} * PIECES + 1, {last_column_tile})
         <before>
         {launched} = 0
+        <early_first>
         {loop}
             <early>
             mbarrier.wait({ready}.index({stage}), {phase})
             {a_now} = {a_stages}.index({stage} * CONSUMERS + {group}){a_view}
             <body>
+            <early_taken>
             {wrapped} = {stage} == STAGES - 1
             {stage} = gl.where({wrapped}, 0, {stage} + 1)
             {phase} = gl.where({wrapped}, {phase} ^ 1, {phase})
@@ -137,6 +172,7 @@ if {number}:
 {partial} = warpgroup_mma(
     {a_now}, {b_stages}.index({stage} * PIECES + {number}){b_view}, {nothing}, use_acc=False, is_async=True
 )
+<early_next>
 {partial} = warpgroup_mma_wait(num_outstanding=0, deps=({partial},))
 if {last}:
     mbarrier.arrive({empty}.index({stage}), count=1)
@@ -163,7 +199,7 @@ def {kernel}(
     a_desc, b_desc, {entry_c}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile},
     {entry_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr, PIECES: gl.constexpr,
     WALK: gl.constexpr, K_INSTRUCTION: gl.constexpr, A_BYTES: gl.constexpr, B_BYTES: gl.constexpr,
-    A_LAYOUT: gl.constexpr, B_LAYOUT: gl.constexpr, {slots_parameter}{mode}: gl.constexpr,
+    A_LAYOUT: gl.constexpr, B_LAYOUT: gl.constexpr, {slots_parameter}{ahead_fixed}{mode}: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr
 ):
     {a_stages} = gl.allocate_shared_memory(a_desc.dtype, [STAGES * CONSUMERS, {a_box}], A_LAYOUT)
@@ -183,7 +219,7 @@ def {kernel}(
 _CONSUME = (
     "({kernel}_consumer, ({consumer_c}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile}, "
     "{a_stages}, {b_stages}, {empty}, {ready}, {ready_more}, {consumer_arguments}STAGES, CONSUMERS, PIECES, WALK, "
-    "K_INSTRUCTION, {slots_argument}{mode}, NUMBER)),"
+    "K_INSTRUCTION, {slots_argument}{ahead_argument}{mode}, NUMBER)),"
 )
 _PRODUCE = (
     "({kernel}_producer, (a_desc, b_desc, {rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile}, "
@@ -235,7 +271,7 @@ LAUNCH = """
     B_BYTES={a}.element_size() * b_box,
     A_LAYOUT=a_layout,
     B_LAYOUT=b_layout,
-    {mode},
+    {ahead}{mode},
     REGISTERS=(240, 240, 160)[{consumers} - 1] - 8 * ({producer_registers} == 40),
     PRODUCER_REGISTERS={producer_registers},
     num_warps=4,
