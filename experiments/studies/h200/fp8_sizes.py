@@ -357,6 +357,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=3)
     parser.add_argument("--every", type=int, default=3, help="which of the points the gates look at")
     parser.add_argument("--processes", type=int, default=14)
+    parser.add_argument("--kernels", nargs="*", choices=GATED, help="only these seed kernels")
     parser.add_argument("--columns", type=int, nargs="*", help="only shapes of these N")
     parser.add_argument(
         "--clean", action="store_true", help="before a call the L2 holds lines that were only read"
