@@ -15,7 +15,7 @@ from tilewright.evolve.campaign.conclusion import conclude_measured
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
 from tilewright.evolve.campaign.convergence import Convergence
 from tilewright.evolve.campaign.evaluator import Comparer
-from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, StopReason
+from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start, StopReason
 from tilewright.evolve.campaign.racing import Racing
 from tilewright.evolve.campaign.references import References
 from tilewright.evolve.campaign.resolve import Resolved, resolve
@@ -41,6 +41,7 @@ from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cluster.pool import RayPool
 from tilewright.workers.cluster.ray_start import PoolUnavailable
+from tilewright.workers.device.warm import WarmDevice
 
 WINNER = "winner"
 MIRROR_PATIENCE_SECONDS = 60.0
@@ -58,8 +59,13 @@ class CampaignOutcome:
     mirrored: bool = True
 
 
-def run(config: CampaignConfig, home: Path, display: Display) -> CampaignOutcome:
-    """Start a campaign. Raises UserError before anything is written when it cannot work."""
+def run(
+    config: CampaignConfig, home: Path, display: Display, device: WarmDevice | None = None
+) -> CampaignOutcome:
+    """Start a campaign. Raises UserError before anything is written when it cannot work.
+
+    ``device``: of the target, started before; the caller closes it.
+    """
     resolved = with_earlier(resolve(config), home)
     require_toolchain(resolved)
     folder = new_campaign(home, config.name)
@@ -68,7 +74,7 @@ def run(config: CampaignConfig, home: Path, display: Display) -> CampaignOutcome
             write_meta(journal, folder.name, resolved)
             journal.add_event("started")
             with logbook(folder):
-                return _Run(resolved, journal, folder, home, display).go()
+                return _Run(resolved, journal, folder, home, display, device).go()
     except InfrastructureFault:
         raise
     except UserError as error:
@@ -121,6 +127,7 @@ class _Run:
     folder: Path
     home: Path
     display: Display
+    device: WarmDevice | None = None
     _mirror: MirrorProcess | None = None
     _interrupted: bool = False
     _references: References | None = None
@@ -129,7 +136,7 @@ class _Run:
     _compared_seconds: float = 0.0
 
     def go(self) -> CampaignOutcome:
-        pool = self._pool = RayPool(pool_settings(self.resolved))
+        pool = self._pool = RayPool(pool_settings(self.resolved), device=self.device)
         config = self.resolved.config
         self.display.start(self.journal.meta("campaign"))
         references = self._references = References(pool, self.journal, config.seed)
@@ -241,19 +248,19 @@ class _Run:
     def _finals(self, campaign: Campaign, references: References) -> Genome | None:
         """Check the finalists once more, harder; the fittest that passes wins, and where none does nobody.
 
-        A suite with final workloads times finalists, seeds and baselines there. One without has their times already:
-        its finalists are checked in turn until one passes.
+        A suite with final workloads times finalists, the best seed and baselines there. One without has their times
+        already: its finalists are checked in turn until one passes.
         """
         suite, search = self.resolved.suite, self.resolved.config.search
         finalists = [candidate.genome for candidate, _ in campaign.history.fittest(search.finalists)]
         if not finalists:
             return None
-        self.display.note("final check: finalists, seeds and baselines")
+        self.display.note("final check: finalists, the best seed and baselines")
         if suite.final:
             for genome in finalists:
                 references.request(f"finalist:{genome.id}", Scope.FINAL, genome, verify=True)
-            for start in self.resolved.starts:
-                references.request(f"seed:{start.name}", Scope.FINAL, start.genome)
+            best = self._best_start(campaign)
+            references.request(f"seed:{best.name}", Scope.FINAL, best.genome)
             for kernel, genome in self.resolved.baselines:
                 references.request(kernel.name, Scope.FINAL, genome, kernel.name)
             self._draw(references, finalists[0] if len(finalists) == 1 else None)
@@ -269,6 +276,11 @@ class _Run:
         self._draw(references, winner)
         references.drain(lambda: self._progress(campaign))
         return winner
+
+    def _best_start(self, campaign: Campaign) -> Start:
+        """The fittest of the seeds."""
+        found = [(campaign.history.evaluation(start.genome.id), start) for start in self.resolved.starts]
+        return max(found, key=lambda es: (es[0] and es[0].fitness) or 0.0)[1]
 
     def _first_checked(
         self, finalists: list[Genome], campaign: Campaign, references: References

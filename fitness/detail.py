@@ -36,9 +36,14 @@ FAINT = 2.0**-8
 """The root mean square of a tile counts as at least this part of the whole output's."""
 
 
+MEDIAN = 0.6745
+"""Of the sizes of normally distributed values of standard deviation 1."""
+
+
 @dataclass(frozen=True)
 class Allowance:
-    """``worst``: see the module. ``sign``: a share of the same kind below which signs may differ.
+    """``worst``: see the module; with ``inexact`` a share of what the element's own row and column make usual, where
+    that is more (see ``_reach``). ``sign``: a share of the same kind below which signs may differ.
 
     ``rounded``: the noise of the whole is judged, too. ``zero``: the share below which an element may be a zero, where
     that is not ``sign``: sums of other roundings come near zero, and do not hit it.
@@ -48,6 +53,7 @@ class Allowance:
     sign: float
     rounded: bool
     zero: float | None = None
+    inexact: bool = False
 
 
 def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
@@ -57,10 +63,12 @@ def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
     """
     if gate.worst is not None:
         worst = max(gate.worst, least)
-        return Allowance(worst, worst, rounded=False, zero=min(worst, max(ROUNDED, least)))
+        zero = min(worst, max(ROUNDED, least))
+        return Allowance(worst, worst, rounded=False, zero=zero, inexact=least > ROUNDED)
     if gate.min_db >= ROUNDING_DB:
         worst = max(ROUNDED, least)
-        return Allowance(worst, worst * SIGN if least <= ROUNDED else worst, rounded=True)
+        inexact = least > ROUNDED
+        return Allowance(worst, worst if inexact else worst * SIGN, rounded=True, inexact=inexact)
     return Allowance(math.inf, math.inf, rounded=False)
 
 
@@ -72,7 +80,7 @@ def objection(output: np.ndarray, reference: np.ndarray, allowed: Allowance) -> 
     found = output.astype(np.float64).reshape(-1, columns)
     wanted = reference.astype(np.float64).reshape(-1, columns)
     rounded, unit = _rounded(wanted, output.dtype)
-    around = _around(wanted)
+    around = np.maximum(_around(wanted), _reach(wanted)) if allowed.inexact else _around(wanted)
     with np.errstate(all="ignore"):
         error = np.abs(found - wanted)
         excess = error - (unit + np.abs(rounded - wanted) + allowed.worst * around)
@@ -147,6 +155,32 @@ def _around(wanted: np.ndarray) -> np.ndarray:
     tiles = np.sqrt(sums / np.outer(high, wide))
     least = FAINT * float(np.sqrt(square.mean()))
     return np.maximum(np.repeat(np.repeat(tiles, high, axis=0), wide, axis=1), least)
+
+
+def _reach(wanted: np.ndarray) -> np.ndarray:
+    """How large each element would usually be for its row and its column: what it is the sum of is about as large.
+
+    Where an outlying row and an outlying column cross, the products are larger than anything around, and an accumulator
+    of a few bits is off by a share of them, however small their sum turned out. Medians of a tile's rows and columns,
+    which such an element does not move; 0 where half of a tile is zero.
+    """
+    size = np.abs(wanted)
+    found = np.zeros_like(size)
+    for down in range(0, size.shape[0], TILE):
+        strip = size[down : down + TILE]
+        whole = strip.shape[1] // TILE * TILE
+        parts = [strip[:, :whole].reshape(len(strip), -1, TILE), strip[:, None, whole:]]
+        place = 0
+        for tiles in (part for part in parts if part.size):
+            rows = np.median(tiles, axis=2, keepdims=True)
+            columns = np.median(tiles, axis=0, keepdims=True)
+            middle = np.median(tiles, axis=(0, 2), keepdims=True)
+            with np.errstate(all="ignore"):
+                reach = np.where(middle > 0, rows * columns / middle, 0.0) / MEDIAN
+            width = tiles.shape[1] * tiles.shape[2]
+            found[down : down + TILE, place : place + width] = reach.reshape(len(strip), width)
+            place += width
+    return found
 
 
 def _first(mask: np.ndarray) -> tuple[int, ...] | None:

@@ -16,15 +16,12 @@ from enum import IntEnum
 
 import numpy as np
 
+from tilewright.fitness.flags import Flags
 from tilewright.fitness.llo import GRANULE_BYTES, ParseError
 from tilewright.fitness.timeline import WAITS, issue_cycles, read_critical_path
 
 _BUNDLE = re.compile(rb": bundle slots:\n  %[a-z]*([0-9]{1,15})(?![0-9])")
 _EVENT = re.compile(rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?dma\.([\w.]+)([^\n]*)")
-_FLAG = re.compile(
-    rb"\n  %(s[0-9]{1,15})_\w+ = (?:\([^)\n]*\) )?(?:scalar_lea\.sflag|smov\.u32) \[#allocation([0-9]{1,9})[^\]\n]*\]"
-)
-_FLAG_AT = re.compile(rb"#allocation([0-9]{1,9})")
 _GRANULES = re.compile(rb"size_in_granules=\*/([0-9]{1,15})(?![0-9])")
 _DESTINATION = re.compile(rb"dst_syncflagno=\*/(?:%(s[0-9]{1,15})_|\[#allocation([0-9]{1,9}))")
 _WAIT = re.compile(
@@ -69,6 +66,13 @@ class Events:
         work = np.append(self.work[:end], 0)
         return Events(work, self.kinds[:end], self.sizes[:end], self.ready[:end])
 
+    def without_last_waits(self) -> Events:
+        """The same, but that nothing is waited for once the last copy was started: a pipeline goes on."""
+        starts = np.flatnonzero(self.kinds != Kind.WAIT)
+        ready = self.ready.copy()
+        ready[starts[-1] + 1 if len(starts) else 0 :] = -1
+        return Events(self.work, self.kinds, self.sizes, ready)
+
     @classmethod
     def idle(cls, cycles: int) -> Events:
         """An operation without copies."""
@@ -99,7 +103,7 @@ def _matched(
     bundles: bytes, found: Sequence[tuple[bytes, bytes, bytes]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Kinds, sizes and what is waited for. A flag's copies are waited for in the order in which they were started."""
-    flags = dict(_FLAG.findall(bundles))
+    flags = Flags(bundles)
     kinds = np.zeros(len(found), np.int64)
     sizes = np.zeros(len(found), np.int64)
     ready = np.full(len(found), -1, np.int64)
@@ -111,7 +115,7 @@ def _matched(
             if wait is None:
                 continue
             sizes[place] = GRANULE_BYTES * int(wait[3])
-            flag = wait[2] if wait[2] else flags.get(wait[1], b"")
+            flag = wait[2] if wait[2] else flags.of(wait[1])
             ready[place] = _taken(open_by_flag, flag, int(sizes[place]))
         else:
             size = _GRANULES.search(operands)
@@ -119,7 +123,7 @@ def _matched(
                 raise ParseError("a DMA whose size is not known before the run")
             kinds[place], sizes[place] = _direction(opcode, operands), GRANULE_BYTES * int(size[1])
             to = _DESTINATION.search(operands)
-            flag = b"" if to is None else to[2] if to[2] else flags.get(to[1], b"")
+            flag = b"" if to is None else to[2] if to[2] else flags.of(to[1])
             open_by_flag[flag].append([place, int(sizes[place])])
     return kinds, sizes, ready
 

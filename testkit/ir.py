@@ -98,3 +98,46 @@ def side_by_side(shape, block):
     )
     alone = kernels_apart(exported.mlir_module_serialized)
     return [shape for shape, _ in alone.inputs], alone.restated
+
+
+def walked(lengths, *, by_data=False):
+    """Facts of a kernel that loops while its turns are within a known length, from where a table says it is to begin.
+
+    The table starts at 1 and turns between 0 and 1 from one point of the grid to the next, or holds what an operand
+    does that nobody knows (``by_data``).
+    """
+    import jax
+    import jax.numpy as jnp
+    from jax import export
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    from tilewright.workers.runners.known import bind
+    from tilewright.workers.runners.mosaic import module_facts
+
+    def walk(lengths_ref, state_ref, data_ref, x_ref, o_ref):
+        point = pl.program_id(0)
+        begun = state_ref[0]
+
+        def multiply(turn):
+            o_ref[...] = jnp.dot(x_ref[...], x_ref[...], preferred_element_type=jnp.float32)
+            return turn + 1
+
+        jax.lax.while_loop(lambda turn: turn * 128 < lengths_ref[point], multiply, begun)
+        state_ref[0] = data_ref[0] if by_data else 1 - begun
+
+    block = pl.BlockSpec((128, 128), lambda *_: (0, 0))
+    grid = pltpu.PrefetchScalarGridSpec(3, (len(lengths),), [block], block)
+
+    def run(lengths, state, data, x):
+        out = jax.ShapeDtypeStruct((128, 128), jnp.float32)
+        return pl.pallas_call(walk, grid_spec=grid, out_shape=out)(lengths, state, data, x)
+
+    shapes = [jax.ShapeDtypeStruct((n,), jnp.int32) for n in (len(lengths), 1, 1)]
+    unchecked = [export.DisabledSafetyCheck.custom_call("tpu_custom_call")]
+    exported = export.export(jax.jit(run), platforms=["tpu"], disabled_checks=unchecked)(
+        *shapes, jax.ShapeDtypeStruct((128, 128), jnp.float32)
+    )
+    module = exported.mlir_module_serialized
+    (kernel,) = module_facts(module, bind(module, {0: lengths, 1: [1]}))["kernels"]
+    return kernel

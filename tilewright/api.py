@@ -191,9 +191,10 @@ def tune(
     changes.update({"budget.evaluations": limits.evaluations, "budget.wall_seconds": limits.seconds})
     intake.config_of(request, chosen, where, changes)
     display = make_display()
-    answer = intake.prepare(request, chosen, where, _noted)
     folder = home_folder(None if home is None else str(home))
-    outcome = run_campaign(intake.config_of(request, chosen, where, changes), folder, display)
+    with intake.started(chosen) as device:
+        answer = intake.prepare(request, chosen, where, _noted)
+        outcome = run_campaign(intake.config_of(request, chosen, where, changes), folder, display, device)
     campaign = open_campaign(outcome.campaign, home=home)
     module = intake.export(campaign, request, answer, where)
     orders = answer.get("orders") or [()] * len(answer["operands"])

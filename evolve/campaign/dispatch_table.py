@@ -9,13 +9,14 @@ its paired interval excludes "no faster". Few genomes are few binaries to load, 
 Which entry serves a shape outside the table is the library's own rule (``fitness.dispatch_rule``), so that
 what is promoted serves as it did here.
 
-The file (``dispatch.json``, ``format`` 2; in format 1 there are no constants, and every genome counts as legal)::
+The file (``dispatch.json``, ``format`` 3; in format 2 there are no shares of the roofline, in format 1 no constants
+either, and every genome counts as legal)::
 
-    {"format": 2, "operator": "family/recipe", "target": "h200", "target_kind": "measured", "suite": "...",
+    {"format": 3, "operator": "family/recipe", "target": "h200", "target_kind": "measured", "suite": "...",
      "toolchain": {"torch": "...", "triton": "...", "device": "..."},
      "entries": [{"workload": {"id": "...", "M": 4096, ...}, "genome": "<id>",
-                  "figure": {"seconds": ..., "rate": ..., "unit": "TFLOP/s", "ratio_to_default": ...,
-                             "interval": [low, high]}}],
+                  "figure": {"seconds": ..., "rate": ..., "unit": "TFLOP/s", "share": ...,
+                             "ratio_to_default": ..., "interval": [low, high]}}],
      "genomes": {"<id>": {"source": "<dialect module>", "params": {...}}},
      "default": "<id>",
      "rule": {"kind": "nearest_region", "dims": ["M", "N", "K"], "reach": 64.0, "text": "..."},
@@ -38,11 +39,13 @@ from typing import Any
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness import dispatch_rule as rule
-from tilewright.fitness.score import rate, rate_unit
+from tilewright.fitness.chips import Chip
+from tilewright.fitness.gpus import Gpu
+from tilewright.fitness.score import matrix_kind, rate, rate_unit, roofline_seconds
 from tilewright.seeds.operator import Operator, Workload
 from tilewright.workers.device.comparison import Comparison
 
-FORMAT = 2
+FORMAT = 3
 FILE = "dispatch.json"
 
 MARGIN = 0.003
@@ -109,8 +112,12 @@ def table(
     comparison: Comparison,
     genomes: Mapping[str, Genome],
     constants: Mapping[str, float] | None = None,
+    device: Gpu | Chip | None = None,
 ) -> dict[str, Any]:
-    """The dispatch table as its file holds it. ``constants``: the target's, beside the operator's own."""
+    """The dispatch table as its file holds it. ``constants``: the target's, beside the operator's own.
+
+    ``device``: whose roofline the shares are of; None: entries have none.
+    """
     choices = {choice.workload: choice for choice in choose(comparison)}
     entries = []
     for workload in workloads:
@@ -122,6 +129,10 @@ def table(
             "ratio_to_default": choice.ratio,
             "interval": [choice.low, choice.high],
         }
+        if device is not None:
+            flops, size = operator.flops(workload), operator.bytes(workload)
+            kind = matrix_kind(operator, operator.inputs(workload))
+            figure["share"] = roofline_seconds(flops, size, device, kind) / choice.seconds
         entries.append(
             {
                 "workload": {"id": workload.id, **workload.dims},
@@ -163,7 +174,8 @@ def lookup(dispatch: Mapping[str, Any], dims: Mapping[str, int]) -> str:
     legalities = {name: _legality(dispatch, genome) for name, genome in dispatch["genomes"].items()}
     entries = [(entry["workload"], legalities[entry["genome"]]) for entry in dispatch["entries"]]
     wanted = {name: dims[name] for name in told["dims"]}
-    number = rule.nearest(entries, wanted, float(told.get("reach", rule.REACH)))
+    shares = rule.all_told([entry.get("figure", {}).get("share") for entry in dispatch["entries"]])
+    number = rule.nearest(entries, wanted, float(told.get("reach", rule.REACH)), shares)
     return str(dispatch["entries"][number]["genome"])
 
 

@@ -22,6 +22,7 @@ from tilewright.evolve.proposers.llm.client import (
     OpenAIEndpoint,
     TokenBudget,
 )
+from tilewright.evolve.proposers.llm.facts import facts_of
 from tilewright.evolve.proposers.llm.prompt import Contract
 from tilewright.evolve.proposers.llm.proposer import LlmProposer
 from tilewright.evolve.proposers.local_search import LocalSearch
@@ -174,4 +175,5 @@ def _contract(resolved: Resolved) -> Contract:
     operator = resolved.operator
     text = sys.modules[type(operator).__module__].__doc__ or operator.name
     shapes = tuple(workload.id for workload in resolved.suite.workloads)
-    return Contract(operator.name, text.strip(), resolved.target.label, shapes)
+    facts = facts_of(resolved.target, operator.gates)
+    return Contract(operator.name, text.strip(), resolved.target.label, shapes, facts)

@@ -11,6 +11,7 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.runtime import operands, store
 from tilewright.evolve.promote.version_files import fitted_operands
+from tilewright.fitness.dispatch_rule import all_told
 from tilewright.seeds.catalogue import UnknownOperator, load_operator
 
 
@@ -27,7 +28,10 @@ class PromotedKernel:
 
 @dataclass(frozen=True)
 class PromotedTable:
-    """What a version offers on one target. ``regions``: (workload, dimensions, kernel's name), in order."""
+    """What a version offers on one target. ``regions``: (workload, dimensions, kernel's name), in order.
+
+    ``shares``: of the roofline, by region, where the table says them.
+    """
 
     operator: str
     target: str
@@ -40,6 +44,7 @@ class PromotedTable:
     kernels: Mapping[str, PromotedKernel]
     regions: tuple[tuple[str, Mapping[str, int], str], ...]
     receipt: bytes
+    shares: list[float] | None = None
 
     @property
     def receipt_name(self) -> str:
@@ -102,6 +107,7 @@ def promoted(writer: LibraryWriter, operator: str, target: str | None) -> Promot
         kernels,
         tuple((r["workload"], r["dims"], r["kernel"]) for r in entry["regions"]),
         (writer.place(operator) / "versions" / version / store.RECEIPT).read_bytes(),
+        all_told([region.get("share") for region in entry["regions"]]),
     )
 
 

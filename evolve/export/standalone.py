@@ -42,6 +42,9 @@ REGIONS = [
 ]
 """Verified shapes, each with the kernel that serves its surroundings."""
 
+SHARES = {shares}
+"""Of the roofline, by region."""
+
 _ENTRIES = [
     (dims, Legality(KERNELS[name][2], {{**CONSTANTS, **KERNELS[name][1]}})) for _, dims, name in REGIONS
 ]
@@ -50,7 +53,7 @@ _CHOSEN: dict = {{}}
 
 def serves(*dims: int) -> str:
     """The name of the kernel that serves these dimensions. Raises LookupError."""
-    return REGIONS[nearest(_ENTRIES, dict(zip(DIMENSIONS, dims, strict=True)), REACH)][2]
+    return REGIONS[nearest(_ENTRIES, dict(zip(DIMENSIONS, dims, strict=True)), REACH, SHARES)][2]
 
 
 def _inputs(given):
@@ -133,6 +136,7 @@ def modules(table: PromotedTable) -> dict[str, str]:
         receipt=table.receipt_name,
         kernels="\n".join(kernels),
         regions="\n".join(regions),
+        shares=list(table.shares) if table.shares else None,
     )
     body = (_JAX if table.language == "pallas" else _TORCH).format(**common, names=takes)
     files = {f"{k.module}.py": k.data.decode("utf-8") for k in table.kernels.values()}

@@ -50,6 +50,8 @@ def _request(arguments: argparse.Namespace) -> Any:
     from tilewright.evolve.intake.tune import Request, parse_place, resolve_reference
     from tilewright.workers.intake.arguments import BadCall, parse
 
+    if arguments.place.endswith(".json") and (said := _problem_said(Path(arguments.place))):
+        raise UserError(said)
     path, function = parse_place(arguments.place)
     if function is None:
         raise UserError(
@@ -81,7 +83,7 @@ def _problem_said(path: Path) -> str:
 
 def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
     import tilewright
-    from tilewright.evolve.intake.tune import config_of, export, prepare, target_named
+    from tilewright.evolve.intake.tune import config_of, export, prepare, started, target_named
     from tilewright.evolve.record.home import home_folder
     from tilewright.evolve.run import run
     from tilewright.evolve.show.display import make_display
@@ -95,9 +97,10 @@ def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
     if arguments.no_mlflow:
         overrides["mlflow.enabled"] = False
     config_of(request, target, where, overrides)  # bad numbers are told before anything is done
-    answer = prepare(request, target, where, _say)
     home = home_folder(arguments.home)
-    outcome = run(config_of(request, target, where, overrides), home, make_display())
+    with started(target) as device:
+        answer = prepare(request, target, where, _say)
+        outcome = run(config_of(request, target, where, overrides), home, make_display(), device)
     code = tell(outcome, arguments)
     if code == 0:
         module = export(tilewright.open_campaign(outcome.campaign, home=home), request, answer, where)

@@ -141,7 +141,7 @@ class LibraryWriter:
         """Make ``version`` current and append to the history. Call inside ``writing``."""
         index = self.index(operator)
         entry = {"version": version, "previous": index["current"], "at": _now(), **note}
-        changed = {**index, "current": version, "history": [*index["history"], entry]}
+        changed = {**index, "format": store.FORMAT, "current": version, "history": [*index["history"], entry]}
         data = (json.dumps(changed, indent=1, sort_keys=True) + "\n").encode()
         _replace(self.place(operator) / store.INDEX, data)
 

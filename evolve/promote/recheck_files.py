@@ -61,7 +61,7 @@ def _made(
     if found.served:
         targets[name], fresh = _entry(found, dispatch["targets"][name])
         receipts[name] = _receipt(found, receipt["targets"][name])
-    table = json_bytes({**dispatch, "targets": dict(sorted(targets.items()))})
+    table = json_bytes({**dispatch, "rule": rule.TEXT, "targets": dict(sorted(targets.items()))})
     files = {**_kept_files(writer, found, receipt, dispatch, others), **fresh, store.DISPATCH: table}
     if not found.served:
         lines = files[store.TEST].decode().splitlines(keepends=True)
@@ -101,7 +101,12 @@ def _entry(found: Found, old: Mapping[str, Any]) -> tuple[dict[str, Any], Files]
         kernels[served.offer.name] = dict(served.offer.entry)
         files[served.offer.entry["file"]] = served.offer.data
     regions = [
-        {"workload": s.region.workload, "dims": dict(s.region.dims), "kernel": s.offer.name}
+        {
+            "workload": s.region.workload,
+            "dims": dict(s.region.dims),
+            "kernel": s.offer.name,
+            "share": s.figures.roofline_fraction,
+        }
         for s in found.served
     ]
     ranges = toolchain_ranges(found.verified.values())

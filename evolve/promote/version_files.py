@@ -54,6 +54,8 @@ def build(
     target = promotion.nomination.resolved.target.name
     old_receipt, old_dispatch, old_files = before or ({"targets": {}}, {"targets": {}}, {})
     entry, kernels = _entry(promotion, old_dispatch["targets"].get(target))
+    told = with_earlier(_receipt(promotion), old_receipt["targets"].get(target), entry["regions"])
+    entry["regions"] = with_shares(entry["regions"], told["shapes"])
     targets = {**old_dispatch["targets"], target: entry}
     used = {k["file"] for e in targets.values() for k in e["kernels"].values()}
     files = {**{n: d for n, d in old_files.items() if n in used}, **kernels}
@@ -67,9 +69,9 @@ def build(
         "rule": rule.TEXT,
         "fallback": "reference",
     }
-    told = fitted_operands(operator, dimensions)
-    if told is not None:
-        dispatch["operands"] = told.data()
+    shapes = fitted_operands(operator, dimensions)
+    if shapes is not None:
+        dispatch["operands"] = shapes.data()
     files[store.DISPATCH] = json_bytes(dispatch)
     reference = packed_reference(operator, promotion.nomination.resolved.config.operator)
     if reference is not None:
@@ -81,10 +83,7 @@ def build(
     receipt = {
         "format": store.FORMAT,
         "operator": promotion.operator,
-        "targets": {
-            **old_receipt["targets"],
-            target: with_earlier(_receipt(promotion), old_receipt["targets"].get(target), entry["regions"]),
-        },
+        "targets": {**old_receipt["targets"], target: told},
     }
     return files, receipt
 
@@ -260,6 +259,18 @@ def with_earlier(
         if candidate["genome"] not in known and candidate["genome"] in {genome for _, genome in served}:
             candidates.append({**origin, **candidate})
     return {**told, "shapes": shapes, "candidates": candidates}
+
+
+def with_shares(
+    regions: Sequence[Mapping[str, Any]], shapes: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """A table's regions with the share of the roofline that a receipt's figures say their kernels reach there."""
+    shares = {(shape["workload"], shape["genome"]): shape.get("roofline_fraction") for shape in shapes}
+    found = []
+    for region in regions:
+        share = shares.get((region["workload"], region["kernel"]))
+        found.append({**region, **({"share": share} if share else {})})
+    return found
 
 
 def what_was_verified(verified: Verified) -> dict[str, Any]:

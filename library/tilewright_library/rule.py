@@ -1,9 +1,12 @@
 """The dispatch rule: of the kernels known at some shapes, the one that serves another shape.
 
 Of the entries whose kernel is legal for a shape, the one nearest in the sum of |log2(size / known size)| serves it, the
-earlier on a tie, if no dimension is more than ``reach`` times away from the known one. Legal: every constraint of the
-kernel holds for its parameters, the shape's sizes, and the constants of operator and target. A campaign's dispatch
-table and a promoted library choose by this text, and by no other.
+earlier on a tie, if no dimension is more than ``reach`` times away from the known one. Where a table says what share of
+the roofline each entry's kernel was seen to reach, every halving of the share puts an entry as far away as a doubling
+of a size, so that a kernel that was promoted for want of a better one gives way to a better one that is legal; an entry
+of the very shape serves it all the same. Legal: every constraint of the kernel holds for its parameters, the shape's
+sizes, and the constants of operator and target. A campaign's dispatch table and a promoted library choose by this text,
+and by no other.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ REACH = 64.0
 """A shape is served when no dimension differs from a known one's by more than this factor."""
 
 TEXT = (
-    "the legal entry nearest in the sum of |log2(size / known size)| over the dimensions, within reach in each, the "
-    "earlier on a tie; legal: every constraint of its kernel holds; none: the recipe's reference, with one warning"
+    "the entry of the shape; else the legal entry within reach in each dimension that is nearest in the sum of "
+    "|log2(size / known size)| over the dimensions and -log2(share of the roofline there), the earlier on a tie; "
+    "legal: every constraint of its kernel holds; none: the recipe's reference, with one warning"
 )
 
 _FUNCTIONS = {"min": min, "max": max, "abs": abs, "cdiv": lambda a, b: -(-a // b)}
@@ -59,22 +63,38 @@ def steps(dims: Sequence[int], known: Sequence[int]) -> list[float]:
     return [abs(math.log2(size / other)) for size, other in zip(dims, known, strict=True)]
 
 
+def all_told(shares: Sequence[float | None]) -> list[float] | None:
+    """Shares of the roofline by entry, as ``nearest`` takes them: all of them, or none where one is not told."""
+    found = [share for share in shares if share]
+    return found if len(found) == len(shares) else None
+
+
 def nearest(
-    entries: Sequence[tuple[Mapping[str, int], Legality]], dims: Mapping[str, int], reach: float = REACH
+    entries: Sequence[tuple[Mapping[str, int], Legality]],
+    dims: Mapping[str, int],
+    reach: float = REACH,
+    shares: Sequence[float] | None = None,
 ) -> int:
-    """The number of the entry (known dimensions, legality) that serves ``dims``. Raises Unserved."""
+    """The number of the entry (known dimensions, legality) that serves ``dims``. Raises Unserved.
+
+    ``shares``: of the roofline, above 0, by entry; None where a table does not say them.
+    """
     shape = ", ".join(f"{name} {size}" for name, size in dims.items())
     if min(dims.values()) <= 0:
         raise Unserved(f"an empty product ({shape}) has no kernel")
-    distances = [
-        (sum(steps(list(dims.values()), [known[name] for name in dims])), number)
+    away = {
+        number: steps(list(dims.values()), [known[name] for name in dims])
         for number, (known, legality) in enumerate(entries)
         if legality.holds(dims)
-    ]
-    if not distances:
+    }
+    if not away:
         raise Unserved(f"no kernel takes {shape}")
-    least = min(distance for distance, _ in distances)
-    best = next(number for distance, number in distances if distance <= least + _SLACK)
-    if max(steps(list(dims.values()), [entries[best][0][name] for name in dims])) > math.log2(reach) + _SLACK:
+    distances = {number: sum(far) for number, far in away.items()}
+    near = [number for number, far in away.items() if max(far) <= math.log2(reach) + _SLACK]
+    if shares is not None and near and min(distances.values()) > _SLACK:
+        distances = {number: distances[number] - math.log2(shares[number]) for number in near}
+    least = min(distances.values())
+    best = next(number for number, distance in distances.items() if distance <= least + _SLACK)
+    if best not in near:
         raise Unserved(f"{shape} is more than {reach:g} times away from every known shape")
     return best

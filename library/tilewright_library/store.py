@@ -22,9 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from . import operands as operand_shapes
-from .rule import Legality, Unserved, nearest
+from .rule import Legality, Unserved, all_told, nearest
 
-FORMAT = 1
+FORMAT = 2
+READS = (1, 2)
+"""In format 1 no table says shares of the roofline, and its rule of dispatch is distance alone."""
+
 ID_LENGTH = 16
 KERNELS = Path(__file__).parent / "kernels"
 INDEX, RECEIPT, DISPATCH, TEST = "index.json", "receipt.json", "dispatch.json", "test_promoted.py"
@@ -65,12 +68,16 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Region:
-    """Shapes near ``dims`` (element counts in the order of the table's dimensions) go to ``kernel``."""
+    """Shapes near ``dims`` (element counts in the order of the table's dimensions) go to ``kernel``.
+
+    ``share``: of the roofline that it was seen to reach there; None where the table does not say.
+    """
 
     workload: str
     dims: tuple[int, ...]
     kernel: Kernel
     legality: Legality
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,8 +102,9 @@ class Table:
     def choose(self, dims: tuple[int, ...]) -> Region:
         """The region that serves a shape by the dispatch rule (``rule``). Raises NotServed."""
         entries = [(dict(zip(self.dimensions, r.dims, strict=True)), r.legality) for r in self.regions]
+        shares = all_told([region.share for region in self.regions])
         try:
-            number = nearest(entries, dict(zip(self.dimensions, dims, strict=True)), self.reach)
+            number = nearest(entries, dict(zip(self.dimensions, dims, strict=True)), self.reach, shares)
         except Unserved as error:
             raise NotServed(f"{self.operator}: {error} on {self.target}") from error
         return self.regions[number]
@@ -124,9 +132,10 @@ def read_checked(path: Path, sha256: str) -> bytes:
 def read_index(folder: Path) -> dict[str, Any]:
     """index.json of one operator. Raises UnsoundLibrary."""
     index = _json(folder / INDEX)
-    if index.get("format") != FORMAT:
+    if index.get("format") not in READS:
+        known = " and ".join(map(str, READS))
         raise UnsoundLibrary(
-            f"{_place(folder / INDEX)} has format {index.get('format')}; this package reads {FORMAT}"
+            f"{_place(folder / INDEX)} has format {index.get('format')}; this package reads {known}"
         )
     return index
 
@@ -265,6 +274,7 @@ def table(
             tuple(region["dims"][name] for name in dimensions),
             kernels[region["kernel"]],
             legalities[region["kernel"]],
+            region.get("share"),
         )
         for region in entry["regions"]
     )

@@ -99,14 +99,24 @@ def wgrad_suites() -> Mapping[str, Suite]:
     return _suites(check, turned)
 
 
-def matrix_suites() -> Mapping[str, Suite]:
-    """Suites of the quantisers: the activations x [M, K] of the same layers, each shape once."""
+def matrix_suites(*, few_rows: bool = False) -> Mapping[str, Suite]:
+    """Suites of the quantisers: the activations x [M, K] of the same layers, each shape once.
+
+    ``few_rows``: with ``decode``, the activations of serving; blocks of 128 rows need more of them.
+    """
 
     def matrices(workloads: Iterable[Workload]) -> tuple[Workload, ...]:
         seen = {(w.dims["M"], w.dims["K"]) for w in workloads}
         return tuple(_matrix(f"{m}x{k}", m, k) for m, k in sorted(seen))
 
-    return _suites((_matrix("check", 384, 640),), matrices)
+    check = _matrix("check", 384, 640)
+    suites = _suites((check,), matrices)
+    if not few_rows:
+        return suites
+    decode = Suite(
+        "decode", matrices(gemm_suites()["decode"].workloads), (_matrix("check/few", 20, 640), check)
+    )
+    return MappingProxyType({**suites, "decode": decode})
 
 
 def _gemm(name: str, m: int, n: int, k: int) -> Workload:

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilewright.fitness.detail import ROUNDED, Allowance, allowance, objection, turned_too_far
+from tilewright.fitness.detail import INEXACT, ROUNDED, Allowance, allowance, objection, turned_too_far
 from tilewright.fitness.gates import failure, read_gates, snr_db
 from tilewright.seeds.operator import AgreementGate, SnrGate
 
@@ -137,13 +137,13 @@ def test_a_faint_tile_is_held_to_a_part_of_the_whole():
 
 def test_what_a_gate_leaves_to_one_element():
     assert allowance(GATE) == Allowance(2.0**-12, 2.0**-16, rounded=True)
-    assert allowance(GATE, 2.0**-8) == Allowance(2.0**-8, 2.0**-8, rounded=True)
+    assert allowance(GATE, 2.0**-8) == Allowance(2.0**-8, 2.0**-8, rounded=True, inexact=True)
     assert allowance(SnrGate("a", "a", 40.0)).rounded and not allowance(SnrGate("a", "a", 39.9)).rounded
     loose = allowance(SnrGate("a", "a", 20.0))
     assert objection(np.zeros((4, 4)), np.ones((4, 4)), loose) is None
     own = SnrGate("a", "a", 45.0, worst=0.5)
-    assert allowance(own, 0.1) == Allowance(0.5, 0.5, rounded=False, zero=0.1)
-    assert allowance(own, 0.7) == Allowance(0.7, 0.7, rounded=False, zero=0.7)
+    assert allowance(own, 0.1) == Allowance(0.5, 0.5, rounded=False, zero=0.1, inexact=True)
+    assert allowance(own, 0.7) == Allowance(0.7, 0.7, rounded=False, zero=0.7, inexact=True)
     assert allowance(own).zero == ROUNDED and allowance(SnrGate("a", "a", 45.0, worst=0.0)).zero == 0.0
 
 
@@ -259,3 +259,27 @@ def test_accumulators_that_are_not_exact_are_allowed_what_they_lose():
         gate = AgreementGate("some", "mx", ("d",), 0.75, allowance=allowance_)
         (reading,) = read_gates((gate,), {"d": changed(faint, (1, 2), value)}, answers, "randn")
         assert reading.passed is passes and reading.bar == (0.5 if allowance_ else None)
+
+
+def test_sums_of_few_bits_are_off_by_a_share_of_their_products() -> None:
+    """Where an outlying row and column cross, products are 4096 times as large as usual and may nearly cancel."""
+    wanted = np.random.default_rng(4).standard_normal((96, 80))
+    wanted[40] *= 64
+    wanted[:, 70] *= 64
+    wanted[40, 70] = 66.0
+    gate = SnrGate("exact", "exact", 45.0)
+    few, many = allowance(gate, INEXACT), allowance(gate)
+
+    def off(place: tuple[int, int], error: float) -> np.ndarray:
+        output = wanted.copy()
+        output[place] += error
+        return output.astype(ml_dtypes.bfloat16)
+
+    crossing, usual = (40, 70), (41, 69)
+    assert objection(off(crossing, 1.0), wanted, few) is None
+    assert objection(off(crossing, 1.0), wanted, many) is not None
+    assert objection(off(crossing, 40.0), wanted, few) is not None
+    assert objection(off(usual, 1.0), wanted, few) is not None
+    blocks = wanted.copy()
+    blocks[:64] = 0
+    assert objection(blocks.astype(ml_dtypes.bfloat16), blocks, few) is None, "half of what is there is zero"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.fitness.dispatch_rule import REACH, Legality, Unserved, nearest, steps
+from tilewright.fitness.dispatch_rule import REACH, Legality, Unserved, all_told, nearest, steps
 
 ANYWHERE = Legality((), {})
 
@@ -100,6 +100,30 @@ def test_reach_is_counted_in_each_dimension_and_by_what_is_nearest():
         nearest(known((1,)), {"M": 9}, reach=8)
     with pytest.raises(Unserved, match=r"^M 9, N 1 is more than 2\.5 times away"):
         nearest(known((1, 1)), {"M": 9, "N": 1}, reach=2.5)
+
+
+def test_a_halving_of_the_share_is_a_doubling_of_a_size():
+    entries = known((64, 64), (64, 256))
+    for size, even in ((128, [0.5, 0.5]), (96, [0.25, 0.125]), (96, [0.4, 0.4])):
+        assert nearest(entries, {"M": 64, "N": size}, shares=even) == 0
+    assert nearest(entries, {"M": 64, "N": 96}, shares=[0.1, 0.8]) == 1
+    assert nearest(entries, {"M": 64, "N": 128}, shares=[0.25, 0.2499]) == 0, "a tie in distance"
+    assert nearest(entries, {"M": 64, "N": 128}, shares=[0.25, 0.2501]) == 1
+    assert nearest(entries, {"M": 64, "N": 64}, shares=[1e-6, 1.0]) == 0, "what was seen at the shape itself"
+    assert nearest(entries, {"M": 64, "N": 192}) == 1 and nearest(entries, {"M": 64, "N": 96}) == 0
+
+
+def test_shares_bring_nothing_within_reach_and_nothing_illegal_in():
+    never = Legality(("M < 0",), {})
+    assert nearest([*known((1, 1)), *known((2, 1), legality=never)], {"M": 2, "N": 1}, shares=[0.1, 1.0]) == 0
+    assert nearest(known((1,), (100,)), {"M": 65}, shares=[1.0, 0.01]) == 1, "the only one within reach"
+    with pytest.raises(Unserved, match="64 times away"):
+        nearest(known((1,), (2,)), {"M": 129}, shares=[1.0, 0.5])
+
+
+def test_shares_count_only_where_all_are_told():
+    assert all_told([0.5, 0.25]) == [0.5, 0.25]
+    assert all_told([0.5, None]) is None and all_told([0.0]) is None
 
 
 def test_only_the_legal_serve():

@@ -57,6 +57,29 @@ def test_a_flag_that_is_a_constant_is_the_flag_it_is():
     assert constant != BUNDLES and read_events(swapped, CRITICAL, 100).ready.tolist()[2] == 1
 
 
+SPILLED = b"""0x0: bundle slots:
+  %s0_s1 = scalar_lea.sflag [#allocation4], %s9_s1
+  %1 = sst [smem:[#allocation9_spill]] %s0_s1
+0x1: bundle slots:
+  %s2_s3 = sld [smem:[#allocation9_spill]] /* copy for cssa */
+  %s3_s4 = smov.u32 %s2_s3
+  %4 = dma.hbm_to_vmem /*hbm=*/%s8_s1, /*size_in_granules=*/100, /*dst_syncflagno=*/%s3_s4
+0x2: bundle slots:
+  %s5_s1 = scalar_lea.sflag [#allocation7], %s9_s1
+  %6 = sst [smem:[#allocation9_spill]] %s5_s1
+  %7 = dma.hbm_to_vmem /*hbm=*/%s8_s1, /*size_in_granules=*/100, /*dst_syncflagno=*/%s5_s1
+0x3: bundle slots:
+  %s8_s1 = sld [smem:[#allocation9_spill]]
+  %9 = dma.done.wait %s8_s1, 100
+  %10 = dma.done.wait [#allocation4], 100
+"""
+
+
+def test_a_flag_is_followed_through_a_spill_slot_as_it_was_when_it_was_loaded():
+    critical = b"Length to end: 90, %1 = sst\nLength to end: 40, %9 = dma.done.wait %s8_s1, 100\n"
+    assert list(read_events(SPILLED, critical, 100).ready) == [-1, -1, 1, 0]
+
+
 def test_a_dump_without_bundles_is_refused():
     with pytest.raises(ParseError):
         read_events(b"", CRITICAL, 100)

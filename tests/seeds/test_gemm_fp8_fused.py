@@ -18,9 +18,11 @@ from tilewright.evolve.space.space import Space
 from tilewright.fitness.dialect import check
 from tilewright.fitness.evaluation import GateReading
 from tilewright.fitness.gates import ill_formed, read_gates
+from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.gemm_fp8_fused.operator import (
     INPUT_KINDS,
     FusedFp8Gemm,
+    dequantise_weights,
     operators,
     quantise_activations,
 )
@@ -116,6 +118,17 @@ def test_naive_kernel_passes_on_every_kind_of_inputs(recipe, kind):
 def test_the_least_exact_honest_schedule_keeps_a_margin(kind):
     found = readings("g128", kind, *kernel("fused", **SCHEDULES["ahead"]), TINY)
     assert found["exact"].value > 46.0, found
+
+
+def test_no_few_elements_decide_a_reading_on_outliers():
+    operator = load_operator("gemm_fp8_fused/g512")
+    shape = Workload("x", {"M": 256, "N": 256, "K": 2048})
+    for seed in range(4):
+        inputs = operator.make_inputs(shape, seed, "outliers")
+        weights = dequantise_weights(inputs["w"], inputs["sw"])
+        energy = inputs["a"].astype(np.float64) ** 2 * (weights**2).sum(axis=1)
+        as_if_equal = energy.sum() ** 2 / (energy**2).sum()
+        assert as_if_equal > 1000, "rounding of one code would weigh as much as the gate allows"
 
 
 @pytest.mark.parametrize("name", ["naive", "fused"])

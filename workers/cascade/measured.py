@@ -35,6 +35,7 @@ from tilewright.workers.cascade.measured_stages import (
 )
 from tilewright.workers.cascade.modelled import pallas_template
 from tilewright.workers.cascade.modelled_stages import CompileStage, TraceStage
+from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.launch import Launcher, Spawn
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.device.compile_ahead import CompileAheadStage
@@ -72,22 +73,19 @@ class MeasuredCascade(Cascade):
         limits: Limits | None = None,
         *,
         scratch: Path | None = None,
+        compiler: FreshChildren | None = None,
     ) -> None:
+        """``compiler``: children that compile for the target, where some were started before; closed with this."""
         self._pallas = isinstance(target.part, Chip)
         launcher: Launcher = pallas_template() if self._pallas else Spawn()
         super().__init__(operator, target, suite, limits, scratch, launcher)
         self._samples = Samples(operator)
         self._station = station
         ahead = not (self._pallas or target.interpreted)
-        self._compiler = compile_children(target.gpu, scratch) if ahead else None
+        self._compiler = (compiler or compile_children(target.gpu, scratch)) if ahead else None
         self._host = ThreadPoolExecutor(1, "answers")
         """Computes what is due of a candidate while other processes compile it."""
         self._due: list[Future[None]] = []
-
-    def warm(self) -> None:
-        """Start the process that compiles, without waiting for its imports. Raises OSError."""
-        if self._compiler is not None:
-            self._compiler.warm()
 
     def close(self) -> None:
         """Kill the compiling child."""

@@ -21,9 +21,11 @@ from tilewright.seeds.operator import Scope
 from tilewright.workers.cascade.compile_only import CompileOnlyCascade
 from tilewright.workers.cascade.measured import MeasuredCascade
 from tilewright.workers.cascade.modelled import ModelledCascade
+from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.cluster.artefacts import Heard
-from tilewright.workers.device.station import Champion, DeviceRatio, LocalStation, Station
+from tilewright.workers.device.station import Champion, DeviceRatio, Station
+from tilewright.workers.device.warm import WarmDevice, warm_device
 from tilewright.workers.request import GIB, Limits
 
 log = logging.getLogger(__name__)
@@ -48,11 +50,9 @@ class Evaluating:
         self._name = f"{self._address()}:{os.getpid()}"
         self._cascade = None if self._target.measured else self._made(None)
 
-    def prepare(self, station: Station) -> None:
-        """For a measured target, whose station comes with the first job as a rule: have its compiler start now."""
-        cascade = self._cascade = self._made(station)
-        if isinstance(cascade, MeasuredCascade):
-            cascade.warm()
+    def prepare(self, device: WarmDevice) -> None:
+        """For a measured target, whose station comes with the first job as a rule."""
+        self._cascade = self._made(device.station, device.compiler)
 
     def _address(self) -> str:
         """Of the machine that this runs on."""
@@ -63,7 +63,9 @@ class Evaluating:
         station: Station | None = handle
         return station
 
-    def _made(self, handle: Any) -> ModelledCascade | CompileOnlyCascade | MeasuredCascade:
+    def _made(
+        self, handle: Any, compiler: FreshChildren | None = None
+    ) -> ModelledCascade | CompileOnlyCascade | MeasuredCascade:
         settings, target = self._settings, self._target
         memory = int(settings["memory_gib"] * GIB)
         limits = Limits(
@@ -74,7 +76,9 @@ class Evaluating:
         scratch = Path(settings["scratch"]) if settings["scratch"] else None
         scales = {name: DeviceRatio(**scale) for name, scale in settings["scales"].items()}
         if (station := self._station(handle, scales)) is not None:
-            return MeasuredCascade(self._operator, target, suite, station, limits, scratch=scratch)
+            return MeasuredCascade(
+                self._operator, target, suite, station, limits, scratch=scratch, compiler=compiler
+            )
         kind = CompileOnlyCascade if target.compile_only else ModelledCascade
         return kind(self._operator, target, suite, limits, scratch=scratch)
 
@@ -124,16 +128,18 @@ class HeadStart:
     One job, in a thread; candidate code runs in confined children here as in any worker.
     """
 
-    def __init__(self, settings_json: bytes) -> None:
-        """The children begin to warm up at once. Raises OSError where no process can be made."""
+    def __init__(self, settings_json: bytes, device: WarmDevice | None = None) -> None:
+        """The children begin to warm up at once. Raises OSError where no process can be made.
+
+        ``device``: of a measured target, where it was started before; it is closed with this.
+        """
         self._evaluating = Evaluating(settings_json)
         settings = json.loads(settings_json)
         target, scratch = load_target(settings["target"]), settings["scratch"]
-        self._station: LocalStation | None = None
+        self._device = device
         if target.measured:
-            self._station = LocalStation(target.hardware, Path(scratch) if scratch else None, spare=False)
-            self._station.warm()
-            self._evaluating.prepare(self._station)
+            self._device = device or warm_device(target, Path(scratch) if scratch else None)
+            self._evaluating.prepare(self._device)
         self._done = threading.Event()
         self._reply: bytes | None = None
         self.item: Any = None
@@ -148,7 +154,7 @@ class HeadStart:
 
     def _evaluate(self, request: bytes) -> None:
         try:
-            self._reply = self._evaluating.evaluate(request, self._station)
+            self._reply = self._evaluating.evaluate(request, None)
         finally:
             self.cpu_seconds = time.thread_time()
             self._done.set()
@@ -163,7 +169,7 @@ class HeadStart:
 
     def champion(self) -> Champion | None:
         """What the job left on the device of a measured target."""
-        return self._station.champion() if self._station is not None else None
+        return self._device.station.champion() if self._device is not None else None
 
     def close(self) -> None:
         """Kill the children, also one that was just being started."""
@@ -174,5 +180,5 @@ class HeadStart:
 
     def _end_children(self) -> None:
         self._evaluating.close()
-        if self._station is not None:
-            self._station.close()
+        if self._device is not None:
+            self._device.close()

@@ -40,6 +40,7 @@ from tilewright.workers.cluster.ray_start import (
 from tilewright.workers.cluster.station_actor import RemoteStation, ask_comparisons, calibrate, start_stations
 from tilewright.workers.device.comparison import Comparison
 from tilewright.workers.device.station import DeviceRatio, Entry, Station
+from tilewright.workers.device.warm import WarmDevice
 from tilewright.workers.request import Limits
 
 log = logging.getLogger(__name__)
@@ -152,16 +153,20 @@ class RayPool:
     _folder: RayFolder | None = None
     """Files of a Ray that is this pool's own."""
     _early: HeadStart | None = None
+    device: WarmDevice | None = None
+    """Of a measured target, where one was started before the campaign; it is closed with this."""
     judged_here: float = 0.0
     """CPU seconds of this process that the first job's evaluation has counted."""
 
     def open(self) -> None:
         """Be ready for a first job, on this machine and where one device or none is needed. Raises PoolUnavailable."""
         if self.settings.address or not _judged_here(load_target(self.settings.target), self.settings.gpus):
+            if self.device is not None:
+                self.device.close()
             return
         self._folder = own_folder()
         try:
-            self._early = HeadStart(self._told(str(self._folder.scratch)))
+            self._early = HeadStart(self._told(str(self._folder.scratch)), self.device)
         except OSError as error:
             raise PoolUnavailable(f"no process can be started: {error}") from error
 
@@ -273,6 +278,8 @@ class RayPool:
     def close(self) -> None:
         """Kill the actors (their children die with them), leave Ray, and remove the files of one of our own."""
         self._end_early()
+        if self.device is not None:
+            self.device.close()
         for handle in [*(worker.handle for worker in self._workers), *self._stations]:
             ray.kill(handle)
         self._workers, self._stations = [], []

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import math
+import types
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -224,9 +226,14 @@ def draw(
 
 
 def function_of(reference: str) -> Callable[..., Any]:
-    """The function that ``module.name`` or ``FILE:name`` stands for. Raises LookupError."""
+    """The function that ``module.name`` or ``FILE:name`` stands for. Raises LookupError.
+
+    A flashinfer-bench Definition (``FILE.json:run``) holds its function's source.
+    """
     path, colon, name = reference.rpartition(":")
-    if colon:
+    if path.endswith(".json"):
+        module: Any = _definition(Path(path))
+    elif colon:
         from tilewright.workers.intake.load import Literals, load
 
         module, _ = load(Path(path), name, Literals(), traced=False)
@@ -243,6 +250,16 @@ def function_of(reference: str) -> Callable[..., Any]:
     if isinstance(value, type) or not callable(value):
         raise LookupError(f"--reference: {reference} is no function")
     return value
+
+
+def _definition(path: Path) -> Any:
+    try:
+        source = json.loads(path.read_text(encoding="utf-8"))["reference"]
+        made = types.ModuleType(path.stem)
+        exec(compile(source, path.name, "exec"), made.__dict__)
+    except (OSError, ValueError, KeyError, TypeError, SyntaxError) as error:
+        raise LookupError(f"--reference: {path.name} is no Definition with a reference: {error}") from error
+    return made
 
 
 def _forward(model: Any, given: Sequence[Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 from jax._src.interpreters import mlir
@@ -190,13 +191,25 @@ class _Taint:
         self._tables: set[Any] = set()
 
     def function(self, op: Any, tables: set[Any]) -> None:
-        """Follow a function whose arguments in ``tables`` hold known values."""
-        self._tables = tables
+        """Follow a function whose arguments in ``tables`` hold known values, until data is stored there."""
         block = op.operation.regions[0].blocks[0]
-        for argument in block.arguments:
-            if str(argument.type) in ("i32", "index", "i64"):
-                self._known.add(argument)
-        self._block(block)
+        self._tables = set(tables)
+        while True:
+            begun = self._counts
+            trusted = set(self._tables)
+            self._known = {a for a in block.arguments if str(a.type) in ("i32", "index", "i64")}
+            self._block(block)
+            if self._tables == trusted:
+                return
+            self._counts = begun
+
+    @property
+    def _counts(self) -> tuple[int, int, int, int]:
+        return self.data_branches, self.data_loops, self.while_loops, self.unknown_loads
+
+    @_counts.setter
+    def _counts(self, counts: tuple[int, int, int, int]) -> None:
+        self.data_branches, self.data_loops, self.while_loops, self.unknown_loads = counts
 
     def _block(self, block: Any) -> None:
         for op in block.operations:
@@ -208,8 +221,9 @@ class _Taint:
             self._branch(op)
         elif name == "scf.for":
             self._loop(op)
+        elif name == "scf.while":
+            self._while(op)
         elif name in (
-            "scf.while",
             "cf.br",
             "cf.cond_br",
             "scf.execute_region",
@@ -224,6 +238,8 @@ class _Taint:
             scalar = name.startswith("arith.") or name in _SCALAR_OPS
             if name == "memref.load" and operands[0] in self._tables:
                 scalar, operands = True, operands[1:]
+            elif name == "memref.store" and not all(v in self._known for v in (operands[0], *operands[2:])):
+                self._tables.discard(operands[1])
             if scalar and all(operand in self._known for operand in operands):
                 self._known.update(op.operation.results)
             elif "load" in name:
@@ -239,7 +255,7 @@ class _Taint:
         for region in op.operation.regions:
             for block in region.blocks:
                 self._block(block)
-                yields.append(list(block.operations[len(block.operations) - 1].operands))
+                yields.append(_last(block))
         for number, result in enumerate(op.operation.results):
             if known and all(values[number] in self._known for values in yields):
                 self._known.add(result)
@@ -252,18 +268,47 @@ class _Taint:
         arguments = list(block.arguments)
         if known:
             self._known.add(arguments[0])
-        carried = [n for n, value in enumerate(operands[3:]) if value in self._known]
-        while True:  # a carried value is known if it starts known and stays so: the greatest fixed point
-            counts = self.data_branches, self.data_loops, self.while_loops
-            before = set(self._known)
-            self._known.update(arguments[n + 1] for n in carried)
-            self._block(block)
-            yielded = list(block.operations[len(block.operations) - 1].operands)
-            still = [n for n in carried if yielded[n] in self._known]
-            if still == carried:
-                break
-            carried = still
-            self._known = before
-            self.data_branches, self.data_loops, self.while_loops = counts
+        carried = self._carried(
+            [n for n, value in enumerate(operands[3:]) if value in self._known], arguments[1:], [block]
+        )
         if known:
             self._known.update(op.operation.results[n] for n in carried)
+
+    def _while(self, op: Any) -> None:
+        before, after = (region.blocks[0] for region in op.operation.regions)
+        self._carried(
+            [n for n, value in enumerate(op.operation.operands) if value in self._known],
+            list(before.arguments),
+            [before, after],
+        )
+        kept = _last(before)
+        known = kept[0] in self._known
+        self.data_loops += not known
+        results = [n for n, value in enumerate(kept[1:]) if known and value in self._known]
+        self._known.update(op.operation.results[n] for n in results)
+
+    def _carried(self, carried: list[int], arguments: list[Any], blocks: list[Any]) -> list[int]:
+        """Follow a loop's body: which carried values are known.
+
+        One is known if it starts known and stays so: the greatest fixed point. The first of two blocks hands its
+        values to the second where it goes on.
+        """
+        while True:
+            counts, before = self._counts, set(self._known)
+            self._known.update(arguments[n] for n in carried)
+            for block, follows in zip_longest(blocks, blocks[1:]):
+                self._block(block)
+                if follows is not None:
+                    handed = zip(follows.arguments, _last(block)[1:], strict=True)
+                    self._known.update(argument for argument, value in handed if value in self._known)
+            yielded = _last(blocks[-1])
+            still = [n for n in carried if yielded[n] in self._known]
+            if still == carried:
+                return carried
+            carried = still
+            self._known, self._counts = before, counts
+
+
+def _last(block: Any) -> list[Any]:
+    """What a block hands on at its end."""
+    return list(block.operations[len(block.operations) - 1].operands)

@@ -152,9 +152,25 @@ class MosaicKernel:
         return (self.function, *(self.index_maps if number < self.prefetched else ()))
 
     def is_table(self, number: int) -> bool:
-        """Whether an operand is integers in scalar memory that nothing but loads uses: they stay what they were."""
+        """Whether an operand is integers in scalar memory whose course can be followed.
+
+        Nothing but loads and stores uses it, and what places blocks sees only one that stays what it was: blocks are
+        placed ahead of the body's stores.
+        """
         kind = str(self.argument(self.function, number).type)
         if not (kind.startswith("memref<") and "xi32" in kind and "memory_space<smem>" in kind):
             return False
-        uses = [use for function in self.readers(number) for use in self.argument(function, number).uses]
-        return all(name_of(use.owner) == "memref.load" and use.operand_number == 0 for use in uses)
+        uses = {f: list(self.argument(f, number).uses) for f in self.readers(number)}
+        written = any(_is_store(use) for use in uses[self.function])
+        placed = any(found for function, found in uses.items() if function is not self.function)
+        return all(_is_load(u) or _is_store(u) for found in uses.values() for u in found) and not (
+            written and placed
+        )
+
+
+def _is_load(use: Any) -> bool:
+    return name_of(use.owner) == "memref.load" and use.operand_number == 0
+
+
+def _is_store(use: Any) -> bool:
+    return name_of(use.owner) == "memref.store" and use.operand_number == 1

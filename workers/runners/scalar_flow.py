@@ -1,5 +1,7 @@
 """Exact matrix work of a Mosaic kernel: its scalar control flow run on every grid point, its vectors never.
 
+Tables in scalar memory that the kernel writes, too, carry state from one point of the grid to the next.
+
 The matrix units' instruction counts do not tell: a product over K = 128 fills half of a 256-deep unit and costs
 the same instructions as one over 256. The shapes of ``tpu.matmul`` do, times how often each one is reached.
 """
@@ -84,10 +86,15 @@ class _Node:
     yields: tuple[tuple[int, ...], ...] = ()
 
 
+Table = dict[tuple[int | None, ...], int | None]
+"""What a table holds at each place; None where that is not known."""
+
+
 @dataclass
 class _Run:
     values: dict[int, int | None] = field(default_factory=dict)
     steps: int = 0
+    tables: dict[int, Table] = field(default_factory=dict)
 
 
 def matmul_flops(function: Any, grid: Sequence[int], tables: Mapping[Any, np.ndarray]) -> int:
@@ -97,15 +104,15 @@ def matmul_flops(function: Any, grid: Sequence[int], tables: Mapping[Any, np.nda
     """
     block = function.operation.regions[0].blocks[0]
     numbers = _Numbers()
-    numbers.tables.update(tables)
+    numbers.tables.update(numbers[argument] for argument in tables)
     arguments = [numbers[argument] for argument in block.arguments][: len(grid)]
     program = _translate(block, numbers)
     if not _interesting(program):
         return sum(node.value for node in program if node.kind == "matmul") * math.prod(grid)
-    used = _used(program)
+    used = set(arguments) if _holds(program, "store") else _used(program)
     axes = [range(size) if argument in used else (0,) for argument, size in zip(arguments, grid, strict=True)]
     repeats = math.prod(size for argument, size in zip(arguments, grid, strict=True) if argument not in used)
-    run = _Run()
+    run = _Run(tables={numbers[argument]: _table(values) for argument, values in tables.items()})
     total = 0
     for point in itertools.product(*axes):
         run.values = dict(zip(arguments, point, strict=True))
@@ -114,19 +121,27 @@ def matmul_flops(function: Any, grid: Sequence[int], tables: Mapping[Any, np.nda
 
 
 class _Numbers(dict[Any, int]):
-    """Numbers for SSA values, in the order they are met, and the tables that loads may read."""
+    """Numbers for SSA values, in the order they are met, and those of the tables that loads may read."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tables: dict[Any, np.ndarray] = {}
+        self.tables: set[int] = set()
 
     def __missing__(self, value: Any) -> int:
         self[value] = len(self)
         return self[value]
 
 
+def _table(values: np.ndarray) -> Table:
+    return {place: int(value) for place, value in np.ndenumerate(values)}
+
+
 def _interesting(program: list[_Node]) -> bool:
-    return any(node.kind in ("if", "for") for node in program)
+    return any(node.kind in _CONTROL or node.kind == "store" for node in program)
+
+
+def _holds(program: list[_Node], kind: str) -> bool:
+    return any(node.kind == kind or any(_holds(inner, kind) for inner in node.programs) for node in program)
 
 
 def _used(program: list[_Node]) -> set[int]:
@@ -141,7 +156,7 @@ def _used(program: list[_Node]) -> set[int]:
 
 def _collect(program: list[_Node], wanted: set[int]) -> None:
     for node in reversed(program):
-        if node.kind in ("if", "for"):
+        if node.kind in _CONTROL:
             wanted.update(node.operands[: 1 if node.kind == "if" else None])
             for inner, yields in zip(node.programs, node.yields, strict=True):
                 wanted.update(yields)
@@ -164,11 +179,26 @@ def _execute(program: list[_Node], run: _Run) -> int:
             operands = [value for number in node.operands if (value := values.get(number)) is not None]
             known = node.function is not None and len(operands) == len(node.operands)
             values[node.result[0]] = _apply(node.function, operands) if known and node.function else None
-        elif node.kind == "if":
-            total += _branch(node, run)
-        elif node.kind == "for":
-            total += _loop(node, run)
+        elif node.kind == "load":
+            values[node.result[0]] = run.tables[node.value].get(_place(node.operands, run))
+        elif node.kind == "store":
+            _store(node, run)
+        elif node.kind in _CONTROL:
+            total += _CONTROL[node.kind](node, run)
     return total
+
+
+def _place(numbers: Sequence[int], run: _Run) -> tuple[int | None, ...]:
+    return tuple(run.values.get(number) for number in numbers)
+
+
+def _store(node: _Node, run: _Run) -> None:
+    """Write a table; one that is written nobody knows where is not known any more."""
+    table, place = run.tables[node.value], _place(node.operands[1:], run)
+    if place in table:
+        table[place] = run.values.get(node.operands[0])
+    else:
+        table.clear()
 
 
 def _branch(node: _Node, run: _Run) -> int:
@@ -204,6 +234,32 @@ def _loop(node: _Node, run: _Run) -> int:
     return total
 
 
+def _while(node: _Node, run: _Run) -> int:
+    before, after = node.programs
+    (condition, *kept), yields = node.yields
+    carried, total = [run.values.get(number) for number in node.operands], 0
+    while True:
+        run.values.update(zip(node.arguments, carried, strict=False))
+        total += _execute(before, run)
+        going = run.values.get(condition)
+        if going is None:
+            raise Unresolved("a loop's condition does not follow from the grid")
+        carried = [run.values.get(number) for number in kept]
+        if not going:
+            run.values.update(zip(node.result, carried, strict=True))
+            return total
+        run.values.update(zip(node.arguments[len(node.operands) :], carried, strict=True))
+        total += _execute(after, run)
+        carried = [run.values.get(number) for number in yields]
+        run.steps += 1
+        if run.steps > MAX_STEPS:
+            raise Unresolved("the kernel's control flow takes too many steps to follow")
+
+
+_CONTROL: Mapping[str, Callable[[_Node, _Run], int]] = {"if": _branch, "for": _loop, "while": _while}
+"""Control flow by the kind of a node: runs it, and gives the FLOP of the products that were reached."""
+
+
 def _translate(block: Any, numbers: _Numbers) -> list[_Node]:
     """The scalar program of a block; steps that only concern vectors are left out."""
     program = []
@@ -224,15 +280,17 @@ def _node(op: Any, numbers: _Numbers) -> _Node | None:
     results = tuple(numbers[value] for value in operation.results)
     if name in ("tpu.matmul", "vector.contract"):
         return _Node("matmul", value=_matmul(operation))
-    if name in ("scf.if", "scf.for"):
+    if name in ("scf.if", "scf.for", "scf.while"):
         return _control(operation, name, results, numbers)
+    if name == "memref.store" and numbers[operation.operands[1]] in numbers.tables:
+        value, table, *place = (numbers[v] for v in operation.operands)
+        return _Node("store", (), (value, *place), value=table)
     if len(results) != 1 or str(operation.results[0].type) not in ("i1", "i32", "i64", "index"):
         return None
     if name == "memref.load":
-        values = numbers.tables.get(operation.operands[0])
-        return _Node(
-            "scalar", results, tuple(numbers[v] for v in list(operation.operands)[1:]), _lookup(values)
-        )
+        table, *place = (numbers[v] for v in operation.operands)
+        kind = "load" if table in numbers.tables else "scalar"
+        return _Node(kind, results, tuple(place), value=table)
     operands = tuple(numbers[value] for value in operation.operands)
     if name == "arith.constant":
         return _Node("constant", results, value=_integer(operation.attributes["value"]))
@@ -246,19 +304,6 @@ def _node(op: Any, numbers: _Numbers) -> _Node | None:
     return _Node("scalar", results, operands, _BINARY.get(name))
 
 
-def _lookup(values: np.ndarray | None) -> Callable[..., int] | None:
-    """A load from a table; undefined outside it."""
-    if values is None:
-        return None
-
-    def load(*place: int) -> int:
-        if any(not 0 <= index < size for index, size in zip(place, values.shape, strict=True)):
-            raise ValueError("a load outside its table")
-        return int(values[place])
-
-    return load
-
-
 def _integer(attribute: Any) -> int:
     text = str(attribute).split(":")[0].strip()
     return {"true": 1, "false": 0}[text] if text in ("true", "false") else int(text)
@@ -266,7 +311,7 @@ def _integer(attribute: Any) -> int:
 
 def _control(operation: Any, name: str, results: tuple[int, ...], numbers: _Numbers) -> _Node:
     blocks = [region.blocks[0] for region in operation.regions if len(region.blocks)]
-    arguments = tuple(numbers[value] for value in blocks[0].arguments)
+    arguments = tuple(numbers[value] for block in blocks for value in block.arguments)
     programs = tuple(_translate(block, numbers) for block in blocks)
     yields = tuple(
         tuple(numbers[value] for value in block.operations[len(block.operations) - 1].operands)

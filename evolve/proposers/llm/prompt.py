@@ -38,12 +38,13 @@ or, for larger changes, the whole module in one fenced Python block."""
 
 @dataclass(frozen=True)
 class Contract:
-    """The campaign as the prompts tell it: texts a person wrote, not a model."""
+    """The campaign as the prompts tell it: texts a person wrote, not a model. ``facts`` is a line each."""
 
     operator: str
     text: str
     target: str
     workloads: tuple[str, ...]
+    facts: tuple[str, ...] = ()
 
 
 def improve(contract: Contract, history: History, parent: Candidate) -> Messages:
@@ -87,7 +88,8 @@ def _system() -> dict[str, str]:
 
 def _contract(contract: Contract) -> str:
     shapes = ", ".join(contract.workloads)
-    return f"Operator {contract.operator} on {contract.target}, shapes {shapes}.\n\n{contract.text}"
+    said = f"Operator {contract.operator} on {contract.target}, shapes {shapes}.\n\n{contract.text}"
+    return "\n\n".join(filter(None, (said, "\n".join(contract.facts))))
 
 
 def _kernel(title: str, candidate: Candidate, evaluation: Evaluation | None) -> str:

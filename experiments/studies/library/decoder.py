@@ -25,6 +25,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
 from decoder_model import batches, made
+from torchao_ahead import keep_tuned, tune_briefly
 
 WINDOW = 10
 """Steps over which a loss curve is averaged before curves are compared."""
@@ -38,6 +39,8 @@ def train(kind: str, mode: str, seed: int, options: argparse.Namespace) -> dict[
     began_all = time.perf_counter()
     model = made(kind, options.layers, seed)
     if mode == "compiled":
+        if kind == "torchao":
+            keep_tuned()
         for block in model.blocks:
             block.compile(fullgraph=True)
     optimiser = torch.optim.AdamW(
@@ -147,8 +150,6 @@ def main() -> None:
     )
     options = parser.parse_args()
     if "torchao" in options.runs:
-        from torchao_ahead import tune_briefly
-
         tune_briefly()
     rows: list[dict[str, Any]] = []
     for run in options.runs.split(","):

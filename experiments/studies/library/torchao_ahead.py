@@ -1,7 +1,8 @@
 """Compiles what torchao's quantisers tune over, on a CPU, ahead of measuring: ``python torchao_ahead.py M,N,K ...``.
 
 Its five kernels have 4 or 45 configurations a size: minutes a shape on the device, most of it compiling. The compiled
-code goes into Triton's cache, where tuning then finds it. ``tune_briefly`` lets tuning time each for milliseconds.
+code goes into Triton's cache, where tuning then finds it. ``tune_briefly`` lets tuning time each for milliseconds,
+``keep_tuned`` spares torch.compile what eager code has found out.
 """
 
 from __future__ import annotations
@@ -35,7 +36,15 @@ def tune_briefly() -> None:
         kernel.__dict__["do_bench"] = brief
 
 
-def _collect(m: int, n: int, k: int, calls: dict[tuple[Any, ...], Any]) -> None:
+def keep_tuned() -> None:
+    """Leave each kernel those configurations that tuning chose so far, at any size: torch.compile tunes anew."""
+    for kernel in kernels().values():
+        chosen = {str(config): config for config in kernel.cache.values()}
+        if chosen:
+            kernel.configs = list(chosen.values())
+
+
+def _call(m: int, n: int, k: int) -> None:
     """The calls of one layer's forward and backward, on tensors of the host whose memory nobody touches."""
     from torchao.prototype.blockwise_fp8_training import kernels as module
 
@@ -80,7 +89,7 @@ def _warm(part: int, shapes: list[tuple[int, int, int]]) -> None:
 
     Autotuner.run = instead
     for shape in shapes:
-        _collect(*shape, calls)
+        _call(*shape)
     jobs = [
         (kernel, args, kwargs, config) for kernel, args, kwargs in calls.values() for config in kernel.configs
     ]

@@ -36,7 +36,7 @@ constraints = st.lists(
 kernels = st.lists(st.tuples(constraints, st.sampled_from([16, 128, 512])), min_size=1, max_size=4)
 
 
-def campaign_table(made: list[Any], entries: list[Any]) -> dict[str, Any]:
+def campaign_table(made: list[Any], entries: list[Any], shares: list[float] | None = None) -> dict[str, Any]:
     def source(texts: list[str]) -> str:
         return f"CONSTRAINTS = {{{', '.join(f'{text!r}: {text!r}' for text in texts)}}}\n"
 
@@ -46,6 +46,7 @@ def campaign_table(made: list[Any], entries: list[Any]) -> dict[str, Any]:
             {
                 "workload": {"id": f"w{n}", **dict(zip(NAMES, dims, strict=True))},
                 "genome": f"g{kernel % len(made)}",
+                "figure": {"share": shares[n % len(shares)]} if shares else {},
             }
             for n, (dims, kernel) in enumerate(entries)
         ],
@@ -82,6 +83,7 @@ def promoted_table(table: dict[str, Any]) -> store.Table:
                 "workload": e["workload"]["id"],
                 "dims": {name: e["workload"][name] for name in NAMES},
                 "kernel": e["genome"],
+                **e["figure"],
             }
             for e in table["entries"]
         ],
@@ -91,11 +93,16 @@ def promoted_table(table: dict[str, Any]) -> store.Table:
 
 
 @settings(max_examples=150, deadline=None)
-@given(kernels, st.lists(st.tuples(shapes, st.integers(0, 9)), min_size=1, max_size=8), shapes)
+@given(
+    kernels,
+    st.lists(st.tuples(shapes, st.integers(0, 9)), min_size=1, max_size=8),
+    shapes,
+    st.none() | st.lists(st.floats(0.01, 1.0), min_size=1, max_size=8),
+)
 def test_a_campaigns_table_and_the_library_choose_alike(
-    made: list[Any], entries: list[Any], wanted: tuple[int, ...]
+    made: list[Any], entries: list[Any], wanted: tuple[int, ...], shares: list[float] | None
 ) -> None:
-    table = campaign_table(made, entries)
+    table = campaign_table(made, entries, shares)
     try:
         library = promoted_table(table).choose(wanted).kernel.name
     except store.NotServed:

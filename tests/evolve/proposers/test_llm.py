@@ -13,15 +13,19 @@ from testkit.llm_server import Answer, ScriptedServer, scripted_server
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
 from tilewright.evolve.proposers.llm.client import ChatClient, OpenAIEndpoint, TokenBudget
-from tilewright.evolve.proposers.llm.prompt import Contract
+from tilewright.evolve.proposers.llm.facts import facts_of
+from tilewright.evolve.proposers.llm.prompt import Contract, improve
 from tilewright.evolve.proposers.llm.proposer import LlmProposer
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import Candidate, History
+from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import Space
 from tilewright.fitness import dialect
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+from tilewright.fitness.targets import load_target
+from tilewright.seeds.catalogue import load_operator
+from tilewright.seeds.operator import SnrGate
 
 SEED = """import math
 
@@ -149,6 +153,37 @@ def test_good_edits_climb_and_replay_without_the_server(tmp_path: Path) -> None:
     replayed = campaign(tmp_path / "j", None, 4)
     assert lineage(replayed) == lineage(first)
     assert b"secret-key" not in (tmp_path / "j").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("target", "operator", "told"),
+    [
+        (
+            "tpu7x",
+            "gemm_fp8_fused/g512",
+            ["MiB of VMEM", "f8 peak 2307 TFLOP/s", "jax.experimental.pallas.tpu"],
+        ),
+        (
+            "h200",
+            "gemm_fp8_blockwise/gemm_nt",
+            ["132 multiprocessors", "227 KiB", "4.80 TB/s", "triton.language"],
+        ),
+        ("gfx950", "gemm_fp8_blockwise/gemm_nt", ["160 KiB of shared memory", "triton.language"]),
+    ],
+)
+def test_a_model_is_told_the_device_the_gates_and_the_imports(
+    target: str, operator: str, told: list[str]
+) -> None:
+    gates = load_operator(operator).gates
+    found = "\n".join(facts_of(load_target(target), gates))
+    assert all(words in found for words in told), found
+    assert ("torch" in found) == (target != "tpu7x")
+    bars = [f"{gate.min_db:g} dB" for gate in gates if isinstance(gate, SnrGate)]
+    assert bars and all(bar in found for bar in bars)
+    contract = Contract("op/r", "C = A", target, ("w",), facts_of(load_target(target), gates))
+    seed = Candidate(0, Genome(SEED, {"tile": 1}), (), Mutation(MutationKind.SEED, "seed", "s"), 0, 0, 0)
+    asked = improve(contract, History(), seed)
+    assert found in asked[-1]["content"]
 
 
 def test_a_model_alone_is_asked_on_islands_that_are_still_empty(tmp_path: Path) -> None:

@@ -149,6 +149,15 @@ def test_scalars_are_simulated_without_divisions_and_floats(away, bound):
     assert sent[0] in (None, simulated[0])
 
 
+def test_a_loop_goes_on_while_known_tables_say_so(away):
+    found = away(ir.walked, [0, 128, 512, 256])
+    assert found["data_branches"] == found["data_loops"] == found["while_loops"] == 0
+    turns = [0, 1, 3, 2]  # begun at 1, 0, 1, 0
+    assert found["matmul_flops"] == sum(turns) * 2 * 128**3
+    found = away(ir.walked, [0, 128, 512, 256], by_data=True)
+    assert found["data_loops"] == 1 and found["matmul_flops"] is None
+
+
 def test_blocks_that_stride_twice_lie_side_by_side_where_a_kernel_is_alone(away):
     assert away(ir.side_by_side, (4, 64, 128), (2, 32, 128)) == ([(8, 32, 128)], 2)
     assert away(ir.side_by_side, (2, 4, 16, 128), (2, 2, 16, 128)) == ([(4, 2, 16, 128)], 2)

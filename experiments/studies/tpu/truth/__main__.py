@@ -104,7 +104,7 @@ def _fact(row: Row, runs: Sequence[Run]) -> dict[str, Any]:
 _INTRODUCTION = """Time model {version}; made by `python -m experiments.studies.tpu.truth FOLDER`. Measured times are
 of others: `ucb-bar/autocomp` at `dd26a56` (one v6e; the host's 0.107 ms is taken off) and `openxla/tokamax` at
 `783ea95` (autotuning records of v5e, v6e and tpu7x, device times). A hash of the row halves them: *fitted* rows give
-the intervals, and tpu7x's constants; those of v5e and v6e were fitted before the split, to all rows there were then.
+the intervals, and the constants of tpu7x and v6e; those of v5e were fitted before the split, to all rows then.
 Error: modelled over measured, less 1. *Class*: what bounds the kernel, which decides its interval. *With memory's
 share*: correlation of the error with the copies' part of the time. *Held*: by the 90 % interval. *Apart*: rows whose
 kernels were simulated alone, XLA's operations around them by their bytes and matrix products. *Cut*: of these kernels a

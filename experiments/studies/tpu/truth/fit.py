@@ -2,14 +2,16 @@
 
     python -m experiments.studies.tpu.truth.fit FOLDER [--cache FOLDER] [--chip v6e]
 
-Prints the clock, rates and latency that fit those rows best, the errors they leave there and on the rest, the same for
-the constants in use, and what these leave in each class of kernel. Nothing is compiled and nothing is written.
+Prints the clock, rates (in the ratio of those in use) and latency that fit those rows best, the errors they leave there
+and on the rest, the same for the constants in use, and what these leave in each class of kernel. Every lineage weighs
+the same: its sources differ little, some compile to the same code. Nothing is compiled and nothing is written.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,14 +74,15 @@ def best_rules(rows: Sequence[Measured], start: Rules) -> Rules:
     """The rules that leave the least error on these rows, few far ones counted less; bounded by what is physical."""
 
     def of(x: np.ndarray) -> Rules:
-        return Rules(x[0] * 1e9, x[1] * 1e12, x[2] * 1e12, 0.0, x[3] * 1e-6)
+        return Rules(x[0] * start.clock, x[1] * start.read, x[1] * start.write, 0.0, x[2] * start.latency)
 
-    first = np.array([start.clock / 1e9, start.read / 1e12, start.write / 1e12, start.latency * 1e6])
+    lineages = Counter(row.lineage or row.id for row, _ in rows)
+    weights = np.array([lineages[row.lineage or row.id] ** -0.5 for row, _ in rows])
+    weights /= np.sqrt(np.mean(weights**2))
     found = least_squares(
-        lambda x: residuals(rows, of(x)),
-        first,
-        bounds=(0.5 * first, 2.0 * first),
-        x_scale=first,
+        lambda x: weights * residuals(rows, of(x)),
+        np.ones(3),
+        bounds=((0.8, 0.6, 0.25), (1.25, 1.25, 4.0)),
         loss="soft_l1",
         f_scale=0.03,
         diff_step=0.01,

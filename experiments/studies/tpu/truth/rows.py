@@ -88,7 +88,7 @@ class Row:
         )
 
     def _scaled(self, op: Operation, rules: Rules) -> float:
-        """One operation ``units`` times: a kernel fills its pipeline once, XLA's operations are their bytes."""
+        """One operation ``units`` times: a pipeline fills and drains once, XLA's operations are their bytes."""
         whole = replay(op.events, rules).seconds
         if self.units * op.ratio == 1:
             return whole * op.count
@@ -98,7 +98,8 @@ class Row:
                 float(sizes[Kind.READ] / rules.read + sizes[Kind.WRITE] / rules.write) * self.units * op.count
             )
         fill = replay(op.events.until_first_wait(), rules).seconds
-        return (fill + (whole - fill) * self.units * op.ratio) * op.count
+        drain = whole - replay(op.events.without_last_waits(), rules).seconds
+        return (fill + (whole - fill - drain) * self.units * op.ratio + drain) * op.count
 
 
 def read_rows(folder: Path) -> list[Row]:

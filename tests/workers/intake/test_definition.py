@@ -1,0 +1,43 @@
+"""A flashinfer-bench Definition as a reference, and at the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tilewright.evolve.cli import main
+from tilewright.workers.intake.operator import function_of
+
+DEFINITION = {
+    "name": "scale_h8",
+    "axes": {"rows": {"type": "var"}, "width": {"type": "const", "value": 8}},
+    "inputs": {"x": {"shape": ["rows", "width"], "dtype": "float32"}},
+    "outputs": {"y": {"shape": ["rows", "width"], "dtype": "float32"}},
+    "reference": "import torch\n\ndef run(x):\n    return 2 * x\n",
+}
+
+
+@pytest.fixture
+def definition(tmp_path: Path) -> Path:
+    path = tmp_path / "scale_h8.json"
+    path.write_text(json.dumps(DEFINITION))
+    return path
+
+
+def test_its_function_is_a_reference(definition: Path) -> None:
+    assert function_of(f"{definition}:run")(21) == 42
+    with pytest.raises(LookupError, match="names nothing"):
+        function_of(f"{definition}:walk")
+    definition.write_text('{"name": "x"}')
+    with pytest.raises(LookupError, match="no Definition with a reference"):
+        function_of(f"{definition}:run")
+
+
+def test_tuning_it_says_that_it_has_no_kernel(definition: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["tune", str(definition), "--reference", f"{definition}:run", "--args", "f32[4, 8]"]
+    assert main(given) == 2
+    told = capsys.readouterr().err
+    assert "a problem of flashinfer-bench" in told and f"--reference {definition}:run" in told
+    assert len(told.strip().splitlines()) == 1
