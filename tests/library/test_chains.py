@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,11 +17,26 @@ M, N, K = 256, 384, 128
 
 
 @pytest.fixture
-def launcher(monkeypatch: pytest.MonkeyPatch) -> MemoryLauncher:
+def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryLauncher]:
     made = MemoryLauncher()
     monkeypatch.setattr(torch_ops, "LAUNCHER", made)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
-    return made
+    held: dict[int, torch.Tensor] = {}
+
+    def raw_alloc(size: int, stream: int) -> int:
+        assert stream == 77
+        memory = torch.empty(size, dtype=torch.uint8)
+        return held.setdefault(memory.data_ptr(), memory).data_ptr()
+
+    functions = {
+        "_cuda_getCurrentRawStream": lambda index: 77,
+        "_cuda_getDevice": lambda: 0,
+        "_cuda_cudaCachingAllocator_raw_alloc": raw_alloc,
+        "_cuda_cudaCachingAllocator_raw_delete": held.__delitem__,
+    }
+    for name, function in functions.items():
+        monkeypatch.setattr(torch._C, name, function, raising=False)
+    yield made
+    assert not held, "every workspace went back"
 
 
 def operands(seed: int = 0) -> list[torch.Tensor]:
@@ -34,7 +50,11 @@ def by_operators(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> list[tor
     return [y, kept_x, kept_w, dx, dw]
 
 
-def test_a_chain_gives_what_the_operators_give_one_by_one(launcher: MemoryLauncher) -> None:
+@pytest.mark.parametrize("current", [0, 1], ids=["the current device", "another device"])
+def test_a_chain_gives_what_the_operators_give_one_by_one(
+    launcher: MemoryLauncher, monkeypatch: pytest.MonkeyPatch, current: int
+) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current, raising=False)
     x, w, dy = operands()
     layer = Layer(M, N, K, torch.device("cpu"))
     y, kept_x, kept_w = layer.forward(x, w)

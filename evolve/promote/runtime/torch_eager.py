@@ -1,7 +1,8 @@
 """The linear layer in eager mode on a CUDA device: launch plans in a row, nothing else between torch and the driver.
 
 What a shape needs (plans, addresses within allocations, sizes) is worked out once and kept in a ``Layer``. A further
-call allocates what comes back, what is kept, and one workspace, and queues three kernels. Used where nothing watches
+call allocates what comes back, what is kept, and one workspace, which goes back to the allocator as soon as the kernels
+that use it are queued, and queues three kernels. Used where nothing watches
 the call: no torch.compile, no dispatch mode, no functorch transform, no tensor subclass; the registered ops do the
 rest.
 """
@@ -27,7 +28,10 @@ class Layer:
     def __init__(self, m: int, n: int, k: int, device: torch.device) -> None:
         self.m, self.n, self.k = m, n, k
         self._device, self._index = device, device.index or 0
-        self._empty, self._stream = torch.empty, torch._C._cuda_getCurrentRawStream
+        self._stream = torch._C._cuda_getCurrentRawStream
+        with torch.inference_mode(False):
+            self._results = torch.empty(0, dtype=torch.bfloat16, device=device).new_empty
+            self._bytes = torch.empty(0, dtype=torch.uint8, device=device).new_empty
         self._lock = threading.Lock()
         self._chains: dict[str, tuple[Chain, int]] = {}
         self.trains = m % BLOCK == 0
@@ -118,32 +122,35 @@ class Layer:
 
     # -- the passes ----------------------------------------------------------------------------------
 
-    def _bytes(self, size: int) -> torch.Tensor:
-        return self._empty(size, dtype=torch.uint8, device=self._device)
-
-    def _results(self, rows: int, cols: int) -> torch.Tensor:
-        return self._empty((rows, cols), dtype=torch.bfloat16, device=self._device)
+    def _queue(self, chain: Chain, size: int, bases: tuple[int, ...]) -> None:
+        """Queue a pass whose workspace has ``size`` bytes on the current stream."""
+        stream = self._stream(self._index)
+        if torch._C._cuda_getDevice() != self._index:
+            room = self._bytes(size)
+            chain((*bases, room.data_ptr()), stream)
+            return
+        work = torch._C._cuda_cudaCachingAllocator_raw_alloc(size, stream)
+        try:
+            chain((*bases, work), stream)
+        finally:
+            torch._C._cuda_cudaCachingAllocator_raw_delete(work)
 
     def forward(self, x: torch.Tensor, w: torch.Tensor) -> Tensors:
         """y, and what is kept of x and of w, from contiguous operands."""
         m, n, k = self.m, self.n, self.k
         chain, size = self._chain("forward")
-        y, work = self._results(m, n), self._bytes(size)
+        y = self._results(m, n)
         kept_x, kept_w = self._bytes(ops.kept_bytes(m, k)), self._bytes(ops.kept_weight_bytes(n, k))
-        bases = (
-            x.data_ptr(), w.data_ptr(), y.data_ptr(), kept_x.data_ptr(), kept_w.data_ptr(), work.data_ptr(),
-        )  # fmt: skip
-        chain(bases, self._stream(self._index))
+        bases = (x.data_ptr(), w.data_ptr(), y.data_ptr(), kept_x.data_ptr(), kept_w.data_ptr())
+        self._queue(chain, size, bases)
         return y, kept_x, kept_w
 
     def forward_jointly(self, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """y, and one tensor that holds what is kept of x and of w."""
         chain, size = self._chain("forward")
-        y, work = self._results(self.m, self.n), self._bytes(size)
-        kept = self._bytes(self._joint + self._kept_w)
+        y, kept = self._results(self.m, self.n), self._bytes(self._joint + self._kept_w)
         at = kept.data_ptr()
-        bases = (x.data_ptr(), w.data_ptr(), y.data_ptr(), at, at + self._joint, work.data_ptr())
-        chain(bases, self._stream(self._index))
+        self._queue(chain, size, (x.data_ptr(), w.data_ptr(), y.data_ptr(), at, at + self._joint))
         return y, kept
 
     def backward_jointly(self, dy: torch.Tensor, kept: torch.Tensor, need_x: bool, need_w: bool) -> Tensors:
@@ -159,16 +166,15 @@ class Layer:
         """y and what is kept of x; ``kept_w`` holds both copies of w."""
         m, n, k = self.m, self.n, self.k
         chain, size = self._chain("forward_kept")
-        y, work, kept_x = self._results(m, n), self._bytes(size), self._bytes(ops.kept_bytes(m, k))
-        bases = (x.data_ptr(), 0, y.data_ptr(), kept_x.data_ptr(), kept_w.data_ptr(), work.data_ptr())
-        chain(bases, self._stream(self._index))
+        y, kept_x = self._results(m, n), self._bytes(ops.kept_bytes(m, k))
+        self._queue(chain, size, (x.data_ptr(), 0, y.data_ptr(), kept_x.data_ptr(), kept_w.data_ptr()))
         return y, kept_x
 
     def infer(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """y alone."""
         chain, size = self._chain("infer")
-        y, work = self._results(self.m, self.n), self._bytes(size)
-        chain((x.data_ptr(), w.data_ptr(), y.data_ptr(), 0, 0, work.data_ptr()), self._stream(self._index))
+        y = self._results(self.m, self.n)
+        self._queue(chain, size, (x.data_ptr(), w.data_ptr(), y.data_ptr(), 0, 0))
         return y
 
     def backward(
@@ -183,9 +189,7 @@ class Layer:
         chain, size = self._chain(name)
         dx = self._results(m, k) if need_x else self._bytes(0)
         dw = self._results(n, k) if need_w else self._bytes(0)
-        work = self._bytes(size)
-        bases = (dy.data_ptr(), dw.data_ptr(), dx.data_ptr(), kept_x, kept_w, work.data_ptr())
-        chain(bases, self._stream(self._index))
+        self._queue(chain, size, (dy.data_ptr(), dw.data_ptr(), dx.data_ptr(), kept_x, kept_w))
         return dx, dw
 
 
@@ -261,14 +265,17 @@ class _LinearKept(torch.autograd.Function):
         return dx if need_x else None, dw if need_w else None, None
 
 
+_apply = super(torch.autograd.Function, _Linear).apply
+"""``_Linear.apply`` less what it does for functorch's transforms, none of which is active where it is called."""
+
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
-def unwatched(*tensors: torch.Tensor) -> bool:
+def unwatched(x: torch.Tensor, w: torch.Tensor) -> bool:
     """Whether nothing but autograd looks at operations on these tensors."""
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
         return False
-    return all(type(tensor) in _PLAIN for tensor in tensors)
+    return type(x) in _PLAIN and type(w) in _PLAIN
 
 
 def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
@@ -291,7 +298,7 @@ def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
         return None
     rows = aligned(x if flat else x.reshape(m, k))
     if trains:
-        y: torch.Tensor = _Linear.apply(rows, aligned(w), layer)
+        y: torch.Tensor = _apply(rows, aligned(w), layer)
     else:
         y = layer.infer(rows, aligned(w))
     return y if flat else y.view(*shape[:-1], n)

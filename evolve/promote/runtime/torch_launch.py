@@ -229,10 +229,11 @@ Place = tuple[int, int]
 """The number of a base address, and bytes beyond it."""
 
 
-MOST_PREPARED = 64
-"""Sets of addresses for which a chain keeps its launches ready; allocators hand out the same few again and again."""
+MOST_PREPARED = 512
+"""Sets of addresses for which a chain keeps its launches ready: allocators hand out the same few again and again, for
+each of the layers of a model that have this shape. Some 10 KB each."""
 
-MOST_SEEN = 1024
+MOST_SEEN = 4096
 
 
 class Chain:

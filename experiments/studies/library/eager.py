@@ -3,7 +3,8 @@
     PYTHONPATH=library python experiments/studies/library/eager.py OUT.json [--torchao SHAPES] [--compiled SHAPES]
 
 Host: least of bursts of 100 calls queued behind a spinning kernel, microseconds. Step: seconds of forward and backward,
-wall clock over 12 steps, medians of rounds in reversed order; beside it the same step captured in a CUDA graph.
+wall clock over 4 to 200 steps in a row, medians of rounds in reversed order; beside it the same step captured in a CUDA
+graph.
 SHAPES: ``8192x4096x4096,...`` or ``all``: where torchao runs beside it (which tunes itself for long, see
 ``torchao_ahead.py``), and where everyone runs under torch.compile as well.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -60,6 +62,9 @@ def step_of(
 
 
 def wall(step: Callable[[], Any], count: int) -> float:
+    """Seconds a step. Three more before it wake this process's threads, as in a training loop that runs for hours."""
+    for _ in range(3):
+        step()
     torch.cuda.synchronize()
     began = time.perf_counter()
     for _ in range(count):
@@ -166,14 +171,13 @@ def steps(found: dict[str, Any], options: argparse.Namespace) -> None:
             except Exception as error:  # noqa: BLE001 - reported beside the rest
                 print(name, m, n, k, repr(error)[:300], flush=True)  # noqa: T201
         cost = 6 * m * n * k / 7e14
-        count = max(3, min(12, int(0.05 / cost)))
+        count = max(4, min(200, int(0.06 / cost)))
         taken: dict[str, list[float]] = {name: [] for name in ways}
-        for turn in range(3):
+        for turn in range(4):
             for name in list(ways) if turn % 2 == 0 else list(ways)[::-1]:
                 taken[name].append(wall(ways[name], count))
-                time.sleep(0.02)
         seconds = {name: statistics.median(values) for name, values in taken.items()}
-        rows[f"{m}x{n}x{k}"] = {"seconds": seconds, "rounds": taken}
+        rows[f"{m}x{n}x{k}"] = {"seconds": seconds, "rounds": taken, "host load": os.getloadavg()[0]}
         text = "  ".join(f"{name} {6 * m * n * k / t / 1e12:.0f}" for name, t in seconds.items())
         ratio = seconds["bf16 eager"] / seconds["library eager"]
         print(f"{m}x{n}x{k}: {text}  eager {ratio:.3f} x bf16 (TFLOP/s, 6MNK, measured)", flush=True)  # noqa: T201
@@ -196,6 +200,7 @@ def main() -> None:
     parser.add_argument("--no-host", action="store_true")
     options = parser.parse_args()
     found: dict[str, Any] = {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
+    found["host load"] = os.getloadavg()[0]
     if not options.no_host:
         hosts(found)
         options.out.write_text(json.dumps(found, indent=1), encoding="utf-8")
