@@ -36,6 +36,9 @@ FAINT = 2.0**-8
 """The root mean square of a tile counts as at least this part of the whole output's."""
 
 
+FAR = 2.0
+"""An element whose row and column make it larger than this many times what is around it is judged by them."""
+
 MEDIAN = 0.6745
 """Of the sizes of normally distributed values of standard deviation 1."""
 
@@ -80,7 +83,10 @@ def objection(output: np.ndarray, reference: np.ndarray, allowed: Allowance) -> 
     found = output.astype(np.float64).reshape(-1, columns)
     wanted = reference.astype(np.float64).reshape(-1, columns)
     rounded, unit = _rounded(wanted, output.dtype)
-    around = np.maximum(_around(wanted), _reach(wanted)) if allowed.inexact else _around(wanted)
+    around = _around(wanted)
+    if allowed.inexact:
+        reach = _reach(wanted)
+        around = np.where(reach > FAR * around, reach, around)
     with np.errstate(all="ignore"):
         error = np.abs(found - wanted)
         excess = error - (unit + np.abs(rounded - wanted) + allowed.worst * around)

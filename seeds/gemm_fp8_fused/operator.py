@@ -258,7 +258,13 @@ def _suites() -> dict[str, Suite]:
     between = Suite(
         "between", (_workload(1536, 2560, 2048), _workload(512, 3584, 1536)), (_workload(1536, 1024, 1536),)
     )
-    return {"quickstart": quick, "first": first, "small": small, "between": between, "llm": Suite("llm", shapes, check)}
+    return {
+        "quickstart": quick,
+        "first": first,
+        "small": small,
+        "between": between,
+        "llm": Suite("llm", shapes, check),
+    }
 
 
 def _kernels(group: int) -> dict[str, SeedKernel]:
