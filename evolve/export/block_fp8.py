@@ -61,7 +61,7 @@ def of_campaign(journal: Path, program: str) -> dict[str, str]:
             _options(choice.params),
             choice.provenance,
         )
-        for choice in fastest(journal, lambda genome: theirs(genome.source, genome.params))
+        for choice in fastest(journal, lambda choice: theirs(choice.source, choice.params))
     ]
     if not rows:
         raise Disagreement(

@@ -13,7 +13,6 @@ from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.record.system import version
 from tilewright.evolve.report.data import WINNER, CampaignData, load
-from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict, WorkloadFigures
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Operator, Scope, Workload
@@ -25,7 +24,7 @@ class Disagreement(UserError):
 
 @dataclass(frozen=True)
 class Choice:
-    """One row to write. ``figures``: the winner's on this shape."""
+    """One row to write. ``figures``: the winner's on this shape. ``source``: the text of its kernel."""
 
     operator: str
     target: str
@@ -33,6 +32,7 @@ class Choice:
     params: Mapping[str, Any]
     figures: WorkloadFigures
     provenance: Mapping[str, Any]
+    source: str = ""
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -56,7 +56,41 @@ def choices(journal: Path) -> list[Choice]:
     ]
 
 
-def fastest(journal: Path, fits: Callable[[Genome], bool]) -> list[Choice]:
+def agreed(
+    journal: Path, write: Callable[[list[Choice]], dict[str, str]]
+) -> tuple[dict[str, str], list[str]]:
+    """What ``write`` makes of a campaign's winner, else of the fastest candidates that it can write, and remarks.
+
+    A remark says of a shape how far what is written is from a winner that cannot be. Raises Disagreement where nothing
+    can be written.
+    """
+    winners = choices(journal)
+    try:
+        return write(winners), []
+    except Disagreement:
+        others = fastest(journal, lambda choice: _written(write, choice))
+        if not others:
+            raise
+    winner = winners[0].provenance["candidate"]
+    searched = fastest(journal, lambda choice: choice.provenance["candidate"] == winner)
+    best = {choice.workload.id: choice.figures.seconds for choice in searched}
+    remarks = [
+        f"{choice.workload.id}: the winner is another kernel ({best[choice.workload.id] * 1e6:.1f} us); written is the "
+        f"fastest candidate that is theirs ({choice.figures.seconds * 1e6:.1f} us, {choice.provenance['kind']})"
+        for choice in others
+        if choice.workload.id in best
+    ]
+    return write(others), remarks
+
+
+def _written(write: Callable[[list[Choice]], dict[str, str]], choice: Choice) -> bool:
+    try:
+        return bool(write([choice]))
+    except (Disagreement, KeyError):  # another kernel, or another kernel's parameters
+        return False
+
+
+def fastest(journal: Path, fits: Callable[[Choice], bool]) -> list[Choice]:
     """On each shape the fastest candidate of a campaign for which ``fits`` holds; none where no one does.
 
     Times are those of the search, so that of several equal ones the luckiest is chosen.
@@ -65,19 +99,21 @@ def fastest(journal: Path, fits: Callable[[Genome], bool]) -> list[Choice]:
         data = load(opened)
         receipts = _receipts(opened)
     operator, known = _shapes(data)
-    best: dict[str, tuple[Candidate, WorkloadFigures]] = {}
+    best: dict[str, Choice] = {}
     for name, evaluation in data.evaluations.items():
         candidate = data.candidates.get(name)
-        if candidate is None or evaluation.verdict is not Verdict.OK or not fits(candidate.genome):
+        if candidate is None or evaluation.verdict is not Verdict.OK:
             continue
         for figures in evaluation.workloads:
             held = best.get(figures.workload)
-            if figures.workload in known and (held is None or figures.seconds < held[1].seconds):
-                best[figures.workload] = (candidate, figures)
-    return [
-        _choice(journal.parent.name, data, operator, known[workload], candidate, figures, receipts)
-        for workload, (candidate, figures) in sorted(best.items())
-    ]
+            if figures.workload not in known or (held and figures.seconds >= held.figures.seconds):
+                continue
+            choice = _choice(
+                journal.parent.name, data, operator, known[figures.workload], candidate, figures, receipts
+            )
+            if fits(choice):
+                best[figures.workload] = choice
+    return [best[workload] for workload in sorted(best)]
 
 
 def _shapes(data: CampaignData) -> tuple[Operator, dict[str, Workload]]:
@@ -105,6 +141,7 @@ def _choice(
             **_provenance(campaign, data, operator, candidate, figures),
             **receipts.get(candidate.index, {}),
         },
+        candidate.genome.source,
     )
 
 

@@ -54,13 +54,16 @@ def _is_operator(what: str) -> bool:
 
 def _of_campaign(arguments: argparse.Namespace) -> dict[str, str]:
     from tilewright.evolve.export import block_fp8, tokamax, tpu_inference
-    from tilewright.evolve.export.choice import choices
+    from tilewright.evolve.export.choice import agreed
 
     campaign = find_campaign(home_folder(arguments.home), arguments.what)
     if arguments.format in OF_EITHER:
         return block_fp8.of_campaign(campaign / JOURNAL, arguments.format)
     write = {"tokamax": tokamax.files, "tpu-inference": tpu_inference.files}[arguments.format]
-    return write(choices(campaign / JOURNAL))
+    files, remarks = agreed(campaign / JOURNAL, write)
+    for remark in remarks:
+        arguments.say(remark)
+    return files
 
 
 def _of_library(arguments: argparse.Namespace) -> dict[str, str]:

@@ -3,7 +3,8 @@
     PYTHONPATH=library python experiments/studies/library/eager.py OUT.json [--torchao SHAPES] [--compiled SHAPES]
 
 Host: least of bursts of 100 calls queued behind a spinning kernel, microseconds. Step: seconds of forward and backward,
-wall clock over 4 to 200 steps in a row, medians of rounds in reversed order; beside it the same step captured in a CUDA graph.
+wall clock over 4 to 200 steps in a row, medians of rounds in reversed order; beside it the same step captured in a CUDA
+graph.
 SHAPES: ``8192x4096x4096,...`` or ``all``: where torchao runs beside it (which tunes itself for long, see
 ``torchao_ahead.py``), and where everyone runs under torch.compile as well.
 """

@@ -3,7 +3,9 @@
     PYTHONPATH=library python experiments/studies/library/parallel.py OUT.json [--layers 8 --tokens 8192 --steps 12]
 
 Every rank trains on ``--tokens`` tokens a step (under tensor parallel all ranks on the same). Seconds are those of
-the slowest rank, medians over steps after the third, the kinds in turns.
+the slowest rank, medians over steps after the third, the kinds in turns. ``fsdp-keep`` keeps gathered weights for the
+backward pass. A way such as ``fsdp:8`` lets NCCL use at most eight thread blocks: what they hold, a product that takes
+all multiprocessors waits for.
 """
 
 from __future__ import annotations
@@ -29,12 +31,13 @@ from decoder_model import HEAD, HEADS, HIDDEN, KV_HEADS, Block, Decoder, batches
 
 def sharded(model: Decoder, way: str, mesh: Any) -> None:
     """Spread a model over the ranks, in place."""
-    if way == "fsdp":
+    if way.startswith("fsdp"):
         from torch.distributed.fsdp import fully_shard
 
+        again = "keep" not in way
         for block in model.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+            fully_shard(block, mesh=mesh, reshard_after_forward=again)
+        fully_shard(model, mesh=mesh, reshard_after_forward=again)
     elif way == "tensor":
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -87,7 +90,7 @@ def seconds_of(kind: str, way: str, mesh: Any, options: argparse.Namespace) -> d
         spent = torch.tensor(time.perf_counter() - began, device="cuda")
         dist.all_reduce(spent, dist.ReduceOp.MAX)
         taken.append(float(spent))
-        losses.append(round(float(loss), 4))
+        losses.append(round(float(loss.detach()), 4))
     found = {"seconds": taken, "losses": losses, "peak GB": torch.cuda.max_memory_allocated() / 1e9}
     return found
 
@@ -105,6 +108,15 @@ def forward_of_a_part(self: tuple[Block, int], x: torch.Tensor) -> torch.Tensor:
     return x + block.down(F.silu(gate) * up)
 
 
+def limited(blocks: int) -> Any:
+    """A mesh of all ranks whose communication takes at most so many thread blocks."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    chosen = dist.ProcessGroupNCCL.Options()
+    chosen.config.max_ctas = blocks
+    return DeviceMesh.from_group(dist.new_group(pg_options=chosen), "cuda")
+
+
 def work(rank: int, ranks: int, options: argparse.Namespace) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", RANK=str(rank), WORLD_SIZE=str(ranks))
     os.environ.setdefault("MASTER_PORT", "29517")
@@ -115,9 +127,11 @@ def work(rank: int, ranks: int, options: argparse.Namespace) -> None:
     mesh = init_device_mesh("cuda", (ranks,))
     found: dict[str, Any] = {"torch": torch.__version__, "ranks": ranks, "runs": {}}
     for way in options.ways.split(","):
-        for kind in ("bf16", "library", "library", "bf16"):
+        blocks = way.partition(":")[2]
+        on = limited(int(blocks)) if blocks else mesh
+        for kind in options.turns.split(","):
             try:
-                run = seconds_of(kind, way, mesh, options)
+                run = seconds_of(kind, way, on, options)
             except Exception as error:  # noqa: BLE001 - reported; the ranks fail alike
                 run = {"error": repr(error)[:400]}
             found["runs"].setdefault(f"{kind} {way}", []).append(run)
@@ -147,6 +161,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--ways", default="alone,fsdp,tensor")
+    parser.add_argument("--turns", default="bf16,library,library,bf16", help="kinds in the order they run")
     options = parser.parse_args()
     ranks = torch.cuda.device_count()
     mp.spawn(work, (ranks, options), nprocs=ranks)

@@ -9,11 +9,13 @@ import pytest
 
 from testkit.sample_campaign import write_sample
 from tilewright.evolve.cli import main
+from tilewright.evolve.export import choice as choice_module
 from tilewright.evolve.export import tokamax, tpu_inference
-from tilewright.evolve.export.choice import Choice, Disagreement, choices
+from tilewright.evolve.export.choice import Choice, Disagreement, agreed, choices
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import load
-from tilewright.fitness.evaluation import FigureKind, WorkloadFigures
+from tilewright.fitness.evaluation import FigureKind, Verdict, WorkloadFigures
+from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
 
 GROUPED = {"M": 8192, "N": 512, "K": 2048, "G": 32}
@@ -136,3 +138,37 @@ def test_rows_of_a_promoted_winner_link_its_receipt(tmp_path):
     )
     assert receipt in next(iter(tokamax.files([row]).values()))
     assert receipt in next(iter(tpu_inference.files([row]).values()))
+
+
+def test_where_the_winner_is_another_kernel_the_fastest_that_is_theirs_is_written(tmp_path, monkeypatch):
+    journal = tmp_path / "sample-001" / "journal.sqlite"
+    write_sample(journal)
+    with Journal(journal) as opened:
+        data = load(opened)
+    shapes = {f.workload for e in data.evaluations.values() for f in e.workloads} | {"4096x4096x4096"}
+    known = {name: Workload(name, {"M": 1, "N": 1, "K": 1}) for name in shapes}
+    monkeypatch.setattr(choice_module, "_shapes", lambda data: (load_operator(data.facts["operator"]), known))
+    winner = choices(journal)[0].params
+
+    def write(rows):
+        if any(row.params == winner for row in rows):
+            raise Disagreement("another kernel.")
+        return {row.workload.id: repr(row.figures.seconds) for row in rows}
+
+    files, remarks = agreed(journal, write)
+    theirs = [
+        figures
+        for name, evaluation in data.evaluations.items()
+        if evaluation.verdict is Verdict.OK and data.candidates[name].genome.params != winner
+        for figures in evaluation.workloads
+    ]
+    assert len(files) == len(remarks) == len(shapes) - 1
+    for shape, seconds in files.items():
+        assert float(seconds) == min(figures.seconds for figures in theirs if figures.workload == shape)
+        assert any(f"{shape}: the winner is another kernel" in remark for remark in remarks)
+
+    def never(rows):
+        raise Disagreement("another kernel.")
+
+    with pytest.raises(Disagreement):
+        agreed(journal, never)
