@@ -240,7 +240,7 @@ def _suites() -> dict[str, Suite]:
     4096^3, too.
 
     ``between`` has sizes off the powers of two, which large blocks do not divide: what it promotes serves the shapes
-    that the other suites' winners leave.
+    that the other suites' winners leave. ``shallow`` has few steps of K, where filling and emptying weigh most.
 
     The check shapes make every block size of the seed kernels take several row blocks and column blocks (the
     first) and several K blocks (the second), so that a cache that is not refilled or a K block left out shows.
@@ -259,13 +259,9 @@ def _suites() -> dict[str, Suite]:
     between = Suite(
         "between", (_workload(1536, 2560, 2048), _workload(512, 3584, 1536)), (_workload(1536, 1024, 1536),)
     )
-    return {
-        "quickstart": quick,
-        "first": first,
-        "small": small,
-        "between": between,
-        "llm": Suite("llm", shapes, check),
-    }
+    shallow = Suite("shallow", (_workload(2048, 2048, 1024),), check[1:])
+    llm = Suite("llm", shapes, check)
+    return {suite.name: suite for suite in (quick, first, small, between, shallow, llm)}
 
 
 def _kernels(group: int) -> dict[str, SeedKernel]:
