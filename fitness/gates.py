@@ -73,6 +73,10 @@ def _read(
 ) -> GateReading:
     reference = references[gate.reference]
     if isinstance(gate, SnrGate):
+        if gate.counted:
+            counts = references[gate.counted]
+            outputs = {name: outputs[name][rows] for name, rows in counts.items()}
+            reference = {name: wanted[counts[name]] for name, wanted in reference.items()}
         values = [snr_db(outputs[name], wanted) for name, wanted in reference.items()]
         value = min(values) if values and not any(np.isnan(values)) else float("nan")
         passed = value >= gate.min_db

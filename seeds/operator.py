@@ -89,13 +89,15 @@ class SnrGate:
     ``reference`` names one of the references that ``Operator.oracle`` returns. Single elements are judged as well
     (``fitness.detail``): none may be off, beside rounding, by more than the share ``worst`` of the reference's root
     mean square around it. None: what sums in float32 explain if the bar is 40 dB or more, else no bound. A recipe that
-    rounds within, where another order of operations turns a rounding, states its own.
+    rounds within, where another order of operations turns a rounding, states its own. ``counted`` names a reference of
+    bool arrays over leading axes of the outputs: what they leave out may be anything. All counts without one.
     """
 
     name: str
     reference: str
     min_db: float
     worst: float | None = None
+    counted: str | None = None
 
 
 @dataclass(frozen=True)

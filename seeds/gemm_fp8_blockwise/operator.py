@@ -8,7 +8,7 @@ write *transposed* copies, and all three products are NT:
     dgrad    dx [M, K] = dy [M, N]   . w^T [K, N]^T    rows x blocks     ``gemm_nt``
     wgrad    dw [N, K] = dy^T [N, M] . x^T [K, M]^T    rows x rows       ``gemm_nt_rows``
 
-``step`` is all of it at once (``step.py``).
+``step`` is all of it at once (``step.py``); ``grouped.py`` has the products of an MoE layer's experts.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
     quantise_blocks,
     quantise_rows,
 )
+from tilewright.seeds.gemm_fp8_blockwise.grouped import RowGroups, row_groups
 from tilewright.seeds.gemm_fp8_blockwise.shapes import gemm_suites, matrix_suites, wgrad_suites
 from tilewright.seeds.gemm_fp8_blockwise.step import TrainingStep, step_suites
 from tilewright.seeds.operator import (
@@ -248,7 +249,7 @@ class Quantiser:
         return m, k
 
 
-def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep]:
+def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep | RowGroups]:
     """The family's operators by recipe name."""
     family = "gemm_fp8_blockwise"
     products = {
@@ -277,7 +278,7 @@ def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep]:
         )
     }
     step = TrainingStep(f"{family}/step", step_suites(gemm_suites()))
-    return {**products, **quantisers, "step": step}
+    return {**products, **quantisers, "step": step, **row_groups(family, _seeds("grouped", "grouped_plain"))}
 
 
 def _seeds(*names: str, **overrides: Mapping[str, object]) -> Mapping[str, SeedKernel]:

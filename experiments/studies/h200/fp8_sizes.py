@@ -37,7 +37,7 @@ from tilewright.evolve.space.constraints import SpaceError
 from tilewright.evolve.space.space import Space
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.gemm_fp8_blockwise.shapes import SERVING_WEIGHTS, core, primus84, serving
-from tilewright.seeds.operator import Workload
+from tilewright.seeds.operator import SeedKernel, Workload
 
 OPERATOR = "gemm_fp8_blockwise/gemm_nt"
 RAGGED = (
@@ -71,7 +71,7 @@ def few_rows_points(m: int, n: int, k: int) -> Iterator[Point]:
                 continue
             stage = ((bm + bn) * 128 + 4 * max(bm, 32)) * unroll + 128
             room = 230464 - 2 * bm * bn - (4 * bm * bn if teams == 2 else 0)
-            fitting = [s for s in (2, 3, 4, 5, 6, 8, 10, 12, 14, 16) if s * stage <= room]
+            fitting = [s for s in (2, 3, 4, 5, 6, 8, 10, 12, 14, 16) if s * stage <= room and s % teams == 0]
             if not fitting or (fitting[-1] < 4 and unroll > 1 and k // 128 > 8):
                 continue
             useful = -(-(k // 128) // unroll) * -(-count // 132)
@@ -94,17 +94,37 @@ LARGE = [
 ]
 """Points of ``gluon_ws`` for many rows."""
 
+PAIR = [
+    *grid(scales=("at_once", "ahead"), group_m=(4, 8, 16)),
+    *grid(stagger=(True,), scales=("at_once", "ahead"), group_m=(8,)),
+    *grid(slots=(4,), stages=(3,), group_m=(8,)),
+]
+"""Points of ``gluon_pair``, whose clusters Triton has from 3.7 on."""
+
+CLUSTERS = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
+
+GATED = ("few_rows", "gluon_ws", "gluon_skew", "pointer", *(("gluon_pair",) if CLUSTERS else ()))
+"""Kernels the gates look at."""
+
+TRIED = {"gluon_ws": LARGE, "gluon_pair": PAIR}
+
+
+def seeds() -> Mapping[str, SeedKernel]:
+    """The operator's seed kernels and the one that needs a later Triton than it is verified for."""
+    pair = SeedKernel("gluon_pair", (contenders.KERNELS / "gluon_pair.py").read_text(encoding="utf-8"), {})
+    return {**load_operator(OPERATOR).kernels, "gluon_pair": pair}
+
 
 def points(kernel: str, shape: tuple[int, int, int]) -> list[Point]:
     """The legal points of a seed kernel for a shape, its own defaults among them unless it is ``few_rows``."""
     operator = load_operator(OPERATOR)
-    seed = operator.kernels[kernel]
+    seed = seeds()[kernel]
     names = {**operator.constants, **dict(zip("MNK", shape, strict=True))}
     try:
         space = Space.from_source(seed.source, [names])
     except SpaceError:
         return []
-    tried = list(few_rows_points(*shape)) if kernel == "few_rows" else LARGE if kernel == "gluon_ws" else [{}]
+    tried = list(few_rows_points(*shape)) if kernel == "few_rows" else TRIED.get(kernel, [{}])
     full = [{**space.defaults, **seed.overrides, **change} for change in tried]
     return [point for at, point in enumerate(full) if point not in full[:at] and not space.violations(point)]
 
@@ -118,7 +138,9 @@ def kernels_for(rows: int) -> tuple[str, ...]:
     """Seed kernels worth trying for so many rows."""
     if rows <= 64:
         return ("few_rows",)
-    return ("few_rows", "gluon_skew") if rows <= 256 else ("gluon_ws",)
+    if rows <= 256:
+        return ("few_rows", "gluon_skew")
+    return ("gluon_ws", "gluon_pair") if CLUSTERS else ("gluon_ws",)
 
 
 def ahead(shapes: Sequence[tuple[tuple[int, int, int], Sequence[Chosen]]], processes: int) -> dict[str, Any]:
@@ -134,7 +156,7 @@ def ahead(shapes: Sequence[tuple[tuple[int, int, int], Sequence[Chosen]]], proce
         }
         for kernel, point in chosen:
             key = f"{kernel} {sorted(point.items())}"
-            held.setdefault(key, (operator.kernels[kernel].source, point, []))[2].append(specs)
+            held.setdefault(key, (seeds()[kernel].source, point, []))[2].append(specs)
     cache = os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
     return compiled_ahead(list(held.values()), cache, processes, 240.0)
 
@@ -216,7 +238,9 @@ def side_by_side(
     read = {name: snr(x, call) for name, call in mine.items()}
     good = {name: call for name, call in mine.items() if read[name] >= MIN_SNR_DB}
     tried = (
-        Bench(2, 3, bench.flush).compare(good) if len(good) > 1 else {name: {"fastest": 0.0} for name in good}
+        Bench(2, 3, bench.flush, bench.clean).compare(good)
+        if len(good) > 1
+        else {name: {"fastest": 0.0} for name in good}
     )
     best = sorted(good, key=lambda name: tried[name].get("seconds", 0.0))[:3]
     calls: dict[str, Callable[[], Any]] = {name: good[name] for name in best}
@@ -256,13 +280,13 @@ def side_by_side(
     return entry
 
 
-def gates(shapes: Sequence[tuple[int, int, int]], every: int) -> list[dict[str, Any]]:
+def gates(shapes: Sequence[tuple[int, int, int]], every: int, kernels: Sequence[str]) -> list[dict[str, Any]]:
     """SNR in dB over a whole product, and whether 20 more calls have the same bits, for every ``every``-th point."""
     operator = load_operator(OPERATOR)
     found = []
     for shape in shapes:
         workload = Workload("gate", dict(zip("MNK", shape, strict=True)))
-        chosen = candidates(shape, ("few_rows", "gluon_ws", "gluon_skew", "pointer"))
+        chosen = candidates(shape, kernels)
         for kind in operator.input_kinds:
             arrays = operator.make_inputs(workload, 3, kind)
             (reference,) = operator.oracle(workload, arrays).values()
@@ -333,6 +357,14 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=3)
     parser.add_argument("--every", type=int, default=3, help="which of the points the gates look at")
     parser.add_argument("--processes", type=int, default=14)
+    parser.add_argument("--kernels", nargs="*", choices=GATED, help="only these seed kernels")
+    parser.add_argument("--columns", type=int, nargs="*", help="only shapes of these N")
+    parser.add_argument(
+        "--clean", action="store_true", help="before a call the L2 holds lines that were only read"
+    )
+    parser.add_argument(
+        "--ahead", action="store_true", help="compile what the run needs, and end: no GPU is used"
+    )
     parser.add_argument("--graphs", action="store_true")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -347,27 +379,31 @@ def main() -> None:
         "tall": [(4096, n, k) for n, k in SERVING_WEIGHTS],
         "all84": dims(primus84()),
     }
+    if args.columns:
+        lists = {what: [s for s in shapes if s[1] in args.columns] for what, shapes in lists.items()}
     known = points_of(args.points) if args.points else {}
 
     def tried(shape: tuple[int, int, int]) -> list[Chosen]:
-        return known.get(shape) or candidates(shape, kernels_for(shape[0]))
+        return known.get(shape) or candidates(shape, args.kernels or kernels_for(shape[0]))
 
     begun = time.monotonic()
     todo: list[tuple[tuple[int, int, int], Sequence[Chosen]]] = []
     for what in (*args.what, *args.compile):
         for shape in lists[what]:
             if what == "gates":
-                chosen = candidates(shape, ("few_rows", "gluon_ws", "gluon_skew", "pointer"))[:: args.every]
+                chosen = candidates(shape, args.kernels or GATED)[:: args.every]
             else:
                 chosen = [*tried(shape), ("gluon_ws", {**points_default("gluon_ws"), **PROMOTED})]
             todo.append((shape, chosen))
     compiled = ahead(todo, args.processes) if args.processes else {}
     say(f"compiled ahead: {compiled}")
+    if args.ahead:
+        return
     torch.set_default_device("cuda")
-    bench = Bench(args.rounds, args.calls, torch.empty(64 << 20, dtype=torch.int32))
+    bench = Bench(args.rounds, args.calls, torch.empty(64 << 20, dtype=torch.int32), args.clean)
     for what in args.what:
         if what == "gates":
-            entries: list[dict[str, Any]] = gates(lists[what], args.every)
+            entries: list[dict[str, Any]] = gates(lists[what], args.every, args.kernels or GATED)
         else:
             entries = []
             for shape in lists[what]:
@@ -382,7 +418,7 @@ def main() -> None:
 
 def points_default(kernel: str) -> Point:
     """A seed kernel's own point."""
-    source = load_operator(OPERATOR).kernels[kernel].source
+    source = seeds()[kernel].source
     tree = ast.parse(source)
     return next(
         ast.literal_eval(node.value)
@@ -417,6 +453,7 @@ def write(args: argparse.Namespace, what: str, entries: Sequence[Mapping[str, An
         "triton": triton.__version__,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": " ".join(["python -m experiments.studies.h200.fp8_sizes", *sys.argv[1:]]),
+        "l2": "read" if args.clean else "written",
         "rounds": args.rounds,
         "calls": args.calls,
         "compiled": compiled,

@@ -57,12 +57,18 @@ TORCHAO = ("torchao, vendor products", "torchao, Triton")
 Call = Callable[[], Any]
 
 
-def burst(flush: torch.Tensor, call: Call, calls: int, spin: int) -> list[float]:
-    """Seconds of each of ``calls`` calls after one that is thrown away. ``spin``: cycles that hide host work."""
+def burst(flush: torch.Tensor, call: Call, calls: int, spin: int, clean: bool = False) -> list[float]:
+    """Seconds of each of ``calls`` calls after one that is thrown away. ``spin``: cycles that hide host work.
+
+    Writing ``flush`` leaves an L2 full of lines that must be written back before a call's operands have room, which
+    halves what a product of few rows can read in a second. ``clean``: it is read afterwards, as other weights are.
+    """
     pairs = []
     call()
     for _ in range(calls):
         flush.zero_()
+        if clean:
+            flush.amax()
         if spin:
             torch.cuda._sleep(spin)
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -77,9 +83,9 @@ def burst(flush: torch.Tensor, call: Call, calls: int, spin: int) -> list[float]
 class Bench:
     """Times callables in interleaved bursts. ``seconds`` of a contender is the median over all its calls."""
 
-    def __init__(self, rounds: int, calls: int, flush: torch.Tensor) -> None:
+    def __init__(self, rounds: int, calls: int, flush: torch.Tensor, clean: bool = False) -> None:
         self.rounds, self.calls = rounds, calls
-        self.flush = flush
+        self.flush, self.clean = flush, clean
 
     def compare(self, calls: Mapping[str, Call], spin: int = 1_000_000) -> dict[str, dict[str, float]]:
         """Median, fastest and host seconds per call and contender."""
@@ -87,7 +93,7 @@ class Bench:
         for round_number in range(self.rounds):
             order = list(calls) if round_number % 2 == 0 else list(calls)[::-1]
             for name in order:
-                found = burst(self.flush, calls[name], self.calls, spin)
+                found = burst(self.flush, calls[name], self.calls, spin, self.clean)
                 times[name] += found
                 time.sleep(0.004 + 2 * max(found))
         return {

@@ -3,8 +3,9 @@
     PYTHONPATH=library python experiments/studies/library/parallel.py OUT.json [--layers 8 --tokens 8192 --steps 12]
 
 Every rank trains on ``--tokens`` tokens a step (under tensor parallel all ranks on the same). Seconds are those of
-the slowest rank, medians over steps after the third, the kinds in turns. A way such as ``fsdp:8`` lets NCCL use at most
-eight thread blocks: what they hold, a product that takes all multiprocessors waits for.
+the slowest rank, medians over steps after the third, the kinds in turns. ``fsdp-keep`` keeps gathered weights for the
+backward pass. A way such as ``fsdp:8`` lets NCCL use at most eight thread blocks: what they hold, a product that takes
+all multiprocessors waits for.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ def sharded(model: Decoder, way: str, mesh: Any) -> None:
     if way.startswith("fsdp"):
         from torch.distributed.fsdp import fully_shard
 
+        again = "keep" not in way
         for block in model.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+            fully_shard(block, mesh=mesh, reshard_after_forward=again)
+        fully_shard(model, mesh=mesh, reshard_after_forward=again)
     elif way == "tensor":
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 

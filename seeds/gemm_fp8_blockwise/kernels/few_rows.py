@@ -4,8 +4,8 @@ With M of 1 to 256 a product is a read of B. A program's producer warp asks for 
 holds, with A and the scales of both, and runs on into the next tile; ``teams`` of four warps take turns at the
 stages. A stage holds ``unroll`` steps of K, whose wgmma are issued together into partials of their own, so that a
 stage costs one wait and one arrival. K is not split between programs: one launch, and one order of additions.
-There is one program on a multiprocessor and it stays: with several, loads and barriers of one were seen to wait behind
-the other's stores.
+There is one program on a multiprocessor and it stays. A stage always belongs to the same team: were it another's
+in between, a team could take the turn before last for the last one.
 
 ``swap`` makes the rows of B the matrix instruction's first operand (64 at least) and the few rows of A its flexible
 second one: a narrow A then costs little shared memory. Without it tiles may be as narrow as 16 columns, which is what
@@ -50,6 +50,7 @@ CONSTRAINTS = {
         "sums and partials live in the registers that the producer leaves to the teams"
     ),
     "stages >= 2 * teams": "a team's next stage is on its way while it multiplies",
+    "stages % teams == 0": "a stage is always the same team's, which knows that it has turned once since",
     "N % 8 == 0": "rows of C begin at 16 bytes",
     "K % 128 == 0": "a step of K is one scale block",
 }
@@ -244,7 +245,9 @@ def rows_kernel(
     a_bufs = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * UNROLL, BM, 128], fp8)
     b_bufs = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * UNROLL, BN, 128], fp8)
     s_bufs = gl.allocate_shared_memory(
-        gl.float32, [STAGES * UNROLL if SCALES == "rows" else STAGES, max(BM, 32)], flat
+        gl.float32,
+        [STAGES * UNROLL if SCALES == "rows" else STAGES, max(BM, 32) if SCALES == "rows" else 32],
+        flat,
     )
     t_bufs = gl.allocate_shared_memory(gl.float32, [STAGES, 32], flat)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())

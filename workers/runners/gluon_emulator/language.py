@@ -151,6 +151,17 @@ def reduce(x: Tensor, axis: Any, combine_fn: Callable[..., Any], keep_dims: bool
     return Tensor(np.expand_dims(whole, along) if keep_dims else whole, x.dtype)
 
 
+def associative_scan(x: Tensor, axis: Any, combine_fn: Callable[..., Any], reverse: bool = False) -> Tensor:
+    """Running results along ``axis`` of a function of two blocks, in order."""
+    along = int(axis) % x.data.ndim
+    rows = np.moveaxis(x.data, along, 0)
+    found = [rows[-1 if reverse else 0]]
+    for row in rows[-2::-1] if reverse else rows[1:]:
+        found.append(combine_fn(Tensor(found[-1], x.dtype), Tensor(row, x.dtype)).data)
+    stacked = np.stack(found[::-1] if reverse else found)
+    return Tensor(np.moveaxis(stacked, 0, along), x.dtype, x.layout)
+
+
 def static_assert(condition: Any, message: Any = "") -> None:
     if not condition:
         raise EmulationError(f"static_assert fails: {message}")
@@ -325,7 +336,13 @@ class Language:
         names |= {"full": full, "zeros": zeros, "load": load, "store": store, "atomic_add": atomic_add}
         names |= {"where": values.where, "maximum": maximum, "minimum": minimum, "fma": fma, "fdiv": fdiv}
         names |= {"div_rn": fdiv, "abs": take_absolute, "sum": _reduction(np.sum), "max": _reduction(np.max)}
-        names |= {"min": _reduction(np.min), "reduce": reduce, "cdiv": cdiv, "static_assert": static_assert}
+        names |= {
+            "min": _reduction(np.min),
+            "reduce": reduce,
+            "associative_scan": associative_scan,
+            "cdiv": cdiv,
+            "static_assert": static_assert,
+        }
         names |= {
             "convert_layout": convert_layout,
             "set_auto_layout": convert_layout,

@@ -31,13 +31,13 @@ def lowered(source: str) -> str:
 VARIANTS = {
     "fp8_blockwise_pointer.py": [
         {"pieces": 2, "slots": 2, "parts": 2},
-        {"consumers": 1, "pin": False, "stages": 1, "programs": 1, "ahead": False},
+        {"consumers": 1, "pin": False, "stages": 1, "programs": 1, "ahead": False, "ring": False},
         {"consumers": 3, "skew": True, "walk_rows": 1},
     ],
     "fp8_rowscaled.py": [{"pieces": 2, "consumers": 1}],
     "matmul_bias_gelu.py": [
         {"pieces": 2, "in_flight": False, "parts": 4, "slots": 4},
-        {"stages": 2, "consumers": 1, "slots": 1, "pieces": 2},
+        {"stages": 1, "consumers": 1, "slots": 1, "pieces": 2},
         {"BLOCK_N": 32, "consumers": 3},
     ],
     "matmul_block_pointers.py": [{"pieces": 2, "consumers": 1}],

@@ -1,0 +1,363 @@
+"""Grouped blockwise FP8 products on one H200: this project's, DeepGEMM's, torch's in bf16 and with a scale a row.
+
+    python -m experiments.studies.h200.fp8_grouped --out results --what gates grouped masked
+
+Groups' rows are drawn once a layer: about the expected ones (times 0.7 .. 1.3), or skewed. In ``grouped`` they are
+multiples of 128, as DeepGEMM's contiguous layout wants them; in ``masked`` any number. Timing is ``fp8_sizes``'s: the
+best of some points, then all in turns, L2 flushed, outputs held to the exact gate first. All printed is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from experiments.studies.h200 import fp8_contenders as contenders
+from experiments.studies.h200.fp8_sizes import to_device
+from experiments.studies.h200.fp8_step import MIN_SNR_DB, Bench
+from experiments.studies.h200.mx_points import grid
+from experiments.studies.records.say import say
+from testkit.compile_ahead import Point, Task, compiled_ahead, described
+from tilewright.evolve.space.space import Space
+from tilewright.seeds.gemm_fp8_blockwise.operator import operators
+from tilewright.seeds.operator import Workload
+
+LAYERS = {
+    "DeepSeek-V3 gate, up": (4096, 7168),
+    "DeepSeek-V3 down": (7168, 2048),
+    "Qwen3-235B gate, up": (3072, 4096),
+    "Qwen3-235B down": (4096, 1536),
+}
+"""N, K of experts."""
+
+GROUPED = ((4, 8192, ""), (8, 4096, ""), (32, 1024, ""), (128, 256, ""), (8, 4096, "skewed"))
+"""Groups, expected rows, distribution."""
+
+MASKED = ((6, 1024, ""), (32, 192, ""), (32, 50, ""), (128, 16, ""))
+
+POINTS = [
+    *grid(block_m=(128,), block_n=(256,), stages=(4,), slots=(2,), group_m=(2, 8, 16)),
+    *grid(block_m=(128,), block_n=(128,), stages=(6,), slots=(1,), group_m=(8,)),
+]
+FEW = [
+    *grid(block_m=(64,), block_n=(256,), stages=(5,), slots=(1,), group_m=(1, 8)),
+    *grid(block_m=(64,), block_n=(128,), stages=(8,), slots=(1,), group_m=(1,)),
+]
+
+Layer = tuple[int, int, int, int, bool]
+"""Groups, room, N, K, masked."""
+
+
+def points(masked: bool, expected: int) -> list[Point]:
+    """Points tried where a group has so many rows."""
+    space = Space.from_source(source(), [{"M": 128, "N": 128, "K": 128, "groups": 1, "masked": 0}])
+    tried = FEW + POINTS[:3] if expected <= 192 else POINTS + FEW[:1] if masked else POINTS
+    full = [{**space.defaults, **change} for change in tried]
+    return [point for point in full if not space.violations(point)]
+
+
+def source() -> str:
+    """The seed kernel's text."""
+    return operators()["grouped4x8192"].kernels["grouped"].source
+
+
+def counts(groups: int, expected: int, how: str, step: int, seed: int) -> torch.Tensor:
+    """Rows by group, int32 on the host: about the expected ones, or a few with most of them and some with none."""
+    rng = torch.Generator("cpu").manual_seed(seed)
+    share = torch.rand(groups, generator=rng, device="cpu")
+    rows = expected * (0.7 + 0.6 * share)
+    if how == "skewed":
+        weights = share.pow(4)
+        weights[share < 0.2] = 0
+        rows = weights / weights.sum() * groups * expected
+    return (rows / step).round().mul(step).to(torch.int32)
+
+
+def room(count: torch.Tensor, masked: bool) -> int:
+    """Rows of A: of each group with a mask, of all without."""
+    return -(-int(count.max()) // 128) * 128 if masked else int(count.sum())
+
+
+def operands(layer: Layer, count: torch.Tensor) -> contenders.Operands:
+    """Fresh operands on the device, quantised as the contract says, and in bf16."""
+    g, m, n, k, masked = layer
+    rows = g * m if masked else m
+    a, b = torch.randn(rows, k, dtype=torch.bfloat16), torch.randn(g * n, k, dtype=torch.bfloat16)
+    a_q, a_s = contenders.kernel("quant_rows")({"x": a})
+    padded = a_s.view(k // 128, g, m).permute(1, 0, 2).contiguous() if masked else a_s
+    b_q, b_s = contenders.kernel("quant_blocks")({"x": b})
+    return {
+        "a_q": a_q.view(g, m, k) if masked else a_q,
+        "a_s": padded,
+        "b_q": b_q.view(g, n, k),
+        "b_s": b_s.view(g, -(-n // 128), k // 128),
+        "count": count.cuda(),
+        "a": a.view(g, m, k) if masked else a,
+        "b": b.view(g, n, k),
+    }
+
+
+def snr(x: contenders.Operands, call: Callable[[], torch.Tensor], count: torch.Tensor, bf16: bool) -> float:
+    """dB of one call on poisoned memory over rows that count, at 64 rows of every eighth group; -inf if it raises."""
+    masked = x["a_q"].dim() == 3
+    n = x["b_q"].shape[1]
+    poison = torch.full((*x["a_q"].shape[:-1], n), float("nan"), dtype=torch.bfloat16)
+    del poison
+    try:
+        out = call()
+    except Exception as error:  # noqa: BLE001 - a peer or a point that fails is reported, and left out
+        say(f"  failed: {str(error).splitlines()[0][:160]}")
+        return -math.inf
+    signal = noise = torch.zeros((), dtype=torch.float64)
+    begin = 0
+    for g, rows in enumerate(count.tolist()):
+        if rows and (g % 8 == 0 or len(count) < 9):
+            pick = torch.unique(
+                torch.cat([torch.arange(min(rows, 32)), torch.arange(max(rows - 32, 0), rows)])
+            )
+            at = pick + (0 if masked else begin)
+            if bf16:
+                a, b = (x["a"][g] if masked else x["a"])[at].double(), x["b"][g].double()
+            else:
+                a_q, a_s = (x["a_q"][g], x["a_s"][g]) if masked else (x["a_q"], x["a_s"])
+                a = a_q.view(torch.float8_e4m3fn)[at].double()
+                a *= a_s[:, at].T.double().repeat_interleave(128, 1)
+                scale = x["b_s"][g].double().repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)
+                b = x["b_q"][g].double() * scale
+            exact = a @ b.T
+            got = (out[g] if out.dim() == 3 else out)[at].double()
+            signal, noise = signal + exact.square().sum(), noise + (exact - got).square().sum()
+        begin += rows
+    return float(10 * torch.log10(signal / noise))
+
+
+def peers(
+    x: contenders.Operands, count: torch.Tensor, expected: int
+) -> dict[str, Callable[[], torch.Tensor]]:
+    """What else multiplies in groups: torch in bf16 over packed rows, and with rooms over all of them; DeepGEMM."""
+    masked = x["a_q"].dim() == 3
+    n = x["b_q"].shape[1]
+    found: dict[str, Callable[[], torch.Tensor]] = {}
+    weights = x["b"].transpose(1, 2)
+    if masked:
+        kept = torch.cat([x["a"][g, :rows] for g, rows in enumerate(count.tolist())])
+        found["torch bf16, packed"] = packed(kept, weights, count)
+        found["torch bf16, rooms"] = lambda: torch.bmm(x["a"], weights)
+    else:
+        found["torch bf16"] = packed(x["a"], weights, count)
+    try:
+        import deep_gemm
+    except ImportError:
+        return found
+    scales = x["a_s"].transpose(-2, -1)
+    given = (x["a_q"], scales), (x["b_q"], x["b_s"])
+    if masked:
+
+        def deepgemm() -> torch.Tensor:
+            out = torch.empty((*x["a_q"].shape[:2], n), dtype=torch.bfloat16)
+            deep_gemm.m_grouped_fp8_gemm_nt_masked(*given, out, x["count"], int(expected * 1.2))
+            return out
+    else:
+        owner = torch.repeat_interleave(torch.arange(len(count)), count.cuda().long()).to(torch.int32)
+
+        def deepgemm() -> torch.Tensor:
+            out = torch.empty((x["a_q"].shape[0], n), dtype=torch.bfloat16)
+            deep_gemm.m_grouped_fp8_gemm_nt_contiguous(*given, out, owner)
+            return out
+
+    found["DeepGEMM"] = deepgemm
+    return found
+
+
+def packed(a: torch.Tensor, b: torch.Tensor, count: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """torch's grouped product of rows that follow one another."""
+    ends = count.cumsum(0).to(torch.int32).cuda()
+    return lambda: torch._grouped_mm(a, b, offs=ends, out_dtype=torch.bfloat16)
+
+
+def side_by_side(what: str, sizes: tuple[int, int, str], name: str, bench: Bench) -> dict[str, Any]:
+    """One layer: the best point against the peers, microseconds each."""
+    groups, expected, how = sizes
+    masked = what == "masked"
+    n, k = LAYERS[name]
+    count = counts(groups, expected, how, 1 if masked else 128, 7)
+    layer = (groups, room(count, masked), n, k, masked)
+    x = operands(layer, count)
+    flops = 2 * int(count.sum()) * n * k
+    mine = {}
+    for point in points(masked, expected):
+        run = contenders.kernel("grouped", point)
+        mine[f"grouped {json.dumps(point)}"] = lambda run=run: run(x)[0]
+    read = {label: snr(x, call, count, False) for label, call in mine.items()}
+    good = {label: call for label, call in mine.items() if read[label] >= MIN_SNR_DB}
+    tried = Bench(2, 3, bench.flush).compare(good)
+    best = sorted(good, key=lambda label: tried[label]["seconds"])[:2]
+    calls = {label: good[label] for label in best}
+    for label, call in peers(x, count, expected).items():
+        # packed rows of a mask are no [G, M, N]: torch's own product is taken at its word
+        read[label] = math.nan if "packed" in label else snr(x, call, count, "bf16" in label)
+        if not read[label] < MIN_SNR_DB:
+            calls[label] = call
+    found = bench.compare(calls)
+    us = {label: entry["seconds"] * 1e6 for label, entry in found.items()}
+    top = min(best, key=lambda label: us[label])
+    ratios = {label: us[label] / us[top] for label in us if label not in best}
+    shown = ", ".join(f"{label} {ratio:.3f}" for label, ratio in ratios.items())
+    say(
+        f"{what} {groups}x{expected} {how} {name} {n}x{k}: {us[top]:.1f} us = {flops / us[top] * 1e-6:.0f} TFLOP/s "
+        f"{top}; x faster than {shown}"
+    )
+    return {
+        "layer": name, "groups": groups, "expected": expected, "how": how, "n": n, "k": k, "count": count.tolist(),
+        "us": us, "host_us": {label: e["host_seconds"] * 1e6 for label, e in found.items()}, "snr_db": read,
+        "screened_us": {label: e["seconds"] * 1e6 for label, e in tried.items()}, "best": top,
+        "tflops": {label: flops / took * 1e-6 for label, took in us.items()},
+        "bytes": groups * n * k + int(count.sum()) * (k + 2 * n),
+    }  # fmt: skip
+
+
+def gates() -> list[dict[str, Any]]:
+    """SNR over whole products of every recipe's checks and input kinds, and 20 more calls bit for bit."""
+    found = []
+    for operator in operators().values():
+        if "experts" not in operator.suites:
+            continue
+        for workload in operator.suites["experts"].check:
+            for kind in operator.input_kinds:
+                arrays = operator.make_inputs(workload, 3, kind)
+                references = operator.oracle(workload, arrays)
+                exact = torch.from_numpy(references["exact"]["c"]).cuda()
+                looked = torch.from_numpy(references["counted"]["c"]).cuda()
+                x = {
+                    name: to_device(a) if a.dtype != "int32" else torch.from_numpy(a).cuda()
+                    for name, a in arrays.items()
+                }
+                for point in gate_points():
+                    run = contenders.kernel("grouped", point)
+                    poison = torch.full(tuple(exact.shape), float("nan"), dtype=torch.bfloat16)
+                    del poison
+                    try:
+                        out = run(x)[0]
+                        bits = out.view(torch.int16)[looked]
+                        same = all(torch.equal(run(x)[0].view(torch.int16)[looked], bits) for _ in range(20))
+                        noise = (out.double() - exact)[looked].square().sum()
+                        db = float(10 * torch.log10(exact[looked].square().sum() / noise.clamp_min(1e-300)))
+                    except Exception as error:  # noqa: BLE001 - reported as the point's reading
+                        db, same = -math.inf, False
+                        say(f"  {operator.name} {workload.id} {point}: {str(error).splitlines()[0][:160]}")
+                    found.append(
+                        {"operator": operator.name, "workload": workload.id, "kind": kind, "point": point,
+                         "db": db, "same": same}
+                    )  # fmt: skip
+    bad = [e for e in found if not e["db"] >= MIN_SNR_DB or not e["same"]]
+    lowest = min((e["db"] for e in found), default=math.nan)
+    say(f"gates: {len(found)} readings, {len(bad)} bad, lowest {lowest:.1f} dB")
+    for entry in bad[:12]:
+        say(f"  bad: {entry}")
+    return found
+
+
+def gate_points() -> list[Point]:
+    """Points the gates look at: every tile."""
+    return [points(True, 50)[0], points(True, 50)[2], *points(False, 4096)[2:4]]
+
+
+def ahead(whats: Sequence[str], processes: int) -> dict[str, Any]:
+    """Compile what is going to run into the cache this process reads."""
+    tasks: dict[str, Task] = {}
+    for operator in operators().values():
+        if "experts" in operator.suites and "gates" in whats:
+            for workload in operator.suites["experts"].check:
+                add(tasks, gate_points(), operator.inputs(workload), operator.outputs(workload), workload.id)
+    shaped = operators()
+    for what in set(whats) - {"gates"}:
+        for groups, expected, how in GROUPED if what == "grouped" else MASKED:
+            like = shaped["grouped4x8192" if what == "grouped" else "masked6x1024"]
+            for n, k in LAYERS.values():
+                count = counts(groups, expected, how, 1 if what == "masked" else 128, 7)
+                workload = Workload("w", {"M": room(count, what == "masked"), "N": n, "K": k})
+                sized = type(like)(like.name, groups, expected, like.masked, like.suites, like.kernels)
+                add(
+                    tasks,
+                    points(what == "masked", expected),
+                    sized.inputs(workload),
+                    sized.outputs(workload),
+                    "w",
+                )
+    import os
+
+    cache = os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
+    return compiled_ahead(list(tasks.values()), cache, processes, 280.0)
+
+
+def add(tasks: dict[str, Task], chosen: Sequence[Point], inputs: Any, outputs: Any, name: str) -> None:
+    """One more shape for every point."""
+    specs = {"id": name, "inputs": described(inputs), "outputs": described(outputs)}
+    for point in chosen:
+        tasks.setdefault(str(sorted(point.items())), (source(), point, []))[2].append(specs)
+
+
+def write(out: Path, what: str, entries: Sequence[Mapping[str, Any]], compiled: Any) -> None:
+    """``fp8_grouped_<what>.json``."""
+    stamp = {
+        "what": what,
+        "kind": "measured",
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": " ".join(["python -m experiments.studies.h200.fp8_grouped", *sys.argv[1:]]),
+        "compiled": compiled,
+    }
+    (out / f"fp8_grouped_{what}.json").write_text(json.dumps({**stamp, "entries": entries}, indent=1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--what", nargs="+", choices=["gates", "grouped", "masked"], required=True)
+    parser.add_argument("--processes", type=int, default=14)
+    parser.add_argument(
+        "--ahead", action="store_true", help="compile what the run needs, and end: no GPU is used"
+    )
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+    compiled = ahead(args.what, args.processes) if args.processes else {}
+    say(f"compiled ahead: {compiled}")
+    if args.ahead:
+        return
+    torch.set_default_device("cuda")
+    bench = Bench(6, 3, torch.empty(64 << 20, dtype=torch.int32))
+    for what in args.what:
+        if what == "gates":
+            write(args.out, what, gates(), compiled)
+            continue
+        entries: list[dict[str, Any]] = []
+        for sizes in GROUPED if what == "grouped" else MASKED:
+            for name in LAYERS:
+                entries.append(side_by_side(what, sizes, name, bench))
+                torch.cuda.empty_cache()
+                write(args.out, what, entries, compiled)
+        for peer in ("DeepGEMM", "torch bf16", "torch bf16, packed", "torch bf16, rooms"):
+            found = [e["us"][peer] / e["us"][e["best"]] for e in entries if peer in e["us"]]
+            if found:
+                mean = math.exp(sum(map(math.log, found)) / len(found))
+                say(f"{what}: x faster than {peer}: {mean:.3f} (worst {min(found):.3f}, {len(found)} layers)")
+        say(f"{what} done after {time.monotonic() - begun:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

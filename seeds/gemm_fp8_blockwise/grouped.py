@@ -1,0 +1,218 @@
+"""Products of groups of rows, an expert's each, on pre-quantised operands: an MoE layer's forward and data gradient.
+
+B [G, N, K] has 128 x 128 scales [G, ceil(N/128), K/128]; ``count`` (int32 [G]) stays on the device.
+
+``grouped<G>x<rows>``: the rows of A [M, K] (scales [K/128, M]) are dealt to groups in order, ``count[g]`` to group g.
+Any may be empty, their sum is M or less, and C [M, N] past the sum is not looked at.
+``masked<G>x<rows>``: A is [G, M, K] (scales [G, K/128, M]), and the first ``count[g]`` of the M rows that group g has
+room for count; C [G, M, N] past a count is not looked at.
+M is the room. Where big workloads are timed, ``rows`` x U(0.7, 1.3) rows are a group's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from tilewright.seeds.gemm_fp8_blockwise.contract import (
+    BLOCK,
+    FP8_MAX,
+    INPUT_KINDS,
+    cast,
+    dequantise_blocks,
+    dequantise_rows,
+    draw,
+    generator,
+    quantise_blocks,
+    quantise_rows,
+)
+from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
+from tilewright.seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
+
+LEAST, MOST = 0.7, 1.3
+"""Shares of the expected rows between which a group's rows lie where big workloads are timed."""
+
+SAMPLED = 96
+"""Rows, and columns, of a big product that are checked."""
+
+LAYERS = ((4096, 7168), (7168, 2048))
+"""(N, K) of DeepSeek-V3's experts: gate and up, down."""
+
+LAYERS_235B = ((3072, 4096), (4096, 1536))
+"""(N, K) of Qwen3-235B's experts."""
+
+
+@dataclass(frozen=True)
+class RowGroups:
+    """C = A . B[g]^T in bf16 for the rows of every group; ``expected`` rows of a group, on average."""
+
+    name: str
+    groups: int
+    expected: int
+    masked: bool
+    suites: Mapping[str, Suite]
+    kernels: Mapping[str, SeedKernel]
+    gates: tuple[Gate, ...] = (
+        SnrGate("field", "exact", 25.0, counted="counted"),
+        SnrGate("exact", "exact", 45.0, counted="counted"),
+    )
+    input_kinds: tuple[str, ...] = INPUT_KINDS
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        """The number of groups, and whether each has a room of its own."""
+        return {"block": BLOCK, "groups": self.groups, "masked": int(self.masked)}
+
+    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
+        """``a_q``, ``a_s``, ``b_q``, ``b_s``, ``count``. Raises ValueError for what the operator lacks."""
+        m, n, k = self._dims(workload)
+        if variant is not None:
+            raise ValueError(f"{self.name} has no inputs variant {variant!r}")
+        rooms = (self.groups,) if self.masked else ()
+        return (
+            TensorSpec("a_q", (*rooms, m, k), "float8_e4m3fn"),
+            TensorSpec("a_s", (*rooms, k // BLOCK, m), "float32"),
+            TensorSpec("b_q", (self.groups, n, k), "float8_e4m3fn"),
+            TensorSpec("b_s", (self.groups, -(-n // BLOCK), k // BLOCK), "float32"),
+            TensorSpec("count", (self.groups,), "int32"),
+        )
+
+    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        """``c`` [M, N], or [G, M, N] with rooms, in bfloat16."""
+        m, n, _ = self._dims(workload)
+        return (TensorSpec("c", (self.groups, m, n) if self.masked else (m, n), "bfloat16"),)
+
+    def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
+        """Fresh operands. Counts by kind: cut anywhere, nearly all rows in one group, fewer rows than there are."""
+        m, n, k = self._dims(workload)
+        rng = generator(seed, kind)
+        rooms = self.groups if self.masked else 1
+        rows = [quantise_rows(draw(rng, m, k, kind)) for _ in range(rooms)]
+        blocks = [quantise_blocks(draw(rng, n, k, kind)) for _ in range(self.groups)]
+        a_q, a_s = (np.stack(parts) for parts in zip(*rows, strict=True))
+        b_q, b_s = (np.stack(parts) for parts in zip(*blocks, strict=True))
+        if not self.masked:
+            a_q, a_s = a_q[0], a_s[0]
+        return {"a_q": a_q, "a_s": a_s, "b_q": b_q, "b_s": b_s, "count": self._drawn(rng, m, kind)}
+
+    def _drawn(self, rng: np.random.Generator, m: int, kind: str) -> np.ndarray:
+        if self.masked:
+            count = rng.integers(0, m + 1, self.groups)
+            if self.groups > 1:
+                count[rng.permutation(self.groups)[:2]] = (0, m)
+            return count.astype(np.int32)
+        total = m if kind != "spread" else int(rng.integers(m // 2, m + 1))
+        count = np.zeros(self.groups, np.int64)
+        if kind == "outliers":
+            count[:] = rng.integers(0, 1 + min(9, total // (2 * self.groups)), self.groups)
+            count[rng.integers(self.groups)] += total - count.sum()
+        else:
+            cuts = np.sort(rng.integers(0, total + 1, self.groups - 1))
+            count = np.diff(np.concatenate([[0], cuts, [total]]))
+        return count.astype(np.int32)
+
+    def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
+        """``exact``: float64 products of the dequantised operands; ``counted``: rows that are some group's."""
+        m, n, _ = self._dims(workload)
+        exact = np.zeros((self.groups, m, n) if self.masked else (m, n))
+        counted = (
+            np.arange(m) < inputs["count"][:, None] if self.masked else np.arange(m) < inputs["count"].sum()
+        )
+        before = 0
+        for g, count in enumerate(inputs["count"]):
+            b = dequantise_blocks(inputs["b_q"][g], inputs["b_s"][g])
+            if self.masked:
+                a = dequantise_rows(inputs["a_q"][g, :count], inputs["a_s"][g][:, :count])
+                exact[g, :count] = a @ b.T
+            else:
+                mine = slice(before, before + count)
+                exact[mine] = dequantise_rows(inputs["a_q"][mine], inputs["a_s"][:, mine]) @ b.T
+                before += count
+        return {"exact": {"c": exact}, "counted": {"c": counted}}
+
+    def tables(self) -> Mapping[str, np.ndarray]:
+        """Payloads and scales as the single product has them; counts uniform around the expected one."""
+        payload = cast(normal_table(float(FP8_MAX) / 2.7))
+        scale = (np.geomspace(1.6, 4.9, TABLE) / 448.0).astype(np.float32)
+        count = (np.linspace(LEAST, MOST, TABLE) * self.expected).astype(np.int32)
+        return {"a_q": payload, "a_s": scale, "b_q": payload, "b_s": scale, "count": count}
+
+    def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
+        """``exact`` at rows of one group that has any, crossing columns."""
+        _, n, k = self._dims(workload)
+        count = elements.at("count", np.arange(self.groups))
+        g = int(rng.choice(np.flatnonzero(count)))
+        columns = spread_picks(n, SAMPLED, rng)
+        rows = spread_picks(int(count[g]), SAMPLED, rng)
+        one, depth, steps = np.array([g]), np.arange(k), np.arange(k // BLOCK)
+        b_s = elements.at("b_s", one, columns // BLOCK, steps)[0].T
+        b = dequantise_rows(elements.at("b_q", one, columns, depth)[0], b_s)
+        if self.masked:
+            a = dequantise_rows(
+                elements.at("a_q", one, rows, depth)[0], elements.at("a_s", one, steps, rows)[0]
+            )
+            exact = (a @ b.T)[None]
+            return Sample({"c": (one, rows, columns)}, _all_counted(exact))
+        rows = rows + int(count[:g].sum())
+        a = dequantise_rows(elements.at("a_q", rows, depth), elements.at("a_s", steps, rows))
+        return Sample({"c": (rows, columns)}, _all_counted(a @ b.T))
+
+    def flops(self, workload: Workload) -> int:
+        """2 N K for every row that counts, on average."""
+        m, n, k = self._dims(workload)
+        return 2 * self._rows(m) * n * k
+
+    def bytes(self, workload: Workload) -> int:
+        """Rows that count once (on average), every B once, results once."""
+        m, n, k = self._dims(workload)
+        b = n * k + 4 * -(-n // BLOCK) * (k // BLOCK)
+        return self._rows(m) * (k + 4 * (k // BLOCK) + 2 * n) + self.groups * (b + 4)
+
+    def _rows(self, m: int) -> int:
+        return min(self.groups * self.expected, m * self.groups if self.masked else m)
+
+    def _dims(self, workload: Workload) -> tuple[int, int, int]:
+        m, n, k = (workload.dims[name] for name in ("M", "N", "K"))
+        if k % BLOCK:
+            raise ValueError(f"workload {workload.id}: {self.name} needs K a multiple of {BLOCK}")
+        return m, n, k
+
+
+def _all_counted(exact: np.ndarray) -> dict[str, Arrays]:
+    return {"exact": {"c": exact}, "counted": {"c": np.ones(exact.shape[:-1], dtype=bool)}}
+
+
+def row_groups(family: str, kernels: Mapping[str, SeedKernel]) -> dict[str, RowGroups]:
+    """The recipes: many rows a group as in training and prefill, few as in decoding, many groups."""
+    made = {}
+    for masked, groups, expected, layers in (
+        (False, 4, 8192, LAYERS),
+        (False, 8, 4096, LAYERS),
+        (False, 32, 256, LAYERS),
+        (False, 128, 512, LAYERS_235B),
+        (True, 6, 1024, LAYERS),
+        (True, 32, 192, LAYERS),
+        (True, 32, 48, LAYERS),
+        (True, 256, 32, LAYERS),
+    ):
+        name = f"{'masked' if masked else 'grouped'}{groups}x{expected}"
+        most = int(MOST * expected) + 1
+        room = -(-most // 128) * 128 if masked else -(-most * groups // 128) * 128
+        if masked and expected >= 1024:
+            room = 4096
+        timed = tuple(_workload(f"{n}x{k}", room, n, k) for n, k in layers)
+        least = groups * 4 if not masked else 12
+        check = (
+            _workload("check/tails", max(200, least) if groups < 64 else least, 384, 640),
+            _workload("check/ragged", max(132, least) if groups < 64 else least, 328, 256),
+        )
+        suites = MappingProxyType({"experts": Suite("experts", timed, check)})
+        made[name] = RowGroups(f"{family}/{name}", groups, expected, masked, suites, kernels)
+    return made
+
+
+def _workload(name: str, m: int, n: int, k: int) -> Workload:
+    return Workload(name, {"M": m, "N": n, "K": k})

@@ -1,0 +1,113 @@
+"""Blockwise FP8 products in groups of rows: inputs, oracle and gates; the Gluon seed emulated and on a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from testkit import ROOT
+from testkit.seeds.triton_station import objection
+from tilewright.evolve.space.space import Space
+from tilewright.fitness.gates import failure, read_gates
+from tilewright.fitness.targets import load_target
+from tilewright.seeds.gemm_fp8_blockwise.grouped import RowGroups
+from tilewright.seeds.gemm_fp8_blockwise.operator import operators
+from tilewright.seeds.operator import Arrays, Workload
+from tilewright.seeds.sampled import Elements
+from tilewright.workers.device.station import LocalStation
+
+OPERATORS = {name: found for name, found in operators().items() if isinstance(found, RowGroups)}
+
+
+def kernel_text(values: np.ndarray) -> np.ndarray:
+    return values.astype("bfloat16")
+
+
+@pytest.mark.parametrize("recipe", ["grouped4x8192", "masked6x1024"])
+@pytest.mark.parametrize("kind", OPERATORS["grouped4x8192"].input_kinds)
+def test_right_answers_pass_and_another_groups_matrix_fails(recipe: str, kind: str) -> None:
+    operator, workload = OPERATORS[recipe], Workload("w", {"M": 68, "N": 136, "K": 256})
+    inputs = operator.make_inputs(workload, 3, kind)
+    references = operator.oracle(workload, inputs)
+    right = {name: kernel_text(array) for name, array in references["exact"].items()}
+    right["c"][~references["counted"]["c"]] = np.nan
+    assert failure(read_gates(operator.gates, right, references, kind), operator.gates) is None
+    turned = {**inputs, "b_q": np.roll(inputs["b_q"], 1, 0), "b_s": np.roll(inputs["b_s"], 1, 0)}
+    wrong = {name: kernel_text(a) for name, a in operator.oracle(workload, turned)["exact"].items()}
+    assert failure(read_gates(operator.gates, wrong, references, kind), operator.gates) is not None
+
+
+@pytest.mark.parametrize("recipe", OPERATORS)
+def test_counts_fit_and_seeds_start_legally(recipe: str) -> None:
+    operator = OPERATORS[recipe]
+    for workload in operator.suites["experts"].check:
+        for kind in operator.input_kinds:
+            count = operator._drawn(np.random.default_rng(4), workload.dims["M"], kind)
+            assert count.shape == (operator.groups,)
+            assert (count >= 0).all()
+            assert (count.max() if operator.masked else count.sum()) <= workload.dims["M"]
+    most = int(operator.tables()["count"].max())
+    for workload in operator.suites["experts"].workloads:
+        room = workload.dims["M"] if operator.masked else workload.dims["M"] // operator.groups
+        assert most <= room
+        for seed in operator.kernels.values():
+            names = {**operator.constants, **workload.dims}
+            space = Space.from_source(seed.source, [names])
+            assert not space.violations(dict(space.defaults))
+
+
+@pytest.mark.parametrize("recipe", ["grouped4x8192", "masked6x1024"])
+def test_samples_are_what_the_oracle_says(recipe: str) -> None:
+    operator = OPERATORS[recipe]
+    sized = RowGroups("t/t", operator.groups, 24, operator.masked, operator.suites, operator.kernels)
+    workload = Workload("w", {"M": 128, "N": 256, "K": 256})
+    shapes = {spec.name: spec.shape for spec in sized.inputs(workload)}
+    elements = Elements(5, "w", shapes, sized.tables())
+    whole: Arrays = {n: elements.at(n, *(np.arange(size) for size in shape)) for n, shape in shapes.items()}
+    references = sized.oracle(workload, whole)
+    sample = sized.sample(workload, elements, np.random.default_rng(1))
+    where = np.ix_(*sample.where["c"])
+    assert references["counted"]["c"][where[:-1]].all()
+    np.testing.assert_allclose(sample.references["exact"]["c"], references["exact"]["c"][where], rtol=1e-9)
+
+
+def test_the_gluon_seed_is_right_and_free_of_races_when_emulated() -> None:
+    params = {"block_m": 64, "block_n": 128, "stages": 3, "slots": 1}
+    dims = {"M": 28, "N": 72, "K": 256}
+    command = [sys.executable, "-m", "testkit.seeds.fp8_grouped_child", "grouped4x8192"]
+    done = subprocess.run(
+        [*command, json.dumps(params), json.dumps(dims)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout) > 45
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", OPERATORS)
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"block_m": 64, "stages": 5, "slots": 1}, {"block_m": 64, "block_n": 128, "stages": 8, "slots": 1}],
+)
+def test_the_gluon_seed_passes_its_gates_on_the_gpu(recipe: str, params: dict[str, Any]) -> None:
+    import torch
+
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    operator = OPERATORS[recipe]
+    station = LocalStation(load_target("h200").gpu)
+    try:
+        for workload in operator.suites["experts"].check:
+            for kind in operator.input_kinds:
+                found = objection(station, operator, workload, kind, kernel="grouped", params=params)
+                assert found is None, (workload.id, kind, found)
+    finally:
+        station.close()
