@@ -1,10 +1,11 @@
 """Grouped blockwise FP8 products on one H200: this project's, DeepGEMM's, torch's in bf16 and with a scale a row.
 
-    python -m experiments.studies.h200.fp8_grouped --out results --what gates grouped masked
+    python -m experiments.studies.h200.fp8_grouped --out results --what gates grouped masked kgrouped step
 
-Groups' rows are drawn once a layer: about the expected ones (times 0.7 .. 1.3), or skewed. In ``grouped`` they are
-multiples of 128, as DeepGEMM's contiguous layout wants them; in ``masked`` any number. Timing is ``fp8_sizes``'s: the
-best of some points, then all in turns, L2 flushed, outputs held to the exact gate first. All printed is measured.
+``kgrouped`` is the weight gradient of every expert, ``step`` all three products with every quantisation against torch's
+three in bf16. Groups' rows are drawn once a layer: about the expected ones (times 0.7 .. 1.3), or skewed. In all but
+``masked`` they are multiples of 128, as DeepGEMM's contiguous layout wants them. Timing is ``fp8_sizes``'s: the best of
+some points, then all in turns, L2 flushed, outputs held to the exact gate first. All printed is measured.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 
@@ -29,8 +32,9 @@ from experiments.studies.h200.mx_points import grid
 from experiments.studies.records.say import say
 from testkit.compile_ahead import Point, Task, compiled_ahead, described
 from tilewright.evolve.space.space import Space
+from tilewright.seeds.gemm_fp8_blockwise.grouped import DepthGroups, RowGroups
 from tilewright.seeds.gemm_fp8_blockwise.operator import operators
-from tilewright.seeds.operator import Workload
+from tilewright.seeds.operator import TensorSpec, Workload
 
 LAYERS = {
     "DeepSeek-V3 gate, up": (4096, 7168),
@@ -54,6 +58,12 @@ FEW = [
     *grid(block_m=(64,), block_n=(128,), stages=(8,), slots=(1,), group_m=(1,)),
 ]
 
+STEPS = ((8, 4096, ""), (32, 1024, ""), (8, 4096, "skewed"))
+"""Groups, expected rows and distribution of whole steps, and of weight gradients."""
+
+DEEP = [*grid(stages=(4,), slots=(1,), group_m=(2, 8, 16))]
+"""Points of ``k_grouped``."""
+
 Layer = tuple[int, int, int, int, bool]
 """Groups, room, N, K, masked."""
 
@@ -66,9 +76,15 @@ def points(masked: bool, expected: int) -> list[Point]:
     return [point for point in full if not space.violations(point)]
 
 
-def source() -> str:
-    """The seed kernel's text."""
-    return operators()["grouped4x8192"].kernels["grouped"].source
+def source(kernel: str = "grouped") -> str:
+    """A seed kernel's text."""
+    return operators()["kgrouped4x8192" if kernel == "k_grouped" else "grouped4x8192"].kernels[kernel].source
+
+
+def deep_points() -> list[Point]:
+    """Points of ``k_grouped`` in full."""
+    space = Space.from_source(source("k_grouped"), [{"M": 128, "N": 128, "K": 128, "groups": 1}])
+    return [{**space.defaults, **change} for change in DEEP]
 
 
 def counts(groups: int, expected: int, how: str, step: int, seed: int) -> torch.Tensor:
@@ -226,6 +242,83 @@ def side_by_side(what: str, sizes: tuple[int, int, str], name: str, bench: Bench
     }  # fmt: skip
 
 
+def best_of(bench: Bench, kernel: str, chosen: Sequence[Point], x: contenders.Operands) -> Point:
+    """The fastest of some points in a short comparison of its own."""
+    runs = {json.dumps(point): contenders.kernel(kernel, point) for point in chosen}
+    found = Bench(2, 3, bench.flush).compare({name: (lambda run=run: run(x)) for name, run in runs.items()})
+    return json.loads(min(found, key=lambda name: found[name]["seconds"]))
+
+
+def step(what: str, sizes: tuple[int, int, str], name: str, bench: Bench) -> dict[str, Any]:
+    """One layer's three products with all quantisation against torch in bf16; ``kgrouped``: the last one alone."""
+    groups, expected, how = sizes
+    n, k = LAYERS[name]
+    count = counts(groups, expected, how, 128, 7)
+    rows = int(count.sum())
+    held, ends = count.cuda(), count.cumsum(0).to(torch.int32).cuda()
+    x, w, dy = (torch.randn(s, dtype=torch.bfloat16) for s in ((rows, k), (groups, n, k), (rows, n)))
+    by_rows, by_blocks = contenders.kernel("quant_dual_tma"), contenders.kernel("quant_blocks_dual")
+
+    def weights() -> tuple[contenders.Operands, contenders.Operands]:
+        w_q, w_s, wt_q, wt_s = by_blocks({"x": w.view(groups * n, k)})
+        below = {"b_q": w_q.view(groups, n, k), "b_s": w_s.view(groups, n // 128, k // 128)}
+        return below, {"b_q": wt_q, "b_s": wt_s}
+
+    x_q, x_s, xt_q, xt_s = by_rows({"x": x})
+    dy_q, dy_s, dyt_q, dyt_s = by_rows({"x": dy})
+    below, beside = weights()
+    tried = points(False, expected)[:3]
+    picked = {
+        "forward": best_of(bench, "grouped", tried, {"a_q": x_q, "a_s": x_s, **below, "count": held}),
+        "dgrad": best_of(bench, "grouped", tried, {"a_q": dy_q, "a_s": dy_s, **beside, "count": held}),
+    }
+    gradient = {"a_q": dyt_q, "a_s": dyt_s, "b_q": xt_q, "b_s": xt_s, "count": held // 128}
+    picked["wgrad"] = best_of(bench, "k_grouped", deep_points(), gradient)
+    forward, dgrad = (contenders.kernel("grouped", picked[which]) for which in ("forward", "dgrad"))
+    wgrad = contenders.kernel("k_grouped", picked["wgrad"])
+
+    def ours() -> tuple[torch.Tensor, ...]:
+        x_q, x_s, xt_q, xt_s = by_rows({"x": x})
+        below, beside = weights()
+        y = forward({"a_q": x_q, "a_s": x_s, **below, "count": held})[0]
+        dy_q, dy_s, dyt_q, dyt_s = by_rows({"x": dy})
+        dx = dgrad({"a_q": dy_q, "a_s": dy_s, **beside, "count": held})[0]
+        dw = wgrad({"a_q": dyt_q, "a_s": dyt_s, "b_q": xt_q, "b_s": xt_s, "count": held // 128})[0]
+        return y, dx, dw
+
+    def bf16() -> tuple[torch.Tensor, ...]:
+        y = torch._grouped_mm(x, w.transpose(1, 2), offs=ends, out_dtype=torch.bfloat16)
+        dx = torch._grouped_mm(dy, w, offs=ends, out_dtype=torch.bfloat16)
+        return y, dx, torch._grouped_mm(dy.T, x, offs=ends, out_dtype=torch.bfloat16)
+
+    names = ("y", "dx", "dw")
+    read = {
+        part: float(10 * torch.log10(b.float().square().sum() / (b.float() - a.float()).square().sum()))
+        for part, a, b in zip(names, ours(), bf16(), strict=True)
+    }
+    if what == "kgrouped":
+        calls: dict[str, Callable[[], Any]] = {
+            "ours": lambda: wgrad(gradient)[0],
+            "torch bf16": lambda: torch._grouped_mm(dy.T, x, offs=ends, out_dtype=torch.bfloat16),
+        }
+    else:
+        calls = {"ours": ours, "torch bf16": bf16}
+    found = bench.compare(calls, spin=6_000_000)
+    us = {label: entry["seconds"] * 1e6 for label, entry in found.items()}
+    flops = (2 if what == "kgrouped" else 6) * rows * n * k
+    shown = ", ".join(f"{part} {db:.1f} dB" for part, db in read.items())
+    say(
+        f"{what} {groups}x{expected} {how} {name} {n}x{k}: {us['ours']:.1f} us = "
+        f"{flops / us['ours'] * 1e-6:.0f} TFLOP/s; x faster than torch bf16 "
+        f"{us['torch bf16'] / us['ours']:.3f}; against bf16 {shown}"
+    )
+    return {
+        "layer": name, "groups": groups, "expected": expected, "how": how, "n": n, "k": k, "count": count.tolist(),
+        "us": us, "best": "ours", "points": picked, "snr_db_to_bf16": read,
+        "tflops": {label: flops / took * 1e-6 for label, took in us.items()},
+    }  # fmt: skip
+
+
 def gates() -> list[dict[str, Any]]:
     """SNR over whole products of every recipe's checks and input kinds, and 20 more calls bit for bit."""
     found = []
@@ -237,13 +330,15 @@ def gates() -> list[dict[str, Any]]:
                 arrays = operator.make_inputs(workload, 3, kind)
                 references = operator.oracle(workload, arrays)
                 exact = torch.from_numpy(references["exact"]["c"]).cuda()
-                looked = torch.from_numpy(references["counted"]["c"]).cuda()
+                counted = references.get("counted", {}).get("c", np.ones(exact.shape[:1], dtype=bool))
+                looked = torch.from_numpy(counted).cuda()
+                kernel = "grouped" if "grouped" in operator.kernels else "k_grouped"
                 x = {
                     name: to_device(a) if a.dtype != "int32" else torch.from_numpy(a).cuda()
                     for name, a in arrays.items()
                 }
-                for point in gate_points():
-                    run = contenders.kernel("grouped", point)
+                for point in gate_points() if kernel == "grouped" else deep_points()[:1]:
+                    run = contenders.kernel(kernel, point)
                     poison = torch.full(tuple(exact.shape), float("nan"), dtype=torch.bfloat16)
                     del poison
                     try:
@@ -278,9 +373,23 @@ def ahead(whats: Sequence[str], processes: int) -> dict[str, Any]:
     for operator in operators().values():
         if "experts" in operator.suites and "gates" in whats:
             for workload in operator.suites["experts"].check:
-                add(tasks, gate_points(), operator.inputs(workload), operator.outputs(workload), workload.id)
+                specs = operator.inputs(workload), operator.outputs(workload), workload.id
+                if "k_grouped" in operator.kernels:
+                    add(tasks, deep_points()[:1], *specs, kernel="k_grouped")
+                else:
+                    add(tasks, gate_points(), *specs)
     shaped = operators()
-    for what in set(whats) - {"gates"}:
+    if {"kgrouped", "step"} & set(whats):
+        for groups, expected, how in STEPS:
+            count = counts(groups, expected, how, 128, 7)
+            for n, k in LAYERS.values():
+                rows = int(count.sum())
+                deep = DepthGroups("w/w", groups, expected, {}, {})
+                workload = Workload("w", {"M": n, "N": k, "K": rows})
+                add(tasks, deep_points(), deep.inputs(workload), deep.outputs(workload), "w", "k_grouped")
+                if "step" in whats:
+                    add_products(tasks, groups, expected, (rows, n, k))
+    for what in set(whats) & {"grouped", "masked"}:
         for groups, expected, how in GROUPED if what == "grouped" else MASKED:
             like = shaped["grouped4x8192" if what == "grouped" else "masked6x1024"]
             for n, k in LAYERS.values():
@@ -294,17 +403,36 @@ def ahead(whats: Sequence[str], processes: int) -> dict[str, Any]:
                     sized.outputs(workload),
                     "w",
                 )
-    import os
-
     cache = os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
     return compiled_ahead(list(tasks.values()), cache, processes, 280.0)
 
 
-def add(tasks: dict[str, Task], chosen: Sequence[Point], inputs: Any, outputs: Any, name: str) -> None:
+def add_products(tasks: dict[str, Task], groups: int, expected: int, sizes: tuple[int, int, int]) -> None:
+    """A step's products of groups of rows: forward, and the gradient with weights beside one another."""
+    rows, n, k = sizes
+    like = RowGroups("w/w", groups, expected, False, {}, {})
+    forward, backward = (Workload("w", dict(zip("MNK", (rows, *nk), strict=True))) for nk in ((n, k), (k, n)))
+    add(tasks, points(False, expected)[:3], like.inputs(forward), like.outputs(forward), "w")
+    beside = {
+        "b_q": TensorSpec("b_q", (k, groups * n), "float8_e4m3fn"),
+        "b_s": TensorSpec("b_s", (-(-k // 128), groups * (n // 128)), "float32"),
+    }
+    specs = [beside.get(spec.name, spec) for spec in like.inputs(backward)]
+    add(tasks, points(False, expected)[:3], specs, like.outputs(backward), "w")
+
+
+def add(
+    tasks: dict[str, Task],
+    chosen: Sequence[Point],
+    inputs: Any,
+    outputs: Any,
+    name: str,
+    kernel: str = "grouped",
+) -> None:
     """One more shape for every point."""
     specs = {"id": name, "inputs": described(inputs), "outputs": described(outputs)}
     for point in chosen:
-        tasks.setdefault(str(sorted(point.items())), (source(), point, []))[2].append(specs)
+        tasks.setdefault(f"{kernel} {sorted(point.items())}", (source(kernel), point, []))[2].append(specs)
 
 
 def write(out: Path, what: str, entries: Sequence[Mapping[str, Any]], compiled: Any) -> None:
@@ -327,7 +455,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--what", nargs="+", choices=["gates", "grouped", "masked"], required=True)
+    parser.add_argument(
+        "--what", nargs="+", choices=["gates", "grouped", "masked", "kgrouped", "step"], required=True
+    )
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument(
         "--ahead", action="store_true", help="compile what the run needs, and end: no GPU is used"
@@ -346,9 +476,10 @@ def main() -> None:
             write(args.out, what, gates(), compiled)
             continue
         entries: list[dict[str, Any]] = []
-        for sizes in GROUPED if what == "grouped" else MASKED:
+        measure = side_by_side if what in ("grouped", "masked") else step
+        for sizes in {"grouped": GROUPED, "masked": MASKED}.get(what, STEPS):
             for name in LAYERS:
-                entries.append(side_by_side(what, sizes, name, bench))
+                entries.append(measure(what, sizes, name, bench))
                 torch.cuda.empty_cache()
                 write(args.out, what, entries, compiled)
         for peer in ("DeepGEMM", "torch bf16", "torch bf16, packed", "torch bf16, rooms"):

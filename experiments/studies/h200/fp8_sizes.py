@@ -29,7 +29,7 @@ import torch.nn.functional as F
 import triton
 
 from experiments.studies.h200 import fp8_contenders as contenders
-from experiments.studies.h200.fp8_step import MIN_SNR_DB, Bench
+from experiments.studies.h200.fp8_step import CLUSTERS, MIN_SNR_DB, Bench
 from experiments.studies.h200.mx_points import grid
 from experiments.studies.records.say import say
 from testkit.compile_ahead import Point, Task, compiled_ahead, described
@@ -100,8 +100,6 @@ PAIR = [
     *grid(slots=(4,), stages=(3,), group_m=(8,)),
 ]
 """Points of ``gluon_pair``, whose clusters Triton has from 3.7 on."""
-
-CLUSTERS = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
 
 GATED = ("few_rows", "gluon_ws", "gluon_skew", "pointer", *(("gluon_pair",) if CLUSTERS else ()))
 """Kernels the gates look at."""
