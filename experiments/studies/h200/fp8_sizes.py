@@ -94,6 +94,12 @@ LARGE = [
 ]
 """Points of ``gluon_ws`` for many rows."""
 
+NARROW = [
+    *grid(block_n=(128,), stages=(6,), slots=(1,), group_m=(1, 4)),
+    *grid(block_n=(256,), stages=(4,), slots=(1,), group_m=(1,)),
+]
+"""Points of ``gluon_ws`` for some hundred rows."""
+
 PAIR = [
     *grid(scales=("at_once", "ahead"), group_m=(4, 8, 16)),
     *grid(stagger=(True,), scales=("at_once", "ahead"), group_m=(8,)),
@@ -122,7 +128,8 @@ def points(kernel: str, shape: tuple[int, int, int]) -> list[Point]:
         space = Space.from_source(seed.source, [names])
     except SpaceError:
         return []
-    tried = list(few_rows_points(*shape)) if kernel == "few_rows" else TRIED.get(kernel, [{}])
+    some = {**TRIED, "gluon_ws": NARROW} if shape[0] <= 256 else TRIED
+    tried = list(few_rows_points(*shape)) if kernel == "few_rows" else some.get(kernel, [{}])
     full = [{**space.defaults, **seed.overrides, **change} for change in tried]
     return [point for at, point in enumerate(full) if point not in full[:at] and not space.violations(point)]
 
@@ -137,7 +144,7 @@ def kernels_for(rows: int) -> tuple[str, ...]:
     if rows <= 64:
         return ("few_rows",)
     if rows <= 256:
-        return ("few_rows", "gluon_skew")
+        return ("few_rows", "gluon_skew", "gluon_ws")
     return ("gluon_ws", "gluon_pair") if CLUSTERS else ("gluon_ws",)
 
 
