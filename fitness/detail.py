@@ -36,7 +36,7 @@ FAINT = 2.0**-8
 """The root mean square of a tile counts as at least this part of the whole output's."""
 
 
-OUTLYING = 4.0
+OUTLYING = 2.0
 """An element's row and column make it outlying when they make so many times what is usual around it usual for it."""
 
 MEDIAN = 0.6745
