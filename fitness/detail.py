@@ -36,14 +36,20 @@ FAINT = 2.0**-8
 """The root mean square of a tile counts as at least this part of the whole output's."""
 
 
+OUTLYING = 2.0
+"""An element's row and column make it outlying when they make so many times what is usual around it usual for it.
+
+It then counts as so many times that: medians of 32 sizes may be half of what is usual.
+"""
+
 MEDIAN = 0.6745
 """Of the sizes of normally distributed values of standard deviation 1."""
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """``worst``: see the module; with ``inexact`` a share of what the element's own row and column make usual, where
-    that is more (see ``_reach``). ``sign``: a share of the same kind below which signs may differ.
+    """``worst``: see the module; with ``inexact`` a share of what an outlying element's row and column make usual
+    (see ``_reach``). ``sign``: a share of the same kind below which signs may differ.
 
     ``rounded``: the noise of the whole is judged, too. ``zero``: the share below which an element may be a zero, where
     that is not ``sign``: sums of other roundings come near zero, and do not hit it.
@@ -80,7 +86,10 @@ def objection(output: np.ndarray, reference: np.ndarray, allowed: Allowance) -> 
     found = output.astype(np.float64).reshape(-1, columns)
     wanted = reference.astype(np.float64).reshape(-1, columns)
     rounded, unit = _rounded(wanted, output.dtype)
-    around = np.maximum(_around(wanted), _reach(wanted)) if allowed.inexact else _around(wanted)
+    around = _around(wanted)
+    if allowed.inexact:
+        reach = _reach(wanted)
+        around = np.where(reach > OUTLYING * around, OUTLYING * reach, around)
     with np.errstate(all="ignore"):
         error = np.abs(found - wanted)
         excess = error - (unit + np.abs(rounded - wanted) + allowed.worst * around)

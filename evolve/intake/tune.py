@@ -18,6 +18,9 @@ from tilewright.fitness.targets import Target, UnknownTarget, load_target
 from tilewright.workers.device.warm import WarmDevice, warm_device
 
 MODELLED = "tpu7x"
+IN_FLIGHT = 8
+"""Candidates that are compiled and measured at once on a GPU."""
+
 Say = Callable[[str], None]
 
 
@@ -105,6 +108,9 @@ def config_of(
         "suite": folder.SMALL if target.interpreted or target.compile_only else folder.CALLS,
         "budget": {"evaluations": 64},
     }
+    if target.measured and not (target.interpreted or isinstance(target.part, Chip)):
+        # a device judges a small kernel sooner than one compiler makes the next
+        data["search"] = {"lag": IN_FLIGHT, "order": "arrival"}
     for key, value in (overrides or {}).items():
         section, _, last = key.rpartition(".")
         (data.setdefault(section, {}) if section else data)[last] = value

@@ -232,14 +232,15 @@ def _suites() -> dict[str, Suite]:
     of the first are a quarter of those at 4096^3 plus 2 to 12 % over nine schedules (see
     experiments/records/tpu/tpu7x_fused_schedules.md).
 
-    ``first`` has the columns and half of the depth of 4096^3 on 1024 rows: on eight schedules its times have the order
-    of those at 4096^3, and an evaluation takes half the CPU time of ``quickstart``'s.
+    ``first`` has the columns and half of the depth of 4096^3 on 1024 rows: its times order eleven
+    schedules as those at 4096^3 do, but for one pair (experiments/records/tpu/tpu7x_quickstart_first.md), and an
+    evaluation takes half the CPU time of ``quickstart``'s.
 
     ``small`` has one shape to time and one to check, for searches on a few CPU seconds an evaluation; it ends at
     4096^3, too.
 
     ``between`` has sizes off the powers of two, which large blocks do not divide: what it promotes serves the shapes
-    that the other suites' winners leave.
+    that the other suites' winners leave. ``shallow`` has few steps of K, where filling and emptying weigh most.
 
     The check shapes make every block size of the seed kernels take several row blocks and column blocks (the
     first) and several K blocks (the second), so that a cache that is not refilled or a K block left out shows.
@@ -258,7 +259,9 @@ def _suites() -> dict[str, Suite]:
     between = Suite(
         "between", (_workload(1536, 2560, 2048), _workload(512, 3584, 1536)), (_workload(1536, 1024, 1536),)
     )
-    return {"quickstart": quick, "first": first, "small": small, "between": between, "llm": Suite("llm", shapes, check)}
+    shallow = Suite("shallow", (_workload(2048, 2048, 1024),), check[1:])
+    llm = Suite("llm", shapes, check)
+    return {suite.name: suite for suite in (quick, first, small, between, shallow, llm)}
 
 
 def _kernels(group: int) -> dict[str, SeedKernel]:

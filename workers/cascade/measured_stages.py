@@ -6,8 +6,6 @@ Children say what they saw; the verdicts are made here, in the parent, which alo
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -18,7 +16,7 @@ from tilewright.fitness import intervals
 from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
 from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.device.station import Champion, Entry, Station
+from tilewright.workers.device.station import Champion, Entry, Station, entry_id
 from tilewright.workers.device.timing import (
     MALFORMED,
     Samples,
@@ -266,8 +264,7 @@ def _effort(request: Request, usual: tuple[int, int]) -> tuple[int, int]:
 
 
 def _entry(request: Request, found: Findings) -> Entry:
-    key = request.source + json.dumps(dict(request.params), sort_keys=True)
-    name = hashlib.sha256(key.encode()).hexdigest()[:16]
+    name = entry_id(request.source, request.params)
     return Entry(name, request.source, request.params, plans=found.plans)
 
 

@@ -18,7 +18,7 @@ from tilewright.seeds.operator import Operator, Workload
 from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.device.compile_ahead import CompileAheadStage
-from tilewright.workers.device.station import Entry, Station, compile_children
+from tilewright.workers.device.station import Entry, LocalStation, Station, compile_children
 from tilewright.workers.device.timing import Samples, Timing, measure
 from tilewright.workers.device.trace_ahead import trace_ahead
 from tilewright.workers.request import (
@@ -102,7 +102,7 @@ def compare(
         seed=seed,
         measured=tuple(workloads),
     )
-    left = _planned(request, entries, failed)
+    left = _planned(request, entries, failed, station)
     while left:
         timed = _timed(station, request, left, effort)
         if not isinstance(timed, _Bad):
@@ -112,7 +112,9 @@ def compare(
     return Comparison(target.name, _device(station), {}, {}, failed)
 
 
-def _planned(request: TimingRequest, entries: Sequence[Entry], failed: dict[str, str]) -> list[Entry]:
+def _planned(
+    request: TimingRequest, entries: Sequence[Entry], failed: dict[str, str], station: Station
+) -> list[Entry]:
     """The entries with their plans, where the target's device launches plans; without those that have none."""
     target = request.target
     if target.interpreted and not isinstance(target.part, Chip):
@@ -132,7 +134,7 @@ def _planned(request: TimingRequest, entries: Sequence[Entry], failed: dict[str,
                 source=entry.source,
                 params=entry.params,
             )
-            plans = entry.plans or planner.plans(part)
+            plans = entry.plans or _kept(station, entry, shapes) or planner.plans(part)
             if isinstance(plans, str):
                 failed[entry.id] = plans
             else:
@@ -140,6 +142,14 @@ def _planned(request: TimingRequest, entries: Sequence[Entry], failed: dict[str,
     finally:
         planner.close()
     return planned
+
+
+def _kept(station: Station, entry: Entry, shapes: Sequence[Workload]) -> Mapping[str, bytes]:
+    """What a station of this process has of it, if that is all."""
+    if not isinstance(station, LocalStation):
+        return {}
+    found = station.plans(entry.source, entry.params)
+    return {w.id: found[w.id] for w in shapes} if all(w.id in found for w in shapes) else {}
 
 
 class _Plans:

@@ -6,7 +6,10 @@ Evaluators send it jobs; between them candidates do not run. Under Ray a station
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +25,9 @@ from tilewright.workers.child.session import JobLimits, SessionConfig, SessionDi
 from tilewright.workers.device.lock import exclusive
 from tilewright.workers.toolchains import tpu as tpu_toolchain
 from tilewright.workers.toolchains import triton as triton_toolchain
+
+KEPT = 256
+"""Kernels whose plans a station remembers."""
 
 CLAIM_SECONDS = 90.0
 """After which a contender that did not come back has lost its claim."""
@@ -47,6 +53,12 @@ class Entry:
     def blobs(self, workloads: Iterable[str]) -> dict[str, bytes]:
         """For a job frame on these workloads."""
         return {f"plan/{self.id}/{name}": self.plans[name] for name in workloads if name in self.plans}
+
+
+def entry_id(source: str, params: Mapping[str, Any]) -> str:
+    """What evaluators call a kernel at a point of its space."""
+    key = source + json.dumps(dict(params), sort_keys=True)
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -130,6 +142,7 @@ class LocalStation:
             self._keeper = SessionPool(
                 dataclasses.replace(config, scratch=scratch, spare=spare and config.spare)
             )
+        self._plans: OrderedDict[str, dict[str, bytes]] = OrderedDict()
         self._champion: Champion | None = None
         self._claim: tuple[str, float] | None = None
 
@@ -138,10 +151,29 @@ class LocalStation:
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         identity = self._keeper.hello().get("identity")
+        self._keep(job)
         with exclusive(None if identity is None else str(identity)):
             outcome = self._keeper.run(job, limits)
         self.busy_seconds += outcome.seconds
         return outcome
+
+    def _keep(self, job: Frame) -> None:
+        """Remember the plans that came with a job."""
+        left = dict(job.blobs)
+        # an entry's id may begin with another's
+        for entry in sorted((str(entry["id"]) for entry in job.data.get("entries", ())), reverse=True):
+            prefix = f"plan/{entry}/"
+            found = {name: left.pop(name) for name in list(left) if name.startswith(prefix)}
+            if found:
+                held = self._plans.setdefault(entry, {})
+                held.update({name.removeprefix(prefix): data for name, data in found.items()})
+                self._plans.move_to_end(entry)
+        while len(self._plans) > KEPT:
+            self._plans.popitem(last=False)
+
+    def plans(self, source: str, params: Mapping[str, Any]) -> Mapping[str, bytes]:
+        """By workload, what of a kernel came with earlier jobs, already compiled."""
+        return self._plans.get(entry_id(source, params), {})
 
     def warm(self) -> None:
         """Start the device's child without waiting for it. Raises OSError when no process can be made."""

@@ -294,7 +294,7 @@ def _own_error(request: TimingRequest) -> float:
     """What the sums of a real device explain of one element's error: matrix units keep 14 bits of fp8 products."""
     if request.target.interpreted:
         return 0.0
-    narrow = any(s.dtype.startswith("float8") for w in request.measured for s in request.inputs(w))
+    narrow = any(score.matrix_kind(request.operator, request.inputs(w)) == "f8" for w in request.measured)
     return INEXACT if narrow else 2.0**-11
 
 

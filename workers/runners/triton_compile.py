@@ -9,16 +9,48 @@ for each workload, its plan's bytes, or one ``error``.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners.failures import error_frame
 from tilewright.workers.runners.triton_common import Answer, load_module
 from tilewright.workers.runners.triton_record import Recorder
+
+_CACHE = "TRITON_CACHE_DIR"
+
+
+@triton.jit
+def _nothing(out):  # type: ignore[no-untyped-def]
+    tl.store(out, 0.0)
+
+
+def prepare() -> None:
+    """Compile a kernel that does nothing, in the process that children are forked from.
+
+    Triton hashes all of its own files, asks its assembler for a version and imports its backend when it first compiles:
+    that is more than most candidates take, and forked children need not do it again.
+    """
+    kept = os.environ.get(_CACHE)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[_CACHE] = folder
+        try:
+            with contextlib.suppress(Exception):  # a child that is not prepared compiles all the same
+                triton.compile(ASTSource(_nothing, {"out": "*fp32"}, {}), target=GPUTarget("cuda", 90, 32))
+        finally:
+            del os.environ[_CACHE]
+            if kept is not None:
+                os.environ[_CACHE] = kept
+            tempfile.tempdir = None  # a child has a place of its own
 
 
 class Runner:

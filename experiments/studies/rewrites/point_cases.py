@@ -78,7 +78,7 @@ def lowered_tiles() -> list[Json]:
         # rows of a group, columns, depth, groups, pieces, stages
         (64, 256, 64, 2, 1, 4), (64, 256, 64, 2, 1, 3), (128, 128, 64, 2, 1, 4), (128, 128, 64, 2, 1, 3),
         (64, 128, 64, 2, 2, 4), (64, 128, 64, 2, 2, 3), (64, 128, 64, 3, 1, 5),
-        (64, 128, 64, 2, 1, 6), (64, 256, 128, 2, 1, 2), (128, 128, 128, 2, 1, 2), (64, 256, 64, 1, 1, 5),
+        (64, 128, 64, 2, 1, 6), (64, 256, 64, 1, 1, 5),
         (128, 128, 64, 1, 1, 6), (64, 128, 128, 2, 1, 3),
     ]  # fmt: skip
     names = ("TILE_M", "TILE_N", "TILE_K", "consumers", "pieces", "stages")
@@ -108,37 +108,20 @@ MATMUL = {
 }
 
 FP8_POINTS = [
-    {"block_m": 64, "block_n": 128, "skew": skew, "consumers": c, "pieces": p, "stages": s, "pin": pin, **more}
-    for skew, c, p, s, pin, more in (
-        (False, 2, 2, 4, True, {"walk_rows": 32}),
-        (False, 2, 2, 4, True, {"walk_rows": 16}),
-        (False, 2, 2, 4, True, {"walk_rows": 8}),
-        (False, 2, 2, 4, True, {"walk_rows": 16, "ahead": False}),
-        (False, 2, 2, 4, False, {"walk_rows": 16}),
-        (False, 2, 2, 3, True, {"walk_rows": 16, "slots": 2}),
-        (False, 2, 2, 4, True, {"walk_rows": 16, "slots": 2}),
-        (False, 2, 2, 4, True, {"walk_rows": 16, "programs": 1048576}),
-        (False, 2, 2, 4, True, {"walk_rows": 16, "slots": 2, "parts": 2}),
-        (False, 2, 2, 4, True, {"walk_rows": 32, "slots": 4, "parts": 2}),
-        (False, 2, 2, 4, True, {"walk_rows": 16, "slots": 2, "parts": 4}),
-        (False, 2, 1, 4, True, {"walk_rows": 16}),
-        (False, 2, 1, 6, True, {"walk_rows": 16}),
-        (False, 2, 1, 6, False, {"walk_rows": 16}),
-        (True, 2, 1, 6, True, {"walk_rows": 16}),
-        (True, 2, 1, 6, False, {"walk_rows": 16}),
-        (True, 3, 1, 5, True, {"walk_rows": 16}),
-        (False, 3, 1, 5, True, {"walk_rows": 16}),
-        (False, 3, 1, 5, False, {"walk_rows": 16}),
-        (False, 1, 2, 4, True, {"walk_rows": 16}),
-        (False, 2, 2, 3, True, {"walk_rows": 12}),
-    )
-] + [
     {
-        "block_m": 128, "block_n": 64, "skew": False, "consumers": c, "pieces": p, "stages": s, "pin": True,
-        "walk_rows": 16,
+        "block_m": 64, "block_n": 128, "skew": False, "consumers": c, "pieces": p, "stages": s, "parts": parts,
+        "slots": slots, "walk_rows": walk, "pin": True, "ahead": ahead, "ring": ring,
     }
-    for c, p, s in ((2, 2, 4), (2, 1, 6))
+    for c, p, s, parts, slots, walk, ahead, ring in (
+        (2, 2, 4, 1, 1, 16, False, False), (2, 2, 4, 1, 1, 16, True, False), (2, 2, 4, 2, 2, 16, True, False),
+        (2, 2, 4, 1, 1, 16, True, True), (2, 2, 4, 2, 2, 16, False, True), (2, 2, 4, 2, 2, 16, True, True),
+        (2, 2, 4, 4, 2, 16, True, True), (2, 2, 4, 4, 4, 16, True, True), (2, 2, 4, 2, 2, 8, True, True),
+        (2, 2, 4, 2, 2, 32, True, True), (2, 2, 3, 2, 2, 16, True, True), (3, 1, 5, 1, 1, 16, True, True),
+        (3, 1, 5, 2, 1, 16, True, True), (3, 1, 5, 2, 2, 8, True, True), (2, 1, 6, 2, 2, 16, True, True),
+        (3, 1, 4, 1, 1, 16, True, True), (3, 1, 5, 1, 1, 16, True, False),
+    )
 ]  # fmt: skip
+"""Groups, pieces, stages, parts, slots, rows of the walk, other loads a step ahead, rows' scales through the ring."""
 
 _OPERATOR = load_operator("gemm_fp8_blockwise/gemm_nt")
 
@@ -164,6 +147,13 @@ ROW_VARIANTS: Mapping[str, Variant] = {
     "parameters": ([], grid(num_warps=[1, 2, 4, 8, 16])),
     "rows": (["triton_rows_per_program"], ROWS),
 }
+ATTENTION_TILES = [
+    {"TILE_Q": q, "TILE_K": k, "num_warps": w, "num_stages": st}
+    for q, k, w, st in (
+        (128, 64, 8, 3), (128, 64, 4, 2), (128, 128, 8, 2), (128, 128, 8, 3), (64, 64, 4, 3), (64, 128, 4, 2),
+        (128, 64, 8, 2), (128, 64, 8, 4), (64, 64, 4, 2),
+    )
+]  # fmt: skip
 _FP8 = _fp8()
 _M, _N, _K = 8192, 14336, 4096
 
@@ -216,5 +206,43 @@ CASES = (
         _rows({"x": ((16384, 4096), BF16), "w": ((4096,), BF16)}, 16384, 4096),
         {"16384x4096": 4.0 * 16384 * 4096}, "GB/s",
         ROW_VARIANTS,
+    ),
+    Case(
+        "rms_norm_quantise", "rms_norm_quantise", taken("rms_norm_quantise"),
+        {"16384x4096": (
+            {"x": ((16384, 4096), BF16), "w": ((4096,), BF16)},
+            {"t1": ((16384, 4096), "float8_e4m3fn"), "t2": ((16384,), "float32")},
+        )},
+        {"16384x4096": 3.0 * 16384 * 4096}, "GB/s", ROW_VARIANTS,
+    ),
+    Case(
+        "attention", "attention", taken("attention"),
+        {"64x4096x128": (
+            dict.fromkeys("qkv", ((64, 4096, 128), BF16)), {"t1": ((64, 4096, 128), BF16)},
+        )},
+        {"64x4096x128": 2.0 * 64 * 4096 * 4096 * 128}, "TFLOP/s",
+        {
+            "seed": ([], [{}]),
+            "parameters": ([], ATTENTION_TILES),
+            "descriptors": (["triton_descriptor_load@k_ptr", "triton_descriptor_load@v_ptr"], ATTENTION_TILES),
+        },
+    ),
+    Case(
+        "int4_matmul", "int4_matmul", taken("int4_matmul"),
+        {"4096x4096x4096": (
+            {"x": ((4096, 4096), BF16), "w": ((4096, 2048), "uint8"), "s": ((2048, 2), BF16)},
+            {"t1": ((4096, 4096), BF16)},
+        )},
+        {"4096x4096x4096": 2.0 * 4096**3}, "TFLOP/s",
+        {"seed": ([], [{}]), "parameters": ([], PLAIN_TILES)},
+    ),
+    Case(
+        "grouped_matmul", "grouped_matmul", taken("grouped_matmul"),
+        {"16384x4096x2048x8": (
+            {"x": ((16384, 2048), BF16), "w": ((8, 2048, 4096), BF16), "sizes": ((8,), "int32")},
+            {"t1": ((16384, 4096), BF16)},
+        )},
+        {"16384x4096x2048x8": 2.0 * 16384 * 4096 * 2048}, "TFLOP/s",
+        {"seed": ([], [{}]), "parameters": ([], PLAIN_TILES)},
     ),
 )  # fmt: skip

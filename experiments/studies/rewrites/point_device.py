@@ -46,10 +46,19 @@ def operands(case: Case, shape: str) -> Tensors:
         a_q, a_s = _quantised(m, k, generator, False)
         b_q, b_s = _quantised(n, k, generator, True)
         return {"a_q": a_q, "a_s": a_s, "b_q": b_q, "b_s": b_s}
-    return {
-        name: torch.randn(sizes, generator=generator, device="cuda", dtype=torch.float32).to(torch.bfloat16)
-        for name, (sizes, _) in given.items()
-    }
+    made = {}
+    for name, (sizes, dtype) in given.items():
+        if dtype == "uint8":
+            made[name] = torch.randint(0, 256, sizes, generator=generator, dtype=torch.uint8)
+        elif dtype == "int32":  # sizes of groups that add up to the rows
+            rows = next(iter(given.values()))[0][0]
+            cuts = torch.randint(0, rows + 1, (sizes[0] - 1,), generator=generator).sort().values
+            ends = torch.cat([torch.tensor([0]), cuts, torch.tensor([rows])])
+            made[name] = ends.diff().to(torch.int32)
+        else:
+            drawn = torch.randn(sizes, generator=generator, device="cuda", dtype=torch.float32)
+            made[name] = drawn.to(torch.bfloat16)
+    return made
 
 
 def answer(case: Case, x: Tensors, rows: torch.Tensor) -> torch.Tensor:
@@ -72,7 +81,32 @@ def answer(case: Case, x: Tensors, rows: torch.Tensor) -> torch.Tensor:
     if case.kind == "rms_norm":
         part = x["x"][rows].float()
         return part / torch.sqrt((part * part).mean(1, keepdim=True) + 1e-6) * x["w"].float()
+    if case.kind == "rms_norm_quantise":
+        part = x["x"][rows].float()
+        y = part / torch.sqrt((part * part).mean(1, keepdim=True) + 1e-6) * x["w"].float()
+        return (y / (y.abs().amax(1, keepdim=True) / 448.0)).to(torch.float8_e4m3fn).float()
+    if case.kind == "attention":
+        parts = []
+        for h in rows.tolist():
+            head = x["q"][h]
+            s = head.float() @ x["k"][h].float().T * head.shape[1] ** -0.5
+            hidden = torch.ones_like(s, dtype=torch.bool).triu(1)
+            parts.append(torch.softmax(s.masked_fill(hidden, -float("inf")), 1) @ x["v"][h].float())
+        return torch.stack(parts)
+    if case.kind == "int4_matmul":
+        return x["x"][rows].float() @ _unpacked(x).float() * x["s"].float().reshape(-1)
+    if case.kind == "grouped_matmul":
+        ends = x["sizes"].cumsum(0)
+        group = torch.searchsorted(ends, rows, right=True)
+        return torch.stack([x["x"][r].float() @ x["w"][g].float() for r, g in zip(rows, group, strict=True)])
     raise KeyError(case.kind)
+
+
+def _unpacked(x: Tensors) -> torch.Tensor:
+    """Codes of four bits as bfloat16 [K, N]."""
+    pair = x["w"].to(torch.int32)
+    codes = torch.stack([pair & 15, pair >> 4 & 15], dim=2).reshape(pair.shape[0], -1) - 8
+    return codes.to(torch.bfloat16)
 
 
 def peers(case: Case, x: Tensors) -> Mapping[str, Callable[[], Any]]:
@@ -88,12 +122,40 @@ def peers(case: Case, x: Tensors) -> Mapping[str, Callable[[], Any]]:
             "torch one kernel, tanh": lambda: torch._addmm_activation(bias, x["x"], w, use_gelu=True),
             "vendor product alone": lambda: torch.matmul(x["x"], w),
         }
+    if case.kind == "attention":
+        q, k, v = (x[name][None] for name in "qkv")
+        return {"torch": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)}
+    if case.kind == "int4_matmul":
+        codes, scale = _unpacked(x), x["s"].reshape(-1)
+        return {
+            "vendor product of unpacked weights": lambda: torch.matmul(x["x"], codes),
+            "torch": lambda: torch.matmul(x["x"], _unpacked(x)) * scale,
+            **_packed_product(x),
+        }
+    if case.kind == "grouped_matmul":
+        ends = x["sizes"].cumsum(0).to(torch.int32)
+        return {"torch": lambda: torch._grouped_mm(x["x"], x["w"], offs=ends)}
     source = x["x"]
     made = torch.empty_like(source)
     copy = {"device copy": lambda: made.copy_(source)}
     if case.kind == "softmax":
         return {**copy, "torch": lambda: torch.softmax(source, 1)}
+    if case.kind == "rms_norm_quantise":
+        return copy
     return {**copy, "torch": lambda: F.rms_norm(source, (source.shape[1],), x["w"], 1e-6)}
+
+
+def _packed_product(x: Tensors) -> Mapping[str, Callable[[], Any]]:
+    """torch's own product with weights of four bits, scales by 128 of K; none where this build lacks it."""
+    try:
+        n, k = x["s"].numel(), x["x"].shape[1]
+        codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+        packed = torch.ops.aten._convert_weight_to_int4pack(codes, 8)
+        scales = torch.randn((k // 128, n, 2), dtype=torch.float32).to(torch.bfloat16)
+        torch.ops.aten._weight_int4pack_mm(x["x"], packed, 128, scales)
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return {}
+    return {"torch, its own packing": lambda: torch.ops.aten._weight_int4pack_mm(x["x"], packed, 128, scales)}
 
 
 class Bench:
@@ -107,6 +169,7 @@ class Bench:
         begun = {(line["at"], line["shape"]) for line in done if "at" in line}
         self.lost = begun - self.known.keys()
         self.finals = {(line["case"], line["shape"]) for line in done if "final" in line}
+        self._kept: dict[str, tuple[Tensors, torch.Tensor, torch.Tensor]] = {}
         self.flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32)
         name = torch.cuda.get_device_name()
         self.say(
@@ -118,17 +181,36 @@ class Bench:
             todo = [r for r in rows if (r["id"], shape) not in self.known]
             if not todo:
                 continue
-            x = operands(case, shape)
-            total = next(iter(case.shapes[shape][1].values()))[0][0]
-            picked = torch.randperm(total, generator=torch.Generator("cuda").manual_seed(3))[
-                : CHECKED_ROWS - 1
-            ]
-            where = torch.cat([picked, torch.tensor([total - 1])])
-            wanted = answer(case, x, where)
+            x, where, wanted = self._prepared(case, shape)
             for row in todo:
                 self._one(case, row, shape, x, where, wanted)
             del x, wanted
             torch.cuda.empty_cache()
+        self._final(case, rows)
+
+    def all_shapes(self, case: Case, row: Json) -> None:
+        """One point on every shape, whose operands stay; the first that fails ends it."""
+        for shape in case.shapes:
+            if shape not in self._kept:
+                self._kept[shape] = self._prepared(case, shape)
+            self._one(case, row, shape, *self._kept[shape])
+            if "error" in self.known[row["id"], shape]:
+                return
+
+    def _prepared(self, case: Case, shape: str) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
+        """Operands, rows that are checked, and what they must be."""
+        x = operands(case, shape)
+        total = next(iter(case.shapes[shape][1].values()))[0][0]
+        checked = min(CHECKED_ROWS, 4 if case.kind == "attention" else total)
+        picked = torch.randperm(total, generator=torch.Generator("cuda").manual_seed(3))[: checked - 1]
+        where = torch.cat([picked, torch.tensor([total - 1])])
+        return x, where, answer(case, x, where)
+
+    def final(self, case: Case, rows: Sequence[Json]) -> None:
+        """Rows with their times, the peers beside them."""
+        for row in rows:
+            for shape, us in row["us"].items():
+                self.known[row["id"], shape] = {"us": us}
         self._final(case, rows)
 
     def _one(
@@ -180,7 +262,7 @@ class Bench:
     def _result(self, name: str, shape: str, buffers: Sequence[torch.Tensor]) -> torch.Tensor:
         output = Plan.from_bytes((self.plans / f"{name}.{shape}.plan").read_bytes()).outputs[0]
         part = buffers[output.buffer][output.offset : output.offset + output.bytes]
-        return part.view(torch.bfloat16).view(output.shape)
+        return part.view(getattr(torch, output.dtype)).view(output.shape)
 
     def _times(self, call: Callable[[], Any], count: int) -> list[float]:
         """Milliseconds of each of ``count`` calls."""

@@ -47,7 +47,19 @@ CALLS: dict[str, tuple[str, str, list[str]]] = {
     ),
     "softmax": ("softmax", "torch.softmax", ["bf16[16384, 4096], dim=1"]),
     "rms_norm": ("rms_norm", f"{KERNELS}:rms_norm_reference", ["bf16[16384, 4096], bf16[4096]"]),
-}
+    "rms_norm_quantise": (
+        "rms_norm_quantise", f"{KERNELS}:rms_norm_quantise_reference", ["bf16[16384, 4096], bf16[4096]"],
+    ),
+    "attention": ("attention", f"{KERNELS}:attention_reference", [", ".join(["bf16[64, 4096, 128]"] * 3)]),
+    "int4_matmul": (
+        "int4_matmul", f"{KERNELS}:int4_matmul_reference",
+        ["bf16[4096, 4096], u8[4096, 2048] < 256, bf16[2048, 2]"],
+    ),
+    "grouped_matmul": (
+        "grouped_matmul", f"{KERNELS}:grouped_matmul_reference",
+        ["bf16[16384, 2048], bf16[8, 2048, 4096], i32[8].sums(16384)"],
+    ),
+}  # fmt: skip
 """Case to the function of ``naive_kernels``, its reference and how it is called."""
 
 ARMS: dict[str, list[str]] = {

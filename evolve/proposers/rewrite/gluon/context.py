@@ -10,6 +10,7 @@ import libcst as cst
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, parameters, resolve
 from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.gluon.beside import row_numbers
 from tilewright.evolve.proposers.rewrite.gluon.schedule import Plan, names_in, without_operands
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Statement,
@@ -30,6 +31,7 @@ LOCALS = [
     "a_stages",
     "b_stages",
     "c_slots",
+    "s_stages",
     "empty",
     "ready",
     "ready_more",
@@ -67,6 +69,9 @@ class Lowering:
         self.names = {name: self.source.fresh(name) for name in LOCALS}
         self.stored = self.product.stored[-1] if self.product.stored else None
         """One store goes through shared memory; others stay as they are."""
+
+        self.numbers = row_numbers(plan)
+        """Of each row in each step, that the ring may carry."""
 
         self.helpers: list[cst.FunctionDef] = []
         """Functions that carried statements call."""
@@ -115,6 +120,8 @@ class Lowering:
 
     def _needed_by_producer(self) -> Parameters:
         wanted = self._producer_wanted() | {self.product.rows, self.product.columns, self.product.depth}
+        if self.numbers is not None:
+            wanted |= names_in(self.numbers.offset)
         kept = self._producer_slice()
         for statement in self._everything():
             if statement.text in kept:

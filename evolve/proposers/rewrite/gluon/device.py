@@ -75,6 +75,7 @@ class DeviceText(Lowering):
             "outside": self._lines(plan.outside, {}, None),
             "before": self._pieces(plan.before),
             **self._early(),
+            **self._ring(),
             "body": self._body(),
             "end": self._end(),
             "after": self._after(),
@@ -131,29 +132,92 @@ class DeviceText(Lowering):
 
     def _early(self) -> dict[str, str]:
         """The statements before a step's product: in their place, or a step ahead, behind the product's start."""
-        here = self._pieces(self.plan.early)
+        here = self._early_lines(lambda statement: statement)
         if not self._loads_ahead():
             return {"early": here, "early_first": "", "early_taken": ""}
         first = f"{self._turn()}_first"
-        begun = self._pieces([_renamed_in(s, {self._turn(): first}) for s in self.plan.early])
+        begun = self._early_lines(lambda statement: _renamed_in(statement, {self._turn(): first}))
         return {
             "early": _only("not AHEAD", here),
             "early_first": _only("AHEAD", f"{first} = {self._bounds()[0]}\n{begun}"),
-            "early_taken": _only("AHEAD", self._pieces([_taken(s, self._later) for s in self.plan.early])),
+            "early_taken": _only(
+                "AHEAD", self._early_lines(lambda statement: _taken(statement, self._later))
+            ),
         }
 
     def _early_next(self) -> str:
         """The statements of ``_early`` for the next step; the last step's once more where there is none."""
         if not self._loads_ahead():
-            return ""
+            return self._ring_read()
         first, stop, step = self._bounds()
         turn = self._turn()
         place = (
             f"{self._later(turn)} = min({turn} + {step}, {first} + ({stop} - {first} - 1) // {step} * {step})"
         )
-        return _only(
-            "AHEAD", f"{place}\n{self._pieces([_moved(s, self._later, turn) for s in self.plan.early])}"
+        bound = {name for s in self.plan.early for name in s.writes} | {turn}
+        names = {name: self._later(name) for name in bound}
+        moved = self._early_lines(lambda statement: _renamed_in(statement, names))
+        return _only("AHEAD", f"{place}\n{moved}") + "\n" + self._ring_read()
+
+    def _early_lines(self, changed: Callable[[Statement], Statement]) -> str:
+        """The early statements, each changed, those that the ring may make up for under that condition."""
+        texts = []
+        for statement in self.plan.early:
+            text = self._pieces([changed(statement)])
+            held = self.numbers is not None and statement is self.numbers.statement
+            texts.append(_only("not RING", text) if held else text)
+        return "\n".join(texts)
+
+    def _ring_read(self) -> str:
+        """Takes the rows' numbers of this step out of the ring."""
+        if self.numbers is None:
+            return ""
+        names, wanted = self.names, self.numbers.name
+        first = self._renamed(0).get(wanted, wanted)
+        place = f"{names['s_stages']}.index({names['stage']} * CONSUMERS + {names['group']})"
+        lines = [f"{first} = {place}.load(gl.SliceLayout(1, {names['mma']}))"]
+        if first != wanted:
+            lines.append(_guarded(f"{self._renamed(1)[wanted]} = {first}"))
+        return _only("RING", "\n".join(lines))
+
+    def _ring(self) -> dict[str, str]:
+        """Where the ring carries the rows' numbers: what its functions take, what is copied and made."""
+        keys = (
+            "desc",
+            "fixed",
+            "bytes",
+            "copy",
+            "stages",
+            "used",
+            "entry",
+            "layout",
+            "made",
+            "argument",
+            "last",
         )
+        if self.numbers is None:
+            return {f"ring_{key}": "" for key in keys}
+        stages, rows = self.names["s_stages"], self.product.rows
+        row = f"{self.product.row_tile} * {rows}"
+        place = self._carrier({}).expression(f"{self.numbers.offset} + {row}")
+        copy = (
+            f"tma.async_copy_global_to_shared(s_desc, [{place}], {self.names['ready_at']}, "
+            f"{stages}.index({self.names['stage']} * CONSUMERS + each))"
+        )
+        texts = {
+            "desc": f"s_desc, {stages}, ",
+            "fixed": ", S_BYTES: gl.constexpr, RING: gl.constexpr",
+            "bytes": " + (CONSUMERS * S_BYTES if RING else 0)",
+            "copy": _only("RING", copy),
+            "stages": f"{stages}, ",
+            "used": "RING: gl.constexpr, ",
+            "entry": "s_desc, ",
+            "layout": "S_LAYOUT: gl.constexpr, S_BYTES: gl.constexpr, RING: gl.constexpr, ",
+            "made": f"{stages} = gl.allocate_shared_memory(s_desc.dtype, [STAGES * CONSUMERS, {rows}], S_LAYOUT)",
+            "argument": "RING, ",
+            "last": ", S_BYTES, RING",
+        }
+        return {f"ring_{key}": texts[key] for key in keys}
 
     def _turn(self) -> str:
         assert isinstance(self.product.loop.target, ast.Name)
@@ -323,11 +387,6 @@ def _only(condition: str, text: str) -> str:
     return "\n".join([f"if {condition}:", *lines]) if lines else ""
 
 
-def _moved(statement: Statement, later: Callable[[str], str], turn: str) -> Statement:
-    """A statement that binds what it binds under later names, in the loop's next turn."""
-    return _renamed_in(statement, {name: later(name) for name in (*statement.writes, turn)})
-
-
 def _renamed_in(statement: Statement, names: Mapping[str, str]) -> Statement:
     class Rename(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.AST:
@@ -338,7 +397,7 @@ def _renamed_in(statement: Statement, names: Mapping[str, str]) -> Statement:
 
 
 def _taken(statement: Statement, later: Callable[[str], str]) -> Statement:
-    """Takes over what ``_moved`` has bound."""
+    """Takes over what was bound under later names."""
 
     class Take(ast.NodeTransformer):
         def visit_Assign(self, node: ast.Assign) -> ast.AST:

@@ -41,8 +41,35 @@ class HostText(Lowering):
             if self.stored
             else "",
         }
-        self._check_free(("a_layout", "b_layout", "c_layout", "stages", "room"))
+        table |= self._ring_host()
+        self._check_free(
+            ("a_layout", "b_layout", "c_layout", "s_layout", "ring", "stages", "stage_bytes", "room")
+        )
         return filled(HOST, table)
+
+    def _ring_host(self) -> dict[str, str]:
+        """Whether the ring carries the rows' numbers: a bulk copy begins at 16 bytes."""
+        if self.numbers is None:
+            return {"ring_host": "", "ring_room": ""}
+        tensor, rows = self.numbers.tensor, self._host_text(self.product.rows)
+        size = f"{tensor}.element_size()"
+        fits = [f"({self._given(name)}) * {size} % 16 == 0" for name in self.numbers.strides]
+        lines = (
+            f"s_layout = gl.NVMMASharedLayout(0, 8 * {size}, rank=1)",
+            f"ring = {' and '.join([self._param('ring'), *fits])}",
+        )
+        return {
+            "ring_host": "\n".join(lines),
+            "ring_room": f" + {rows} * {self._param('consumers')} * {size}",
+        }
+
+    def _ring_launch(self) -> str:
+        if self.numbers is None:
+            return ""
+        flat, rows = f"{self.numbers.tensor}.reshape(-1)", self._host_text(self.product.rows)
+        made = f"TensorDescriptor({flat}, [{self.numbers.tensor}.numel()], [1], [{rows}], s_layout)"
+        size = f"{rows} * {self.numbers.tensor}.element_size()"
+        return f"s_desc={made}, S_LAYOUT=s_layout, S_BYTES={size}, RING=ring, "
 
     def _check_free(self, names: Sequence[str]) -> None:
         clash = set(names) & self.source.identifiers - set(self.tunables.values()) - set(self.source.space)
@@ -82,7 +109,10 @@ class HostText(Lowering):
             "b_desc": _descriptor(right.tensor, self._box(right), "b_layout"),
             "given": "".join(f"{text}, " for text in [*given, *stored]),
             "ahead": f"AHEAD={self._param('ahead')}, " if self._loads_ahead() else "",
-            "mode": f"{mode}={self._param('in_flight' if mode == 'IN_FLIGHT' else 'pin')}",
+            "ring": self._ring_launch(),
+            "mode": f"IN_FLIGHT={self._param('in_flight')} and stages > 1"
+            if mode == "IN_FLIGHT"
+            else f"PIN={self._param('pin')}",
             **{
                 key: self._param(key)
                 for key in ("consumers", "pieces", "walk_rows", "programs", "producer_registers")

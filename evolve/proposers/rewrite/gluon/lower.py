@@ -91,6 +91,8 @@ class _Writer(DeviceText, HostText):
             del space["pin"]
         if not self._loads_ahead():
             del space["ahead"]
+        if self.numbers is None:
+            del space["ring"]
         if self.stored is None:
             del space["slots"], space["parts"]
         return space

@@ -35,6 +35,7 @@ SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
     "in_flight": ((False, True), True),
     "pin": ((False, True), True),
     "ahead": ((False, True), True),
+    "ring": ((False, True), True),
 }
 """What a lowered kernel can be tuned by: values and default."""
 
@@ -92,10 +93,10 @@ def store_tile(
 PRODUCER = '''
 @gluon.jit
 def {kernel}_producer(
-    a_desc, b_desc, {rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile}, {a_stages},
+    a_desc, b_desc, {ring_desc}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile}, {a_stages},
     {b_stages}, {empty}, {ready}, {ready_more}, {producer_parameters}STAGES: gl.constexpr,
     CONSUMERS: gl.constexpr, PIECES: gl.constexpr, WALK: gl.constexpr, A_BYTES: gl.constexpr,
-    B_BYTES: gl.constexpr
+    B_BYTES: gl.constexpr{ring_fixed}
 ):
     """Keep the ring full: per stage the rows of every consumer and the pieces of columns."""
     {stage} = 0
@@ -110,13 +111,14 @@ def {kernel}_producer(
             <producer_body>
             mbarrier.wait({empty}.index({stage}), {phase})
             {ready_at} = {ready}.index({stage})
-            mbarrier.expect({ready_at}, CONSUMERS * A_BYTES + B_BYTES)
+            mbarrier.expect({ready_at}, CONSUMERS * A_BYTES + B_BYTES{ring_bytes})
             {column_tile} = min({piece} * PIECES, {last_column_tile})
             for each in gl.static_range(CONSUMERS):
                 {row_tile} = min({group} * CONSUMERS + each, {last_row_tile})
                 tma.async_copy_global_to_shared(
                     a_desc, {a_at}, {ready_at}, {a_stages}.index({stage} * CONSUMERS + each)
                 )
+                <ring_copy>
             tma.async_copy_global_to_shared(b_desc, {b_at}, {ready_at}, {b_stages}.index({stage} * PIECES))
             if PIECES == 2:
                 {column_tile} = min({piece} * PIECES + 1, {last_column_tile})
@@ -132,10 +134,10 @@ def {kernel}_producer(
 CONSUMER = '''
 @gluon.jit
 def {kernel}_consumer(
-    {consumer_c}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile}, {a_stages},
+    {consumer_c}{ring_stages}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile}, {a_stages},
     {b_stages}, {empty}, {ready}, {ready_more}, {consumer_parameters}STAGES: gl.constexpr,
     CONSUMERS: gl.constexpr, PIECES: gl.constexpr, WALK: gl.constexpr, K_INSTRUCTION: gl.constexpr,
-    {slots_fixed}{ahead_fixed}{mode}: gl.constexpr, {group}: gl.constexpr
+    {slots_fixed}{ahead_fixed}{ring_used}{mode}: gl.constexpr, {group}: gl.constexpr
 ):
     """Multiply this group's rows with every piece of columns, and finish the tiles as the kernel does."""
     {mma}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {COLUMNS}, K_INSTRUCTION])
@@ -196,15 +198,16 @@ else:
 ENTRY = """
 @gluon.jit
 def {kernel}(
-    a_desc, b_desc, {entry_c}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile},
+    a_desc, b_desc, {entry_c}{ring_entry}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile},
     {entry_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr, PIECES: gl.constexpr,
     WALK: gl.constexpr, K_INSTRUCTION: gl.constexpr, A_BYTES: gl.constexpr, B_BYTES: gl.constexpr,
-    A_LAYOUT: gl.constexpr, B_LAYOUT: gl.constexpr, {slots_parameter}{ahead_fixed}{mode}: gl.constexpr,
+    A_LAYOUT: gl.constexpr, B_LAYOUT: gl.constexpr, {slots_parameter}{ahead_fixed}{ring_layout}{mode}: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr
 ):
     {a_stages} = gl.allocate_shared_memory(a_desc.dtype, [STAGES * CONSUMERS, {a_box}], A_LAYOUT)
     {b_stages} = gl.allocate_shared_memory(b_desc.dtype, [STAGES * PIECES, {b_box}], B_LAYOUT)
     {c_slots_made}
+    {ring_made}
     {empty} = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     {ready} = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     {ready_more} = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -217,14 +220,16 @@ def {kernel}(
 """
 
 _CONSUME = (
-    "({kernel}_consumer, ({consumer_c}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile}, "
+    "({kernel}_consumer, ({consumer_c}{ring_stages}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, "
+    "{last_column_tile}, "
     "{a_stages}, {b_stages}, {empty}, {ready}, {ready_more}, {consumer_arguments}STAGES, CONSUMERS, PIECES, WALK, "
-    "K_INSTRUCTION, {slots_argument}{ahead_argument}{mode}, NUMBER)),"
+    "K_INSTRUCTION, {slots_argument}{ahead_argument}{ring_argument}{mode}, NUMBER)),"
 )
 _PRODUCE = (
-    "({kernel}_producer, (a_desc, b_desc, {rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile}, "
+    "({kernel}_producer, (a_desc, b_desc, {ring_desc}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, "
+    "{last_column_tile}, "
     "{a_stages}, {b_stages}, {empty}, {ready}, {ready_more}, {producer_arguments}STAGES, CONSUMERS, PIECES, WALK, "
-    "A_BYTES, B_BYTES)),"
+    "A_BYTES, B_BYTES{ring_last})),"
 )
 
 
@@ -245,13 +250,15 @@ HOST = """
 a_layout = gl.NVMMASharedLayout(min(128, {a_inner} * {a}.element_size()), 8 * {a}.element_size())
 b_layout = gl.NVMMASharedLayout(min(128, {b_inner} * {b}.element_size()), 8 * {b}.element_size())
 <c_layout>
+<ring_host>
 {last_row_tile} = -(-{a}.shape[{a_side}] // {rows}) - 1
 {last_column_tile} = -(-{b}.shape[{b_side}] // {columns}) - 1
 {rows_of_tiles} = {last_row_tile} // {consumers} + 1
 {columns_of_tiles} = {last_column_tile} // {pieces} + 1
 # as many stages as shared memory has room for
-room = 231000{c_width}
-stages = max(1, min({stages}, room // (({rows} * {consumers} + {columns} * {pieces}) * {depth} * {a}.element_size())))
+room = 232000{c_width}
+stage_bytes = ({rows} * {consumers} + {columns} * {pieces}) * {depth} * {a}.element_size(){ring_room}
+stages = max(1, min({stages}, room // stage_bytes))
 """
 
 LAUNCH = """
@@ -271,7 +278,7 @@ LAUNCH = """
     B_BYTES={a}.element_size() * b_box,
     A_LAYOUT=a_layout,
     B_LAYOUT=b_layout,
-    {ahead}{mode},
+    {ahead}{ring}{mode},
     REGISTERS=(240, 240, 160)[{consumers} - 1] - 8 * ({producer_registers} == 40),
     PRODUCER_REGISTERS={producer_registers},
     num_warps=4,
