@@ -159,11 +159,14 @@ class LocalStation:
 
     def _keep(self, job: Frame) -> None:
         """Remember the plans that came with a job."""
-        for entry in (str(entry["id"]) for entry in job.data.get("entries", ())):
+        left = dict(job.blobs)
+        # an entry's id may begin with another's
+        for entry in sorted((str(entry["id"]) for entry in job.data.get("entries", ())), reverse=True):
             prefix = f"plan/{entry}/"
-            found = {n.removeprefix(prefix): data for n, data in job.blobs.items() if n.startswith(prefix)}
+            found = {name: left.pop(name) for name in list(left) if name.startswith(prefix)}
             if found:
-                self._plans.setdefault(entry, {}).update(found)
+                held = self._plans.setdefault(entry, {})
+                held.update({name.removeprefix(prefix): data for name, data in found.items()})
                 self._plans.move_to_end(entry)
         while len(self._plans) > KEPT:
             self._plans.popitem(last=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,9 +22,9 @@ from tilewright.workers.intake.operator import (
 )  # fmt: skip
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trial import (
+    Running,
     Shape,
     id_of,
-    run,
 )
 
 EVIDENCE_SECONDS = 25.0
@@ -46,14 +47,18 @@ def evidence(taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Seq
     from tilewright.fitness.gates import failure, read_gates
 
     began = time.monotonic()
+    at_once = max(1, len(os.sched_getaffinity(0)) // len(shapes))
     space: dict[str, tuple[Any, ...]] = {}
     fixed: list[dict[str, Any]] = []
     said = {knob.name: uses(taken, knob) for knob in taken.knobs}
     probe = min(shapes, key=lambda s: sum(a.size for a in s.inputs["randn"].values()))
 
-    def passes(params: Mapping[str, Any], shape: Shape) -> bool:
+    def started(params: Mapping[str, Any], shape: Shape) -> Running:
+        return Running(module, params, shape.inputs["randn"])
+
+    def passes(running: Running, shape: Shape) -> bool:
         try:
-            outputs = run(module, params, shape.inputs["randn"])
+            outputs = running.outputs()
         except Exception:  # noqa: BLE001 - a value that does not work is no knob's
             return False
         named = {r.name: o for r, o in zip(operator.results, outputs, strict=True)}
@@ -73,9 +78,8 @@ def evidence(taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Seq
         above = [v for v in knob.values if v > knob.default][:1]
         ways = [(), *((name,) for name in same), *([tuple(same)] if len(same) > 1 else [])]
         for way in ways:
-            if all(
-                passes({**defaults, knob.name: v, **dict.fromkeys(way, v)}, wide) for v in (*below, *above)
-            ):
+            ways_on = ({**defaults, knob.name: v, **dict.fromkeys(way, v)} for v in (*below, *above))
+            if all(passes(started(params, wide), wide) for params in ways_on):
                 return tuple(way)
         return None
 
@@ -98,16 +102,22 @@ def evidence(taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Seq
             fixed.append({"name": knob.name, "value": knob.default, "why": why})
             continue
         taken.ties.update(dict.fromkeys(tied, knob.name))
-        for value in values:
-            if value == knob.default:
-                continue
-            changes = arguments_of(taken, module, {**defaults, knob.name: value}, shapes) != seen
-            changed = changed or changes
+        others = [value for value in values if value != knob.default]
+        while others:
+            some, others = others[:at_once], others[at_once:]
             late = time.monotonic() - began > EVIDENCE_SECONDS
             tried = [probe] if late else shapes
-            params = {**defaults, knob.name: value, **dict.fromkeys(tied, value)}
-            if changes and all(passes(params, s) for s in tried):
-                kept.append(value)
+            running = []
+            for value in some:
+                if arguments_of(taken, module, {**defaults, knob.name: value}, shapes) != seen:
+                    params = {**defaults, knob.name: value, **dict.fromkeys(tied, value)}
+                    running.append((value, [(started(params, s), s) for s in tried]))
+            changed = changed or bool(running)
+            for value, runs in running:
+                passed = [
+                    passes(one, s) for one, s in runs
+                ]  # every process is heard, also behind one that fails
+                kept += [value] if all(passed) else []
         if len(kept) > 1:
             space[knob.name] = tuple(sorted(kept))
         elif changed:

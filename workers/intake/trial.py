@@ -63,26 +63,36 @@ class Crashed(Exception):
 
 def run(module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """The outputs of a taken module, run in a process of its own. Raises what it raises, TooSlow, Crashed."""
-    receive, send = multiprocessing.Pipe(duplex=False)
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid == 0:
-        receive.close()
-        _answer(send, module, params, inputs)
-    send.close()
-    try:
-        if not receive.poll(RUN_SECONDS):
-            os.kill(pid, signal.SIGKILL)
-            raise TooSlow
-        said = receive.recv()
-    except EOFError:
-        raise Crashed("its process ends: a kernel reads or writes where no tensor is") from None
-    finally:
-        receive.close()
-        os.waitpid(pid, 0)
-    if isinstance(said, Exception):
-        raise said
-    return list(said)
+    return Running(module, params, inputs).outputs()
+
+
+class Running:
+    """A taken module in a process of its own, beside others. ``outputs`` must be called, once."""
+
+    def __init__(self, module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> None:
+        self._receive, send = multiprocessing.Pipe(duplex=False)
+        sys.stdout.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._receive.close()
+            _answer(send, module, params, inputs)
+        send.close()
+
+    def outputs(self) -> list[np.ndarray]:
+        """What ``launch`` returned. Raises what it raises, TooSlow, Crashed."""
+        try:
+            if not self._receive.poll(RUN_SECONDS):
+                os.kill(self._pid, signal.SIGKILL)
+                raise TooSlow
+            said = self._receive.recv()
+        except EOFError:
+            raise Crashed("its process ends: a kernel reads or writes where no tensor is") from None
+        finally:
+            self._receive.close()
+            os.waitpid(self._pid, 0)
+        if isinstance(said, Exception):
+            raise said
+        return list(said)
 
 
 def _answer(send: Any, module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> NoReturn:
@@ -304,17 +314,19 @@ def bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defa
         if kind == "apart" and "spread" in shapes[0].inputs:
             continue  # says less
         for attempt in (4, 2, 1):
-            fine = True
+            fine, running = True, []
             for shape in shapes:
                 inputs = make(site, shape.dims, kind, attempt)
                 answers = reference(inputs)
-                finite = all(np.isfinite(a).all() for a in answers if a.dtype.kind == "f")
+                fine = fine and all(np.isfinite(a).all() for a in answers if a.dtype.kind == "f")
+                shape.inputs[kind], shape.answers[kind] = inputs, answers
+                running.append(Running(module, defaults, inputs) if fine else None)
+            for shape, one in zip(shapes, running, strict=True):
                 try:
-                    made = run(module, defaults, inputs) if finite and fine else []
+                    made = one.outputs() if one is not None else []
                 except (TooSlow, Crashed, RuntimeError):
                     made, fine = [], False
-                fine = fine and finite and not wrong(made, answers, site.operands)
-                shape.inputs[kind], shape.answers[kind] = inputs, answers
+                fine = fine and not wrong(made, shape.answers[kind], site.operands)
                 outputs[id(shape), kind] = made
             if fine and kind != "repeated":
                 fine = all(bears(kind, attempt + 1, seed) for seed in range(24))
@@ -326,8 +338,8 @@ def bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defa
             for shape in shapes:
                 shape.inputs.pop(kind)
                 shape.answers.pop(kind)
-    for shape in shapes:
-        outputs[id(shape), "randn"] = run(module, defaults, shape.inputs["randn"])
+    begun = [(shape, Running(module, defaults, shape.inputs["randn"])) for shape in shapes]
+    outputs.update({(id(shape), "randn"): one.outputs() for shape, one in begun})
     results = []
     products = any("tl.dot" in t.text for t in taken.kernels.functions.values())
     dtypes = [o.dtype for o in site.operands]

@@ -125,7 +125,8 @@ def test_a_warden_whose_parent_dies_ends_everything(tmp_path):
     program = WARDEN.format(root=str(ROOT), parent="os.getppid()", ending="time.sleep(600)")
     parent = (
         "import os, subprocess, sys\n"
-        f"child = subprocess.Popen([sys.executable, '-c', {program!r}], stdout=subprocess.PIPE, cwd={str(tmp_path)!r})\n"
+        f"os.chdir({str(tmp_path)!r})\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {program!r}], stdout=subprocess.PIPE)\n"
         "print(child.stdout.readline().decode(), end='', flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilewright.fitness.targets import load_target
-from tilewright.workers.device.station import Champion, Entry, LocalStation
+from tilewright.workers.child.ending import ChildOutcome, Ending
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.session import JobLimits
+from tilewright.workers.device.station import Champion, Entry, LocalStation, entry_id
 from tilewright.workers.device.warm import warm_device
 
 
@@ -27,3 +32,30 @@ def test_what_is_started_ahead_ends_with_it() -> None:
     device.close()
     assert started >= 0.0 and device.station.cpu_seconds == 0.0
     device.close()
+
+
+class Deaf:
+    """Keeps what it is asked, and answers nothing."""
+
+    cpu_seconds = 0.0
+
+    def hello(self) -> dict[str, str]:
+        return {}
+
+    def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
+        return ChildOutcome(Ending.DONE)
+
+
+def test_a_station_remembers_the_plans_that_came_with_jobs() -> None:
+    station = LocalStation(load_target("interpreter").gpu)
+    station._keeper = Deaf()  # type: ignore[assignment]
+    source, params = "a kernel", {"tile": 64}
+    entry = Entry(entry_id(source, params), source, params, plans={"small": b"1", "large": b"2"})
+    again = replace(entry, id=f"{entry.id}/again", plans={"small": b"3"})
+    for names in (["small"], ["large"]):
+        blobs = {**entry.blobs(names), **again.blobs(names)}
+        station.run(
+            Frame("time", {"entries": [entry.data(), again.data()]}, blobs=blobs), JobLimits(1.0, 1.0)
+        )
+    assert station.plans(source, params) == {"small": b"1", "large": b"2"}
+    assert station.plans(source, {"tile": 32}) == {}
