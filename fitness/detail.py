@@ -36,8 +36,11 @@ FAINT = 2.0**-8
 """The root mean square of a tile counts as at least this part of the whole output's."""
 
 
-OUTLYING = 4.0
-"""An element's row and column make it outlying when they make so many times what is usual around it usual for it."""
+OUTLYING = 2.0
+"""An element's row and column make it outlying when they make so many times what is usual around it usual for it.
+
+It then counts as so many times that: medians of 32 sizes may be half of what is usual.
+"""
 
 MEDIAN = 0.6745
 """Of the sizes of normally distributed values of standard deviation 1."""
@@ -86,7 +89,7 @@ def objection(output: np.ndarray, reference: np.ndarray, allowed: Allowance) -> 
     around = _around(wanted)
     if allowed.inexact:
         reach = _reach(wanted)
-        around = np.where(reach > OUTLYING * around, reach, around)
+        around = np.where(reach > OUTLYING * around, OUTLYING * reach, around)
     with np.errstate(all="ignore"):
         error = np.abs(found - wanted)
         excess = error - (unit + np.abs(rounded - wanted) + allowed.worst * around)

@@ -2,9 +2,9 @@
 
 A rule that writes a kernel in another structure (``registry.openings``) opens a niche with its child. A new structure
 is seldom better before it is tuned, so every second proposal belongs to the open niches: first points spread over the
-child's space, then steps from the best of them, the field halved each time. After that its elites compete like any
-others. The first niches are opened at once, so that with many workers in flight not all proposals are points of the
-one known kernel.
+child's space and around what its rule declares, then steps from the best of them, the field halved each time. After
+that its elites compete like any others. The first niches are opened at once, so that with many workers in flight not
+all proposals are points of the one known kernel.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ MOST = 6
 
 SPREAD = 64
 """Random points of which the one farthest from all others of a niche is taken."""
+
+CHANGED = 3
+"""Every second of the first points changes at most so many values of what the rule declares: that is often near."""
 
 MEANINGS: tuple[frozenset[str], ...] = (
     frozenset({"stages", "num_stages"}),
@@ -162,6 +165,8 @@ class NicheSearch:
         known = np.array([row for c in niche.points if (row := self.spaces.row(c.genome)) is not None])
         if len(niche.points) < RUNGS[0]:
             rows = space.sample_rows(rng, SPREAD)
+            if len(niche.points) % 2 and (near := _near(space, known[0], rows, rng)).size:
+                rows = near
             distance = (rows[:, None, :] != known[None, :, :]).sum(axis=2).min(axis=1)
             return self._offered(
                 niche, niche.opener, space, rows[np.argsort(-distance, kind="stable")], history
@@ -193,6 +198,14 @@ class NicheSearch:
                 detail = f"in the niche that {niche.rule} opened: {text}"
                 return Proposal(genome, (parent.genome.id,), Mutation(MutationKind.PARAMETER, NAME, detail))
         return None
+
+
+def _near(space: Space, point: Rows, rows: Rows, rng: np.random.Generator) -> Rows:
+    """Legal points that differ from ``point`` in one to ``CHANGED`` values, taken from ``rows``."""
+    order = rng.permuted(np.tile(np.arange(len(point)), (len(rows), 1)), axis=1)
+    changed = order < rng.integers(1, CHANGED + 1, size=(len(rows), 1))
+    mixed = np.where(changed, rows, point[None, :])
+    return mixed[space.legal_rows(mixed)]
 
 
 def _failed(niche: Niche, history: History) -> bool:

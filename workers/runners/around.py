@@ -49,8 +49,12 @@ def operations_around(hlo: str) -> list[Around]:
         operands = _NAME.findall(rest.split("), ", 1)[0])
         product = opcode in ("convolution", "dot") or not multiplying.isdisjoint(_CALLS.findall(rest))
         taken = sum(sizes.get(operand, 0) for operand in operands)
-        if opcode.endswith("-start"):
-            found.append(Around(name, taken, taken))
+        if opcode.endswith(
+            "-update"
+        ):  # of a copy that other cores make; its first operand is what was started
+            taken -= sizes.get(operands[0], 0)
+        if opcode.endswith(("-start", "-update")):
+            found += [Around(name, taken, taken)] if taken else []
         else:
             # a slice or a gather reads no more than it writes
             part = opcode in ("slice", "dynamic-slice", "gather")

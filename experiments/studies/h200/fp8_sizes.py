@@ -29,7 +29,7 @@ import torch.nn.functional as F
 import triton
 
 from experiments.studies.h200 import fp8_contenders as contenders
-from experiments.studies.h200.fp8_step import MIN_SNR_DB, Bench
+from experiments.studies.h200.fp8_step import CLUSTERS, MIN_SNR_DB, Bench
 from experiments.studies.h200.mx_points import grid
 from experiments.studies.records.say import say
 from testkit.compile_ahead import Point, Task, compiled_ahead, described
@@ -94,14 +94,18 @@ LARGE = [
 ]
 """Points of ``gluon_ws`` for many rows."""
 
+NARROW = [
+    *grid(block_n=(128,), stages=(6,), slots=(1,), group_m=(1, 4)),
+    *grid(block_n=(256,), stages=(4,), slots=(1,), group_m=(1,)),
+]
+"""Points of ``gluon_ws`` for some hundred rows."""
+
 PAIR = [
     *grid(scales=("at_once", "ahead"), group_m=(4, 8, 16)),
     *grid(stagger=(True,), scales=("at_once", "ahead"), group_m=(8,)),
     *grid(slots=(4,), stages=(3,), group_m=(8,)),
 ]
 """Points of ``gluon_pair``, whose clusters Triton has from 3.7 on."""
-
-CLUSTERS = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
 
 GATED = ("few_rows", "gluon_ws", "gluon_skew", "pointer", *(("gluon_pair",) if CLUSTERS else ()))
 """Kernels the gates look at."""
@@ -124,7 +128,8 @@ def points(kernel: str, shape: tuple[int, int, int]) -> list[Point]:
         space = Space.from_source(seed.source, [names])
     except SpaceError:
         return []
-    tried = list(few_rows_points(*shape)) if kernel == "few_rows" else TRIED.get(kernel, [{}])
+    some = {**TRIED, "gluon_ws": NARROW} if shape[0] <= 256 else TRIED
+    tried = list(few_rows_points(*shape)) if kernel == "few_rows" else some.get(kernel, [{}])
     full = [{**space.defaults, **seed.overrides, **change} for change in tried]
     return [point for at, point in enumerate(full) if point not in full[:at] and not space.violations(point)]
 
@@ -139,7 +144,7 @@ def kernels_for(rows: int) -> tuple[str, ...]:
     if rows <= 64:
         return ("few_rows",)
     if rows <= 256:
-        return ("few_rows", "gluon_skew")
+        return ("few_rows", "gluon_skew", "gluon_ws")
     return ("gluon_ws", "gluon_pair") if CLUSTERS else ("gluon_ws",)
 
 

@@ -69,7 +69,8 @@ def points(source: str, wanted: Sequence[Json]) -> list[Json]:
 _runner: Any = None
 
 
-def _start(cache: str) -> None:
+def start(cache: str) -> None:
+    """In a compiling process: the runner that compiles and starts nothing."""
     global _runner  # one per process of the pool
     os.environ["TRITON_CACHE_DIR"] = cache
     os.chdir(tempfile.mkdtemp())
@@ -78,9 +79,12 @@ def _start(cache: str) -> None:
     _runner = Runner({"capability": 90, "smem_bytes": SMEM_BYTES})
 
 
-def _compile(source: str, point: Json, workloads: list[Json], stem: str) -> str:
+def compile_point(source: str, point: Json, workloads: list[Json], stem: str, cache: str = "") -> str:
+    """Plans ``stem.SHAPE.plan`` of a point on every shape; why there are none, or nothing."""
     from tilewright.workers.child.frames import Frame
 
+    if cache:
+        os.environ["TRITON_CACHE_DIR"] = cache
     found: list[Frame] = []
     _runner.run(Frame("compile", {"source": source, "params": point, "workloads": workloads}), found.append)
     if found[-1].kind == "error":
@@ -96,7 +100,7 @@ def compile_all(options: argparse.Namespace) -> None:
     begun = time.monotonic()
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(
-        options.processes, context, initializer=_start, initargs=(str(options.plans / "cache"),)
+        options.processes, context, initializer=start, initargs=(str(options.plans / "cache"),)
     )
     rows: list[Json] = []
     futures = {}
@@ -115,7 +119,7 @@ def compile_all(options: argparse.Namespace) -> None:
                 name = hashlib.sha256(json.dumps([case.name, label, source, point]).encode()).hexdigest()[:16]
                 row = {"case": case.name, "label": label, "params": point, "id": name, "source": text.name}
                 stem = str(options.plans / name)
-                futures[pool.submit(_compile, source, point, case.workloads(), stem)] = row
+                futures[pool.submit(compile_point, source, point, case.workloads(), stem)] = row
     try:
         for future in as_completed(futures, timeout=max(1.0, options.seconds - (time.monotonic() - begun))):
             row = futures[future]

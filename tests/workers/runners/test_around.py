@@ -37,6 +37,21 @@ def test_bytes_and_products_of_each_operation():
     ]
 
 
+def test_a_copy_that_the_sparse_cores_make_is_its_bytes():
+    """jax cannot print such a module; libtpu dumps it."""
+    rest = """  %slice.4 = f32[8,128]{1,0} slice(%fusion.2), slice={[0:8], [0:128]}
+  %format.start = ((), (), (s32[16384]{0}, s32[25]{0})) custom-call-start(), async_execution_thread="sparsecore"
+  %format.update = ((f32[8,128]{1,0}), f32[8,128]{0,1}, (s32[16384]{0}, s32[25]{0})) custom-call-update(%format.start, %slice.4), output_to_operand_aliasing={}
+  %format.done = f32[8,128]{0,1} custom-call-done(%format.update)
+"""  # noqa: E501
+    line = "  %slice.4 = f32[8,128]{1,0} slice(%fusion.2), slice={[0:8], [0:128]}\n"
+    moved = HLO.replace(line, rest).replace("custom-call(%slice.4)", "custom-call(%format.done)")
+    assert operations_around(moved) == [
+        *operations_around(HLO),
+        Around("format.update", 4 * 8 * 128, 4 * 8 * 128),
+    ]
+
+
 def test_a_loop_has_no_bytes():
     looped = HLO.replace("slice(%fusion.2)", "while(%fusion.2)")
     with pytest.raises(Uncountable, match="runs a while"):

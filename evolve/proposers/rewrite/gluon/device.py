@@ -154,7 +154,9 @@ class DeviceText(Lowering):
         place = (
             f"{self._later(turn)} = min({turn} + {step}, {first} + ({stop} - {first} - 1) // {step} * {step})"
         )
-        moved = self._early_lines(lambda statement: _moved(statement, self._later, turn))
+        bound = {name for s in self.plan.early for name in s.writes} | {turn}
+        names = {name: self._later(name) for name in bound}
+        moved = self._early_lines(lambda statement: _renamed_in(statement, names))
         return _only("AHEAD", f"{place}\n{moved}") + "\n" + self._ring_read()
 
     def _early_lines(self, changed: Callable[[Statement], Statement]) -> str:
@@ -385,11 +387,6 @@ def _only(condition: str, text: str) -> str:
     return "\n".join([f"if {condition}:", *lines]) if lines else ""
 
 
-def _moved(statement: Statement, later: Callable[[str], str], turn: str) -> Statement:
-    """A statement that binds what it binds under later names, in the loop's next turn."""
-    return _renamed_in(statement, {name: later(name) for name in (*statement.writes, turn)})
-
-
 def _renamed_in(statement: Statement, names: Mapping[str, str]) -> Statement:
     class Rename(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.AST:
@@ -400,7 +397,7 @@ def _renamed_in(statement: Statement, names: Mapping[str, str]) -> Statement:
 
 
 def _taken(statement: Statement, later: Callable[[str], str]) -> Statement:
-    """Takes over what ``_moved`` has bound."""
+    """Takes over what was bound under later names."""
 
     class Take(ast.NodeTransformer):
         def visit_Assign(self, node: ast.Assign) -> ast.AST:

@@ -11,6 +11,7 @@ from tilewright.evolve.proposers.rewrite.gluon.product import Product
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Statement,
     affected,
+    calls,
     device_call,
     sliced,
 )
@@ -44,7 +45,7 @@ class Plan:
 def planned(product: Product) -> Plan:
     """Raises Unsupported where the result needs the number of its program."""
     tl = product.kernel.tl
-    product = _with_early_loads(product)
+    product = _with_loads_apart(_with_early_loads(product))
     known = {product.row_tile, product.column_tile}
     everything = [*product.outside, *product.before, *product.body, *product.after]
     roots = [s for s in product.after if ".store(" in s.text]
@@ -130,6 +131,23 @@ def _with_early_loads(product: Product) -> Product:
             body += early
         body.append(changed.get(statement, statement))
     return replace(product, body=tuple(body), dot=changed.get(product.dot, product.dot))
+
+
+def _with_loads_apart(product: Product) -> Product:
+    """Each load in front of the product as a statement of its own."""
+    late = _late(product.body, product.dot)
+    body: list[Statement] = []
+    for statement in product.body:
+        node, tl = statement.node, product.kernel.tl
+        alone = isinstance(node, ast.Assign) and device_call(node.value, tl) == "load"
+        choice = any(isinstance(n, ast.IfExp) for n in ast.walk(node))
+        if statement not in late and not alone and not choice and calls(node, tl, "load"):
+            taker = _Taker(product, set())
+            fresh = taker.visit(ast.parse(statement.text).body[0])
+            body += taker.taken
+            statement = Statement(ast.parse(ast.unparse(ast.fix_missing_locations(fresh))).body[0])
+        body.append(statement)
+    return replace(product, body=tuple(body))
 
 
 class _Taker(ast.NodeTransformer):

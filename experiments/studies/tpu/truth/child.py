@@ -52,13 +52,25 @@ def main(spec: dict[str, Any]) -> None:
         compiled = compile_for(
             spec, lowered, emptied(bound) if spec.get("mode") == "around" else bound, shapes
         )
+    hlo = text_of(compiled)
     if spec.get("mode") == "around":
         from tilewright.workers.runners.around import operations_around
 
-        told["around"] = [vars(operation) for operation in operations_around(compiled.as_text())]
+        told["around"] = [vars(operation) for operation in operations_around(hlo)]
     memory = compiled.memory_analysis()
-    told |= {"temporary_bytes": int(memory.temp_size_in_bytes), "kernels": kernels_of(compiled.as_text())}
+    told |= {"temporary_bytes": int(memory.temp_size_in_bytes), "kernels": kernels_of(hlo)}
     Path("compiled.json").write_text(json.dumps(told))
+
+
+def text_of(compiled: Any) -> str:
+    """The optimised module; as libtpu dumped it where jax cannot read it (work that goes to the sparse cores)."""
+    import jax
+
+    try:
+        return str(compiled.as_text())
+    except jax.errors.JaxRuntimeError:
+        (dumped,) = Path("llo").glob("*TLP-hlo.txt")
+        return dumped.read_text(errors="replace")
 
 
 def kernels_of(hlo: str) -> list[str]:

@@ -4,8 +4,9 @@
 each other), ``measured_ms`` (raw times), ``spec`` (what ``child`` compiles, ``source`` relative to the folder),
 ``units`` (how many times the measured kernel is what was compiled), ``host_ms`` (time of the host in the measurement),
 ``second`` (``config`` of a second, larger reproduction and ``reach``: how many times the step from the first to it
-leads to what was measured), ``copy_bytes`` (of copies of results that were measured, too), ``grouped`` (of a grouped
-product: its schedule, see ``grouped``), ``provenance`` (repository, commit, file).
+leads to what was measured), ``whole`` (arguments of what was measured that differ: XLA's operations are those around
+the whole, and of the reproduction its kernels alone count), ``copy_bytes`` (of copies of results that were measured,
+too), ``grouped`` (of a grouped product: its schedule, see ``grouped``), ``provenance`` (repository, commit, file).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Row:
     copy_bytes: int = 0
     grouped: dict[str, Any] = field(default_factory=dict)
     second: dict[str, Any] = field(default_factory=dict)
+    whole: dict[str, Any] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -55,8 +57,10 @@ class Row:
         return int(hashlib.sha256(self.id.encode()).hexdigest(), 16) % 2 == 0
 
     def specs(self, folder: Path) -> list[dict[str, Any]]:
-        """What to compile: one reproduction, or two of different sizes."""
+        """What to compile: one reproduction, two of different sizes, or one and what XLA runs around the whole."""
         first = {**self.spec, "chip": self.chip, "source": str(folder / self.spec["source"])}
+        if self.whole:
+            return [{**first, "arguments": {**first["arguments"], **self.whole}, "around": True}, first]
         return [first, {**first, "config": self.second["config"]}] if self.second else [first]
 
     def runs(self, folder: Path, cache: Path) -> list[Run]:
@@ -65,6 +69,10 @@ class Row:
 
     def modelled(self, runs: Sequence[Run], rules: Rules) -> float:
         """Seconds by the model, the host's part left out."""
+        if self.whole:
+            around, alone = runs
+            kernels = sum(self._scaled(op, rules) for op in alone.operations if op.kernel)
+            return kernels + sum(replay(op.events, rules).seconds * op.count for op in around.operations)
         first, *more = (self._modelled(run, rules) for run in runs)
         return first + (more[0] - first) * float(self.second["reach"]) if more else first
 

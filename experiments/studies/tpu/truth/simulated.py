@@ -95,6 +95,9 @@ def cached(spec: dict[str, Any], cache: Path) -> Run | None:
 
 def _compile(spec: dict[str, Any], limit: float) -> Run:
     started = time.monotonic()
+    if spec.get("around"):
+        found = _attempt(spec, limit, "around")
+        return _run(found, started, apart=True)
     found = "cut" if "steps" in spec else _attempt(spec, limit)
     apart = isinstance(found, str) and ("dma-general" in found or found == "cut")
     if apart:
@@ -103,9 +106,12 @@ def _compile(spec: dict[str, Any], limit: float) -> Run:
             *around,
             *kernels,
         )
-    if isinstance(found, str):
-        return Run((), found, time.monotonic() - started)
-    return Run(found, "", time.monotonic() - started, apart)
+    return _run(found, started, apart=apart)
+
+
+def _run(found: tuple[Operation, ...] | str, started: float, *, apart: bool) -> Run:
+    took = time.monotonic() - started
+    return Run((), found, took) if isinstance(found, str) else Run(found, "", took, apart)
 
 
 def _attempt(spec: dict[str, Any], limit: float, mode: str = "") -> tuple[Operation, ...] | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,31 @@ def test_every_parameter_keeps_the_meaning() -> None:
             trials.append(Trial(case.name, str(point), "", source, params))
     run_checks([CASES[name] for name in VARIANTS], trials)
     assert [(t.kernel, t.rule, t.reason) for t in trials if not t.ok] == []
+
+
+@pytest.mark.slow
+def test_rows_numbers_come_through_the_ring_where_bulk_copies_may_begin() -> None:
+    """Tails: one whose rows of scales begin at 16 bytes, and one where they do not."""
+    case = CASES["fp8_blockwise_pointer.py"]
+    source = lowered(POINTER)
+    assert "s_desc" in source and "element_size() % 16 == 0" in source
+    point = {k: case.params.get(k, v) for k, v in read_declarations(source).defaults.items()}
+    for rows in (100, 38):
+        inputs = [
+            [name, [rows if size == 64 else size for size in shape], dtype, kind]
+            for name, shape, dtype, kind in case.inputs
+        ]
+        trial = Trial(case.name, "", "", source, point)
+        run_checks([replace(case, source=POINTER, inputs=inputs)], [trial])
+        assert trial.ok, (rows, trial.reason)
+
+
+def test_rows_numbers_stay_loads_where_rows_are_mixed() -> None:
+    mixed = POINTER.replace(
+        "acc += partial * scale[:, None]", "acc += partial * (scale / tl.sum(scale))[:, None]"
+    )
+    source = lowered(mixed)
+    assert "s_desc" not in source and "ahead" in read_declarations(source).space
 
 
 def test_the_whole_schedule_is_hoppers_and_spills_nothing(tmp_path: Path) -> None:
