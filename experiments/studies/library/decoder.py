@@ -2,11 +2,11 @@
 
     PYTHONPATH=library python experiments/studies/library/decoder.py OUT.json [--runs KIND:MODE:SEED,... --steps 40 ...]
 
-KIND: bf16, library, torchao. MODE: eager, compiled (each block by torch.compile, as one graph; torchao's product calls
-what Dynamo cannot trace, and breaks it), graph (a whole step in a CUDA graph). Data: sequences of a noisy Markov chain
-(learnable, never to zero), fresh each step, the same for everyone of a seed. The bf16 parameters are the master weights;
-AdamW. Everyone starts from the same parameters of a seed. At the end: how far the library's loss curves are from bf16's,
-beside the spread of bf16's seeds.
+KIND: bf16, library, torchao. MODE: eager, compiled (each block by torch.compile, as one graph; torchao's product
+calls what Dynamo cannot trace, and breaks it), graph (a whole step in a CUDA graph). Data: sequences of a noisy
+Markov chain (learnable, never to zero), fresh each step, the same for everyone of a seed. The bf16 parameters are the
+master weights; AdamW. Everyone starts from the same parameters of a seed. At the end: how far the library's loss
+curves are from bf16's, beside the spread of bf16's seeds.
 """
 
 from __future__ import annotations
