@@ -3,7 +3,7 @@
 Of the entries whose kernel is legal for a shape, the one nearest in the sum of |log2(size / known size)| serves it,
 the earlier on a tie, if no dimension is more than ``reach`` times away from the known one. Where a table says what
 share of the roofline each entry's kernel was seen to reach, every halving of the share puts an entry as far away as
-two doublings of a size, so that a kernel that was promoted for want of a better one gives way to a better one that is
+three doublings of a size, so that a kernel that was promoted for want of a better one gives way to a better one that is
 legal; an entry of the very shape serves it all the same. Legal: every constraint of the kernel holds for its
 parameters, the shape's sizes, and the constants of operator and target. A campaign's dispatch table and a promoted
 library choose by this text, and by no other.
@@ -21,15 +21,16 @@ REACH = 64.0
 
 TEXT = (
     "the entry of the shape; else the legal entry within reach in each dimension that is nearest in the sum of "
-    "|log2(size / known size)| over the dimensions and -2 log2(share of the roofline there), the earlier on a tie; "
+    "|log2(size / known size)| over the dimensions and -3 log2(share of the roofline there), the earlier on a tie; "
     "legal: every constraint of its kernel holds; none: the recipe's reference, with one warning"
 )
 
 _FUNCTIONS = {"min": min, "max": max, "abs": abs, "cdiv": lambda a, b: -(-a // b)}
-HALVING = 2.0
-"""Steps of log2 that a halving of the share of the roofline counts. By one step, of 50 random shapes on tpu7x ten were
-served at less than 0.9 of the best rate where an entry was missing, by two four, by eight none; by many, an entry far
-away would serve shapes that it knows nothing of."""
+
+HALVING = 3.0
+"""Steps of log2 that a halving of the share of the roofline counts. Of 50 random shapes on tpu7x (time model 4), eleven
+were served at less than 0.9 of the best rate without it, one with it; by very many, an entry far away would serve
+shapes that it knows nothing of."""
 
 _SLACK = 1e-9
 """Relative to a step of log2: sums of logarithms in another order are the same distance."""

@@ -25,11 +25,9 @@ from tilewright.fitness.time_model import CALIBRATIONS, Modelled, time_of
 from tilewright.fitness.timeline import read_timeline
 
 LATENCY_LIMIT = 0.5
-"""Part of the time that the latencies of copies may come to before a time is flagged."""
+"""Part of the time that the core may wait, and the latencies of copies come to, before a time is flagged."""
 
-SMALL_BLOCKS = (
-    "small blocks: most of the time is the latency of copies, which is checked at one block size on v5e only"
-)
+SMALL_BLOCKS = "small blocks: the core waits most of the time, and a copy's latency decides for how long"
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ def diagnosis(run: StaticRun, chip: Chip, time: Modelled) -> dict[str, Any]:
     }
     latency = CALIBRATIONS[chip.name].rules.latency * run.executed.hbm_dmas / time.seconds
     result["dma_latency"] = round(latency, 4)
-    if latency > LATENCY_LIMIT:
+    if min(latency, time.waited / time.seconds) > LATENCY_LIMIT:
         result["caution"] = SMALL_BLOCKS
     return result | (run.schedule or {})
 

@@ -13,6 +13,7 @@ from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.record.system import version
 from tilewright.evolve.report.data import WINNER, CampaignData, load
+from tilewright.evolve.space.genome import source_id
 from tilewright.fitness.evaluation import Evaluation, Verdict, WorkloadFigures
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Operator, Scope, Workload
@@ -54,6 +55,16 @@ def choices(journal: Path) -> list[Choice]:
         for figures in evaluation.workloads
         if figures.workload in known
     ]
+
+
+def require_seed(choice: Choice) -> None:
+    """Raises Disagreement for a kernel that is none of the operator's seeds: what its tiles mean is not known."""
+    seeds = load_operator(choice.operator).kernels.values()
+    if choice.source and source_id(choice.source) not in {source_id(seed.source) for seed in seeds}:
+        raise Disagreement(
+            f"the winner on {choice.workload.id} is a kernel that the search wrote, with a schedule of its own; tiles "
+            f"of {choice.operator}'s seeds can be exported."
+        )
 
 
 def agreed(

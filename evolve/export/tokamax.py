@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tilewright.evolve.export.choice import Choice, Disagreement
+from tilewright.evolve.export.choice import Choice, Disagreement, require_seed
 
 _DEVICES = {"tpu7x": "tpu7x", "v6e": "tpu_v6_lite", "v5e": "tpu_v5_lite"}
 _DIMENSIONS = {
@@ -36,6 +36,7 @@ def files(choices: Sequence[Choice]) -> dict[str, str]:
                 f"tokamax has no kernel that computes {choice.operator}; operators of {', '.join(_KERNELS)} can be "
                 "exported."
             )
+        require_seed(choice)
         kernel, arguments, configuration = _KERNELS[family](choice)
         row = {
             "compile_time_ms": None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tilewright.evolve.export.choice import Choice, Disagreement
+from tilewright.evolve.export.choice import Choice, Disagreement, require_seed
 
 Row = tuple[str, str]
 """The table's module and one entry."""
@@ -26,6 +26,7 @@ def files(choices: Sequence[Choice]) -> dict[str, str]:
             raise Disagreement(
                 f"tpu-inference has no table for {choice.operator}; operators of {', '.join(_TABLES)} can be exported."
             )
+        require_seed(choice)
         module, entry = _TABLES[family](choice)
         tables.setdefault(module, []).append(f"    # {_told(choice)}\n    {entry},\n")
     return {path: "{\n" + "".join(rows) + "}\n" for path, rows in tables.items()}

@@ -1,12 +1,15 @@
-"""Products of groups of rows, an expert's each, on pre-quantised operands: an MoE layer's forward and data gradient.
+"""Products in groups, an expert's each, on pre-quantised operands: an MoE layer's forward and both its gradients.
 
-B [G, N, K] has 128 x 128 scales [G, ceil(N/128), K/128]; ``count`` (int32 [G]) stays on the device.
+``count`` (int32 [G]) stays on the device. Where groups are of rows, B [G, N, K] has 128 x 128 scales
+[G, ceil(N/128), K/128].
 
 ``grouped<G>x<rows>``: the rows of A [M, K] (scales [K/128, M]) are dealt to groups in order, ``count[g]`` to group g.
 Any may be empty, their sum is M or less, and C [M, N] past the sum is not looked at.
 ``masked<G>x<rows>``: A is [G, M, K] (scales [G, K/128, M]), and the first ``count[g]`` of the M rows that group g has
 room for count; C [G, M, N] past a count is not looked at.
 M is the room. Where big workloads are timed, ``rows`` x U(0.7, 1.3) rows are a group's.
+``kgrouped<G>x<columns>``: A [M, K] and B [N, K] both have 1 x 128 scales ([K/128, M], [K/128, N]); group g is the next
+``count[g]`` steps of 128 along K, of which there may be fewer than K has, and C [G, M, N] its product, zeros for none.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class RowGroups:
 
     def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
         """``a_q``, ``a_s``, ``b_q``, ``b_s``, ``count``. Raises ValueError for what the operator lacks."""
-        m, n, k = self._dims(workload)
+        m, n, k = _dims(self.name, workload)
         if variant is not None:
             raise ValueError(f"{self.name} has no inputs variant {variant!r}")
         rooms = (self.groups,) if self.masked else ()
@@ -82,12 +85,12 @@ class RowGroups:
 
     def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
         """``c`` [M, N], or [G, M, N] with rooms, in bfloat16."""
-        m, n, _ = self._dims(workload)
+        m, n, _ = _dims(self.name, workload)
         return (TensorSpec("c", (self.groups, m, n) if self.masked else (m, n), "bfloat16"),)
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands. Counts by kind: cut anywhere, nearly all rows in one group, fewer rows than there are."""
-        m, n, k = self._dims(workload)
+        m, n, k = _dims(self.name, workload)
         rng = generator(seed, kind)
         rooms = self.groups if self.masked else 1
         rows = [quantise_rows(draw(rng, m, k, kind)) for _ in range(rooms)]
@@ -116,7 +119,7 @@ class RowGroups:
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
         """``exact``: float64 products of the dequantised operands; ``counted``: rows that are some group's."""
-        m, n, _ = self._dims(workload)
+        m, n, _ = _dims(self.name, workload)
         exact = np.zeros((self.groups, m, n) if self.masked else (m, n))
         counted = (
             np.arange(m) < inputs["count"][:, None] if self.masked else np.arange(m) < inputs["count"].sum()
@@ -135,14 +138,11 @@ class RowGroups:
 
     def tables(self) -> Mapping[str, np.ndarray]:
         """Payloads and scales as the single product has them; counts uniform around the expected one."""
-        payload = cast(normal_table(float(FP8_MAX) / 2.7))
-        scale = (np.geomspace(1.6, 4.9, TABLE) / 448.0).astype(np.float32)
-        count = (np.linspace(LEAST, MOST, TABLE) * self.expected).astype(np.int32)
-        return {"a_q": payload, "a_s": scale, "b_q": payload, "b_s": scale, "count": count}
+        return {**_tables(), "count": _counts(self.expected)}
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``exact`` at rows of one group that has any, crossing columns."""
-        _, n, k = self._dims(workload)
+        _, n, k = _dims(self.name, workload)
         count = elements.at("count", np.arange(self.groups))
         g = int(rng.choice(np.flatnonzero(count)))
         columns = spread_picks(n, SAMPLED, rng)
@@ -162,33 +162,131 @@ class RowGroups:
 
     def flops(self, workload: Workload) -> int:
         """2 N K for every row that counts, on average."""
-        m, n, k = self._dims(workload)
+        m, n, k = _dims(self.name, workload)
         return 2 * self._rows(m) * n * k
 
     def bytes(self, workload: Workload) -> int:
         """Rows that count once (on average), every B once, results once."""
-        m, n, k = self._dims(workload)
+        m, n, k = _dims(self.name, workload)
         b = n * k + 4 * -(-n // BLOCK) * (k // BLOCK)
         return self._rows(m) * (k + 4 * (k // BLOCK) + 2 * n) + self.groups * (b + 4)
 
     def _rows(self, m: int) -> int:
         return min(self.groups * self.expected, m * self.groups if self.masked else m)
 
-    def _dims(self, workload: Workload) -> tuple[int, int, int]:
-        m, n, k = (workload.dims[name] for name in ("M", "N", "K"))
-        if k % BLOCK:
-            raise ValueError(f"workload {workload.id}: {self.name} needs K a multiple of {BLOCK}")
-        return m, n, k
+
+@dataclass(frozen=True)
+class DepthGroups:
+    """C[g] = A . B^T in bf16 over the steps of every group; ``expected`` columns of K are a group's, on average."""
+
+    name: str
+    groups: int
+    expected: int
+    suites: Mapping[str, Suite]
+    kernels: Mapping[str, SeedKernel]
+    gates: tuple[Gate, ...] = (SnrGate("field", "exact", 25.0), SnrGate("exact", "exact", 45.0))
+    input_kinds: tuple[str, ...] = INPUT_KINDS
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        """The number of groups."""
+        return {"block": BLOCK, "groups": self.groups}
+
+    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
+        """``a_q``, ``a_s``, ``b_q``, ``b_s``, ``count``. Raises ValueError for what the operator lacks."""
+        m, n, k = _dims(self.name, workload)
+        if variant is not None:
+            raise ValueError(f"{self.name} has no inputs variant {variant!r}")
+        return (
+            TensorSpec("a_q", (m, k), "float8_e4m3fn"),
+            TensorSpec("a_s", (k // BLOCK, m), "float32"),
+            TensorSpec("b_q", (n, k), "float8_e4m3fn"),
+            TensorSpec("b_s", (k // BLOCK, n), "float32"),
+            TensorSpec("count", (self.groups,), "int32"),
+        )
+
+    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        """``c`` [G, M, N] in bfloat16."""
+        m, n, _ = _dims(self.name, workload)
+        return (TensorSpec("c", (self.groups, m, n), "bfloat16"),)
+
+    def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
+        """Fresh operands; steps are dealt out anywhere, so that some groups have none, and a few to nobody."""
+        m, n, k = _dims(self.name, workload)
+        rng = generator(seed, kind)
+        a_q, a_s = quantise_rows(draw(rng, m, k, kind))
+        b_q, b_s = quantise_rows(draw(rng, n, k, kind))
+        steps = k // BLOCK
+        dealt = steps if kind != "spread" else int(rng.integers(-(-steps // 2), steps + 1))
+        count = np.bincount(rng.integers(0, self.groups, dealt), minlength=self.groups)
+        return {"a_q": a_q, "a_s": a_s, "b_q": b_q, "b_s": b_s, "count": count.astype(np.int32)}
+
+    def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
+        """``exact``: float64 products of the dequantised operands."""
+        a = dequantise_rows(inputs["a_q"], inputs["a_s"])
+        b = dequantise_rows(inputs["b_q"], inputs["b_s"])
+        ends = np.cumsum(inputs["count"]) * BLOCK
+        parts = [
+            a[:, e - c * BLOCK : e] @ b[:, e - c * BLOCK : e].T
+            for e, c in zip(ends, inputs["count"], strict=True)
+        ]
+        return {"exact": {"c": np.stack(parts)}}
+
+    def tables(self) -> Mapping[str, np.ndarray]:
+        """As ``RowGroups``; counts in steps of 128."""
+        return {**_tables(), "count": _counts(self.expected / BLOCK)}
+
+    def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
+        """``exact`` of one group that has steps, at crossing rows and columns."""
+        m, n, _ = _dims(self.name, workload)
+        count = elements.at("count", np.arange(self.groups))
+        g = int(rng.choice(np.flatnonzero(count)))
+        rows, columns = spread_picks(m, SAMPLED, rng), spread_picks(n, SAMPLED, rng)
+        steps = np.arange(count[:g].sum(), count[: g + 1].sum())
+        depth = (steps[:, None] * BLOCK + np.arange(BLOCK)).ravel()
+        a = dequantise_rows(elements.at("a_q", rows, depth), elements.at("a_s", steps, rows))
+        b = dequantise_rows(elements.at("b_q", columns, depth), elements.at("b_s", steps, columns))
+        return Sample({"c": (np.array([g]), rows, columns)}, {"exact": {"c": (a @ b.T)[None]}})
+
+    def flops(self, workload: Workload) -> int:
+        """2 M N for every column of K that is some group's, on average."""
+        m, n, k = _dims(self.name, workload)
+        return 2 * m * n * min(k, self.groups * self.expected)
+
+    def bytes(self, workload: Workload) -> int:
+        """Operands and scales of the groups' steps once, results once."""
+        m, n, k = _dims(self.name, workload)
+        depth = min(k, self.groups * self.expected)
+        return (m + n) * (depth + 4 * (depth // BLOCK)) + self.groups * (2 * m * n + 4)
+
+
+def _dims(name: str, workload: Workload) -> tuple[int, int, int]:
+    m, n, k = (workload.dims[axis] for axis in ("M", "N", "K"))
+    if k % BLOCK:
+        raise ValueError(f"workload {workload.id}: {name} needs K a multiple of {BLOCK}")
+    return m, n, k
+
+
+def _tables() -> dict[str, np.ndarray]:
+    payload = cast(normal_table(float(FP8_MAX) / 2.7))
+    scale = (np.geomspace(1.6, 4.9, TABLE) / 448.0).astype(np.float32)
+    return {"a_q": payload, "a_s": scale, "b_q": payload, "b_s": scale}
+
+
+def _counts(expected: float) -> np.ndarray:
+    return (np.linspace(LEAST, MOST, TABLE) * expected).astype(np.int32)
 
 
 def _all_counted(exact: np.ndarray) -> dict[str, Arrays]:
     return {"exact": {"c": exact}, "counted": {"c": np.ones(exact.shape[:-1], dtype=bool)}}
 
 
-def row_groups(family: str, kernels: Mapping[str, SeedKernel]) -> dict[str, RowGroups]:
-    """The recipes: many rows a group as in training and prefill, few as in decoding, many groups."""
-    made = {}
-    for masked, groups, expected, layers in (
+def groups(
+    family: str, by_rows: Mapping[str, SeedKernel], by_depth: Mapping[str, SeedKernel]
+) -> dict[str, RowGroups | DepthGroups]:
+    """The recipes: many rows a group as in training and prefill, few as in decoding, many groups; their gradients."""
+    made: dict[str, RowGroups | DepthGroups] = {}
+    for masked, count, expected, layers in (
         (False, 4, 8192, LAYERS),
         (False, 8, 4096, LAYERS),
         (False, 32, 256, LAYERS),
@@ -198,19 +296,26 @@ def row_groups(family: str, kernels: Mapping[str, SeedKernel]) -> dict[str, RowG
         (True, 32, 48, LAYERS),
         (True, 256, 32, LAYERS),
     ):
-        name = f"{'masked' if masked else 'grouped'}{groups}x{expected}"
+        name = f"{'masked' if masked else 'grouped'}{count}x{expected}"
         most = int(MOST * expected) + 1
-        room = -(-most // 128) * 128 if masked else -(-most * groups // 128) * 128
+        room = -(-most // 128) * 128 if masked else -(-most * count // 128) * 128
         if masked and expected >= 1024:
             room = 4096
         timed = tuple(_workload(f"{n}x{k}", room, n, k) for n, k in layers)
-        least = groups * 4 if not masked else 12
+        least = count * 4 if not masked else 12
         check = (
-            _workload("check/tails", max(200, least) if groups < 64 else least, 384, 640),
-            _workload("check/ragged", max(132, least) if groups < 64 else least, 328, 256),
+            _workload("check/tails", max(200, least) if count < 64 else least, 384, 640),
+            _workload("check/ragged", max(132, least) if count < 64 else least, 328, 256),
         )
         suites = MappingProxyType({"experts": Suite("experts", timed, check)})
-        made[name] = RowGroups(f"{family}/{name}", groups, expected, masked, suites, kernels)
+        made[name] = RowGroups(f"{family}/{name}", count, expected, masked, suites, by_rows)
+    for count, expected, layers in ((4, 8192, LAYERS), (8, 4096, LAYERS), (128, 512, LAYERS_235B)):
+        room = -(-int(MOST * expected) // BLOCK) * BLOCK * count
+        timed = tuple(_workload(f"{n}x{k}", n, k, room) for n, k in layers)
+        check = (_workload("check/tails", 200, 384, 1152), _workload("check/ragged", 132, 328, 640))
+        suites = MappingProxyType({"experts": Suite("experts", timed, check)})
+        name = f"kgrouped{count}x{expected}"
+        made[name] = DepthGroups(f"{family}/{name}", count, expected, suites, by_depth)
     return made
 
 

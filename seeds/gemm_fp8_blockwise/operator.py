@@ -33,7 +33,7 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
     quantise_blocks,
     quantise_rows,
 )
-from tilewright.seeds.gemm_fp8_blockwise.grouped import RowGroups, row_groups
+from tilewright.seeds.gemm_fp8_blockwise.grouped import DepthGroups, RowGroups, groups
 from tilewright.seeds.gemm_fp8_blockwise.shapes import gemm_suites, matrix_suites, wgrad_suites
 from tilewright.seeds.gemm_fp8_blockwise.step import TrainingStep, step_suites
 from tilewright.seeds.operator import (
@@ -249,7 +249,7 @@ class Quantiser:
         return m, k
 
 
-def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep | RowGroups]:
+def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep | RowGroups | DepthGroups]:
     """The family's operators by recipe name."""
     family = "gemm_fp8_blockwise"
     products = {
@@ -278,7 +278,8 @@ def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep | RowGroup
         )
     }
     step = TrainingStep(f"{family}/step", step_suites(gemm_suites()))
-    return {**products, **quantisers, "step": step, **row_groups(family, _seeds("grouped", "grouped_plain"))}
+    experts = groups(family, _seeds("grouped", "grouped_plain"), _seeds("k_grouped"))
+    return {**products, **quantisers, "step": step, **experts}
 
 
 def _seeds(*names: str, **overrides: Mapping[str, object]) -> Mapping[str, SeedKernel]:

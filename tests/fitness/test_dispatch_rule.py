@@ -102,15 +102,15 @@ def test_reach_is_counted_in_each_dimension_and_by_what_is_nearest():
         nearest(known((1, 1)), {"M": 9, "N": 1}, reach=2.5)
 
 
-def test_a_halving_of_the_share_is_two_doublings_of_a_size():
-    entries = known((64, 64), (64, 1024))
-    for size, shares in ((256, [0.5, 0.5]), (128, [0.25, 0.25]), (255, [0.4, 0.4])):
+def test_a_halving_of_the_share_is_three_doublings_of_a_size():
+    entries = known((64, 64), (64, 64 * 32))
+    for size, shares in ((256, [0.5, 0.5]), (128, [0.25, 0.25]), (360, [0.4, 0.4])):
         assert nearest(entries, {"M": 64, "N": size}, shares=shares) == 0
     assert nearest(entries, {"M": 64, "N": 128}, shares=[0.1, 0.8]) == 1
     assert nearest(entries, {"M": 64, "N": 128}, shares=[0.25, 0.5]) == 0, "a tie in distance"
     assert nearest(entries, {"M": 64, "N": 128}, shares=[0.25, 0.5001]) == 1
     assert nearest(entries, {"M": 64, "N": 64}, shares=[1e-6, 1.0]) == 0, "what was seen at the shape itself"
-    assert nearest(entries, {"M": 64, "N": 512}) == 1 and nearest(entries, {"M": 64, "N": 128}) == 0
+    assert nearest(entries, {"M": 64, "N": 1024}) == 1 and nearest(entries, {"M": 64, "N": 128}) == 0
 
 
 def test_shares_bring_nothing_within_reach_and_nothing_illegal_in():

@@ -131,13 +131,22 @@ def run_of(events):
 
 def test_times_made_of_copies_latencies_are_flagged():
     latency = time_model.CALIBRATIONS["tpu7x"].rules.latency
-    short = run_of(Events.idle(1000))
-    time = static_tpu.modelled(short, CHIP)
-    found = static_tpu.diagnosis(short, CHIP, time)
-    assert found["dma_latency"] == pytest.approx(2 * latency / time.seconds, abs=1e-4)
-    assert found["caution"].startswith("small blocks")
-    longer = run_of(Events.idle(10_000_000))
-    assert "caution" not in static_tpu.diagnosis(longer, CHIP, static_tpu.modelled(longer, CHIP))
+    reads_and_waits = np.array([Kind.READ, Kind.WAIT], np.int64)
+    sizes, ready = np.array([64, 64], np.int64), np.array([-1, 0], np.int64)
+
+    def found(events):
+        run = run_of(events)
+        time = static_tpu.modelled(run, CHIP)
+        diagnosed = static_tpu.diagnosis(run, CHIP, time)
+        assert diagnosed["dma_latency"] == pytest.approx(2 * latency / time.seconds, abs=1e-4)
+        return diagnosed.get("caution", "")
+
+    def copied(cycles):
+        return Events(np.array([cycles, 0, 0], np.int64), reads_and_waits, sizes, ready)
+
+    assert found(copied(10)).startswith("small blocks")
+    assert not found(copied(10_000))
+    assert not found(Events.idle(1000))  # as many latencies, but nothing waits for them
 
 
 def test_figures_add_up():

@@ -13,11 +13,13 @@ Answers, in order: one ``traced`` per id in ``lower`` (blob ``module``: portable
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 from jax import export
+from jax._src.core import jaxprs_in_params
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
@@ -32,6 +34,25 @@ from tilewright.workers.runners.pallas_trace import check_form, mesh_of, specs_o
 Answer = Callable[[Frame], None]
 
 SETTINGS = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan")
+IN_ORDER = replace(SETTINGS, detect_races=False)
+"""For kernels without copies by hand and semaphores: one core does all in order, and remembering every access of every
+step to compare the next one with is what takes the time."""
+
+_BESIDE = ("dma_", "semaphore", "core_map", "shard_map", "barrier")
+"""What a primitive's name holds that lets something run beside the core."""
+
+
+def settings_of(closed: ClosedJaxpr) -> Any:
+    """How a kernel is interpreted: races are looked for where there can be any."""
+    return SETTINGS if _beside(closed.jaxpr) else IN_ORDER
+
+
+def _beside(jaxpr: Any) -> bool:
+    return any(
+        any(part in equation.primitive.name for part in _BESIDE)
+        or any(map(_beside, jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
 
 
 def run(job: Frame, answer: Answer) -> None:
@@ -102,7 +123,8 @@ def _check(
     answer: Answer,
 ) -> None:
     """Interpret the jaxpr on each kind of inputs, out-of-bounds reads raising, fresh memory NaN."""
-    compiled = jax.jit(lambda *operands: interpret(jaxpr, operands, SETTINGS))
+    settings = settings_of(jaxpr)
+    compiled = jax.jit(lambda *operands: interpret(jaxpr, operands, settings))
     for kind in kinds:
         prefix = f"{workload['id']}/{kind}/"
         operands = [arrays[prefix + tensor["name"]] for tensor in workload["inputs"]]
@@ -125,7 +147,7 @@ def _sample(
         prefix = f"{workload['id']}/{kind}/"
         operands = [arrays[prefix + tensor["name"]] for tensor in workload["inputs"]]
         program = Program(jaxpr, operands)
-        found = program.run(where, SETTINGS, whole=bool(check["whole"]))
+        found = program.run(where, settings_of(jaxpr), whole=bool(check["whole"]))
         outputs = {t["name"]: array for t, array in zip(workload["outputs"], found, strict=True)}
         answer(_checked(workload, kind, artefact, outputs, carries=program.carries))
 

@@ -1,10 +1,11 @@
 """Grouped blockwise FP8 products on one H200: this project's, DeepGEMM's, torch's in bf16 and with a scale a row.
 
-    python -m experiments.studies.h200.fp8_grouped --out results --what gates grouped masked
+    python -m experiments.studies.h200.fp8_grouped --out results --what gates grouped masked kgrouped step
 
-Groups' rows are drawn once a layer: about the expected ones (times 0.7 .. 1.3), or skewed. In ``grouped`` they are
-multiples of 128, as DeepGEMM's contiguous layout wants them; in ``masked`` any number. Timing is ``fp8_sizes``'s: the
-best of some points, then all in turns, L2 flushed, outputs held to the exact gate first. All printed is measured.
+``kgrouped`` is the weight gradient of every expert, ``step`` all three products with every quantisation against torch's
+three in bf16. Groups' rows are drawn once a layer: about the expected ones (times 0.7 .. 1.3), or skewed. In all but
+``masked`` they are multiples of 128, as DeepGEMM's contiguous layout wants them. Timing is ``fp8_sizes``'s: the best of
+some points, then all in turns, L2 flushed, outputs held to the exact gate first. All printed is measured.
 """
 
 from __future__ import annotations
@@ -19,73 +20,31 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 
 from experiments.studies.h200 import fp8_contenders as contenders
+from experiments.studies.h200.fp8_grouped_points import (
+    GROUPED,
+    LAYERS,
+    MASKED,
+    STEPS,
+    ahead,
+    counts,
+    deep_points,
+    gate_points,
+    points,
+    room,
+)
 from experiments.studies.h200.fp8_sizes import to_device
 from experiments.studies.h200.fp8_step import MIN_SNR_DB, Bench
-from experiments.studies.h200.mx_points import grid
 from experiments.studies.records.say import say
-from testkit.compile_ahead import Point, Task, compiled_ahead, described
-from tilewright.evolve.space.space import Space
+from testkit.compile_ahead import Point
 from tilewright.seeds.gemm_fp8_blockwise.operator import operators
-from tilewright.seeds.operator import Workload
-
-LAYERS = {
-    "DeepSeek-V3 gate, up": (4096, 7168),
-    "DeepSeek-V3 down": (7168, 2048),
-    "Qwen3-235B gate, up": (3072, 4096),
-    "Qwen3-235B down": (4096, 1536),
-}
-"""N, K of experts."""
-
-GROUPED = ((4, 8192, ""), (8, 4096, ""), (32, 1024, ""), (128, 256, ""), (8, 4096, "skewed"))
-"""Groups, expected rows, distribution."""
-
-MASKED = ((6, 1024, ""), (32, 192, ""), (32, 50, ""), (128, 16, ""))
-
-POINTS = [
-    *grid(block_m=(128,), block_n=(256,), stages=(4,), slots=(2,), group_m=(2, 8, 16)),
-    *grid(block_m=(128,), block_n=(128,), stages=(6,), slots=(1,), group_m=(8,)),
-]
-FEW = [
-    *grid(block_m=(64,), block_n=(256,), stages=(5,), slots=(1,), group_m=(1, 8)),
-    *grid(block_m=(64,), block_n=(128,), stages=(8,), slots=(1,), group_m=(1,)),
-]
 
 Layer = tuple[int, int, int, int, bool]
 """Groups, room, N, K, masked."""
-
-
-def points(masked: bool, expected: int) -> list[Point]:
-    """Points tried where a group has so many rows."""
-    space = Space.from_source(source(), [{"M": 128, "N": 128, "K": 128, "groups": 1, "masked": 0}])
-    tried = FEW + POINTS[:3] if expected <= 192 else POINTS + FEW[:1] if masked else POINTS
-    full = [{**space.defaults, **change} for change in tried]
-    return [point for point in full if not space.violations(point)]
-
-
-def source() -> str:
-    """The seed kernel's text."""
-    return operators()["grouped4x8192"].kernels["grouped"].source
-
-
-def counts(groups: int, expected: int, how: str, step: int, seed: int) -> torch.Tensor:
-    """Rows by group, int32 on the host: about the expected ones, or a few with most of them and some with none."""
-    rng = torch.Generator("cpu").manual_seed(seed)
-    share = torch.rand(groups, generator=rng, device="cpu")
-    rows = expected * (0.7 + 0.6 * share)
-    if how == "skewed":
-        weights = share.pow(4)
-        weights[share < 0.2] = 0
-        rows = weights / weights.sum() * groups * expected
-    return (rows / step).round().mul(step).to(torch.int32)
-
-
-def room(count: torch.Tensor, masked: bool) -> int:
-    """Rows of A: of each group with a mask, of all without."""
-    return -(-int(count.max()) // 128) * 128 if masked else int(count.sum())
 
 
 def operands(layer: Layer, count: torch.Tensor) -> contenders.Operands:
@@ -226,24 +185,108 @@ def side_by_side(what: str, sizes: tuple[int, int, str], name: str, bench: Bench
     }  # fmt: skip
 
 
-def gates() -> list[dict[str, Any]]:
-    """SNR over whole products of every recipe's checks and input kinds, and 20 more calls bit for bit."""
+def best_of(bench: Bench, kernel: str, chosen: Sequence[Point], x: contenders.Operands) -> Point:
+    """The fastest of some points in a short comparison of its own."""
+    runs = {json.dumps(point): contenders.kernel(kernel, point) for point in chosen}
+    found = Bench(2, 3, bench.flush).compare({name: (lambda run=run: run(x)) for name, run in runs.items()})
+    return json.loads(min(found, key=lambda name: found[name]["seconds"]))
+
+
+def step(what: str, sizes: tuple[int, int, str], name: str, bench: Bench) -> dict[str, Any]:
+    """One layer's three products with all quantisation against torch in bf16; ``kgrouped``: the last one alone."""
+    groups, expected, how = sizes
+    n, k = LAYERS[name]
+    count = counts(groups, expected, how, 128, 7)
+    rows = int(count.sum())
+    held, ends = count.cuda(), count.cumsum(0).to(torch.int32).cuda()
+    x, w, dy = (torch.randn(s, dtype=torch.bfloat16) for s in ((rows, k), (groups, n, k), (rows, n)))
+    by_rows, by_blocks = contenders.kernel("quant_dual_tma"), contenders.kernel("quant_blocks_dual")
+
+    def weights() -> tuple[contenders.Operands, contenders.Operands]:
+        w_q, w_s, wt_q, wt_s = by_blocks({"x": w.view(groups * n, k)})
+        below = {"b_q": w_q.view(groups, n, k), "b_s": w_s.view(groups, n // 128, k // 128)}
+        return below, {"b_q": wt_q, "b_s": wt_s}
+
+    x_q, x_s, xt_q, xt_s = by_rows({"x": x})
+    dy_q, dy_s, dyt_q, dyt_s = by_rows({"x": dy})
+    below, beside = weights()
+    tried = points(False, expected)[:3]
+    picked = {
+        "forward": best_of(bench, "grouped", tried, {"a_q": x_q, "a_s": x_s, **below, "count": held}),
+        "dgrad": best_of(bench, "grouped", tried, {"a_q": dy_q, "a_s": dy_s, **beside, "count": held}),
+    }
+    gradient = {"a_q": dyt_q, "a_s": dyt_s, "b_q": xt_q, "b_s": xt_s, "count": held // 128}
+    picked["wgrad"] = best_of(bench, "k_grouped", deep_points(), gradient)
+    forward, dgrad = (contenders.kernel("grouped", picked[which]) for which in ("forward", "dgrad"))
+    wgrad = contenders.kernel("k_grouped", picked["wgrad"])
+
+    def ours() -> tuple[torch.Tensor, ...]:
+        x_q, x_s, xt_q, xt_s = by_rows({"x": x})
+        below, beside = weights()
+        y = forward({"a_q": x_q, "a_s": x_s, **below, "count": held})[0]
+        dy_q, dy_s, dyt_q, dyt_s = by_rows({"x": dy})
+        dx = dgrad({"a_q": dy_q, "a_s": dy_s, **beside, "count": held})[0]
+        dw = wgrad({"a_q": dyt_q, "a_s": dyt_s, "b_q": xt_q, "b_s": xt_s, "count": held // 128})[0]
+        return y, dx, dw
+
+    def bf16() -> tuple[torch.Tensor, ...]:
+        y = torch._grouped_mm(x, w.transpose(1, 2), offs=ends, out_dtype=torch.bfloat16)
+        dx = torch._grouped_mm(dy, w, offs=ends, out_dtype=torch.bfloat16)
+        return y, dx, torch._grouped_mm(dy.T, x, offs=ends, out_dtype=torch.bfloat16)
+
+    names = ("y", "dx", "dw")
+    read = {
+        part: float(10 * torch.log10(b.float().square().sum() / (b.float() - a.float()).square().sum()))
+        for part, a, b in zip(names, ours(), bf16(), strict=True)
+    }
+    calls: dict[str, Callable[[], Any]] = {
+        "weight gradient": lambda: wgrad(gradient)[0],
+        "weight gradient, torch bf16": lambda: torch._grouped_mm(
+            dy.T, x, offs=ends, out_dtype=torch.bfloat16
+        ),
+    }
+    if what == "step":
+        calls |= {"ours": ours, "torch bf16": bf16}
+    found = bench.compare(calls, spin=6_000_000)
+    us = {label: entry["seconds"] * 1e6 for label, entry in found.items()}
+    work = {label: (2 if "gradient" in label else 6) * rows * n * k for label in us}
+    shown = ", ".join(f"{part} {db:.1f} dB" for part, db in read.items())
+    best = "ours" if what == "step" else "weight gradient"
+    ratios = [us["weight gradient, torch bf16"] / us["weight gradient"]]
+    if what == "step":
+        ratios.insert(0, us["torch bf16"] / us["ours"])
+    say(
+        f"{what} {groups}x{expected} {how} {name} {n}x{k}: {us[best]:.1f} us = "
+        f"{work[best] / us[best] * 1e-6:.0f} TFLOP/s; x faster than torch bf16 "
+        f"{', weight gradient '.join(f'{ratio:.3f}' for ratio in ratios)}; against bf16 {shown}"
+    )
+    return {
+        "layer": name, "groups": groups, "expected": expected, "how": how, "n": n, "k": k, "count": count.tolist(),
+        "us": us, "best": best, "points": picked, "snr_db_to_bf16": read,
+        "tflops": {label: work[label] / took * 1e-6 for label, took in us.items()},
+    }  # fmt: skip
+
+
+def gates(named: str) -> list[dict[str, Any]]:
+    """SNR over whole products of recipes' checks and input kinds, and 20 more calls bit for bit."""
     found = []
     for operator in operators().values():
-        if "experts" not in operator.suites:
+        if "experts" not in operator.suites or named not in operator.name:
             continue
         for workload in operator.suites["experts"].check:
             for kind in operator.input_kinds:
                 arrays = operator.make_inputs(workload, 3, kind)
                 references = operator.oracle(workload, arrays)
                 exact = torch.from_numpy(references["exact"]["c"]).cuda()
-                looked = torch.from_numpy(references["counted"]["c"]).cuda()
+                counted = references.get("counted", {}).get("c", np.ones(exact.shape[:1], dtype=bool))
+                looked = torch.from_numpy(counted).cuda()
+                kernel = "grouped" if "grouped" in operator.kernels else "k_grouped"
                 x = {
                     name: to_device(a) if a.dtype != "int32" else torch.from_numpy(a).cuda()
                     for name, a in arrays.items()
                 }
-                for point in gate_points():
-                    run = contenders.kernel("grouped", point)
+                for point in gate_points() if kernel == "grouped" else deep_points()[:1]:
+                    run = contenders.kernel(kernel, point)
                     poison = torch.full(tuple(exact.shape), float("nan"), dtype=torch.bfloat16)
                     del poison
                     try:
@@ -267,46 +310,6 @@ def gates() -> list[dict[str, Any]]:
     return found
 
 
-def gate_points() -> list[Point]:
-    """Points the gates look at: every tile."""
-    return [points(True, 50)[0], points(True, 50)[2], *points(False, 4096)[2:4]]
-
-
-def ahead(whats: Sequence[str], processes: int) -> dict[str, Any]:
-    """Compile what is going to run into the cache this process reads."""
-    tasks: dict[str, Task] = {}
-    for operator in operators().values():
-        if "experts" in operator.suites and "gates" in whats:
-            for workload in operator.suites["experts"].check:
-                add(tasks, gate_points(), operator.inputs(workload), operator.outputs(workload), workload.id)
-    shaped = operators()
-    for what in set(whats) - {"gates"}:
-        for groups, expected, how in GROUPED if what == "grouped" else MASKED:
-            like = shaped["grouped4x8192" if what == "grouped" else "masked6x1024"]
-            for n, k in LAYERS.values():
-                count = counts(groups, expected, how, 1 if what == "masked" else 128, 7)
-                workload = Workload("w", {"M": room(count, what == "masked"), "N": n, "K": k})
-                sized = type(like)(like.name, groups, expected, like.masked, like.suites, like.kernels)
-                add(
-                    tasks,
-                    points(what == "masked", expected),
-                    sized.inputs(workload),
-                    sized.outputs(workload),
-                    "w",
-                )
-    import os
-
-    cache = os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
-    return compiled_ahead(list(tasks.values()), cache, processes, 280.0)
-
-
-def add(tasks: dict[str, Task], chosen: Sequence[Point], inputs: Any, outputs: Any, name: str) -> None:
-    """One more shape for every point."""
-    specs = {"id": name, "inputs": described(inputs), "outputs": described(outputs)}
-    for point in chosen:
-        tasks.setdefault(str(sorted(point.items())), (source(), point, []))[2].append(specs)
-
-
 def write(out: Path, what: str, entries: Sequence[Mapping[str, Any]], compiled: Any) -> None:
     """``fp8_grouped_<what>.json``."""
     stamp = {
@@ -327,7 +330,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--what", nargs="+", choices=["gates", "grouped", "masked"], required=True)
+    parser.add_argument(
+        "--what", nargs="+", choices=["gates", "grouped", "masked", "kgrouped", "step"], required=True
+    )
+    parser.add_argument("--named", default="", help="gates of recipes with this in their names")
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument(
         "--ahead", action="store_true", help="compile what the run needs, and end: no GPU is used"
@@ -343,16 +349,24 @@ def main() -> None:
     bench = Bench(6, 3, torch.empty(64 << 20, dtype=torch.int32))
     for what in args.what:
         if what == "gates":
-            write(args.out, what, gates(), compiled)
+            write(args.out, what, gates(args.named), compiled)
             continue
         entries: list[dict[str, Any]] = []
-        for sizes in GROUPED if what == "grouped" else MASKED:
+        measure = side_by_side if what in ("grouped", "masked") else step
+        for sizes in {"grouped": GROUPED, "masked": MASKED}.get(what, STEPS):
             for name in LAYERS:
-                entries.append(side_by_side(what, sizes, name, bench))
+                entries.append(measure(what, sizes, name, bench))
                 torch.cuda.empty_cache()
                 write(args.out, what, entries, compiled)
-        for peer in ("DeepGEMM", "torch bf16", "torch bf16, packed", "torch bf16, rooms"):
-            found = [e["us"][peer] / e["us"][e["best"]] for e in entries if peer in e["us"]]
+        for peer in (
+            "DeepGEMM",
+            "torch bf16",
+            "torch bf16, packed",
+            "torch bf16, rooms",
+            "weight gradient, torch bf16",
+        ):
+            mine = "weight gradient" if peer.startswith("weight") else "best"
+            found = [e["us"][peer] / e["us"][e.get(mine, mine)] for e in entries if peer in e["us"]]
             if found:
                 mean = math.exp(sum(map(math.log, found)) / len(found))
                 say(f"{what}: x faster than {peer}: {mean:.3f} (worst {min(found):.3f}, {len(found)} layers)")

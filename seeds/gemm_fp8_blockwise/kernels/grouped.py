@@ -1,7 +1,8 @@
 """Blockwise FP8 products in groups of rows in Gluon for Hopper: ``gluon_ws``'s schedule over the tiles of all groups.
 
 A [M, K]: rows are dealt to groups in order, ``count[g]`` to group g. A [G, M, K]: the first ``count[g]`` of the M rows
-of group g count. One launch; the host reads no count.
+of group g count. One launch; the host reads no count. B may also be [N, G K], groups beside one another, as a
+transposed copy of all weights is.
 
 Programs are persistent and walk over the tiles of every group. Each partition holds the running sums over groups in
 registers, and finds a tile's group by comparing with all of them at once. A group's first tile begins at the
@@ -101,7 +102,7 @@ def promote(acc, partial, scale):
 def producer(
     a_desc, as_desc, b_desc, count_ptr, G, M, N, K, a_bufs, s_bufs, b_bufs, empty, ready, ready1,
     BM: gl.constexpr, BN: gl.constexpr, WIDE: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    GP: gl.constexpr, MASKED: gl.constexpr,
+    GP: gl.constexpr, MASKED: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
     """Keep the ring full: A with its scales and the first piece of B, then the second."""
     PIECES: gl.constexpr = BN // WIDE
@@ -115,7 +116,9 @@ def producer(
         g, begin, _, row, pn = tile_of(t, ends, upto, num_n, BM, GROUP)
         # scales are [K / 128, rows], of each group with a mask and of all rows together without
         scales = begin * steps + row - begin if MASKED else row
-        col = g * N + pn * BN
+        # B's groups stand below one another, or beside one another
+        col = pn * BN if BESIDE else g * N + pn * BN
+        depth = g * K if BESIDE else 0
         for k in range(steps):
             mbarrier.wait(empty.index(s), phase)
             bar = ready.index(s)
@@ -124,11 +127,13 @@ def producer(
                 piece = s * (BM // 64) + p
                 tma.async_copy_global_to_shared(a_desc, [row + p * 64, k * 128], bar, a_bufs.index(piece))
                 tma.async_copy_global_to_shared(as_desc, [scales + k * M + p * 64], bar, s_bufs.index(piece))
-            tma.async_copy_global_to_shared(b_desc, [col, k * 128], bar, b_bufs.index(s * PIECES))
+            tma.async_copy_global_to_shared(b_desc, [col, depth + k * 128], bar, b_bufs.index(s * PIECES))
             if PIECES == 2:
                 bar1 = ready1.index(s)
                 mbarrier.expect(bar1, WIDE * 128)
-                tma.async_copy_global_to_shared(b_desc, [col + WIDE, k * 128], bar1, b_bufs.index(s * 2 + 1))
+                tma.async_copy_global_to_shared(
+                    b_desc, [col + WIDE, depth + k * 128], bar1, b_bufs.index(s * 2 + 1)
+                )
             wrap = s == STAGES - 1
             s = gl.where(wrap, 0, s + 1)
             phase = gl.where(wrap, phase ^ 1, phase)
@@ -168,7 +173,7 @@ def store_piece(
 def consume(
     c_desc, c_ptr, bs_ptr, count_ptr, G, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, ready1,
     BM: gl.constexpr, BN: gl.constexpr, WIDE: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    GP: gl.constexpr, MASKED: gl.constexpr, SLOTS: gl.constexpr, WG: gl.constexpr,
+    GP: gl.constexpr, MASKED: gl.constexpr, BESIDE: gl.constexpr, SLOTS: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
     PIECES: gl.constexpr = BN // WIDE
     # of rows, or of columns: which a warpgroup has of its own
@@ -190,9 +195,10 @@ def consume(
     for t in range(gl.program_id(0), gl.max(upto, 0) * num_n, gl.num_programs(0)):
         g, begin, end, row, pn = tile_of(t, ends, upto, num_n, BM, GROUP)
         col = pn * BN + MINE * WIDE
-        blocks = bs_ptr + g * ((last + 1) * steps)
-        bp0 = blocks + min(col // 128, last) * steps
-        bp1 = blocks + min((col + WIDE) // 128, last) * steps
+        blocks = bs_ptr + (g * steps if BESIDE else g * ((last + 1) * steps))
+        row_of_blocks = G * steps if BESIDE else steps
+        bp0 = blocks + min(col // 128, last) * row_of_blocks
+        bp1 = blocks + min((col + WIDE) // 128, last) * row_of_blocks
         acc0 = gl.zeros((64, WIDE), gl.float32, mma)
         acc1 = gl.zeros((64, WIDE), gl.float32, mma)
         for k in range(steps):
@@ -238,7 +244,7 @@ def consume(
 def gemm_kernel(
     a_desc, as_desc, b_desc, c_desc, c_ptr, bs_ptr, count_ptr, G, M, N, K,
     BM: gl.constexpr, BN: gl.constexpr, WIDE: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    GP: gl.constexpr, MASKED: gl.constexpr, SLOTS: gl.constexpr, REGS: gl.constexpr,
+    GP: gl.constexpr, MASKED: gl.constexpr, BESIDE: gl.constexpr, SLOTS: gl.constexpr, REGS: gl.constexpr,
 ):  # fmt: skip
     fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
     bf16: gl.constexpr = gl.NVMMASharedLayout(128, 16)
@@ -261,11 +267,11 @@ def gemm_kernel(
     gl.warp_specialize(
         [
             (consume, (c_desc, c_ptr, bs_ptr, count_ptr, G, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready,
-                       ready1, BM, BN, WIDE, STAGES, GROUP, GP, MASKED, SLOTS, 0)),
+                       ready1, BM, BN, WIDE, STAGES, GROUP, GP, MASKED, BESIDE, SLOTS, 0)),
             (consume, (c_desc, c_ptr, bs_ptr, count_ptr, G, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready,
-                       ready1, BM, BN, WIDE, STAGES, GROUP, GP, MASKED, SLOTS, 1)),
+                       ready1, BM, BN, WIDE, STAGES, GROUP, GP, MASKED, BESIDE, SLOTS, 1)),
             (producer, (a_desc, as_desc, b_desc, count_ptr, G, M, N, K, a_bufs, s_bufs, b_bufs, empty, ready, ready1,
-                        BM, BN, WIDE, STAGES, GROUP, GP, MASKED)),
+                        BM, BN, WIDE, STAGES, GROUP, GP, MASKED, BESIDE)),
         ],
         [4, 1],
         [REGS, 24],
@@ -277,10 +283,12 @@ def launch(inputs, params):
     a, b, count = inputs["a_q"], inputs["b_q"], inputs["count"]
     masked = len(a.shape) == 3
     m, k = a.shape[-2], a.shape[-1]
-    g, n = b.shape[0], b.shape[1]
+    g = count.shape[0]
+    beside = len(b.shape) == 2
+    n = b.shape[0] if beside else b.shape[1]
     every = g * m if masked else m
     a = a.reshape(every, k)
-    b = b.reshape(g * n, k)
+    b = b if beside else b.reshape(g * n, k)
     scales = inputs["a_s"].reshape(-1)
     out = torch.empty((g, m, n) if masked else (m, n), dtype=torch.bfloat16)
     rows = out.reshape(every, n)
@@ -297,7 +305,7 @@ def launch(inputs, params):
     gemm_kernel[(min(most, 132),)](
         TensorDescriptor(a, [every, k], [k, 1], [64, 128], fp8),
         TensorDescriptor(scales, [scales.shape[0]], [1], [64], flat),
-        TensorDescriptor(b, [g * n, k], [k, 1], [wide, 128], fp8),
+        TensorDescriptor(b, list(b.shape), [b.shape[1], 1], [wide, 128], fp8),
         TensorDescriptor(rows, [every, n], [n, 1], [64, 64], bf16),
         rows,
         inputs["b_s"],
@@ -313,6 +321,7 @@ def launch(inputs, params):
         params["group_m"],
         padded,
         masked,
+        beside,
         params["slots"],
         params["consumer_regs"],
         num_warps=4,

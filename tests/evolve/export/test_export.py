@@ -107,6 +107,21 @@ def test_kernels_that_do_not_agree_are_refused(files, made, sentence):
         files([choice(*made)])
 
 
+def test_tiles_of_a_kernel_that_the_search_wrote_are_refused():
+    seed = load_operator("gmm_fp8/fwd-bf16").kernels["naive"].source
+    made = choice("gmm_fp8/fwd-bf16", GROUPED, TILES)
+    for files in (tokamax.files, tpu_inference.files):
+        assert files([dataclasses.replace(made, source=seed)]) == files([made])
+        with pytest.raises(Disagreement, match="that the search wrote"):
+            files(
+                [
+                    dataclasses.replace(
+                        made, source=seed.replace("import jax\n", "import jax\nUNROLLED = True\n")
+                    )
+                ]
+            )
+
+
 def test_another_target_is_refused():
     made = dataclasses.replace(choice("gmm_fp8/fwd-bf16", GROUPED, TILES), target="h200")
     with pytest.raises(Disagreement, match="h200"):

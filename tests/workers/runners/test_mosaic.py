@@ -6,6 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from testkit import ir, twins
+from testkit.exploits import pallas
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +157,13 @@ def test_a_loop_goes_on_while_known_tables_say_so(away):
     assert found["matmul_flops"] == sum(turns) * 2 * 128**3
     found = away(ir.walked, [0, 128, 512, 256], by_data=True)
     assert found["data_loops"] == 1 and found["matmul_flops"] is None
+
+
+def test_races_are_looked_for_where_a_kernel_copies_by_hand(away):
+    """Each access is then compared with all before it: quadratic in the steps of a grid."""
+    assert not away(ir.looks_for_races, twins.HONEST) and not away(ir.looks_for_races, twins.FORI_TWIN)
+    for source in (pallas.WAITED, pallas.NEVER_WAITED):
+        assert away(ir.looks_for_races, source)
 
 
 def test_blocks_that_stride_twice_lie_side_by_side_where_a_kernel_is_alone(away):

@@ -1,0 +1,237 @@
+"""Blockwise FP8 products of groups of steps in Gluon for Hopper: an expert's weight gradient each, in one launch.
+
+A [M, K] and B [N, K] have 1 x 128 scales; group g is the next ``count[g]`` steps of 128 along K, and C [G, M, N] holds
+every group's product over its own steps, zeros for a group of none. The host reads no count. The schedule is
+``gluon_ws``'s with a scale per column; programs walk over the tiles of all groups, the deepest work not first.
+"""
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+SPACE = {
+    "stages": (3, 4),
+    "slots": (1, 2),
+    "group_m": (1, 2, 4, 8, 16, 32),
+    "consumer_regs": (216, 232, 240),
+}
+DEFAULTS = {"stages": 4, "slots": 1, "group_m": 8, "consumer_regs": 240}
+CONSTRAINTS = {
+    "50688 * stages + 16384 * slots <= 231600": "the ring and the store slots share 227 KB of shared memory",
+    "M % 4 == 0": "rows of A's scales begin at 16 bytes, where TMA may",
+    "N % 8 == 0": "rows of C begin at 16 bytes, and rows of B's scales",
+    "K % 128 == 0": "a step of K is one scale block",
+}
+
+
+@gluon.jit
+def steps_of(count_ptr, t, per_group, G, GP: gl.constexpr):
+    """Group of tile t, the group's first step along K, and how many it has."""
+    layout: gl.constexpr = gl.BlockedLayout([GP // 32], [32], [gl.num_warps()], [0])
+    g = t // per_group
+    at = gl.arange(0, GP, layout)
+    before = gl.load(count_ptr + at, mask=at < g, other=0)
+    return g, gl.sum(before, 0), gl.load(count_ptr + g)
+
+
+@gluon.jit
+def tile_of(t, num_m, num_n, GROUP: gl.constexpr):
+    """Tile t of a walk that goes down GROUP rows of tiles before it moves one column."""
+    per = GROUP * num_n
+    first = (t // per) * GROUP
+    rows = min(num_m - first, GROUP)
+    inside = t % per
+    return first + inside % rows, inside // rows
+
+
+@gluon.jit
+def promote(acc, partial, sa, t_buf, MMA: gl.constexpr):
+    """acc + partial * scales of rows and columns, kept where it stands by a wait that has nothing left to wait for.
+
+    LLVM sinks plain multiply-adds below the next wgmma, which keeps two partials alive and spills.
+    """
+    total = acc + partial * t_buf.load(gl.SliceLayout(0, MMA))[None, :] * sa[:, None]
+    return warpgroup_mma_wait(num_outstanding=0, deps=(total,))
+
+
+@gluon.jit
+def producer(
+    a_desc, as_desc, b_desc, bs_desc, count_ptr, G, M, N, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready, ready1,
+    STAGES: gl.constexpr, GROUP: gl.constexpr, GP: gl.constexpr,
+):  # fmt: skip
+    """Keep the ring full: A with its scales and the first half of B with its own, then the second."""
+    num_m = gl.cdiv(M, 128)
+    num_n = gl.cdiv(N, 256)
+    s = 0
+    phase = 1
+    for t in range(gl.program_id(0), G * num_m * num_n, gl.num_programs(0)):
+        _, first, steps = steps_of(count_ptr, t, num_m * num_n, G, GP)
+        pm, pn = tile_of(t % (num_m * num_n), num_m, num_n, GROUP)
+        row = pm * 128
+        col = pn * 256
+        for k in range(first, first + steps):
+            mbarrier.wait(empty.index(s), phase)
+            bar = ready.index(s)
+            mbarrier.expect(bar, 2 * 64 * 132 + 128 * 132)
+            for p in gl.static_range(2):
+                piece = s * 2 + p
+                tma.async_copy_global_to_shared(a_desc, [row + p * 64, k * 128], bar, a_bufs.index(piece))
+                tma.async_copy_global_to_shared(as_desc, [k * M + row + p * 64], bar, s_bufs.index(piece))
+            tma.async_copy_global_to_shared(b_desc, [col, k * 128], bar, b_bufs.index(s * 2))
+            tma.async_copy_global_to_shared(bs_desc, [k * N + col], bar, t_bufs.index(s * 2))
+            bar1 = ready1.index(s)
+            mbarrier.expect(bar1, 128 * 132)
+            tma.async_copy_global_to_shared(b_desc, [col + 128, k * 128], bar1, b_bufs.index(s * 2 + 1))
+            tma.async_copy_global_to_shared(bs_desc, [k * N + col + 128], bar1, t_bufs.index(s * 2 + 1))
+            wrap = s == STAGES - 1
+            s = gl.where(wrap, 0, s + 1)
+            phase = gl.where(wrap, phase ^ 1, phase)
+
+
+@gluon.jit
+def store_half(
+    c_desc, c_ptr, c_bufs, acc, row, end, col, N,
+    FIRST: gl.constexpr, SLOTS: gl.constexpr, WG: gl.constexpr, MMA: gl.constexpr, SMALL: gl.constexpr,
+):  # fmt: skip
+    """Store 64 x 128 f32 as bf16: by TMA, or one by one where rows would be the next group's."""
+    out = acc.to(gl.bfloat16)
+    if row + 64 <= end:
+        left, right = out.reshape([64, 2, 64]).permute(0, 2, 1).split()
+        for p in gl.static_range(2):
+            slot = c_bufs.index(WG * SLOTS + (FIRST + p) % SLOTS)
+            tma.store_wait(SLOTS - 1)
+            slot.store(gl.convert_layout(left if p == 0 else right, SMALL))
+            fence_async_shared()
+            tma.async_copy_shared_to_global(c_desc, [row, col + p * 64], slot)
+    else:
+        m = row + gl.arange(0, 64, gl.SliceLayout(1, MMA))
+        n = col + gl.arange(0, 128, gl.SliceLayout(0, MMA))
+        at = c_ptr + m.to(gl.int64)[:, None] * N + n[None, :]
+        gl.store(at, out, mask=(m < end)[:, None] & (n < N)[None, :])
+
+
+@gluon.jit
+def consume(
+    c_desc, c_ptr, count_ptr, G, M, N, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1,
+    STAGES: gl.constexpr, GROUP: gl.constexpr, GP: gl.constexpr, SLOTS: gl.constexpr, WG: gl.constexpr,
+):  # fmt: skip
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
+    small: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32])
+    rows: gl.constexpr = gl.SliceLayout(1, mma)
+    num_m = gl.cdiv(M, 128)
+    num_n = gl.cdiv(N, 256)
+    zero = gl.zeros((64, 128), gl.float32, mma)
+    s = 0
+    phase = 0
+    for t in range(gl.program_id(0), G * num_m * num_n, gl.num_programs(0)):
+        g, _, steps = steps_of(count_ptr, t, num_m * num_n, G, GP)
+        pm, pn = tile_of(t % (num_m * num_n), num_m, num_n, GROUP)
+        acc0 = gl.zeros((64, 128), gl.float32, mma)
+        acc1 = gl.zeros((64, 128), gl.float32, mma)
+        for _ in range(steps):
+            mbarrier.wait(ready.index(s), phase)
+            a = a_bufs.index(s * 2 + WG)
+            d = warpgroup_mma(a, b_bufs.index(s * 2).permute((1, 0)), zero, use_acc=False, is_async=True)
+            sa = s_bufs.index(s * 2 + WG).load(rows)
+            d = warpgroup_mma_wait(num_outstanding=0, deps=(d,))
+            acc0 = promote(acc0, d, sa, t_bufs.index(s * 2), mma)
+            # the branch of this wait also keeps ptxas from starting the next wgmma before the promotion above
+            mbarrier.wait(ready1.index(s), phase)
+            e = warpgroup_mma(a, b_bufs.index(s * 2 + 1).permute((1, 0)), zero, use_acc=False, is_async=True)
+            e = warpgroup_mma_wait(num_outstanding=0, deps=(e,))
+            acc1 = promote(acc1, e, sa, t_bufs.index(s * 2 + 1), mma)
+            mbarrier.arrive(empty.index(s), count=1)
+            wrap = s == STAGES - 1
+            s = gl.where(wrap, 0, s + 1)
+            phase = gl.where(wrap, phase ^ 1, phase)
+        row = g * M + pm * 128 + WG * 64
+        end = (g + 1) * M
+        col = pn * 256
+        store_half(c_desc, c_ptr, c_bufs, acc0, row, end, col, N, 0, SLOTS, WG, mma, small)
+        store_half(c_desc, c_ptr, c_bufs, acc1, row, end, col + 128, N, 2, SLOTS, WG, mma, small)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def gemm_kernel(
+    a_desc, as_desc, b_desc, bs_desc, c_desc, c_ptr, count_ptr, G, M, N,
+    STAGES: gl.constexpr, GROUP: gl.constexpr, GP: gl.constexpr, SLOTS: gl.constexpr, REGS: gl.constexpr,
+):  # fmt: skip
+    fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
+    bf16: gl.constexpr = gl.NVMMASharedLayout(128, 16)
+    flat: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
+    a_bufs = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * 2, 64, 128], fp8)
+    b_bufs = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * 2, 128, 128], fp8)
+    c_bufs = gl.allocate_shared_memory(gl.bfloat16, [2 * SLOTS, 64, 64], bf16)
+    s_bufs = gl.allocate_shared_memory(gl.float32, [STAGES * 2, 64], flat)
+    t_bufs = gl.allocate_shared_memory(gl.float32, [STAGES * 2, 128], flat)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    # two rings of barriers, not one: waits on the same allocation get a thread barrier between them
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ready1 = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(STAGES):
+        mbarrier.init(empty.index(s), count=2)
+        mbarrier.init(ready.index(s), count=1)
+        mbarrier.init(ready1.index(s), count=1)
+    # what the copies complete must have been made before the first copy is asked for
+    fence_async_shared()
+    # fmt: off
+    gl.warp_specialize(
+        [
+            (consume, (c_desc, c_ptr, count_ptr, G, M, N, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready,
+                       ready1, STAGES, GROUP, GP, SLOTS, 0)),
+            (consume, (c_desc, c_ptr, count_ptr, G, M, N, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready,
+                       ready1, STAGES, GROUP, GP, SLOTS, 1)),
+            (producer, (a_desc, as_desc, b_desc, bs_desc, count_ptr, G, M, N, a_bufs, s_bufs, b_bufs, t_bufs, empty,
+                        ready, ready1, STAGES, GROUP, GP)),
+        ],
+        [4, 1],
+        [REGS, 24],
+    )
+    # fmt: on
+
+
+def launch(inputs, params):
+    a, b, count = inputs["a_q"], inputs["b_q"], inputs["count"]
+    m, k = a.shape
+    n = b.shape[0]
+    g = count.shape[0]
+    scales, columns = inputs["a_s"].reshape(-1), inputs["b_s"].reshape(-1)
+    out = torch.empty((g, m, n), dtype=torch.bfloat16)
+    rows = out.reshape(g * m, n)
+    padded = 32
+    while padded < g:
+        padded *= 2
+    fp8 = gl.NVMMASharedLayout(128, 8)
+    flat = gl.NVMMASharedLayout(0, 32, rank=1)
+    bf16 = gl.NVMMASharedLayout(128, 16)
+    # one program for each multiprocessor of an H200, or fewer where there are not as many tiles
+    tiles = g * -(-m // 128) * -(-n // 256)
+    gemm_kernel[(min(tiles, 132),)](
+        TensorDescriptor(a, [m, k], [k, 1], [64, 128], fp8),
+        TensorDescriptor(scales, [scales.shape[0]], [1], [64], flat),
+        TensorDescriptor(b, [n, k], [k, 1], [128, 128], fp8),
+        TensorDescriptor(columns, [columns.shape[0]], [1], [128], flat),
+        TensorDescriptor(rows, [g * m, n], [n, 1], [64, 64], bf16),
+        rows,
+        count,
+        g,
+        m,
+        n,
+        params["stages"],
+        params["group_m"],
+        padded,
+        params["slots"],
+        params["consumer_regs"],
+        num_warps=4,
+        maxnreg=168,
+    )
+    return (out,)
