@@ -108,11 +108,10 @@ MODULES: Mapping[str, frozenset[str]] = {
     "triton.experimental.gluon.language": _GL,
     "triton.experimental.gluon.language.nvidia": _names("hopper"),
     "triton.experimental.gluon.language.nvidia.hopper": _names(
-        "cluster fence_async_shared mbarrier tma warpgroup_mma warpgroup_mma_wait"
+        "fence_async_shared mbarrier tma warpgroup_mma warpgroup_mma_wait"
     ),
-    "triton.experimental.gluon.language.nvidia.hopper.cluster": _names("arrive wait"),
     "triton.experimental.gluon.language.nvidia.hopper.mbarrier": _names(
-        "init wait expect arrive fence_init_release_cluster MBarrierLayout"
+        "init wait expect arrive MBarrierLayout"
     ),
     "triton.experimental.gluon.language.nvidia.hopper.tma": _names(
         "async_copy_global_to_shared async_copy_shared_to_global store_wait"

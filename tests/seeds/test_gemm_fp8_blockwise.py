@@ -14,7 +14,7 @@ import pytest
 
 from testkit import ROOT
 from tilewright.evolve.space.constraints import FUNCTIONS
-from tilewright.evolve.space.space import read_declarations
+from tilewright.evolve.space.space import Space, read_declarations
 from tilewright.fitness.gates import failure, read_gates
 from tilewright.fitness.score import floors
 from tilewright.fitness.targets import load_target
@@ -91,6 +91,14 @@ def test_seed_kernels_start_at_legal_points(recipe: str) -> None:
         assert all(value in space[name] for name, value in point.items())
         names = {**point, **operator.constants, "M": 4096, "N": 4096, "K": 4096}
         assert all(eval(text, {"__builtins__": {}, **FUNCTIONS}, names) for text in constraints)
+
+
+def test_a_stage_of_few_rows_never_changes_teams() -> None:
+    """With five stages and two teams a team takes the turn before last for the last one: launch failures on an H200."""
+    space = Space.from_source(OPERATORS["gemm_nt"].kernels["few_rows"].source, [{"M": 1, "N": 128, "K": 128}])
+    point = {**space.defaults, "block_n": 16, "unroll": 4, "teams": 2}
+    assert space.violations({**point, "stages": 5})
+    assert not space.violations({**point, "stages": 4})
 
 
 @pytest.mark.parametrize("recipe", OPERATORS)

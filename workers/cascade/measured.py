@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from tilewright.fitness.chips import Chip
@@ -20,6 +19,7 @@ from tilewright.fitness.evaluation import Stage
 from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Suite
+from tilewright.workers.cascade.ahead import Ahead
 from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, run_steps
 from tilewright.workers.cascade.measured_stages import (
@@ -83,14 +83,12 @@ class MeasuredCascade(Cascade):
         self._station = station
         ahead = not (self._pallas or target.interpreted)
         self._compiler = (compiler or compile_children(target.gpu, scratch)) if ahead else None
-        self._host = ThreadPoolExecutor(1, "answers")
+        self._due = Ahead([])
         """Computes what is due of a candidate while other processes compile it."""
-        self._due: list[Future[None]] = []
 
     def close(self) -> None:
         """Kill the compiling child."""
         super().close()
-        self._host.shutdown(wait=False)
         if self._compiler is not None:
             self._compiler.close()
 
@@ -102,12 +100,9 @@ class MeasuredCascade(Cascade):
             steps += [TraceStage(), CompileStage(compiles=False), HandOverStage()]
         gates, screen = GateStage(self._station), ScreenStage(self._station, self._samples)
         if not self._pallas:
-            wait(self._due)  # of an evaluation that ended early
-            self._due = [
-                self._host.submit(gates.prepare, request),
-                self._host.submit(screen.prepare, request),
-            ]
-            gates.due, screen.due = (job.result for job in self._due)
+            self._due.rest()  # of an evaluation that ended early
+            self._due = due = Ahead([lambda: gates.prepare(request), lambda: screen.prepare(request)])
+            gates.due, screen.due = (lambda: due.wait(0)), (lambda: due.wait(1))
         if self._compiler is not None:
             steps.append(CompileAheadStage(self._compiler))
         race = RaceStage([screen], _descriptors)

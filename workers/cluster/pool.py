@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
+from threadpoolctl import threadpool_limits
 
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
@@ -153,6 +154,7 @@ class RayPool:
     _folder: RayFolder | None = None
     """Files of a Ray that is this pool's own."""
     _early: HeadStart | None = None
+    _one_thread: threadpool_limits | None = None
     device: WarmDevice | None = None
     """Of a measured target, where one was started before the campaign; it is closed with this."""
     judged_here: float = 0.0
@@ -165,6 +167,8 @@ class RayPool:
                 self.device.close()
             return
         self._folder = own_folder()
+        # Ray forks this process for each of its own: OpenBLAS hangs when that comes amid a product on several threads
+        self._one_thread = threadpool_limits(limits=1, user_api="blas")
         try:
             self._early = HeadStart(self._told(str(self._folder.scratch)), self.device)
         except OSError as error:
@@ -174,7 +178,10 @@ class RayPool:
         """Connect to Ray (start it when no address is given) and create the actors."""
         if self._folder is None and not self.settings.address:
             self._folder = own_folder()
-        start_ray(self.settings.address, self.settings.count, self.settings.gpus, self._folder)
+        try:
+            start_ray(self.settings.address, self.settings.count, self.settings.gpus, self._folder)
+        finally:
+            self._let_threads()
         # One actor a core by custom count: the children do the work, the actor itself only waits.
         placed = target_resource(self.settings.target)
         actor: Any = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0, resources=placed)(
@@ -192,6 +199,11 @@ class RayPool:
                 worker.health.doubt(time.monotonic())
             self._workers.append(worker)
         self._assign()
+
+    def _let_threads(self) -> None:
+        if self._one_thread is not None:
+            self._one_thread.restore_original_limits()
+            self._one_thread = None
 
     def _told(self, scratch: str | None) -> bytes:
         """What an evaluator is made of."""
@@ -278,6 +290,7 @@ class RayPool:
     def close(self) -> None:
         """Kill the actors (their children die with them), leave Ray, and remove the files of one of our own."""
         self._end_early()
+        self._let_threads()
         if self.device is not None:
             self.device.close()
         for handle in [*(worker.handle for worker in self._workers), *self._stations]:

@@ -24,7 +24,8 @@ class Loaded:
 
     def __init__(self, operator: str) -> None:
         self.operator = operator
-        self._sides: dict[str, Any] = {}
+        self._sides: dict[type | str, Any] = {}
+        """By the module that serves them, and by the types of arrays seen."""
 
     def __repr__(self) -> str:
         return f"load({self.operator!r})"
@@ -39,8 +40,9 @@ class Loaded:
 
         Raises NotServed for an unknown operator, TypeError and ValueError for operands it does not take.
         """
-        inputs = self._ordered(inputs, named)
-        side = self._sides.get(type(inputs[0]).__module__.partition(".")[0])
+        if named or not inputs:
+            inputs = self._ordered(inputs, named)
+        side = self._sides.get(type(inputs[0]))
         if side is None:
             side = self._side(inputs[0])
         return side(inputs)
@@ -70,14 +72,17 @@ class Loaded:
         return inputs
 
     def _side(self, first: Any) -> Any:
-        module = type(first).__module__.partition(".")[0]
-        if module in self._sides:
-            return self._sides[module]
+        kind = type(first)
+        if kind in self._sides:
+            return self._sides[kind]
+        module = kind.__module__.partition(".")[0]
         name = "torch_load" if module == "torch" else "jax_load" if module in ("jax", "jaxlib") else None
         if name is None:
-            raise TypeError(f"{self.operator} takes torch tensors or JAX arrays, not {type(first).__name__}")
-        side = importlib.import_module(f".{name}", __package__).Side(self.operator)
-        self._sides[module] = side
+            raise TypeError(f"{self.operator} takes torch tensors or JAX arrays, not {kind.__name__}")
+        side = self._sides.get(name)
+        if side is None:
+            side = self._sides[name] = importlib.import_module(f".{name}", __package__).Side(self.operator)
+        self._sides[kind] = side
         return side
 
 

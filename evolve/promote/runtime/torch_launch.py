@@ -180,10 +180,17 @@ def runner(ready: Ready, device: torch.device) -> Callable[[Sequence[torch.Tenso
             (len(alone) + number, size) for number, size in enumerate(plan.buffers) if number not in alone
         ]
         if not scratch and list(alone) == list(range(len(alone))):
-            made = [(output.shape, getattr(torch, output.dtype)) for output in plan.outputs]
+            with torch.inference_mode(False):
+                made = [
+                    (
+                        empty(0, dtype=getattr(torch, output.dtype), device=device).new_empty,
+                        output.shape or ((),),
+                    )
+                    for output in plan.outputs
+                ]
 
             def simple(inputs: Sequence[torch.Tensor]) -> Tensors:
-                results = tuple([empty(shape, dtype=dtype, device=device) for shape, dtype in made])
+                results = tuple([new(*shape) for new, shape in made])
                 addresses = [tensor.data_ptr() for tensor in inputs]
                 addresses += [tensor.data_ptr() for tensor in results]
                 ready(addresses, stream_of(index))

@@ -239,34 +239,39 @@ def step(what: str, sizes: tuple[int, int, str], name: str, bench: Bench) -> dic
         part: float(10 * torch.log10(b.float().square().sum() / (b.float() - a.float()).square().sum()))
         for part, a, b in zip(names, ours(), bf16(), strict=True)
     }
-    if what == "kgrouped":
-        calls: dict[str, Callable[[], Any]] = {
-            "ours": lambda: wgrad(gradient)[0],
-            "torch bf16": lambda: torch._grouped_mm(dy.T, x, offs=ends, out_dtype=torch.bfloat16),
-        }
-    else:
-        calls = {"ours": ours, "torch bf16": bf16}
+    calls: dict[str, Callable[[], Any]] = {
+        "weight gradient": lambda: wgrad(gradient)[0],
+        "weight gradient, torch bf16": lambda: torch._grouped_mm(
+            dy.T, x, offs=ends, out_dtype=torch.bfloat16
+        ),
+    }
+    if what == "step":
+        calls |= {"ours": ours, "torch bf16": bf16}
     found = bench.compare(calls, spin=6_000_000)
     us = {label: entry["seconds"] * 1e6 for label, entry in found.items()}
-    flops = (2 if what == "kgrouped" else 6) * rows * n * k
+    work = {label: (2 if "gradient" in label else 6) * rows * n * k for label in us}
     shown = ", ".join(f"{part} {db:.1f} dB" for part, db in read.items())
+    best = "ours" if what == "step" else "weight gradient"
+    ratios = [us["weight gradient, torch bf16"] / us["weight gradient"]]
+    if what == "step":
+        ratios.insert(0, us["torch bf16"] / us["ours"])
     say(
-        f"{what} {groups}x{expected} {how} {name} {n}x{k}: {us['ours']:.1f} us = "
-        f"{flops / us['ours'] * 1e-6:.0f} TFLOP/s; x faster than torch bf16 "
-        f"{us['torch bf16'] / us['ours']:.3f}; against bf16 {shown}"
+        f"{what} {groups}x{expected} {how} {name} {n}x{k}: {us[best]:.1f} us = "
+        f"{work[best] / us[best] * 1e-6:.0f} TFLOP/s; x faster than torch bf16 "
+        f"{', weight gradient '.join(f'{ratio:.3f}' for ratio in ratios)}; against bf16 {shown}"
     )
     return {
         "layer": name, "groups": groups, "expected": expected, "how": how, "n": n, "k": k, "count": count.tolist(),
-        "us": us, "best": "ours", "points": picked, "snr_db_to_bf16": read,
-        "tflops": {label: flops / took * 1e-6 for label, took in us.items()},
+        "us": us, "best": best, "points": picked, "snr_db_to_bf16": read,
+        "tflops": {label: work[label] / took * 1e-6 for label, took in us.items()},
     }  # fmt: skip
 
 
-def gates() -> list[dict[str, Any]]:
-    """SNR over whole products of every recipe's checks and input kinds, and 20 more calls bit for bit."""
+def gates(named: str) -> list[dict[str, Any]]:
+    """SNR over whole products of recipes' checks and input kinds, and 20 more calls bit for bit."""
     found = []
     for operator in operators().values():
-        if "experts" not in operator.suites:
+        if "experts" not in operator.suites or named not in operator.name:
             continue
         for workload in operator.suites["experts"].check:
             for kind in operator.input_kinds:
@@ -328,6 +333,7 @@ def main() -> None:
     parser.add_argument(
         "--what", nargs="+", choices=["gates", "grouped", "masked", "kgrouped", "step"], required=True
     )
+    parser.add_argument("--named", default="", help="gates of recipes with this in their names")
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument(
         "--ahead", action="store_true", help="compile what the run needs, and end: no GPU is used"
@@ -343,7 +349,7 @@ def main() -> None:
     bench = Bench(6, 3, torch.empty(64 << 20, dtype=torch.int32))
     for what in args.what:
         if what == "gates":
-            write(args.out, what, gates(), compiled)
+            write(args.out, what, gates(args.named), compiled)
             continue
         entries: list[dict[str, Any]] = []
         measure = side_by_side if what in ("grouped", "masked") else step
@@ -352,8 +358,15 @@ def main() -> None:
                 entries.append(measure(what, sizes, name, bench))
                 torch.cuda.empty_cache()
                 write(args.out, what, entries, compiled)
-        for peer in ("DeepGEMM", "torch bf16", "torch bf16, packed", "torch bf16, rooms"):
-            found = [e["us"][peer] / e["us"][e["best"]] for e in entries if peer in e["us"]]
+        for peer in (
+            "DeepGEMM",
+            "torch bf16",
+            "torch bf16, packed",
+            "torch bf16, rooms",
+            "weight gradient, torch bf16",
+        ):
+            mine = "weight gradient" if peer.startswith("weight") else "best"
+            found = [e["us"][peer] / e["us"][e.get(mine, mine)] for e in entries if peer in e["us"]]
             if found:
                 mean = math.exp(sum(map(math.log, found)) / len(found))
                 say(f"{what}: x faster than {peer}: {mean:.3f} (worst {min(found):.3f}, {len(found)} layers)")

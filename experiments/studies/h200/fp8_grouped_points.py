@@ -24,7 +24,7 @@ LAYERS = {
 }
 """N, K of experts."""
 
-GROUPED = ((4, 8192, ""), (8, 4096, ""), (32, 1024, ""), (128, 256, ""), (8, 4096, "skewed"))
+GROUPED = ((8, 4096, ""), (32, 1024, ""), (128, 256, ""), (8, 4096, "skewed"))
 """Groups, expected rows, distribution."""
 
 MASKED = ((6, 1024, ""), (32, 192, ""), (32, 50, ""), (128, 16, ""))
@@ -40,6 +40,14 @@ FEW = [
 
 STEPS = ((8, 4096, ""), (32, 1024, ""), (8, 4096, "skewed"))
 """Groups, expected rows and distribution of whole steps, and of weight gradients."""
+
+QUANTISERS = {
+    "quant_1x128": "quant_rows",
+    "quant_128x128": "quant_blocks",
+    "quant_dual": "quant_dual_tma",
+    "quant_128x128_dual": "quant_blocks_dual",
+}
+"""Quantisers by recipe that operands and steps take."""
 
 DEEP = [*grid(stages=(4,), slots=(1,), group_m=(2, 8, 16))]
 """Points of ``k_grouped``."""
@@ -98,6 +106,15 @@ def ahead(whats: Sequence[str], processes: int) -> dict[str, Any]:
                 else:
                     add(tasks, gate_points(), *specs)
     shaped = operators()
+    for recipe, kernel in QUANTISERS.items():
+        seed = shaped[recipe].kernels[kernel]
+        point = {**Space.from_source(seed.source, [{"M": 4096, "K": 4096}]).defaults, **seed.overrides}
+        workload = Workload("w", {"M": 4096, "K": 7168})
+        tensors = {
+            "inputs": described(shaped[recipe].inputs(workload)),
+            "outputs": described(shaped[recipe].outputs(workload)),
+        }
+        tasks[kernel] = (seed.source, point, [{"id": "w", **tensors}])
     if {"kgrouped", "step"} & set(whats):
         for groups, expected, how in STEPS:
             count = counts(groups, expected, how, 128, 7)

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 import triton
 
 from experiments.studies.h200 import fp8_contenders as contenders
-from experiments.studies.h200.fp8_step import CLUSTERS, MIN_SNR_DB, Bench
+from experiments.studies.h200.fp8_step import MIN_SNR_DB, Bench
 from experiments.studies.h200.mx_points import grid
 from experiments.studies.records.say import say
 from testkit.compile_ahead import Point, Task, compiled_ahead, described
@@ -37,7 +37,7 @@ from tilewright.evolve.space.constraints import SpaceError
 from tilewright.evolve.space.space import Space
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.gemm_fp8_blockwise.shapes import SERVING_WEIGHTS, core, primus84, serving
-from tilewright.seeds.operator import SeedKernel, Workload
+from tilewright.seeds.operator import Workload
 
 OPERATOR = "gemm_fp8_blockwise/gemm_nt"
 RAGGED = (
@@ -100,36 +100,25 @@ NARROW = [
 ]
 """Points of ``gluon_ws`` for some hundred rows."""
 
-PAIR = [
-    *grid(scales=("at_once", "ahead"), group_m=(4, 8, 16)),
-    *grid(stagger=(True,), scales=("at_once", "ahead"), group_m=(8,)),
-    *grid(slots=(4,), stages=(3,), group_m=(8,)),
-]
-"""Points of ``gluon_pair``, whose clusters Triton has from 3.7 on."""
-
-GATED = ("few_rows", "gluon_ws", "gluon_skew", "pointer", *(("gluon_pair",) if CLUSTERS else ()))
+GATED = ("few_rows", "gluon_ws", "gluon_skew", "pointer")
 """Kernels the gates look at."""
-
-TRIED = {"gluon_ws": LARGE, "gluon_pair": PAIR}
-
-
-def seeds() -> Mapping[str, SeedKernel]:
-    """The operator's seed kernels and the one that needs a later Triton than it is verified for."""
-    pair = SeedKernel("gluon_pair", (contenders.KERNELS / "gluon_pair.py").read_text(encoding="utf-8"), {})
-    return {**load_operator(OPERATOR).kernels, "gluon_pair": pair}
 
 
 def points(kernel: str, shape: tuple[int, int, int]) -> list[Point]:
     """The legal points of a seed kernel for a shape, its own defaults among them unless it is ``few_rows``."""
     operator = load_operator(OPERATOR)
-    seed = seeds()[kernel]
+    seed = operator.kernels[kernel]
     names = {**operator.constants, **dict(zip("MNK", shape, strict=True))}
     try:
         space = Space.from_source(seed.source, [names])
     except SpaceError:
         return []
-    some = {**TRIED, "gluon_ws": NARROW} if shape[0] <= 256 else TRIED
-    tried = list(few_rows_points(*shape)) if kernel == "few_rows" else some.get(kernel, [{}])
+    if kernel == "few_rows":
+        tried = list(few_rows_points(*shape))
+    elif kernel == "gluon_ws":
+        tried = NARROW if shape[0] <= 256 else LARGE
+    else:
+        tried = [{}]
     full = [{**space.defaults, **seed.overrides, **change} for change in tried]
     return [point for at, point in enumerate(full) if point not in full[:at] and not space.violations(point)]
 
@@ -145,7 +134,7 @@ def kernels_for(rows: int) -> tuple[str, ...]:
         return ("few_rows",)
     if rows <= 256:
         return ("few_rows", "gluon_skew", "gluon_ws")
-    return ("gluon_ws", "gluon_pair") if CLUSTERS else ("gluon_ws",)
+    return ("gluon_ws",)
 
 
 def ahead(shapes: Sequence[tuple[tuple[int, int, int], Sequence[Chosen]]], processes: int) -> dict[str, Any]:
@@ -161,7 +150,7 @@ def ahead(shapes: Sequence[tuple[tuple[int, int, int], Sequence[Chosen]]], proce
         }
         for kernel, point in chosen:
             key = f"{kernel} {sorted(point.items())}"
-            held.setdefault(key, (seeds()[kernel].source, point, []))[2].append(specs)
+            held.setdefault(key, (operator.kernels[kernel].source, point, []))[2].append(specs)
     cache = os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
     return compiled_ahead(list(held.values()), cache, processes, 240.0)
 
@@ -423,7 +412,7 @@ def main() -> None:
 
 def points_default(kernel: str) -> Point:
     """A seed kernel's own point."""
-    source = seeds()[kernel].source
+    source = load_operator(OPERATOR).kernels[kernel].source
     tree = ast.parse(source)
     return next(
         ast.literal_eval(node.value)

@@ -35,18 +35,11 @@ from tilewright.seeds.operator import Workload
 MIN_SNR_DB = 45.0
 """The exact gate of the family."""
 
-CLUSTERS = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
-"""Whether this Triton has what ``gluon_pair`` is written in."""
-
-FORWARD = (
-    *(("gluon_ws", {"group_m": g}) for g in (4, 8, 16, 32)),
-    *(("gluon_pair", {"group_m": g}) for g in (4, 8, 16) if CLUSTERS),
-)
+FORWARD = tuple(("gluon_ws", {"group_m": g}) for g in (4, 8, 16, 32))
 WGRAD = (
     ("gluon_skew", {"group_m": 8}),
     ("gluon_skew", {"group_m": 16}),
     ("gluon_ws", {"slots": 1, "group_m": 16}),
-    *(("gluon_pair", {"slots": 1, "group_m": g}) for g in (4, 8) if CLUSTERS),
 )
 """Genomes the dispatch chooses from, per shape, in a run of its own before anything is reported."""
 

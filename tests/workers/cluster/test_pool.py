@@ -10,12 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from threadpoolctl import threadpool_info
 
 from testkit.pool import drain, genome, pool_settings
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.fitness.evaluation import Verdict
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cluster.pool import RayPool
+
+
+def blas_threads() -> list[int]:
+    return [int(library["num_threads"]) for library in threadpool_info() if library["user_api"] == "blas"]
 
 
 def evaluator_processes() -> list[int]:
@@ -42,9 +47,12 @@ TERMINATED: list[int] = []
 def pool() -> Iterator[RayPool]:
     before = signal.signal(signal.SIGTERM, lambda number, frame: TERMINATED.append(number))
     running = RayPool(pool_settings())
+    usual = blas_threads()
     running.open()
+    assert set(blas_threads()) == {1}, "a fork of Ray's amid a product on several threads would hang it"
     running.submit(Job(0, genome(), 1))  # judged here, while Ray starts
     running.start()
+    assert blas_threads() == usual
     yield running
     running.close()
     signal.signal(signal.SIGTERM, before)
