@@ -34,7 +34,7 @@ SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
     "producer_registers": ((24, 40), 24),
     "in_flight": ((False, True), True),
     "pin": ((False, True), True),
-    "ahead": ((False, True), True),
+    "ahead": ((False, True), False),
     "ring": ((False, True), True),
 }
 """What a lowered kernel can be tuned by: values and default."""

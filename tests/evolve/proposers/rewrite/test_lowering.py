@@ -31,7 +31,7 @@ def lowered(source: str) -> str:
 
 VARIANTS = {
     "fp8_blockwise_pointer.py": [
-        {"pieces": 2, "slots": 2, "parts": 2},
+        {"pieces": 2, "slots": 2, "parts": 2, "ahead": True},
         {"consumers": 1, "pin": False, "stages": 1, "programs": 1, "ahead": False, "ring": False},
         {"consumers": 3, "skew": True, "walk_rows": 1},
     ],
