@@ -123,6 +123,12 @@ FP8_POINTS = [
 ]  # fmt: skip
 """Groups, pieces, stages, parts, slots, rows of the walk, other loads a step ahead, rows' scales through the ring."""
 
+EVOLVED = {
+    "block_m": 64, "block_n": 128, "skew": False, "consumers": 2, "pieces": 2, "stages": 3, "parts": 4, "slots": 4,
+    "walk_rows": 32, "programs": 1048576, "producer_registers": 40, "pin": True, "ahead": False, "ring": True,
+}  # fmt: skip
+"""What a campaign from the naive kernel alone ended with (``experiments/records/rewrites/structures_h200.json``)."""
+
 _OPERATOR = load_operator("gemm_fp8_blockwise/gemm_nt")
 
 
@@ -167,6 +173,7 @@ CASES = (
                 [], grid(block_m=[64, 128], num_warps=[4, 8], num_stages=[3, 4], skew=[True, False]),
             ),
             "lowered": ([LOWER], FP8_POINTS),
+            "evolved": ([LOWER], [EVOLVED]),
         },
     ),
     Case(

@@ -2,6 +2,7 @@
 
     python -m experiments.studies.rewrites.points compile --plans PLANS --processes 8 --seconds 200
     python -m experiments.studies.rewrites.points measure --plans PLANS --out points_h200.json --seconds 240
+    python -m experiments.studies.rewrites.points report --records points_h200.progress.jsonl
 
 ``compile`` needs no GPU: it applies each case's rewrites to its naive kernel and records a plan for every point and
 shape. ``measure`` launches the plans: the answer of each is compared with float32 arithmetic on some rows, then it is
@@ -107,6 +108,8 @@ def compile_all(options: argparse.Namespace) -> None:
     for case in chosen(options.only):
         seed = case.source()
         for label, (chain, wanted) in case.variants.items():
+            if options.labels and label not in options.labels:
+                continue
             try:
                 source = rewritten(seed, chain)
             except ValueError as error:
@@ -203,18 +206,60 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
+def report(options: argparse.Namespace) -> None:
+    """Markdown of what was timed side by side: by shape, the best of each label and each peer; then over all shapes."""
+    lines = [line for path in options.records for line in _lines(path)]
+    params = {line["id"]: line["params"] for line in lines if "params" in line}
+    text: list[str] = []
+    for case in dict.fromkeys(line["case"] for line in lines if "final" in line):
+        finals = [line for line in lines if line.get("final") and line["case"] == case]
+        scale = 1e3 if finals[0]["unit"] == "GB/s" else 1e6
+        names: dict[str, dict[str, float]] = {}
+        table: dict[str, dict[str, float]] = {}
+        for line in finals:
+            for name, us in line["final"].items():
+                rate = line["work"] / us / scale
+                names.setdefault(name, {})[line["shape"]] = rate
+                label = line["labels"].get(name, name)
+                row = table.setdefault(line["shape"], {})
+                row[label] = max(row.get(label, 0.0), rate)
+        columns = list(dict.fromkeys(label for row in table.values() for label in row))
+        text += [f"## {case}, {finals[0]['unit']}, measured", "", "| shape | " + " | ".join(columns) + " |"]
+        text += ["| --- |" + " --- |" * len(columns)]
+        for shape, row in table.items():
+            text.append(
+                f"| {shape} | " + " | ".join(f"{row[c]:.1f}" if c in row else "" for c in columns) + " |"
+            )
+        whole = {name: rates for name, rates in names.items() if len(rates) == len(table)}
+        labels = {name: label for line in finals for name, label in line["labels"].items()}
+        best: dict[str, tuple[float, str]] = {}
+        for name, rates in whole.items():
+            mean = float(np.exp(np.mean(np.log(list(rates.values())))))
+            label = labels.get(name, name)
+            best[label] = max(best.get(label, (0.0, "")), (mean, name))
+        text += ["", "One point on all shapes, geometric mean:", ""]
+        for label, (mean, name) in sorted(best.items(), key=lambda item: -item[1][0]):
+            shown = ", ".join(f"{k}={v}" for k, v in params.get(name, {}).items())
+            text.append(f"* {label}: **{mean:.1f}**{' (' + shown + ')' if shown else ''}")
+        text.append("")
+    sys.stdout.write("\n".join(text) + "\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["compile", "measure", "child"])
-    parser.add_argument("--plans", type=Path, required=True)
+    parser.add_argument("what", choices=["compile", "measure", "child", "report"])
+    parser.add_argument("--plans", type=Path, default=Path("plans"))
+    parser.add_argument("--records", type=Path, nargs="*", default=[], help="lines that ``measure`` wrote")
     parser.add_argument("--only", nargs="*", default=[], help="cases whose names begin so")
+    parser.add_argument("--labels", nargs="*", default=[], help="of what is compiled: seed, lowered, ...")
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--progress", type=Path)
     options = parser.parse_args(arguments)
     options.plans = options.plans.resolve()
-    {"compile": compile_all, "measure": measure_all, "child": measure_child}[options.what](options)
+    programs = {"compile": compile_all, "measure": measure_all, "child": measure_child, "report": report}
+    programs[options.what](options)
 
 
 if __name__ == "__main__":

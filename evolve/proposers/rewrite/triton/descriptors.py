@@ -8,7 +8,7 @@ from typing import Any
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import Unsupported
+from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
 from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, small
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, short
@@ -57,6 +57,14 @@ def is_unit(kernel: TritonKernel, stride: str) -> bool:
     return text in ("1",) or text.endswith((".stride(1)", ".stride(-1)"))
 
 
+def _has_more_sides(kernel: TritonKernel, name: str) -> bool:
+    """Whether the host asks the tensor behind a pointer for a third side: a box of two axes does not describe it."""
+    tensor = kernel.source.code(kernel.given(name))  # type: ignore[arg-type]
+    places = [n for n in walk(kernel.source.module) if isinstance(n, cst.Subscript | cst.Call)]
+    third = {f"{tensor}.shape[2]", f"{tensor}.size(2)", f"{tensor}.stride(2)"}
+    return any("".join(kernel.source.code(n).split()) in third for n in places)
+
+
 def address_of(kernel: TritonKernel, pointer: cst.BaseExpression, at: cst.CSTNode) -> Address | None:
     """The affine form of a pointer tile; None for anything else."""
     scalars: list[str] = []
@@ -92,7 +100,7 @@ def address_of(kernel: TritonKernel, pointer: cst.BaseExpression, at: cst.CSTNod
         else:
             return None
     base = [b for b in bases if _is_tensor(kernel, b)]
-    if len(base) != 1 or set(axes) != {0, 1}:
+    if len(base) != 1 or set(axes) != {0, 1} or _has_more_sides(kernel, base[0]):
         return None
     scalars += [b for b in bases if b not in base]
     found = Address(base[0], kernel.source.code(kernel.given(base[0])), axes[0], axes[1])  # type: ignore[arg-type]

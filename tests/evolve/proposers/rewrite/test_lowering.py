@@ -81,6 +81,13 @@ def test_rows_numbers_come_through_the_ring_where_bulk_copies_may_begin() -> Non
         assert trial.ok, (rows, trial.reason)
 
 
+def test_a_tensor_of_three_sides_has_no_box_of_two() -> None:
+    source = CASES["matmul_masked.py"].source
+    assert refusal(source) == ""
+    deeper = source.replace("    M, K = a.shape\n", "    M, K = a.shape[0], a.shape[1] * a.shape[2]\n")
+    assert deeper != source and "is no tile" in refusal(deeper)
+
+
 def test_rows_numbers_stay_loads_where_rows_are_mixed() -> None:
     mixed = POINTER.replace(
         "acc += partial * scale[:, None]", "acc += partial * (scale / tl.sum(scale))[:, None]"
