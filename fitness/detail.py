@@ -36,11 +36,11 @@ FAINT = 2.0**-8
 """The root mean square of a tile counts as at least this part of the whole output's."""
 
 
-OUTLYING = 2.0
-"""An element's row and column make it outlying when they make so many times what is usual around it usual for it.
+OUTLYING = 4.0
+"""A row or column of a tile is outlying when its median size is so many times the tile's."""
 
-It then counts as so many times that: medians of 32 sizes may be half of what is usual.
-"""
+ROOM = 2.0
+"""Medians of 32 sizes may be half of what is usual."""
 
 MEDIAN = 0.6745
 """Of the sizes of normally distributed values of standard deviation 1."""
@@ -88,8 +88,7 @@ def objection(output: np.ndarray, reference: np.ndarray, allowed: Allowance) -> 
     rounded, unit = _rounded(wanted, output.dtype)
     around = _around(wanted)
     if allowed.inexact:
-        reach = _reach(wanted)
-        around = np.where(reach > OUTLYING * around, OUTLYING * reach, around)
+        around = np.maximum(around, ROOM * _reach(wanted))
     with np.errstate(all="ignore"):
         error = np.abs(found - wanted)
         excess = error - (unit + np.abs(rounded - wanted) + allowed.worst * around)
@@ -171,7 +170,7 @@ def _reach(wanted: np.ndarray) -> np.ndarray:
 
     Where an outlying row and an outlying column cross, the products are larger than anything around, and an accumulator
     of a few bits is off by a share of them, however small their sum turned out. Medians of a tile's rows and columns,
-    which such an element does not move; 0 where half of a tile is zero.
+    which such an element does not move; 0 where neither is outlying, or half of a tile is zero.
     """
     size = np.abs(wanted)
     found = np.zeros_like(size)
@@ -185,7 +184,8 @@ def _reach(wanted: np.ndarray) -> np.ndarray:
             columns = np.median(tiles, axis=0, keepdims=True)
             middle = np.median(tiles, axis=(0, 2), keepdims=True)
             with np.errstate(all="ignore"):
-                reach = np.where(middle > 0, rows * columns / middle, 0.0) / MEDIAN
+                outlying = np.maximum(rows, columns) > OUTLYING * middle
+                reach = np.where(outlying & (middle > 0), rows * columns / middle, 0.0) / MEDIAN
             width = tiles.shape[1] * tiles.shape[2]
             found[down : down + TILE, place : place + width] = reach.reshape(len(strip), width)
             place += width

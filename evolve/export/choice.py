@@ -188,5 +188,11 @@ def _provenance(
         "time_ms": figures.seconds * 1e3,
         "interval_ms": [low * 1e3, high * 1e3],
         **({"time_model": figures.model_version} if figures.model_version else {}),
-        "toolchain": dict(data.toolchain),
+        "toolchain": {**data.toolchain, **_seen_with(data, candidate)},
     }
+
+
+def _seen_with(data: CampaignData, candidate: Candidate) -> Mapping[str, str]:
+    """Versions, and a device's name, as the worker said them that evaluated a candidate."""
+    evaluation = data.evaluations.get(candidate.genome.id)
+    return evaluation.toolchain if evaluation is not None else {}

@@ -253,7 +253,7 @@ def searched(path: Path, kernels: Sequence[tuple[dict[str, Any], float]], operat
     with Journal(path, write=True, create=True) as journal:
         facts = {"id": "c-001", "operator": operator, "target": "h200", "suite": "primus-core", "seeds": []}
         journal.set_meta("campaign", {**facts, "target_kind": "measured"})
-        journal.set_meta("toolchain", {"device": "NVIDIA H200"})
+        journal.set_meta("toolchain", {"triton": "3.6.0"})
         journal.add_event("started")
         for index, (params, seconds) in enumerate(kernels):
             genome = Genome(seed.source, {**PLAIN, **params})
@@ -275,6 +275,7 @@ def searched(path: Path, kernels: Sequence[tuple[dict[str, Any], float]], operat
                 fitness=1.0,
                 interval=(1.0, 1.0),
                 workloads=(figures,),
+                toolchain={"device": "NVIDIA H200"},
                 worker="w",
             )
             journal.add_evaluation(index, found)
