@@ -43,7 +43,8 @@ over K whose bounds or places depend on the tile; results that depend on the pro
 parts through so many slots), `producer_registers`, `in_flight` (products that add in place) or `pin` (sums kept where
 they stand), `ahead` (other loads of a step are made while the product before runs; off at first) and `ring` (a number
 for each row in each step, such as a scale, comes by bulk copy with the operands, where its rows begin at 16 bytes and
-nothing behind the product mixes rows), beside the tile sizes of the source. As many stages are made as shared memory holds.
+nothing behind the product mixes rows), beside the tile sizes of the source. As many stages are made as shared memory
+holds.
 
 **`triton_rows_per_program`** makes a program of a row kernel compute `rows` neighbouring rows along one axis of the
 grid. *It keeps*: the operations on each row, in their order; programs past the last row repeat it. *It refuses*:
