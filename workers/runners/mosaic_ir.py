@@ -161,11 +161,10 @@ class MosaicKernel:
         if not (kind.startswith("memref<") and "xi32" in kind and "memory_space<smem>" in kind):
             return False
         uses = {f: list(self.argument(f, number).uses) for f in self.readers(number)}
-        written = any(_is_store(use) for use in uses[self.function])
         placed = any(found for function, found in uses.items() if function is not self.function)
-        return all(_is_load(u) or _is_store(u) for found in uses.values() for u in found) and not (
-            written and placed
-        )
+        every = [use for found in uses.values() for use in found]
+        written = any(_is_store(use) for use in every)
+        return all(_is_load(use) or _is_store(use) for use in every) and not (written and placed)
 
 
 def _is_load(use: Any) -> bool:
