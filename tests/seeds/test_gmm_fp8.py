@@ -258,13 +258,19 @@ def test_a_kernel_is_costed_with_the_groups_of_its_workload():
     assert found.workloads[0].diagnosis["dma_bytes"] == rows + filled * per_group + tables
 
 
-def test_a_candidate_cannot_choose_its_groups():
-    """A table that the kernel writes itself is not bound, and so what is read from it is data."""
-    before = "else (first, second)\n            if plan"
+IN_A_MAP = (
+    "else (first, second)\n            if plan",
+    "else (first, second)\n            group[0] = 1\n            if plan",
+)
+IN_THE_BODY = ('    refs["k"], refs["low"]', '    group[0] = 1\n    refs["k"], refs["low"]')
+
+
+@pytest.mark.parametrize(("before", "after"), [IN_A_MAP, IN_THE_BODY], ids=["in a map", "in the body"])
+def test_a_candidate_cannot_choose_its_groups(before, after):
+    """A table that the kernel writes itself does not place its blocks: what is read from it there is data."""
     source = family()["fwd-g128"].kernels["naive"].source
     assert before in source
-    own = source.replace(before, before.replace("if plan", "group[0] = 1\n            if plan"))
-    *_, found = judged("fwd-g128", own, {})
+    *_, found = judged("fwd-g128", source.replace(before, after), {})
     assert found.verdict is Verdict.IMPLAUSIBLE and "depends on data" in found.reason, found.reason
 
 
