@@ -35,7 +35,6 @@ SIGN = 2.0**-4
 FAINT = 2.0**-8
 """The root mean square of a tile counts as at least this part of the whole output's."""
 
-
 OUTLYING = 4.0
 """A row or column of a tile is outlying when its median size is so many times the tile's."""
 
@@ -67,14 +66,12 @@ def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
 
     A bar below ``ROUNDING_DB`` is a convention on a whole output: outliers of its operands may be far off.
     """
+    inexact, sums = least > ROUNDED, max(ROUNDED, least)
     if gate.worst is not None:
         worst = max(gate.worst, least)
-        zero = min(worst, max(ROUNDED, least))
-        return Allowance(worst, worst, rounded=False, zero=zero, inexact=least > ROUNDED)
+        return Allowance(worst, worst, rounded=False, zero=min(worst, sums), inexact=inexact)
     if gate.min_db >= ROUNDING_DB:
-        worst = max(ROUNDED, least)
-        inexact = least > ROUNDED
-        return Allowance(worst, worst if inexact else worst * SIGN, rounded=True, inexact=inexact)
+        return Allowance(sums, sums if inexact else sums * SIGN, rounded=True, inexact=inexact)
     return Allowance(math.inf, math.inf, rounded=False)
 
 

@@ -16,6 +16,9 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+from tilewright.seeds.operator import Workload
+from tilewright.seeds.sampled import TABLE, normal_table
+
 BLOCK = 128
 """Edge of a scale block, elements."""
 
@@ -98,3 +101,19 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
 def generator(seed: int, kind: str) -> np.random.Generator:
     """The random numbers of one seed and kind of inputs."""
     return np.random.default_rng([seed, INPUT_KINDS.index(kind) if kind in INPUT_KINDS else 0])
+
+
+def product_dims(name: str, workload: Workload) -> tuple[int, int, int]:
+    """M, N and K of a product. Raises ValueError where K is cut off within a block."""
+    m, n, k = (workload.dims[axis] for axis in ("M", "N", "K"))
+    if k % BLOCK:
+        raise ValueError(f"workload {workload.id}: {name} needs K a multiple of {BLOCK}")
+    return m, n, k
+
+
+def product_tables() -> dict[str, np.ndarray]:
+    """Payloads as quantised normal data has them, scales of block maxima between 1.6 and 4.9 (log-uniform)."""
+    # the largest of 128 normals is near 2.7, so a standard deviation is 448 / 2.7 after scaling
+    payload = cast(normal_table(float(FP8_MAX) / 2.7))
+    scale = (np.geomspace(1.6, 4.9, TABLE) / 448.0).astype(np.float32)
+    return {"a_q": payload, "a_s": scale, "b_q": payload, "b_s": scale}

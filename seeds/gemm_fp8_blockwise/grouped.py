@@ -22,18 +22,18 @@ import numpy as np
 
 from tilewright.seeds.gemm_fp8_blockwise.contract import (
     BLOCK,
-    FP8_MAX,
     INPUT_KINDS,
-    cast,
     dequantise_blocks,
     dequantise_rows,
     draw,
     generator,
+    product_dims,
+    product_tables,
     quantise_blocks,
     quantise_rows,
 )
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
-from tilewright.seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
+from tilewright.seeds.sampled import TABLE, Elements, Sample, spread_picks
 
 LEAST, MOST = 0.7, 1.3
 """Shares of the expected rows between which a group's rows lie where big workloads are timed."""
@@ -71,7 +71,7 @@ class RowGroups:
 
     def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
         """``a_q``, ``a_s``, ``b_q``, ``b_s``, ``count``. Raises ValueError for what the operator lacks."""
-        m, n, k = _dims(self.name, workload)
+        m, n, k = product_dims(self.name, workload)
         if variant is not None:
             raise ValueError(f"{self.name} has no inputs variant {variant!r}")
         rooms = (self.groups,) if self.masked else ()
@@ -85,12 +85,12 @@ class RowGroups:
 
     def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
         """``c`` [M, N], or [G, M, N] with rooms, in bfloat16."""
-        m, n, _ = _dims(self.name, workload)
+        m, n, _ = product_dims(self.name, workload)
         return (TensorSpec("c", (self.groups, m, n) if self.masked else (m, n), "bfloat16"),)
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands. Counts by kind: cut anywhere, nearly all rows in one group, fewer rows than there are."""
-        m, n, k = _dims(self.name, workload)
+        m, n, k = product_dims(self.name, workload)
         rng = generator(seed, kind)
         rooms = self.groups if self.masked else 1
         rows = [quantise_rows(draw(rng, m, k, kind)) for _ in range(rooms)]
@@ -119,7 +119,7 @@ class RowGroups:
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
         """``exact``: float64 products of the dequantised operands; ``counted``: rows that are some group's."""
-        m, n, _ = _dims(self.name, workload)
+        m, n, _ = product_dims(self.name, workload)
         exact = np.zeros((self.groups, m, n) if self.masked else (m, n))
         counted = (
             np.arange(m) < inputs["count"][:, None] if self.masked else np.arange(m) < inputs["count"].sum()
@@ -138,11 +138,11 @@ class RowGroups:
 
     def tables(self) -> Mapping[str, np.ndarray]:
         """Payloads and scales as the single product has them; counts uniform around the expected one."""
-        return {**_tables(), "count": _counts(self.expected)}
+        return {**product_tables(), "count": _counts(self.expected)}
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``exact`` at rows of one group that has any, crossing columns."""
-        _, n, k = _dims(self.name, workload)
+        _, n, k = product_dims(self.name, workload)
         count = elements.at("count", np.arange(self.groups))
         g = int(rng.choice(np.flatnonzero(count)))
         columns = spread_picks(n, SAMPLED, rng)
@@ -162,12 +162,12 @@ class RowGroups:
 
     def flops(self, workload: Workload) -> int:
         """2 N K for every row that counts, on average."""
-        m, n, k = _dims(self.name, workload)
+        m, n, k = product_dims(self.name, workload)
         return 2 * self._rows(m) * n * k
 
     def bytes(self, workload: Workload) -> int:
         """Rows that count once (on average), every B once, results once."""
-        m, n, k = _dims(self.name, workload)
+        m, n, k = product_dims(self.name, workload)
         b = n * k + 4 * -(-n // BLOCK) * (k // BLOCK)
         return self._rows(m) * (k + 4 * (k // BLOCK) + 2 * n) + self.groups * (b + 4)
 
@@ -194,7 +194,7 @@ class DepthGroups:
 
     def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
         """``a_q``, ``a_s``, ``b_q``, ``b_s``, ``count``. Raises ValueError for what the operator lacks."""
-        m, n, k = _dims(self.name, workload)
+        m, n, k = product_dims(self.name, workload)
         if variant is not None:
             raise ValueError(f"{self.name} has no inputs variant {variant!r}")
         return (
@@ -207,12 +207,12 @@ class DepthGroups:
 
     def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
         """``c`` [G, M, N] in bfloat16."""
-        m, n, _ = _dims(self.name, workload)
+        m, n, _ = product_dims(self.name, workload)
         return (TensorSpec("c", (self.groups, m, n), "bfloat16"),)
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands; steps are dealt out anywhere, so that some groups have none, and a few to nobody."""
-        m, n, k = _dims(self.name, workload)
+        m, n, k = product_dims(self.name, workload)
         rng = generator(seed, kind)
         a_q, a_s = quantise_rows(draw(rng, m, k, kind))
         b_q, b_s = quantise_rows(draw(rng, n, k, kind))
@@ -234,11 +234,11 @@ class DepthGroups:
 
     def tables(self) -> Mapping[str, np.ndarray]:
         """As ``RowGroups``; counts in steps of 128."""
-        return {**_tables(), "count": _counts(self.expected / BLOCK)}
+        return {**product_tables(), "count": _counts(self.expected / BLOCK)}
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``exact`` of one group that has steps, at crossing rows and columns."""
-        m, n, _ = _dims(self.name, workload)
+        m, n, _ = product_dims(self.name, workload)
         count = elements.at("count", np.arange(self.groups))
         g = int(rng.choice(np.flatnonzero(count)))
         rows, columns = spread_picks(m, SAMPLED, rng), spread_picks(n, SAMPLED, rng)
@@ -250,27 +250,14 @@ class DepthGroups:
 
     def flops(self, workload: Workload) -> int:
         """2 M N for every column of K that is some group's, on average."""
-        m, n, k = _dims(self.name, workload)
+        m, n, k = product_dims(self.name, workload)
         return 2 * m * n * min(k, self.groups * self.expected)
 
     def bytes(self, workload: Workload) -> int:
         """Operands and scales of the groups' steps once, results once."""
-        m, n, k = _dims(self.name, workload)
+        m, n, k = product_dims(self.name, workload)
         depth = min(k, self.groups * self.expected)
         return (m + n) * (depth + 4 * (depth // BLOCK)) + self.groups * (2 * m * n + 4)
-
-
-def _dims(name: str, workload: Workload) -> tuple[int, int, int]:
-    m, n, k = (workload.dims[axis] for axis in ("M", "N", "K"))
-    if k % BLOCK:
-        raise ValueError(f"workload {workload.id}: {name} needs K a multiple of {BLOCK}")
-    return m, n, k
-
-
-def _tables() -> dict[str, np.ndarray]:
-    payload = cast(normal_table(float(FP8_MAX) / 2.7))
-    scale = (np.geomspace(1.6, 4.9, TABLE) / 448.0).astype(np.float32)
-    return {"a_q": payload, "a_s": scale, "b_q": payload, "b_s": scale}
 
 
 def _counts(expected: float) -> np.ndarray:

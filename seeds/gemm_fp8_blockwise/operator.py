@@ -23,13 +23,13 @@ import numpy as np
 
 from tilewright.seeds.gemm_fp8_blockwise.contract import (
     BLOCK,
-    FP8_MAX,
     INPUT_KINDS,
-    cast,
     dequantise_blocks,
     dequantise_rows,
     draw,
     generator,
+    product_dims,
+    product_tables,
     quantise_blocks,
     quantise_rows,
 )
@@ -46,7 +46,7 @@ from tilewright.seeds.operator import (
     TensorSpec,
     Workload,
 )
-from tilewright.seeds.sampled import TABLE, Elements, Sample, members, normal_table, spread_picks
+from tilewright.seeds.sampled import Elements, Sample, members, normal_table, spread_picks
 
 SAMPLED = 96
 """Rows, and columns, of a big product that are checked."""
@@ -107,10 +107,7 @@ class BlockwiseGemm:
 
     def tables(self) -> Mapping[str, np.ndarray]:
         """Payloads as quantised normal data has them, scales of block maxima between 1.6 and 4.9 (log-uniform)."""
-        # the largest of 128 normals is near 2.7, so a standard deviation is 448 / 2.7 after scaling
-        payload = cast(normal_table(float(FP8_MAX) / 2.7))
-        scale = (np.geomspace(1.6, 4.9, TABLE) / 448.0).astype(np.float32)
-        return {"a_q": payload, "a_s": scale, "b_q": payload, "b_s": scale}
+        return product_tables()
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``exact``: the float64 product at crossing rows and columns, in nearly every tile row and column."""
@@ -140,10 +137,7 @@ class BlockwiseGemm:
         return m * k + n * k + 4 * (k // BLOCK * m + b_scales) + 2 * m * n
 
     def _dims(self, workload: Workload) -> tuple[int, int, int]:
-        m, n, k = (workload.dims[name] for name in ("M", "N", "K"))
-        if k % BLOCK:
-            raise ValueError(f"workload {workload.id}: {self.name} needs K a multiple of {BLOCK}")
-        return m, n, k
+        return product_dims(self.name, workload)
 
 
 @dataclass(frozen=True)
