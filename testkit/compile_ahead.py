@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
@@ -29,7 +29,7 @@ def described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
 _runner: Any = None
 
 
-def _start(cache: str) -> None:
+def start(cache: str) -> None:
     """In a compiling process: the runner that compiles and starts nothing."""
     global _runner  # one per process of the pool
     os.environ["TRITON_CACHE_DIR"] = cache
@@ -39,20 +39,27 @@ def _start(cache: str) -> None:
     _runner = Runner({"capability": 90, "smem_bytes": SMEM_BYTES})
 
 
-def _compile(source: str, point: Point, workloads: list[dict[str, Any]]) -> str:
-    """Nothing, or why this point does not compile."""
+def compiled(source: str, point: Point, workloads: list[dict[str, Any]]) -> tuple[str, Mapping[str, bytes]]:
+    """In a process that ``start`` began: why this point does not compile, or nothing; its plans by shape."""
     from tilewright.workers.child.frames import Frame
 
     found: list[Frame] = []
     _runner.run(Frame("compile", {"source": source, "params": point, "workloads": workloads}), found.append)
-    return str(found[-1].data.get("message", "failed"))[:300] if found[-1].kind == "error" else ""
+    if found[-1].kind == "error":
+        return str(found[-1].data.get("message", "failed"))[:300], {}
+    return "", found[-1].blobs
+
+
+def _compile(source: str, point: Point, workloads: list[dict[str, Any]]) -> str:
+    """Nothing, or why this point does not compile."""
+    return compiled(source, point, workloads)[0]
 
 
 def compiled_ahead(todo: Sequence[Task], cache: str, processes: int, seconds: float) -> dict[str, Any]:
     """Compile every task into ``cache``: what failed or was not reached in ``seconds``."""
     begun = time.monotonic()
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, context, initializer=_start, initargs=(cache,))
+    pool = ProcessPoolExecutor(processes, context, initializer=start, initargs=(cache,))
     futures: dict[Future[str], str] = {}
     failed, late = {}, 0
     for source, point, workloads in todo:

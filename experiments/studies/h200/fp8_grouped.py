@@ -16,13 +16,11 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import triton
 
 from experiments.studies.h200 import fp8_contenders as contenders
 from experiments.studies.h200.fp8_grouped_points import (
@@ -37,8 +35,9 @@ from experiments.studies.h200.fp8_grouped_points import (
     points,
     room,
 )
-from experiments.studies.h200.fp8_sizes import to_device
+from experiments.studies.h200.fp8_sizes import gates_told, to_device
 from experiments.studies.h200.fp8_step import MIN_SNR_DB, Bench
+from experiments.studies.h200.stamp import stamp
 from experiments.studies.records.say import say
 from testkit.compile_ahead import Point
 from tilewright.seeds.gemm_fp8_blockwise.operator import operators
@@ -302,27 +301,18 @@ def gates(named: str) -> list[dict[str, Any]]:
                         {"operator": operator.name, "workload": workload.id, "kind": kind, "point": point,
                          "db": db, "same": same}
                     )  # fmt: skip
-    bad = [e for e in found if not e["db"] >= MIN_SNR_DB or not e["same"]]
-    lowest = min((e["db"] for e in found), default=math.nan)
-    say(f"gates: {len(found)} readings, {len(bad)} bad, lowest {lowest:.1f} dB")
-    for entry in bad[:12]:
-        say(f"  bad: {entry}")
+    gates_told(found)
     return found
 
 
 def write(out: Path, what: str, entries: Sequence[Mapping[str, Any]], compiled: Any) -> None:
     """``fp8_grouped_<what>.json``."""
-    stamp = {
+    told = {
         "what": what,
-        "kind": "measured",
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": " ".join(["python -m experiments.studies.h200.fp8_grouped", *sys.argv[1:]]),
+        **stamp(" ".join(["python -m experiments.studies.h200.fp8_grouped", *sys.argv[1:]])),
         "compiled": compiled,
     }
-    (out / f"fp8_grouped_{what}.json").write_text(json.dumps({**stamp, "entries": entries}, indent=1))
+    (out / f"fp8_grouped_{what}.json").write_text(json.dumps({**told, "entries": entries}, indent=1))
 
 
 def main() -> None:

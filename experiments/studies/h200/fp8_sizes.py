@@ -19,7 +19,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ import triton
 from experiments.studies.h200 import fp8_contenders as contenders
 from experiments.studies.h200.fp8_step import MIN_SNR_DB, Bench
 from experiments.studies.h200.mx_points import grid
+from experiments.studies.h200.stamp import stamp
 from experiments.studies.records.say import say
 from testkit.compile_ahead import Point, Task, compiled_ahead, described
 from tilewright.evolve.space.constraints import SpaceError
@@ -305,12 +305,17 @@ def gates(shapes: Sequence[tuple[int, int, int]], every: int, kernels: Sequence[
                 found.append(
                     {"shape": shape, "kind": kind, "kernel": kernel, "point": point, "db": db, "same": same}
                 )
-    bad = [e for e in found if not e["db"] >= MIN_SNR_DB or not e["same"]]
-    lowest = min((e["db"] for e in found), default=math.nan)
-    say(f"gates: {len(found)} readings, {len(bad)} bad, lowest {lowest:.1f} dB")
+    gates_told(found)
+    return found
+
+
+def gates_told(readings: Sequence[Mapping[str, Any]]) -> None:
+    """How many, how many are bad, which."""
+    bad = [e for e in readings if not e["db"] >= MIN_SNR_DB or not e["same"]]
+    lowest = min((e["db"] for e in readings), default=math.nan)
+    say(f"gates: {len(readings)} readings, {len(bad)} bad, lowest {lowest:.1f} dB")
     for entry in bad[:12]:
         say(f"  bad: {entry}")
-    return found
 
 
 def to_device(array: np.ndarray) -> torch.Tensor:
@@ -439,20 +444,15 @@ def points_of(path: Path) -> dict[tuple[int, int, int], list[Chosen]]:
 
 def write(args: argparse.Namespace, what: str, entries: Sequence[Mapping[str, Any]], compiled: Any) -> None:
     """``fp8_sizes_<what>.json``."""
-    stamp = {
+    told = {
         "what": what,
-        "kind": "measured",
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": " ".join(["python -m experiments.studies.h200.fp8_sizes", *sys.argv[1:]]),
+        **stamp(" ".join(["python -m experiments.studies.h200.fp8_sizes", *sys.argv[1:]])),
         "l2": "read" if args.clean else "written",
         "rounds": args.rounds,
         "calls": args.calls,
         "compiled": compiled,
     }
-    (args.out / f"fp8_sizes_{what}.json").write_text(json.dumps({**stamp, "entries": entries}, indent=1))
+    (args.out / f"fp8_sizes_{what}.json").write_text(json.dumps({**told, "entries": entries}, indent=1))
 
 
 if __name__ == "__main__":

@@ -18,14 +18,13 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
 from experiments.studies.h200 import fp8_contenders as contenders
+from experiments.studies.h200.stamp import stamp
 from experiments.studies.records.say import say
 from tilewright.evolve.campaign.dispatch_table import lookup
 from tilewright.seeds.gemm_fp8_blockwise.shapes import core as primus_core
@@ -325,19 +324,14 @@ def table(entries: Sequence[dict[str, Any]], base: str, key: str = "tflops") -> 
 
 def write(out: Path, what: str, entries: list[dict[str, Any]], args: argparse.Namespace) -> None:
     """``fp8_<what>.json`` (everything) and ``.csv`` (one row per shape and contender)."""
-    stamp = {
+    told = {
         "what": what,
-        "kind": "measured",
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
+        **stamp(" ".join(["python -m experiments.studies.h200.fp8_step", *sys.argv[1:]])),
         "cuda": torch.version.cuda,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": " ".join(["python -m experiments.studies.h200.fp8_step", *sys.argv[1:]]),
         "rounds": args.rounds,
         "calls": args.calls,
     }
-    (out / f"fp8_{what}.json").write_text(json.dumps({**stamp, "entries": entries}, indent=1))
+    (out / f"fp8_{what}.json").write_text(json.dumps({**told, "entries": entries}, indent=1))
     keys = sorted({key for e in entries for entry in e["contenders"].values() for key in entry})
     with (out / f"fp8_{what}.csv").open("w", newline="") as file:
         writer = csv.writer(file)

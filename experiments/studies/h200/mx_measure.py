@@ -7,18 +7,17 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import torch
-import triton
 
 from experiments.studies.h200 import mx_peers as peers
 from experiments.studies.h200.fp8_contenders import loaded
 from experiments.studies.h200.fp8_step import Bench
 from experiments.studies.h200.mx_parts import FORMS, checks_of, entries_of, ratios, shapes_of
 from experiments.studies.h200.mx_points import Entry, Point
+from experiments.studies.h200.stamp import stamp
 from experiments.studies.records.say import say
 from tilewright.fitness.gates import failure, read_gates
 from tilewright.seeds.operator import Operator, SeedKernel, Workload
@@ -231,14 +230,7 @@ def measured(part: str, operator_name: str, workload: Workload, shop: Shop) -> d
 def child(args: argparse.Namespace) -> None:
     """The parts, in this process."""
     shop = Shop(args)
-    stamp = {
-        "kind": "measured",
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": "python -m experiments.studies.h200.mx " + " ".join(args.parts),
-    }
+    told = stamp("python -m experiments.studies.h200.mx " + " ".join(args.parts))
     for part in args.parts:
         path = args.out / f"h200_mx_{part}.json"
         entries = json.loads(path.read_text())["entries"] if path.is_file() else []
@@ -254,7 +246,7 @@ def child(args: argparse.Namespace) -> None:
                 say(f"{part} {workload.id}: not reached in time")
                 continue
             entries.append(measured(part, operator, workload, shop))
-            path.write_text(json.dumps({"part": part, **stamp, "edges": edges, "entries": entries}, indent=1))
+            path.write_text(json.dumps({"part": part, **told, "edges": edges, "entries": entries}, indent=1))
             say(line(part, workload, entries[-1]))
 
 

@@ -29,6 +29,7 @@ from typing import Any
 from experiments.studies.rewrites import points
 from experiments.studies.rewrites.point_cases import CASES, Case
 from experiments.studies.rewrites.structures import ARMS, CALLS, FAMILY, KERNELS
+from testkit.compile_ahead import start
 from tilewright.evolve.campaign.config import parse_config
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import Budget, Campaign, Order, Plan
@@ -79,7 +80,7 @@ class Lab:
     def __post_init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(
-            self.processes, self._context, initializer=points.start, initargs=(str(self.folder / "cache"),)
+            self.processes, self._context, initializer=start, initargs=(str(self.folder / "cache"),)
         )
         self._jobs: deque[tuple[Job, Json, Future[str]]] = deque()
         self.rows: dict[str, Json] = {}

@@ -19,7 +19,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from experiments.studies.rewrites.point_cases import CASES, Case
-from testkit.compile_ahead import SMEM_BYTES
+from testkit.compile_ahead import compiled, start
 from tilewright.evolve.proposers.rewrite.base import KernelSource
 from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite
 from tilewright.evolve.space.space import read_declarations
@@ -67,32 +66,14 @@ def points(source: str, wanted: Sequence[Json]) -> list[Json]:
     return found
 
 
-_runner: Any = None
-
-
-def start(cache: str) -> None:
-    """In a compiling process: the runner that compiles and starts nothing."""
-    global _runner  # one per process of the pool
-    os.environ["TRITON_CACHE_DIR"] = cache
-    os.chdir(tempfile.mkdtemp())
-    from tilewright.workers.runners.triton_compile import Runner
-
-    _runner = Runner({"capability": 90, "smem_bytes": SMEM_BYTES})
-
-
 def compile_point(source: str, point: Json, workloads: list[Json], stem: str, cache: str = "") -> str:
     """Plans ``stem.SHAPE.plan`` of a point on every shape; why there are none, or nothing."""
-    from tilewright.workers.child.frames import Frame
-
     if cache:
         os.environ["TRITON_CACHE_DIR"] = cache
-    found: list[Frame] = []
-    _runner.run(Frame("compile", {"source": source, "params": point, "workloads": workloads}), found.append)
-    if found[-1].kind == "error":
-        return str(found[-1].data.get("message", "failed"))[:300]
-    for name, blob in found[-1].blobs.items():
+    wrong, plans = compiled(source, point, workloads)
+    for name, blob in plans.items():
         Path(f"{stem}.{name}.plan").write_bytes(blob)
-    return ""
+    return wrong
 
 
 def compile_all(options: argparse.Namespace) -> None:
