@@ -345,9 +345,27 @@ def _kept(statement: ast.stmt, needed: set[str] | None, helper: bool) -> bool:
         return False
     if isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test):
         return False
-    if needed is not None and isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
-        return any(name in needed for name in _bound(statement))
+    if needed is not None and (
+        isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) or _loads(statement)
+    ):
+        return any(name in needed or name == "*" for name in _bound(statement))
     return True
+
+
+def _loads(statement: ast.stmt) -> bool:
+    """Whether it does nothing but import, also with a way out, and of what is not loaded: seconds, at times."""
+    if isinstance(statement, ast.Try):
+        parts: list[ast.stmt] = [*statement.body, *(s for h in statement.handlers for s in h.body)]
+        if not all(isinstance(part, ast.Import | ast.ImportFrom | ast.Assign | ast.Pass) for part in parts):
+            return False
+    elif not isinstance(statement, ast.Import | ast.ImportFrom):
+        return False
+    for node in ast.walk(statement):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module not in sys.modules:
+            return True
+        if isinstance(node, ast.Import) and any(item.name not in sys.modules for item in node.names):
+            return True
+    return False
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
@@ -368,7 +386,9 @@ def _needed(tree: ast.Module, wanted: str) -> set[str]:
         if isinstance(statement, ast.Expr):
             continue
         used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-        for name in _bound(statement):
+        # what a function calls its own variables is nobody else's
+        defined = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        for name in list(_bound(statement))[: 1 if defined else None]:
             uses.setdefault(name, set()).update(used)
     left, seen = [wanted.split(".")[0]], set()
     while left:
