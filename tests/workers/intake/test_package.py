@@ -16,7 +16,10 @@ triton = pytest.importorskip("triton")
 FILES = {
     "__init__.py": "raise RuntimeError('needs a device')\n",
     "setup.py": "VENDOR = None\n\ndef find():\n    global VENDOR\n    VENDOR = 'nvidia'\n\nfind()\n",
-    "tools/__init__.py": "from cache_of_kernels.tools import sizes\nfrom cache_of_kernels.tools.shapes import broad, narrow\n",
+    "tools/__init__.py": """
+from cache_of_kernels.tools import sizes
+from cache_of_kernels.tools.shapes import broad, narrow
+""",
     "tools/shapes.py": """
 from cache_of_kernels.tools import sizes
 
