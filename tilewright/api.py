@@ -173,6 +173,7 @@ def tune(
     from tilewright.evolve.record.home import home_folder
     from tilewright.evolve.run import run as run_campaign
     from tilewright.evolve.show.display import make_display
+    from tilewright.workers.device.warm import started
 
     if isinstance(function, Captured):
         captured = function.first()
@@ -192,7 +193,7 @@ def tune(
     intake.config_of(request, chosen, where, changes)
     display = make_display()
     folder = home_folder(None if home is None else str(home))
-    with intake.started(chosen) as device:
+    with started(chosen) as device:
         answer = intake.prepare(request, chosen, where, _noted)
         outcome = run_campaign(intake.config_of(request, chosen, where, changes), folder, display, device)
     campaign = open_campaign(outcome.campaign, home=home)

@@ -83,10 +83,9 @@ def _problem_said(path: Path) -> str:
 
 def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
     import tilewright
-    from tilewright.evolve.intake.tune import config_of, export, prepare, started, target_named
+    from tilewright.evolve.intake.tune import config_of, export, prepare, target_named
     from tilewright.evolve.record.home import home_folder
-    from tilewright.evolve.run import run
-    from tilewright.evolve.show.display import make_display
+    from tilewright.workers.device.warm import started
 
     request = _request(arguments)
     target = target_named(arguments.target)
@@ -100,6 +99,9 @@ def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
     home = home_folder(arguments.home)
     with started(target) as device:
         answer = prepare(request, target, where, _say)
+        from tilewright.evolve.run import run
+        from tilewright.evolve.show.display import make_display
+
         outcome = run(config_of(request, target, where, overrides), home, make_display(), device)
     code = tell(outcome, arguments)
     if code == 0:
