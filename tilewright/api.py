@@ -22,6 +22,7 @@ from tilewright.evolve.intake.captured import Captured
 if TYPE_CHECKING:
     import pandas
 
+    from tilewright.evolve.intake.child import Taker
     from tilewright.evolve.intake.winner import Tuned
     from tilewright.evolve.record.journal import Journal
     from tilewright.evolve.report.data import CampaignData
@@ -168,11 +169,20 @@ def tune(
     a dictionary at a tuple's end holds keywords. ``out``: the operator's folder; ``overrides`` as of ``run``. Raises
     UserError.
     """
+    from tilewright.evolve.intake import child
+
+    with child.beginning(target) as taker:
+        return _tuned(function, reference, calls, budget or Budget(), target, out, home, overrides, taker)
+
+
+def _tuned(
+    function: Callable[..., Any] | str | Captured, reference: Callable[..., Any] | str, calls: Sequence[Any],
+    budget: Budget, target: str | None, out: str | Path | None, home: str | Path | None,
+    overrides: Mapping[str, Any], taker: Taker,
+) -> Tuned:  # fmt: skip
     from tilewright.evolve.intake import tune as intake
     from tilewright.evolve.intake import winner
     from tilewright.evolve.record.home import home_folder
-    from tilewright.evolve.run import run as run_campaign
-    from tilewright.evolve.show.display import make_display
     from tilewright.workers.device.warm import started
 
     if isinstance(function, Captured):
@@ -187,15 +197,19 @@ def tune(
     judge = intake.resolve_reference(winner.reference_text(reference))
     request = intake.Request(path, name, judge, tuple(_call_text(c) for c in calls))
     where = Path(out) if out is not None else Path(f"{request.name}_tuned")
-    chosen, limits = intake.target_named(target), budget or Budget()
+    chosen = intake.target_named(target)
     changes = {key.replace("__", "."): value for key, value in overrides.items()}
-    changes.update({"budget.evaluations": limits.evaluations, "budget.wall_seconds": limits.seconds})
+    changes.update({"budget.evaluations": budget.evaluations, "budget.wall_seconds": budget.seconds})
     intake.config_of(request, chosen, where, changes)
-    display = make_display()
     folder = home_folder(None if home is None else str(home))
     with started(chosen) as device:
-        answer = intake.prepare(request, chosen, where, _noted)
-        outcome = run_campaign(intake.config_of(request, chosen, where, changes), folder, display, device)
+        answer = intake.prepare(request, chosen, where, _noted, taker)
+        from tilewright.evolve.run import run as run_campaign
+        from tilewright.evolve.show.display import make_display
+
+        outcome = run_campaign(
+            intake.config_of(request, chosen, where, changes), folder, make_display(), device
+        )
     campaign = open_campaign(outcome.campaign, home=home)
     module = intake.export(campaign, request, answer, where)
     orders = answer.get("orders") or [()] * len(answer["operands"])

@@ -82,6 +82,13 @@ def _problem_said(path: Path) -> str:
 
 
 def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
+    from tilewright.evolve.intake import child
+
+    with child.beginning(arguments.target) as taker:
+        return _tuned(arguments, tell, taker)
+
+
+def _tuned(arguments: argparse.Namespace, tell: Tell, taker: Any) -> int:
     import tilewright
     from tilewright.evolve.intake.tune import config_of, export, prepare, target_named
     from tilewright.evolve.record.home import home_folder
@@ -98,7 +105,7 @@ def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
     config_of(request, target, where, overrides)  # bad numbers are told before anything is done
     home = home_folder(arguments.home)
     with started(target) as device:
-        answer = prepare(request, target, where, _say)
+        answer = prepare(request, target, where, _say, taker)
         from tilewright.evolve.run import run
         from tilewright.evolve.show.display import make_display
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,10 +69,17 @@ def resolve_reference(text: str) -> str:
     return f"{Path(file).resolve()}:{name}"
 
 
-def take(request: Request, target: Target) -> Mapping[str, Any]:
-    """What the child makes of it. Raises NotTaken, UserError."""
-    program = "pallas" if target.entry == "build" else "main"
-    answer = child.ask(request.path, request.function, request.reference, request.calls, target, program)
+def take(
+    request: Request,
+    target: Target,
+    taker: child.Taker | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Mapping[str, Any]:
+    """What the child makes of it (see ``child.ask``). Raises NotTaken, UserError."""
+    program = child.PALLAS if target.entry == "build" else child.MAIN
+    answer = child.ask(
+        request.path, request.function, request.reference, request.calls, target, program, taker, meanwhile
+    )
     found = refused(answer.get("refusals", ()), request.path.name)
     if found:
         listed = "\n".join(f"  {r.text()}" for r in found)
@@ -114,9 +122,21 @@ def config_of(
     return parse_config(data, "tune")
 
 
-def prepare(request: Request, target: Target, where: Path, say: Say) -> Mapping[str, Any]:
+def _ready(request: Request) -> None:
+    """Import what the campaign will need and evaluate the reference's file: seconds that the child takes, too."""
+    import tilewright.evolve.proposers.rewrite.registry
+    import tilewright.evolve.run  # noqa: F401
+    from tilewright.workers.intake.operator import function_of
+
+    with contextlib.suppress(Exception):  # the child says it better
+        function_of(request.reference)
+
+
+def prepare(
+    request: Request, target: Target, where: Path, say: Say, taker: child.Taker | None = None
+) -> Mapping[str, Any]:
     """Take in, show, and write the folder. Raises NotTaken, UserError."""
-    answer = take(request, target)
+    answer = take(request, target, taker, lambda: _ready(request))
     say(f"{request.path.name}:{request.function} -> {where}/operator.py, kernels/{folder.SEED}.py")
     for line in preflight.lines(answer, request.reference, target.label):
         say(line)

@@ -214,9 +214,15 @@ def _violations(kernels: Any, path: str) -> list[dict[str, Any]]:
     return _refusals(taken, Site(None, path, "", []))  # type: ignore[arg-type]
 
 
+def _ready() -> None:
+    """Load what torch and Triton load with their first use, once for all the runs that are forked from here."""
+    import triton.experimental.gluon.nvidia.hopper  # noqa: F401
+
+
 def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, Any]:
     """Checked shapes, gates, and knobs with their evidence."""
     torch.set_default_device("cpu")
+    _ready()
     repair()
     leave_interpreter_unguarded()
     os.chdir(request["folder"])
