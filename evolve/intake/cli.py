@@ -92,8 +92,9 @@ def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
 
 def _tuned(arguments: argparse.Namespace, tell: Tell, taker: Any) -> int:
     import tilewright
-    from tilewright.evolve.intake.tune import config_of, export, prepare, started, target_named
+    from tilewright.evolve.intake.tune import config_of, export, prepare, target_named
     from tilewright.evolve.record.home import home_folder
+    from tilewright.workers.device.warm import started
 
     request = _request(arguments)
     target = target_named(arguments.target)

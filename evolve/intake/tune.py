@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
+from tilewright.evolve.campaign.target_names import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child, folder, preflight
 from tilewright.evolve.intake.remedies import Refused, refused
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
-from tilewright.workers.device.warm import WarmDevice, warm_device
 from tilewright.workers.intake.itself import ITSELF
 
 MODELLED = "tpu7x"
@@ -100,8 +100,6 @@ def take(
 
 def target_named(name: str | None) -> Target:
     """The target of that name, or of this machine. Raises UserError."""
-    from tilewright.evolve.campaign.resolve import named_target
-
     if name is None:
         from tilewright.workers.toolchains.triton import gpu_count
 
@@ -130,20 +128,6 @@ def config_of(
         section, _, last = key.rpartition(".")
         (data.setdefault(section, {}) if section else data)[last] = value
     return parse_config(data, "tune")
-
-
-@contextlib.contextmanager
-def started(target: Target) -> Iterator[WarmDevice | None]:
-    """The target's device and compiler, which start while a function is taken in; None where there is nothing to."""
-    device = None
-    if target.measured and not isinstance(target.part, Chip):
-        with contextlib.suppress(OSError):  # the campaign will say why
-            device = warm_device(target)
-    try:
-        yield device
-    finally:
-        if device is not None:
-            device.close()
 
 
 def _ready(request: Request) -> None:
