@@ -219,11 +219,12 @@ def _row_of(
     if not worked:
         return row | {"reasons": [e.reason for _, e in done][:3]}
     best, evaluation = max(worked, key=lambda pair: pair[1].fitness or 0.0)
+    first = min(worked, key=lambda pair: pair[0].index)
     by_index = {c.genome.id: c for c, _ in done}
     fitness = {c.genome.id: e.fitness for c, e in done}
     return row | {
-        "seed_fitness": worked[0][1].fitness, "best": evaluation.fitness, "id": best.genome.id,
-        "params": dict(best.genome.params), "source": best.genome.source, "seed_id": worked[0][0].genome.id,
+        "seed_fitness": first[1].fitness, "best": evaluation.fitness, "id": best.genome.id,
+        "params": dict(best.genome.params), "source": best.genome.source, "seed_id": first[0].genome.id,
         "steps": _steps(best, by_index), "progress": list(curve),
         "evaluated": [
             [
