@@ -11,8 +11,8 @@ in between, a team could take the turn before last for the last one.
 ``swap`` makes the rows of B the matrix instruction's first operand (64 at least) and the few rows of A its flexible
 second one: a narrow A then costs little shared memory. Without it tiles may be as narrow as 16 columns, which is what
 keeps 132 multiprocessors busy when N is small. A copy's rows past the end of A cost more than rows that exist: copies
-bring a power of two of rows, eight at least, into buffers that hold zeros, and a last tile that A does not fill begins further up, where
-rows are the tile's before as well, and are not stored again.
+bring a power of two of rows, eight at least, into buffers that hold zeros, and a last tile that A does not fill begins
+further up, where rows are the tile's before as well, and are not stored again.
 
 ``early`` asks for the first stages before there are partitions. ``block_scales``: B's scales, one a step, come with a
 stage or are loaded by the team, which saves a copy and a descriptor.
