@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
+from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.context import Lowering, Parameters
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Carrier,
@@ -25,7 +25,7 @@ from tilewright.evolve.proposers.rewrite.gluon.texts import (
     WALK,
     filled,
 )
-from tilewright.evolve.proposers.rewrite.gluon.tile import Tile
+from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile
 from tilewright.evolve.proposers.rewrite.triton.view import jit_kernels
 
 
@@ -51,24 +51,31 @@ class DeviceText(Lowering):
         slots = "SLOTS: gl.constexpr, PARTS: gl.constexpr, "
         table = {
             **names,
-            "kernel": self.kernel.name,
+            "kernel": self.entry,
             "producer_arguments": _listed(producing.all),
             "producer_parameters": _declared(producing),
             "consumer_arguments": _listed(consuming.all),
             "consumer_parameters": _declared(consuming),
             "entry_parameters": _declared(everywhere),
-            "ROWS": product.rows,
+            "ROWS": self._rows,
             "COLUMNS": product.columns,
             "DEPTH": product.depth,
             "row_tile": product.row_tile,
             "column_tile": product.column_tile,
             "loop": f"for {ast.unparse(product.loop.target)} in {self._range()}:",
-            "a_box": f"{left.outer.extent}, {left.inner.extent}",
+            "a_box": ", ".join(self._box(left, left.axes[0], host=False)),
             "b_box": f"{right.outer.extent}, {right.inner.extent}",
+            "row_tile_of_group": names["group"] if product.shared else f"{names['group']} * CONSUMERS",
+            "row_tile_of_each": names["group"]
+            if product.shared
+            else f"min({names['group']} * CONSUMERS + each, {names['last_row_tile']})",
+            "row_tile_of_own": product.row_tile
+            if product.shared
+            else f"min({product.row_tile} * CONSUMERS + {names['group']}, {names['last_row_tile']})",
             "a_view": ".permute((1, 0))" if left.turned else "",
             "b_view": ".permute((1, 0))" if right.turned else "",
-            "a_at": self._coordinates(left, {}),
-            "b_at": self._coordinates(right, {}),
+            "a_at": self._coordinates(left, left.axes[0] if product.shared else None),
+            "b_at": self._coordinates(right, None),
             "producer_outside": self._lines(plan.outside, {}, self._producer_slice()),
             "producer_before": self._lines(plan.before + self._more(), {}, self._producer_slice()),
             "producer_body": self._lines(self._body_for_copies(), {}, None),
@@ -96,16 +103,30 @@ class DeviceText(Lowering):
 
     def _carrier(self, renamed: Mapping[str, str]) -> Carrier:
         shape = (self.product.rows, self.product.columns)
-        return Carrier(self.kernel.tl, "gl", shape, self.names["mma"], renamed)
+        names = {**self.helper_names, **renamed}
+        part = (f"{self.names['group']} * ({self._rows})", self._rows) if self.product.shared else None
+        return Carrier(self.kernel.tl, "gl", shape, self.names["mma"], names, self.row_layouts, part)
 
     def _range(self) -> str:
+        """Steps of K; none for a tile whose rows are all past their limit."""
         call = self.product.loop.iter
         assert isinstance(call, ast.Call)
-        return f"range({', '.join(self._carrier({}).expression(ast.unparse(a)) for a in call.args)})"
+        texts = [self._carrier({}).expression(ast.unparse(a)) for a in call.args]
+        limit = self.product.left.limit
+        if limit:
+            start, below = (self._carrier({}).expression(t) for t in (self.product.left.axes[0].start, limit))
+            place = 0 if len(texts) == 1 else 1
+            texts[place] = f"gl.where({start} < {below}, {texts[place]}, 0)"
+        return f"range({', '.join(texts)})"
 
-    def _coordinates(self, tile: Tile, renamed: Mapping[str, str]) -> str:
-        carrier = self._carrier(renamed)
-        return f"[{carrier.expression(tile.outer.start)}, {carrier.expression(tile.inner.start)}]"
+    def _coordinates(self, tile: Tile, rows: Axis | None) -> str:
+        """Where a copy of a tile begins; of ``rows``, those of group ``each`` of warps."""
+        texts = []
+        for axis in (tile.outer, tile.inner):
+            text = self._carrier({}).expression(axis.start)
+            text = f"{text} + each * ({self._rows})" if axis is rows else text
+            texts.append(f"({text}).to(gl.int32)" if "int64" in text else text)
+        return f"[{texts[0]}, {texts[1]}]"
 
     def _lines(
         self, statements: Sequence[Statement], renamed: Mapping[str, str], only: set[str] | None
@@ -175,10 +196,14 @@ class DeviceText(Lowering):
         names, wanted = self.names, self.numbers.name
         first = self._renamed(0).get(wanted, wanted)
         place = f"{names['s_stages']}.index({names['stage']} * CONSUMERS + {names['group']})"
-        lines = [f"{first} = {place}.load(gl.SliceLayout(1, {names['mma']}))"]
+        layout = f"gl.SliceLayout(1, {names['mma']})"
+        lines, loaded = [f"{first} = {place}.load({layout})"], [first]
         if first != wanted:
-            lines.append(_guarded(f"{self._renamed(1)[wanted]} = {first}"))
-        return _only("RING", "\n".join(lines))
+            loaded.append(self._renamed(1)[wanted])
+            lines.append(_guarded(f"{loaded[1]} = {first}"))
+        given = [f"{name} = gl.set_auto_layout({name}, {layout})" for name in loaded]
+        given[1:] = [_guarded(text) for text in given[1:]]
+        return _only("RING", "\n".join(lines)) + "\n" + _only("not RING", "\n".join(given))
 
     def _ring(self) -> dict[str, str]:
         """Where the ring carries the rows' numbers: what its functions take, what is copied and made."""
@@ -323,13 +348,19 @@ class DeviceText(Lowering):
             row, column = (carrier.expression(a.start) for a in self.stored.tile.axes)
             own = f"{self.names['c_slots']}, {self.names['group']} * SLOTS, {piece}"
             layouts = f"{self.product.columns} // PARTS, HALF, NARROW"
-            lines.append(f"store_tile(c_desc, {own}, {value}, {row}, {column}, SLOTS, PARTS, {layouts})")
+            if self.product.shared:
+                row = f"{row} + {self.names['group']} * ({self._rows})"
+            text = f"store_tile(c_desc, {own}, {value}, {row}, {column}, SLOTS, PARTS, {layouts})"
+            if limit := self.stored.tile.limit:
+                inside = f"if {row} + {self._rows} <= {carrier.expression(limit)}:"
+                text = f"{inside}\n    {text}\nelse:\n    {carrier.carry(statement)}"
+            lines.append(text)
         return "\n".join(lines)
 
     def _slots_made(self) -> str:
         if self.stored is None:
             return ""
-        box = f"{self.product.rows}, {self.product.columns} // PARTS"
+        box = f"{self._rows}, {self.product.columns} // PARTS"
         slots = self.names["c_slots"]
         return f"{slots} = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS * SLOTS, {box}], C_LAYOUT)"
 
@@ -351,20 +382,12 @@ class DeviceText(Lowering):
                 if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
             }
         found = [k.function for k in jit_kernels(self.source) if k.name in used]
-        for function in found:
-            users = [
-                n
-                for n in walk(self.source.module)
-                if isinstance(n, cst.Name) and n.value == function.name.value
-            ]
-            inside = [n for n in users if self.source.enclosing(n, cst.FunctionDef) is self.kernel.function]
-            if len(users) != len(inside) + 1:
-                raise Unsupported(f"a helper {function.name.value} that others call, too")
         return found
 
     def _helper(self, function: cst.FunctionDef) -> str:
         (node,) = ast.parse(self.source.code(function)).body
         assert isinstance(node, ast.FunctionDef)
+        node.name = self.helper_names[node.name]
         node.decorator_list = [ast.parse("gluon.jit", mode="eval").body]
         return ast.unparse(ast.fix_missing_locations(self._carrier({}).visit(node)))
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 
-from tilewright.evolve.proposers.rewrite.base import Unsupported
+import libcst as cst
+
+from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
+from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.gluon.context import Lowering, Parameters
 from tilewright.evolve.proposers.rewrite.gluon.texts import (
     HOST,
@@ -12,10 +17,46 @@ from tilewright.evolve.proposers.rewrite.gluon.texts import (
     filled,
 )
 from tilewright.evolve.proposers.rewrite.gluon.tile import Tile
+from tilewright.evolve.proposers.rewrite.triton.view import SPARE, argument, device_calls
 
 
 class HostText(Lowering):
     """Writes what the host does."""
+
+    def _launches(self) -> str:
+        """The new launch, and the old one for tensors whose rows do not begin at 16 bytes."""
+        statement = self.source.statement(self.kernel.launch())
+        if not (
+            isinstance(statement, cst.SimpleStatementLine)
+            and len(statement.body) == 1
+            and isinstance(statement.body[0], cst.Expr)
+        ):
+            raise Unsupported("a launch that is part of a statement")
+        tiles = [self.product.left, self.product.right, *([self.stored.tile] if self.stored else [])]
+        wanted = [f"{t.tensor}.stride({1 if t.sheets else 0}) * {t.tensor}{SPARE}" for t in tiles]
+        fits = " and ".join(dict.fromkeys([*wanted, *(text for t in tiles for text in t.sheets)]))
+        new = textwrap.indent(f"{self._host()}\n{self._launch()}", "    ")
+        old = textwrap.indent(self._old_launch(statement), "    ")
+        return f"if {fits}:\n{new}\nelse:\n    # a descriptor's rows begin at 16 bytes\n{old}"
+
+    def _old_launch(self, statement: cst.CSTNode) -> str:
+        """The launch as it was; parameters that nothing before it reads are what they are by default."""
+        function = self.source.enclosing(statement, cst.FunctionDef)
+        assert function is not None
+        inside = set(map(id, walk(statement)))
+        places = [n for n in walk(function) if isinstance(n, cst.Subscript) and self._read(n)]
+        elsewhere = {self._read(n) for n in places if id(n) not in inside}
+        text = dedented(self.source, statement)
+        for node in places:
+            name = self._read(node)
+            if id(node) in inside and name not in elsewhere:
+                text = text.replace(self.source.code(node), repr(self.source.defaults[name]))
+        return text
+
+    def _read(self, node: cst.Subscript) -> str:
+        """The parameter of the space that a subscript reads; "" for another subscript."""
+        found = re.fullmatch(r"\w+\[[\"'](\w+)[\"']\]", self.source.code(node))
+        return found[1] if found and found[1] in self.source.space else ""
 
     def _host(self) -> str:
         left, right = self.product.left, self.product.right
@@ -28,11 +69,11 @@ class HostText(Lowering):
             "rows": self._host_text(self.product.rows),
             "columns": self._host_text(self.product.columns),
             "depth": self._host_text(self.product.depth),
-            "a_side": "1" if left.turned else "0",
-            "b_side": "0" if right.turned else "1",
+            **self._tiles_there_are(),
+            "group_rows": self._host_rows,
             **{key: self._param(key) for key in ("consumers", "pieces", "stages")},
             "c_width": f" - {self._param('consumers')} * {self._param('slots')} * "
-            f"{self._host_text(self.product.rows)} * ({self._host_text(self.product.columns)} // "
+            f"{self._host_rows} * ({self._host_text(self.product.columns)} // "
             f"{self._param('parts')}) * {self._c()}.element_size()"
             if self.stored
             else "",
@@ -46,6 +87,38 @@ class HostText(Lowering):
             ("a_layout", "b_layout", "c_layout", "s_layout", "ring", "stages", "stage_bytes", "room")
         )
         return filled(HOST, table)
+
+    def _tiles_there_are(self) -> dict[str, str]:
+        """How many tiles of the old kernel there are, and how many rows of programs."""
+        left, right, rows = self.product.left, self.product.right, self._host_text(self.product.rows)
+        consumers, last = self._param("consumers"), self.names["last_row_tile"]
+        if self.product.shared:
+            grid = [self.source.code(element) for element in self.kernel.grid()]
+            first = self._axis_of_rows()
+            return {
+                "rows_there_are": f"({grid[first]})",
+                "columns_there_are": f"({grid[1 - first]})",
+                "rows_of_programs": f"{last} + 1",
+            }
+        columns = self._host_text(self.product.columns)
+        return {
+            "rows_there_are": f"-(-{left.tensor}.shape[{int(left.turned)}] // {rows})",
+            "columns_there_are": f"-(-{right.tensor}.shape[{int(not right.turned)}] // {columns})",
+            "rows_of_programs": f"{last} // {consumers} + 1",
+        }
+
+    def _axis_of_rows(self) -> int:
+        """The grid's axis that numbers tiles of rows."""
+        columns = self.product.column_number
+        (call,) = [
+            c
+            for c in device_calls(self.source, self.kernel.function, "program_id")
+            if columns
+            not in (self.source.code(c), *(n for n in self.kernel.bound if self.kernel.value_of(n) is c))
+        ]
+        axis = argument(call, "axis", 0)
+        assert isinstance(axis, cst.Integer)
+        return axis.evaluated_value
 
     def _ring_host(self) -> dict[str, str]:
         """Whether the ring carries the rows' numbers: a bulk copy begins at 16 bytes."""
@@ -94,19 +167,20 @@ class HostText(Lowering):
         stored = []
         if self.stored is not None:
             width = f"{self._host_text(self.product.columns)} // {self._param('parts')}"
-            box = f"[{self._host_text(self.product.rows)}, {width}]"
+            box = f"[{self._host_rows}, {width}]"
             stored = [
-                f"c_desc={_descriptor(self._c(), box, 'c_layout')}",
+                f"c_desc={_descriptor(self.stored.tile, box, 'c_layout')}",
                 f"SLOTS={self._param('slots')}",
                 f"PARTS={self._param('parts')}",
                 "C_LAYOUT=c_layout",
             ]
         mode = "IN_FLIGHT" if self.product.accumulates is not None else "PIN"
+        a_box, b_box = self._box(left, left.axes[0], host=True), self._box(right, None, host=True)
         table = {
             **self.names,
-            "kernel": self.kernel.name,
-            "a_desc": _descriptor(left.tensor, self._box(left), "a_layout"),
-            "b_desc": _descriptor(right.tensor, self._box(right), "b_layout"),
+            "kernel": self.entry,
+            "a_desc": _descriptor(left, f"[{', '.join(a_box)}]", "a_layout"),
+            "b_desc": _descriptor(right, f"[{', '.join(b_box)}]", "b_layout"),
             "given": "".join(f"{text}, " for text in [*given, *stored]),
             "ahead": f"AHEAD={self._param('ahead')}, " if self._loads_ahead() else "",
             "ring": self._ring_launch(),
@@ -118,8 +192,8 @@ class HostText(Lowering):
                 for key in ("consumers", "pieces", "walk_rows", "programs", "producer_registers")
             },
             "a": left.tensor,
-            "a_elements": f"{self._host_text(left.outer.extent)} * {self._host_text(left.inner.extent)}",
-            "b_elements": f"{self._host_text(right.outer.extent)} * {self._host_text(right.inner.extent)}",
+            "a_elements": " * ".join(a_box),
+            "b_elements": " * ".join(b_box),
         }
         return filled(LAUNCH, table).strip()
 
@@ -129,9 +203,14 @@ class HostText(Lowering):
             raise Unsupported(f"parameter {name}, which the launch does not pass")
         return self.source.code(given)
 
-    def _box(self, tile: Tile) -> str:
-        return f"[{self._host_text(tile.outer.extent)}, {self._host_text(tile.inner.extent)}]"
 
-
-def _descriptor(tensor: str, box: str, layout: str) -> str:
-    return f"TensorDescriptor({tensor}, list({tensor}.shape), list({tensor}.stride()), {box}, {layout})"
+def _descriptor(tile: Tile, box: str, layout: str) -> str:
+    tensor = tile.tensor
+    sides, strides, of = f"list({tensor}.shape)", f"list({tensor}.stride())", tensor
+    if tile.sheets:
+        of = f"{tensor}.reshape(-1, {tensor}.shape[2])"
+        sides, strides = (
+            f"[{tensor}.shape[0] * {tensor}.shape[1], {tensor}.shape[2]]",
+            f"[{tensor}.stride(1), 1]",
+        )
+    return f"TensorDescriptor({of}, {sides}, {strides}, {box}, {layout})"
