@@ -147,11 +147,15 @@ def _recording(source: str | None) -> str | None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.campaign.config import campaign_file, load_config
-    from tilewright.evolve.run import run
-    from tilewright.evolve.show.display import make_display
+    from tilewright.evolve.campaign.early import device_of
 
     config = load_config(campaign_file(arguments.campaign), _overrides(arguments))
-    return _tell(run(config, home_folder(arguments.home), make_display()), arguments)
+    with device_of(config) as device:  # which starts while the rest is imported
+        from tilewright.evolve.run import run
+        from tilewright.evolve.show.display import make_display
+
+        outcome = run(config, home_folder(arguments.home), make_display(), device)
+    return _tell(outcome, arguments)
 
 
 def _resume(arguments: argparse.Namespace) -> int:

@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.special import stdtrit
-
 Rounds = Sequence[Sequence[float]]
 """Seconds of each call, by round."""
 
@@ -18,6 +16,8 @@ NORMAL_95 = 1.96
 
 def student_95(freedom: int) -> float:
     """The same of Student's distribution with ``freedom`` degrees of freedom."""
+    from scipy.special import stdtrit  # half a second that what only times a kernel need not wait for
+
     return float(stdtrit(freedom, 0.975))
 
 

@@ -46,7 +46,7 @@ def compiled(source: str, point: Point, workloads: list[dict[str, Any]]) -> tupl
     found: list[Frame] = []
     _runner.run(Frame("compile", {"source": source, "params": point, "workloads": workloads}), found.append)
     if found[-1].kind == "error":
-        return str(found[-1].data.get("message", "failed"))[:300], {}
+        return str(found[-1].data.get("message") or "failed")[:300], {}
     return "", found[-1].blobs
 
 

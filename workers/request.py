@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,26 +37,31 @@ ENTRIES = 4
 
 
 class Truth:
-    """Makes inputs and references of one operator, and keeps the latest. Not safe for several threads."""
+    """Makes inputs and references of one operator, and keeps the latest; for several threads makes them once."""
 
-    def __init__(self, operator: Operator) -> None:
+    def __init__(self, operator: Operator, most: int = ENTRIES) -> None:
         self._operator = operator
+        self._most = most
+        self._lock = threading.RLock()
         self._inputs: OrderedDict[tuple[str, int, str], Arrays] = OrderedDict()
         self._references: OrderedDict[tuple[str, int, str], dict[str, Arrays]] = OrderedDict()
 
     def inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Operands by name, fresh for every seed."""
         key = (workload.id, seed, kind)
-        if key not in self._inputs:
-            _keep(self._inputs, key, self._operator.make_inputs(workload, seed, kind))
-        return self._inputs[key]
+        with self._lock:
+            if key not in self._inputs:
+                self._keep(self._inputs, key, self._operator.make_inputs(workload, seed, kind))
+            return self._inputs[key]
 
     def references(self, workload: Workload, seed: int, kind: str) -> dict[str, Arrays]:
         """What the oracle says to these inputs."""
         key = (workload.id, seed, kind)
-        if key not in self._references:
-            _keep(self._references, key, self._operator.oracle(workload, self.inputs(workload, seed, kind)))
-        return self._references[key]
+        with self._lock:
+            if key not in self._references:
+                inputs = self.inputs(workload, seed, kind)
+                self._keep(self._references, key, self._operator.oracle(workload, inputs))
+            return self._references[key]
 
     def references_at(self, workload: Workload, seed: int, kind: str, where: Where) -> dict[str, Arrays]:
         """The same at some places of the outputs; of all of them only where the operator knows no better."""
@@ -64,11 +70,10 @@ class Truth:
             return self._operator.oracle_at(workload, inputs, where)
         return crossing(self.references(workload, seed, kind), where)
 
-
-def _keep(cache: OrderedDict[K, V], key: K, value: V) -> None:
-    cache[key] = value
-    while len(cache) > ENTRIES:
-        cache.popitem(last=False)
+    def _keep(self, cache: OrderedDict[K, V], key: K, value: V) -> None:
+        cache[key] = value
+        while len(cache) > self._most:
+            cache.popitem(last=False)
 
 
 GIB = 1 << 30

@@ -13,9 +13,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 import tilewright
-from tilewright.evolve.campaign.loop import Order
+from tilewright.evolve.campaign.order import Order
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.proposers.rewrite.registry import rule_names
 
 PACKAGED = Path(tilewright.__file__).parent / "campaigns"
 """Campaigns that ship with the package."""
@@ -82,6 +81,10 @@ class SearchConfig(_Section):
     @field_validator("without_rules")
     @classmethod
     def _known_rules(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not names:
+            return names
+        from tilewright.evolve.proposers.rewrite.registry import rule_names
+
         for name in names:
             if name not in rule_names():
                 close = difflib.get_close_matches(name, rule_names(), n=1)

@@ -8,21 +8,17 @@ from dataclasses import dataclass
 from tilewright.evolve.campaign.config import CampaignConfig
 from tilewright.evolve.campaign.loop import Start
 from tilewright.evolve.campaign.operator_check import check_operator
+from tilewright.evolve.campaign.target_names import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.space.genome import Genome, Value
 from tilewright.evolve.space.nearest import nearest
 from tilewright.evolve.space.space import Space, SpaceError
 from tilewright.fitness.descriptors import FIGURES
 from tilewright.fitness.evaluation import FigureKind
-from tilewright.fitness.gpus import GPUS, LOCAL
 from tilewright.fitness.score import floors
-from tilewright.fitness.targets import MEASURED_TPUS, TPU, Target, UnknownTarget, load_target
+from tilewright.fitness.targets import Target, UnknownTarget, load_target
 from tilewright.seeds.catalogue import UnknownOperator, load_operator
 from tilewright.seeds.operator import Operator, SeedKernel, Suite
-from tilewright.workers.toolchains import tpu as tpu_toolchain
-from tilewright.workers.toolchains import triton as triton_toolchain
-
-HIP = "hip"
 
 
 @dataclass(frozen=True)
@@ -95,27 +91,6 @@ def resolve(config: CampaignConfig) -> Resolved:
     wanted = tuple(baselines) if config.baselines is None else config.baselines
     measured = tuple((operator.kernels[name], _genome(shell, operator.kernels[name])) for name in wanted)
     return Resolved(config, operator, target, suite, starts, measured)
-
-
-def named_target(target: str) -> str:
-    """``tpu`` and ``cuda`` as the device that this machine has, so that a campaign's record says which."""
-    if target == LOCAL:
-        if (absent := triton_toolchain.missing_parts(GPUS["h200"])) is not None:
-            raise UserError(f"target: {LOCAL} cannot be used here: {absent.replace('h200', LOCAL)}.")
-        found = triton_toolchain.local_target()
-        if found is None:
-            raise UserError(f"target: {LOCAL} cannot be used here: the driver names no device.")
-        return found
-    if target == HIP:
-        raise UserError(
-            f"target: {HIP} cannot be measured yet; compile-only targets such as gfx950 check candidates for AMD GPUs."
-        )
-    if target != TPU:
-        return target
-    if (absent := tpu_toolchain.missing_parts(None)) is not None:
-        raise UserError(f"target: {TPU} cannot be used here: {absent}.")
-    chip = tpu_toolchain.chip_here()
-    return next(name for name, part in MEASURED_TPUS.items() if part == chip)
 
 
 def _check_descriptors(resolved: Resolved) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
+from tilewright.evolve.campaign.target_names import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child, folder, preflight
 from tilewright.evolve.intake.remedies import Refused, refused
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
-from tilewright.workers.device.warm import WarmDevice, warm_device
+from tilewright.workers.intake.itself import ITSELF
 
 MODELLED = "tpu7x"
 IN_FLIGHT = 8
@@ -34,7 +35,8 @@ class NotTaken(UserError):
 
 @dataclass(frozen=True)
 class Request:
-    """What to tune: a function of a file, judged by ``reference`` (``module.name`` or ``FILE:name``), as called."""
+    """What to tune: a function of a file, as called, judged by ``reference``: ``module.name``, ``FILE:name``, or ITSELF
+    for the function as it stands."""
 
     path: Path
     function: str
@@ -61,6 +63,8 @@ def parse_place(text: str) -> tuple[Path, str | None]:
 
 def resolve_reference(text: str) -> str:
     """With the file's path made absolute. Raises UserError for a file that is not there."""
+    if text == ITSELF:
+        return text
     file, colon, name = text.rpartition(":")
     if not colon:
         return text
@@ -69,10 +73,21 @@ def resolve_reference(text: str) -> str:
     return f"{Path(file).resolve()}:{name}"
 
 
-def take(request: Request, target: Target) -> Mapping[str, Any]:
-    """What the child makes of it. Raises NotTaken, UserError."""
-    program = "pallas" if target.entry == "build" else "main"
-    answer = child.ask(request.path, request.function, request.reference, request.calls, target, program)
+def take(
+    request: Request,
+    target: Target,
+    taker: child.Taker | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Mapping[str, Any]:
+    """What the child makes of it (see ``child.ask``). Raises NotTaken, UserError."""
+    program = child.PALLAS if target.entry == "build" else child.MAIN
+    if program == child.PALLAS and request.reference == ITSELF:
+        raise UserError(
+            f"{request.path.name}:{request.function}: a Pallas function needs --reference, one that computes the same."
+        )
+    answer = child.ask(
+        request.path, request.function, request.reference, request.calls, target, program, taker, meanwhile
+    )
     found = refused(answer.get("refusals", ()), request.path.name)
     if found:
         listed = "\n".join(f"  {r.text()}" for r in found)
@@ -85,8 +100,6 @@ def take(request: Request, target: Target) -> Mapping[str, Any]:
 
 def target_named(name: str | None) -> Target:
     """The target of that name, or of this machine. Raises UserError."""
-    from tilewright.evolve.campaign.resolve import named_target
-
     if name is None:
         from tilewright.workers.toolchains.triton import gpu_count
 
@@ -117,23 +130,21 @@ def config_of(
     return parse_config(data, "tune")
 
 
-@contextlib.contextmanager
-def started(target: Target) -> Iterator[WarmDevice | None]:
-    """The target's device and compiler, which start while a function is taken in; None where there is nothing to."""
-    device = None
-    if target.measured and not isinstance(target.part, Chip):
-        with contextlib.suppress(OSError):  # the campaign will say why
-            device = warm_device(target)
-    try:
-        yield device
-    finally:
-        if device is not None:
-            device.close()
+def _ready(request: Request) -> None:
+    """Import what the campaign will need and evaluate the reference's file: seconds that the child takes, too."""
+    import tilewright.evolve.proposers.rewrite.registry
+    import tilewright.evolve.run  # noqa: F401
+    from tilewright.workers.intake.operator import function_of
+
+    with contextlib.suppress(Exception):  # the child says it better
+        function_of(request.reference)
 
 
-def prepare(request: Request, target: Target, where: Path, say: Say) -> Mapping[str, Any]:
+def prepare(
+    request: Request, target: Target, where: Path, say: Say, taker: child.Taker | None = None
+) -> Mapping[str, Any]:
     """Take in, show, and write the folder. Raises NotTaken, UserError."""
-    answer = take(request, target)
+    answer = take(request, target, taker, lambda: _ready(request))
     say(f"{request.path.name}:{request.function} -> {where}/operator.py, kernels/{folder.SEED}.py")
     for line in preflight.lines(answer, request.reference, target.label):
         say(line)

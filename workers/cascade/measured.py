@@ -18,7 +18,7 @@ from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import Stage
 from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import Target
-from tilewright.seeds.operator import Operator, Suite
+from tilewright.seeds.operator import Operator, Scope, Suite
 from tilewright.workers.cascade.ahead import Ahead
 from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, run_steps
@@ -39,6 +39,7 @@ from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.launch import Launcher, Spawn
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.device.compile_ahead import CompileAheadStage
+from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import (
     CLAIM_SECONDS,
     Champion,
@@ -48,7 +49,7 @@ from tilewright.workers.device.station import (
     compile_children,
 )
 from tilewright.workers.device.timing import Samples
-from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep
+from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep, Truth
 from tilewright.workers.toolchains import libtpu_simulator
 from tilewright.workers.toolchains import triton as triton_toolchain
 
@@ -74,17 +75,31 @@ class MeasuredCascade(Cascade):
         *,
         scratch: Path | None = None,
         compiler: FreshChildren | None = None,
+        truth: Truth | None = None,
+        samples: Samples | None = None,
     ) -> None:
-        """``compiler``: children that compile for the target, where some were started before; closed with this."""
+        """``compiler``: children that compile for the target, where some were started before; closed with this.
+
+        ``truth``, ``samples``: of the operator, for cascades that share them.
+        """
         self._pallas = isinstance(target.part, Chip)
         launcher: Launcher = pallas_template() if self._pallas else Spawn()
-        super().__init__(operator, target, suite, limits, scratch, launcher)
-        self._samples = Samples(operator)
+        super().__init__(operator, target, suite, limits, scratch, launcher, truth)
+        self._samples = samples or Samples(operator)
         self._station = station
         ahead = not (self._pallas or target.interpreted)
         self._compiler = (compiler or compile_children(target.gpu, scratch)) if ahead else None
         self._due = Ahead([])
         """Computes what is due of a candidate while other processes compile it."""
+
+    def get_ready(self, seed: int) -> None:
+        """Have what a first job on operands of ``seed`` would wait for. Raises OSError, SessionDied."""
+        if self._compiler is not None:
+            self._compiler.warm()
+        if self._samples.tables:
+            seed = self._station.operand_seed(seed, ahead=True)
+            for workload in self._suite.timed(Scope.SUITE):
+                self._samples.of(workload, seed)
 
     def close(self) -> None:
         """Kill the compiling child."""
@@ -153,11 +168,12 @@ class MeasuredCascade(Cascade):
         return self._station.busy_seconds
 
     def _cpu_seconds(self) -> float:
-        if not isinstance(self._station, LocalStation):
-            return super()._cpu_seconds()
-        # the process may have other children
-        compiled = self._compiler.cpu_seconds if self._compiler is not None else 0.0
-        return time.thread_time() + self._station.cpu_seconds + compiled
+        compiler = self._compiler
+        if isinstance(self._station, LocalStation | SharedStation):  # the process may have other children
+            compiled = compiler.cpu_seconds if compiler is not None else 0.0
+            return time.thread_time() + self._station.cpu_seconds + compiled
+        forked = compiler.cpu_seconds if compiler is not None and compiler.elsewhere else 0.0
+        return super()._cpu_seconds() + forked
 
     def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         fitness = geometric_mean(f.rate for f in found.figures)

@@ -31,8 +31,8 @@ from tilewright.workers.cascade.modelled_stages import (
     TraceStage,
 )
 from tilewright.workers.cascade.verify_shapes import VerifyStage, to_verify
-from tilewright.workers.child.launch import Template
 from tilewright.workers.child.run_once import environment
+from tilewright.workers.child.template import Template
 from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep
 from tilewright.workers.toolchains import libtpu_simulator
 

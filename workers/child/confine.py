@@ -67,6 +67,7 @@ def confine_child(
     ``restrict_files``, whose writable folder is the working directory.
     """
     die_with_parent(parent)
+    give_up_privileges()
     network = drop_network()
     package = root / "tilewright"
     packages = (package / "__init__.py", *(package / name for name in ("workers", "fitness", "seeds")))
@@ -78,6 +79,11 @@ def confine_child(
     )
     limit_resources(**limits)
     return {"network": network, "files": files}
+
+
+def give_up_privileges() -> None:
+    """For good, and for all that this process starts; it is also the mark of a confined process."""
+    _libc().prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def drop_network() -> bool:
@@ -124,7 +130,7 @@ def restrict_files(
     prefixes = (Path(sys.prefix), Path(sys.base_prefix), Path(sys.exec_prefix))
     for folder in (*map(Path, _SYSTEM_FOLDERS + _SYSTEM_FILES), *prefixes, *readable):
         _allow(libc, ruleset, folder, _FS_READ)
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    give_up_privileges()
     enforced = libc.syscall(_LANDLOCK_RESTRICT, ruleset, ctypes.c_uint32(0)) == 0
     os.close(ruleset)
     return enforced

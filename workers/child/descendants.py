@@ -61,13 +61,20 @@ def sweep(seconds: float = SWEEP_SECONDS) -> bool:
         for pid in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
+        if not reap_ended():
             return True
         time.sleep(_PAUSE_SECONDS)
     return False
+
+
+def reap_ended() -> bool:
+    """Reap the children that have ended; whether there are others."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
 
 
 def become_wardens_child(parent: int) -> int:

@@ -8,9 +8,9 @@ from typing import Any
 
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.launch import Template
 from tilewright.workers.child.run_once import ChildLimits, run_child, temporary_folder
 from tilewright.workers.child.session import JobLimits, SessionDied
+from tilewright.workers.child.template import Branch, SharedTemplate, Template
 
 START_SECONDS = 90.0
 MEMORY_BYTES = 8 << 30
@@ -32,15 +32,20 @@ class FreshChildren:
         environment: Mapping[str, str],
         scratch: Path | None = None,
         own_folders: tuple[str, ...] = (),
+        address: str | None = None,
     ) -> None:
-        """``own_folders``: variables of the environment that name a folder of the one child alone."""
+        """``own_folders``: variables of the environment that name a folder of the one child alone.
+
+        ``address``: of what ``share`` gave on this machine; children are forked from it as long as it is there.
+        """
         self._prefix = prefix
         self._config = dict(runner_config)
         self._environment = dict(environment)
         self._scratch = scratch
         self._modules = modules
         self._own_folders = own_folders
-        self._template: Template | None = None
+        self._address = address
+        self._template: Template | Branch | None = None
         self._hello: Mapping[str, Any] | None = None
 
     def hello(self) -> Mapping[str, Any]:
@@ -74,15 +79,34 @@ class FreshChildren:
         """Start the process that children are forked from, without waiting for its imports. Raises OSError."""
         self._made().warm()
 
-    def _made(self) -> Template:
+    def share(self) -> SharedTemplate:
+        """Start a process that these children, and those of others on this machine, can be forked from."""
+        return SharedTemplate(self._modules, self._whole_environment())
+
+    def _made(self) -> Template | Branch:
+        if self._address is not None:
+            if self._template is None:
+                self._template = Branch(self._address)
+            try:
+                self._template.warm()
+            except OSError:  # what was shared is gone, or never was on this machine
+                self._address = self._template = None
         if self._template is None:
-            self._template = Template(self._modules, {"HOME": "/tmp", **self._environment})
+            self._template = Template(self._modules, self._whole_environment())
         return self._template
+
+    def _whole_environment(self) -> dict[str, str]:
+        return {"HOME": "/tmp", **self._environment}
 
     @property
     def cpu_seconds(self) -> float:
         """CPU time of that process and its children."""
         return self._template.cpu_seconds if self._template is not None else 0.0
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether that process is none of this one's."""
+        return isinstance(self._template, Branch)
 
     def close(self) -> None:
         """End the process that children are forked from."""

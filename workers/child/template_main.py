@@ -1,9 +1,11 @@
 """The program of a template process: import once, then fork one child per order.
 
-Started by ``workers.child.launch.Template`` as ``python -I template_main.py ROOT PARENT_PID CHANNEL_FD
-MODULE...``. An order
-comes with the child's four streams and is answered with its process id; ``end`` kills the child's group and is
-answered with how it ended. The template itself never runs a job.
+Started by ``workers.child.template`` as ``python -I template_main.py ROOT PARENT_PID CHANNEL_FD LISTENER_FD
+MODULE...``. An order comes with the child's four streams and is answered with its process id; ``end`` kills the
+child's group and is answered with how it ended. The template itself never runs a job.
+
+With a listener (LISTENER_FD is not -1) several processes share the imports: each connection gets a template of its own,
+forked from this one, which first says its process id and then serves orders as above.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,19 +26,63 @@ from typing import Any
 RESULT = 3
 """Where a forked child finds its result pipe."""
 
+NO_LISTENER = "-1"
+_LOOK_SECONDS = 1.0
+
 
 def main(arguments: list[str]) -> None:
     sys.path.insert(0, arguments[0])
     from tilewright.workers.child.descendants import adopt_orphans
 
     adopt_orphans(int(arguments[1]))
-    for name in ("tilewright.workers.child.once_main", "tilewright.workers.child.frames", *arguments[3:]):
+    for name in ("tilewright.workers.child.once_main", "tilewright.workers.child.frames", *arguments[4:]):
         module = importlib.import_module(name)
         if hasattr(module, "prepare"):
             module.prepare()
     gc.collect()
     gc.freeze()  # collections in the children leave the shared pages alone
-    serve(Path(arguments[0]), socket.socket(fileno=int(arguments[2])))
+    root, channel = Path(arguments[0]), socket.socket(fileno=int(arguments[2]))
+    if arguments[3] == NO_LISTENER:
+        serve(root, channel)
+    else:
+        share(root, channel, socket.socket(fileno=int(arguments[3])))
+
+
+def share(root: Path, channel: socket.socket, listener: socket.socket) -> None:
+    """Until the channel closes: fork a template for every process that connects."""
+    from tilewright.workers.child.descendants import adopt_orphans, reap_ended, sweep
+
+    shared = os.getpid()
+    while channel not in select.select([channel, listener], [], [], _LOOK_SECONDS)[0]:
+        reap_ended()
+        with contextlib.suppress(BlockingIOError):
+            connection, _ = listener.accept()
+            if is_trusted(connection) and os.fork() == 0:
+                channel.close()
+                listener.close()
+                try:
+                    adopt_orphans(shared)
+                    connection.sendall(json.dumps({"pid": os.getpid()}).encode())
+                    serve(root, connection)
+                finally:
+                    sweep()
+                    os._exit(0)
+            connection.close()
+    sweep()
+
+
+def is_trusted(connection: socket.socket) -> bool:
+    """Whether who connected is no confined process: candidates must not ask for processes.
+
+    The kernel says who connected, whether it gave up privileges for good, and its network namespace.
+    """
+    pid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    try:
+        status = Path("/proc", str(pid), "status").read_text(encoding="utf-8", errors="replace")
+        here, there = (os.readlink(f"/proc/{who}/ns/net") for who in ("self", pid))
+    except OSError:
+        return False
+    return "NoNewPrivs:\t1" not in status and here == there
 
 
 def serve(root: Path, channel: socket.socket) -> None:

@@ -7,12 +7,16 @@ unpickles what a worker computed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from concurrent import futures
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import ray
@@ -20,8 +24,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 from threadpoolctl import threadpool_limits
 
-from tilewright.fitness.chips import Chip
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
+from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.fitness.race import Race
 from tilewright.fitness.targets import Target, load_target
 from tilewright.seeds.catalogue import load_operator
@@ -29,7 +32,8 @@ from tilewright.seeds.operator import Scope
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.cluster.actor_health import PROBE_SECONDS, Health, Service
 from tilewright.workers.cluster.artefacts import Told, news_of
-from tilewright.workers.cluster.evaluating import LAGGING, Evaluating, HeadStart
+from tilewright.workers.cluster.evaluating import LAGGING, Evaluating
+from tilewright.workers.cluster.head_start import HeadStart, Seat
 from tilewright.workers.cluster.local_ray import RayFolder
 from tilewright.workers.cluster.ray_start import (
     PoolUnavailable,
@@ -41,7 +45,7 @@ from tilewright.workers.cluster.ray_start import (
 from tilewright.workers.cluster.station_actor import RemoteStation, ask_comparisons, calibrate, start_stations
 from tilewright.workers.device.comparison import Comparison
 from tilewright.workers.device.station import DeviceRatio, Entry, Station
-from tilewright.workers.device.warm import WarmDevice
+from tilewright.workers.device.warm import WarmDevice, judged_here, warm_device
 from tilewright.workers.request import Limits
 
 log = logging.getLogger(__name__)
@@ -52,6 +56,12 @@ RETRIES = 2
 
 CALIBRATION_SEED = 0
 """Of the operands that devices are calibrated on."""
+
+SEATS = 8
+"""Jobs for one GPU that are judged at once in this process while Ray starts."""
+
+HEAD_LOOK_SECONDS = 0.02
+"""How long an answer of theirs may lie while workers are waited for."""
 
 DEADLINE_SLACK_SECONDS = 30.0
 """Over the sum of the stages' own limits, after which the actor itself is taken for hung."""
@@ -124,6 +134,10 @@ class EvaluatorActor(Evaluating):
     def ping(self) -> None:
         """Answers once the actor is constructed, hence able to evaluate."""
 
+    def warm(self, station: Any, seed: int) -> None:
+        """Answers once what a first job would wait for is there."""
+        self.get_ready(station, seed)
+
 
 @dataclass
 class _Worker:
@@ -136,11 +150,24 @@ class _Worker:
     began: float = 0.0
 
 
+@dataclass(frozen=True)
+class _Warming:
+    """What asks a worker whether it is ready for a first job, whose operands are made of ``seed``."""
+
+    handle: ActorHandle
+    station: ActorHandle | None
+    seed: int
+
+    def remote(self) -> Any:
+        return self.handle.warm.remote(self.station, self.seed)
+
+
 @dataclass
 class RayPool:
     """Implements the search's ``Evaluator`` over Ray actors. ``start`` before use, ``close`` after.
 
-    ``open`` before ``start`` lets a first job be submitted that is judged in this process while Ray starts.
+    After ``open`` jobs may be submitted at once: they are judged in this process until workers are ready, which
+    ``start_beside`` starts meanwhile.
     """
 
     settings: PoolSettings
@@ -153,54 +180,97 @@ class RayPool:
     """Of the devices of several stations, by device."""
     _folder: RayFolder | None = None
     """Files of a Ray that is this pool's own."""
-    _early: HeadStart | None = None
+    _head: HeadStart | None = None
+    _first_seed: int | None = None
+    _over: threading.Event = field(default_factory=threading.Event)
+    _starting: futures.Future[tuple[list[_Worker], list[ActorHandle]]] | None = None
     _one_thread: threadpool_limits | None = None
     device: WarmDevice | None = None
     """Of a measured target, where one was started before the campaign; it is closed with this."""
     judged_here: float = 0.0
-    """CPU seconds of this process that the first job's evaluation has counted."""
+    """CPU seconds of this process that the evaluations made in it have counted."""
 
     def open(self) -> None:
-        """Be ready for a first job, on this machine and where one device or none is needed. Raises PoolUnavailable."""
-        if self.settings.address or not _judged_here(load_target(self.settings.target), self.settings.gpus):
+        """Be ready for first jobs, on this machine and where one device or none is needed. Raises PoolUnavailable."""
+        settings, target = self.settings, load_target(self.settings.target)
+        if settings.address or not judged_here(target, settings.gpus):
             if self.device is not None:
                 self.device.close()
+                self.device = None
             return
         self._folder = own_folder()
         # Ray forks this process for each of its own: OpenBLAS hangs when that comes amid a product on several threads
         self._one_thread = threadpool_limits(limits=1, user_api="blas")
         try:
-            self._early = HeadStart(self._told(str(self._folder.scratch)), self.device)
+            if target.measured and self.device is None:
+                self.device = warm_device(target, Path(self._folder.scratch))
+            seats = min(settings.count, SEATS) if settings.gpus else 1
+            self._head = HeadStart(self._told(str(self._folder.scratch)), seats, self.device)
         except OSError as error:
             raise PoolUnavailable(f"no process can be started: {error}") from error
 
     def start(self) -> None:
-        """Connect to Ray (start it when no address is given) and create the actors."""
+        """Connect to Ray (start it when no address is given) and create the actors. Raises PoolUnavailable."""
+        self.start_beside()
+        self._take_workers(wait=True)
+
+    def start_beside(self) -> None:
+        """Begin with that in another thread. Where it fails, ``wait`` raises PoolUnavailable."""
         if self._folder is None and not self.settings.address:
             self._folder = own_folder()
-        try:
-            start_ray(self.settings.address, self.settings.count, self.settings.gpus, self._folder)
-        finally:
-            self._let_threads()
+        starting: futures.Future[tuple[list[_Worker], list[ActorHandle]]] = futures.Future()
+        self._starting = starting
+
+        over = self._over
+
+        def run() -> None:
+            try:
+                starting.set_result(self._made_workers())
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                starting.set_exception(error)
+            over.wait()  # processes that Ray starts die with the thread that did
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def _made_workers(self) -> tuple[list[_Worker], list[ActorHandle]]:
+        """The actors, with a Ray to be in. Raises PoolUnavailable."""
+        settings = self.settings
+        start_ray(settings.address, settings.count, settings.gpus, self._folder)
         # One actor a core by custom count: the children do the work, the actor itself only waits.
-        placed = target_resource(self.settings.target)
+        placed = target_resource(settings.target)
         actor: Any = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0, resources=placed)(
             EvaluatorActor
         )
         scratch = str(self._folder.scratch) if self._folder else None
-        target = load_target(self.settings.target)
-        if target.measured:
-            self._start_stations(target, scratch)
-        payload = self._told(scratch)
-        for number in range(self.settings.count):
+        target = load_target(settings.target)
+        stations = self._made_stations(target, scratch) if target.measured else []
+        payload, workers = self._told(scratch), []
+        for number in range(settings.count):
             handle = actor.remote(payload)
             worker = _Worker(handle, number, Health(handle.ping))
-            if self.settings.address:  # its place on the cluster may not be there yet
+            if settings.address:  # its place on the cluster may not be there yet
                 worker.health.doubt(time.monotonic())
-            self._workers.append(worker)
+            workers.append(worker)
+        return workers, stations
+
+    def _take_workers(self, *, wait: bool = False) -> None:
+        """Those that ``start_beside`` has made, once it has. Raises PoolUnavailable where it failed."""
+        if self._starting is None or not (wait or self._starting.done()):
+            return
+        made, self._starting = self._starting, None
+        futures.wait([made])
+        self._let_threads()
+        self._workers, self._stations = made.result()
+        if self._head is not None:  # jobs are judged here until they are as ready as this process is
+            for worker in self._workers:
+                worker.health = Health(
+                    _Warming(worker.handle, self._station_of(worker), self._first_seed or 0)
+                )
+                worker.health.doubt(time.monotonic())
         self._assign()
 
     def _let_threads(self) -> None:
+        """In the thread that asked for one: from another it has no effect."""
         if self._one_thread is not None:
             self._one_thread.restore_original_limits()
             self._one_thread = None
@@ -208,41 +278,42 @@ class RayPool:
     def _told(self, scratch: str | None) -> bytes:
         """What an evaluator is made of."""
         scales = {device: asdict(scale) for device, scale in self.scales.items()}
-        return json.dumps(
-            {**asdict(self.settings), "reference": None, "scales": scales, "scratch": scratch}
-        ).encode()
+        compiler = self.device.address if self.device is not None else None
+        told = {"reference": None, "scales": scales, "scratch": scratch, "compiler": compiler}
+        return json.dumps({**asdict(self.settings), **told}).encode()
 
     @property
     def slots(self) -> int:
         return self.settings.count
 
     def submit(self, job: WorkItem) -> None:
-        if self._early is not None and self._early.item is None and not self._workers:
-            self._early.begin(job, request_for(job, Told()))
-            return
+        if self._first_seed is None:
+            self._first_seed = job.seed
         self._queue.append(job)
         self._assign()
 
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
         """Finished jobs; an infrastructure fault is retried here and only its last failure comes back."""
-        if early := self._collect_early():
-            return early
+        self._take_workers()
         self._assign()
-        busy = {w.reply: w for w in self._workers if w.reply is not None}
+        replies = {w.reply: w for w in self._workers if w.reply is not None}
         probes = [w.health.probe for w in self._workers if w.health.probe is not None]
-        if not busy and not probes:
-            if self._early is not None:
-                self._early.wait(timeout_seconds)
-            elif self._queue:  # every worker rests until its next probe
+        if finished := self._collect_head(0.0 if replies or probes else timeout_seconds):
+            self._assign()
+            return finished
+        if not replies and not probes:
+            if self._starting is not None and self._head is None:
+                futures.wait([self._starting], timeout_seconds)
+            elif self._queue and self._workers:  # every worker rests until its next probe
                 time.sleep(min(timeout_seconds, PROBE_SECONDS))
             return []
-        ready, rest = ray.wait([*busy, *probes], num_returns=1, timeout=timeout_seconds)
+        patience = HEAD_LOOK_SECONDS if self._head is not None else timeout_seconds
+        ready, rest = ray.wait([*replies, *probes], num_returns=1, timeout=patience)
         if ready and rest:
             ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
-        finished = []
         for reply in ready:
-            if reply in busy:
-                finished += self._collect(busy[reply])
+            if reply in replies:
+                finished += self._collect(replies[reply])
         finished += self._reap_hung()
         self._assign()
         return finished
@@ -255,8 +326,9 @@ class RayPool:
             else f"worker {w.number}: {w.health.state}"
             for w in self._workers
         ]
-        if self._early is not None and self._early.item is not None:
-            lines.insert(0, f"here: candidate {self._early.item.index}, {now - self._early.began:.0f} s")
+        if self._head is not None:
+            here = [f"here: candidate {s.item.index}, {now - s.began:.0f} s" for s in self._head.busy]
+            lines = here + lines
         return lines
 
     def compare(
@@ -266,10 +338,18 @@ class RayPool:
 
         ``only``: by genome id, the workloads it runs on; those it does not name run on all.
         """
+        if self._head is not None and self._head.measures and not self._head.retired:
+            suite = load_operator(self.settings.operator).suites[self.settings.suite]
+            try:
+                return self._head.compare(suite.workloads, _entries(genomes, only or {}), seed)
+            except (SessionDied, OSError) as error:
+                raise PoolUnavailable(str(error)) from error
+        self._take_workers(wait=True)
         return self._compare(self._stations[:1], genomes, seed, only or {})[0]
 
     def compare_on_all(self, genomes: Sequence[_Genome], seed: int) -> list[Comparison]:
         """The same on every device at once."""
+        self._take_workers(wait=True)
         return self._compare(self._stations, genomes, seed, {})
 
     def _compare(
@@ -280,8 +360,7 @@ class RayPool:
         only: Mapping[str, Collection[str]],
     ) -> list[Comparison]:
         suite = load_operator(self.settings.operator).suites[self.settings.suite]
-        kept = {name: frozenset(shapes) for name, shapes in only.items()}
-        entries = [Entry(g.id, g.source, dict(g.params), kept.get(g.id)) for g in genomes]
+        entries = _entries(genomes, only)
         try:
             return ask_comparisons(stations, self.settings.operator, suite.workloads, entries, seed)
         except SessionDied as error:
@@ -289,7 +368,9 @@ class RayPool:
 
     def close(self) -> None:
         """Kill the actors (their children die with them), leave Ray, and remove the files of one of our own."""
-        self._end_early()
+        self._end_head()
+        with contextlib.suppress(PoolUnavailable):  # nothing waits for them any more
+            self._take_workers(wait=True)
         self._let_threads()
         if self.device is not None:
             self.device.close()
@@ -297,6 +378,7 @@ class RayPool:
             ray.kill(handle)
         self._workers, self._stations = [], []
         ray.shutdown(wait_for_processes=self._folder is not None)
+        self._over.set()
         if self._folder is not None:
             self._folder.close()
             self._folder = None
@@ -304,65 +386,91 @@ class RayPool:
     def _station_of(self, worker: _Worker) -> ActorHandle | None:
         return self._stations[worker.number % len(self._stations)] if self._stations else None
 
-    def _start_stations(self, target: Target, scratch: str | None) -> None:
+    def _made_stations(self, target: Target, scratch: str | None) -> list[ActorHandle]:
         """One for each device; several devices are put on one scale before anything else."""
         settings, made = self.settings, start_stations(target, self.settings.gpus, scratch)
-        self._stations = made
         if len(made) < 2:
-            return
+            return made
         if settings.reference is None:
             raise PoolUnavailable(
                 f"{len(made)} devices of target {target.name} need a reference to be compared"
             )
         try:
-            self._stations, self.scales = calibrate(
+            kept, self.scales = calibrate(
                 made, settings.operator, settings.suite, target, settings.reference, CALIBRATION_SEED
             )
         except SessionDied as error:
             raise PoolUnavailable(str(error)) from error
-
-    # -- one worker ------------------------------------------------------------------------------
+        return kept
 
     def _assign(self) -> None:
         """Hand the queue to idle workers in service; with every worker lost, their errors are the answer.
 
-        One that is silent has no place to be on, and gets nothing: a node for it may join.
+        One that is silent has no place to be on, and gets nothing: a node for it may join. What is judged in this
+        process has the place of a worker.
         """
         now = time.monotonic()
         states = [worker.health.look(now) for worker in self._workers]
-        lost = all(state is Service.LOST for state in states)
-        # the job that was begun before there were workers has the place of the last of them
-        placed = self._workers[: -1 if self._early is not None and len(self._workers) > 1 else None]
-        for worker, state in zip(placed, states, strict=False):
+        lost = self._head is None and all(state is Service.LOST for state in states)
+        self._retire_head(states.count(Service.IDLE))
+        room = self.settings.count - (len(self._head.busy) if self._head is not None else 0)
+        room -= sum(worker.item is not None for worker in self._workers)
+        for worker, state in zip(self._workers, states, strict=True):
             failing = lost and not worker.health.silent
-            if worker.item is None and self._queue and (failing or state is Service.IDLE):
+            if room > 0 and worker.item is None and self._queue and (failing or state is Service.IDLE):
+                room -= 1
                 worker.item = self._queue.popleft()
                 worker.began = time.monotonic()
                 request = request_for(worker.item, worker.told)
                 worker.reply = worker.handle.evaluate.remote(request, self._station_of(worker))
+        while self._head is not None and self._head.free and self._queue and room > 0:
+            room -= 1
+            self._head.begin(self._queue.popleft(), request_for)
 
-    def _collect_early(self) -> list[tuple[int, Evaluation]]:
-        """The job that was judged in this process, once it is done or takes too long; a worker tries it again then."""
-        early = self._early
-        if early is None or (early.item is not None and not early.wait(0) and not self._is_hung(early)):
-            return []
-        self._end_early()
-        if early.item is None:
-            return []
-        if (champion := early.champion()) is not None:
+    # -- this process ----------------------------------------------------------------------------
+
+    def _retire_head(self, ready: int) -> None:
+        """Judge nothing more here once as many workers are ready as jobs are judged here; they know the champion."""
+        head = self._head
+        if head is None or not ready or ready < min(head.seats, len(self._workers)):
+            return
+        if not head.retired:
+            head.retire()
+            self._pass_on(head)
+        if not head.busy:
+            self._pass_on(head)
+            self._end_head()
+
+    def _pass_on(self, head: HeadStart) -> None:
+        if (champion := head.champion()) is not None:
             for station in self._stations:
                 station.inherit.remote(champion)
-        evaluation = early.evaluation() or self._fault(early.item, "the first job did not answer")
-        return self._settle(early.item, evaluation)
 
-    def _is_hung(self, early: HeadStart) -> bool:
-        return time.monotonic() - early.began >= self.settings.deadline_seconds(early.item.scope)
+    def _collect_head(self, seconds: float) -> list[tuple[int, Evaluation]]:
+        """What was judged in this process. What takes too long is tried again by a worker, and all beside it."""
+        if self._head is None:
+            return []
+        done = self._head.finished(seconds if self._head.busy else 0.0)
+        if any(self._is_hung(seat) for seat in self._head.busy):
+            done += [(seat.item, None) for seat in self._head.busy]
+            self._end_head()
+        finished = []
+        for item, evaluation in done:
+            finished += self._settle(
+                item, evaluation or self._fault(item, "a job judged here did not answer")
+            )
+        return finished
 
-    def _end_early(self) -> None:
-        if self._early is not None:
-            self._early.close()
-            self.judged_here += self._early.cpu_seconds
-            self._early = None
+    def _is_hung(self, seat: Seat) -> bool:
+        return time.monotonic() - seat.began >= self.settings.deadline_seconds(seat.item.scope)
+
+    def _end_head(self) -> None:
+        if self._head is not None:
+            self._head.close()
+            self.judged_here += self._head.cpu_seconds
+            self._head = None
+
+    # -- one worker ------------------------------------------------------------------------------
 
     def _collect(self, worker: _Worker) -> list[tuple[int, Evaluation]]:
         item = worker.item
@@ -414,11 +522,10 @@ class RayPool:
         )
 
 
-def _judged_here(target: Target, gpus: int) -> bool:
-    """Whether a first job can be judged before there are workers: several devices are compared first."""
-    if target.kind is FigureKind.MODELLED:
-        return True
-    return target.measured and not isinstance(target.part, Chip) and gpus <= 1
+def _entries(genomes: Sequence[_Genome], only: Mapping[str, Collection[str]]) -> list[Entry]:
+    """For a comparison: see ``RayPool.compare``."""
+    kept = {name: frozenset(shapes) for name, shapes in only.items()}
+    return [Entry(g.id, g.source, dict(g.params), kept.get(g.id)) for g in genomes]
 
 
 def request_for(item: WorkItem, told: Told) -> bytes:

@@ -22,14 +22,14 @@ from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import START_SECONDS, JobLimits, SessionDied
 from tilewright.workers.device import calibration
 from tilewright.workers.device.comparison import EFFORT, Comparison, compare
-from tilewright.workers.device.station import Champion, DeviceRatio, Entry, LocalStation
+from tilewright.workers.device.station import Champion, DeviceRatio, Entry, LocalStation, OperandSeeds
 from tilewright.workers.toolchains import tpu as tpu_toolchain
 
 CALIBRATION_SECONDS = 180.0
 """How long stations may take to start, compile the reference kernel and time it."""
 
-SEED_USES = 256
-"""Jobs that are timed on the same operands."""
+TALK = "talk"
+"""The concurrency group of a station's calls that need no device: jobs of others hold them up no more."""
 
 SLIVER = 0.001
 """Of a node's resource: enough to be placed there."""
@@ -39,12 +39,12 @@ CALIBRATION_EFFORT = (5, 3)
 
 
 class StationActor:
-    """Runs in the Ray worker process that holds one GPU; one call at a time."""
+    """Runs in the Ray worker process that holds one GPU; one job at a time, and what is only asked waits for none."""
 
     def __init__(self, target: str, scratch: str | None) -> None:
         self._target = load_target(target)
         self._station = LocalStation(self._target.hardware, Path(scratch) if scratch else None)
-        self._seed, self._seed_uses = 0, SEED_USES
+        self._seeds = OperandSeeds()
         with contextlib.suppress(OSError):  # the first job will say why
             self._station.warm()
 
@@ -52,26 +52,28 @@ class StationActor:
         """As ``workers.device.station.Station``; a station without a device is told apart by its process."""
         return {calibration.DEVICE: f"process {os.getpid()}", **self._station.hello()}
 
+    @ray.method(concurrency_group=TALK)
     def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
-        if self._seed_uses >= SEED_USES:
-            self._seed, self._seed_uses = proposed, 0
-        self._seed_uses += not ahead
-        return self._seed
+        return self._seeds.seed(proposed, ahead=ahead)
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         return self._station.run(job, limits)
 
+    @ray.method(concurrency_group=TALK)
     def champion(self, known: tuple[str, float] | None) -> Champion | bool | None:
         """The champion with its plans, which are large; True for the one that the evaluator knows by id and fitness."""
         found = self._station.champion()
         return True if found is not None and (found.entry.id, found.fitness) == known else found
 
+    @ray.method(concurrency_group=TALK)
     def claim(self, contender: str) -> bool:
         return self._station.claim(contender)
 
+    @ray.method(concurrency_group=TALK)
     def release(self, contender: str, crowned: Champion | None) -> None:
         self._station.release(contender, crowned)
 
+    @ray.method(concurrency_group=TALK)
     def inherit(self, champion: Champion) -> None:
         """See ``workers.device.station.LocalStation``."""
         self._station.inherit(champion)
@@ -167,7 +169,7 @@ def start_stations(target: Target, gpus: int, scratch: str | None = None) -> lis
         awaited = {f"target:{target.name}": SLIVER} if offered_targets() and not places else {}
         wanted, count = {"num_gpus": 1, "resources": awaited}, max(1, gpus)
     remote: Any = ray.remote
-    actor = remote(num_cpus=0, max_restarts=-1, **wanted)(StationActor)
+    actor = remote(num_cpus=0, max_restarts=-1, concurrency_groups={TALK: 1}, **wanted)(StationActor)
     return [actor.remote(target.name, scratch) for _ in range(count)]
 
 
@@ -186,7 +188,8 @@ def _station_on(node: str, target: Target, gpus: int, scratch: str | None) -> Ac
     """A station on a node; should the node be lost, on any. It refuses a GPU of another product."""
     remote: Any = ray.remote
     place = NodeAffinitySchedulingStrategy(node, soft=True)
-    actor = remote(num_cpus=0, num_gpus=gpus, max_restarts=-1, scheduling_strategy=place)(StationActor)
+    options = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": -1, "concurrency_groups": {TALK: 1}}
+    actor = remote(**options, scheduling_strategy=place)(StationActor)
     made: ActorHandle = actor.remote(target.name, scratch)
     return made
 

@@ -18,6 +18,7 @@ from tilewright.seeds.operator import Operator, Workload
 from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.device.compile_ahead import CompileAheadStage
+from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import Entry, LocalStation, Station, compile_children
 from tilewright.workers.device.timing import Samples, Timing, measure
 from tilewright.workers.device.trace_ahead import trace_ahead
@@ -146,7 +147,7 @@ def _planned(
 
 def _kept(station: Station, entry: Entry, shapes: Sequence[Workload]) -> Mapping[str, bytes]:
     """What a station of this process has of it, if that is all."""
-    if not isinstance(station, LocalStation):
+    if not isinstance(station, LocalStation | SharedStation):
         return {}
     found = station.plans(entry.source, entry.params)
     return {w.id: found[w.id] for w in shapes} if all(w.id in found for w in shapes) else {}

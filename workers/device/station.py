@@ -120,6 +120,24 @@ class Station(Protocol):
         ...
 
 
+SEED_USES = 256
+"""Jobs that are timed on the same operands."""
+
+
+class OperandSeeds:
+    """Seeds of the operands that a device times with: as ``Station.operand_seed``."""
+
+    def __init__(self) -> None:
+        self._seed, self._uses = 0, SEED_USES
+
+    def seed(self, proposed: int, *, ahead: bool = False) -> int:
+        """``proposed``, or the one that was told last, until it has been used often enough."""
+        if self._uses >= SEED_USES:
+            self._seed, self._uses = proposed, 0
+        self._uses += not ahead
+        return self._seed
+
+
 class LocalStation:
     """A station in this process. Not safe for several threads."""
 
@@ -236,8 +254,8 @@ def device_config(gpu: Gpu) -> SessionConfig:
     )
 
 
-def compile_children(gpu: Gpu, scratch: Path | None = None) -> FreshChildren:
-    """Children that compile ahead, one for each candidate."""
+def compile_children(gpu: Gpu, scratch: Path | None = None, address: str | None = None) -> FreshChildren:
+    """Children that compile ahead, one for each candidate. ``address``: see ``FreshChildren``."""
     return FreshChildren(
         "compile.",
         ("tilewright.workers.runners.triton_compile",),
@@ -245,6 +263,7 @@ def compile_children(gpu: Gpu, scratch: Path | None = None) -> FreshChildren:
         triton_toolchain.compile_environment(),
         scratch,
         triton_toolchain.CACHES,
+        address,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ _MEMORY_FAULT = re.compile(
 
 
 class Samples:
-    """Answers due at sampled places, for the latest (workload, seed) pairs. Not safe for several threads."""
+    """Answers due at sampled places, for the latest (workload, seed) pairs; for several threads they are made once."""
 
     def __init__(self, operator: Operator, most: int = 256) -> None:
         self._operator = operator
@@ -55,6 +56,7 @@ class Samples:
         self._tables = self._sampled.tables() if self._sampled else {}
         self._made: OrderedDict[tuple[str, int], Sample] = OrderedDict()
         self._most = most
+        self._lock = threading.Lock()
 
     @property
     def tables(self) -> Mapping[str, np.ndarray]:
@@ -65,14 +67,15 @@ class Samples:
         """Only for an operator with ``tables``."""
         assert self._sampled is not None
         key = (workload.id, seed)
-        if key not in self._made:
-            shapes = {spec.name: tuple(spec.shape) for spec in self._operator.inputs(workload)}
-            elements = Elements(seed, workload.id, shapes, self._tables)
-            rng = np.random.default_rng([seed, sum(workload.id.encode())])
-            self._made[key] = self._sampled.sample(workload, elements, rng)
-            while len(self._made) > self._most:
-                self._made.popitem(last=False)
-        return self._made[key]
+        with self._lock:
+            if key not in self._made:
+                shapes = {spec.name: tuple(spec.shape) for spec in self._operator.inputs(workload)}
+                elements = Elements(seed, workload.id, shapes, self._tables)
+                rng = np.random.default_rng([seed, sum(workload.id.encode())])
+                self._made[key] = self._sampled.sample(workload, elements, rng)
+                while len(self._made) > self._most:
+                    self._made.popitem(last=False)
+            return self._made[key]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -208,6 +209,7 @@ def noted_device(part: Mapping[str, int]) -> Iterator[None]:
         (torch.cuda, "current_stream", lambda *a: stream),
         (torch.cuda, "stream", null),
         (torch.cuda, "_lazy_init", lambda: None),
+        (subprocess, "run", _asked(str(part.get("product", "GPU")))),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     active = triton.runtime.driver.active if _has_driver() else None
@@ -223,6 +225,21 @@ def noted_device(part: Mapping[str, int]) -> Iterator[None]:
             setattr(owner, name, value)
         if active is not None:
             triton.runtime.driver.set_active(active)
+
+
+def _asked(product: str) -> Callable[..., Any]:
+    """``subprocess.run`` for packages that ask the driver's own tool which device there is."""
+    run = subprocess.run
+
+    def asked(command: Any, *args: Any, **kwargs: Any) -> Any:
+        words = command.split() if isinstance(command, str) else list(command)
+        if words[:1] != ["nvidia-smi"]:
+            return run(command, *args, **kwargs)
+        text = bool(kwargs.get("text") or kwargs.get("universal_newlines") or kwargs.get("encoding"))
+        said = f"{product}\n"
+        return subprocess.CompletedProcess(command, 0, said if text else said.encode(), "" if text else b"")
+
+    return asked
 
 
 def _has_driver() -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from tilewright.workers.intake.call_site import (
     Oracle,
@@ -220,23 +222,46 @@ def independent_of(site: Site, reference: Oracle, shape: Shape, results: Sequenc
     return found
 
 
+class _Flops(TorchDispatchMode):
+    """Counts floating-point operations as torch's own counter does, without importing torch's compiler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        count = flop_registry.get(func._overloadpacket)
+        if count is None:
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        out = func(*args, **kwargs)
+        if count is not None:
+            self.total += int(count(*args, **kwargs, out_val=out))
+        return out
+
+
 def work_of(site: Site, reference: Oracle) -> dict[str, int]:
     """Floating-point operations of matrix products in the reference, by workload."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     found = {}
     for dims in site.dims:
         given = {
             o.name: torch.empty(o.sizes(dims), dtype=getattr(torch, o.dtype), device="meta")
             for o in site.operands
         }
-        counter = FlopCounterMode(display=False)
+        counter = _Flops()
         try:
             with torch.no_grad(), counter:
                 eval(
                     f"reference({reference.call})", {"torch": torch, "reference": reference.function, **given}
                 )
-            found[id_of(dims)] = int(counter.get_total_flops())
+            found[id_of(dims)] = counter.total
         except Exception:  # noqa: BLE001 - a reference that wants data
             found[id_of(dims)] = 0
     return found

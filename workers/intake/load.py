@@ -10,6 +10,7 @@ import __future__
 
 import ast
 import builtins
+import functools
 import importlib
 import importlib.util
 import linecache
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.workers.intake import symbols
+from tilewright.workers.intake.decorators import is_kernel, unwrapped
 
 HOOK = "tilewright_hook_"
 _HOOKED = ("min", "max", "int", "float", "abs", "round")
@@ -185,6 +187,8 @@ class PackageLoader(MetaPathFinder, Loader):
         self._hooks = _hooks(literals)
         self._traced = traced
         self.missing: list[str] = []
+        self.user = ""
+        """The name of the user's own module."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
@@ -232,9 +236,13 @@ class PackageLoader(MetaPathFinder, Loader):
             if name in origins:
                 base, item = origins[name]
                 source = importlib.import_module(base, module.__name__)
+                if source is module:
+                    return importlib.import_module(f"{module.__name__}.{item}")
                 if hasattr(source, item):
                     return getattr(source, item)
                 return importlib.import_module(f"{source.__name__}.{item}")
+            if importlib.util.find_spec(f"{module.__name__}.{name}") is not None:
+                return importlib.import_module(f"{module.__name__}.{name}")
             if HOOK + "literal" not in module.__dict__:
                 self.run(module, path)
                 if name in module.__dict__:
@@ -257,14 +265,18 @@ class PackageLoader(MetaPathFinder, Loader):
             for n in s.names
         ]
         flags = __future__.annotations.compiler_flag if "annotations" in future else 0
+        # what the user's file does below its functions is a benchmark; what a package's file does sets it up
+        helper = wanted is None and bool(self._package) and module.__name__ != self.user
         for statement in tree.body:
-            if not _kept(statement, needed):
+            if not _kept(statement, needed, helper):
                 continue
             bound = list(_bound(statement))
             hooked = ast.fix_missing_locations(_Hooked(path).visit(statement)) if self._traced else statement
             if isinstance(hooked, ast.FunctionDef | ast.ClassDef):
                 hooked.decorator_list = [d for d in hooked.decorator_list if not _absent(d, module)]
             why = _ran(hooked, path, flags, module)
+            if isinstance(hooked, ast.FunctionDef) and is_kernel(statement):
+                why = unwrapped(hooked, why, module, functools.partial(_ran, hooked, path, flags, module))
             if why and isinstance(hooked, ast.ImportFrom):
                 _usual(hooked, module)
             if why and isinstance(hooked, ast.If) and (taken := _open_branch(hooked, path, flags, module)):
@@ -322,8 +334,10 @@ def _open_branch(node: ast.If, path: str, flags: int, module: types.ModuleType) 
     return ""
 
 
-def _kept(statement: ast.stmt, needed: set[str] | None) -> bool:
+def _kept(statement: ast.stmt, needed: set[str] | None, helper: bool) -> bool:
     if isinstance(statement, ast.Expr):
+        if helper and isinstance(statement.value, ast.Call):
+            return True
         text = ast.unparse(statement)
         rule = re.match(r"\w+\.def(vjp|jvp|jvps)\(", text) is not None
         return isinstance(statement.value, ast.Call) and (rule or text.startswith(_KEPT_CALLS))
@@ -331,9 +345,27 @@ def _kept(statement: ast.stmt, needed: set[str] | None) -> bool:
         return False
     if isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test):
         return False
-    if needed is not None and isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
-        return any(name in needed for name in _bound(statement))
+    if needed is not None and (
+        isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) or _loads(statement)
+    ):
+        return any(name in needed or name == "*" for name in _bound(statement))
     return True
+
+
+def _loads(statement: ast.stmt) -> bool:
+    """Whether it does nothing but import, also with a way out, and of what is not loaded: seconds, at times."""
+    if isinstance(statement, ast.Try):
+        parts: list[ast.stmt] = [*statement.body, *(s for h in statement.handlers for s in h.body)]
+        if not all(isinstance(part, ast.Import | ast.ImportFrom | ast.Assign | ast.Pass) for part in parts):
+            return False
+    elif not isinstance(statement, ast.Import | ast.ImportFrom):
+        return False
+    for node in ast.walk(statement):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module not in sys.modules:
+            return True
+        if isinstance(node, ast.Import) and any(item.name not in sys.modules for item in node.names):
+            return True
+    return False
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
@@ -354,7 +386,9 @@ def _needed(tree: ast.Module, wanted: str) -> set[str]:
         if isinstance(statement, ast.Expr):
             continue
         used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-        for name in _bound(statement):
+        # what a function calls its own variables is nobody else's
+        defined = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        for name in list(_bound(statement))[: 1 if defined else None]:
             uses.setdefault(name, set()).update(used)
     left, seen = [wanted.split(".")[0]], set()
     while left:
@@ -418,5 +452,6 @@ def load(
         importlib.import_module(".".join(parts[:depth]))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    loader.user = name
     loader.run(module, str(path), function)
     return module, loader

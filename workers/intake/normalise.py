@@ -20,6 +20,7 @@ import triton.language as tl
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, DECLARATIONS
 from tilewright.workers.intake.load import Missing, Silent
+from tilewright.workers.intake.masks import is_mask, masks_of
 from tilewright.workers.intake.names import object_of
 
 _TAKEN = ALL_BUILTINS | frozenset(("torch", "triton", "tl", "launch", "math")) | frozenset(DECLARATIONS)
@@ -186,16 +187,15 @@ class _Transform(ast.NodeTransformer):
     ) -> None:  # fmt: skip
         self._owner, self._known, self._closure, self._mapping = owner, known, closure, mapping
         arguments = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-        self._constexprs = {
-            a.arg
-            for a in node.args.args
-            if a.annotation is not None and "constexpr" in ast.unparse(a.annotation)
-        }
+        self._arguments = frozenset(arguments)
         bound = [
             *arguments,
             *(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)),
         ]
         self._local = set(bound)
+        self._masks = masks_of(node)
+        tests = (n.test for n in ast.walk(node) if isinstance(n, ast.If | ast.While | ast.IfExp | ast.Assert))
+        self._tests = {id(n) for test in tests for n in ast.walk(test)}
         for name in bound:
             if name == "_" or name in mapping:
                 continue
@@ -207,6 +207,18 @@ class _Transform(ast.NodeTransformer):
             while new != name and (new in self._local or new in mapping.values()):
                 new += "_"
             mapping[name] = new
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        """``and`` of masks, which Triton's compiler reads as of their elements and its interpreter as Python does."""
+        found = id(node) not in self._tests and is_mask(node, self._masks)
+        self.generic_visit(node)
+        if not found:
+            return node
+        kind = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
+        joined = node.values[0]
+        for value in node.values[1:]:
+            joined = ast.copy_location(ast.BinOp(joined, kind, value), node)
+        return joined
 
     # -- names -----------------------------------------------------------------------------------
 
@@ -234,7 +246,7 @@ class _Transform(ast.NodeTransformer):
         ):
             said = self._library(node.attr, node.lineno)
             return node if said is None else ast.copy_location(ast.parse(said, mode="eval").body, node)
-        if node.attr == "value" and isinstance(node.value, ast.Name) and node.value.id in self._constexprs:
+        if node.attr == "value" and isinstance(node.value, ast.Name) and node.value.id in self._arguments:
             return self.visit(node.value)
         node.value = self.visit(node.value)
         return node

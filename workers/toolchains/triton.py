@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from tilewright.fitness.architectures import Architecture
@@ -125,6 +125,7 @@ print(json.dumps(found))
 PROBE_SECONDS = 30.0
 
 
+@cache
 def local_target() -> str | None:
     """The target that stands for this machine's first GPU (see ``fitness.gpus.local_name``); None without one."""
     try:

@@ -1,35 +1,34 @@
-"""The search alone on an H200: campaigns whose candidates are compiled beside the GPU and timed one after the other.
+"""The search alone on an H200: many campaigns at once, whose candidates share compilers and one GPU.
 
-    python -m experiments.studies.rewrites.direct --case pointer --seeds 0 1 2 --seconds 70 --folder direct \\
-        --out experiments/records/rewrites/direct_h200.json
+    python -m experiments.studies.rewrites.direct --plan pointer:niches:0-2 softmax:niches:0 --evaluations 60 \\
+        --seconds 150 --folder direct --out experiments/records/rewrites/direct_h200.json
+    python -m experiments.studies.rewrites.direct --plan pointer:all:0-4 --evaluations 40 --folder F --out FILE
 
 The searcher is a campaign's own (niches, rules, surrogate, its seed kernel alone at the start); instead of workers
-there is a pool of compilers and one process that launches plans as ``points`` does: answers against float32 on some
-rows, then device times with L2 flushed. A campaign of one minute sees about a hundred candidates so. ``--arms`` as in
-``structures``. In the end the naive kernel, all winners and torch are timed side by side in interleaved rounds.
+there is ``lab``: processes that compile, and one that launches plans as ``points`` does. ``--plan`` names campaigns as
+CASE:ARM:SEEDS; arms as in ``structures``, ``all`` for the four. Every campaign has the same number of evaluations.
+A genome that several campaigns try is compiled and measured once and read by all of them, so that the seconds of a
+campaign are not those of its evaluations: ``compile_seconds`` and ``device_seconds`` are what these took. In the end
+the naive kernel, all winners and torch are timed side by side in interleaved rounds, case by case.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
-import multiprocessing
 import sys
 import time
-from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, field
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from experiments.studies.rewrites import points
-from experiments.studies.rewrites.point_cases import CASES, Case
+from experiments.studies.rewrites.lab import Ask, Lab, Reading
+from experiments.studies.rewrites.point_cases import CASES, Case, seed
 from experiments.studies.rewrites.structures import ARMS, CALLS, FAMILY, KERNELS
-from testkit.compile_ahead import start
 from tilewright.evolve.campaign.config import parse_config
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import Budget, Campaign, Order, Plan
@@ -37,61 +36,27 @@ from tilewright.evolve.campaign.resolve import Resolved, resolve
 from tilewright.evolve.campaign.searcher import build_searcher
 from tilewright.evolve.intake.tune import Request, config_of, prepare, target_named
 from tilewright.evolve.record.archive import Archive
+from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
 
 Json = dict[str, Any]
-LAG = 20
-MEASURE_SECONDS = 25.0
-"""A candidate that takes longer over all shapes hangs."""
+LAG = 6
+HAND_WRITTEN: Mapping[str, tuple[Callable[[], str], Json]] = {
+    "pointer": (seed("gemm_fp8_blockwise/kernels/gluon_ws.py"), {"group_m": 12}),
+}
+"""Kernels by a person that stand beside the winners, and what differs from their defaults."""
 
 
-def _measure(pipe: Connection, name: str, plans: Path) -> None:
-    """The process that has the GPU: a row in, its times out; ``final`` for rounds side by side."""
-    from experiments.studies.rewrites.point_device import Bench
+class Asking:
+    """Implements ``Evaluator`` over a pipe to the lab."""
 
-    case = next(c for c in CASES if c.name == name)
-    lines: list[Json] = []
-    bench = Bench(plans, lines.append, [])
-    pipe.send("ready")
-    while True:
-        what, rows = pipe.recv()
-        lines.clear()
-        if what == "final":
-            bench.final(case, rows)
-        else:
-            bench.all_shapes(case, rows[0])
-        pipe.send([line for line in lines if "at" not in line])
-
-
-@dataclass
-class Lab:
-    """Implements ``Evaluator``: compiles in many processes, measures in one."""
-
-    case: Case
-    folder: Path
-    processes: int
-    cache: str = "cache"
-    begun: float = field(default_factory=time.monotonic)
-    curve: list[tuple[float, float]] = field(default_factory=list)
-    """(seconds, fitness) of everything measured."""
-
-    def __post_init__(self) -> None:
-        self._context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(
-            self.processes, self._context, initializer=start, initargs=(str(self.folder / "cache"),)
-        )
-        self._jobs: deque[tuple[Job, Json, Future[str]]] = deque()
-        self.rows: dict[str, Json] = {}
-        self._child()
-
-    def _child(self) -> None:
-        self._pipe, other = self._context.Pipe()
-        self._process = self._context.Process(target=_measure, args=(other, self.case.name, self.folder))
-        self._process.start()
-        self._pipe.poll(120)
-        self._pipe.recv()
+    def __init__(self, case: Case, campaign: str, pipe: Connection) -> None:
+        self.case, self.campaign, self._pipe = case, campaign, pipe
+        self._jobs: dict[int, Job] = {}
+        self.compile_seconds = self.device_seconds = 0.0
 
     @property
     def slots(self) -> int:
@@ -99,87 +64,73 @@ class Lab:
 
     def submit(self, job: Job) -> None:
         genome = job.genome
-        row = {
-            "case": self.case.name,
-            "id": genome.id,
-            "label": genome.source_id[:8],
-            "params": dict(genome.params),
-        }
-        stem, cache = str(self.folder / genome.id), str(self.folder / self.cache)
-        done = self._pool.submit(
-            points.compile_point, genome.source, dict(genome.params), self.case.workloads(), stem, cache
-        )
-        self._jobs.append((job, row, done))
+        self._jobs[job.index] = job
+        ask = Ask(self.case.name, genome.id, genome.source, dict(genome.params), self.campaign, job.index)
+        self._pipe.send(ask)
 
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
-        until = time.monotonic() + timeout_seconds
-        while self._jobs and time.monotonic() < until:
-            ready = next((entry for entry in self._jobs if entry[2].done()), None)
-            if ready is None:
-                time.sleep(0.01)
-                continue
-            self._jobs.remove(ready)
-            job, row, done = ready
-            return [(job.index, self._evaluated(job, row, done))]
-        return []
-
-    def _evaluated(self, job: Job, row: Json, done: Future[str]) -> Evaluation:
-        problem = "the compiler died" if done.exception() else done.result()
-        if problem:
-            return self._failed(job, Stage.COMPILE, Verdict.COMPILE_ERROR, problem)
-        first = next(iter(self.case.shapes))
-        code = hashlib.sha256((self.folder / f"{row['id']}.{first}.plan").read_bytes()).hexdigest()[:32]
-        if code in job.known_artefacts:
-            return self._failed(job, Stage.COMPILE, Verdict.DUPLICATE, "compiles to what is known", code)
-        lines = self.asked("one", [row])
-        if lines is None:
-            return self._failed(job, Stage.CHECK, Verdict.TIMEOUT, "hangs or kills its process", code)
-        wrong = next((line["error"] for line in lines if "error" in line), None)
-        times = {line["shape"]: line["us"] * 1e-6 for line in lines if "us" in line}
-        if wrong or len(times) < len(self.case.shapes):
-            return self._failed(job, Stage.CHECK, Verdict.INCORRECT, wrong or "no time", code)
-        scale = 1e9 if self.case.unit == "GB/s" else 1e12
-        rates = {shape: self.case.work[shape] / s / scale for shape, s in times.items()}
-        fitness = math.exp(sum(map(math.log, rates.values())) / len(rates))
-        self.rows[row["id"]] = {**row, "us": {s: t * 1e6 for s, t in times.items()}}
-        self.curve.append((round(time.monotonic() - self.begun, 1), round(fitness, 1)))
-        figures = tuple(
-            WorkloadFigures(
-                workload=s, seconds=t, tflops=rates[s], roofline_fraction=0.0, kind=FigureKind.MEASURED
-            )
-            for s, t in times.items()
-        )
-        return Evaluation(
-            genome=job.genome.id, target="h200", suite=self.case.name, stage=Stage.MEASURE, verdict=Verdict.OK,
-            fitness=fitness, interval=(fitness * 0.99, fitness * 1.01), workloads=figures, artefact=code,
-        )  # fmt: skip
-
-    def _failed(self, job: Job, stage: Stage, verdict: Verdict, reason: str, code: str = "") -> Evaluation:
-        return Evaluation(
-            genome=job.genome.id, target="h200", suite=self.case.name, stage=stage, verdict=verdict,
-            reason=reason.splitlines()[0][:200], artefact=code or None,
-        )  # fmt: skip
-
-    def asked(self, what: str, rows: Sequence[Json], seconds: float = MEASURE_SECONDS) -> list[Json] | None:
-        """The measuring process's lines; None, and another process, where it hangs or dies."""
-        try:
-            self._pipe.send((what, list(rows)))
-            if self._pipe.poll(seconds):
-                return list(self._pipe.recv())
-        except (EOFError, OSError):
-            pass
-        self._process.kill()
-        self._process.join()
-        self._child()
-        return None
+        if not self._jobs or not self._pipe.poll(timeout_seconds):
+            return []
+        index, reading = self._pipe.recv()
+        self.compile_seconds += reading.compile_seconds
+        self.device_seconds += reading.device_seconds
+        return [(index, evaluated(self.case, self._jobs.pop(index), reading))]
 
     def activity(self) -> list[str]:
         return []
 
     def close(self) -> None:
-        self._process.kill()
-        for child in list(getattr(self._pool, "_processes", {}).values()):
-            child.kill()
+        self._pipe.close()
+
+
+def fitness_of(case: Case, us: Mapping[str, float]) -> float:
+    """Geometric mean of the rates over shapes, in the case's unit."""
+    return math.exp(sum(math.log(rate) for rate in _rates(case, us).values()) / len(us))
+
+
+def _rates(case: Case, us: Mapping[str, float]) -> dict[str, float]:
+    scale = 1e3 if case.unit == "GB/s" else 1e6
+    return {shape: case.work[shape] / time_us / scale for shape, time_us in us.items()}
+
+
+def evaluated(case: Case, job: Job, reading: Reading) -> Evaluation:
+    """What a cascade would have said."""
+    common: Json = {
+        "genome": job.genome.id,
+        "target": "h200",
+        "suite": case.name,
+        "artefact": reading.code or None,
+    }
+    if reading.code and reading.code in job.known_artefacts:
+        return Evaluation(
+            **common, stage=Stage.COMPILE, verdict=Verdict.DUPLICATE, reason="compiles to what is known"
+        )
+    if reading.stage == "lost":
+        return Evaluation(**common, stage=Stage.COMPILE, verdict=Verdict.TIMEOUT, reason=reading.problem)
+    if reading.problem:
+        verdict = {"compile": Verdict.COMPILE_ERROR}.get(reading.stage, Verdict.INCORRECT)
+        stage = Stage.COMPILE if reading.stage == "compile" else Stage.CHECK
+        reason = reading.problem.splitlines()[0][:200]
+        return Evaluation(**common, stage=stage, verdict=verdict, reason=reason)
+    fitness, rates = fitness_of(case, reading.us), _rates(case, reading.us)
+    figures = tuple(
+        WorkloadFigures(
+            workload=s, seconds=t * 1e-6, tflops=rates[s], roofline_fraction=0.0, kind=FigureKind.MEASURED
+        )
+        for s, t in reading.us.items()
+    )
+    interval = (fitness * 0.99, fitness * 1.01)
+    return Evaluation(
+        **common,
+        stage=Stage.MEASURE,
+        verdict=Verdict.OK,
+        fitness=fitness,
+        interval=interval,
+        workloads=figures,
+    )
+
+
+# -- one campaign ----------------------------------------------------------------------------------------------
 
 
 def resolved_case(case: Case, arm: str, seed: int, folder: Path) -> Resolved:
@@ -199,77 +150,182 @@ def resolved_case(case: Case, arm: str, seed: int, folder: Path) -> Resolved:
             k.partition(".")[2]: v for k, v in overrides.items() if k.startswith("search.")
         }
         return resolve(parse_config(data))
-    named = next(name for name in CALLS if name.split()[0] == case.name)
-    function, reference, calls = CALLS[named]
-    request, target = Request(KERNELS, function, reference, tuple(calls)), target_named("h200")
-    where = folder / "operator"
-    if not (where / "operator.py").exists():
-        prepare(request, target, where, lambda line: None)
-    return resolve(config_of(request, target, where, overrides))
+    request, target = _request(case), target_named("h200")
+    return resolve(config_of(request, target, folder / f"operator-{case.name}", overrides))
 
 
-def run(case: Case, arm: str, seed: int, seconds: float, folder: Path, lab: Lab) -> Json:
-    """One campaign."""
-    resolved = resolved_case(case, arm, seed, folder)
-    search = resolved.config.search
-    archive = Archive(search.islands, search.migration_interval)
-    home = folder / f"{case.name}-{arm}-{seed}"
-    home.mkdir(parents=True, exist_ok=True)
-    lab.cache, lab.curve = f"cache-{arm}-{seed}", []
-    with Journal(home / JOURNAL, write=True, create=True) as journal:
-        searcher = build_searcher(resolved, archive, journal, home).searcher
-        budget = Budget(evaluations=100_000, wall_seconds=seconds)
-        plan = Plan(resolved.starts, budget, seed, LAG, search.islands, Order.ARRIVAL)
-        campaign = Campaign(plan, searcher, archive, lab, journal)
-        lab.begun = time.monotonic()
-        campaign.run()
+def _request(case: Case) -> Request:
+    function, reference, calls = CALLS[case.name]
+    return Request(KERNELS, function, reference, tuple(calls))
+
+
+def take_in(cases: Sequence[Case], folder: Path) -> None:
+    """Operators of users' functions, once."""
+    for case in cases:
+        where = folder / f"operator-{case.name}"
+        if case.name not in FAMILY and not (where / "operator.py").exists():
+            prepare(_request(case), target_named("h200"), where, lambda line: None)
+
+
+def search(
+    case: Case, arm: str, seed: int, evaluations: int, seconds: float, folder: Path, pipe: Connection
+) -> None:
+    """One campaign, in its own process; sends its row."""
+    name = f"{case.name}-{arm}-{seed}"
+    try:
+        resolved = resolved_case(case, arm, seed, folder)
+        settings = resolved.config.search
+        archive = Archive(settings.islands, settings.migration_interval)
+        home = folder / name
+        home.mkdir(parents=True, exist_ok=True)
+        asking = Asking(case, name, pipe)
+        curve: list[tuple[float, int]] = []
+        with Journal(home / JOURNAL, write=True, create=True) as journal:
+            searcher = build_searcher(resolved, archive, journal, home).searcher
+            budget = Budget(evaluations=evaluations, wall_seconds=seconds)
+            plan = Plan(resolved.starts, budget, seed, LAG, settings.islands, Order.ARRIVAL)
+            campaign = Campaign(plan, searcher, archive, asking, journal)
+            begun = time.monotonic()
+            campaign.on_progress = lambda c: _note(curve, begun, len(c.history.evaluated))
+            stopped = campaign.run()
+        pipe.send(_row_of(case, arm, seed, campaign, asking, curve) | {"stopped": stopped.value})
+    except Exception as error:  # noqa: BLE001 - a campaign that breaks is a row that says so
+        pipe.send(
+            {"case": case.name, "arm": arm, "seed": seed, "error": str(error), "at": traceback.format_exc()}
+        )
+
+
+def _note(curve: list[tuple[float, int]], begun: float, count: int) -> None:
+    if not curve or curve[-1][1] != count:
+        curve.append((round(time.monotonic() - begun, 1), count))
+
+
+def _row_of(
+    case: Case, arm: str, seed: int, campaign: Campaign, asking: Asking, curve: Sequence[tuple[float, int]]
+) -> Json:
     done = campaign.history.evaluated
     worked = [(c, e) for c, e in done if e.fitness]
+    row: Json = {
+        "case": case.name, "arm": arm, "seed": seed, "unit": case.unit, "evaluations": len(done),
+        "seconds": round(campaign.elapsed_seconds, 1), "compile_seconds": round(asking.compile_seconds, 1),
+        "device_seconds": round(asking.device_seconds, 1),
+        "verdicts": dict(Counter(e.verdict.value for _, e in done)),
+    }  # fmt: skip
+    if not worked:
+        return row | {"reasons": [e.reason for _, e in done][:3]}
     best, evaluation = max(worked, key=lambda pair: pair[1].fitness or 0.0)
-    by_id = {c.genome.id: c for c, _ in done}
+    by_index = {c.genome.id: c for c, _ in done}
+    fitness = {c.genome.id: e.fitness for c, e in done}
+    return row | {
+        "seed_fitness": worked[0][1].fitness, "best": evaluation.fitness, "id": best.genome.id,
+        "params": dict(best.genome.params), "source": best.genome.source, "seed_id": worked[0][0].genome.id,
+        "steps": _steps(best, by_index), "progress": list(curve),
+        "evaluated": [
+            [
+                c.mutation.kind.value, c.mutation.proposer, c.mutation.detail[:90], e.verdict.value,
+                round(e.fitness, 2) if e.fitness else None,
+                round(max((fitness.get(p) or 0.0 for p in c.parents), default=0.0), 2),
+            ]
+            for c, e in done
+        ],
+    }  # fmt: skip
+
+
+def _steps(best: Candidate, known: Mapping[str, Candidate]) -> list[str]:
     steps, current = [], best
     while True:
         steps.append(f"{current.mutation.proposer}: {current.mutation.detail}")
-        if not current.parents or current.parents[0] not in by_id:
-            break
-        current = by_id[current.parents[0]]
-    (home / "winner.py").write_text(best.genome.source)
-    verdicts: dict[str, int] = {}
-    for _, e in done:
-        verdicts[e.verdict.value] = verdicts.get(e.verdict.value, 0) + 1
-    return {
-        "case": case.name, "arm": arm, "seed": seed, "seconds": round(time.monotonic() - lab.begun, 1),
-        "evaluations": len(done), "verdicts": verdicts, "seed_fitness": worked[0][1].fitness,
-        "best": evaluation.fitness, "unit": case.unit, "id": best.genome.id, "params": dict(best.genome.params),
-        "steps": steps[::-1], "curve": lab.curve,
-    }  # fmt: skip
+        if not current.parents or current.parents[0] not in known:
+            return steps[::-1]
+        current = known[current.parents[0]]
+
+
+# -- the study -------------------------------------------------------------------------------------------------
+
+
+def planned(texts: Sequence[str]) -> list[tuple[Case, str, int]]:
+    """(case, arm, seed) of ``CASE:ARM:SEEDS``; ``SEEDS`` is 0, 0-2 or 0,3."""
+    by_name = {case.name: case for case in CASES}
+    found = []
+    for text in texts:
+        name, arm, seeds = text.split(":")
+        first, dash, last = seeds.partition("-")
+        numbers = range(int(first), int(last) + 1) if dash else [int(s) for s in seeds.split(",")]
+        found += [(by_name[name], a, n) for n in numbers for a in (ARMS if arm == "all" else [arm])]
+    return found
+
+
+def finals(case: Case, rows: Sequence[Json], lab: Lab) -> Json:
+    """Seed kernel, winners, a person's kernel where there is one, and torch, in one run."""
+    asks: dict[str, tuple[str, Ask]] = {}
+    for row in rows:
+        if "best" in row:
+            label = f"{row['arm']} {row['seed']}"
+            asks.setdefault(row["seed_id"], ("naive", Ask(case.name, row["seed_id"], "", {})))
+            asks.setdefault(row["id"], (label, Ask(case.name, row["id"], "", row["params"])))
+    if case.name in HAND_WRITTEN:
+        source, changes = HAND_WRITTEN[case.name]
+        text = source()
+        ask = Ask(case.name, "hand-written", text, {**read_declarations(text).defaults, **changes})
+        if not lab.compile_now([ask])["hand-written"]:
+            asks["hand-written"] = ("hand-written", ask)
+    lines = lab.side_by_side(case.name, list(asks.values())) or []
+    shapes = [line for line in lines if "final" in line]
+    rates: dict[str, float] = {}
+    for name in shapes[0]["final"] if shapes else []:
+        us = {line["shape"]: line["final"][name] for line in shapes if name in line["final"]}
+        if len(us) == len(case.shapes):
+            label = asks[name][0] if name in asks else name
+            rates[label] = round(fitness_of(case, us), 2)
+    return {"case": case.name, "unit": case.unit, "means": rates, "shapes": shapes}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", required=True, choices=[c.name for c in CASES])
-    parser.add_argument("--arms", nargs="*", default=["niches"], choices=list(ARMS))
-    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    parser.add_argument("--seconds", type=float, default=70.0, help="wall clock of one campaign")
+    parser.add_argument("--plan", nargs="+", required=True, help="CASE:ARM:SEEDS, such as pointer:niches:0-2")
+    parser.add_argument("--evaluations", type=int, default=60, help="of each campaign")
+    parser.add_argument("--seconds", type=float, default=150.0, help="wall clock of all campaigns together")
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--take-in", action="store_true", help="only make the operators of users' functions")
     options = parser.parse_args(arguments)
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    case = next(c for c in CASES if c.name == options.case)
-    found: list[Json] = []
-    lab = Lab(case, folder, options.processes)
-    try:
-        for seed in options.seeds:
-            for arm in options.arms:
-                found.append(run(case, arm, seed, options.seconds, folder, lab))
-                options.out.write_text(json.dumps({"command": sys.argv, "campaigns": found}, indent=1) + "\n")
-        first = next(iter(lab.rows.values()))
-        rows = {r["id"]: lab.rows[r["id"]] for r in found}
-        final = lab.asked("final", [first, *rows.values()], 120.0)
-        data = {"command": sys.argv, "campaigns": found, "seed_id": first["id"], "side_by_side": final}
+    wanted = planned(options.plan)
+    cases = list({case.name: case for case, _, _ in wanted}.values())
+    take_in(cases, folder)
+    if options.take_in:
+        return
+    from tilewright.workers.runners.triton_compile import prepare as prepare_compiler
+
+    prepare_compiler()
+    begun = time.monotonic()
+    rows: list[Json] = []
+    data: Json = {"command": sys.argv, "campaigns": rows, "side_by_side": []}
+    lab = Lab(cases, folder, options.processes)
+
+    def write() -> None:
+        data["seconds"] = round(time.monotonic() - begun, 1)
+        data["device"], data["device_seconds"] = lab.device, round(lab.device_seconds, 1)
+        data["genomes"] = len(lab.readings)
         options.out.write_text(json.dumps(data, indent=1) + "\n")
+
+    def said(row: Json) -> None:
+        rows.append(row)
+        write()
+
+    def body(case: Case, arm: str, seed: int) -> Callable[[Connection], None]:
+        wall = options.seconds - 6.0
+        return lambda pipe: search(case, arm, seed, options.evaluations, wall, folder, pipe)
+
+    try:
+        bodies = {f"{case.name}-{arm}-{seed}": body(case, arm, seed) for case, arm, seed in wanted}
+        lab.serve(bodies, options.seconds, said)
+        write()
+        for case in cases:
+            data["side_by_side"].append(finals(case, [r for r in rows if r["case"] == case.name], lab))
+            write()
     finally:
         lab.close()
 

@@ -182,7 +182,7 @@ CASES = (
         {"expert": ([], [{}, {"group_m": 12}])},
     ),
     Case(
-        "matmul", "matmul", taken("matmul 4096x4096x4096"), MATMUL,
+        "matmul", "matmul", taken("matmul"), MATMUL,
         {f"{m}x{n}x{k}": 2.0 * m * n * k for m, n, k in SHAPES}, "TFLOP/s",
         {
             "seed": ([], [{}]),

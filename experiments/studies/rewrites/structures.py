@@ -36,10 +36,7 @@ FAMILY = {"pointer": "experiments/campaigns/h200_gemm_nt_plain.yaml"}
 """Cases that are campaigns of a family's seed."""
 
 CALLS: dict[str, tuple[str, str, list[str]]] = {
-    **{
-        f"matmul {m}x{n}x{k}": ("matmul", "torch.matmul", [f"bf16[{m}, {k}], bf16[{k}, {n}]"])
-        for m, n, k in SHAPES
-    },
+    "matmul": ("matmul", "torch.matmul", [f"bf16[{m}, {k}], bf16[{k}, {n}]" for m, n, k in SHAPES]),
     "linear_gelu": (
         "linear_gelu",
         f"{KERNELS}:linear_gelu_reference",

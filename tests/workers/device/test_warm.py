@@ -27,7 +27,7 @@ def test_a_station_inherits_the_better_champion() -> None:
 
 def test_what_is_started_ahead_ends_with_it() -> None:
     device = warm_device(load_target("interpreter"))
-    assert device.compiler is None, "the interpreter compiles nothing"
+    assert device.address is None, "the interpreter compiles nothing"
     started = device.station.cpu_seconds
     device.close()
     assert started >= 0.0 and device.station.cpu_seconds == 0.0

@@ -76,6 +76,14 @@ class Lowering:
         self.helpers: list[cst.FunctionDef] = []
         """Functions that carried statements call."""
 
+        self.helper_names: dict[str, str] = {}
+        """What they are called in Gluon, beside the old ones."""
+
+        self.row_layouts = self.numbers is not None
+        """Whether rows' numbers that begin as zeros take the layout of the product's rows, as those of the ring do."""
+
+        self.entry = self.source.fresh(f"{self.kernel.name}_lowered")
+
         self.tunables: dict[str, str] = {}
         """What a parameter of the new space is called there."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
+from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.context import Lowering, Parameters
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Carrier,
@@ -51,7 +51,7 @@ class DeviceText(Lowering):
         slots = "SLOTS: gl.constexpr, PARTS: gl.constexpr, "
         table = {
             **names,
-            "kernel": self.kernel.name,
+            "kernel": self.entry,
             "producer_arguments": _listed(producing.all),
             "producer_parameters": _declared(producing),
             "consumer_arguments": _listed(consuming.all),
@@ -96,7 +96,8 @@ class DeviceText(Lowering):
 
     def _carrier(self, renamed: Mapping[str, str]) -> Carrier:
         shape = (self.product.rows, self.product.columns)
-        return Carrier(self.kernel.tl, "gl", shape, self.names["mma"], renamed)
+        names = {**self.helper_names, **renamed}
+        return Carrier(self.kernel.tl, "gl", shape, self.names["mma"], names, self.row_layouts)
 
     def _range(self) -> str:
         call = self.product.loop.iter
@@ -175,10 +176,14 @@ class DeviceText(Lowering):
         names, wanted = self.names, self.numbers.name
         first = self._renamed(0).get(wanted, wanted)
         place = f"{names['s_stages']}.index({names['stage']} * CONSUMERS + {names['group']})"
-        lines = [f"{first} = {place}.load(gl.SliceLayout(1, {names['mma']}))"]
+        layout = f"gl.SliceLayout(1, {names['mma']})"
+        lines, loaded = [f"{first} = {place}.load({layout})"], [first]
         if first != wanted:
-            lines.append(_guarded(f"{self._renamed(1)[wanted]} = {first}"))
-        return _only("RING", "\n".join(lines))
+            loaded.append(self._renamed(1)[wanted])
+            lines.append(_guarded(f"{loaded[1]} = {first}"))
+        given = [f"{name} = gl.set_auto_layout({name}, {layout})" for name in loaded]
+        given[1:] = [_guarded(text) for text in given[1:]]
+        return _only("RING", "\n".join(lines)) + "\n" + _only("not RING", "\n".join(given))
 
     def _ring(self) -> dict[str, str]:
         """Where the ring carries the rows' numbers: what its functions take, what is copied and made."""
@@ -351,20 +356,12 @@ class DeviceText(Lowering):
                 if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
             }
         found = [k.function for k in jit_kernels(self.source) if k.name in used]
-        for function in found:
-            users = [
-                n
-                for n in walk(self.source.module)
-                if isinstance(n, cst.Name) and n.value == function.name.value
-            ]
-            inside = [n for n in users if self.source.enclosing(n, cst.FunctionDef) is self.kernel.function]
-            if len(users) != len(inside) + 1:
-                raise Unsupported(f"a helper {function.name.value} that others call, too")
         return found
 
     def _helper(self, function: cst.FunctionDef) -> str:
         (node,) = ast.parse(self.source.code(function)).body
         assert isinstance(node, ast.FunctionDef)
+        node.name = self.helper_names[node.name]
         node.decorator_list = [ast.parse("gluon.jit", mode="eval").body]
         return ast.unparse(ast.fix_missing_locations(self._carrier({}).visit(node)))
 

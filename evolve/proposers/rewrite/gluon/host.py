@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 
-from tilewright.evolve.proposers.rewrite.base import Unsupported
+import libcst as cst
+
+from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
+from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.gluon.context import Lowering, Parameters
 from tilewright.evolve.proposers.rewrite.gluon.texts import (
     HOST,
@@ -12,10 +17,45 @@ from tilewright.evolve.proposers.rewrite.gluon.texts import (
     filled,
 )
 from tilewright.evolve.proposers.rewrite.gluon.tile import Tile
+from tilewright.evolve.proposers.rewrite.triton.view import SPARE
 
 
 class HostText(Lowering):
     """Writes what the host does."""
+
+    def _launches(self) -> str:
+        """The new launch, and the old one for tensors whose rows do not begin at 16 bytes."""
+        statement = self.source.statement(self.kernel.launch())
+        if not (
+            isinstance(statement, cst.SimpleStatementLine)
+            and len(statement.body) == 1
+            and isinstance(statement.body[0], cst.Expr)
+        ):
+            raise Unsupported("a launch that is part of a statement")
+        tensors = [self.product.left.tensor, self.product.right.tensor, *([self._c()] if self.stored else [])]
+        fits = " and ".join(f"{t}.stride(0) * {t}{SPARE}" for t in dict.fromkeys(tensors))
+        new = textwrap.indent(f"{self._host()}\n{self._launch()}", "    ")
+        old = textwrap.indent(self._old_launch(statement), "    ")
+        return f"if {fits}:\n{new}\nelse:\n    # a descriptor's rows begin at 16 bytes\n{old}"
+
+    def _old_launch(self, statement: cst.CSTNode) -> str:
+        """The launch as it was; parameters that nothing before it reads are what they are by default."""
+        function = self.source.enclosing(statement, cst.FunctionDef)
+        assert function is not None
+        inside = set(map(id, walk(statement)))
+        places = [n for n in walk(function) if isinstance(n, cst.Subscript) and self._read(n)]
+        elsewhere = {self._read(n) for n in places if id(n) not in inside}
+        text = dedented(self.source, statement)
+        for node in places:
+            name = self._read(node)
+            if id(node) in inside and name not in elsewhere:
+                text = text.replace(self.source.code(node), repr(self.source.defaults[name]))
+        return text
+
+    def _read(self, node: cst.Subscript) -> str:
+        """The parameter of the space that a subscript reads; "" for another subscript."""
+        found = re.fullmatch(r"\w+\[[\"'](\w+)[\"']\]", self.source.code(node))
+        return found[1] if found and found[1] in self.source.space else ""
 
     def _host(self) -> str:
         left, right = self.product.left, self.product.right
@@ -104,7 +144,7 @@ class HostText(Lowering):
         mode = "IN_FLIGHT" if self.product.accumulates is not None else "PIN"
         table = {
             **self.names,
-            "kernel": self.kernel.name,
+            "kernel": self.entry,
             "a_desc": _descriptor(left.tensor, self._box(left), "a_layout"),
             "b_desc": _descriptor(right.tensor, self._box(right), "b_layout"),
             "given": "".join(f"{text}, " for text in [*given, *stored]),

@@ -2,7 +2,8 @@
 
 A program of the new kernel computes ``consumers`` x ``pieces`` tiles of the old one side by side: a producer warp
 copies their operands into a ring of stages by TMA, each consumer group of warps multiplies its rows with every piece
-of columns out of shared memory, and runs what the old kernel did with the product, statement by statement.
+of columns out of shared memory, and runs what the old kernel did with the product, statement by statement. The old
+kernel stays for tensors that no descriptor describes.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from typing import Any
-
-import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.edit import Edit
@@ -23,7 +22,7 @@ from tilewright.evolve.proposers.rewrite.gluon.texts import (
     SPACE,
 )
 from tilewright.evolve.proposers.rewrite.triton.common import NodeRule
-from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, jit_kernels
+from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
 
 IMPORTS = (
     "from triton.experimental import gluon",
@@ -69,18 +68,16 @@ class _Writer(DeviceText, HostText):
 
     def write(self) -> None:
         self.helpers = self._helpers()
+        names = [function.name.value for function in self.helpers]
+        self.helper_names = {name: self.source.fresh(f"{name}_lowered") for name in names}
         edit = self.edit
         self.tunables = {
             key: edit.add_parameter(key, values, default) for key, (values, default) in self._space().items()
         }
         self._constraints()
-        edit.replace_statement(self.source.statement(self.kernel.function), self._functions())
-        edit.replace(self.kernel.launch(), self._launch())
-        edit.before(self.source.statement(self.kernel.launch()), self._host())
+        edit.before(self.source.statement(self.kernel.function), self._functions() + "\n\n\n")
+        edit.replace_statement(self.source.statement(self.kernel.launch()), self._launches())
         edit.imports += IMPORTS
-        self._drop_imports()
-        for function in self.helpers:
-            edit.remove(self.source.statement(function))
 
     def _space(self) -> dict[str, tuple[tuple[Any, ...], Any]]:
         space = dict(SPACE)
@@ -120,6 +117,9 @@ class _Writer(DeviceText, HostText):
             add(f"{row} % 64 == 0", "a group of warps multiplies 64 rows at a time")
         if column is not None:
             add(f"{column} % 16 == 0 and {column} <= 256", "columns of one matrix instruction")
+        depth = self._as_constraint(self._host_text(self.product.depth))
+        if depth is not None:
+            add(f"{depth} % 16 == 0", "a matrix instruction takes 32 bytes of every row")
         if row is not None and column is not None:
             extra = "" if self.product.accumulates is not None else " + 1"
             add(
@@ -140,16 +140,3 @@ class _Writer(DeviceText, HostText):
             return host
         found = re.fullmatch(r"\w+\[[\"'](\w+)[\"']\]", host)
         return found[1] if found and found[1] in self.source.space else None
-
-    def _drop_imports(self) -> None:
-        """Of ``triton.language`` when nothing in the module speaks it any more."""
-        gone = {self.kernel.name, *(f.name.value for f in self.helpers)}
-        if any(k.name not in gone for k in jit_kernels(self.source)):
-            return
-        for statement in self.source.module.body:
-            if not isinstance(statement, cst.SimpleStatementLine):
-                continue
-            text = self.source.code(statement)
-            alias = re.fullmatch(r"(?:import triton\.language as|from triton import language as) (\w+)", text)
-            if alias or text == "from triton.tools.tensor_descriptor import TensorDescriptor":
-                self.edit.remove(statement)

@@ -173,15 +173,23 @@ def affected(statements: Sequence[Statement], names: Collection[str]) -> set[str
 
 
 class Carrier(ast.NodeTransformer):
-    """Writes a statement of Triton's in Gluon's words. Tiles of ``shape`` get the layout named ``layout``.
+    """Writes a statement of Triton's in Gluon's words. Tiles of ``shape`` get the layout named ``layout``, with
+    ``rows`` their rows' numbers that of one of its slices.
 
     Raises Unsupported for what Gluon has no word for.
     """
 
     def __init__(
-        self, tl: str, gl: str, shape: tuple[str, str], layout: str, renamed: Mapping[str, str]
+        self,
+        tl: str,
+        gl: str,
+        shape: tuple[str, str],
+        layout: str,
+        renamed: Mapping[str, str],
+        rows: bool = False,
     ) -> None:
         self.tl, self.gl, self.shape, self.layout, self.renamed = tl, gl, shape, layout, renamed
+        self.rows = rows and shape[0] != shape[1]
 
     def carry(self, statement: Statement) -> str:
         fresh = ast.parse(statement.text).body[0]
@@ -212,19 +220,22 @@ class Carrier(ast.NodeTransformer):
         if name == "clamp":
             x, low, high = (ast.unparse(a) for a in node.args[:3])
             return self.visit(_parsed(f"{self.tl}.minimum({self.tl}.maximum({x}, {low}), {high})"))
-        if name in ("zeros", "full") and self._is_tile(node):
+        if name in ("zeros", "full") and (layout := self._layout(node)):
             made = self.generic_visit(node)
             assert isinstance(made, ast.Call)
-            made.keywords.append(ast.keyword("layout", ast.Name(self.layout, ast.Load())))
+            made.keywords.append(ast.keyword("layout", _parsed(layout)))
             return made
         if name in ("load", "store"):
             node.keywords = [k for k in node.keywords if k.arg not in ("boundary_check", "padding_option")]
         return self.generic_visit(node)
 
-    def _is_tile(self, node: ast.Call) -> bool:
+    def _layout(self, node: ast.Call) -> str:
+        """Of what ``zeros`` or ``full`` makes; "" where it is left to be inferred."""
         shape = node.args[0] if node.args else next(k.value for k in node.keywords if k.arg == "shape")
         parts = [ast.unparse(e) for e in shape.elts] if isinstance(shape, ast.Tuple | ast.List) else []
-        return tuple(parts) == self.shape
+        if tuple(parts) == self.shape:
+            return self.layout
+        return f"{self.gl}.SliceLayout(1, {self.layout})" if self.rows and parts == [self.shape[0]] else ""
 
 
 def _parsed(text: str) -> ast.expr:

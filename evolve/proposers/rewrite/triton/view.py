@@ -70,8 +70,9 @@ class TritonKernel:
 
     @cached_property
     def tl(self) -> str:
-        """Spelling of the device language module."""
-        for language in LANGUAGES:
+        """Spelling of the device language module that this function is written in."""
+        gluon = any("gluon" in self.source.qualified(_bare(d.decorator)) for d in self.function.decorators)
+        for language in LANGUAGES[::-1] if gluon else LANGUAGES:
             alias = self.source.alias_of(language)
             if alias:
                 return alias
@@ -236,9 +237,22 @@ def _jit_kernels(kernel: KernelSource, entry_only: bool) -> list[TritonKernel]:
         marks = [kernel.qualified(_bare(d.decorator)) for d in function.decorators]
         if any(m in JITS for m in marks):
             mine = launches.get(function.name.value, [])
+            if mine and all(_is_spare(kernel, call) for call in mine):
+                continue
             if mine or not entry_only:
                 found.append(TritonKernel(kernel, function, mine))
     return found
+
+
+SPARE = ".element_size() % 16 == 0"
+"""In the condition under which a launch copies by descriptors: another kernel serves the tensors that it cannot."""
+
+
+def _is_spare(kernel: KernelSource, launch: cst.Call) -> bool:
+    """Whether a launch serves only tensors that no descriptor describes: not what a search should change."""
+    branch = kernel.enclosing(launch, cst.Else)
+    choice = kernel.parents.get(branch) if branch is not None else None
+    return isinstance(choice, cst.If) and SPARE in kernel.code(choice.test)
 
 
 def _bare(node: cst.BaseExpression) -> cst.BaseExpression:

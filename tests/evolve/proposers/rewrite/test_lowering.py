@@ -12,6 +12,7 @@ from testkit.compile_ahead import compiled_ahead
 from testkit.rewriting import Trial, load_cases, run_checks
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.lower import LowerProduct
+from tilewright.evolve.proposers.rewrite.proposer import offers
 from tilewright.evolve.proposers.rewrite.triton.programs import SplitK
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.dialect import check
@@ -111,6 +112,11 @@ def test_the_whole_schedule_is_hoppers_and_spills_nothing(tmp_path: Path) -> Non
         "outputs": [{"name": "c", "shape": [512, 512], "dtype": "bfloat16"}],
     }
     point = {**defaults, "skew": False, "pieces": 2}
+    for more in ({"skew": True}, {"skew": True, "ring": False}):
+        folder = str(tmp_path / "carried")
+        found = compiled_ahead([(source, {**defaults, **more}, [shape])], folder, processes=1, seconds=120.0)
+        assert not found["failed"] and not found["late"], (more, found)
+    tmp_path = tmp_path / "wide"
     found = compiled_ahead([(source, point, [shape])], str(tmp_path), processes=1, seconds=120.0)
     assert not found["failed"] and not found["late"], found
     (code,) = tmp_path.rglob("*.ptx")
@@ -187,6 +193,26 @@ def test_a_mask_within_bounds_may_be_written_in_any_way(old: str, new: str) -> N
     source = source.replace("        a = tl.load(", "        left = K - k * BLOCK_K\n        a = tl.load(")
     source = source.replace("    offs_k = ", "    rows_inside = (offs_m < M)[:, None]\n    offs_k = ")
     assert old in source and refusal(source.replace(old, new)) == ""
+
+
+@pytest.mark.slow
+def test_tensors_that_no_descriptor_describes_are_left_to_the_old_kernel() -> None:
+    """Rows of 42 numbers of two bytes begin anywhere; no rule changes the kernel that serves them."""
+    case = CASES["matmul_masked.py"]
+    source = lowered(case.source)
+    point = {k: case.params.get(k, v) for k, v in read_declarations(source).defaults.items()}
+    inputs = [
+        [name, [42 if size == 96 else size for size in shape], *rest] for name, shape, *rest in case.inputs
+    ]
+    trial = Trial(case.name, "", "", source, point)
+    run_checks([replace(case, inputs=inputs)], [trial])
+    assert trial.ok, trial.reason
+    broken = source.replace("accumulator = tl.dot(a, b, accumulator)", "accumulator = tl.dot(a, b)")
+    assert broken != source
+    trial = Trial(case.name, "", "", broken, point)
+    run_checks([replace(case, inputs=inputs)], [trial])
+    assert not trial.ok
+    assert not [site for rule, site in offers(source) if "lowered" not in site.description]
 
 
 def test_a_launch_as_the_intake_writes_it_is_lowered() -> None:

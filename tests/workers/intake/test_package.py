@@ -1,0 +1,153 @@
+"""A package whose kernels stand under decorators of its own, and which sets itself up while it is imported."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from types import ModuleType
+
+import pytest
+
+from tilewright.workers.intake.load import Literals, load
+from tilewright.workers.intake.masks import is_mask, masks_of
+from tilewright.workers.intake.normalise import definition
+
+triton = pytest.importorskip("triton")
+
+FILES = {
+    "__init__.py": "raise RuntimeError('needs a device')\n",
+    "setup.py": "VENDOR = None\n\ndef find():\n    global VENDOR\n    VENDOR = 'nvidia'\n\nfind()\n",
+    "tools/__init__.py": """
+from cache_of_kernels.tools import sizes
+from cache_of_kernels.tools.shapes import broad, narrow
+""",
+    "tools/shapes.py": """
+from cache_of_kernels.tools import sizes
+
+def narrow():
+    return sizes.SIZE
+
+def broad():
+    return 1
+""",
+    "tools/sizes.py": "SIZE = 3\n",
+    "launch.py": """
+import triton
+
+class Entry(triton.KernelInterface):
+    def __init__(self, fn):
+        self.fn = fn
+
+    def run(self, *args, **kwargs):
+        raise RuntimeError("keeps compiled kernels of its own")
+
+class Tuner(triton.runtime.Autotuner):
+    def run(self, *args, **kwargs):
+        raise RuntimeError("asks a table")
+
+def tuner(configs):
+    return lambda fn: Tuner(fn, fn.arg_names, configs, [], None, None)
+
+def tables(configs, strategy):
+    raise AttributeError("wants the compiled kind")
+
+class Broken:
+    def __init__(self, fn):
+        raise AttributeError("wants the compiled kind")
+""",
+    "ops.py": """
+import triton
+import triton.language as tl
+from cache_of_kernels.launch import Broken, Entry, tables, tuner
+from cache_of_kernels.setup import VENDOR
+from cache_of_kernels.tools import narrow
+
+@Entry
+@triton.jit
+def kept(x, N: tl.constexpr):
+    tl.store(x, N)
+
+@Entry
+@tuner([triton.Config({"N": 16})])
+@triton.jit
+def tuned(x, N: tl.constexpr):
+    tl.store(x, N)
+
+@tables(configs=[triton.Config({"N": 32})], strategy="align32")
+@triton.jit
+def tabled(x, N: tl.constexpr):
+    tl.store(x, N)
+
+@Broken
+@triton.jit
+def failing(x, N: tl.constexpr):
+    tl.store(x, N)
+
+def wrapper(x):
+    kept[(1,)](x, N=narrow() if VENDOR else 1)
+
+wrapper(None)
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    finders, folders = list(sys.meta_path), list(sys.path)
+    root = tmp_path_factory.mktemp("code") / "cache_of_kernels"
+    for name, text in FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    try:
+        yield load(root / "ops.py", "wrapper", Literals(), traced=False)[0]
+    finally:
+        sys.meta_path[:], sys.path[:] = finders, folders
+        for name in [name for name in sys.modules if name.startswith("cache_of_kernels")]:
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", ["kept", "tuned", "failing"])
+def test_a_kernel_is_found_under_decorators_that_launch_it_in_their_own_way(package, name: str) -> None:
+    found = getattr(package, name)
+    assert type(found).__module__.startswith("triton.runtime") or isinstance(found, triton.runtime.Autotuner)
+
+
+def test_a_tuner_of_ones_own_is_recorded_like_tritons(package, monkeypatch) -> None:
+    monkeypatch.setattr(triton.runtime.Autotuner, "run", lambda tuner, *a, **k: ("recorded", tuner.configs))
+    assert package.tuned.run(None, grid=(1,))[0] == "recorded"
+
+
+def test_a_tuner_that_cannot_be_had_leaves_its_configurations(package) -> None:
+    assert [config.kwargs for config in package.tabled.configs] == [{"N": 32}]
+    assert definition(package.tabled.base_fn)[0].name == "tabled"
+
+
+def test_what_a_package_does_to_set_itself_up_is_done_and_a_benchmark_is_not(package) -> None:
+    assert package.VENDOR == "nvidia"  # and wrapper(None), which would fail, was not run
+
+
+def test_a_package_may_import_its_parts_in_a_circle(package) -> None:
+    assert package.narrow() == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "mask"),
+    [
+        ("(a < b) and (c >= d)", True),
+        ("rows[:, None] < m and (cols < n or rows == 0)", True),
+        ("inside and a < b", True),
+        ("FLAG and a < b", False),
+        ("MODE == 'x' and a < b", False),
+        ("x is None or y is None", False),
+    ],
+)
+def test_masks_are_told_from_conditions(said: str, mask: bool) -> None:
+    assert is_mask(ast.parse(said, mode="eval").body, {"inside"}) is mask
+
+
+def test_a_name_is_a_mask_where_all_that_it_is_assigned_is() -> None:
+    kernel = ast.parse(
+        "def f(a, b):\n    near = a < b\n    both = near & (a > 0)\n    other = a < b\n    other = a\n"
+    ).body[0]
+    assert isinstance(kernel, ast.FunctionDef)
+    assert masks_of(kernel) == {"near", "both"}

@@ -1,0 +1,75 @@
+"""One station of this process, as each of several threads sees it: they take turns, and each counts its own seconds.
+
+What is only asked or told does not wait for the device.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from tilewright.workers.child.ending import ChildOutcome
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.session import JobLimits
+from tilewright.workers.device.station import Champion, DeviceRatio, LocalStation, OperandSeeds
+
+
+class SharedStation:
+    """Implements ``workers.device.station.Station``. ``another`` for every further thread."""
+
+    def __init__(self, station: LocalStation) -> None:
+        self._station = station
+        self._turn, self._word = threading.Lock(), threading.Lock()
+        self._seeds = OperandSeeds()
+        self.busy_seconds = 0.0
+        self.cpu_seconds = 0.0
+        """Of the device's child, for jobs asked for here."""
+
+    def another(self) -> SharedStation:
+        """The same station for another thread."""
+        made = SharedStation(self._station)
+        made._turn, made._word, made._seeds = self._turn, self._word, self._seeds
+        return made
+
+    def hello(self) -> Mapping[str, Any]:
+        with self._turn:
+            return self._station.hello()
+
+    def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
+        with self._turn:
+            before = self._station.cpu_seconds
+            outcome = self._station.run(job, limits)
+            # a child that was replaced began to count anew
+            self.cpu_seconds += max(0.0, self._station.cpu_seconds - before)
+        self.busy_seconds += outcome.seconds
+        return outcome
+
+    def plans(self, source: str, params: Mapping[str, Any]) -> Mapping[str, bytes]:
+        """See ``workers.device.station.LocalStation``."""
+        with self._turn:
+            return self._station.plans(source, params)
+
+    def scale(self) -> DeviceRatio:
+        return self._station.scale()
+
+    def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
+        with self._word:
+            return self._seeds.seed(proposed, ahead=ahead)
+
+    def champion(self) -> Champion | None:
+        with self._word:
+            return self._station.champion()
+
+    def claim(self, contender: str) -> bool:
+        with self._word:
+            return self._station.claim(contender)
+
+    def release(self, contender: str, crowned: Champion | None) -> None:
+        with self._word:
+            self._station.release(contender, crowned)
+
+    def inherit(self, champion: Champion) -> None:
+        """See ``workers.device.station.LocalStation``."""
+        with self._word:
+            self._station.inherit(champion)
