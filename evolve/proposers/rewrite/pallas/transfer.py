@@ -129,7 +129,7 @@ class EmitPipeline:
         whole = f"{view.pallas}.BlockSpec(memory_space={view.pallas}.ANY)"
         edit.replace(view.call.args[0].value, outer)
         edit.replace(view.args["in_specs"].value, f"[{', '.join([whole] * len(view.inputs))}]")
-        several = isinstance(resolve(kernel, view.args["out_specs"].value), cst.List | cst.Tuple)
+        several = not isinstance(resolve(kernel, view.args["out_specs"].value), cst.Call)
         outs = f"[{', '.join([whole] * len(view.outputs))}]" if several else whole
         edit.replace(view.args["out_specs"].value, outs)
         edit.transform(view.call, partial(_without_keyword, keyword="grid"))
