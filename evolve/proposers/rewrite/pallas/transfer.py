@@ -155,6 +155,7 @@ class DeepPipeline:
             Site(f"{site.payload.name}/deep", f"{site.description}, with more buffers", site.payload)
             for site in EmitPipeline().sites(kernel)
             if all("pipeline_mode" not in kernel.code(r.spec.node) for r in site.payload.inputs)
+            and not _shared(site.payload)
         ]
 
     def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
@@ -175,6 +176,12 @@ class DeepPipeline:
         if pipeline is None:
             return None
         return RewrittenKernel(pipeline.source, {**deep.added, **pipeline.added}, deep.dropped)
+
+
+def _shared(view: PallasCall) -> bool:
+    """Whether an output has the block specification of an input: outputs have two buffers."""
+    given = {id(r.spec.node) for r in view.inputs if r.spec is not None}
+    return any(r.spec is not None and id(r.spec.node) in given for r in view.outputs)
 
 
 def _without_keyword(call: cst.Call, keyword: str) -> cst.Call:
