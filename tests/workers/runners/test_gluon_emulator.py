@@ -40,7 +40,7 @@ def swapped(old: str, new: str) -> str:
     return RIGHT.replace(old, new, 1)
 
 
-CONSUMER = RIGHT[RIGHT.index("def gemm_kernel_consumer") : RIGHT.index("def gemm_kernel(")]
+CONSUMER = RIGHT[RIGHT.index("def gemm_kernel_lowered_consumer") : RIGHT.index("def gemm_kernel_lowered(")]
 ONE = RIGHT.replace('min(rows_of_tiles * columns_of_tiles, params["programs"])', "1")
 """All tiles in one program."""
 
