@@ -22,6 +22,9 @@ MODELLED = "tpu7x"
 IN_FLIGHT = 8
 """Candidates that are compiled and measured at once on a GPU."""
 
+COMPILE_SECONDS = 20.0
+"""Most that one candidate may take to compile: the last of a short campaign is waited for by whoever sits before it."""
+
 Say = Callable[[str], None]
 
 
@@ -124,6 +127,7 @@ def config_of(
     if target.measured and not (target.interpreted or isinstance(target.part, Chip)):
         # a device judges a small kernel sooner than one compiler makes the next
         data["search"] = {"lag": IN_FLIGHT, "order": "arrival"}
+        data["workers"] = {"check_seconds": COMPILE_SECONDS}
     for key, value in (overrides or {}).items():
         section, _, last = key.rpartition(".")
         (data.setdefault(section, {}) if section else data)[last] = value

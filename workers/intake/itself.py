@@ -10,6 +10,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,12 +89,15 @@ class Server:
         self._path = path
         self._process: subprocess.Popen[bytes] | None = None
         self._reader = FrameReader(LIMIT)
+        self._turn = threading.Lock()
 
     def __call__(self, **operands: Any) -> list[Any]:
         """The module's results as torch tensors, of operands likewise."""
         from tilewright.workers.runners.tensors import to_numpy, to_torch
 
-        answer = self._ask(Frame("run", arrays={n: to_numpy(t.contiguous()) for n, t in operands.items()}))
+        asked = Frame("run", arrays={n: to_numpy(t.contiguous()) for n, t in operands.items()})
+        with self._turn:
+            answer = self._ask(asked)
         if answer.kind != "done":
             raise RuntimeError(f"{self._path.name}: {answer.data.get('why', 'no answer')}")
         return [to_torch(answer.arrays[f"o{n}"], "cpu") for n in range(len(answer.arrays))]
