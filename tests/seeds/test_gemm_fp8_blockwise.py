@@ -220,7 +220,7 @@ def few_rows_case(bm: int, bn: int, box: int, swap: bool, teams: int, scales: st
         ("SWAP", swap),
         ("SCALES", scales),
     ]
-    fixed += [("LOADED", teams == 1), ("EARLY", teams == 1), ("TILES", teams == 2)]
+    fixed += [("LOADED", teams == 1), ("EARLY", teams == 1)]
     return [
         "gemm_nt",
         "few_rows",

@@ -1,9 +1,8 @@
 """Blockwise FP8 GEMM (NT) for few rows in Gluon for Hopper: as many bytes of the weights in flight as memory holds.
 
 With M of 1 to 256 a product is a read of B. A program's producer warp asks for as much of B as the ring of stages
-holds, with A and the scales of both, and runs on into the next tile; ``teams`` of four warps take turns at the stages
-of a tile, or at tiles (``share``) with half of the ring each: one team's tile then leaves while the other's is
-multiplied. A stage holds ``unroll`` steps of K, whose wgmma are issued together into partials of their own, so that a
+holds, with A and the scales of both, and runs on into the next tile; ``teams`` of four warps take turns at the
+stages. A stage holds ``unroll`` steps of K, whose wgmma are issued together into partials of their own, so that a
 stage costs one wait and one arrival. K is split between teams and not between programs, which would have to meet in
 memory that somebody clears first: one launch, and one order of additions.
 There is one program on a multiprocessor and it stays. A stage always belongs to the same team: were it another's
@@ -38,7 +37,6 @@ SPACE = {
     "stages": (2, 3, 4, 5, 6, 8, 10, 12, 14, 16),
     "swap": (False, True),
     "teams": (1, 2),
-    "share": ("steps", "tiles"),
     "early": (False, True),
     "block_scales": ("copied", "loaded"),
 }
@@ -49,7 +47,6 @@ DEFAULTS = {
     "stages": 6,
     "swap": False,
     "teams": 1,
-    "share": "steps",
     "early": False,
     "block_scales": "copied",
 }
@@ -64,7 +61,6 @@ CONSTRAINTS = {
     ),
     "stages >= 2 * teams": "a team's next stage is on its way while it multiplies",
     "stages % teams == 0": "a stage is always the same team's, which knows that it has turned once since",
-    'share == "steps" or teams == 2': "one team has all the tiles",
     "N % 8 == 0": "rows of C begin at 16 bytes",
     "K % 128 == 0": "a step of K is one scale block",
 }
@@ -82,18 +78,6 @@ def at(buf, off, u: gl.constexpr, LAYOUT: gl.constexpr):
 def first_row(pm, M, BM: gl.constexpr):
     """Where the tile ``pm`` of a column of tiles begins: all of it in A if A has as many rows."""
     return gl.minimum(pm * BM, gl.maximum(M - BM, 0))
-
-
-@gluon.jit
-def stage_of(i, g, groups, STAGES: gl.constexpr, TILES: gl.constexpr):
-    """Stage of the g-th group of a program's i-th tile, and how often the ring has turned before."""
-    if TILES:
-        HALF: gl.constexpr = STAGES // 2
-        at = i // 2 * groups + g
-        return i % 2 * HALF + at % HALF, at // HALF
-    else:
-        at = i * groups + g
-        return at % STAGES, at // STAGES
 
 
 @gluon.jit
@@ -162,24 +146,26 @@ def producer(
     SCALES: gl.constexpr,
     LOADED: gl.constexpr,
     EARLY: gl.constexpr,
-    TILES: gl.constexpr,
 ):
     """Keep the ring full; of the first tile the first stages are under way if EARLY."""
     num_m = gl.cdiv(M, BM)
     tiles = num_m * gl.cdiv(N, BN)
     groups = gl.cdiv(K // 128, UNROLL)
-    asked = min(groups, STAGES // 2 if TILES else STAGES) if EARLY else 0
-    for i in range(gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0))):
-        t = gl.program_id(0) + i * gl.num_programs(0)
+    asked = min(groups, STAGES) if EARLY else 0
+    s = asked % STAGES
+    phase = 1 - asked // STAGES
+    for t in range(gl.program_id(0), tiles, gl.num_programs(0)):
         row = first_row(t % num_m, M, BM)
         col = (t // num_m) * BN
-        for g in range(gl.where(i == 0, asked, 0), groups):
-            s, turns = stage_of(i, g, groups, STAGES, TILES)
-            mbarrier.wait(empty.index(s), (turns + 1) % 2)
+        for g in range(gl.where(t == gl.program_id(0), asked, 0), groups):
+            mbarrier.wait(empty.index(s), phase)
             # fmt: off
             ask(a_desc, as_desc, b_desc, bs_desc, row, col, g, M, K, a_bufs, s_bufs, b_bufs, t_bufs, ready.index(s), s,
                 BM, BN, BOX, UNROLL, SCALES, LOADED)
             # fmt: on
+            wrap = s == STAGES - 1
+            s = gl.where(wrap, 0, s + 1)
+            phase = gl.where(wrap, phase ^ 1, phase)
 
 
 @gluon.jit
@@ -207,11 +193,10 @@ def consume(
     SWAP: gl.constexpr,
     SCALES: gl.constexpr,
     LOADED: gl.constexpr,
-    TILES: gl.constexpr,
     TEAMS: gl.constexpr,
     TEAM: gl.constexpr,
 ):
-    """Every TEAMS-th stage, the first team adding the other's sums and storing; or every TEAMS-th tile if TILES."""
+    """Every TEAMS-th stage; the first team adds the others' sums in order and stores the tile."""
     TALL: gl.constexpr = BN if SWAP else BM
     WIDE: gl.constexpr = BM if SWAP else BN
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 32])
@@ -223,11 +208,9 @@ def consume(
     tiles = num_m * gl.cdiv(N, BN)
     steps = K // 128
     groups = gl.cdiv(steps, UNROLL)
-    EACH: gl.constexpr = 1 if TILES else TEAMS
-    SKIP: gl.constexpr = TEAMS if TILES else 1
+    before = 0
     turn = 0
-    for i in range(TEAM if TILES else 0, gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0)), SKIP):
-        t = gl.program_id(0) + i * gl.num_programs(0)
+    for t in range(gl.program_id(0), tiles, gl.num_programs(0)):
         row = first_row(t % num_m, M, BM)
         col = (t // num_m) * BN
         first = (col // 128) * steps
@@ -235,7 +218,7 @@ def consume(
         there = min(row + gl.arange(0, BM, along), M - 1)
         acc = gl.zeros((TALL, WIDE), gl.float32, mma)
         # counted through all tiles: where a tile has an odd number of stages' work, teams change places
-        for g in range(0 if TILES else (TEAM + i * groups) % TEAMS, groups, EACH):
+        for g in range((TEAM + before) % TEAMS, groups, TEAMS):
             if SCALES == "loaded":
                 loaded = ()
                 for u in gl.static_range(UNROLL):
@@ -244,8 +227,8 @@ def consume(
                 blocks = ()
                 for u in gl.static_range(UNROLL):
                     blocks += (gl.load(bs_ptr + first + min(g * UNROLL + u, steps - 1)),)
-            s, turns = stage_of(i, g, groups, STAGES, TILES)
-            mbarrier.wait(ready.index(s), turns % 2)
+            s = (before + g) % STAGES
+            mbarrier.wait(ready.index(s), (before + g) // STAGES % 2)
             parts = ()
             for u in gl.static_range(UNROLL):
                 a = a_bufs.index(s * UNROLL + u)
@@ -276,13 +259,14 @@ def consume(
             acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
             mbarrier.wait(met, 1)
             mbarrier.arrive(empty.index(s), count=1)
-        if TEAM > 0 and not TILES:
+        before += groups
+        if TEAM > 0:
             # the sums of the tile before must have been read
             mbarrier.wait(read, turn ^ 1)
             sums.store(acc)
             mbarrier.arrive(done, count=1)
         else:
-            if TEAMS == 2 and not TILES:
+            if TEAMS == 2:
                 mbarrier.wait(done, turn)
                 acc += sums.load(mma)
                 mbarrier.arrive(read, count=1)
@@ -319,7 +303,6 @@ def rows_kernel(
     SCALES: gl.constexpr,
     LOADED: gl.constexpr,
     EARLY: gl.constexpr,
-    TILES: gl.constexpr,
     TEAMS: gl.constexpr,
     REGS: gl.constexpr,
 ):
@@ -356,7 +339,7 @@ def rows_kernel(
         num_m = gl.cdiv(M, BM)
         row = first_row(gl.program_id(0) % num_m, M, BM)
         col = (gl.program_id(0) // num_m) * BN
-        for g in range(min(gl.cdiv(K // 128, UNROLL), STAGES // 2 if TILES else STAGES)):
+        for g in range(min(gl.cdiv(K // 128, UNROLL), STAGES)):
             ask(a_desc, as_desc, b_desc, bs_desc, row, col, g, M, K, a_bufs, s_bufs, b_bufs, t_bufs, ready.index(g), g,
                 BM, BN, BOX, UNROLL, SCALES, LOADED)
     if TEAMS == 2:
@@ -364,11 +347,11 @@ def rows_kernel(
         gl.warp_specialize(
             [
                 (consume, (as_ptr, bs_ptr, c_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, sums, empty, ready, done,
-                           read, met, BM, BN, UNROLL, STAGES, SWAP, SCALES, LOADED, TILES, 2, 0)),
+                           read, met, BM, BN, UNROLL, STAGES, SWAP, SCALES, LOADED, 2, 0)),
                 (consume, (as_ptr, bs_ptr, c_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, sums, empty, ready, done,
-                           read, met, BM, BN, UNROLL, STAGES, SWAP, SCALES, LOADED, TILES, 2, 1)),
+                           read, met, BM, BN, UNROLL, STAGES, SWAP, SCALES, LOADED, 2, 1)),
                 (producer, (a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready,
-                            BM, BN, BOX, UNROLL, STAGES, SCALES, LOADED, EARLY, TILES)),
+                            BM, BN, BOX, UNROLL, STAGES, SCALES, LOADED, EARLY)),
             ],
             [4, 1],
             [REGS, 24],
@@ -377,9 +360,9 @@ def rows_kernel(
         gl.warp_specialize(
             [
                 (consume, (as_ptr, bs_ptr, c_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, s_bufs, empty, ready, done,
-                           read, met, BM, BN, UNROLL, STAGES, SWAP, SCALES, LOADED, False, 1, 0)),
+                           read, met, BM, BN, UNROLL, STAGES, SWAP, SCALES, LOADED, 1, 0)),
                 (producer, (a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready,
-                            BM, BN, BOX, UNROLL, STAGES, SCALES, LOADED, EARLY, TILES)),
+                            BM, BN, BOX, UNROLL, STAGES, SCALES, LOADED, EARLY)),
             ],
             [1],
             [24],
@@ -418,7 +401,6 @@ def launch(inputs, params):
         "rows" if m % 4 == 0 else "one" if m == 1 else "loaded",
         params["block_scales"] == "loaded",
         params["early"],
-        params["share"] == "tiles",
         params["teams"],
         240,
         num_warps=4,

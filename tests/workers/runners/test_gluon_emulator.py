@@ -175,7 +175,7 @@ def test_a_race_is_a_verdict_of_the_child() -> None:
             station, operator, workload, "randn", source=source, params=params, kernel="gluon_ws"
         )
         assert found is not None and found.startswith("Race: a store by partition"), found
-        source = few_rows_of_two_programs().replace("(TEAM + i * groups) % TEAMS", "TEAM")
+        source = few_rows_of_two_programs().replace("range((TEAM + before) % TEAMS,", "range(TEAM,")
         small = Workload("check/odd", {"M": 36, "N": 256, "K": 384})
         params = {**FEW_ROWS, "unroll": 1}
         found = objection(station, operator, small, "randn", source=source, params=params, kernel="few_rows")
