@@ -44,6 +44,9 @@ from tilewright.workers.cluster.ray_start import PoolUnavailable
 from tilewright.workers.device.warm import WarmDevice
 
 WINNER = "winner"
+WORKERS_READY = "workers_ready"
+"""The event that workers have taken over from the process that started them."""
+
 MIRROR_PATIENCE_SECONDS = 60.0
 """How long a finished campaign waits for MLflow to catch up; the mirror may be finished later by a resume."""
 
@@ -134,6 +137,7 @@ class _Run:
     _pool: RayPool | None = None
     _last_shown: float = 0.0
     _compared_seconds: float = 0.0
+    _workers_noted: bool = False
 
     def go(self) -> CampaignOutcome:
         pool = self._pool = RayPool(pool_settings(self.resolved), device=self.device)
@@ -332,6 +336,9 @@ class _Run:
         if now - self._last_shown < 0.2:
             return
         self._last_shown = now
+        if self._pool is not None and self._pool.workers_ready and not self._workers_noted:
+            self._workers_noted = True
+            self.journal.add_event(WORKERS_READY)
         self._mirror_once_seeds_pass(campaign)
         references = self.journal.references(Scope.SUITE.value)
         verdicts = {verdict.value: count for verdict, count in campaign.history.verdicts.items()}

@@ -180,6 +180,8 @@ class RayPool:
     """Of the devices of several stations, by device."""
     _folder: RayFolder | None = None
     """Files of a Ray that is this pool's own."""
+    workers_ready: bool = False
+    """Whether workers have taken over from this process."""
     _head: HeadStart | None = None
     _first_seed: int | None = None
     _over: threading.Event = field(default_factory=threading.Event)
@@ -440,6 +442,7 @@ class RayPool:
         if not head.busy:
             self._pass_on(head)
             self._end_head()
+            self.workers_ready = True
 
     def _pass_on(self, head: HeadStart) -> None:
         if (champion := head.champion()) is not None:

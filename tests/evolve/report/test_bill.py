@@ -81,6 +81,7 @@ def test_the_profile_says_where_the_workers_time_went() -> None:
     assert (profile.starting, profile.span, profile.silent, profile.workers) == (2.0, 18.0, 2.0, 2)
     assert profile.waiting == 4.0 and sum(profile.stages.values()) == pytest.approx(16.0)
     assert profile.idle == pytest.approx(2 * 18.0 - 20.0)
+    assert (profile.wanted, profile.held) == (7.0, 3.0), "while it was used and while it was waited for"
     told = profile.rows()
     assert "idle 44.4 %" in told["time of 2 workers"] or "idle 44.4%" in told["time of 2 workers"]
     assert Bill(profile=profile).metrics()["profile/idle_seconds"] == pytest.approx(16.0)
