@@ -63,6 +63,9 @@ SEATS = 8
 HEAD_LOOK_SECONDS = 0.02
 """How long an answer of theirs may lie while workers are waited for."""
 
+WARMING_LOOK_SECONDS = 0.1
+"""Between two looks at workers that get ready meanwhile."""
+
 DEADLINE_SLACK_SECONDS = 30.0
 """Over the sum of the stages' own limits, after which the actor itself is taken for hung."""
 
@@ -180,6 +183,7 @@ class RayPool:
     """Of the devices of several stations, by device."""
     _folder: RayFolder | None = None
     """Files of a Ray that is this pool's own."""
+    _looked: float = 0.0
     workers_ready: bool = False
     """Whether workers have taken over from this process."""
     _head: HeadStart | None = None
@@ -412,7 +416,11 @@ class RayPool:
         process has the place of a worker.
         """
         now = time.monotonic()
-        states = [worker.health.look(now) for worker in self._workers]
+        if self._head is None or now - self._looked >= WARMING_LOOK_SECONDS:
+            self._looked = now
+            for worker in self._workers:
+                worker.health.look(now)
+        states = [worker.health.state for worker in self._workers]
         lost = self._head is None and all(state is Service.LOST for state in states)
         self._retire_head(states.count(Service.IDLE))
         room = self.settings.count - (len(self._head.busy) if self._head is not None else 0)
