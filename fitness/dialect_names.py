@@ -130,7 +130,8 @@ VALUE_ATTRIBUTES = _names(
     "expect extend flat gather get handle hi index insert item items itemsize keys load lo logical_not "
     "make_ring max mbarrier mean min multiply ndim numel pop permute power prod ravel reshape reduce reverse "
     "set shape size slice sort split squeeze start store stride sum swapaxes tma to trans transpose values "
-    "view wait warpgroup_mma warpgroup_mma_wait wait_recv wait_send join mask_shape expand fill_ zero_"
+    "view wait warpgroup_mma warpgroup_mma_wait wait_recv wait_send join mask_shape expand fill_ zero_ "
+    "is_floating is_int_signed is_int_unsigned int_bitwidth"
 ) - _names("handle item mask_shape apply reduce")
 """Attributes of values (arrays, references, tuples, descriptors) a kernel may use."""
 

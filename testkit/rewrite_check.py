@@ -2,8 +2,8 @@
 
 Reads one JSON object from standard input, ``{"language", "jobs": [{"id", "parent", "parent_params", "source",
 "params", "inputs"}]}``, and writes one JSON line per job: ``{"id", "ok", "reason", "snr_db", "seconds"}``.
-``inputs`` are ``[name, shape, dtype, kind]``; kinds are ``normal``, ``positive`` (scales), ``index:<stop>`` and a
-number for a scalar. A job passes when every output agrees with its parent's to 40 dB.
+``inputs`` are ``[name, shape, dtype, kind]``; kinds are ``normal``, ``positive`` (scales), ``index:<stop>``,
+``values:<a>,<b>,...`` and a number for a scalar. A job passes when every output agrees with its parent's to 40 dB.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ def make_input(spec: list, rng: np.random.Generator) -> object:
         return np.exp2(rng.integers(-3, 4, shape)).astype(np.float32).astype(_dtype(dtype))
     if kind.startswith("index:"):
         return rng.integers(0, int(kind[6:]), shape).astype(_dtype(dtype))
+    if kind.startswith("values:"):
+        return np.array([int(v) for v in kind[7:].split(",")], _dtype(dtype)).reshape(shape)
     if kind == "zero":
         return np.zeros(shape, _dtype(dtype))
     raise ValueError(f"unknown kind of input {kind}")

@@ -154,7 +154,7 @@ class Budget:
 def tune(
     function: Callable[..., Any] | str | Captured,
     *,
-    reference: Callable[..., Any] | str,
+    reference: Callable[..., Any] | str | None = None,
     calls: Sequence[Any] = (),
     budget: Budget | None = None,
     target: str | None = None,
@@ -165,9 +165,9 @@ def tune(
     """Tune a function that launches a kernel: a callable of the same signature with the winner in it.
 
     ``function``: a function of a file, ``FILE.py:name``, or what ``capture`` caught. ``reference`` computes the same,
-    plainly. ``calls``: tuples of arguments (tensors say their shapes), or texts such as ``"f32[4096, 1024], dim=1"``;
-    a dictionary at a tuple's end holds keywords. ``out``: the operator's folder; ``overrides`` as of ``run``. Raises
-    UserError.
+    plainly; without one the function as it stands is what a winner must agree with. ``calls``: tuples of arguments
+    (tensors say their shapes), or texts such as ``"f32[4096, 1024], dim=1"``; a dictionary at a tuple's end holds
+    keywords. ``out``: the operator's folder; ``overrides`` as of ``run``. Raises UserError.
     """
     from tilewright.evolve.intake import child
 
@@ -176,7 +176,7 @@ def tune(
 
 
 def _tuned(
-    function: Callable[..., Any] | str | Captured, reference: Callable[..., Any] | str, calls: Sequence[Any],
+    function: Callable[..., Any] | str | Captured, reference: Callable[..., Any] | str | None, calls: Sequence[Any],
     budget: Budget, target: str | None, out: str | Path | None, home: str | Path | None,
     overrides: Mapping[str, Any], taker: Taker,
 ) -> Tuned:  # fmt: skip
@@ -184,18 +184,22 @@ def _tuned(
     from tilewright.evolve.intake import winner
     from tilewright.evolve.record.home import home_folder
     from tilewright.workers.device.warm import started
+    from tilewright.workers.intake.itself import ITSELF
 
     if isinstance(function, Captured):
         captured = function.first()
         calls, function = calls or captured.calls, captured.function
+        for note in captured.notes:
+            _noted(note)
     original = None if isinstance(function, str) else function
     path, name = intake.parse_place(function) if isinstance(function, str) else winner.place_of(function)
     if name is None:
         raise UserError(f"{function!r} names no function; write FILE.py:function.")
     if not calls:
         raise UserError("tune: calls is empty; give at least one, such as [(x,)].")
-    judge = intake.resolve_reference(winner.reference_text(reference))
-    request = intake.Request(path, name, judge, tuple(_call_text(c) for c in calls))
+    judge = ITSELF if reference is None else intake.resolve_reference(winner.reference_text(reference))
+    texts = tuple(_call_text(c) for c in calls)
+    request = intake.Request(path, name, judge, tuple(dict.fromkeys(texts)))
     where = Path(out) if out is not None else Path(f"{request.name}_tuned")
     chosen = intake.target_named(target)
     changes = {key.replace("__", "."): value for key, value in overrides.items()}
@@ -216,7 +220,7 @@ def _tuned(
     operands = [
         (row[0], row[1], len(row[2]), order) for row, order in zip(answer["operands"], orders, strict=True)
     ]
-    return winner.Tuned(campaign, original, module, request.name, operands)
+    return winner.Tuned(campaign, original, module, request.name, operands, request.calls)
 
 
 def _noted(line: str) -> None:

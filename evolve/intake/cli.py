@@ -33,7 +33,8 @@ def add_commands(commands: Any, tell: Tell) -> None:
 
 def _add_call(parser: argparse.ArgumentParser, *, required: bool) -> None:
     parser.add_argument(
-        "--reference", required=required, help="what it must compute: torch.softmax, or FILE:function"
+        "--reference",
+        help="what it must compute: torch.softmax, or FILE:function (default: what it computes as it stands)",
     )
     parser.add_argument(
         "--args", action="append", default=[], required=required, metavar="CALL",
@@ -49,6 +50,7 @@ def _say(line: str) -> None:
 def _request(arguments: argparse.Namespace) -> Any:
     from tilewright.evolve.intake.tune import Request, parse_place, resolve_reference
     from tilewright.workers.intake.arguments import BadCall, parse
+    from tilewright.workers.intake.itself import ITSELF
 
     if arguments.place.endswith(".json") and (said := _problem_said(Path(arguments.place))):
         raise UserError(said)
@@ -62,7 +64,7 @@ def _request(arguments: argparse.Namespace) -> Any:
             parse(text)
     except BadCall as error:
         raise UserError(f"{error}.") from error
-    return Request(path, function, resolve_reference(arguments.reference), tuple(arguments.args))
+    return Request(path, function, resolve_reference(arguments.reference or ITSELF), tuple(arguments.args))
 
 
 def _problem_said(path: Path) -> str:
@@ -125,10 +127,8 @@ def _check(arguments: argparse.Namespace) -> int:
     path, function = parse_place(arguments.place)
     if function is None:
         return _check_file(path, target)
-    if not arguments.reference or not arguments.args:
-        raise UserError(
-            "check: a function needs --reference and --args; without a function the whole file is looked at."
-        )
+    if not arguments.args:
+        raise UserError("check: a function needs --args; without a function the whole file is looked at.")
     request = _request(arguments)
     try:
         answer = take(request, target)

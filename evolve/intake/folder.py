@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tilewright.workers.intake.itself import ITSELF
 from tilewright.workers.intake.operator import size_of
 
 RECIPE = "taken"
@@ -18,10 +19,14 @@ LARGE = 1 << 22
 
 
 def write(folder: Path, title: str, reference: str, answer: Mapping[str, Any]) -> None:
-    """``operator.py`` and ``kernels/seed.py``. Raises OSError."""
+    """``operator.py`` and ``kernels/seed.py``; where the kernel is its own reference, what it was. Raises OSError."""
     kernels = folder / "kernels"
     kernels.mkdir(parents=True, exist_ok=True)
     _put(kernels / f"{SEED}.py", str(answer["source"]))
+    if reference == ITSELF:
+        own = kernels.resolve() / f"{ITSELF}.py"
+        _put(own, str(answer["source"]))
+        reference = f"{ITSELF}:{own}"
     _put(folder / "operator.py", operator_text(folder.name, title, reference, answer))
 
 

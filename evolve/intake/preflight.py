@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tilewright.workers.intake.itself import ITSELF
+
 _SHORT = {
     "float32": "f32",
     "float16": "f16",
@@ -26,7 +28,10 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
         single = f", no element off by more than {worst:.2g} of its surroundings" if worst else ""
         yield f"  result     {name} {_shape((name, dtype, shape), dims[0])}: {bound}{single}"
     precision = answer["precision"] or "its own precision"
-    yield f"  judge      {reference}({answer['call']}) in {precision}"
+    if reference == ITSELF:
+        yield f"  judge      the kernel as it stands, in {precision}: without a reference what it does wrong stays"
+    else:
+        yield f"  judge      {reference}({answer['call']}) in {precision}"
     sources = {k["name"]: k["source"] for k in answer["knobs"]}
     for name, values in answer["space"].items():
         shown = " ".join(map(str, values))

@@ -16,10 +16,14 @@ from tilewright.evolve.intake import child, folder, preflight
 from tilewright.evolve.intake.remedies import Refused, refused
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
+from tilewright.workers.intake.itself import ITSELF
 
 MODELLED = "tpu7x"
 IN_FLIGHT = 8
 """Candidates that are compiled and measured at once on a GPU."""
+
+COMPILE_SECONDS = 20.0
+"""Most that one candidate may take to compile: the last of a short campaign is waited for by whoever sits before it."""
 
 Say = Callable[[str], None]
 
@@ -34,7 +38,8 @@ class NotTaken(UserError):
 
 @dataclass(frozen=True)
 class Request:
-    """What to tune: a function of a file, judged by ``reference`` (``module.name`` or ``FILE:name``), as called."""
+    """What to tune: a function of a file, as called, judged by ``reference``: ``module.name``, ``FILE:name``, or ITSELF
+    for the function as it stands."""
 
     path: Path
     function: str
@@ -61,6 +66,8 @@ def parse_place(text: str) -> tuple[Path, str | None]:
 
 def resolve_reference(text: str) -> str:
     """With the file's path made absolute. Raises UserError for a file that is not there."""
+    if text == ITSELF:
+        return text
     file, colon, name = text.rpartition(":")
     if not colon:
         return text
@@ -77,6 +84,10 @@ def take(
 ) -> Mapping[str, Any]:
     """What the child makes of it (see ``child.ask``). Raises NotTaken, UserError."""
     program = child.PALLAS if target.entry == "build" else child.MAIN
+    if program == child.PALLAS and request.reference == ITSELF:
+        raise UserError(
+            f"{request.path.name}:{request.function}: a Pallas function needs --reference, one that computes the same."
+        )
     answer = child.ask(
         request.path, request.function, request.reference, request.calls, target, program, taker, meanwhile
     )
@@ -116,6 +127,7 @@ def config_of(
     if target.measured and not (target.interpreted or isinstance(target.part, Chip)):
         # a device judges a small kernel sooner than one compiler makes the next
         data["search"] = {"lag": IN_FLIGHT, "order": "arrival"}
+        data["workers"] = {"check_seconds": COMPILE_SECONDS}
     for key, value in (overrides or {}).items():
         section, _, last = key.rpartition(".")
         (data.setdefault(section, {}) if section else data)[last] = value

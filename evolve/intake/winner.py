@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
+from tilewright.workers.intake.arguments import Literal, parse
 
 if TYPE_CHECKING:
     from tilewright.api import RecordedCampaign
@@ -75,16 +76,19 @@ class _OnDevice(ast.NodeTransformer):
 class Tuned:
     """The winner of a campaign as a function of the original's signature.
 
-    Calls whose tensors have other dtypes or ranks than those it was tuned for go to the original.
+    Calls whose tensors have other dtypes or ranks than those it was tuned for, or whose other arguments are none of
+    those it was tuned with, go to the original.
     """
 
     def __init__(
         self, campaign: RecordedCampaign, original: Callable[..., Any] | None, module: Path, name: str,
-        operands: Sequence[tuple[str, str, int, Sequence[int]]],
+        operands: Sequence[tuple[str, str, int, Sequence[int]]], calls: Sequence[str],
     ) -> None:  # fmt: skip
         self.campaign, self.original, self.module = campaign, original, module
         self._name, self._operands = name, list(operands)
         self._function: Callable[..., Any] | None = None
+        made = [parse(text) for text in calls]
+        self._settled = [plain_arguments(original, call.arguments, call.keywords) for call in made]
 
     @property
     def source(self) -> str:
@@ -118,14 +122,16 @@ class Tuned:
         if named is None:
             if self.original is None:
                 raise UserError(
-                    f"{self._name}: tuned for other dtypes or ranks, and there is no original to call."
+                    f"{self._name}: tuned for other dtypes, ranks or options, and there is no original to call."
                 )
             return self.original(*arguments, **keywords)
         return self._loaded()(**named)
 
     def _named(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any] | None:
-        tensors = [a for a in (*arguments, *keywords.values()) if hasattr(a, "dtype") and hasattr(a, "shape")]
+        tensors = list(_tensors((*arguments, *keywords.values())))
         if len(tensors) != len(self._operands):
+            return None
+        if plain_arguments(self.original, arguments, keywords) not in self._settled:
             return None
         named = {}
         for tensor, (name, dtype, rank, order) in zip(tensors, self._operands, strict=True):
@@ -145,6 +151,41 @@ class Tuned:
             spec.loader.exec_module(module)
             self._function = getattr(module, self._name)
         return self._function
+
+
+def plain_arguments(
+    function: Callable[..., Any] | None, arguments: Sequence[Any], keywords: Mapping[str, Any]
+) -> dict[str, str]:
+    """Arguments that are no tensors by their names, as text; those left out with their defaults."""
+    try:
+        signature = inspect.signature(function) if function is not None else None
+    except (TypeError, ValueError):
+        signature = None
+    named: dict[str, Any] = {f"x{n}": value for n, value in enumerate(arguments)} | dict(keywords)
+    if signature is not None:
+        parameters = signature.parameters.values()
+        taken = {k: v for k, v in keywords.items()
+                 if k in signature.parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)}  # fmt: skip
+        try:
+            bound = signature.bind_partial(*arguments, **taken)
+        except TypeError:
+            return {"": "no such call"}
+        bound.apply_defaults()
+        named = dict(bound.arguments)
+    return {k: _value_text(v) for k, v in named.items() if not _is_tensor(v)}
+
+
+def _is_tensor(value: Any) -> bool:
+    return next(_tensors((value,)), None) is not None
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[Any]:
+    """Tensors among values, also in lists of them, in order."""
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from _tensors(value)
+        elif hasattr(value, "dtype") and hasattr(value, "shape"):
+            yield value
 
 
 # -- from values to text ---------------------------------------------------------------------------
@@ -201,6 +242,19 @@ def call_text(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> str:
     return ", ".join([*said, *(f"{k}={_value_text(v)}" for k, v in keywords.items())])
 
 
+def gaps_of(name: str, value: Any) -> str:
+    """What is said of a tensor that does not fill its memory; empty where it does."""
+    if not hasattr(value, "is_contiguous") or value.is_contiguous():
+        return ""
+    order = sorted(range(len(value.shape)), key=lambda n: -value.stride(n))
+    if value.permute(order).is_contiguous():
+        return ""
+    return (
+        f"argument {name} has gaps (shape {list(value.shape)}, strides {list(value.stride())}): tuned as contiguous; "
+        "such calls go to the original"
+    )
+
+
 def _order(tensor: Any) -> list[int]:
     """Its dimensions in the order in which they lie in memory; as they are where it is no plain permutation."""
     plain = list(range(len(tensor.shape)))
@@ -223,6 +277,8 @@ def _value_text(value: Any) -> str:
         return text
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(_value_text, value)) + "]"
+    if isinstance(value, Literal):
+        return value.text
     if type(value).__name__ == "dtype" and str(value).startswith("torch."):
         return str(value)
     if type(value).__name__ == "device":

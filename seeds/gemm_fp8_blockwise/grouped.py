@@ -10,6 +10,7 @@ room for count; C [G, M, N] past a count is not looked at.
 M is the room. Where big workloads are timed, ``rows`` x U(0.7, 1.3) rows are a group's.
 ``kgrouped<G>x<columns>``: A [M, K] and B [N, K] both have 1 x 128 scales ([K/128, M], [K/128, N]); group g is the next
 ``count[g]`` steps of 128 along K, of which there may be fewer than K has, and C [G, M, N] its product, zeros for none.
+``kmixed<G>x<columns>``: the same with 128 x 128 scales of B [ceil(N/128), K/128].
 """
 
 from __future__ import annotations
@@ -177,7 +178,10 @@ class RowGroups:
 
 @dataclass(frozen=True)
 class DepthGroups:
-    """C[g] = A . B^T in bf16 over the steps of every group; ``expected`` columns of K are a group's, on average."""
+    """C[g] = A . B^T in bf16 over the steps of every group; ``expected`` columns of K are a group's, on average.
+
+    ``mixed``: B's scales are of 128 x 128 blocks.
+    """
 
     name: str
     groups: int
@@ -186,6 +190,7 @@ class DepthGroups:
     kernels: Mapping[str, SeedKernel]
     gates: tuple[Gate, ...] = (SnrGate("field", "exact", 25.0), SnrGate("exact", "exact", 45.0))
     input_kinds: tuple[str, ...] = INPUT_KINDS
+    mixed: bool = False
 
     @property
     def constants(self) -> Mapping[str, int]:
@@ -201,7 +206,7 @@ class DepthGroups:
             TensorSpec("a_q", (m, k), "float8_e4m3fn"),
             TensorSpec("a_s", (k // BLOCK, m), "float32"),
             TensorSpec("b_q", (n, k), "float8_e4m3fn"),
-            TensorSpec("b_s", (k // BLOCK, n), "float32"),
+            TensorSpec("b_s", (-(-n // BLOCK), k // BLOCK) if self.mixed else (k // BLOCK, n), "float32"),
             TensorSpec("count", (self.groups,), "int32"),
         )
 
@@ -215,7 +220,7 @@ class DepthGroups:
         m, n, k = product_dims(self.name, workload)
         rng = generator(seed, kind)
         a_q, a_s = quantise_rows(draw(rng, m, k, kind))
-        b_q, b_s = quantise_rows(draw(rng, n, k, kind))
+        b_q, b_s = (quantise_blocks if self.mixed else quantise_rows)(draw(rng, n, k, kind))
         steps = k // BLOCK
         dealt = steps if kind != "spread" else int(rng.integers(-(-steps // 2), steps + 1))
         count = np.bincount(rng.integers(0, self.groups, dealt), minlength=self.groups)
@@ -224,7 +229,7 @@ class DepthGroups:
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
         """``exact``: float64 products of the dequantised operands."""
         a = dequantise_rows(inputs["a_q"], inputs["a_s"])
-        b = dequantise_rows(inputs["b_q"], inputs["b_s"])
+        b = (dequantise_blocks if self.mixed else dequantise_rows)(inputs["b_q"], inputs["b_s"])
         ends = np.cumsum(inputs["count"]) * BLOCK
         parts = [
             a[:, e - c * BLOCK : e] @ b[:, e - c * BLOCK : e].T
@@ -245,7 +250,12 @@ class DepthGroups:
         steps = np.arange(count[:g].sum(), count[: g + 1].sum())
         depth = (steps[:, None] * BLOCK + np.arange(BLOCK)).ravel()
         a = dequantise_rows(elements.at("a_q", rows, depth), elements.at("a_s", steps, rows))
-        b = dequantise_rows(elements.at("b_q", columns, depth), elements.at("b_s", steps, columns))
+        b_s = (
+            elements.at("b_s", columns // BLOCK, steps).T
+            if self.mixed
+            else elements.at("b_s", steps, columns)
+        )
+        b = dequantise_rows(elements.at("b_q", columns, depth), b_s)
         return Sample({"c": (np.array([g]), rows, columns)}, {"exact": {"c": (a @ b.T)[None]}})
 
     def flops(self, workload: Workload) -> int:
@@ -296,13 +306,18 @@ def groups(
         )
         suites = MappingProxyType({"experts": Suite("experts", timed, check)})
         made[name] = RowGroups(f"{family}/{name}", count, expected, masked, suites, by_rows)
-    for count, expected, layers in ((4, 8192, LAYERS), (8, 4096, LAYERS), (128, 512, LAYERS_235B)):
+    for mixed, count, expected, layers in (
+        (False, 4, 8192, LAYERS),
+        (False, 8, 4096, LAYERS),
+        (False, 128, 512, LAYERS_235B),
+        (True, 8, 4096, LAYERS),
+    ):
         room = -(-int(MOST * expected) // BLOCK) * BLOCK * count
         timed = tuple(_workload(f"{n}x{k}", n, k, room) for n, k in layers)
         check = (_workload("check/tails", 200, 384, 1152), _workload("check/ragged", 132, 328, 640))
         suites = MappingProxyType({"experts": Suite("experts", timed, check)})
-        name = f"kgrouped{count}x{expected}"
-        made[name] = DepthGroups(f"{family}/{name}", count, expected, suites, by_depth)
+        name = f"{'kmixed' if mixed else 'kgrouped'}{count}x{expected}"
+        made[name] = DepthGroups(f"{family}/{name}", count, expected, suites, by_depth, mixed=mixed)
     return made
 
 

@@ -8,7 +8,8 @@ write *transposed* copies, and all three products are NT:
     dgrad    dx [M, K] = dy [M, N]   . w^T [K, N]^T    rows x blocks     ``gemm_nt``
     wgrad    dw [N, K] = dy^T [N, M] . x^T [K, M]^T    rows x rows       ``gemm_nt_rows``
 
-``step`` is all of it at once (``step.py``); ``grouped.py`` has the products of an MoE layer's experts.
+``step`` is all of it at once (``step.py``), ``step_mixed`` with x^T in blocks, whose wgrad is a ``gemm_nt`` too;
+``grouped.py`` has the products of an MoE layer's experts.
 """
 
 from __future__ import annotations
@@ -142,7 +143,10 @@ class BlockwiseGemm:
 
 @dataclass(frozen=True)
 class Quantiser:
-    """bf16 ``x`` [M, K] -> e4m3 copies and scales. ``rows``/``blocks``: one copy; ``*_dual``: a transposed one too."""
+    """bf16 ``x`` [M, K] -> e4m3 copies and scales. ``rows``/``blocks``: one copy; ``*_dual``: a transposed one too.
+
+    ``mixed_dual``: rows as it lies, blocks transposed.
+    """
 
     name: str
     shape: str
@@ -181,7 +185,7 @@ class Quantiser:
         first = (TensorSpec("q", (m, k), "float8_e4m3fn"), TensorSpec("s", s, "float32"))
         if not self.dual:
             return first
-        s_t = (k // BLOCK, m // BLOCK) if blocks else (m // BLOCK, k)
+        s_t = (m // BLOCK, k) if self.shape == "rows_dual" else (k // BLOCK, m // BLOCK)
         return (*first, TensorSpec("q_t", (k, m), "float8_e4m3fn"), TensorSpec("s_t", s_t, "float32"))
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
@@ -196,7 +200,8 @@ class Quantiser:
         q, s = quantise(x)
         bits = {"q": q, "s": s}
         if self.dual:
-            bits["q_t"], bits["s_t"] = quantise(np.ascontiguousarray(x.T))
+            turned = quantise_rows if self.shape == "rows_dual" else quantise_blocks
+            bits["q_t"], bits["s_t"] = turned(np.ascontiguousarray(x.T))
         return {"bits": bits}
 
     def tables(self) -> Mapping[str, np.ndarray]:
@@ -216,7 +221,7 @@ class Quantiser:
             "q": (rows, cols),
             "s": (down, across) if blocks else (across, rows),
             "q_t": (cols, rows),
-            "s_t": (across, down) if blocks else (down, cols),
+            "s_t": (down, cols) if self.shape == "rows_dual" else (across, down),
         }
         return Sample({name: where[name] for name in bits}, {"bits": bits})
 
@@ -269,11 +274,15 @@ def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep | RowGroup
             ("quant_128x128", "blocks", ("quant_blocks",)),
             ("quant_dual", "rows_dual", ("quant_dual_plain", "quant_dual", "quant_dual_tma")),
             ("quant_128x128_dual", "blocks_dual", ("quant_blocks_dual_plain", "quant_blocks_dual")),
+            ("quant_mixed_dual", "mixed_dual", ("quant_mixed_dual",)),
         )
     }
-    step = TrainingStep(f"{family}/step", step_suites(gemm_suites()))
+    steps = {
+        "step": TrainingStep(f"{family}/step", step_suites(gemm_suites())),
+        "step_mixed": TrainingStep(f"{family}/step_mixed", step_suites(gemm_suites()), mixed=True),
+    }
     experts = groups(family, _seeds("grouped", "grouped_plain"), _seeds("k_grouped"))
-    return {**products, **quantisers, "step": step, **experts}
+    return {**products, **quantisers, **steps, **experts}
 
 
 def _seeds(*names: str, **overrides: Mapping[str, object]) -> Mapping[str, SeedKernel]:

@@ -196,21 +196,31 @@ def test_interpreted_seed_kernels_pass() -> None:
             assert value >= (INTERPRETED_STEP_DB if recipe == "step" else least), (recipe, name, value)
 
 
-def few_rows_case(bm: int, bn: int, swap: bool, teams: int, scales: str) -> list:
-    """A point of ``few_rows`` and what its launch makes of it."""
+def few_rows_case(bm: int, bn: int, box: int, swap: bool, teams: int, scales: str) -> list:
+    """A point of ``few_rows`` and what its launch makes of it: ahead and with fewer copies where there is one team."""
     from triton.experimental.gluon import language as gl
 
     fp8, flat = gl.NVMMASharedLayout(128, 8), gl.NVMMASharedLayout(0, 32, rank=1)
     types = {
-        "a_desc": f"tensordesc<fp8e4nv[{bm}, 128],{fp8!r}>",
+        "a_desc": f"tensordesc<fp8e4nv[{box}, 128],{fp8!r}>",
         "as_desc": f"tensordesc<fp32[{max(bm, 32)}],{flat!r}>",
         "b_desc": f"tensordesc<fp8e4nv[{bn}, 128],{fp8!r}>",
         "bs_desc": f"tensordesc<fp32[32],{flat!r}>",
         "as_ptr": "*fp32",
+        "bs_ptr": "*fp32",
         "c_ptr": "*bf16",
         **dict.fromkeys("MNK", "i32"),
     }
-    fixed = [("BM", bm), ("BN", bn), ("UNROLL", 2), ("STAGES", 6), ("SWAP", swap), ("SCALES", scales)]
+    fixed = [
+        ("BM", bm),
+        ("BN", bn),
+        ("BOX", box),
+        ("UNROLL", 2),
+        ("STAGES", 6),
+        ("SWAP", swap),
+        ("SCALES", scales),
+    ]
+    fixed += [("LOADED", teams == 1), ("EARLY", teams == 1)]
     return [
         "gemm_nt",
         "few_rows",
@@ -245,7 +255,7 @@ def hopper_cases() -> list:
         cases.append([recipe, "gluon_skew", {}, "gemm_kernel", product, fixed])
     fixed = [*names, ("COLUMNS", False), ("HALVES", 2), ("BEHIND", True), ("STAGGER", True)]
     cases.append(["gemm_nt", "gluon_ws", {"slots": 4, "stages": 3}, "gemm_kernel", product, fixed])
-    cases += [few_rows_case(*case) for case in ((64, 16, False, 2, "rows"), (8, 128, True, 1, "one"))]
+    cases += [few_rows_case(*case) for case in ((64, 16, 32, False, 2, "rows"), (8, 128, 8, True, 1, "one"))]
     matrix = {
         "x_desc": f"tensordesc<bf16[128, 128],{bf16!r}>",
         "x_ptr": "*bf16",
@@ -258,6 +268,9 @@ def hopper_cases() -> list:
     fixed = [("TILE", 0), ("TURNED", 0), ("BY_COLUMNS", False)]
     cases.append(["quant_dual", "quant_dual", {}, "dual_kernel", matrix, fixed])
     cases.append(["quant_dual", "quant_dual_tma", {}, "dual_kernel", matrix, [*fixed, ("STAGES", "stages")]])
+    cases.append(
+        ["quant_mixed_dual", "quant_mixed_dual", {}, "mixed_kernel", matrix, [*fixed, ("STAGES", "stages")]]
+    )
     cases.append(["quant_128x128_dual", "quant_blocks_dual", {}, "block_kernel", matrix, fixed])
     return cases
 
@@ -300,12 +313,14 @@ def test_samples_of_big_products_agree_with_the_oracle(recipe: str) -> None:
     for name, (rows, columns) in sample.where.items():
         assert np.allclose(sample.references["exact"][name], right[name][np.ix_(rows, columns)], rtol=1e-12)
         assert len(np.unique(rows)) == 96 and len(np.unique(columns)) >= 36
-    if recipe != "step":
+    if "step" not in recipe:
         payload = whole["a_q"].astype(np.float32)
         assert 150 < payload.std() < 175 and np.abs(payload).max() == 448, "as quantised normal data has it"
 
 
-@pytest.mark.parametrize("recipe", ["quant_1x128", "quant_128x128", "quant_dual", "quant_128x128_dual"])
+@pytest.mark.parametrize(
+    "recipe", ["quant_1x128", "quant_128x128", "quant_dual", "quant_128x128_dual", "quant_mixed_dual"]
+)
 def test_samples_of_big_matrices_have_the_oracles_bits(recipe: str) -> None:
     operator = OPERATORS[recipe]
     assert isinstance(operator, Sampled), "an oracle over a whole matrix takes minutes"

@@ -17,6 +17,7 @@ from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake.arguments import Call, Literal
 from tilewright.workers.intake.device import device_numbers
 from tilewright.workers.intake.emit import emit
+from tilewright.workers.intake.itself import ITSELF
 from tilewright.workers.intake.load import Literals
 from tilewright.workers.intake.operator import (
     Operand,
@@ -143,6 +144,8 @@ def reference_calls(site: Site) -> list[str]:
 
 def wanted_of(request: Mapping[str, Any], site: Site) -> Any:
     """Shapes and dtypes of the reference's results; None where it cannot be asked without data."""
+    if request["reference"] == ITSELF:
+        return None
     try:
         function = function_of(request["reference"])
     except LookupError as error:

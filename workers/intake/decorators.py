@@ -8,6 +8,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+_TUNER = "tilewright_tuner"
+
 
 def is_kernel(statement: ast.stmt) -> bool:
     decorators = statement.decorator_list if isinstance(statement, ast.FunctionDef) else []
@@ -29,7 +31,8 @@ def unwrapped(node: ast.FunctionDef, why: str, module: types.ModuleType, define:
         if len(node.decorator_list) < 2:
             node.decorator_list = every
             return why or define()
-        node.decorator_list = node.decorator_list[1:]
+        first, *others = node.decorator_list
+        node.decorator_list = [*_plain_tuner(first, module), *others]
         why = define()
     found: Any = module.__dict__[node.name]
     while isinstance(found, autotuner.Autotuner | autotuner.Heuristics):
@@ -38,6 +41,22 @@ def unwrapped(node: ast.FunctionDef, why: str, module: types.ModuleType, define:
             kind.run = _first_configuration
         found = found.fn
     return ""
+
+
+def _plain_tuner(decorator: ast.expr, module: types.ModuleType) -> list[ast.expr]:
+    """Triton's own tuner for one that cannot be had and says its configurations; else nothing."""
+    from triton.runtime import autotuner
+
+    configs = [k for k in getattr(decorator, "keywords", ()) if k.arg == "configs"]
+    if not configs or ast.unparse(decorator).startswith(_TUNER):
+        return []
+    module.__dict__[_TUNER] = autotuner.autotune
+    made = ast.parse(f"{_TUNER}(key=[])", mode="eval").body
+    assert isinstance(made, ast.Call)
+    for part in ast.walk(made):
+        ast.copy_location(part, decorator)
+    made.keywords += configs
+    return [made]
 
 
 def _first_configuration(tuner: Any, *args: Any, **kwargs: Any) -> Any:

@@ -35,6 +35,7 @@ from tilewright.workers.intake.evidence import (
     operator_of,
     work_of,
 )
+from tilewright.workers.intake.itself import ITSELF, Own
 from tilewright.workers.intake.load import Literals, load
 from tilewright.workers.intake.operator import (
     Operand,
@@ -219,6 +220,17 @@ def _ready() -> None:
     import triton.experimental.gluon.nvidia.hopper  # noqa: F401
 
 
+def _reference(request: Mapping[str, Any], site: Site, module: Any, defaults: Mapping[str, Any]) -> Any:
+    """What answers are compared with: the reference, or where there is none the kernel as it stands."""
+    if request["reference"] != ITSELF:
+        return Oracle(function_of(request["reference"]))
+    return Own(
+        lambda inputs: run(module, defaults, inputs),
+        lambda one, other: wrong(one, other, site.operands),
+        site.operands,
+    )
+
+
 def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, Any]:
     """Checked shapes, gates, and knobs with their evidence."""
     torch.set_default_device("cpu")
@@ -226,9 +238,9 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
     repair()
     leave_interpreter_unguarded()
     os.chdir(request["folder"])
-    reference = Oracle(function_of(request["reference"]))
     defaults = {k.name: k.default for k in taken.knobs}
     module = load_module(taken.source)
+    reference = _reference(request, site, module, defaults)
     places = _reference_places(request, site, taken)
     notes: list[str] = []
     shapes = shapes_of(request, site, taken, module, defaults, reference, notes)
@@ -241,7 +253,7 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
             taken = traced_at(site, site.dims[0], judged_ones)
         torch.set_default_device("cpu")
         module = load_module(taken.source)
-    results, failed, spread = bars(request, site, taken, module, defaults, shapes, places, notes)
+    results, failed, spread = bars(request, site, taken, module, defaults, shapes, places, reference, notes)
     if failed:
         return {
             "refusals": [{"line": 0, "what": f"the kernel's own answer is not the reference's: {failed}"}],

@@ -187,11 +187,7 @@ class _Transform(ast.NodeTransformer):
     ) -> None:  # fmt: skip
         self._owner, self._known, self._closure, self._mapping = owner, known, closure, mapping
         arguments = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-        self._constexprs = {
-            a.arg
-            for a in node.args.args
-            if a.annotation is not None and "constexpr" in ast.unparse(a.annotation)
-        }
+        self._arguments = frozenset(arguments)
         bound = [
             *arguments,
             *(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)),
@@ -250,7 +246,7 @@ class _Transform(ast.NodeTransformer):
         ):
             said = self._library(node.attr, node.lineno)
             return node if said is None else ast.copy_location(ast.parse(said, mode="eval").body, node)
-        if node.attr == "value" and isinstance(node.value, ast.Name) and node.value.id in self._constexprs:
+        if node.attr == "value" and isinstance(node.value, ast.Name) and node.value.id in self._arguments:
             return self.visit(node.value)
         node.value = self.visit(node.value)
         return node

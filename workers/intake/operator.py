@@ -6,6 +6,7 @@ cannot), on a sample of the answer where the shape is large and the reference tr
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
@@ -228,8 +229,11 @@ def draw(
 def function_of(reference: str) -> Callable[..., Any]:
     """The function that ``module.name`` or ``FILE:name`` stands for. Raises LookupError.
 
-    A flashinfer-bench Definition (``FILE.json:run``) holds its function's source.
+    A flashinfer-bench Definition (``FILE.json:run``) holds its function's source. ``itself:FILE`` is a taken module, as
+    its own reference.
     """
+    if reference.startswith("itself:"):
+        return _itself(reference.partition(":")[2])
     path, colon, name = reference.rpartition(":")
     if path.endswith(".json"):
         module: Any = _definition(Path(path))
@@ -250,6 +254,14 @@ def function_of(reference: str) -> Callable[..., Any]:
     if isinstance(value, type) or not callable(value):
         raise LookupError(f"--reference: {reference} is no function")
     return value
+
+
+@functools.cache
+def _itself(path: str) -> Callable[..., Any]:
+    """A process for each module, which answers as often as it is asked."""
+    from tilewright.workers.intake.itself import Server
+
+    return Server(Path(path))
 
 
 def _definition(path: Path) -> Any:

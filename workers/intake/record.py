@@ -64,6 +64,8 @@ class Recording(TorchFunctionMode):
             return False
         if name in ("contiguous", "to", "cuda", "float", "half", "bfloat16", "type_as", "clone"):
             return self._same(name, func, args, options)
+        if name == "broadcast_to":
+            name, func = "expand", torch.Tensor.expand
         if name in _VIEWS or name in ("__getitem__", "chunk", "split", "unbind", "view_as_real"):
             return self._view(name, func, args, options)
         if name in (

@@ -28,7 +28,6 @@ from tilewright.workers.intake.operator import (
     Operand,
     Result,
     _is_float,
-    function_of,
     is_code,
     is_narrow,
 )  # fmt: skip
@@ -291,11 +290,10 @@ def wrong(
 
 
 def bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any],
-          shapes: list[Shape], places: Sequence[int], notes: list[str]) -> tuple[list[Result], str, int]:  # fmt: skip
+          shapes: list[Shape], places: Sequence[int], reference: Oracle, notes: list[str]
+          ) -> tuple[list[Result], str, int]:  # fmt: skip
     """Results with their bounds, from all kinds of inputs; why the seed is wrong; the spread that it bears."""
     outputs: dict[tuple[int, str], list[np.ndarray]] = {}
-    reference = Oracle(function_of(request["reference"]))
-    reference.settle(site, shapes[0].inputs["randn"])
     spread = 4
     largest = max(shapes, key=lambda s: sum(a.size for a in s.inputs["randn"].values()))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.evolve.proposers.rewrite.base import Language, Rule
-from tilewright.evolve.proposers.rewrite.gluon import lower
+from tilewright.evolve.proposers.rewrite.gluon import lower, operand_once
 from tilewright.evolve.proposers.rewrite.pallas import (
     accumulators,
     arithmetic,
@@ -113,6 +113,7 @@ def triton_rules() -> tuple[Rule, ...]:
         descriptors.DescriptorLoad(),
         descriptors.DescriptorStore(),
         fusion.FuseLaunches(),
+        operand_once.ComputeOperandOnce(),
         lower.LowerProduct(),
     )
 
@@ -130,4 +131,6 @@ def rule_names() -> frozenset[str]:
 
 def openings() -> frozenset[str]:
     """Names of the rules that write a kernel in another structure, which wants tuning before it competes."""
-    return frozenset({lower.LowerProduct.name, unroll_grid.UnrollGridAxis.name})
+    return frozenset(
+        {lower.LowerProduct.name, operand_once.ComputeOperandOnce.name, unroll_grid.UnrollGridAxis.name}
+    )

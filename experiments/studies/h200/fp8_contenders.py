@@ -122,10 +122,14 @@ def fp8_step(
     wgrad: Callable[[Operands], torch.Tensor],
     quantise: Mapping[str, Params],
 ) -> tuple[torch.Tensor, ...]:
-    """y, dx, dw with every quantisation: two dual row quantisers, one dual block quantiser, three NT products."""
+    """y, dx, dw with every quantisation: x, dy and w in both directions from one read each, three NT products.
+
+    ``quantise``: kernels of "rows" (dy), "blocks" (w) and "activations" (x; as dy without).
+    """
     dual, blocks = quantise["rows"], quantise["blocks"]
     rows_kernel = kernel(dual["kernel"], dual["params"])
-    x_q, x_s, xt_q, xt_s = rows_kernel({"x": x})
+    activations = quantise.get("activations", dual)
+    x_q, x_s, xt_q, xt_s = kernel(activations["kernel"], activations["params"])({"x": x})
     w_q, w_s, wt_q, wt_s = kernel(blocks["kernel"], blocks["params"])({"x": w})
     y = product({"a_q": x_q, "a_s": x_s, "b_q": w_q, "b_s": w_s})
     dy_q, dy_s, dyt_q, dyt_s = rows_kernel({"x": dy})

@@ -45,11 +45,15 @@ QUANTISERS = {
     "quant_1x128": "quant_rows",
     "quant_128x128": "quant_blocks",
     "quant_dual": "quant_dual_tma",
+    "quant_mixed_dual": "quant_mixed_dual",
     "quant_128x128_dual": "quant_blocks_dual",
 }
 """Quantisers by recipe that operands and steps take."""
 
-DEEP = [*grid(stages=(4,), slots=(1,), group_m=(2, 8, 16))]
+DEEP = [
+    *grid(stages=(4,), slots=(1,), group_m=(2, 8, 16)),
+    *grid(stages=(4,), slots=(1,), group_m=(2, 8, 16), column_scales=("early",)),
+]
 """Points of ``k_grouped``."""
 
 
@@ -102,7 +106,7 @@ def ahead(whats: Sequence[str], processes: int) -> dict[str, Any]:
             for workload in operator.suites["experts"].check:
                 specs = operator.inputs(workload), operator.outputs(workload), workload.id
                 if "k_grouped" in operator.kernels:
-                    add(tasks, deep_points()[:1], *specs, kernel="k_grouped")
+                    add(tasks, deep_points()[::3], *specs, kernel="k_grouped")
                 else:
                     add(tasks, gate_points(), *specs)
     shaped = operators()
@@ -120,9 +124,10 @@ def ahead(whats: Sequence[str], processes: int) -> dict[str, Any]:
             count = counts(groups, expected, how, 128, 7)
             for n, k in LAYERS.values():
                 rows = int(count.sum())
-                deep = DepthGroups("w/w", groups, expected, {}, {})
                 workload = Workload("w", {"M": n, "N": k, "K": rows})
-                add(tasks, deep_points(), deep.inputs(workload), deep.outputs(workload), "w", "k_grouped")
+                for mixed in (False, True):
+                    deep = DepthGroups("w/w", groups, expected, {}, {}, mixed=mixed)
+                    add(tasks, deep_points(), deep.inputs(workload), deep.outputs(workload), "w", "k_grouped")
                 if "step" in whats:
                     add_products(tasks, groups, expected, (rows, n, k))
     for what in set(whats) & {"grouped", "masked"}:

@@ -11,148 +11,38 @@ memory first. Times with "graph" are replays of a CUDA graph that holds the one 
 from __future__ import annotations
 
 import argparse
-import ast
-import itertools
 import json
 import math
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-import triton
 
 from experiments.studies.h200 import fp8_contenders as contenders
+from experiments.studies.h200.fp8_sizes_points import (
+    GATED,
+    OPERATOR,
+    PROMOTED,
+    RAGGED,
+    Chosen,
+    ahead,
+    candidates,
+    kernels_for,
+    points_default,
+    points_of,
+    varied,
+)
 from experiments.studies.h200.fp8_step import MIN_SNR_DB, Bench
-from experiments.studies.h200.mx_points import grid
 from experiments.studies.h200.stamp import stamp
 from experiments.studies.records.say import say
-from testkit.compile_ahead import Point, Task, compiled_ahead, described
-from tilewright.evolve.space.constraints import SpaceError
-from tilewright.evolve.space.space import Space
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.gemm_fp8_blockwise.shapes import SERVING_WEIGHTS, core, primus84, serving
 from tilewright.seeds.operator import Workload
-
-OPERATOR = "gemm_fp8_blockwise/gemm_nt"
-RAGGED = (
-    (1, 576, 1280),
-    (37, 2112, 640),
-    (64, 1096, 1152),
-    (131, 576, 512),
-    (200, 384, 640),
-    (129, 136, 128),
-    (64, 9736, 384),
-    (130, 8200, 256),
-    (1024, 8200, 384),
-)
-"""(M, N, K) that no tile divides, for the gates."""
-
-PROMOTED = {"block_n": 256, "stages": 4, "slots": 2, "group_m": 12}
-"""The genome the library serves today, of ``gluon_ws``."""
-
-Chosen = tuple[str, Point]
-
-
-def few_rows_points(m: int, n: int, k: int) -> Iterator[Point]:
-    """Points of ``few_rows`` for a shape: tiles of either orientation, the deepest ring that fits."""
-    least = max(8, min(128, triton.next_power_of_2(m)))
-    tiles = [(least, bn, True) for bn in (64, 128)] if least <= 64 else [(64, 128, True)]
-    tiles += [(64 if m <= 64 else bm, bn, False) for bn in (16, 32, 64, 128) for bm in (64, 128)]
-    for bm, bn, swap in dict.fromkeys(tiles):
-        count = -(-m // bm) * -(-n // bn)
-        for teams, unroll in itertools.product((1, 2), (4, 2, 1)):
-            if count < 24 or (unroll == 4 and k // 128 < 8) or (unroll == 1 and bm * bn < 64 * 128):
-                continue
-            stage = ((bm + bn) * 128 + 4 * max(bm, 32)) * unroll + 128
-            room = 230464 - 2 * bm * bn - (4 * bm * bn if teams == 2 else 0)
-            fitting = [s for s in (2, 3, 4, 5, 6, 8, 10, 12, 14, 16) if s * stage <= room and s % teams == 0]
-            if not fitting or (fitting[-1] < 4 and unroll > 1 and k // 128 > 8):
-                continue
-            useful = -(-(k // 128) // unroll) * -(-count // 132)
-            stages = next((s for s in fitting if s >= useful), fitting[-1])
-            yield {
-                "block_m": bm,
-                "block_n": bn,
-                "unroll": unroll,
-                "stages": stages,
-                "swap": swap,
-                "teams": teams,
-            }
-
-
-LARGE = [
-    *grid(release=("at_once",), slots=(2,), stages=(4,), group_m=(4, 16)),
-    *grid(release=("behind",), slots=(2,), stages=(4,), group_m=(4, 8, 16, 32)),
-    *grid(release=("behind", "at_once"), stagger=(True,), slots=(2,), stages=(4,), group_m=(4, 16)),
-    *grid(release=("behind",), slots=(4,), stages=(3,), group_m=(4, 16)),
-]
-"""Points of ``gluon_ws`` for many rows."""
-
-NARROW = [
-    *grid(block_n=(128,), stages=(6,), slots=(1,), group_m=(1, 4)),
-    *grid(block_n=(256,), stages=(4,), slots=(1,), group_m=(1,)),
-]
-"""Points of ``gluon_ws`` for some hundred rows."""
-
-GATED = ("few_rows", "gluon_ws", "gluon_skew", "pointer")
-"""Kernels the gates look at."""
-
-
-def points(kernel: str, shape: tuple[int, int, int]) -> list[Point]:
-    """The legal points of a seed kernel for a shape, its own defaults among them unless it is ``few_rows``."""
-    operator = load_operator(OPERATOR)
-    seed = operator.kernels[kernel]
-    names = {**operator.constants, **dict(zip("MNK", shape, strict=True))}
-    try:
-        space = Space.from_source(seed.source, [names])
-    except SpaceError:
-        return []
-    if kernel == "few_rows":
-        tried = list(few_rows_points(*shape))
-    elif kernel == "gluon_ws":
-        tried = NARROW if shape[0] <= 256 else LARGE
-    else:
-        tried = [{}]
-    full = [{**space.defaults, **seed.overrides, **change} for change in tried]
-    return [point for at, point in enumerate(full) if point not in full[:at] and not space.violations(point)]
-
-
-def candidates(shape: tuple[int, int, int], kernels: Sequence[str]) -> list[Chosen]:
-    """Kernels with points that are tried on a shape."""
-    return [(kernel, point) for kernel in kernels for point in points(kernel, shape)]
-
-
-def kernels_for(rows: int) -> tuple[str, ...]:
-    """Seed kernels worth trying for so many rows."""
-    if rows <= 64:
-        return ("few_rows",)
-    if rows <= 256:
-        return ("few_rows", "gluon_skew", "gluon_ws")
-    return ("gluon_ws",)
-
-
-def ahead(shapes: Sequence[tuple[tuple[int, int, int], Sequence[Chosen]]], processes: int) -> dict[str, Any]:
-    """Compile what is going to run, by many processes, into the cache this process reads."""
-    operator = load_operator(OPERATOR)
-    held: dict[str, Task] = {}
-    for shape, chosen in shapes:
-        workload = Workload("x".join(map(str, shape)), dict(zip("MNK", shape, strict=True)))
-        specs = {
-            "id": workload.id,
-            "inputs": described(operator.inputs(workload)),
-            "outputs": described(operator.outputs(workload)),
-        }
-        for kernel, point in chosen:
-            key = f"{kernel} {sorted(point.items())}"
-            held.setdefault(key, (operator.kernels[kernel].source, point, []))[2].append(specs)
-    cache = os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
-    return compiled_ahead(list(held.values()), cache, processes, 240.0)
 
 
 def operands(m: int, n: int, k: int) -> contenders.Operands:
@@ -207,7 +97,7 @@ def snr(x: contenders.Operands, call: Callable[[], torch.Tensor]) -> float:
         return -math.inf
 
 
-def graphed(call: Callable[[], torch.Tensor]) -> Callable[[], None]:
+def graphed(call: Callable[[], Any]) -> Callable[[], None]:
     """A replay of the call as a CUDA graph."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -349,8 +239,13 @@ def main() -> None:
         "--what", nargs="+", choices=["gates", "rows", "large", "tall", "all84"], required=True
     )
     parser.add_argument(
-        "--points", type=Path, help="JSON of an earlier run: only its best points are tried again"
+        "--points",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="JSON of earlier runs: only their best points are tried again",
     )
+    parser.add_argument("--more", action="store_true", help="the usual points beside the best of that run")
     parser.add_argument("--compile", nargs="*", default=[], help="compiled ahead, not run")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--calls", type=int, default=3)
@@ -380,10 +275,13 @@ def main() -> None:
     }
     if args.columns:
         lists = {what: [s for s in shapes if s[1] in args.columns] for what, shapes in lists.items()}
-    known = points_of(args.points) if args.points else {}
+    known = {shape: chosen for path in args.points for shape, chosen in points_of(path).items()}
 
     def tried(shape: tuple[int, int, int]) -> list[Chosen]:
-        return known.get(shape) or candidates(shape, args.kernels or kernels_for(shape[0]))
+        found = varied(known.get(shape, ()))
+        if not found or args.more:
+            found += candidates(shape, args.kernels or kernels_for(shape[0]))
+        return [chosen for at, chosen in enumerate(found) if chosen not in found[:at]]
 
     begun = time.monotonic()
     todo: list[tuple[tuple[int, int, int], Sequence[Chosen]]] = []
@@ -413,33 +311,6 @@ def main() -> None:
                 say(f"{what}: " + summary(entries, peer))
         write(args, what, entries, compiled)
         say(f"{what} done after {time.monotonic() - begun:.0f} s")
-
-
-def points_default(kernel: str) -> Point:
-    """A seed kernel's own point."""
-    source = load_operator(OPERATOR).kernels[kernel].source
-    tree = ast.parse(source)
-    return next(
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and node.targets[0].id == "DEFAULTS"
-    )
-
-
-def points_of(path: Path) -> dict[tuple[int, int, int], list[Chosen]]:
-    """The best three points by shape of an earlier run."""
-    found = {}
-    for entry in json.loads(path.read_text())["entries"]:
-        ranked = sorted(
-            (us, name) for name, us in entry["us"].items() if name.endswith("}") and "graph" not in name
-        )
-        split = [name.partition(" ") for _, name in ranked]
-        found[entry["m"], entry["n"], entry["k"]] = [
-            (kernel, json.loads(point)) for kernel, _, point in split
-        ]
-    return found
 
 
 def write(args: argparse.Namespace, what: str, entries: Sequence[Mapping[str, Any]], compiled: Any) -> None:

@@ -1,10 +1,10 @@
 """Blockwise FP8 on one GPU, side by side: the forward product, the quantisers, and the whole training step.
 
-    python -m experiments.studies.h200.fp8_step --out results --what forward quantise step sustained
+    python -m experiments.studies.h200.fp8_step --out results --what forward quantise step
 
 Per shape every contender runs in the same process on the same random data. Times are device events, the L2
 flushed before each call, host work hidden behind a spinning kernel; contenders take turns in rounds of reversed
-order, each burst after a pause long enough to stay under the board's power limit (``sustained`` has no pauses).
+order, each burst after a pause long enough to stay under the board's power limit (``fp8_sustained`` has no pauses).
 The outputs of timed calls are checked; a contender that fails is reported as failed, with no time. Everything
 printed is measured on the device named in the result.
 """
@@ -38,6 +38,8 @@ FORWARD = tuple(("gluon_ws", {"group_m": g}) for g in (4, 8, 16, 32))
 WGRAD = (
     ("gluon_skew", {"group_m": 8}),
     ("gluon_skew", {"group_m": 16}),
+    ("gluon_skew", {"group_m": 16, "stages": 4, "consumer_regs": 216}),
+    ("gluon_skew", {"group_m": 4, "stages": 4, "consumer_regs": 216}),
     ("gluon_ws", {"slots": 1, "group_m": 16}),
 )
 """Genomes the dispatch chooses from, per shape, in a run of its own before anything is reported."""
@@ -49,6 +51,8 @@ QUANTISERS = {
     "rows": {"kernel": "quant_dual_tma", "params": {}},
     "blocks": {"kernel": "quant_blocks_dual", "params": {}},
 }
+MIXED = {**QUANTISERS, "activations": {"kernel": "quant_mixed_dual", "params": {}}}
+"""A coarser recipe, of operator ``step_mixed``: x^T in 128 x 128 blocks."""
 
 TORCHAO = ("torchao, vendor products", "torchao, Triton")
 """The second tunes itself for minutes per shape."""
@@ -190,6 +194,9 @@ def step(
     picks = {"forward": pick(bench, fwd, FORWARD, seed), "dgrad": pick(bench, dgrad, FORWARD, seed)}
     picks["wgrad"] = pick(bench, wgrad, WGRAD, seed)
     del fwd, dgrad, wgrad
+    mixed = contenders.quantised_operands(n, k, m)
+    picks["wgrad, x^T in blocks"] = pick(bench, mixed, FORWARD, seed)
+    del mixed
     x, w, dy = (torch.randn(s, dtype=torch.bfloat16) for s in ((m, k), (n, k), (m, n)))
 
     def product(o: contenders.Operands) -> torch.Tensor:
@@ -202,6 +209,14 @@ def step(
         "bf16 autograd": lambda: contenders.bf16_step(x, w, dy),
         "ours": lambda: contenders.fp8_step(
             x, w, dy, product=product, wgrad=wgrad_product, quantise=QUANTISERS
+        ),
+        "ours, x^T in blocks": lambda: contenders.fp8_step(
+            x,
+            w,
+            dy,
+            product=product,
+            wgrad=lambda o: contenders.kernel(*picks["wgrad, x^T in blocks"])(o)[0],
+            quantise=MIXED,
         ),
         "our quantisers, vendor products": lambda: contenders.fp8_step(
             x,
@@ -255,6 +270,7 @@ def quantise(bench: Bench, m: int, k: int) -> dict[str, Any]:
         "quant_dual",
         "quant_dual_tma",
         "quant_blocks_dual",
+        "quant_mixed_dual",
         "quant_dual_plain",
     )
     calls: dict[str, Call] = {"copy": lambda: y.copy_(x)}
@@ -267,25 +283,6 @@ def quantise(bench: Bench, m: int, k: int) -> dict[str, Any]:
         entry["tb_per_s"] = moved[name] / entry["seconds"] * 1e-12
         entry["of_copy"] = entry["tb_per_s"] / (moved["copy"] / found["copy"]["seconds"] * 1e-12)
     return {"workload": f"{m}x{k}", "contenders": found}
-
-
-def sustained(bench: Bench, workload: Workload, seconds: float = 1.0) -> dict[str, Any]:
-    """The forward product without pauses, at the board's power limit: what a long run sees."""
-    m, n, k = (workload.dims[name] for name in "MNK")
-    x = contenders.quantised_operands(m, n, k)
-    calls: dict[str, Call] = {
-        "vendor blockwise": lambda: contenders.scaled_product(x),
-        "ours, one genome": lambda: contenders.kernel("gluon_ws")(x)[0],
-    }
-    found: dict[str, dict[str, float]] = {}
-    for name in (*calls, *list(calls)[::-1]):
-        call, times, begun = calls[name], [], time.perf_counter()
-        while time.perf_counter() - begun < seconds:
-            times += burst(bench.flush, call, 20, 0)
-        late = sorted(times[len(times) // 2 :])
-        entry = found.setdefault(name, {"seconds": 0.0})
-        entry["seconds"] += 0.5 * late[len(late) // 2]
-    return report(workload, 2 * m * n * k, found, {}, {"regime": "sustained"})
 
 
 def report(
@@ -346,9 +343,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--what", nargs="+", choices=["forward", "quantise", "step", "sustained"], default=["step"]
-    )
+    parser.add_argument("--what", nargs="+", choices=["forward", "quantise", "step"], default=["step"])
     parser.add_argument("--tests", type=int, nargs="*", help="TestIDs of the 84; default: the core suite")
     parser.add_argument(
         "--torchao-triton", action="store_true", help="also torchao with its own Triton products"
@@ -372,7 +367,6 @@ def main() -> None:
     runs = {
         "forward": lambda w: forward(bench, w, seed, tables.get("gemm_fp8_blockwise/gemm_nt")),
         "step": lambda w: step(bench, w, seed, args.torchao_triton, tables.get("gemm_fp8_blockwise/step")),
-        "sustained": lambda w: sustained(bench, w),
     }
     for what in args.what:
         entries = []

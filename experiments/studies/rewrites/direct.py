@@ -140,10 +140,10 @@ def resolved_case(case: Case, arm: str, seed: int, folder: Path) -> Resolved:
         key, _, value = text.partition("=")
         listed = value.startswith("[")
         overrides[key] = value.strip("[]").split(", ") if listed else value != "false"
-    if case.name in FAMILY:
+    if (family := family_of(case)) is not None:
         import yaml
 
-        data = yaml.safe_load(Path(FAMILY[case.name]).read_text())
+        data = yaml.safe_load(Path(family).read_text())
         data |= {"name": "direct", "seed": seed, "mlflow": {"enabled": False}}
         search = data["search"] | {"transfer": []}
         data["search"] = search | {
@@ -152,6 +152,11 @@ def resolved_case(case: Case, arm: str, seed: int, folder: Path) -> Resolved:
         return resolve(parse_config(data))
     request, target = _request(case), target_named("h200")
     return resolve(config_of(request, target, folder / f"operator-{case.name}", overrides))
+
+
+def family_of(case: Case) -> str | None:
+    """The campaign file of a case that is a family's; none for a user's function."""
+    return FAMILY.get(case.name.removesuffix("_few"))
 
 
 def _request(case: Case) -> Request:
@@ -163,7 +168,7 @@ def take_in(cases: Sequence[Case], folder: Path) -> None:
     """Operators of users' functions, once."""
     for case in cases:
         where = folder / f"operator-{case.name}"
-        if case.name not in FAMILY and not (where / "operator.py").exists():
+        if family_of(case) is None and not (where / "operator.py").exists():
             prepare(_request(case), target_named("h200"), where, lambda line: None)
 
 
@@ -214,11 +219,12 @@ def _row_of(
     if not worked:
         return row | {"reasons": [e.reason for _, e in done][:3]}
     best, evaluation = max(worked, key=lambda pair: pair[1].fitness or 0.0)
+    first = min(worked, key=lambda pair: pair[0].index)
     by_index = {c.genome.id: c for c, _ in done}
     fitness = {c.genome.id: e.fitness for c, e in done}
     return row | {
-        "seed_fitness": worked[0][1].fitness, "best": evaluation.fitness, "id": best.genome.id,
-        "params": dict(best.genome.params), "source": best.genome.source, "seed_id": worked[0][0].genome.id,
+        "seed_fitness": first[1].fitness, "best": evaluation.fitness, "id": best.genome.id,
+        "params": dict(best.genome.params), "source": best.genome.source, "seed_id": first[0].genome.id,
         "steps": _steps(best, by_index), "progress": list(curve),
         "evaluated": [
             [

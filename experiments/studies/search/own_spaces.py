@@ -9,6 +9,7 @@ measured on the H200 and modelled on the tpu7x; ``source`` says which.
 
 from __future__ import annotations
 
+import ast
 import csv
 import gzip
 import io
@@ -21,6 +22,7 @@ from pathlib import Path
 from testkit import RECORDS, SPACES
 from tilewright.evolve.space.genome import Value
 from tilewright.evolve.space.space import read_declarations
+from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 
 OWN = SPACES / "own"
@@ -105,8 +107,33 @@ def factorial() -> Iterator[tuple[str, str, list[Point]]]:
         yield "tpu7x-factorial_g512", shape, points
 
 
-def write(folder: Path, suite: str, shape: str, points: Sequence[Point]) -> None:
-    """One table: SUITE-SHAPE.json and SUITE-SHAPE.csv.gz."""
+def kernels() -> Iterator[tuple[str, str, list[Point], list[str]]]:
+    """The same of whole spaces of H200 seeds, with the seeds' own constraints: what ``kernel_points`` measured."""
+    with gzip.open(RECORDS / "search" / "h200_kernel_points.json.gz", "rt") as file:
+        told = json.load(file)["kernels"]
+    for kernel, found in told.items():
+        operator = load_operator(found["recipe"])
+        names, source = found["parameters"], operator.kernels[kernel].source
+        limits = _limits(source, {**operator.constants, **load_target("h200").constants}, set(names))
+        for number, shape in enumerate(found["shapes"]):
+            points = [(dict(zip(names, row[0], strict=True)), row[2][number]) for row in found["points"]]
+            yield f"h200-space_{kernel}", shape, points, limits
+
+
+def _limits(source: str, constants: Mapping[str, float], names: set[str]) -> list[str]:
+    """Constraints that speak of parameters and of nothing that differs between shapes."""
+
+    class Fixed(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return ast.Constant(constants[node.id]) if node.id in constants else node
+
+    fixed = [Fixed().visit(ast.parse(text, mode="eval")) for text in read_declarations(source).constraints]
+    told = [(tree, {leaf.id for leaf in ast.walk(tree) if isinstance(leaf, ast.Name)}) for tree in fixed]
+    return [ast.unparse(tree) for tree, spoken in told if spoken and spoken <= names]
+
+
+def write(folder: Path, suite: str, shape: str, points: Sequence[Point], limits: Sequence[str] = ()) -> None:
+    """One table: SUITE-SHAPE.json and SUITE-SHAPE.csv.gz; constraints, where a suite states them."""
     names = list(points[0][0])
     parameters = {name: _ordered(params[name] for params, _ in points) for name in names}
     kind = "measured" if suite.startswith("h200") else "modelled"
@@ -116,7 +143,7 @@ def write(folder: Path, suite: str, shape: str, points: Sequence[Point]) -> None
         "kernel": suite,
         "source": f"own recording, experiments/records, times {kind} ({suite.split('-')[0]})",
         "parameters": parameters,
-        "constraints": [],
+        "constraints": list(limits),
         "rows": len(points),
         "optimum_ms": min(valid),
     }
@@ -148,9 +175,9 @@ def _params(variant: str) -> dict[str, Value]:
 
 
 def main() -> None:
-    for part in (quantisers, products, schedules, factorial):
-        for suite, shape, points in part():
-            write(OWN, suite, shape, points)
+    for part in (quantisers, products, schedules, factorial, kernels):
+        for suite, shape, points, *limits in part():
+            write(OWN, suite, shape, points, *limits)
             sys.stdout.write(f"{suite} {shape}: {len(points)} points\n")
 
 

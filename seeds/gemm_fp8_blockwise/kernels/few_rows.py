@@ -3,13 +3,19 @@
 With M of 1 to 256 a product is a read of B. A program's producer warp asks for as much of B as the ring of stages
 holds, with A and the scales of both, and runs on into the next tile; ``teams`` of four warps take turns at the
 stages. A stage holds ``unroll`` steps of K, whose wgmma are issued together into partials of their own, so that a
-stage costs one wait and one arrival. K is not split between programs: one launch, and one order of additions.
+stage costs one wait and one arrival. K is split between teams and not between programs, which would have to meet in
+memory that somebody clears first: one launch, and one order of additions.
 There is one program on a multiprocessor and it stays. A stage always belongs to the same team: were it another's
 in between, a team could take the turn before last for the last one.
 
 ``swap`` makes the rows of B the matrix instruction's first operand (64 at least) and the few rows of A its flexible
 second one: a narrow A then costs little shared memory. Without it tiles may be as narrow as 16 columns, which is what
-keeps 132 multiprocessors busy when N is small.
+keeps 132 multiprocessors busy when N is small. A copy's rows past the end of A cost more than rows that exist: copies
+bring a power of two of rows, eight at least, into buffers that hold zeros, and a last tile that A does not fill begins
+further up, where rows are the tile's before as well, and are not stored again.
+
+``early`` asks for the first stages before there are partitions. ``block_scales``: B's scales, one a step, come with a
+stage or are loaded by the team, which saves a copy and a descriptor.
 """
 
 import torch
@@ -31,6 +37,8 @@ SPACE = {
     "stages": (2, 3, 4, 5, 6, 8, 10, 12, 14, 16),
     "swap": (False, True),
     "teams": (1, 2),
+    "early": (False, True),
+    "block_scales": ("copied", "loaded"),
 }
 DEFAULTS = {
     "block_m": 64,
@@ -39,6 +47,8 @@ DEFAULTS = {
     "stages": 6,
     "swap": False,
     "teams": 1,
+    "early": False,
+    "block_scales": "copied",
 }
 CONSTRAINTS = {
     "((block_m + block_n) * 128 + 4 * max(block_m, 32)) * unroll * stages + 128 * stages"
@@ -65,6 +75,55 @@ def at(buf, off, u: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
+def first_row(pm, M, BM: gl.constexpr):
+    """Where the tile ``pm`` of a column of tiles begins: all of it in A if A has as many rows."""
+    return gl.minimum(pm * BM, gl.maximum(M - BM, 0))
+
+
+@gluon.jit
+def ask(
+    a_desc,
+    as_desc,
+    b_desc,
+    bs_desc,
+    row,
+    col,
+    g,
+    M,
+    K,
+    a_bufs,
+    s_bufs,
+    b_bufs,
+    t_bufs,
+    bar,
+    s,
+    BM: gl.constexpr,
+    BN: gl.constexpr,
+    BOX: gl.constexpr,
+    UNROLL: gl.constexpr,
+    SCALES: gl.constexpr,
+    LOADED: gl.constexpr,
+):
+    """Copies of stage ``s``: the UNROLL steps of K from the ``g``-th group on. Past the end of K zeros arrive."""
+    TALL: gl.constexpr = max(BM, 32)
+    TILES: gl.constexpr = (BOX + BN) * 128 * UNROLL + (0 if LOADED else 128)
+    BYTES: gl.constexpr = TILES + (TALL * 4 * UNROLL if SCALES == "rows" else 128 if SCALES == "one" else 0)
+    mbarrier.expect(bar, BYTES)
+    for u in gl.static_range(UNROLL):
+        k = g * UNROLL + u
+        slot = s * UNROLL + u
+        tma.async_copy_global_to_shared(b_desc, [col, k * 128], bar, b_bufs.index(slot))
+        tma.async_copy_global_to_shared(a_desc, [row, k * 128], bar, a_bufs.index(slot).slice(0, BOX))
+        if SCALES == "rows":
+            tma.async_copy_global_to_shared(as_desc, [k * M + row], bar, s_bufs.index(slot))
+    if SCALES == "one":
+        tma.async_copy_global_to_shared(as_desc, [g * UNROLL // 4 * 4], bar, s_bufs.index(s))
+    if not LOADED:
+        first = (col // 128) * (K // 128)
+        tma.async_copy_global_to_shared(bs_desc, [(first + g * UNROLL) // 4 * 4], bar, t_bufs.index(s))
+
+
+@gluon.jit
 def producer(
     a_desc,
     as_desc,
@@ -81,37 +140,29 @@ def producer(
     ready,
     BM: gl.constexpr,
     BN: gl.constexpr,
+    BOX: gl.constexpr,
     UNROLL: gl.constexpr,
     STAGES: gl.constexpr,
     SCALES: gl.constexpr,
+    LOADED: gl.constexpr,
+    EARLY: gl.constexpr,
 ):
-    """Keep the ring full: UNROLL steps of K a stage. Past the end of K zeros arrive."""
-    TALL: gl.constexpr = max(BM, 32)
-    TILES: gl.constexpr = (BM + BN) * 128 * UNROLL + 128
-    BYTES: gl.constexpr = TILES + (TALL * 4 * UNROLL if SCALES == "rows" else 128 if SCALES == "one" else 0)
+    """Keep the ring full; of the first tile the first stages are under way if EARLY."""
     num_m = gl.cdiv(M, BM)
     tiles = num_m * gl.cdiv(N, BN)
-    steps = K // 128
-    s = 0
-    phase = 1
+    groups = gl.cdiv(K // 128, UNROLL)
+    asked = min(groups, STAGES) if EARLY else 0
+    s = asked % STAGES
+    phase = 1 - asked // STAGES
     for t in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        row = (t % num_m) * BM
+        row = first_row(t % num_m, M, BM)
         col = (t // num_m) * BN
-        first = (col // 128) * steps
-        for g in range(gl.cdiv(steps, UNROLL)):
+        for g in range(gl.where(t == gl.program_id(0), asked, 0), groups):
             mbarrier.wait(empty.index(s), phase)
-            bar = ready.index(s)
-            mbarrier.expect(bar, BYTES)
-            for u in gl.static_range(UNROLL):
-                k = g * UNROLL + u
-                slot = s * UNROLL + u
-                tma.async_copy_global_to_shared(b_desc, [col, k * 128], bar, b_bufs.index(slot))
-                tma.async_copy_global_to_shared(a_desc, [row, k * 128], bar, a_bufs.index(slot))
-                if SCALES == "rows":
-                    tma.async_copy_global_to_shared(as_desc, [k * M + row], bar, s_bufs.index(slot))
-            if SCALES == "one":
-                tma.async_copy_global_to_shared(as_desc, [g * UNROLL // 4 * 4], bar, s_bufs.index(s))
-            tma.async_copy_global_to_shared(bs_desc, [(first + g * UNROLL) // 4 * 4], bar, t_bufs.index(s))
+            # fmt: off
+            ask(a_desc, as_desc, b_desc, bs_desc, row, col, g, M, K, a_bufs, s_bufs, b_bufs, t_bufs, ready.index(s), s,
+                BM, BN, BOX, UNROLL, SCALES, LOADED)
+            # fmt: on
             wrap = s == STAGES - 1
             s = gl.where(wrap, 0, s + 1)
             phase = gl.where(wrap, phase ^ 1, phase)
@@ -120,6 +171,7 @@ def producer(
 @gluon.jit
 def consume(
     as_ptr,
+    bs_ptr,
     c_ptr,
     M,
     N,
@@ -140,10 +192,11 @@ def consume(
     STAGES: gl.constexpr,
     SWAP: gl.constexpr,
     SCALES: gl.constexpr,
+    LOADED: gl.constexpr,
     TEAMS: gl.constexpr,
     TEAM: gl.constexpr,
 ):
-    """Every TEAMS-th stage from TEAM on; the first team adds the others' sums in order and stores the tile."""
+    """Every TEAMS-th stage; the first team adds the others' sums in order and stores the tile."""
     TALL: gl.constexpr = BN if SWAP else BM
     WIDE: gl.constexpr = BM if SWAP else BN
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 32])
@@ -158,17 +211,22 @@ def consume(
     before = 0
     turn = 0
     for t in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        row = (t % num_m) * BM
+        row = first_row(t % num_m, M, BM)
         col = (t // num_m) * BN
         first = (col // 128) * steps
         # rows past the end have the last one's scales; they are not stored
         there = min(row + gl.arange(0, BM, along), M - 1)
         acc = gl.zeros((TALL, WIDE), gl.float32, mma)
-        for g in range(TEAM, groups, TEAMS):
+        # counted through all tiles: where a tile has an odd number of stages' work, teams change places
+        for g in range((TEAM + before) % TEAMS, groups, TEAMS):
             if SCALES == "loaded":
                 loaded = ()
                 for u in gl.static_range(UNROLL):
                     loaded += (gl.load(as_ptr + min(g * UNROLL + u, steps - 1) * M + there),)
+            if LOADED:
+                blocks = ()
+                for u in gl.static_range(UNROLL):
+                    blocks += (gl.load(bs_ptr + first + min(g * UNROLL + u, steps - 1)),)
             s = (before + g) % STAGES
             mbarrier.wait(ready.index(s), (before + g) // STAGES % 2)
             parts = ()
@@ -187,7 +245,11 @@ def consume(
                     scale = at(s_bufs.index(s), g * UNROLL % 4, u, along)
                 else:
                     scale = loaded[u]
-                scale = scale * at(t_bufs.index(s), (first + g * UNROLL) % 4, u, along)
+                scale = (
+                    scale * blocks[u]
+                    if LOADED
+                    else scale * at(t_bufs.index(s), (first + g * UNROLL) % 4, u, along)
+                )
                 if SWAP:
                     acc += part * scale[None, :]
                 else:
@@ -215,7 +277,8 @@ def consume(
             m = row + gl.arange(0, BM, gl.SliceLayout(1, out_rows))
             n = col + gl.arange(0, BN, gl.SliceLayout(0, out_rows))
             at_c = c_ptr + m.to(gl.int64)[:, None] * N + n[None, :]
-            gl.store(at_c, out, mask=(m < M)[:, None] & (n < N)[None, :])
+            mine = (m >= (t % num_m) * BM) & (m < M)
+            gl.store(at_c, out, mask=mine[:, None] & (n < N)[None, :])
         turn ^= 1
 
 
@@ -226,16 +289,20 @@ def rows_kernel(
     b_desc,
     bs_desc,
     as_ptr,
+    bs_ptr,
     c_ptr,
     M,
     N,
     K,
     BM: gl.constexpr,
     BN: gl.constexpr,
+    BOX: gl.constexpr,
     UNROLL: gl.constexpr,
     STAGES: gl.constexpr,
     SWAP: gl.constexpr,
     SCALES: gl.constexpr,
+    LOADED: gl.constexpr,
+    EARLY: gl.constexpr,
     TEAMS: gl.constexpr,
     REGS: gl.constexpr,
 ):
@@ -261,19 +328,30 @@ def rows_kernel(
     mbarrier.init(done, count=1)
     mbarrier.init(read, count=1)
     mbarrier.init(met, count=1)
-    # what the copies complete must have been made before the first copy is asked for
+    if BOX < BM:
+        spread: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
+        for slot in gl.static_range(STAGES * UNROLL):
+            a_bufs.index(slot).store(gl.zeros((BM, 128), gl.float8e4nv, spread))
+    # what the copies complete must have been made before the first copy is asked for, as what they do not write
     fence_async_shared()
     # fmt: off
+    if EARLY:
+        num_m = gl.cdiv(M, BM)
+        row = first_row(gl.program_id(0) % num_m, M, BM)
+        col = (gl.program_id(0) // num_m) * BN
+        for g in range(min(gl.cdiv(K // 128, UNROLL), STAGES)):
+            ask(a_desc, as_desc, b_desc, bs_desc, row, col, g, M, K, a_bufs, s_bufs, b_bufs, t_bufs, ready.index(g), g,
+                BM, BN, BOX, UNROLL, SCALES, LOADED)
     if TEAMS == 2:
         sums = gl.allocate_shared_memory(gl.float32, [BN, BM] if SWAP else [BM, BN], plain)
         gl.warp_specialize(
             [
-                (consume, (as_ptr, c_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, sums, empty, ready, done, read, met,
-                           BM, BN, UNROLL, STAGES, SWAP, SCALES, 2, 0)),
-                (consume, (as_ptr, c_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, sums, empty, ready, done, read, met,
-                           BM, BN, UNROLL, STAGES, SWAP, SCALES, 2, 1)),
+                (consume, (as_ptr, bs_ptr, c_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, sums, empty, ready, done,
+                           read, met, BM, BN, UNROLL, STAGES, SWAP, SCALES, LOADED, 2, 0)),
+                (consume, (as_ptr, bs_ptr, c_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, sums, empty, ready, done,
+                           read, met, BM, BN, UNROLL, STAGES, SWAP, SCALES, LOADED, 2, 1)),
                 (producer, (a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready,
-                            BM, BN, UNROLL, STAGES, SCALES)),
+                            BM, BN, BOX, UNROLL, STAGES, SCALES, LOADED, EARLY)),
             ],
             [4, 1],
             [REGS, 24],
@@ -281,10 +359,10 @@ def rows_kernel(
     else:
         gl.warp_specialize(
             [
-                (consume, (as_ptr, c_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, s_bufs, empty, ready, done, read,
-                           met, BM, BN, UNROLL, STAGES, SWAP, SCALES, 1, 0)),
+                (consume, (as_ptr, bs_ptr, c_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, s_bufs, empty, ready, done,
+                           read, met, BM, BN, UNROLL, STAGES, SWAP, SCALES, LOADED, 1, 0)),
                 (producer, (a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready,
-                            BM, BN, UNROLL, STAGES, SCALES)),
+                            BM, BN, BOX, UNROLL, STAGES, SCALES, LOADED, EARLY)),
             ],
             [1],
             [24],
@@ -298,26 +376,31 @@ def launch(inputs, params):
     n = b.shape[0]
     rows, blocks = inputs["a_s"].reshape(-1), inputs["b_s"].reshape(-1)
     bm, bn = params["block_m"], params["block_n"]
+    box = min([edge for edge in (8, 16, 32, 64, 128) if edge >= min(m, bm)])
     out = torch.empty((m, n), dtype=torch.bfloat16)
     fp8 = gl.NVMMASharedLayout(128, 8)
     flat = gl.NVMMASharedLayout(0, 32, rank=1)
     # one program for each multiprocessor of an H200
     rows_kernel[(min(-(-m // bm) * -(-n // bn), 132),)](
-        TensorDescriptor(a, [m, k], [k, 1], [bm, 128], fp8),
+        TensorDescriptor(a, [m, k], [k, 1], [box, 128], fp8),
         TensorDescriptor(rows, [rows.shape[0]], [1], [32 if m == 1 else max(bm, 32)], flat),
         TensorDescriptor(b, [n, k], [k, 1], [bn, 128], fp8),
         TensorDescriptor(blocks, [blocks.shape[0]], [1], [32], flat),
         rows,
+        blocks,
         out,
         m,
         n,
         k,
         bm,
         bn,
+        box,
         params["unroll"],
         params["stages"],
         params["swap"],
         "rows" if m % 4 == 0 else "one" if m == 1 else "loaded",
+        params["block_scales"] == "loaded",
+        params["early"],
         params["teams"],
         240,
         num_warps=4,

@@ -1,8 +1,9 @@
 """Blockwise FP8 products of groups of steps in Gluon for Hopper: an expert's weight gradient each, in one launch.
 
-A [M, K] and B [N, K] have 1 x 128 scales; group g is the next ``count[g]`` steps of 128 along K, and C [G, M, N] holds
-every group's product over its own steps, zeros for a group of none. The host reads no count. The schedule is
-``gluon_ws``'s with a scale per column; programs walk over the tiles of all groups, the deepest work not first.
+A [M, K] has 1 x 128 scales, B [N, K] too or 128 x 128 ones; group g is the next ``count[g]`` steps of 128 along K, and
+C [G, M, N] holds every group's product over its own steps, zeros for a group of none. The host reads no count. The
+schedule is ``gluon_ws``'s; programs walk over the tiles of all groups, the deepest work not first. Scales by column are
+read once the product is there (``column_scales`` "late") or while it is under way.
 """
 
 import torch
@@ -22,8 +23,9 @@ SPACE = {
     "slots": (1, 2),
     "group_m": (1, 2, 4, 8, 16, 32),
     "consumer_regs": (216, 232, 240),
+    "column_scales": ("late", "early"),
 }
-DEFAULTS = {"stages": 4, "slots": 1, "group_m": 8, "consumer_regs": 240}
+DEFAULTS = {"stages": 4, "slots": 1, "group_m": 8, "consumer_regs": 240, "column_scales": "late"}
 CONSTRAINTS = {
     "50688 * stages + 16384 * slots <= 231600": "the ring and the store slots share 227 KB of shared memory",
     "M % 4 == 0": "rows of A's scales begin at 16 bytes, where TMA may",
@@ -53,21 +55,22 @@ def tile_of(t, num_m, num_n, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def promote(acc, partial, sa, t_buf, MMA: gl.constexpr):
-    """acc + partial * scales of rows and columns, kept where it stands by a wait that has nothing left to wait for.
+def promote(acc, partial, sa, sb, columns, COLUMNS: gl.constexpr):
+    """acc + partial * scales, kept where it stands by a wait that has nothing left to wait for.
 
     LLVM sinks plain multiply-adds below the next wgmma, which keeps two partials alive and spills.
     """
-    total = acc + partial * t_buf.load(gl.SliceLayout(0, MMA))[None, :] * sa[:, None]
+    total = acc + partial * columns[None, :] * sa[:, None] if COLUMNS else acc + partial * (sa * sb)[:, None]
     return warpgroup_mma_wait(num_outstanding=0, deps=(total,))
 
 
 @gluon.jit
 def producer(
     a_desc, as_desc, b_desc, bs_desc, count_ptr, G, M, N, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready, ready1,
-    STAGES: gl.constexpr, GROUP: gl.constexpr, GP: gl.constexpr,
+    STAGES: gl.constexpr, GROUP: gl.constexpr, GP: gl.constexpr, COLUMNS: gl.constexpr,
 ):  # fmt: skip
     """Keep the ring full: A with its scales and the first half of B with its own, then the second."""
+    B_BYTES: gl.constexpr = 128 * 132 if COLUMNS else 128 * 128
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 256)
     s = 0
@@ -80,17 +83,19 @@ def producer(
         for k in range(first, first + steps):
             mbarrier.wait(empty.index(s), phase)
             bar = ready.index(s)
-            mbarrier.expect(bar, 2 * 64 * 132 + 128 * 132)
+            mbarrier.expect(bar, 2 * 64 * 132 + B_BYTES)
             for p in gl.static_range(2):
                 piece = s * 2 + p
                 tma.async_copy_global_to_shared(a_desc, [row + p * 64, k * 128], bar, a_bufs.index(piece))
                 tma.async_copy_global_to_shared(as_desc, [k * M + row + p * 64], bar, s_bufs.index(piece))
             tma.async_copy_global_to_shared(b_desc, [col, k * 128], bar, b_bufs.index(s * 2))
-            tma.async_copy_global_to_shared(bs_desc, [k * N + col], bar, t_bufs.index(s * 2))
+            if COLUMNS:
+                tma.async_copy_global_to_shared(bs_desc, [k * N + col], bar, t_bufs.index(s * 2))
             bar1 = ready1.index(s)
-            mbarrier.expect(bar1, 128 * 132)
+            mbarrier.expect(bar1, B_BYTES)
             tma.async_copy_global_to_shared(b_desc, [col + 128, k * 128], bar1, b_bufs.index(s * 2 + 1))
-            tma.async_copy_global_to_shared(bs_desc, [k * N + col + 128], bar1, t_bufs.index(s * 2 + 1))
+            if COLUMNS:
+                tma.async_copy_global_to_shared(bs_desc, [k * N + col + 128], bar1, t_bufs.index(s * 2 + 1))
             wrap = s == STAGES - 1
             s = gl.where(wrap, 0, s + 1)
             phase = gl.where(wrap, phase ^ 1, phase)
@@ -120,35 +125,58 @@ def store_half(
 
 @gluon.jit
 def consume(
-    c_desc, c_ptr, count_ptr, G, M, N, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1,
-    STAGES: gl.constexpr, GROUP: gl.constexpr, GP: gl.constexpr, SLOTS: gl.constexpr, WG: gl.constexpr,
+    c_desc, bs_ptr, c_ptr, count_ptr, G, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1,
+    STAGES: gl.constexpr, GROUP: gl.constexpr, GP: gl.constexpr, SLOTS: gl.constexpr, COLUMNS: gl.constexpr,
+    BEFORE: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     small: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32])
     rows: gl.constexpr = gl.SliceLayout(1, mma)
+    columns: gl.constexpr = gl.SliceLayout(0, mma)
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 256)
     zero = gl.zeros((64, 128), gl.float32, mma)
     s = 0
     phase = 0
     for t in range(gl.program_id(0), G * num_m * num_n, gl.num_programs(0)):
-        g, _, steps = steps_of(count_ptr, t, num_m * num_n, G, GP)
+        g, first, steps = steps_of(count_ptr, t, num_m * num_n, G, GP)
         pm, pn = tile_of(t % (num_m * num_n), num_m, num_n, GROUP)
         acc0 = gl.zeros((64, 128), gl.float32, mma)
         acc1 = gl.zeros((64, 128), gl.float32, mma)
-        for _ in range(steps):
+        bp0 = bs_ptr + pn * 2 * (K // 128) + first
+        bp1 = bs_ptr + min(pn * 2 + 1, gl.cdiv(N, 128) - 1) * (K // 128) + first
+        for k in range(steps):
+            sb0 = 1.0
+            sb1 = 1.0
+            if not COLUMNS:
+                sb0 = gl.load(bp0 + k)
+                sb1 = gl.load(bp1 + k)
             mbarrier.wait(ready.index(s), phase)
             a = a_bufs.index(s * 2 + WG)
             d = warpgroup_mma(a, b_bufs.index(s * 2).permute((1, 0)), zero, use_acc=False, is_async=True)
             sa = s_bufs.index(s * 2 + WG).load(rows)
+            td = sa
+            te = sa
+            if COLUMNS and BEFORE:
+                td = t_bufs.index(s * 2).load(columns)
             d = warpgroup_mma_wait(num_outstanding=0, deps=(d,))
-            acc0 = promote(acc0, d, sa, t_bufs.index(s * 2), mma)
+            if COLUMNS and not BEFORE:
+                td = t_bufs.index(s * 2).load(columns)
+            acc0 = promote(acc0, d, sa, sb0, td, COLUMNS)
             # the branch of this wait also keeps ptxas from starting the next wgmma before the promotion above
             mbarrier.wait(ready1.index(s), phase)
             e = warpgroup_mma(a, b_bufs.index(s * 2 + 1).permute((1, 0)), zero, use_acc=False, is_async=True)
+            if COLUMNS and BEFORE:
+                te = t_bufs.index(s * 2 + 1).load(columns)
             e = warpgroup_mma_wait(num_outstanding=0, deps=(e,))
-            acc1 = promote(acc1, e, sa, t_bufs.index(s * 2 + 1), mma)
-            mbarrier.arrive(empty.index(s), count=1)
+            if COLUMNS and not BEFORE:
+                te = t_bufs.index(s * 2 + 1).load(columns)
+            if not COLUMNS:
+                mbarrier.arrive(empty.index(s), count=1)
+            acc1 = promote(acc1, e, sa, sb1, te, COLUMNS)
+            if COLUMNS:
+                # the promotion still read the stage's scales
+                mbarrier.arrive(empty.index(s), count=1)
             wrap = s == STAGES - 1
             s = gl.where(wrap, 0, s + 1)
             phase = gl.where(wrap, phase ^ 1, phase)
@@ -162,8 +190,9 @@ def consume(
 
 @gluon.jit
 def gemm_kernel(
-    a_desc, as_desc, b_desc, bs_desc, c_desc, c_ptr, count_ptr, G, M, N,
+    a_desc, as_desc, b_desc, bs_desc, c_desc, bs_ptr, c_ptr, count_ptr, G, M, N, K,
     STAGES: gl.constexpr, GROUP: gl.constexpr, GP: gl.constexpr, SLOTS: gl.constexpr, REGS: gl.constexpr,
+    COLUMNS: gl.constexpr, BEFORE: gl.constexpr,
 ):  # fmt: skip
     fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
     bf16: gl.constexpr = gl.NVMMASharedLayout(128, 16)
@@ -186,12 +215,12 @@ def gemm_kernel(
     # fmt: off
     gl.warp_specialize(
         [
-            (consume, (c_desc, c_ptr, count_ptr, G, M, N, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready,
-                       ready1, STAGES, GROUP, GP, SLOTS, 0)),
-            (consume, (c_desc, c_ptr, count_ptr, G, M, N, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready,
-                       ready1, STAGES, GROUP, GP, SLOTS, 1)),
+            (consume, (c_desc, bs_ptr, c_ptr, count_ptr, G, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty,
+                       ready, ready1, STAGES, GROUP, GP, SLOTS, COLUMNS, BEFORE, 0)),
+            (consume, (c_desc, bs_ptr, c_ptr, count_ptr, G, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty,
+                       ready, ready1, STAGES, GROUP, GP, SLOTS, COLUMNS, BEFORE, 1)),
             (producer, (a_desc, as_desc, b_desc, bs_desc, count_ptr, G, M, N, a_bufs, s_bufs, b_bufs, t_bufs, empty,
-                        ready, ready1, STAGES, GROUP, GP)),
+                        ready, ready1, STAGES, GROUP, GP, COLUMNS)),
         ],
         [4, 1],
         [REGS, 24],
@@ -221,16 +250,20 @@ def launch(inputs, params):
         TensorDescriptor(b, [n, k], [k, 1], [128, 128], fp8),
         TensorDescriptor(columns, [columns.shape[0]], [1], [128], flat),
         TensorDescriptor(rows, [g * m, n], [n, 1], [64, 64], bf16),
+        inputs["b_s"],
         rows,
         count,
         g,
         m,
         n,
+        k,
         params["stages"],
         params["group_m"],
         padded,
         params["slots"],
         params["consumer_regs"],
+        inputs["b_s"].shape[0] == k // 128 and inputs["b_s"].shape[1] == n,
+        params["column_scales"] == "early",
         num_warps=4,
         maxnreg=168,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import ml_dtypes
@@ -17,6 +16,7 @@ from tilewright.fitness.gates import failure, read_gates
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
+from tilewright.workers.intake.itself import ITSELF
 from tilewright.workers.intake.operator import Operand, Result, TakenOperator
 
 CALL = "bf16[4096, 512], eps=1e-6"
@@ -194,9 +194,20 @@ def test_a_pallas_function_is_cut_down_to_what_its_call_does(files: Path) -> Non
     assert "isinstance" not in answer["source"] and "bias=flags['bias']" in answer["source"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-def test_capture_notes_real_calls(files: Path, tmp_path: Path) -> None:
-    del tmp_path
-    assert (
-        winner.call_text([np.zeros((2, 3), dtype=np.float32), 1e-6], {"dim": 1}) == "f32[2, 3], 1e-06, dim=1"
-    )
+def test_without_a_reference_the_function_as_it_stands_is_the_judge(files: Path, tmp_path: Path) -> None:
+    request = tune.Request(files / "mine.py", "group_norm", ITSELF, (CALL,))
+    answer = tune.take(request, load_target("interpreter"))
+    assert answer["precision"] in ("float64", "float32") and answer["call"] == "x=x"
+    assert "as it stands" in "\n".join(preflight.lines(answer, ITSELF, "here"))
+    where = tmp_path / "own"
+    folder.write(where, "group_norm", ITSELF, answer)
+    operator = load_operator(f"{where}/{folder.RECIPE}")
+    shape = operator.suites[folder.SMALL].check[0]
+    inputs = operator.make_inputs(shape, 1, "randn")
+    truth = operator.oracle(shape, inputs)["o0"]["o0"]
+    np.testing.assert_allclose(truth, _group_norm(inputs["x"], "").astype(np.float64), rtol=2e-2, atol=1e-2)
+    gate = operator.gates[0]
+    for mistake, passes in (("", True), ("tail", False), ("stale", False)):
+        made = {"o0": _group_norm(inputs["x"], mistake)}
+        found = failure(read_gates([gate], made, {"o0": {"o0": truth}}, "randn"), [gate])
+        assert (found is None) is passes, mistake

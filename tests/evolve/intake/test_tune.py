@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tilewright.evolve.campaign.loop import Order
-from tilewright.evolve.intake.tune import IN_FLIGHT, Request, config_of
+from tilewright.evolve.intake.tune import COMPILE_SECONDS, IN_FLIGHT, Request, config_of
 from tilewright.fitness.targets import load_target
 from tilewright.workers.device.warm import started
 
@@ -15,6 +15,7 @@ REQUEST = Request(Path("kernels.py"), "Row.apply", "torch.softmax", ("f32[8, 8]"
 def test_a_gpu_is_kept_fed_and_an_interpreter_is_not(tmp_path: Path) -> None:
     on_gpu = config_of(REQUEST, load_target("h200"), tmp_path)
     assert (on_gpu.search.lag, on_gpu.search.order) == (IN_FLIGHT, Order.ARRIVAL)
+    assert on_gpu.workers.check_seconds == COMPILE_SECONDS
     assert (on_gpu.name, on_gpu.suite, on_gpu.budget.evaluations) == ("row", "calls", 64)
     changed = config_of(REQUEST, load_target("h200"), tmp_path, {"search.lag": 3, "budget.evaluations": 5})
     assert (changed.search.lag, changed.search.order, changed.budget.evaluations) == (3, Order.ARRIVAL, 5)

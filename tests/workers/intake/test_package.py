@@ -10,6 +10,7 @@ import pytest
 
 from tilewright.workers.intake.load import Literals, load
 from tilewright.workers.intake.masks import is_mask, masks_of
+from tilewright.workers.intake.normalise import definition
 
 triton = pytest.importorskip("triton")
 
@@ -47,6 +48,9 @@ class Tuner(triton.runtime.Autotuner):
 def tuner(configs):
     return lambda fn: Tuner(fn, fn.arg_names, configs, [], None, None)
 
+def tables(configs, strategy):
+    raise AttributeError("wants the compiled kind")
+
 class Broken:
     def __init__(self, fn):
         raise AttributeError("wants the compiled kind")
@@ -54,7 +58,7 @@ class Broken:
     "ops.py": """
 import triton
 import triton.language as tl
-from cache_of_kernels.launch import Broken, Entry, tuner
+from cache_of_kernels.launch import Broken, Entry, tables, tuner
 from cache_of_kernels.setup import VENDOR
 from cache_of_kernels.tools import narrow
 
@@ -67,6 +71,11 @@ def kept(x, N: tl.constexpr):
 @tuner([triton.Config({"N": 16})])
 @triton.jit
 def tuned(x, N: tl.constexpr):
+    tl.store(x, N)
+
+@tables(configs=[triton.Config({"N": 32})], strategy="align32")
+@triton.jit
+def tabled(x, N: tl.constexpr):
     tl.store(x, N)
 
 @Broken
@@ -106,6 +115,11 @@ def test_a_kernel_is_found_under_decorators_that_launch_it_in_their_own_way(pack
 def test_a_tuner_of_ones_own_is_recorded_like_tritons(package, monkeypatch) -> None:
     monkeypatch.setattr(triton.runtime.Autotuner, "run", lambda tuner, *a, **k: ("recorded", tuner.configs))
     assert package.tuned.run(None, grid=(1,))[0] == "recorded"
+
+
+def test_a_tuner_that_cannot_be_had_leaves_its_configurations(package) -> None:
+    assert [config.kwargs for config in package.tabled.configs] == [{"N": 32}]
+    assert definition(package.tabled.base_fn)[0].name == "tabled"
 
 
 def test_what_a_package_does_to_set_itself_up_is_done_and_a_benchmark_is_not(package) -> None:

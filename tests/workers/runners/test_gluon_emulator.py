@@ -130,10 +130,21 @@ def test_planted_faults_are_found(name: str, trials: dict[str, Trial]) -> None:
     assert re.search(reason, trials[name].reason), trials[name].reason
 
 
+def few_rows_of_two_programs() -> str:
+    """``few_rows`` with many tiles a program."""
+    source = load_operator("gemm_fp8_blockwise/gemm_nt").kernels["few_rows"].source
+    return source.replace("-(-n // bn), 132)", "-(-n // bn), 2)")
+
+
+FEW_ROWS = {"swap": True, "block_m": 8, "block_n": 64, "stages": 4, "teams": 2, "early": True}
+"""With three steps of K a tile: teams change places from one tile to the next."""
+
+
 def test_gluon_seeds_pass_their_gates_in_the_emulator() -> None:
     small = Workload("check/small", {"M": 136, "N": 256, "K": 384})
     cases = [
-        ("gemm_fp8_blockwise/gemm_nt", "few_rows", {"swap": True, "block_m": 8, "block_n": 64, "teams": 2}),
+        ("gemm_fp8_blockwise/gemm_nt", "few_rows", {**FEW_ROWS, "unroll": 1}),
+        ("gemm_fp8_blockwise/quant_mixed_dual", "quant_mixed_dual", {}),
         ("gemm_mxfp8_out/normal", "fused_ws", {"split": 2, "block_n": 128}),
         ("mx_cast/mxfp8_both", "cast8_tma", {"leave": "tma", "slots": 2, "group_m": 4}),
     ]
@@ -142,9 +153,11 @@ def test_gluon_seeds_pass_their_gates_in_the_emulator() -> None:
         for name, kernel, params in cases:
             operator = load_operator(name)
             own = next(iter(operator.suites.values())).check[0]
-            workload = small if "blockwise" in name else own
+            workload = small if name.endswith("gemm_nt") else own
             kind = operator.input_kinds[0]
-            assert objection(station, operator, workload, kind, kernel=kernel, params=params) is None, kernel
+            source = few_rows_of_two_programs() if kernel == "few_rows" else operator.kernels[kernel].source
+            found = objection(station, operator, workload, kind, source=source, kernel=kernel, params=params)
+            assert found is None, kernel
     finally:
         station.close()
 
@@ -162,5 +175,10 @@ def test_a_race_is_a_verdict_of_the_child() -> None:
             station, operator, workload, "randn", source=source, params=params, kernel="gluon_ws"
         )
         assert found is not None and found.startswith("Race: a store by partition"), found
+        source = few_rows_of_two_programs().replace("range((TEAM + before) % TEAMS,", "range(TEAM,")
+        small = Workload("check/odd", {"M": 36, "N": 256, "K": 384})
+        params = {**FEW_ROWS, "unroll": 1}
+        found = objection(station, operator, small, "randn", source=source, params=params, kernel="few_rows")
+        assert found is not None and found.startswith("Race: a product by partition"), found
     finally:
         station.close()

@@ -62,7 +62,7 @@ class RowNumbers:
 
 def row_numbers(plan: Plan) -> RowNumbers | None:
     """The first such load that nothing else before the product needs."""
-    if any(_mixes(s.node, plan) for s in (*plan.late, *plan.after)):
+    if mixes_rows(plan):
         return None
     for statement in plan.early:
         if any(s is not statement and statement.writes & (s.reads | s.writes) for s in plan.early):
@@ -71,6 +71,11 @@ def row_numbers(plan: Plan) -> RowNumbers | None:
         if found is not None:
             return found
     return None
+
+
+def mixes_rows(plan: Plan) -> bool:
+    """Whether something behind the product may bring the value of one row into another."""
+    return any(_mixes(s.node, plan) for s in (*plan.late, *plan.after))
 
 
 def _mixes(node: ast.AST, plan: Plan) -> bool:

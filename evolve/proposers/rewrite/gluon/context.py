@@ -8,15 +8,18 @@ from dataclasses import dataclass
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
-from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, parameters, resolve
+from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, parameters
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.gluon.beside import row_numbers
-from tilewright.evolve.proposers.rewrite.gluon.schedule import Plan, names_in, without_operands
+from tilewright.evolve.proposers.rewrite.gluon.beside import mixes_rows, row_numbers
+from tilewright.evolve.proposers.rewrite.gluon.schedule import Plan, without_operands
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Statement,
     calls,
+    names_in,
     sliced,
 )
+from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile
+from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
 
 LOCALS = [
     "tile",
@@ -70,7 +73,9 @@ class Lowering:
         self.stored = self.product.stored[-1] if self.product.stored else None
         """One store goes through shared memory; others stay as they are."""
 
-        self.numbers = row_numbers(plan)
+        if self.product.left.limit and mixes_rows(plan):
+            raise Unsupported("rows past their limit that others are mixed with")
+        self.numbers = None if self.product.shared else row_numbers(plan)
         """Of each row in each step, that the ring may carry."""
 
         self.helpers: list[cst.FunctionDef] = []
@@ -89,19 +94,32 @@ class Lowering:
 
     def _host_text(self, extent: str) -> str:
         """A tile's extent as the host says it."""
-        if extent.isdigit():
-            return extent
-        given = self.kernel.given(extent) if extent in self.kernel.constexprs else None
-        if given is None:
-            raise Unsupported(f"a tile extent that is no constexpr: {extent}")
-        text = self.source.code(given)
+        return in_host(self.kernel, extent)
 
-        resolved = self.source.code(resolve(self.source, given))
-        return resolved if '["' in resolved or "['" in resolved or resolved.isdigit() else text
+    @property
+    def _rows(self) -> str:
+        """Rows of a group of warps, in the kernel."""
+        rows = self.product.rows
+        return f"{rows} // CONSUMERS" if self.product.shared else rows
+
+    @property
+    def _host_rows(self) -> str:
+        rows = self._host_text(self.product.rows)
+        return f"({rows} // {self._param('consumers')})" if self.product.shared else rows
+
+    def _box(self, tile: Tile, rows: Axis | None, host: bool) -> tuple[str, str]:
+        """Extents of what a copy of a tile brings, of which ``rows`` are those of a group of warps."""
+        own = self._host_rows if host else self._rows
+        sides = [
+            own if axis is rows else self._host_text(axis.extent) if host else axis.extent
+            for axis in (tile.outer, tile.inner)
+        ]
+        return sides[0], sides[1]
 
     def _producer_wanted(self) -> set[str]:
         left, right = self.product.left, self.product.right
         texts = [axis.start for tile in (left, right) for axis in (tile.outer, tile.inner)]
+        texts += [left.limit] if left.limit else []
         return {n for t in texts for n in names_in(t)} | names_in(ast.unparse(self.product.loop.iter))
 
     def _everything(self) -> list[Statement]:
@@ -139,7 +157,9 @@ class Lowering:
     def _needed_by_consumer(self) -> Parameters:
         plan, product = self.plan, self.product
         wanted = {product.rows, product.columns, product.depth} | names_in(ast.unparse(product.loop.iter))
-        stored = self.stored.statement.text if self.stored else None
+        limit = self.product.left.limit
+        stored = self.stored.statement.text if self.stored and not limit else None
+        wanted |= names_in(limit) if limit else set()
         for statement in (*plan.outside, *plan.before, *plan.early, *plan.late, *plan.after):
             if statement is product.dot:
                 wanted |= without_operands(statement, self.kernel.tl).reads

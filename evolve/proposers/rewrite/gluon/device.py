@@ -25,7 +25,7 @@ from tilewright.evolve.proposers.rewrite.gluon.texts import (
     WALK,
     filled,
 )
-from tilewright.evolve.proposers.rewrite.gluon.tile import Tile
+from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile
 from tilewright.evolve.proposers.rewrite.triton.view import jit_kernels
 
 
@@ -57,18 +57,25 @@ class DeviceText(Lowering):
             "consumer_arguments": _listed(consuming.all),
             "consumer_parameters": _declared(consuming),
             "entry_parameters": _declared(everywhere),
-            "ROWS": product.rows,
+            "ROWS": self._rows,
             "COLUMNS": product.columns,
             "DEPTH": product.depth,
             "row_tile": product.row_tile,
             "column_tile": product.column_tile,
             "loop": f"for {ast.unparse(product.loop.target)} in {self._range()}:",
-            "a_box": f"{left.outer.extent}, {left.inner.extent}",
+            "a_box": ", ".join(self._box(left, left.axes[0], host=False)),
             "b_box": f"{right.outer.extent}, {right.inner.extent}",
+            "row_tile_of_group": names["group"] if product.shared else f"{names['group']} * CONSUMERS",
+            "row_tile_of_each": names["group"]
+            if product.shared
+            else f"min({names['group']} * CONSUMERS + each, {names['last_row_tile']})",
+            "row_tile_of_own": product.row_tile
+            if product.shared
+            else f"min({product.row_tile} * CONSUMERS + {names['group']}, {names['last_row_tile']})",
             "a_view": ".permute((1, 0))" if left.turned else "",
             "b_view": ".permute((1, 0))" if right.turned else "",
-            "a_at": self._coordinates(left, {}),
-            "b_at": self._coordinates(right, {}),
+            "a_at": self._coordinates(left, left.axes[0] if product.shared else None),
+            "b_at": self._coordinates(right, None),
             "producer_outside": self._lines(plan.outside, {}, self._producer_slice()),
             "producer_before": self._lines(plan.before + self._more(), {}, self._producer_slice()),
             "producer_body": self._lines(self._body_for_copies(), {}, None),
@@ -97,16 +104,29 @@ class DeviceText(Lowering):
     def _carrier(self, renamed: Mapping[str, str]) -> Carrier:
         shape = (self.product.rows, self.product.columns)
         names = {**self.helper_names, **renamed}
-        return Carrier(self.kernel.tl, "gl", shape, self.names["mma"], names, self.row_layouts)
+        part = (f"{self.names['group']} * ({self._rows})", self._rows) if self.product.shared else None
+        return Carrier(self.kernel.tl, "gl", shape, self.names["mma"], names, self.row_layouts, part)
 
     def _range(self) -> str:
+        """Steps of K; none for a tile whose rows are all past their limit."""
         call = self.product.loop.iter
         assert isinstance(call, ast.Call)
-        return f"range({', '.join(self._carrier({}).expression(ast.unparse(a)) for a in call.args)})"
+        texts = [self._carrier({}).expression(ast.unparse(a)) for a in call.args]
+        limit = self.product.left.limit
+        if limit:
+            start, below = (self._carrier({}).expression(t) for t in (self.product.left.axes[0].start, limit))
+            place = 0 if len(texts) == 1 else 1
+            texts[place] = f"gl.where({start} < {below}, {texts[place]}, 0)"
+        return f"range({', '.join(texts)})"
 
-    def _coordinates(self, tile: Tile, renamed: Mapping[str, str]) -> str:
-        carrier = self._carrier(renamed)
-        return f"[{carrier.expression(tile.outer.start)}, {carrier.expression(tile.inner.start)}]"
+    def _coordinates(self, tile: Tile, rows: Axis | None) -> str:
+        """Where a copy of a tile begins; of ``rows``, those of group ``each`` of warps."""
+        texts = []
+        for axis in (tile.outer, tile.inner):
+            text = self._carrier({}).expression(axis.start)
+            text = f"{text} + each * ({self._rows})" if axis is rows else text
+            texts.append(f"({text}).to(gl.int32)" if "int64" in text else text)
+        return f"[{texts[0]}, {texts[1]}]"
 
     def _lines(
         self, statements: Sequence[Statement], renamed: Mapping[str, str], only: set[str] | None
@@ -328,13 +348,19 @@ class DeviceText(Lowering):
             row, column = (carrier.expression(a.start) for a in self.stored.tile.axes)
             own = f"{self.names['c_slots']}, {self.names['group']} * SLOTS, {piece}"
             layouts = f"{self.product.columns} // PARTS, HALF, NARROW"
-            lines.append(f"store_tile(c_desc, {own}, {value}, {row}, {column}, SLOTS, PARTS, {layouts})")
+            if self.product.shared:
+                row = f"{row} + {self.names['group']} * ({self._rows})"
+            text = f"store_tile(c_desc, {own}, {value}, {row}, {column}, SLOTS, PARTS, {layouts})"
+            if limit := self.stored.tile.limit:
+                inside = f"if {row} + {self._rows} <= {carrier.expression(limit)}:"
+                text = f"{inside}\n    {text}\nelse:\n    {carrier.carry(statement)}"
+            lines.append(text)
         return "\n".join(lines)
 
     def _slots_made(self) -> str:
         if self.stored is None:
             return ""
-        box = f"{self.product.rows}, {self.product.columns} // PARTS"
+        box = f"{self._rows}, {self.product.columns} // PARTS"
         slots = self.names["c_slots"]
         return f"{slots} = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS * SLOTS, {box}], C_LAYOUT)"
 

@@ -17,7 +17,7 @@ from tilewright.evolve.proposers.rewrite.gluon.texts import (
     filled,
 )
 from tilewright.evolve.proposers.rewrite.gluon.tile import Tile
-from tilewright.evolve.proposers.rewrite.triton.view import SPARE
+from tilewright.evolve.proposers.rewrite.triton.view import SPARE, argument, device_calls
 
 
 class HostText(Lowering):
@@ -32,8 +32,9 @@ class HostText(Lowering):
             and isinstance(statement.body[0], cst.Expr)
         ):
             raise Unsupported("a launch that is part of a statement")
-        tensors = [self.product.left.tensor, self.product.right.tensor, *([self._c()] if self.stored else [])]
-        fits = " and ".join(f"{t}.stride(0) * {t}{SPARE}" for t in dict.fromkeys(tensors))
+        tiles = [self.product.left, self.product.right, *([self.stored.tile] if self.stored else [])]
+        wanted = [f"{t.tensor}.stride({1 if t.sheets else 0}) * {t.tensor}{SPARE}" for t in tiles]
+        fits = " and ".join(dict.fromkeys([*wanted, *(text for t in tiles for text in t.sheets)]))
         new = textwrap.indent(f"{self._host()}\n{self._launch()}", "    ")
         old = textwrap.indent(self._old_launch(statement), "    ")
         return f"if {fits}:\n{new}\nelse:\n    # a descriptor's rows begin at 16 bytes\n{old}"
@@ -68,11 +69,11 @@ class HostText(Lowering):
             "rows": self._host_text(self.product.rows),
             "columns": self._host_text(self.product.columns),
             "depth": self._host_text(self.product.depth),
-            "a_side": "1" if left.turned else "0",
-            "b_side": "0" if right.turned else "1",
+            **self._tiles_there_are(),
+            "group_rows": self._host_rows,
             **{key: self._param(key) for key in ("consumers", "pieces", "stages")},
             "c_width": f" - {self._param('consumers')} * {self._param('slots')} * "
-            f"{self._host_text(self.product.rows)} * ({self._host_text(self.product.columns)} // "
+            f"{self._host_rows} * ({self._host_text(self.product.columns)} // "
             f"{self._param('parts')}) * {self._c()}.element_size()"
             if self.stored
             else "",
@@ -86,6 +87,38 @@ class HostText(Lowering):
             ("a_layout", "b_layout", "c_layout", "s_layout", "ring", "stages", "stage_bytes", "room")
         )
         return filled(HOST, table)
+
+    def _tiles_there_are(self) -> dict[str, str]:
+        """How many tiles of the old kernel there are, and how many rows of programs."""
+        left, right, rows = self.product.left, self.product.right, self._host_text(self.product.rows)
+        consumers, last = self._param("consumers"), self.names["last_row_tile"]
+        if self.product.shared:
+            grid = [self.source.code(element) for element in self.kernel.grid()]
+            first = self._axis_of_rows()
+            return {
+                "rows_there_are": f"({grid[first]})",
+                "columns_there_are": f"({grid[1 - first]})",
+                "rows_of_programs": f"{last} + 1",
+            }
+        columns = self._host_text(self.product.columns)
+        return {
+            "rows_there_are": f"-(-{left.tensor}.shape[{int(left.turned)}] // {rows})",
+            "columns_there_are": f"-(-{right.tensor}.shape[{int(not right.turned)}] // {columns})",
+            "rows_of_programs": f"{last} // {consumers} + 1",
+        }
+
+    def _axis_of_rows(self) -> int:
+        """The grid's axis that numbers tiles of rows."""
+        columns = self.product.column_number
+        (call,) = [
+            c
+            for c in device_calls(self.source, self.kernel.function, "program_id")
+            if columns
+            not in (self.source.code(c), *(n for n in self.kernel.bound if self.kernel.value_of(n) is c))
+        ]
+        axis = argument(call, "axis", 0)
+        assert isinstance(axis, cst.Integer)
+        return axis.evaluated_value
 
     def _ring_host(self) -> dict[str, str]:
         """Whether the ring carries the rows' numbers: a bulk copy begins at 16 bytes."""
@@ -134,19 +167,20 @@ class HostText(Lowering):
         stored = []
         if self.stored is not None:
             width = f"{self._host_text(self.product.columns)} // {self._param('parts')}"
-            box = f"[{self._host_text(self.product.rows)}, {width}]"
+            box = f"[{self._host_rows}, {width}]"
             stored = [
-                f"c_desc={_descriptor(self._c(), box, 'c_layout')}",
+                f"c_desc={_descriptor(self.stored.tile, box, 'c_layout')}",
                 f"SLOTS={self._param('slots')}",
                 f"PARTS={self._param('parts')}",
                 "C_LAYOUT=c_layout",
             ]
         mode = "IN_FLIGHT" if self.product.accumulates is not None else "PIN"
+        a_box, b_box = self._box(left, left.axes[0], host=True), self._box(right, None, host=True)
         table = {
             **self.names,
             "kernel": self.entry,
-            "a_desc": _descriptor(left.tensor, self._box(left), "a_layout"),
-            "b_desc": _descriptor(right.tensor, self._box(right), "b_layout"),
+            "a_desc": _descriptor(left, f"[{', '.join(a_box)}]", "a_layout"),
+            "b_desc": _descriptor(right, f"[{', '.join(b_box)}]", "b_layout"),
             "given": "".join(f"{text}, " for text in [*given, *stored]),
             "ahead": f"AHEAD={self._param('ahead')}, " if self._loads_ahead() else "",
             "ring": self._ring_launch(),
@@ -158,8 +192,8 @@ class HostText(Lowering):
                 for key in ("consumers", "pieces", "walk_rows", "programs", "producer_registers")
             },
             "a": left.tensor,
-            "a_elements": f"{self._host_text(left.outer.extent)} * {self._host_text(left.inner.extent)}",
-            "b_elements": f"{self._host_text(right.outer.extent)} * {self._host_text(right.inner.extent)}",
+            "a_elements": " * ".join(a_box),
+            "b_elements": " * ".join(b_box),
         }
         return filled(LAUNCH, table).strip()
 
@@ -169,9 +203,14 @@ class HostText(Lowering):
             raise Unsupported(f"parameter {name}, which the launch does not pass")
         return self.source.code(given)
 
-    def _box(self, tile: Tile) -> str:
-        return f"[{self._host_text(tile.outer.extent)}, {self._host_text(tile.inner.extent)}]"
 
-
-def _descriptor(tensor: str, box: str, layout: str) -> str:
-    return f"TensorDescriptor({tensor}, list({tensor}.shape), list({tensor}.stride()), {box}, {layout})"
+def _descriptor(tile: Tile, box: str, layout: str) -> str:
+    tensor = tile.tensor
+    sides, strides, of = f"list({tensor}.shape)", f"list({tensor}.stride())", tensor
+    if tile.sheets:
+        of = f"{tensor}.reshape(-1, {tensor}.shape[2])"
+        sides, strides = (
+            f"[{tensor}.shape[0] * {tensor}.shape[1], {tensor}.shape[2]]",
+            f"[{tensor}.stride(1), 1]",
+        )
+    return f"TensorDescriptor({of}, {sides}, {strides}, {box}, {layout})"

@@ -82,6 +82,8 @@ class _Writer(DeviceText, HostText):
     def _space(self) -> dict[str, tuple[tuple[Any, ...], Any]]:
         space = dict(SPACE)
         space["pieces"] = (space["pieces"][0], self._pieces_at_first())
+        if self.product.shared:
+            space["consumers"] = ((1, 2), 1)
         if self.product.accumulates is None:
             del space["in_flight"]
         else:
@@ -113,6 +115,8 @@ class _Writer(DeviceText, HostText):
         names = {key: self.tunables[key] for key in self.tunables}
         row, column = (self._as_constraint(text) for text in (rows, columns))
         add = self.edit.add_constraint
+        if self.product.shared and row is not None:
+            row = f"({row} // {names['consumers']})"
         if row is not None:
             add(f"{row} % 64 == 0", "a group of warps multiplies 64 rows at a time")
         if column is not None:

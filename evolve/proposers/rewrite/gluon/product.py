@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import libcst as cst
@@ -24,7 +24,7 @@ from tilewright.evolve.proposers.rewrite.gluon.statements import (
 )
 from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile
 from tilewright.evolve.proposers.rewrite.gluon.tiles import StoredTile, numbered, operand, stores
-from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, device_calls
+from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_calls
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,13 @@ class Product:
     column_tile: str
     stored: tuple[StoredTile, ...]
 
+    column_number: str
+    """What the old kernel says for ``column_tile``."""
+
+    shared: bool = False
+    """Whether groups of warps share the rows of one tile, which may begin anywhere, in place of a tile each. Tiles
+    are numbered by the axes of the grid then."""
+
     @property
     def rows(self) -> str:
         return self.left.axes[0].extent
@@ -66,32 +73,34 @@ class Product:
 
 def read(kernel: TritonKernel) -> Product:
     """Raises Unsupported with what is not understood."""
-    outer, body = _program(kernel)
-    place, loop = _loop(kernel, body)
+    outer, body = program_of(kernel)
+    place, loop = loop_of(kernel, body)
     call = device_calls(kernel.source, loop, "dot")[0]
     left, right = (operand(kernel, call.args[i].value, loop) for i in (0, 1))
     if left.axes[1].extent != right.axes[0].extent:
         raise Unsupported("operands of a dot with different depths")
-    row_tile, column_tile = numbered(kernel, left.axes[0]), numbered(kernel, right.axes[1])
+    column_tile = numbered(kernel, right.axes[1])
+    row_tile, shared = _row_tile(kernel, left, column_tile)
     if row_tile == column_tile:
         raise Unsupported("one name numbers tiles of rows and of columns")
-    numbering = {
-        n.id for t in (row_tile, column_tile) for n in ast.walk(ast.parse(t)) if isinstance(n, ast.Name)
-    }
+    if right.limit or (right.sheets and not shared):
+        raise Unsupported("an operand whose mask is more than its tensor's bounds")
+    numbers = (column_tile,) if shared else (row_tile, column_tile)
     bounds = [cst.parse_expression(axis.start) for axis in (left.axes[1], right.axes[0])]
-    for place_of_step in (*bounds, loop.iter):
-        if numbering & kernel.definition_closure(place_of_step):
-            raise Unsupported("a loop over K that depends on the tile")
-    naming = _Naming(kernel, {"row_tile": row_tile, "column_tile": column_tile})
+    if any(_depends(kernel, place_of_step, n) for place_of_step in (*bounds, loop.iter) for n in numbers):
+        raise Unsupported("a loop over K that depends on the tile")
+    naming = Naming(kernel, {"row_tile": row_tile, "column_tile": column_tile})
     tree = naming.of_loop(_tree(kernel, loop))
     inside = [Statement(node) for node in tree.body]
     dots = [s for s in inside if calls(s.node, kernel.tl, "dot")]
     if len(dots) != 1 or isinstance(dots[0].node, ast.For | ast.If | ast.While):
         raise Unsupported("a dot that is not a statement of its loop")
-    before, after = (naming.of_statements(_texts(kernel, part)) for part in (body[:place], body[place + 1 :]))
+    before, after = (
+        naming.of_statements(statement_texts(kernel, part)) for part in (body[:place], body[place + 1 :])
+    )
     product = Product(
         kernel,
-        tuple(_texts(kernel, outer)),
+        tuple(statement_texts(kernel, outer)),
         tuple(before),
         tree,
         tuple(s for s in inside if not is_idle(s, kernel.tl)),
@@ -106,14 +115,47 @@ def read(kernel: TritonKernel) -> Product:
             StoredTile(
                 naming.of_statements([s.statement])[0], naming.of_text(s.value), naming.of_tile(s.tile)
             )
-            for s in stores(kernel, body[place + 1 :], row_tile, column_tile)
+            for s in stores(kernel, body[place + 1 :], left.axes[0], column_tile, left.limit)
         ),
+        column_tile,
+        shared,
     )
     _refuse(product)
     return product
 
 
-class _Naming(ast.NodeTransformer):
+def _row_tile(kernel: TritonKernel, left: Tile, column_tile: str) -> tuple[str, bool]:
+    """(what numbers tiles of rows, whether they may begin anywhere)."""
+    try:
+        if left.limit:
+            raise Unsupported("an operand whose mask is more than its tensor's bounds")
+        return numbered(kernel, left.axes[0]), False
+    except Unsupported as refused:
+        axes = {}
+        for call in device_calls(kernel.source, kernel.function, "program_id"):
+            axis = argument(call, "axis", 0)
+            names = [n for n in kernel.bound if kernel.value_of(n) is call]
+            text = names[0] if names else kernel.source.code(call)
+            if not isinstance(axis, cst.Integer) or axis.evaluated_value in axes:
+                raise refused from None
+            axes[axis.evaluated_value] = text
+        same_extents = left.axes[0].extent == left.axes[1].extent
+        if set(axes) != {0, 1} or column_tile not in axes.values() or len(kernel.grid()) != 2 or same_extents:
+            raise refused from None
+        return next(text for text in axes.values() if text != column_tile), True
+
+
+def _depends(kernel: TritonKernel, node: cst.BaseExpression, number: str) -> bool:
+    """Whether an expression depends on what numbers tiles."""
+    names = {n.id for n in ast.walk(ast.parse(number)) if isinstance(n, ast.Name)} - {kernel.tl}
+    closure = kernel.definition_closure(node)
+    if number.isidentifier() or names & closure:
+        return bool(names & closure)
+    places = [node, *(place for name in closure for place in kernel.bound.get(name, ()))]
+    return any(number in kernel.source.code(place) for place in places)
+
+
+class Naming(ast.NodeTransformer):
     """Gives the expressions that number tiles names, where they have none."""
 
     def __init__(self, kernel: TritonKernel, expressions: Mapping[str, str]) -> None:
@@ -133,7 +175,8 @@ class _Naming(ast.NodeTransformer):
 
     def of_tile(self, tile: Tile) -> Tile:
         outer, inner = (Axis(self.of_text(a.start), a.extent) for a in (tile.outer, tile.inner))
-        return Tile(tile.tensor, outer, inner, tile.turned)
+        limit = self.of_text(tile.limit) if tile.limit else ""
+        return replace(tile, outer=outer, inner=inner, limit=limit)
 
     def of_statements(self, statements: Sequence[Statement]) -> list[Statement]:
         return [Statement(ast.parse(ast.unparse(self.visit(ast.parse(s.text)))).body[0]) for s in statements]
@@ -157,7 +200,7 @@ def _refuse(product: Product) -> None:
             raise Unsupported("a store before the last step of K")
 
 
-def _texts(kernel: TritonKernel, nodes: Sequence[cst.CSTNode]) -> list[Statement]:
+def statement_texts(kernel: TritonKernel, nodes: Sequence[cst.CSTNode]) -> list[Statement]:
     text = "\n".join(dedented(kernel.source, node) for node in nodes)
     return [s for s in statements_of(text) if not is_idle(s, kernel.tl)]
 
@@ -168,7 +211,7 @@ def _tree(kernel: TritonKernel, loop: cst.For) -> ast.For:
     return node
 
 
-def _program(kernel: TritonKernel) -> tuple[Sequence[cst.CSTNode], Sequence[cst.CSTNode]]:
+def program_of(kernel: TritonKernel) -> tuple[Sequence[cst.CSTNode], Sequence[cst.CSTNode]]:
     """(statements before a loop over tiles, statements of one program)."""
     body = list(kernel.body)
     for place, statement in enumerate(body):
@@ -188,10 +231,10 @@ def _program(kernel: TritonKernel) -> tuple[Sequence[cst.CSTNode], Sequence[cst.
 
 
 def _bound(kernel: TritonKernel, nodes: Sequence[cst.CSTNode]) -> set[str]:
-    return {name for s in _texts(kernel, nodes) for name in s.writes}
+    return {name for s in statement_texts(kernel, nodes) for name in s.writes}
 
 
-def _loop(kernel: TritonKernel, body: Sequence[cst.CSTNode]) -> tuple[int, cst.For]:
+def loop_of(kernel: TritonKernel, body: Sequence[cst.CSTNode]) -> tuple[int, cst.For]:
     found = [
         (i, s) for i, s in enumerate(body) if isinstance(s, cst.For) and device_calls(kernel.source, s, "dot")
     ]

@@ -13,6 +13,7 @@ from tilewright.evolve.proposers.rewrite.gluon.statements import (
     affected,
     calls,
     device_call,
+    names_in,
     sliced,
 )
 
@@ -52,6 +53,8 @@ def planned(product: Product) -> Plan:
     if not roots:
         raise Unsupported("a product that is never stored")
     copied = {s.statement.text for s in product.stored}
+    if product.left.limit and any(root.text not in copied for root in roots):
+        raise Unsupported("rows past their limit that a store may not leave out")
     wanted: set[str] = set(product_reads(product))
     for root in roots:
         stored = next((s for s in product.stored if s.statement.text == root.text), None)
@@ -61,6 +64,8 @@ def planned(product: Product) -> Plan:
             axes = stored.tile.axes
             for text in (stored.value, axes[0].start, axes[1].start):
                 wanted |= names_in(text)
+            if stored.tile.limit:
+                wanted |= root.reads
     dot = everything.index(product.dot)
     bare = [without_operands(s, tl) if i == dot else s for i, s in enumerate(everything)]
     kept = sliced(bare, wanted, known) | {everything.index(r) for r in roots} | {dot}
@@ -92,10 +97,6 @@ def planned(product: Product) -> Plan:
 def product_reads(product: Product) -> set[str]:
     """Names that the loop's bounds read."""
     return names_in(ast.unparse(product.loop.iter))
-
-
-def names_in(text: str) -> set[str]:
-    return {n.id for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
 
 
 def without_operands(statement: Statement, tl: str) -> Statement:

@@ -119,6 +119,10 @@ def statements_of(text: str) -> list[Statement]:
     return [Statement(node) for node in ast.parse(text).body]
 
 
+def names_in(text: str) -> set[str]:
+    return {n.id for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
+
+
 def device_call(node: ast.AST, tl: str) -> str:
     """``dot`` for ``tl.dot(...)``, "" for anything else."""
     return device_path(node.func, tl) if isinstance(node, ast.Call) else ""
@@ -174,7 +178,8 @@ def affected(statements: Sequence[Statement], names: Collection[str]) -> set[str
 
 class Carrier(ast.NodeTransformer):
     """Writes a statement of Triton's in Gluon's words. Tiles of ``shape`` get the layout named ``layout``, with
-    ``rows`` their rows' numbers that of one of its slices.
+    ``rows`` their rows' numbers that of one of its slices. ``part``: the rows that are kept of a tile's, as the number
+    of the first and how many.
 
     Raises Unsupported for what Gluon has no word for.
     """
@@ -187,9 +192,11 @@ class Carrier(ast.NodeTransformer):
         layout: str,
         renamed: Mapping[str, str],
         rows: bool = False,
+        part: tuple[str, str] | None = None,
     ) -> None:
         self.tl, self.gl, self.shape, self.layout, self.renamed = tl, gl, shape, layout, renamed
         self.rows = rows and shape[0] != shape[1]
+        self.part = part
 
     def carry(self, statement: Statement) -> str:
         fresh = ast.parse(statement.text).body[0]
@@ -220,14 +227,26 @@ class Carrier(ast.NodeTransformer):
         if name == "clamp":
             x, low, high = (ast.unparse(a) for a in node.args[:3])
             return self.visit(_parsed(f"{self.tl}.minimum({self.tl}.maximum({x}, {low}), {high})"))
+        if self.part is not None and name == "arange" and self._is_all_rows(node):
+            first, count = self.part
+            return _parsed(f"{first} + {self.gl}.arange(0, {count})")
         if name in ("zeros", "full") and (layout := self._layout(node)):
             made = self.generic_visit(node)
             assert isinstance(made, ast.Call)
+            if self.part is not None:
+                shape = (
+                    made.args[0] if made.args else next(k.value for k in made.keywords if k.arg == "shape")
+                )
+                assert isinstance(shape, ast.Tuple | ast.List)
+                shape.elts[0] = _parsed(self.part[1])
             made.keywords.append(ast.keyword("layout", _parsed(layout)))
             return made
         if name in ("load", "store"):
             node.keywords = [k for k in node.keywords if k.arg not in ("boundary_check", "padding_option")]
         return self.generic_visit(node)
+
+    def _is_all_rows(self, node: ast.Call) -> bool:
+        return [ast.unparse(a) for a in node.args] == ["0", self.shape[0]]
 
     def _layout(self, node: ast.Call) -> str:
         """Of what ``zeros`` or ``full`` makes; "" where it is left to be inferred."""

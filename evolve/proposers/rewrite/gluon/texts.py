@@ -104,7 +104,7 @@ def {kernel}_producer(
     <producer_outside>
     for {tile} in range(gl.program_id(0), {rows_of_tiles} * {columns_of_tiles}, gl.num_programs(0)):
         {group}, {piece} = {walk}({tile}, {rows_of_tiles}, {columns_of_tiles}, WALK)
-        {row_tile} = {group} * CONSUMERS
+        {row_tile} = {row_tile_of_group}
         {column_tile} = min({piece} * PIECES, {last_column_tile})
         <producer_before>
         {loop}
@@ -114,7 +114,7 @@ def {kernel}_producer(
             mbarrier.expect({ready_at}, CONSUMERS * A_BYTES + B_BYTES{ring_bytes})
             {column_tile} = min({piece} * PIECES, {last_column_tile})
             for each in gl.static_range(CONSUMERS):
-                {row_tile} = min({group} * CONSUMERS + each, {last_row_tile})
+                {row_tile} = {row_tile_of_each}
                 tma.async_copy_global_to_shared(
                     a_desc, {a_at}, {ready_at}, {a_stages}.index({stage} * CONSUMERS + each)
                 )
@@ -148,7 +148,7 @@ def {kernel}_consumer(
     <outside>
     for {tile} in range(gl.program_id(0), {rows_of_tiles} * {columns_of_tiles}, gl.num_programs(0)):
         {row_tile}, {piece} = {walk}({tile}, {rows_of_tiles}, {columns_of_tiles}, WALK)
-        {row_tile} = min({row_tile} * CONSUMERS + {group}, {last_row_tile})
+        {row_tile} = {row_tile_of_own}
         {column_tile}_0 = min({piece} * PIECES, {last_column_tile})
         {column_tile}_1 = min({piece} * PIECES + 1, {last_column_tile})
         <before>
@@ -251,13 +251,13 @@ a_layout = gl.NVMMASharedLayout(min(128, {a_inner} * {a}.element_size()), 8 * {a
 b_layout = gl.NVMMASharedLayout(min(128, {b_inner} * {b}.element_size()), 8 * {b}.element_size())
 <c_layout>
 <ring_host>
-{last_row_tile} = -(-{a}.shape[{a_side}] // {rows}) - 1
-{last_column_tile} = -(-{b}.shape[{b_side}] // {columns}) - 1
-{rows_of_tiles} = {last_row_tile} // {consumers} + 1
+{last_row_tile} = {rows_there_are} - 1
+{last_column_tile} = {columns_there_are} - 1
+{rows_of_tiles} = {rows_of_programs}
 {columns_of_tiles} = {last_column_tile} // {pieces} + 1
 # as many stages as shared memory has room for
 room = 232000{c_width}
-stage_bytes = ({rows} * {consumers} + {columns} * {pieces}) * {depth} * {a}.element_size(){ring_room}
+stage_bytes = ({group_rows} * {consumers} + {columns} * {pieces}) * {depth} * {a}.element_size(){ring_room}
 stages = max(1, min({stages}, room // stage_bytes))
 """
 

@@ -25,6 +25,12 @@ class Tile:
     inner: Axis
     turned: bool
 
+    limit: str = ""
+    """What its rows stay below beside the tensor's side, as a text of the kernel."""
+
+    sheets: tuple[str, ...] = ()
+    """Of a tensor of three sides, whose sheets lie one under the other: what the host must find true of it."""
+
     @property
     def axes(self) -> tuple[Axis, Axis]:
         """Rows and columns of the value."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 
 import libcst as cst
 
@@ -12,9 +13,15 @@ from tilewright.evolve.proposers.rewrite.dataflow import dedented, parameters, r
 from tilewright.evolve.proposers.rewrite.gluon.block_pointers import block_tile
 from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, statements_of
 from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile
-from tilewright.evolve.proposers.rewrite.triton.descriptors import address_of
-from tilewright.evolve.proposers.rewrite.triton.masks import within_bounds
-from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_name
+from tilewright.evolve.proposers.rewrite.triton.descriptors import (
+    address_of,
+    address_parts,
+    factors,
+    has_more_sides,
+    with_offsets,
+)
+from tilewright.evolve.proposers.rewrite.triton.masks import row_limit, within_bounds
+from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_name, range_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ def operand(kernel: TritonKernel, node: cst.BaseExpression, loop: cst.For) -> Ti
 
 
 def _turned(tile: Tile) -> Tile:
-    return Tile(tile.tensor, tile.outer, tile.inner, not tile.turned)
+    return replace(tile, turned=not tile.turned)
 
 
 def _loaded(kernel: TritonKernel, call: cst.Call) -> Tile:
@@ -64,14 +71,68 @@ def _loaded(kernel: TritonKernel, call: cst.Call) -> Tile:
         raise Unsupported("an operand padded with something other than zero")
     address = address_of(kernel, call.args[0].value, call)
     if address is None:
-        raise Unsupported(f"an address that is no tile: {kernel.source.code(call)[:40]}")
+        return _sheet(kernel, call)
     rows, columns = (Axis(a.start, a.extent) for a in (address.rows, address.columns))
-    mask = argument(call, "mask", 1)
+    mask, limit = argument(call, "mask", 1), ""
     if mask is not None and not within_bounds(kernel, mask, (rows.start, columns.start)):
-        raise Unsupported("an operand whose mask is more than its tensor's bounds")
+        limit = row_limit(kernel, mask, (rows.start, columns.start))
+        if not limit or not address.contiguous_columns(kernel):
+            raise Unsupported("an operand whose mask is more than its tensor's bounds")
+        return Tile(address.tensor, rows, columns, False, limit)
     if address.contiguous_columns(kernel):
         return Tile(address.tensor, rows, columns, False)
     return Tile(address.tensor, columns, rows, True)
+
+
+def _sheet(kernel: TritonKernel, call: cst.Call) -> Tile:
+    """A tile ``base + sheet * height * width + rows[:, None] * width + columns[None, :]`` of three sides, whose rows
+    are steps of K: where K is a multiple of a step, the tile of a matrix of all sheets under one another."""
+    refused = Unsupported(f"an address that is no tile: {kernel.source.code(call)[:40]}")
+    parts = address_parts(kernel, call.args[0].value, call)
+    loop = kernel.source.enclosing(call, cst.For)
+    if (
+        parts is None
+        or len(parts.scalars) != 1
+        or loop is None
+        or not has_more_sides(kernel, parts.address.base)
+    ):
+        raise refused
+    plain, found = deepcopy(parts.address), parts.address
+    within = with_offsets(kernel, plain, [], list(parts.steps))
+    whole = with_offsets(kernel, found, parts.scalars, list(parts.steps))
+    among = factors(parts.scalars[0])
+    width = plain.rows.stride
+    heights = [f for f in among if f != width and kernel.given(f) is not None and f not in kernel.constexprs]
+    if within is None or whole is None or not plain.contiguous_columns(kernel) or len(heights) != 1:
+        raise refused
+    height, bounds = heights[0], range_of(kernel.source, loop)
+    if width not in among or bounds is None or bounds[0] != "0" or bounds[1:] != (height, within.rows.extent):
+        raise refused
+    mask = argument(call, "mask", 1)
+    if mask is not None and not within_bounds(kernel, mask, (within.rows.start, within.columns.start)):
+        raise Unsupported("an operand whose mask is more than its tensor's bounds")
+    tensor = whole.tensor
+    host = [kernel.source.code(kernel.given(n)) for n in (height, width)]  # type: ignore[arg-type]
+    fits = (
+        f"{host[0]} == {tensor}.shape[1]",
+        f"{host[1]} == {tensor}.stride(1)",
+        f"{tensor}.stride(0) == {tensor}.shape[1] * {tensor}.stride(1)",
+        f"{host[0]} % {in_host(kernel, within.rows.extent)} == 0",
+    )
+    rows, columns = (Axis(a.start, a.extent) for a in (whole.rows, whole.columns))
+    return Tile(tensor, rows, columns, False, "", fits)
+
+
+def in_host(kernel: TritonKernel, extent: str) -> str:
+    """A tile's extent as the host says it."""
+    if extent.isdigit():
+        return extent
+    given = kernel.given(extent) if extent in kernel.constexprs else None
+    if given is None:
+        raise Unsupported(f"a tile extent that is no constexpr: {extent}")
+    text = kernel.source.code(given)
+    resolved = kernel.source.code(resolve(kernel.source, given))
+    return resolved if '["' in resolved or "['" in resolved or resolved.isdigit() else text
 
 
 def _described(kernel: TritonKernel, call: cst.Call) -> Tile:
@@ -144,9 +205,9 @@ def numbered(kernel: TritonKernel, axis: Axis) -> str:
 
 
 def stores(
-    kernel: TritonKernel, nodes: Sequence[cst.CSTNode], row_tile: str, column_tile: str
+    kernel: TritonKernel, nodes: Sequence[cst.CSTNode], rows: Axis, column_tile: str, limit: str
 ) -> list[StoredTile]:
-    """Stores of the whole tile that a copy can make."""
+    """Stores of the whole tile that a copy can make; with ``limit``, of tiles whose rows all are below it."""
     found = []
     for node in nodes:
         if not isinstance(node, cst.SimpleStatementLine) or len(node.body) != 1:
@@ -157,15 +218,21 @@ def stores(
             continue
         try:
             pair = _stored(kernel, call)
-            if pair and (numbered(kernel, pair[1].axes[0]), numbered(kernel, pair[1].axes[1])) == (
-                row_tile,
-                column_tile,
+            if (
+                pair
+                and pair[1].limit == limit
+                and (pair[1].axes[0] == rows if limit else _same_tiles(kernel, pair[1].axes[0], rows))
+                and numbered(kernel, pair[1].axes[1]) == column_tile
             ):
                 (statement,) = statements_of(dedented(kernel.source, node))
                 found.append(StoredTile(statement, *pair))
         except Unsupported:
             continue
     return found
+
+
+def _same_tiles(kernel: TritonKernel, one: Axis, other: Axis) -> bool:
+    return numbered(kernel, one) == numbered(kernel, other)
 
 
 def _stored(kernel: TritonKernel, call: cst.Call) -> tuple[str, Tile] | None:
@@ -178,10 +245,12 @@ def _stored(kernel: TritonKernel, call: cst.Call) -> tuple[str, Tile] | None:
         if address is None or not address.contiguous_columns(kernel):
             return None
         rows, columns = (Axis(a.start, a.extent) for a in (address.rows, address.columns))
-        mask = argument(call, "mask", 2)
+        mask, limit = argument(call, "mask", 2), ""
         if mask is not None and not within_bounds(kernel, mask, (rows.start, columns.start)):
-            return None
-        return kernel.source.code(call.args[1].value), Tile(address.tensor, rows, columns, False)
+            limit = row_limit(kernel, mask, (rows.start, columns.start))
+            if not limit:
+                return None
+        return kernel.source.code(call.args[1].value), Tile(address.tensor, rows, columns, False, limit)
     if isinstance(call.func, cst.Attribute) and call.func.attr.value == "store" and len(call.args) == 2:
         tensor, extents = _described_tensor(kernel, call.func.value)
         where = call.args[0].value

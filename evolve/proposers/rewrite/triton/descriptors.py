@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +58,7 @@ def is_unit(kernel: TritonKernel, stride: str) -> bool:
     return text in ("1",) or text.endswith((".stride(1)", ".stride(-1)"))
 
 
-def _has_more_sides(kernel: TritonKernel, name: str) -> bool:
+def has_more_sides(kernel: TritonKernel, name: str) -> bool:
     """Whether the host asks the tensor behind a pointer for a third side: a box of two axes does not describe it."""
     tensor = kernel.source.code(kernel.given(name))  # type: ignore[arg-type]
     places = [n for n in walk(kernel.source.module) if isinstance(n, cst.Subscript | cst.Call)]
@@ -65,8 +66,25 @@ def _has_more_sides(kernel: TritonKernel, name: str) -> bool:
     return any("".join(kernel.source.code(n).split()) in third for n in places)
 
 
+@dataclass
+class Parts:
+    """Summands of an address tile: its axes as they are written, scalars, and what a loop advances it by."""
+
+    address: Address
+    scalars: list[str]
+    steps: list[tuple[str, str]]
+
+
 def address_of(kernel: TritonKernel, pointer: cst.BaseExpression, at: cst.CSTNode) -> Address | None:
-    """The affine form of a pointer tile; None for anything else."""
+    """The affine form of a pointer tile of a tensor of two sides; None for anything else."""
+    parts = address_parts(kernel, pointer, at)
+    if parts is None or has_more_sides(kernel, parts.address.base):
+        return None
+    return with_offsets(kernel, parts.address, parts.scalars, parts.steps)
+
+
+def address_parts(kernel: TritonKernel, pointer: cst.BaseExpression, at: cst.CSTNode) -> Parts | None:
+    """What a pointer tile is the sum of; None for anything else."""
     scalars: list[str] = []
     axes: dict[int, BlockAxis] = {}
     bases: list[str] = []
@@ -100,11 +118,11 @@ def address_of(kernel: TritonKernel, pointer: cst.BaseExpression, at: cst.CSTNod
         else:
             return None
     base = [b for b in bases if _is_tensor(kernel, b)]
-    if len(base) != 1 or set(axes) != {0, 1} or _has_more_sides(kernel, base[0]):
+    if len(base) != 1 or set(axes) != {0, 1}:
         return None
     scalars += [b for b in bases if b not in base]
     found = Address(base[0], kernel.source.code(kernel.given(base[0])), axes[0], axes[1])  # type: ignore[arg-type]
-    return _with_offsets(kernel, found, scalars, steps)
+    return Parts(found, scalars, steps)
 
 
 def _is_tensor(kernel: TritonKernel, name: str) -> bool:
@@ -211,7 +229,19 @@ def _offsets(kernel: TritonKernel, node: cst.BaseExpression) -> tuple[str, str] 
     return (" + ".join(starts) or "0", extent) if extent else None
 
 
-def _with_offsets(
+def factors(text: str) -> list[str]:
+    """What an expression is the product of, without spaces around what stands alone; itself, where it is none."""
+
+    def of(node: ast.expr) -> list[str]:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            return [*of(node.left), *of(node.right)]
+        found = ast.unparse(node)
+        return [f"({found})" if isinstance(node, ast.BinOp | ast.IfExp) else found]
+
+    return of(ast.parse(text, mode="eval").body)
+
+
+def with_offsets(
     kernel: TritonKernel, found: Address, scalars: list[str], steps: list[tuple[str, str]]
 ) -> Address | None:
     """Attribute scalar summands and increments to the axis whose stride they carry."""
@@ -220,13 +250,12 @@ def _with_offsets(
     unit = found.columns if columns_last else found.rows
     other = found.rows if columns_last else found.columns
     for count, step in moves:
-        text = "".join((step or count).split())
-        factors = text.split("*")
-        named = other.stride and "".join(other.stride.split()) in factors
+        parts = factors(step or count)
+        named = other.stride and "".join(other.stride.split()) in parts
         axis = other if named else unit
-        if axis.stride and axis.stride in factors:
-            factors.remove(axis.stride)
-        amount = " * ".join(factors) if "(" not in text else text
+        if axis.stride and axis.stride in parts:
+            parts.remove(axis.stride)
+        amount = " * ".join(parts) or "1"
         extra = f"{count} * {amount}" if step else amount
         axis.start = extra if axis.start == "0" else f"{axis.start} + {extra}"
     return found

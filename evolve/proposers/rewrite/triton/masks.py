@@ -40,6 +40,33 @@ def within_bounds(kernel: TritonKernel, mask: cst.BaseExpression, starts: Sequen
     return _only_bounds(kernel, *pair, starts)
 
 
+def row_limit(kernel: TritonKernel, mask: cst.BaseExpression, starts: Sequence[str]) -> str:
+    """What the rows of a tile stay below, where a mask says so beside its tensor's bounds; "" for any other mask."""
+    limits = []
+    for part in _conjuncts(kernel, mask):
+        if within_bounds(kernel, part, starts):
+            continue
+        if not isinstance(part, cst.Comparison) or len(part.comparisons) != 1:
+            return ""
+        (compared,) = part.comparisons
+        if not isinstance(compared.operator, cst.LessThan):
+            return ""
+        values = _Values(kernel)
+        first = values.of(cst.parse_expression(starts[0])) + values.symbol("i")
+        if values.of(part.left) != first % _PRIME:
+            return ""
+        limits.append(kernel.source.code(compared.comparator))
+    return limits[0] if len(set(limits)) == 1 else ""
+
+
+def _conjuncts(kernel: TritonKernel, mask: cst.BaseExpression) -> list[cst.BaseExpression]:
+    if isinstance(mask, cst.Name) and (value := kernel.value_of(mask.value)) is not None:
+        return _conjuncts(kernel, value)
+    if isinstance(mask, cst.BinaryOperation) and isinstance(mask.operator, cst.BitAnd):
+        return [*_conjuncts(kernel, mask.left), *_conjuncts(kernel, mask.right)]
+    return [mask]
+
+
 def _only_bounds(
     kernel: TritonKernel, index: cst.BaseExpression, bound: cst.BaseExpression, starts: Sequence[str]
 ) -> bool:

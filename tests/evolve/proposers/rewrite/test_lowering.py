@@ -45,6 +45,10 @@ VARIANTS = {
     "matmul_block_pointers.py": [{"pieces": 2, "consumers": 1}],
     "matmul_grouped.py": [{"pieces": 2, "stages": 2}],
     "persistent_matmul.py": [{"pieces": 2}],
+    "grouped_tokens.py": [
+        {"BT": 128, "consumers": 2, "pieces": 2},
+        {"BT": 128, "consumers": 2, "in_flight": False, "stages": 2, "walk_rows": 2},
+    ],
 }
 
 
@@ -177,6 +181,41 @@ def test_what_is_refused(name: str, old: str, new: str, reason: str) -> None:
     source = CASES[f"matmul_{name}.py"].source
     assert old in source and refusal(source) == ""
     assert reason in refusal(source.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("mask = (t[:, None] < last) & ", "mask = ", "a store may not leave out"),
+        ("mask = (t[:, None] < last) & ", "mask = (t[:, None] < last - 1) & ", "a store may not leave out"),
+        (
+            "acc.to(tl.float16)",
+            "(acc / tl.max(acc, axis=0)[None, :]).to(tl.float16)",
+            "others are mixed with",
+        ),
+        ("range(0, D, BK)", "range(0, D - 1, BK)", "an address that is no tile"),
+        ("weights + expert * D * H", "weights + expert * D * D", "an address that is no tile"),
+        ("weights + expert * D * H", "weights + expert * D * H + block", "an address that is no tile"),
+        ("(k[:, None] < D) & (h", "(k[:, None] < D - 1) & (h", "its tensor's bounds"),
+        ("(t[:, None] < last) & (k", "(t[:, None] + 1 < last) & (k", "its tensor's bounds"),
+    ],
+)
+def test_rows_that_begin_anywhere_are_refused(old: str, new: str, reason: str) -> None:
+    source = CASES["grouped_tokens.py"].source
+    assert old in source and refusal(source) == ""
+    assert reason in refusal(source.replace(old, new))
+
+
+def test_sheets_of_weights_are_one_matrix_where_the_host_finds_them_so() -> None:
+    source = lowered(CASES["grouped_tokens.py"].source)
+    assert "weights.reshape(-1, weights.shape[2])" in source
+    for found in (
+        "tokens.shape[1] == weights.shape[1]",
+        "weights.shape[2] == weights.stride(1)",
+        "weights.stride(0) == weights.shape[1] * weights.stride(1)",
+        'tokens.shape[1] % params["BK"] == 0',
+    ):
+        assert found in source, found
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,151 @@
+"""Real calls noted while a program runs, and the winner as a function that knows which calls are its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tilewright.evolve.intake.winner import Tuned, gaps_of, plain_arguments
+
+ROOT = Path(__file__).parents[3]
+
+MODULE = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def scale_kernel(out, x, factor, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
+
+def scaled(x, factor=2.0):
+    out = torch.empty_like(x)
+    n = x.numel()
+    scale_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](out, x, factor, n, BLOCK=64)
+    return out
+
+def idle(x):
+    return x
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return scaled(x)
+"""
+
+PROGRAM = """
+import json, sys, torch, noted
+from noted import idle, scaled
+from tilewright.evolve.intake.captured import Captured
+
+kept = noted.scaled, noted.Scale.apply
+x = torch.arange(200.0).reshape(10, 20)
+with Captured(noted) as calls:
+    scaled(x), scaled(x), scaled(x[:, :7], factor=3.0), idle(x), noted.Scale.apply(x)
+scaled(x[:3])
+json.dump({
+    "functions": {name: found.calls for name, found in calls.functions.items()},
+    "launches": [str(launch) for launch in calls.functions["scaled"].launches[0]],
+    "notes": calls.functions["scaled"].notes,
+    "restored": noted.scaled is kept[0] and scaled is kept[0] and "apply" not in vars(noted.Scale),
+}, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def noted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    import json
+
+    pytest.importorskip("triton")
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "noted.py").write_text(MODULE)
+    (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
+    paths = os.pathsep.join([str(ROOT), str(folder)])
+    done = subprocess.run(
+        [sys.executable, str(folder / "program.py")],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths},
+        capture_output=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_distinct_calls_are_noted_under_every_name_a_function_has(noted) -> None:
+    assert noted["functions"]["scaled"] == ["f32[10, 20]", "f32[10, 7], factor=3.0"]
+    assert noted["functions"]["Scale.apply"] == ["f32[10, 20]"]
+    assert set(noted["functions"]) == {"scaled", "Scale.apply"}  # what launches nothing is not
+
+
+def test_a_launch_says_grid_arguments_and_strides(noted) -> None:
+    (launch,) = noted["launches"]
+    assert launch.startswith("scale_kernel[4](out=float32[10, 20] strides [20, 1]")
+    assert "factor=2.0, n=200, BLOCK=64" in launch
+
+
+def test_gaps_are_said(noted) -> None:
+    (note,) = noted["notes"]
+    assert "argument 0 has gaps (shape [10, 7], strides [20, 1])" in note and "go to the original" in note
+
+
+def test_what_was_watched_is_as_before(noted) -> None:
+    assert noted["restored"]
+
+
+class _Tensor:
+    def __init__(self, *shape: int, strides: tuple[int, ...] = ()) -> None:
+        self.shape, self.dtype = shape, "torch.float32"
+        self._strides = strides
+
+    def is_contiguous(self) -> bool:
+        return not self._strides
+
+    def stride(self, n: int | None = None) -> Any:
+        return self._strides if n is None else self._strides[n]
+
+    def permute(self, order: Any) -> _Tensor:
+        strides = tuple(self._strides[n] for n in order)
+        plain = (self.shape[order[1]], 1)
+        return _Tensor(*(self.shape[n] for n in order), strides=() if strides == plain else strides)
+
+
+def _original(x: Any, factor: float = 2.0, *, mode: str = "plain") -> str:
+    return f"original {factor} {mode}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "own"),
+    [
+        ((_Tensor(8, 4),), {}, True),
+        ((_Tensor(16, 4), 2.0), {"mode": "plain"}, True),
+        ((_Tensor(8, 4), 3.0), {}, True),
+        ((_Tensor(8, 4), 4.0), {}, False),
+        ((_Tensor(8, 4),), {"mode": "other"}, False),
+        ((_Tensor(8),), {}, False),
+        ((_Tensor(8, 4, strides=(9, 1)),), {}, False),
+    ],
+)
+def test_calls_it_was_not_tuned_for_go_to_the_original(arguments, keywords, own: bool, monkeypatch) -> None:
+    tuned = Tuned(
+        SimpleNamespace(), _original, Path("none"), "scaled", [("x", "float32", 2, ())],
+        ["f32[8, 4]", "f32[8, 4], factor=3.0"],
+    )  # fmt: skip
+    monkeypatch.setattr(tuned, "_loaded", lambda: lambda x: "winner")
+    assert (tuned(*arguments, **keywords) == "winner") is own
+
+
+def test_arguments_are_named_by_the_signature_and_those_of_the_reference_alone_are_left_out() -> None:
+    said = plain_arguments(_original, (_Tensor(2, 2),), {"dim": 1})
+    assert said == {"factor": "2.0", "mode": "'plain'"}
+
+
+def test_a_transposed_tensor_has_no_gaps() -> None:
+    assert gaps_of("x", _Tensor(4, 8, strides=(1, 4))) == ""
+    assert "strides [16, 1]" in gaps_of("x", _Tensor(4, 8, strides=(16, 1)))
