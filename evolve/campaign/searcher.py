@@ -35,7 +35,6 @@ from tilewright.evolve.proposers.rewrite.registry import openings
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.proposers.surrogate.records import SourceRecords
-from tilewright.evolve.proposers.twins import Distinct
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import History, Proposer
 from tilewright.evolve.record.home import JOURNAL, find_campaign
@@ -83,7 +82,7 @@ def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home:
         proposers.append(LlmProposer(client, _contract(resolved), archive, resolved.space, violations))
     if not proposers:
         raise UserError("search.proposers: needs at least one proposer when no llm proposes.")
-    searcher: Searcher = Distinct(Portfolio(proposers))
+    searcher: Searcher = Portfolio(proposers)
     if search.niches and "rewrite" in search.proposers:
         searcher = NicheSearch(searcher, spaces, violations, openings() - set(search.without_rules))
     if earlier:
