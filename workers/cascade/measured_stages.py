@@ -41,6 +41,9 @@ CONFIRM = (4, 3)
 LIGHT_SHARE, LIGHT_LEAST = 0.25, 4
 """Shapes of least work that make up this share of a suite's are met first, where so many do and as many are left."""
 
+SURELY = 1.003
+"""A contender whose interval lies above this when all shapes have met once needs no further rounds."""
+
 CLEAR, CLEAR_CONFIRM = 1.1, (2, 1)
 """Screened faster than the champion by this factor, a contender needs fewer calls to prove it."""
 
@@ -220,6 +223,8 @@ def confirm(
         held = {name: [[*a, *b] for a, b in zip(first[name], again[name], strict=True)] for name in first}
         if _foreseen(held, contender, screened) <= 1.0:
             break  # nothing that the other rounds could show is likely to make it the faster one
+        if len(timings) == len(request.measured) and intervals.paired_ratio(held, contender).low > SURELY:
+            break  # nor anything that it is not
     ratio, control = intervals.paired_ratio(held, contender), intervals.paired_ratio(first, again)
     if len(timings) < len(request.measured):
         return Confirmation(champion.entry.id, ratio, control, whole=False)

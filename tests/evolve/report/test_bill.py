@@ -56,6 +56,8 @@ def test_it_adds_up_and_prices_what_was_recorded(journal: Journal) -> None:
     assert bill.money == pytest.approx(5.0 + 2.0 + 10.0)
     assert "17.00 EUR" in bill.rows()["money"] and "0.1 s of device" in bill.rows()["per % gained"]
     assert bill.metrics()["bill/money"] == pytest.approx(17.0)
+    assert bill.metrics()["bill/money_per_percent"] == pytest.approx(17.0 / bill.percents)
+    assert bill.metrics()["bill/device_seconds_per_percent"] == pytest.approx(5.0 / bill.percents)
 
 
 def test_headroom_reads_the_campaigns_floors(journal: Journal) -> None:
