@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 import time
@@ -145,6 +146,7 @@ class _Run:
         self.display.start(self.journal.meta("campaign"))
         references = self._references = References(pool, self.journal, config.seed)
         campaign = self._campaign(references)
+        gc.freeze()  # what is imported stays: collections look at what proposals leave behind
         try:
             with _ctrl_c(self, campaign):
                 self.display.note("starting workers")
