@@ -207,9 +207,13 @@ def test_a_contender_behind_at_half_time_meets_the_champion_no_longer():
     verdict, found, station = confirmed(times=slower)
     assert len(station.jobs) == 1 and not verdict.accepted
     assert all(f.diagnosis["calls"] == 2 for f in found.figures)
-    assert all(f.diagnosis["calls"] == 4 for f in confirmed(times=CLOSE)[1].figures), "rounds of both parts count"
+    assert all(f.diagnosis["calls"] == 4 for f in confirmed(times=CLOSE)[1].figures), (
+        "rounds of both parts count"
+    )
     verdict, found, station = confirmed()
-    assert len(station.jobs) == 1 and verdict.accepted and verdict.ratio.low > 1.1, "nor one that is surely ahead"
+    assert len(station.jobs) == 1 and verdict.accepted and verdict.ratio.low > 1.1, (
+        "nor one that is surely ahead"
+    )
 
 
 def test_what_takes_long_is_called_less():
