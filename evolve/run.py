@@ -152,11 +152,11 @@ class _Run:
                 self.display.note("starting workers")
                 with _reachable():
                     pool.open()
+                    pool.start_beside()
                 campaign.begin()  # seeds first, baselines beside them; they are judged while workers start
                 for kernel, genome in self.resolved.baselines:
                     references.request(kernel.name, Scope.SUITE, genome, kernel.name)
                 with _reachable():
-                    pool.start_beside()
                     reason = campaign.run()
                 return self._conclude(campaign, references, reason, pool)
         finally:
