@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ CASES = {case.name.split("/")[1]: case for case in load_cases(["triton/"])}
 POINTER = load_operator("gemm_fp8_blockwise/gemm_nt").kernels["pointer"].source
 
 
+@cache
 def lowered(source: str) -> str:
     rule, kernel = LowerProduct(), KernelSource(source)
     (site,) = rule.sites(kernel)
@@ -140,6 +142,7 @@ def stack_bytes(code: Path) -> int:
     return int(found)
 
 
+@cache
 def refusal(source: str) -> str:
     """Why a source is not lowered; "" if it is."""
     try:
