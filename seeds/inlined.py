@@ -12,7 +12,7 @@ import ast
 import re
 from pathlib import Path
 
-_IMPORT = re.compile(r"^(from tilewright\.seeds\.\w+\.kernels\.(\w+) import (.+)\n)", re.MULTILINE)
+_IMPORT = re.compile(r"^(from tilewright\.seeds\.\w+\.kernels\.(\w+) import (\([^)]*\)|.+)\n)", re.MULTILINE)
 _IMPORTED = re.compile(r"^import .+\n", re.MULTILINE)
 
 
@@ -24,7 +24,7 @@ def inlined(path: Path) -> str:
         shared = (path.parent / f"{module}.py").read_text(encoding="utf-8")
         imports = [found for found in _IMPORTED.findall(shared) if found not in text]
         text = text.replace(line, "".join(imports), 1)
-        functions += _functions(shared, {name.strip() for name in names.split(",")})
+        functions += _functions(shared, set(re.findall(r"\w+", names)))
     return text.replace("SPACE = ", "\n\n".join([*functions, "SPACE = "]), 1)
 
 

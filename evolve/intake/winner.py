@@ -76,8 +76,8 @@ class _OnDevice(ast.NodeTransformer):
 class Tuned:
     """The winner of a campaign as a function of the original's signature.
 
-    Calls whose tensors have other dtypes or ranks than those it was tuned for, or whose other arguments are none of
-    those it was tuned with, go to the original.
+    Calls whose tensors have other dtypes or ranks than those it was tuned for, or are larger along some axis, or whose
+    other arguments are none of those it was tuned with, go to the original: its wrapper may do something else there.
     """
 
     def __init__(
@@ -89,6 +89,8 @@ class Tuned:
         self._function: Callable[..., Any] | None = None
         made = [parse(text) for text in calls]
         self._settled = [plain_arguments(original, call.arguments, call.keywords) for call in made]
+        shapes = zip(*([tensor.shape for tensor in call.tensors()] for call in made), strict=True)
+        self._largest = [tuple(map(max, *of)) if len(of) > 1 else of[0] for of in shapes]
 
     @property
     def source(self) -> str:
@@ -134,11 +136,15 @@ class Tuned:
         if plain_arguments(self.original, arguments, keywords) not in self._settled:
             return None
         named = {}
-        for tensor, (name, dtype, rank, order) in zip(tensors, self._operands, strict=True):
+        for tensor, (name, dtype, rank, order), largest in zip(
+            tensors, self._operands, self._largest, strict=True
+        ):
             if order and hasattr(tensor, "permute"):
                 tensor = tensor.permute([order.index(n) for n in range(len(order))])
             strided = hasattr(tensor, "is_contiguous") and not tensor.is_contiguous()
             if str(tensor.dtype).rpartition(".")[2] != dtype or len(tensor.shape) != rank or strided:
+                return None
+            if any(size > most for size, most in zip(tensor.shape, largest, strict=True)):
                 return None
             named[name] = tensor
         return named

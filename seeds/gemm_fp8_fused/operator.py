@@ -33,6 +33,7 @@ from types import MappingProxyType
 import ml_dtypes
 import numpy as np
 
+from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
 
 FP8_MAX = 448.0
@@ -269,7 +270,7 @@ def _kernels(group: int) -> dict[str, SeedKernel]:
     small = {"block_m": 512, "block_n": 512} if group < 512 else {}
 
     def source(name: str) -> str:
-        return (_KERNELS / f"{name}.py").read_text(encoding="utf-8")
+        return inlined(_KERNELS / f"{name}.py")
 
     # What one writes by hand first: quantise a row block once, keep it in VMEM, loop over large row tiles. With
     # small groups its straight-line code is too long for the compiler.
@@ -285,6 +286,7 @@ def _kernels(group: int) -> dict[str, SeedKernel]:
     cached = {"cached": SeedKernel("cached", source("fused"), by_hand)} if group >= 512 else {}
     return {
         "fused": SeedKernel("fused", source("fused")),
+        "streamed": SeedKernel("streamed", source("streamed")),
         **cached,
         "naive": SeedKernel("naive", source("naive")),
         "bf16": SeedKernel("bf16", source("bf16"), baseline=True, inputs="bf16"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,12 @@ from tilewright.workers.intake.operator import Operand
 LETTERS = "MNKLPQRSUVWABCDEFGHIJ"
 MOST = 200
 """Ways to name dimensions that are tried."""
+
+BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
+"""Sizes of blocks that a dimension may count."""
+
+MOST_BLOCKS, MOST_WAYS = 24, 16
+"""Ways to name dimensions, and to say of each what it counts, that are tried."""
 
 RESERVED = frozenset(("torch", "triton", "tl", "math", "inputs", "params", "reference"))
 Place = tuple[Any, ...]
@@ -92,9 +99,42 @@ def settle(
         small = {name: size * (2 + place) for place, name in enumerate(dims[0])}
         if works(small, _named(raw, names)):
             best = (count, names)
+    if best is None and (blocks := _in_blocks(raw, shapes, calls, works)):
+        best = (0, blocks)
     chosen = best[1] if best else next(_assignments(shapes, merged=True))
     dims = _dims(shapes, chosen, calls)
     return [_bounded(o, dims[0]) for o in _named(raw, chosen)], dims
+
+
+def _in_blocks(
+    raw: Sequence[Operand],
+    shapes: Sequence[Sizes],
+    calls: int,
+    works: Callable[[Mapping[str, int], list[Operand]], bool],
+) -> list[Any]:
+    """Names where a dimension counts blocks of another, as a scale for every 128 elements does; empty where none do."""
+    for number, names in enumerate(_assignments(shapes)):
+        if number >= MOST_BLOCKS:
+            break
+        dims = _dims(shapes, names, calls)
+        counts = {
+            name: [
+                (other, by) for other in dims[0] for by in BLOCKS
+                if other != name and all(-(-d[other] // by) == d[name] for d in dims)
+            ]
+            for name in dims[0]
+        }  # fmt: skip
+        counting = [name for name, of in counts.items() if of]
+        for ways in itertools.islice(itertools.product(*(counts[name] for name in counting)), MOST_WAYS):
+            said = {name: f"{other}/{by}" for name, (other, by) in zip(counting, ways, strict=True)}
+            if not said or any(other in said for other, _ in ways):
+                continue
+            made = [tuple(said.get(n, n) if isinstance(n, str) else n for n in shape) for shape in names]
+            largest = max(by for _, by in ways)
+            kept = [name for name in dims[0] if name not in said]
+            if works({name: largest * (2 + place) for place, name in enumerate(kept)}, _named(raw, made)):
+                return made
+    return []
 
 
 def _bounded(operand: Operand, dims: Mapping[str, int]) -> Operand:
@@ -118,7 +158,7 @@ def _dims(raw: Sequence[Sizes], names: Sequence[Any], calls: int) -> list[dict[s
     dims: list[dict[str, int]] = [{} for _ in range(calls)]
     for sizes, shape in zip(raw, names, strict=True):
         for size, name in zip(sizes, shape, strict=True):
-            if isinstance(name, str):
+            if isinstance(name, str) and "/" not in name:
                 for call in range(calls):
                     dims[call][name] = size[call]
     return dims

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -190,12 +191,18 @@ def arguments_of(taken: Taken, module: Any, params: Mapping[str, Any], shapes: S
     return noted
 
 
+def _counted(name: str, site: Site) -> bool:
+    """Whether some operand has a place for every so many elements of the dimension: it cannot be picked from."""
+    shapes = [size for operand in site.operands for size in operand.shape if isinstance(size, str)]
+    return any(size != name and name in re.split(r"[*/]", size) for size in shapes)
+
+
 def independent_of(site: Site, reference: Oracle, shape: Shape, results: Sequence[Result]) -> list[str]:
     """Dimensions along which the reference treats elements by themselves, found by asking for some of them."""
     found: list[str] = []
     inputs, whole = shape.inputs["randn"], shape.answers["randn"]
     for name, size in shape.dims.items():
-        if size < 3 or not all(name in r.shape for r in results):
+        if size < 3 or not all(name in r.shape for r in results) or _counted(name, site):
             continue
         picks = np.array([0, size // 2, size - 1])
 

@@ -29,6 +29,7 @@ from tilewright.workers.intake.arguments import Call, Literal, TensorArgument, p
 from tilewright.workers.intake.load import Literals, load
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.pallas_observed import Observed, observe, traced
+from tilewright.workers.intake.pallas_plain import plain
 from tilewright.workers.intake.pallas_text import TAKEN, Knob, Module, Refused, around, plain_function
 from tilewright.workers.intake.pallas_trial import judged
 from tilewright.workers.runners.pallas_trace import mesh_of
@@ -198,7 +199,7 @@ def _source(
     origin: str,
 ) -> str:
     constants = "".join(f"{n} = {t}\n" for n, t in made.constants.items())
-    functions = "\n\n\n".join(made.functions.values())
+    functions = "\n\n\n".join(plain(made.functions).values())
     text = constants + functions
     heads = {"functools": "import functools\n", "math": "import math\n"}
     imports = "".join(line for word, line in heads.items() if re.search(rf"\b{word}\.", text))

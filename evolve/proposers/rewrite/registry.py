@@ -71,6 +71,7 @@ def pallas_rules() -> tuple[Rule, ...]:
         memory.LanePaddedScale(),
         transfer.DoubleBufferedCopy(),
         transfer.EmitPipeline(),
+        transfer.DeepPipeline(),
         transfer.ScalarInputInSmem(),
     )
 

@@ -121,6 +121,8 @@ def side_by_side(
         mine[f"{kernel} {json.dumps(point)}"] = lambda run=run: run(x)[0]
     read = {name: snr(x, call) for name, call in mine.items()}
     good = {name: call for name, call in mine.items() if read[name] >= MIN_SNR_DB}
+    if not good:
+        raise RuntimeError(f"{shape}: none of {len(mine)} points passes the exact gate")
     tried = (
         Bench(2, 3, bench.flush, bench.clean).compare(good)
         if len(good) > 1
@@ -304,7 +306,10 @@ def main() -> None:
         else:
             entries = []
             for shape in lists[what]:
-                entries.append(side_by_side(shape, tried(shape), bench, args.graphs and shape[0] <= 256))
+                try:
+                    entries.append(side_by_side(shape, tried(shape), bench, args.graphs and shape[0] <= 256))
+                except RuntimeError as error:
+                    say(f"  left out: {error}")
                 torch.cuda.empty_cache()
                 write(args, what, entries, compiled)
             for peer in ("vendor blockwise", "DeepGEMM", "promoted"):

@@ -53,8 +53,10 @@ loop carries, and a tensor that is read and written.
 
 **On tpu7x (modelled)** the explicit transfers (`manual_copy`, `double_buffered_copy`, `emit_pipeline`) compile,
 pass the gates and are simulated; the last two read as the grid's own pipeline does, the first waits for every
-copy ([table](../experiments/records/tpu/transfers.md)). A table of scalars in VMEM does not compile there when it
-is indexed along lanes; `scalar_input_in_smem` makes it legal.
+copy ([table](../experiments/records/tpu/transfers.md)). `deep_pipeline` is `emit_pipeline` with two to four buffers of
+each input; it *refuses* inputs whose number of buffers is said already, and block specifications that an output
+shares. A table of scalars in VMEM does not compile there when it is indexed along lanes; `scalar_input_in_smem` makes
+it legal.
 
 **For attention in Pallas.** `unroll_grid_axis` walks the fastest grid axis in a Python loop in the step, so the order
 of all steps stays; its program id becomes a number, and conditions on it are decided while tracing. It *refuses* axes

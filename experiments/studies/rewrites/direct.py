@@ -228,7 +228,7 @@ def _row_of(
         "steps": _steps(best, by_index), "progress": list(curve),
         "evaluated": [
             [
-                c.mutation.kind.value, c.mutation.proposer, c.mutation.detail[:90], e.verdict.value,
+                c.mutation.kind.value, c.mutation.proposer, c.mutation.detail[:240], e.verdict.value,
                 round(e.fitness, 2) if e.fitness else None,
                 round(max((fitness.get(p) or 0.0 for p in c.parents), default=0.0), 2),
             ]

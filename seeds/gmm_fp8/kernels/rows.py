@@ -15,6 +15,8 @@ arithmetic  f32, or bf16: maxima are found in bf16, where they are exact and two
             the maximum, columns the 1/448, and operands are scaled in bf16.
 scaling     how a partial meets its two scales. product: partial * (row * column); chained: (partial * row) * column.
 bodies      shared: one body that masks its stores. split: tiles inside a group have a body of their own, without mask.
+copies      grid: the grid moves blocks, two buffers each. kernel: a pipeline inside the kernel, with as many as
+            ``buffers`` of each operand. A step that is shorter than a copy's latency waits for it with two.
 """
 
 import functools
@@ -38,6 +40,8 @@ SPACE = {
     "arithmetic": ("f32", "bf16"),
     "scaling": ("product", "chained"),
     "bodies": ("shared", "split"),
+    "copies": ("grid", "kernel"),
+    "buffers": (2, 3, 4),
     "vmem_mib": (62,),
 }
 DEFAULTS = {
@@ -52,6 +56,8 @@ DEFAULTS = {
     "arithmetic": "f32",
     "scaling": "product",
     "bodies": "shared",
+    "copies": "grid",
+    "buffers": 2,
     "vmem_mib": 62,
 }
 CONSTRAINTS = {
@@ -81,7 +87,8 @@ CONSTRAINTS = {
     " or block_m * min(block_n, F) * (min(block_k, C) // max(scale_width, 128)) <= 4194304": (
         "straight-line code of more than 4096 partial registers takes the compiler too long"
     ),
-    "4 * block_m * min(block_k, C) + (4 - 2 * is_quantised) * min(block_k, C) * min(block_n, F)"
+    "copies == 'kernel' or buffers == 2": "the grid's pipeline has two buffers",
+    "buffers * (2 * block_m * min(block_k, C) + (2 - is_quantised) * min(block_k, C) * min(block_n, F))"
     " + 4 * block_m * (min(block_n, F) + (min(block_n, F) if order == 'columns' else F))"
     " + (block_m * (2 * C + 512 * (C // max(scale_width, 128))) if placement == 'cached' else 0)"
     " <= vmem_mib * 1048576": "operand blocks, cache and sums must fit vmem_mib",
@@ -292,11 +299,15 @@ def grid_step(plan, tile, group, low, high, x, w, *others):
             run_step(refs, plan, True)
 
 
-def specs(plan, features):
-    """Block specifications of (operands, output). A visit of no rows fetches nothing: it stays at the last blocks."""
+def specs(plan, features, tables=None):
+    """Block specifications of (operands, output). A visit of no rows fetches nothing: it stays at the last blocks.
 
-    def spec(shape, index):
-        def at(first, second, k, tile, group, low, high):
+    ``tables`` are the tables of visits, where index maps do not get them from the grid.
+    """
+
+    def spec(shape, index, buffers):
+        def at(first, second, k, *given):
+            tile, group, low, high = tables or given
             v, n = (second, first) if plan["order"] == "columns" else (first, second)
             if plan["steps"] > 1:
                 k = jnp.where(high[v] > low[v], k, plan["steps"] - 1)
@@ -305,19 +316,35 @@ def specs(plan, features):
             n, k = n if plan["columns"] > 1 else 0, k if plan["steps"] > 1 else 0
             return index(tile[v], group[v], n, k)
 
-        return pl.BlockSpec(shape, at)
+        if buffers == 2:
+            return pl.BlockSpec(shape, at)
+        return pl.BlockSpec(shape, at, pipeline_mode=pl.Buffered(buffers))
 
     bm, bn, bk = plan["block_m"], plan["block_n"], plan["block_k"]
-    operands = [spec((bm, bk), lambda tile, group, n, k: (tile, k))]
+    many = plan["buffers"]
+    operands = [spec((bm, bk), lambda tile, group, n, k: (tile, k), many)]
     if TRANSPOSED:
-        operands.append(spec((None, bn, bk), lambda tile, group, n, k: (group, n, k)))
+        operands.append(spec((None, bn, bk), lambda tile, group, n, k: (group, n, k), many))
     else:
-        operands.append(spec((None, bk, bn), lambda tile, group, n, k: (group, k, n)))
+        operands.append(spec((None, bk, bn), lambda tile, group, n, k: (group, k, n), many))
     if QUANTISED:
-        operands.append(spec((None, plan["groups"], 1, bn), lambda tile, group, n, k: (group, k, 0, n)))
+        scales = (None, plan["groups"], 1, bn)
+        operands.append(spec(scales, lambda tile, group, n, k: (group, k, 0, n), many))
     if plan["order"] == "columns":
-        return operands, spec((bm, bn), lambda tile, group, n, k: (tile, n))
-    return operands, spec((bm, features), lambda tile, group, n, k: (tile, 0))
+        return operands, spec((bm, bn), lambda tile, group, n, k: (tile, n), 2)
+    return operands, spec((bm, features), lambda tile, group, n, k: (tile, 0), 2)
+
+
+def pipelined(plan, features, grid, tile, group, low, high, *refs):
+    """The whole walk in one grid step: operands and output stay in HBM, a pipeline moves their blocks."""
+    moved = 4 if QUANTISED else 3
+    tables = (tile, group, low, high)
+    operands, output = specs(plan, features, tables)
+
+    def step(*blocks):
+        grid_step(plan, *tables, *blocks, *refs[moved:])
+
+    pltpu.emit_pipeline(step, grid=grid, in_specs=operands, out_specs=[output])(*refs[:moved])
 
 
 def build(params):
@@ -344,20 +371,27 @@ def build(params):
             scratch.append(pltpu.VMEM((plan["steps"], bm, bk), kind))
             if plan["pairs"]:
                 scratch.append(pltpu.VMEM((plan["steps"] * plan["groups"], bm, 1), jnp.float32))
-        operands, output = specs(plan, features)
         outer = (plan["columns"], tables[0].shape[0])
+        grid = (*(outer if plan["order"] == "columns" else outer[::-1]), plan["steps"])
+        if params["copies"] == "grid":
+            body = functools.partial(grid_step, plan)
+            operands, output = specs(plan, features)
+        else:
+            body = functools.partial(pipelined, plan, features, grid)
+            output = pl.BlockSpec(memory_space=pl.ANY)
+            operands, grid = [output] * (3 if QUANTISED else 2), (1,)
         return pl.pallas_call(
-            functools.partial(grid_step, plan),
+            body,
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=4,
-                grid=(*(outer if plan["order"] == "columns" else outer[::-1]), plan["steps"]),
+                grid=grid,
                 in_specs=operands,
                 out_specs=output,
                 scratch_shapes=scratch,
             ),
             out_shape=jax.ShapeDtypeStruct((m, features), jnp.bfloat16),
             compiler_params=pltpu.CompilerParams(
-                dimension_semantics=("arbitrary", "arbitrary", "arbitrary"),
+                dimension_semantics=("arbitrary",) * len(grid),
                 vmem_limit_bytes=params["vmem_mib"] * 1048576,
             ),
             name="gmm",

@@ -124,7 +124,9 @@ def _original(x: Any, factor: float = 2.0, *, mode: str = "plain") -> str:
     ("arguments", "keywords", "own"),
     [
         ((_Tensor(8, 4),), {}, True),
-        ((_Tensor(16, 4), 2.0), {"mode": "plain"}, True),
+        ((_Tensor(3, 4), 2.0), {"mode": "plain"}, True),
+        ((_Tensor(16, 4),), {}, True),
+        ((_Tensor(17, 4),), {}, False),
         ((_Tensor(8, 4), 3.0), {}, True),
         ((_Tensor(8, 4), 4.0), {}, False),
         ((_Tensor(8, 4),), {"mode": "other"}, False),
@@ -135,7 +137,7 @@ def _original(x: Any, factor: float = 2.0, *, mode: str = "plain") -> str:
 def test_calls_it_was_not_tuned_for_go_to_the_original(arguments, keywords, own: bool, monkeypatch) -> None:
     tuned = Tuned(
         SimpleNamespace(), _original, Path("none"), "scaled", [("x", "float32", 2, ())],
-        ["f32[8, 4]", "f32[8, 4], factor=3.0"],
+        ["f32[16, 4]", "f32[8, 4], factor=3.0"],
     )  # fmt: skip
     monkeypatch.setattr(tuned, "_loaded", lambda: lambda x: "winner")
     assert (tuned(*arguments, **keywords) == "winner") is own

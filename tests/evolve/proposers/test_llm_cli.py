@@ -37,6 +37,8 @@ class InlinePool:
 
     def open(self) -> None: ...
 
+    def start_beside(self) -> None: ...
+
     def start(self) -> None: ...
 
     def submit(self, job: Job) -> None:
@@ -307,6 +309,16 @@ def test_no_key_is_told_before_anything_starts(
     assert run(cli, campaign_file(cli), "--llm-model", "m") == 2
     assert "TILEWRIGHT_LLM_API_KEY" in capsys.readouterr().err
     assert not list((cli / "home").glob("campaigns/*"))
+
+
+def test_a_server_on_this_machine_needs_no_key_and_a_model_may_be_the_only_proposer(
+    cli: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TILEWRIGHT_LLM_API_KEY")
+    with scripted_server([whole(f"idea {number}", number) for number in range(1, 4)]) as server:
+        assert ask(cli, server, "--evaluations", "3", "--set", "search.proposers=[]") == 0
+        assert len(server.requests) == 2
+    assert details(cli, "asked-001") == ["idea 1", "idea 2"]
 
 
 def test_a_campaign_without_a_model_cannot_be_replayed(cli: Path, capsys: pytest.CaptureFixture[str]) -> None:

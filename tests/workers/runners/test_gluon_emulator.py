@@ -40,7 +40,7 @@ def swapped(old: str, new: str) -> str:
     return RIGHT.replace(old, new, 1)
 
 
-CONSUMER = RIGHT[RIGHT.index("def gemm_kernel_consumer") : RIGHT.index("def gemm_kernel(")]
+CONSUMER = RIGHT[RIGHT.index("def gemm_kernel_lowered_consumer") : RIGHT.index("def gemm_kernel_lowered(")]
 ONE = RIGHT.replace('min(rows_of_tiles * columns_of_tiles, params["programs"])', "1")
 """All tiles in one program."""
 
@@ -84,7 +84,7 @@ PLANTED = {
     ),
     "a copy reads what no fence has published": (
         re.sub(r"( +slot\.store\(.*\n) +fence_async_shared\(\)\n", r"\1", RIGHT),
-        "without fence_async_shared between",
+        "without fence_async_s",
     ),
     "a slot is written while a copy reads it": (
         re.sub(r" +tma\.store_wait\(SLOTS - 1\)\n", "", ONE),

@@ -75,7 +75,12 @@ def row_numbers(plan: Plan) -> RowNumbers | None:
 
 def mixes_rows(plan: Plan) -> bool:
     """Whether something behind the product may bring the value of one row into another."""
-    return any(_mixes(s.node, plan) for s in (*plan.late, *plan.after))
+    return mixes((*plan.late, *plan.after), plan)
+
+
+def mixes(statements: Sequence[Statement], plan: Plan) -> bool:
+    """Whether one of them may bring the value of one row or column into another."""
+    return any(_mixes(s.node, plan) for s in statements)
 
 
 def _mixes(node: ast.AST, plan: Plan) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import libcst as cst
@@ -13,6 +14,7 @@ from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.gluon.beside import mixes_rows, row_numbers
 from tilewright.evolve.proposers.rewrite.gluon.schedule import Plan, without_operands
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
+    Carrier,
     Statement,
     calls,
     names_in,
@@ -170,6 +172,31 @@ class Lowering:
             for text in (self.stored.value, axes[0].start, axes[1].start):
                 wanted |= names_in(text)
         return self._chosen(wanted)
+
+    def _carrier(self, renamed: Mapping[str, str]) -> Carrier:
+        shape = (self.product.rows, self.product.columns)
+        names = {**self.helper_names, **renamed}
+        part = (f"{self.names['group']} * ({self._rows})", self._rows) if self.product.shared else None
+        return Carrier(self.kernel.tl, "gl", shape, self.names["mma"], names, self.row_layouts, part)
+
+    def _renamed(self, piece: int) -> dict[str, str]:
+        return {name: f"{name}_{piece}" for name in sorted(self._per_piece())}
+
+    def _per_piece(self) -> set[str]:
+        return {n for name in self.plan.per_piece for n in (name, self._later(name))}
+
+    @staticmethod
+    def _later(name: str) -> str:
+        return f"{name}_later"
+
+    def _is_tile(self, name: str) -> bool:
+        """Whether a name begins as a tile of zeros, so that its type is that of the product."""
+        for statement in self.plan.before:
+            if name in statement.writes:
+                made = calls(statement.node, self.kernel.tl, "zeros", "full")
+                shape = ast.unparse(made[0].args[0]) if made and made[0].args else ""
+                return shape.strip("()[]").replace(" ", "") == f"{self.product.rows},{self.product.columns}"
+        return False
 
     @property
     def _order(self) -> list[str]:

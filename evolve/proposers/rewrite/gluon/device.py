@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
-from tilewright.evolve.proposers.rewrite.gluon.context import Lowering, Parameters
+from tilewright.evolve.proposers.rewrite.gluon.context import Parameters
+from tilewright.evolve.proposers.rewrite.gluon.epilogue import EpilogueText
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
-    Carrier,
     Statement,
-    calls,
     device_call,
 )
 from tilewright.evolve.proposers.rewrite.gluon.texts import (
@@ -21,22 +20,25 @@ from tilewright.evolve.proposers.rewrite.gluon.texts import (
     IN_PLACE,
     PARTIAL,
     PRODUCER,
-    STORE,
     WALK,
+    declared,
     filled,
+    guarded,
+    listed,
+    only,
 )
 from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile
 from tilewright.evolve.proposers.rewrite.triton.view import jit_kernels
 
 
-class DeviceText(Lowering):
+class DeviceText(EpilogueText):
     """Writes the device's functions."""
 
     def _functions(self) -> str:
         table = self._table()
         parts = [*(self._helper(f) for f in self.helpers), filled(WALK, table)]
         if self.stored is not None:
-            parts.append(filled(STORE, table))
+            parts.append(self._store(table))
         parts += [filled(text, table) for text in (PRODUCER, CONSUMER, ENTRY)]
         return "\n\n\n".join(["", *parts])
 
@@ -52,11 +54,11 @@ class DeviceText(Lowering):
         table = {
             **names,
             "kernel": self.entry,
-            "producer_arguments": _listed(producing.all),
-            "producer_parameters": _declared(producing),
-            "consumer_arguments": _listed(consuming.all),
-            "consumer_parameters": _declared(consuming),
-            "entry_parameters": _declared(everywhere),
+            "producer_arguments": listed(producing.all),
+            "producer_parameters": declared(producing.runtime, producing.fixed),
+            "consumer_arguments": listed(consuming.all),
+            "consumer_parameters": declared(consuming.runtime, consuming.fixed),
+            "entry_parameters": declared(everywhere.runtime, everywhere.fixed),
             "ROWS": self._rows,
             "COLUMNS": product.columns,
             "DEPTH": product.depth,
@@ -101,12 +103,6 @@ class DeviceText(Lowering):
         }
         return table
 
-    def _carrier(self, renamed: Mapping[str, str]) -> Carrier:
-        shape = (self.product.rows, self.product.columns)
-        names = {**self.helper_names, **renamed}
-        part = (f"{self.names['group']} * ({self._rows})", self._rows) if self.product.shared else None
-        return Carrier(self.kernel.tl, "gl", shape, self.names["mma"], names, self.row_layouts, part)
-
     def _range(self) -> str:
         """Steps of K; none for a tile whose rows are all past their limit."""
         call = self.product.loop.iter
@@ -134,12 +130,6 @@ class DeviceText(Lowering):
         carrier = self._carrier(renamed)
         return "\n".join(carrier.carry(s) for s in statements if only is None or s.text in only)
 
-    def _renamed(self, piece: int) -> dict[str, str]:
-        return {name: f"{name}_{piece}" for name in sorted(self._per_piece())}
-
-    def _per_piece(self) -> set[str]:
-        return {n for name in self.plan.per_piece for n in (name, self._later(name))}
-
     def _pieces(self, statements: Sequence[Statement]) -> str:
         """Statements for every tile of columns: once where they are the same for all of them."""
         lines = []
@@ -148,7 +138,7 @@ class DeviceText(Lowering):
                 lines.append(self._carrier({}).carry(statement))
                 continue
             lines.append(self._carrier(self._renamed(0)).carry(statement))
-            lines.append(_guarded(self._carrier(self._renamed(1)).carry(statement)))
+            lines.append(guarded(self._carrier(self._renamed(1)).carry(statement)))
         return "\n".join(_joined(lines))
 
     def _early(self) -> dict[str, str]:
@@ -159,11 +149,9 @@ class DeviceText(Lowering):
         first = f"{self._turn()}_first"
         begun = self._early_lines(lambda statement: _renamed_in(statement, {self._turn(): first}))
         return {
-            "early": _only("not AHEAD", here),
-            "early_first": _only("AHEAD", f"{first} = {self._bounds()[0]}\n{begun}"),
-            "early_taken": _only(
-                "AHEAD", self._early_lines(lambda statement: _taken(statement, self._later))
-            ),
+            "early": only("not AHEAD", here),
+            "early_first": only("AHEAD", f"{first} = {self._bounds()[0]}\n{begun}"),
+            "early_taken": only("AHEAD", self._early_lines(lambda statement: _taken(statement, self._later))),
         }
 
     def _early_next(self) -> str:
@@ -178,7 +166,7 @@ class DeviceText(Lowering):
         bound = {name for s in self.plan.early for name in s.writes} | {turn}
         names = {name: self._later(name) for name in bound}
         moved = self._early_lines(lambda statement: _renamed_in(statement, names))
-        return _only("AHEAD", f"{place}\n{moved}") + "\n" + self._ring_read()
+        return only("AHEAD", f"{place}\n{moved}") + "\n" + self._ring_read()
 
     def _early_lines(self, changed: Callable[[Statement], Statement]) -> str:
         """The early statements, each changed, those that the ring may make up for under that condition."""
@@ -186,7 +174,7 @@ class DeviceText(Lowering):
         for statement in self.plan.early:
             text = self._pieces([changed(statement)])
             held = self.numbers is not None and statement is self.numbers.statement
-            texts.append(_only("not RING", text) if held else text)
+            texts.append(only("not RING", text) if held else text)
         return "\n".join(texts)
 
     def _ring_read(self) -> str:
@@ -200,10 +188,10 @@ class DeviceText(Lowering):
         lines, loaded = [f"{first} = {place}.load({layout})"], [first]
         if first != wanted:
             loaded.append(self._renamed(1)[wanted])
-            lines.append(_guarded(f"{loaded[1]} = {first}"))
+            lines.append(guarded(f"{loaded[1]} = {first}"))
         given = [f"{name} = gl.set_auto_layout({name}, {layout})" for name in loaded]
-        given[1:] = [_guarded(text) for text in given[1:]]
-        return _only("RING", "\n".join(lines)) + "\n" + _only("not RING", "\n".join(given))
+        given[1:] = [guarded(text) for text in given[1:]]
+        return only("RING", "\n".join(lines)) + "\n" + only("not RING", "\n".join(given))
 
     def _ring(self) -> dict[str, str]:
         """Where the ring carries the rows' numbers: what its functions take, what is copied and made."""
@@ -233,7 +221,7 @@ class DeviceText(Lowering):
             "desc": f"s_desc, {stages}, ",
             "fixed": ", S_BYTES: gl.constexpr, RING: gl.constexpr",
             "bytes": " + (CONSUMERS * S_BYTES if RING else 0)",
-            "copy": _only("RING", copy),
+            "copy": only("RING", copy),
             "stages": f"{stages}, ",
             "used": "RING: gl.constexpr, ",
             "entry": "s_desc, ",
@@ -247,10 +235,6 @@ class DeviceText(Lowering):
     def _turn(self) -> str:
         assert isinstance(self.product.loop.target, ast.Name)
         return self.product.loop.target.id
-
-    @staticmethod
-    def _later(name: str) -> str:
-        return f"{name}_later"
 
     def _bounds(self) -> tuple[str, str, str]:
         """Start, stop and step of the loop over K."""
@@ -274,7 +258,7 @@ class DeviceText(Lowering):
         if not self.plan.split:
             raise Unsupported("statements behind the product that all tiles share")
         first, second = (self._late(late, piece) for piece in (0, 1))
-        return f"{first}\n{_guarded(second)}"
+        return f"{first}\n{guarded(second)}"
 
     def _late(self, late: Sequence[Statement], piece: int) -> str:
         lines = []
@@ -303,15 +287,6 @@ class DeviceText(Lowering):
                 lines.append(f"if PIN:\n    {own} = warpgroup_mma_wait(num_outstanding=0, deps=({own},))")
         return "\n".join(lines)
 
-    def _is_tile(self, name: str) -> bool:
-        """Whether a name begins as a tile of zeros, so that its type is that of the product."""
-        for statement in self.plan.before:
-            if name in statement.writes:
-                made = calls(statement.node, self.kernel.tl, "zeros", "full")
-                shape = ast.unparse(made[0].args[0]) if made and made[0].args else ""
-                return shape.strip("()[]").replace(" ", "") == f"{self.product.rows},{self.product.columns}"
-        return False
-
     def _end(self) -> str:
         """What stands behind the loop over K."""
         if self.product.accumulates is None:
@@ -331,47 +306,6 @@ class DeviceText(Lowering):
             {**self.names, "sum": name},
         )
 
-    def _after(self) -> str:
-        stored = self.stored.statement.text if self.stored else None
-        first, second = (self._after_of(piece, stored) for piece in (0, 1))
-        return f"{first}\n{_guarded(second)}"
-
-    def _after_of(self, piece: int, stored: str | None) -> str:
-        carrier = self._carrier(self._renamed(piece))
-        lines = []
-        for statement in self.plan.after:
-            if statement.text != stored:
-                lines.append(carrier.carry(statement))
-                continue
-            assert self.stored is not None
-            value = carrier.expression(self.stored.value)
-            row, column = (carrier.expression(a.start) for a in self.stored.tile.axes)
-            own = f"{self.names['c_slots']}, {self.names['group']} * SLOTS, {piece}"
-            layouts = f"{self.product.columns} // PARTS, HALF, NARROW"
-            if self.product.shared:
-                row = f"{row} + {self.names['group']} * ({self._rows})"
-            text = f"store_tile(c_desc, {own}, {value}, {row}, {column}, SLOTS, PARTS, {layouts})"
-            if limit := self.stored.tile.limit:
-                inside = f"if {row} + {self._rows} <= {carrier.expression(limit)}:"
-                text = f"{inside}\n    {text}\nelse:\n    {carrier.carry(statement)}"
-            lines.append(text)
-        return "\n".join(lines)
-
-    def _slots_made(self) -> str:
-        if self.stored is None:
-            return ""
-        box = f"{self._rows}, {self.product.columns} // PARTS"
-        slots = self.names["c_slots"]
-        return f"{slots} = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS * SLOTS, {box}], C_LAYOUT)"
-
-    def _store_layouts(self) -> str:
-        if self.stored is None:
-            return ""
-        made = "gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {} // {}, K_INSTRUCTION])"
-        half = made.format(self.product.columns, "min(PARTS, 2)")
-        narrow = made.format(self.product.columns, "PARTS")
-        return f"HALF: gl.constexpr = {half}\nNARROW: gl.constexpr = {narrow}"
-
     def _helpers(self) -> list[cst.FunctionDef]:
         """Jitted functions that the carried statements call."""
         used = set()
@@ -390,24 +324,6 @@ class DeviceText(Lowering):
         node.name = self.helper_names[node.name]
         node.decorator_list = [ast.parse("gluon.jit", mode="eval").body]
         return ast.unparse(ast.fix_missing_locations(self._carrier({}).visit(node)))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return "".join(f"{name}, " for name in names)
-
-
-def _declared(given: Parameters) -> str:
-    return _listed([*given.runtime, *(f"{name}: gl.constexpr" for name in given.fixed)])
-
-
-def _guarded(text: str) -> str:
-    """Only with two pieces of columns."""
-    return _only("PIECES == 2", text)
-
-
-def _only(condition: str, text: str) -> str:
-    lines = [f"    {line}" for line in text.splitlines() if line.strip()]
-    return "\n".join([f"if {condition}:", *lines]) if lines else ""
 
 
 def _renamed_in(statement: Statement, names: Mapping[str, str]) -> Statement:

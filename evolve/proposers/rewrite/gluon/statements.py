@@ -179,7 +179,7 @@ def affected(statements: Sequence[Statement], names: Collection[str]) -> set[str
 class Carrier(ast.NodeTransformer):
     """Writes a statement of Triton's in Gluon's words. Tiles of ``shape`` get the layout named ``layout``, with
     ``rows`` their rows' numbers that of one of its slices. ``part``: the rows that are kept of a tile's, as the number
-    of the first and how many.
+    of the first and how many; ``columns``: of how many columns which are kept, likewise.
 
     Raises Unsupported for what Gluon has no word for.
     """
@@ -193,10 +193,11 @@ class Carrier(ast.NodeTransformer):
         renamed: Mapping[str, str],
         rows: bool = False,
         part: tuple[str, str] | None = None,
+        columns: tuple[str, str, str] | None = None,
     ) -> None:
         self.tl, self.gl, self.shape, self.layout, self.renamed = tl, gl, shape, layout, renamed
         self.rows = rows and shape[0] != shape[1]
-        self.part = part
+        self.part, self.columns = part, columns
 
     def carry(self, statement: Statement) -> str:
         fresh = ast.parse(statement.text).body[0]
@@ -230,6 +231,10 @@ class Carrier(ast.NodeTransformer):
         if self.part is not None and name == "arange" and self._is_all_rows(node):
             first, count = self.part
             return _parsed(f"{first} + {self.gl}.arange(0, {count})")
+        if self.columns is not None and name == "arange":
+            whole, first, count = self.columns
+            if [ast.unparse(a) for a in node.args] == ["0", whole]:
+                return _parsed(f"{first} + {self.gl}.arange(0, {count})")
         if name in ("zeros", "full") and (layout := self._layout(node)):
             made = self.generic_visit(node)
             assert isinstance(made, ast.Call)

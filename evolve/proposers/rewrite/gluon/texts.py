@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _BLOCK = re.compile(r"^( *)<(\w+)>$", re.MULTILINE)
@@ -21,6 +21,25 @@ def filled(text: str, table: Mapping[str, str]) -> str:
     with_words = _WORD.sub(lambda found: table[found[1]], plain)
     whole = _BLOCK.sub(lambda found: textwrap.indent(table[found[2]], found[1]), with_words)
     return "\n".join(line for line in whole.splitlines() if line.strip())
+
+
+def listed(names: Sequence[str]) -> str:
+    return "".join(f"{name}, " for name in names)
+
+
+def declared(runtime: Sequence[str], fixed: Sequence[str]) -> str:
+    """Parameters of a jitted function."""
+    return listed([*runtime, *(f"{name}: gl.constexpr" for name in fixed)])
+
+
+def guarded(text: str) -> str:
+    """Only with two pieces of columns."""
+    return only("PIECES == 2", text)
+
+
+def only(condition: str, text: str) -> str:
+    lines = [f"    {line}" for line in text.splitlines() if line.strip()]
+    return "\n".join([f"if {condition}:", *lines]) if lines else ""
 
 
 SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
@@ -55,7 +74,7 @@ STORE = '''
 def store_part(c_desc, slot, value, row, column, SLOTS: gl.constexpr):
     """Store columns of a tile through a slot of shared memory that the last store but SLOTS has left."""
     tma.store_wait(SLOTS - 1)
-    slot.store(value)
+    slot.store(value.to(c_desc.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(c_desc, [row, column], slot)
 
@@ -69,25 +88,41 @@ def halves_of(value, WIDTH: gl.constexpr, NARROW: gl.constexpr):
 
 @gluon.jit
 def store_tile(
-    c_desc, slots, own, FIRST: gl.constexpr, value, row, column, SLOTS: gl.constexpr, PARTS: gl.constexpr,
-    WIDTH: gl.constexpr, HALF: gl.constexpr, NARROW: gl.constexpr
+    c_desc, slots, own, FIRST: gl.constexpr, value, row, column, {finish_parameters}SLOTS: gl.constexpr,
+    PARTS: gl.constexpr, WIDTH: gl.constexpr, HALF: gl.constexpr, NARROW: gl.constexpr
 ):
     """Store a tile in PARTS of WIDTH columns, through the slots from ``own`` on in turn."""
-    value = value.to(c_desc.dtype)
+    <narrowed>
     if PARTS == 1:
+        value = {finish_open}value{finish_close_0}
         store_part(c_desc, slots.index(own + FIRST % SLOTS), value, row, column, SLOTS)
     if PARTS == 2:
         left, right = halves_of(value, WIDTH, NARROW)
+        left = {finish_open}left{finish_close_0}
         store_part(c_desc, slots.index(own + (2 * FIRST) % SLOTS), left, row, column, SLOTS)
+        right = {finish_open}right{finish_close_1}
         store_part(c_desc, slots.index(own + (2 * FIRST + 1) % SLOTS), right, row, column + WIDTH, SLOTS)
     if PARTS == 4:
         left, right = halves_of(value, 2 * WIDTH, HALF)
         first, second = halves_of(left, WIDTH, NARROW)
         third, fourth = halves_of(right, WIDTH, NARROW)
+        first = {finish_open}first{finish_close_0}
         store_part(c_desc, slots.index(own), first, row, column, SLOTS)
+        second = {finish_open}second{finish_close_1}
         store_part(c_desc, slots.index(own + 1 % SLOTS), second, row, column + WIDTH, SLOTS)
+        third = {finish_open}third{finish_close_2}
         store_part(c_desc, slots.index(own + 2 % SLOTS), third, row, column + 2 * WIDTH, SLOTS)
+        fourth = {finish_open}fourth{finish_close_3}
         store_part(c_desc, slots.index(own + 3 % SLOTS), fourth, row, column + 3 * WIDTH, SLOTS)
+'''
+
+FINISH = '''
+@gluon.jit
+def {finish}({sum}, {row_tile}, {column_tile}, {finish_declared}FIRST: gl.constexpr, WIDTH: gl.constexpr):
+    """What the kernel does with WIDTH columns of its product from FIRST on."""
+    <finish_before>
+    <finish_after>
+    return {finish_value}
 '''
 
 PRODUCER = '''

@@ -6,8 +6,8 @@ import logging
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, Unsupported
-from tilewright.evolve.proposers.rewrite.dataflow import parameters, resolve
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, Unsupported, walk
+from tilewright.evolve.proposers.rewrite.dataflow import parameters, resolve, small, target_names
 from tilewright.evolve.proposers.rewrite.pallas.view import PALLAS, PallasCall, Ref, Spec
 
 log = logging.getLogger(__name__)
@@ -48,14 +48,14 @@ def _view(kernel: KernelSource, call: cst.Call) -> PallasCall:
         raise Unsupported("pallas_call without literal grid, in_specs and out_specs")
     function, bound, partial = _kernel_function(kernel, call.args[0].value)
     grid_node = resolve(kernel, args["grid"].value)
-    grid = _elements(grid_node) if isinstance(grid_node, cst.Tuple | cst.List) else [grid_node]
+    grid = _elements(kernel, grid_node) if isinstance(grid_node, cst.Tuple | cst.List) else [grid_node]
     ins = [(None, n) for n in _spec_list(kernel, args["in_specs"].value, "in_specs")]
     outs = [(None, n) for n in _spec_list(kernel, args["out_specs"].value, "out_specs")]
     scratch_arg = args.get("scratch_shapes")
     scratch_node = resolve(kernel, scratch_arg.value) if scratch_arg else None
     if scratch_node is not None and not isinstance(scratch_node, cst.List | cst.Tuple):
         raise Unsupported("scratch_shapes that is no literal list")
-    scratch = _elements(scratch_node) if scratch_node is not None else []
+    scratch = _elements(kernel, scratch_node) if scratch_node is not None else []
     positional = [p.name.value for p in parameters(function)]
     if len(positional) < len(ins) + len(outs) + len(scratch):
         raise Unsupported(f"{function.name.value} takes fewer references than the launch passes")
@@ -79,18 +79,51 @@ def _view(kernel: KernelSource, call: cst.Call) -> PallasCall:
     )
 
 
-def _elements(node: cst.BaseExpression) -> list[cst.BaseExpression]:
+def _elements(kernel: KernelSource, node: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """What a literal list holds; of ``*name`` what that name's list holds."""
     if not isinstance(node, cst.Tuple | cst.List):
         raise Unsupported("a list that is not literal")
-    if any(isinstance(e, cst.StarredElement) for e in node.elements):
-        raise Unsupported("a starred element in a launch list")
-    return [e.value for e in node.elements]
+    found = []
+    for element in node.elements:
+        if not isinstance(element, cst.StarredElement):
+            found.append(element.value)
+            continue
+        inner = resolve(kernel, element.value)
+        if isinstance(inner, cst.Name):
+            inner = _last_value(kernel, inner)
+        if not isinstance(inner, cst.Tuple | cst.List):
+            raise Unsupported("a starred element in a launch list")
+        found += _elements(kernel, inner)
+    return found
+
+
+def _last_value(kernel: KernelSource, name: cst.Name) -> cst.BaseExpression:
+    """What a name that is bound several times holds where it is read: the last binding before, in the same block.
+
+    The name itself where a statement between may have bound it otherwise, or there is none.
+    """
+    here = kernel.statement(name)
+    block = kernel.parents[here]
+    assert isinstance(block, cst.IndentedBlock | cst.Module)
+    before = list(block.body)[: list(block.body).index(here)]  # type: ignore[arg-type]
+    for statement in reversed(before):
+        line = small(statement)
+        targets = [t.target for t in line.targets] if isinstance(line, cst.Assign) else []
+        if name.value in {n for t in targets for n in target_names(t)}:
+            assert isinstance(line, cst.Assign)
+            return line.value if len(targets) == 1 and isinstance(targets[0], cst.Name) else name
+        named = {n.value for n in walk(statement) if isinstance(n, cst.Name)}
+        if name.value in named and not isinstance(line, cst.Assign):
+            return name
+    return name
 
 
 def _spec_list(kernel: KernelSource, node: cst.BaseExpression, what: str) -> list[cst.BaseExpression]:
     value = resolve(kernel, node)
+    if isinstance(value, cst.Name):
+        value = _last_value(kernel, value)
     if isinstance(value, cst.Tuple | cst.List):
-        return _elements(value)
+        return _elements(kernel, value)
     if isinstance(value, cst.Call):
         return [value]
     raise Unsupported(f"{what} that is no literal list")
@@ -140,7 +173,7 @@ def _spec(kernel: KernelSource, node: cst.BaseExpression, rank: int) -> Spec | N
         body, holder = _returned(function), function
     if not isinstance(body, cst.Tuple) or len(axes) != rank:
         return None
-    return Spec(value, _elements(shape), shape, axes, _elements(body), holder)
+    return Spec(value, _elements(kernel, shape), shape, axes, _elements(kernel, body), holder)
 
 
 def _returned(function: cst.FunctionDef) -> cst.BaseExpression | None:

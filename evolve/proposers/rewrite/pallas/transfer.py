@@ -9,7 +9,7 @@ import libcst as cst
 import numpy as np
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
-from tilewright.evolve.proposers.rewrite.dataflow import resolve, substitute
+from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, resolve, substitute
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
 from tilewright.evolve.proposers.rewrite.pallas.memory import copy_sites, leave_in_hbm
@@ -129,7 +129,7 @@ class EmitPipeline:
         whole = f"{view.pallas}.BlockSpec(memory_space={view.pallas}.ANY)"
         edit.replace(view.call.args[0].value, outer)
         edit.replace(view.args["in_specs"].value, f"[{', '.join([whole] * len(view.inputs))}]")
-        several = isinstance(resolve(kernel, view.args["out_specs"].value), cst.List | cst.Tuple)
+        several = not isinstance(resolve(kernel, view.args["out_specs"].value), cst.Call)
         outs = f"[{', '.join([whole] * len(view.outputs))}]" if several else whole
         edit.replace(view.args["out_specs"].value, outs)
         edit.transform(view.call, partial(_without_keyword, keyword="grid"))
@@ -138,6 +138,50 @@ class EmitPipeline:
         if isinstance(given, cst.Call):
             edit.transform(given, partial(_without_keyword, keyword="dimension_semantics"))
         return edit.finish()
+
+
+class DeepPipeline:
+    """Run the grid as a pipeline inside the kernel, with a number of buffers of each input that is a parameter."""
+
+    name = "pallas_deep_pipeline"
+    language = Language.PALLAS
+    why = (
+        "With two buffers the copies of a step begin one step before it. Where a step is shorter than a copy's latency "
+        "it waits; more buffers let copies begin several steps ahead. The grid's own pipeline has two at most."
+    )
+
+    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+        return [
+            Site(f"{site.payload.name}/deep", f"{site.description}, with more buffers", site.payload)
+            for site in EmitPipeline().sites(kernel)
+            if all("pipeline_mode" not in kernel.code(r.spec.node) for r in site.payload.inputs)
+            and not _shared(site.payload)
+        ]
+
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
+        view: PallasCall = site.payload
+        edit = Edit(kernel)
+        parameter = edit.add_parameter("pipeline_buffers", (2, 3, 4), 3)
+        access = parameter_access(kernel, view.call, parameter)
+        mode = f"{view.pallas}.Buffered({access})"
+        for node in {id(r.spec.node): r.spec.node for r in view.inputs if r.spec is not None}.values():
+            edit.transform(node, partial(with_keyword, keyword="pipeline_mode", text=mode))
+        deep = edit.finish()
+        if deep is None:
+            return None
+        source = KernelSource(deep.source)
+        outer = EmitPipeline()
+        inner = next((s for s in outer.sites(source) if s.payload.name == view.name), None)
+        pipeline = outer.apply(source, inner, rng) if inner is not None else None
+        if pipeline is None:
+            return None
+        return RewrittenKernel(pipeline.source, {**deep.added, **pipeline.added}, deep.dropped)
+
+
+def _shared(view: PallasCall) -> bool:
+    """Whether an output has the block specification of an input: outputs have two buffers."""
+    given = {id(r.spec.node) for r in view.inputs if r.spec is not None}
+    return any(r.spec is not None and id(r.spec.node) in given for r in view.outputs)
 
 
 def _without_keyword(call: cst.Call, keyword: str) -> cst.Call:

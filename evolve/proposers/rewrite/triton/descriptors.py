@@ -90,6 +90,7 @@ def address_parts(kernel: TritonKernel, pointer: cst.BaseExpression, at: cst.CST
     bases: list[str] = []
     pending = list(terms(pointer))
     steps: list[tuple[str, str]] = []
+    followed: set[str] = set()
     while pending:
         term = pending.pop(0)
         text = "".join(kernel.source.code(term).split())
@@ -105,6 +106,7 @@ def address_parts(kernel: TritonKernel, pointer: cst.BaseExpression, at: cst.CST
                 return None
             axes[place] = axis
         elif isinstance(term, cst.Name) and term.value in kernel.bound:
+            _follow(term.value, followed)
             value, step = _running(kernel, term.value, at)
             if value is None:
                 scalars.append(text)
@@ -175,6 +177,13 @@ def _running(
     return first, steps
 
 
+def _follow(name: str, followed: set[str]) -> None:
+    """Note that a name's value takes its place, once: a second time it is bound to what it is part of."""
+    if name in followed:
+        raise Unsupported("a name bound to itself")
+    followed.add(name)
+
+
 def _axis(kernel: TritonKernel, term: cst.BaseExpression) -> BlockAxis | None:
     """``offsets[:, None]`` or ``offsets[:, None] * stride``."""
     stride = ""
@@ -196,6 +205,7 @@ def _offsets(kernel: TritonKernel, node: cst.BaseExpression) -> tuple[str, str] 
     starts: list[str] = []
     extent = ""
     pending = [node]
+    followed: set[str] = set()
     while pending:
         current = pending.pop(0)
         if (
@@ -219,6 +229,7 @@ def _offsets(kernel: TritonKernel, node: cst.BaseExpression) -> tuple[str, str] 
             names = kernel.definition_closure(current)
             lines = [p for n in names for p in kernel.bound.get(n, ()) if not isinstance(p, cst.For)]
             if any(device_calls(kernel.source, p, "arange") for p in lines):
+                _follow(current.value, followed)
                 pending.insert(0, value)
             else:
                 starts.append(current.value)

@@ -8,7 +8,7 @@ from typing import Any
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
+from tilewright.evolve.proposers.rewrite.base import Language, Unsupported, walk
 from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     dedented,
@@ -339,8 +339,10 @@ class LaunchOption(NodeRule):
             ("num_stages", (1, 2, 3, 4, 5), 3),
             ("maxnreg", (128, 168, 255), 255),
         )
+        # nothing pipelines a Gluon kernel's loops but itself
+        unread = {"num_stages"} if kernel.source.language is Language.GLUON else set[str]()
         for option, values, default in options:
-            if option not in given:
+            if option not in given | unread:
                 yield f"choose {option}", (option, values, default)
 
     def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:

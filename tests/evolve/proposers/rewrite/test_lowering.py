@@ -280,3 +280,13 @@ def test_a_grid_without_parentheses_takes_another_axis() -> None:
     (site,) = rule.sites(kernel)
     child = rule.apply(kernel, site, np.random.default_rng(0))
     assert child is not None and 'gemm_kernel[grid[0], params["split_k"]](' in child.source
+
+
+def test_what_acts_on_each_column_alone_is_finished_in_parts() -> None:
+    source = lowered(CASES["matmul_bias_gelu.py"].source)
+    finish = source[source.index("_finish(") :].partition("@gluon.jit")[0]
+    assert "gl.arange(0, WIDTH)" in finish and "gelu_lowered(" in finish
+    mixed = CASES["matmul_bias_gelu.py"].source.replace(
+        "c = accumulator.to", "accumulator /= tl.sum(accumulator, axis=1)[:, None]\n    c = accumulator.to"
+    )
+    assert "_finish(" not in lowered(mixed)

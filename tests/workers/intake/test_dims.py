@@ -1,0 +1,40 @@
+"""Which sizes of a call are one dimension, another, or a count of blocks of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewright.workers.intake.arguments import parse
+from tilewright.workers.intake.dims import operands, settle, slots
+from tilewright.workers.intake.operator import Operand
+
+
+def _settled(call: str, works) -> tuple[list[tuple[int | str, ...]], dict[str, int]]:
+    calls = [parse(call)]
+    names = [f"x{n}" for n in range(len(calls[0].arguments))]
+    raw, _ = operands(calls, slots(calls, names), frozenset())
+    made, dims = settle(raw, 1, works)
+    return [o.shape for o in made], dims[0]
+
+
+def _scaled_product(dims: Mapping[str, int], given: list[Operand]) -> bool:
+    a, a_scale, b, b_scale = (o.sizes(dims) for o in given)
+    return (
+        a[1] == b[1]
+        and a_scale == (a[0], a[1] // 128)
+        and a[1] % 128 == b[0] % 128 == 0
+        and b_scale == (b[0] // 128, b[1] // 128)
+    )
+
+
+def test_scales_count_blocks_of_the_dimensions_they_scale() -> None:
+    shapes, dims = _settled("f8[4096,2048], f32[4096,16], f8[6144,2048], f32[48,16]", _scaled_product)
+    m, k = shapes[0]
+    n = shapes[2][0]
+    assert shapes == [(m, k), (m, f"{k}/128"), (n, k), (f"{n}/128", f"{k}/128")]
+    assert dims == {m: 4096, k: 2048, n: 6144}
+
+
+def test_where_nothing_works_equal_sizes_are_one() -> None:
+    shapes, dims = _settled("f16[256,256], f16[256,64]", lambda dims, given: False)
+    assert shapes == [("M", "M"), ("M", "N")] and dims == {"M": 256, "N": 64}
