@@ -30,26 +30,22 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import Rows, Space
 
 FIRST_POINTS = 6
-FIRST_ANYWHERE = 7
+FIRST_ANYWHERE = 10
 """Records before a model is trusted: those around declared defaults, and random ones where there are none."""
 
-FEWEST_RECORDS = 3
+FEWEST_RECORDS = 5
 """With several in flight the model starts from so many records, once as many points as above are proposed: while the
 last of them are being evaluated, the first already say where to look."""
 
 LEAST_SUCCESSES = 3
 
-REFIT_EVERY = 1
+REFIT_EVERY = 3
 REFIT_RARER = 160
 REFIT_RARE = 20
 REFIT_SURELY = 1000
-"""The next refit comes with the next record, or, of n, after the 160th part of n to the power 1.5 (after 2 at 50, 6 at
-100 and 17 at 200), of a 20th of n squared from 400 on, and after 1000 at the latest. A long campaign spends less time
-on models for each evaluation, not more."""
-
-DOUBT_EVERY = 3
-"""Earlier campaigns are held against the own records after so many more of these: chance speaks against a good one now
-and then, the oftener it is asked."""
+"""The next refit comes after 3 records, or, of n, after the 160th part of n to the power 1.5 (after 6 at 100 and 17 at
+200), of a 20th of n squared from 400 on, and after 1000 at the latest. A long campaign spends less time on models for
+each evaluation, not more."""
 
 LOOK_ALWAYS = 400
 LOOK_SHARE = 12
@@ -85,7 +81,7 @@ class SurrogateProposer:
         self._records = Records(self._spaces)
         self._view: View | None = None
         self._least_successes = 1 if earlier else LEAST_SUCCESSES
-        self._next_fit = self._next_look = self._next_doubt = 0
+        self._next_fit = self._next_look = 0
         self._proposed: dict[str, set[int]] = {}
         self._pending: dict[int, Candidate] = {}
         self._proposed_after: list[int] = []
@@ -160,11 +156,9 @@ class SurrogateProposer:
     def _refit(self, count: int) -> None:
         sources = self._fittest_sources()
         model = self._view.model if self._view is not None else None
-        if count >= self._next_doubt:
-            self._next_doubt = count + DOUBT_EVERY
-            kept = [known for known in self._earlier if not any(misleads(known, own) for own in sources)]
-            if len(kept) < len(self._earlier):
-                self._earlier, model = kept, None
+        kept = [known for known in self._earlier if not any(misleads(known, records) for records in sources)]
+        if len(kept) < len(self._earlier):
+            self._earlier, model = kept, None
         if model is None or tuple(sources) != model.sources:
             model = Model(sources, self._earlier)
         self._next_fit = count + _interval(count)

@@ -45,7 +45,7 @@ def test_one_seed_one_sequence_with_proposals_in_flight(table: Table) -> None:
     assert len(set(run.sequence)) == 30
 
 
-@pytest.mark.parametrize(("seed", "lag", "expected"), [(0, 1, "9faa91a75c3d"), (1, 4, "4a7c1fe0ecd6")])
+@pytest.mark.parametrize(("seed", "lag", "expected"), [(0, 1, "70cad56a1045"), (1, 4, "9690430ccbea")])
 def test_the_sequence_is_the_one_written_down(table: Table, seed: int, lag: int, expected: str) -> None:
     """Digests taken once: whatever processor, Python or numpy runs this must propose the same points."""
     assert digest(run_search(table, seed, Setting(budget=60, lag=lag))) == expected
