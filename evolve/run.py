@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 import time
@@ -44,6 +45,9 @@ from tilewright.workers.cluster.ray_start import PoolUnavailable
 from tilewright.workers.device.warm import WarmDevice
 
 WINNER = "winner"
+WORKERS_READY = "workers_ready"
+"""The event that workers have taken over from the process that started them."""
+
 MIRROR_PATIENCE_SECONDS = 60.0
 """How long a finished campaign waits for MLflow to catch up; the mirror may be finished later by a resume."""
 
@@ -134,6 +138,7 @@ class _Run:
     _pool: RayPool | None = None
     _last_shown: float = 0.0
     _compared_seconds: float = 0.0
+    _workers_noted: bool = False
 
     def go(self) -> CampaignOutcome:
         pool = self._pool = RayPool(pool_settings(self.resolved), device=self.device)
@@ -141,16 +146,17 @@ class _Run:
         self.display.start(self.journal.meta("campaign"))
         references = self._references = References(pool, self.journal, config.seed)
         campaign = self._campaign(references)
+        gc.freeze()  # what is imported stays: collections look at what proposals leave behind
         try:
             with _ctrl_c(self, campaign):
                 self.display.note("starting workers")
                 with _reachable():
                     pool.open()
+                    pool.start_beside()
                 campaign.begin()  # seeds first, baselines beside them; they are judged while workers start
                 for kernel, genome in self.resolved.baselines:
                     references.request(kernel.name, Scope.SUITE, genome, kernel.name)
                 with _reachable():
-                    pool.start_beside()
                     reason = campaign.run()
                 return self._conclude(campaign, references, reason, pool)
         finally:
@@ -332,6 +338,9 @@ class _Run:
         if now - self._last_shown < 0.2:
             return
         self._last_shown = now
+        if self._pool is not None and self._pool.workers_ready and not self._workers_noted:
+            self._workers_noted = True
+            self.journal.add_event(WORKERS_READY)
         self._mirror_once_seeds_pass(campaign)
         references = self.journal.references(Scope.SUITE.value)
         verdicts = {verdict.value: count for verdict, count in campaign.history.verdicts.items()}

@@ -16,6 +16,9 @@ from typing import Any
 from tilewright.fitness.evaluation import FigureKind, WorkloadFigures
 from tilewright.fitness.intervals import NORMAL_95
 
+HOPELESS = 0.25
+"""A share of the greatest fitness below which a candidate is the elite of nothing."""
+
 DRIFT = 0.02
 """By how much a device's clock may have drifted since the figures a measured candidate is held against."""
 
@@ -42,15 +45,20 @@ class Race:
     rungs: tuple[Rung, ...]
     cells: tuple[tuple[Mapping[str, str], float], ...]
     fastest: Mapping[str, float]
+    best: float = 0.0
+    """Fitness of the fittest."""
 
     def bar(self, descriptors: Mapping[str, str]) -> float:
-        """Fitness of the elite of this cell, 0 for a new one; where what is known fits several cells, the least."""
+        """Fitness of the elite of this cell; where what is known fits several cells, the least.
+
+        A new cell is no place for what is slower than the fittest by ``HOPELESS``.
+        """
         fits = (
             fitness
             for cell, fitness in self.cells
             if all(descriptors.get(name, value) == value for name, value in cell.items())
         )
-        return min(fits, default=0.0)
+        return max(min(fits, default=0.0), HOPELESS * self.best)
 
     def outpaced(
         self, rung: Rung, figures: Sequence[WorkloadFigures], descriptors: Mapping[str, str]
@@ -78,7 +86,8 @@ class Race:
     def from_data(cls, data: Mapping[str, Any]) -> Race:
         """What ``data`` gave."""
         rungs = tuple(Rung(tuple(r["workloads"]), r["offset"], r["half_width"]) for r in data["rungs"])
-        return cls(rungs, tuple((cell, fitness) for cell, fitness in data["cells"]), data["fastest"])
+        cells = tuple((cell, fitness) for cell, fitness in data["cells"])
+        return cls(rungs, cells, data["fastest"], data.get("best", 0.0))
 
 
 @dataclass(frozen=True)
@@ -95,7 +104,7 @@ class Outpaced:
         share, spread = self.projected / self.bar, math.exp(self.half)
         return (
             f"by {self.seen} workloads {share:.3f} ({share / spread:.3f} to {share * spread:.3f}) of the "
-            f"{self.bar:.4g} {self.unit} that its cell holds; not measured on the rest"
+            f"{self.bar:.4g} {self.unit} to beat; not measured on the rest"
         )
 
 

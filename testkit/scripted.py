@@ -117,6 +117,7 @@ class ScriptedStation:
     """Answers jobs by a function; keeps them, and a champion."""
 
     busy_seconds = 0.0
+    cpu_seconds = 0.0
 
     def __init__(
         self,

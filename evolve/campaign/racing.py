@@ -69,7 +69,8 @@ class Racing:
             if all(params.get(name, value) == value for name, value in cell.items())
         ]
         fastest = {name: figures.seconds for name, (_, figures) in self._archive.per_workload.items()}
-        return Race(self._rungs, tuple(cells), fastest)
+        best = (history.best[1].fitness if history.best else None) or 0.0
+        return Race(self._rungs, tuple(cells), fastest, best)
 
     def _take(self, evaluation: Evaluation) -> None:
         rates = {figures.workload: figures.rate for figures in evaluation.workloads}

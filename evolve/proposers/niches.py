@@ -126,7 +126,9 @@ class NicheSearch:
     def _opening(self, history: History, rng: np.random.Generator) -> Proposal | None:
         for parent in self._parents(history):
             if parent.source_id not in self._offers:
-                found = [(rule, site) for rule, site in offers(parent.source) if rule.name in self.openings]
+                own = self._niches.get(parent.source_id)
+                wanted = self.openings if own is None else set(self.openings) - {own.rule}
+                found = [(rule, site) for rule, site in offers(parent.source) if rule.name in wanted]
                 self._offers[parent.source_id] = found
             while self._offers[parent.source_id]:
                 rule, site = self._offers[parent.source_id].pop(0)  # whatever comes of it, once is enough
@@ -140,11 +142,12 @@ class NicheSearch:
         return None
 
     def _parents(self, history: History) -> Iterable[Genome]:
-        """The seeds, then the sources of the fittest."""
+        """The seeds, the best of each niche, whose structure another rule may change in turn, then the fittest."""
         seen: set[str] = set()
         seeds = [c for c in history.candidates[:16] if c.mutation.kind is MutationKind.SEED]
-        for candidate in (*seeds, *(c for c, _ in history.fittest(4))):
-            if candidate.genome.source_id not in seen | self._niches.keys():
+        best = [found for niche in self._niches.values() if (found := _best(niche, history)) is not None]
+        for candidate in (*seeds, *best, *(c for c, _ in history.fittest(4))):
+            if candidate.genome.source_id not in seen:
                 seen.add(candidate.genome.source_id)
                 yield candidate.genome
 
@@ -206,6 +209,14 @@ def _near(space: Space, point: Rows, rows: Rows, rng: np.random.Generator) -> Ro
     changed = order < rng.integers(1, CHANGED + 1, size=(len(rows), 1))
     mixed = np.where(changed, rows, point[None, :])
     return mixed[space.legal_rows(mixed)]
+
+
+def _best(niche: Niche, history: History) -> Candidate | None:
+    """The fittest point of a niche; None while nothing of it worked."""
+    done = [
+        (e.fitness, -c.index, c) for c in niche.points if (e := history.evaluation(c.genome.id)) and e.fitness
+    ]
+    return max(done)[2] if done else None
 
 
 def _failed(niche: Niche, history: History) -> bool:

@@ -99,6 +99,9 @@ class Bill:
             found["bill/first_verdict_seconds"] = self.first_verdict
         if (money := self.money) is not None:
             found["bill/money"] = money
+        if (percents := self.percents) is not None:
+            each = {"device_seconds": self.device_seconds, "cpu_seconds": self.cpu_seconds, "money": money}
+            found |= {f"bill/{name}_per_percent": spent / percents for name, spent in each.items() if spent}
         return found
 
 

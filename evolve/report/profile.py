@@ -20,7 +20,8 @@ class Profile:
 
     ``starting``: from the campaign's start to that begin. ``workers``: most evaluations that were under way at once.
     ``stages`` are without ``waiting``, which is for a device that others held. ``silent``: wall clock during which
-    nothing was evaluated, ``span`` all of it.
+    nothing was evaluated, ``span`` all of it. ``wanted``: wall clock during which somebody used the device or waited
+    for it; ``held`` of it by evaluations.
     """
 
     starting: float = 0.0
@@ -28,6 +29,8 @@ class Profile:
     silent: float = 0.0
     workers: int = 0
     waiting: float = 0.0
+    wanted: float = 0.0
+    held: float = 0.0
     stages: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -49,7 +52,14 @@ class Profile:
             "starting": f"{duration_text(self.starting)} until the first evaluation began",
             f"time of {most}": ", ".join(texts) + f" of {duration_text(whole)}",
             "nothing evaluated": f"{duration_text(self.silent)} of the {duration_text(self.span)} after that",
+            **self._device(),
         }
+
+    def _device(self) -> dict[str, str]:
+        if not self.wanted:
+            return {}
+        wanted = f"the {duration_text(self.wanted)} in which a candidate wanted it"
+        return {"device held": f"{percent_text(min(1.0, self.held / self.wanted))} of {wanted}"}
 
     def metrics(self) -> dict[str, float]:
         """Figures by name, units within the names."""
@@ -62,6 +72,7 @@ class Profile:
             "profile/waiting_for_device_seconds": self.waiting,
             "profile/idle_seconds": self.idle,
             "profile/nothing_evaluated_seconds": self.silent,
+            "profile/device_wanted_seconds": self.wanted,
         }
 
 
@@ -71,20 +82,26 @@ def profile_of(ended: Sequence[tuple[Evaluation, float]], clock: Callable[[float
     if not spans:
         return Profile()
     stages: dict[str, float] = defaultdict(float)
-    waiting = 0.0
-    for evaluation, _ in ended:
+    waiting = held = 0.0
+    asking: list[tuple[float, float]] = []
+    for evaluation, at in ended:
         mine = {name: seconds for name, seconds in evaluation.spent.items() if name in _DOING}
         if DEVICE in evaluation.spent:
             asked = sum(mine.get(name, 0.0) for name in _ON_DEVICE)
             wait = max(0.0, asked - evaluation.spent[DEVICE])
             waiting += wait
+            held += evaluation.spent[DEVICE]
+            asking.append((clock(at) - asked, clock(at)))
             for name in set(mine) & set(_ON_DEVICE):
                 mine[name] *= 1.0 - wait / asked if asked else 1.0
         for name, seconds in mine.items():
             stages[name] += seconds
     begin, end = spans[0][0], max(last for _, last in spans)
     most, silent = _overlap(spans)
-    return Profile(begin, end - begin, silent, most, waiting, dict(stages))
+    wanted = 0.0
+    if asking:
+        wanted = max(e for _, e in asking) - min(b for b, _ in asking) - _overlap(asking)[1]
+    return Profile(begin, end - begin, silent, most, waiting, wanted, held, dict(stages))
 
 
 def _overlap(spans: Sequence[tuple[float, float]]) -> tuple[int, float]:

@@ -45,12 +45,18 @@ def test_the_bar_is_that_of_the_cell_as_far_as_it_is_known():
     assert outpaced(held, figures(a=60.0), HIGH) is None
     assert outpaced(held, figures(a=60.0), {}) is None, "it may be in the slower cell"
     assert outpaced(held, figures(a=1.0), {"vmem": "new"}) is None, "a cell that nobody holds"
+    best = Race(held.rungs, held.cells, {"a": 1e-9}, 100.0)
+    assert best.bar({"vmem": "new"}) == 25.0 and best.bar(LOW) == 100.0
+    assert outpaced(best, figures(a=20.0), {"vmem": "new"}) is not None, (
+        "a new cell is not for what is hopeless"
+    )
+    assert outpaced(best, figures(a=30.0), {"vmem": "new"}) is None
     leads = Race(held.rungs, held.cells, {"a": 1 / 40.0})
     assert outpaced(leads, figures(a=41.0), {}) is None, "the fastest on a workload"
     found = outpaced(leads, figures(a=39.0), {})
     assert found.projected == pytest.approx(39.0)
     assert str(found) == (
-        "by 1 workloads 0.780 (0.706 to 0.862) of the 50 TFLOP/s that its cell holds; not measured on the rest"
+        "by 1 workloads 0.780 (0.706 to 0.862) of the 50 TFLOP/s to beat; not measured on the rest"
     )
 
 
@@ -97,7 +103,7 @@ def test_a_rung_that_nobody_ran_stops_nobody():
 
 def test_memory_bound_rates_are_compared_in_their_own_unit():
     found = outpaced(race("a", half=0.0), figures(a=1e6, gbytes=25.0))
-    assert found.projected == pytest.approx(25.0) and "of the 100 GB/s that" in str(found)
+    assert found.projected == pytest.approx(25.0) and "of the 100 GB/s to" in str(found)
 
 
 def test_errors_of_measured_figures_add_as_those_that_do_not_know_each_other():

@@ -168,12 +168,12 @@ class MeasuredCascade(Cascade):
         return self._station.busy_seconds
 
     def _cpu_seconds(self) -> float:
-        compiler = self._compiler
+        compiler, device = self._compiler, self._station.cpu_seconds
         if isinstance(self._station, LocalStation | SharedStation):  # the process may have other children
             compiled = compiler.cpu_seconds if compiler is not None else 0.0
-            return time.thread_time() + self._station.cpu_seconds + compiled
+            return time.thread_time() + device + compiled
         forked = compiler.cpu_seconds if compiler is not None and compiler.elsewhere else 0.0
-        return super()._cpu_seconds() + forked
+        return super()._cpu_seconds() + forked + device
 
     def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         fitness = geometric_mean(f.rate for f in found.figures)

@@ -6,14 +6,16 @@ Children say what they saw; the verdicts are made here, in the parent, which alo
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tilewright.fitness import intervals
 from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
+from tilewright.seeds.operator import Workload
 from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.device.station import Champion, Entry, Station, entry_id
@@ -35,6 +37,12 @@ SCREEN = (1, 5)
 
 CONFIRM = (4, 3)
 """The same against the champion."""
+
+LIGHT_SHARE, LIGHT_LEAST = 0.25, 4
+"""Shapes of least work that make up this share of a suite's are met first, where so many do and as many are left."""
+
+SURELY = 1.003
+"""A contender whose interval lies above this when all shapes have met once needs no further rounds."""
 
 CLEAR, CLEAR_CONFIRM = 1.1, (2, 1)
 """Screened faster than the champion by this factor, a contender needs fewer calls to prove it."""
@@ -164,10 +172,13 @@ class Confirmation:
     control: intervals.Ratio
     """The champion against itself in the same rounds."""
 
+    whole: bool = True
+    """Whether they met on every shape."""
+
     @property
     def accepted(self) -> bool:
         """Faster, by more than chance."""
-        return self.ratio.low > 1.0
+        return self.whole and self.ratio.low > 1.0
 
     def data(self) -> dict[str, Any]:
         """For a diagnosis."""
@@ -178,6 +189,7 @@ class Confirmation:
             "control": self.control.value,
             "control_spread": self.control.spread,
             "accepted": self.accepted,
+            **({} if self.whole else {"whole": False}),
         }
 
 
@@ -195,23 +207,30 @@ def confirm(
         dataclasses.replace(champion.entry, id=f"{champion.entry.id}/again"),
     ]
     effort = _effort(request, CLEAR_CONFIRM if fitness > CLEAR * champion.fitness else CONFIRM)
-    pace = {f.workload: f.seconds for f in champion.figures}
-    timings: list[Timing] = []
-    for part in _parts(effort):
-        more = measure(station, request, found, samples, entries, part, {}, judged=1, known=pace)
+    known = {f.workload: f for f in champion.figures}
+    pace = {name: f.seconds for name, f in known.items()}
+    screened = {f.workload: math.log(pace[f.workload] / f.seconds) for f in found.figures}
+    timings: dict[str, Timing] = {}
+    for workloads, part in _parts(request, effort):
+        asked = dataclasses.replace(request, measured=workloads)
+        more = measure(station, asked, found, samples, entries, part, {}, judged=1, known=pace)
         if isinstance(more, Failure):
             return more
-        later = {timing.workload.id: timing for timing in more}
-        timings = [timing.and_then(later[timing.workload.id]) for timing in timings] or more
-        first, contender, again = ({t.workload.id: t.rounds[n] for t in timings} for n in range(3))
+        for timing in more:
+            name = timing.workload.id
+            timings[name] = timings[name].and_then(timing) if name in timings else timing
+        first, contender, again = ({name: t.rounds[n] for name, t in timings.items()} for n in range(3))
         held = {name: [[*a, *b] for a, b in zip(first[name], again[name], strict=True)] for name in first}
-        if intervals.paired_ratio(held, contender).value <= 1.0:
+        if _foreseen(held, contender, screened) <= 1.0:
             break  # nothing that the other rounds could show is likely to make it the faster one
+        if len(timings) == len(request.measured) and intervals.paired_ratio(held, contender).low > SURELY:
+            break  # nor anything that it is not
     ratio, control = intervals.paired_ratio(held, contender), intervals.paired_ratio(first, again)
-    known = {f.workload: f for f in champion.figures}
+    if len(timings) < len(request.measured):
+        return Confirmation(champion.entry.id, ratio, control, whole=False)
     rescaled = []
-    for timing in timings:
-        figures, name = timing.figures(request, 1), timing.workload.id
+    for name, timing in timings.items():
+        figures = timing.figures(request, 1)
         factor = intervals.paired_ratio({name: contender[name]}, {name: held[name]}).value
         seconds = known[name].seconds * factor
         faster = figures.seconds / seconds
@@ -227,10 +246,40 @@ def confirm(
     return Confirmation(champion.entry.id, ratio, control)
 
 
-def _parts(effort: tuple[int, int]) -> list[tuple[int, int]]:
-    """The same rounds in two parts of whole pairs, as their order is reversed each time; one pair is not parted."""
+def _parts(request: Request, effort: tuple[int, int]) -> list[tuple[tuple[Workload, ...], tuple[int, int]]]:
+    """Shapes, and rounds on them: whole pairs of rounds, as their order is reversed each time; one pair is not parted.
+
+    The first pair of many shapes begins with those of least work.
+    """
     rounds, calls = effort
-    return [effort] if rounds < 4 else [(2, calls), (rounds - 2, calls)]
+    if rounds < 4:
+        return [(request.measured, effort)]
+    ordered = sorted(request.measured, key=request.operator.flops)
+    most = LIGHT_SHARE * sum(map(request.operator.flops, ordered))
+    done = itertools.accumulate(map(request.operator.flops, ordered))
+    light = tuple(w for w, work in zip(ordered, done, strict=True) if work <= most)
+    heavy = tuple(ordered[len(light) :])
+    begin = [light, heavy] if len(light) >= LIGHT_LEAST and len(heavy) >= LIGHT_LEAST else [request.measured]
+    return [*((shapes, (2, calls)) for shapes in begin), (request.measured, (rounds - 2, calls))]
+
+
+def _foreseen(
+    held: Mapping[str, intervals.Rounds],
+    contender: Mapping[str, intervals.Rounds],
+    screened: Mapping[str, float],
+) -> float:
+    """The ratio on all shapes: as met where they met, else as screened, less what screens are off by where they met.
+
+    ``screened``: logarithms of the champion's time over the contender's.
+    """
+    met = {
+        name: math.log(intervals.paired_ratio({name: held[name]}, {name: contender[name]}).value)
+        for name in held
+    }
+    left = [value for name, value in screened.items() if name not in met]
+    both = [met[name] - screened[name] for name in met if name in screened]
+    off = statistics.fmean(both) if both else 0.0
+    return math.exp(statistics.fmean([*met.values(), *(value + off for value in left)]))
 
 
 def interval(figures: Sequence[WorkloadFigures], fitness: float) -> tuple[float, float]:

@@ -34,6 +34,8 @@ class ChildOutcome:
     signal: Signals | None = None
     log: str = ""
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """Of a child that serves many jobs, for this one."""
 
     def first(self, kind: str) -> Frame | None:
         """The first frame of that kind, if there is one."""

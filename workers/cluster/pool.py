@@ -63,6 +63,9 @@ SEATS = 8
 HEAD_LOOK_SECONDS = 0.02
 """How long an answer of theirs may lie while workers are waited for."""
 
+WARMING_LOOK_SECONDS = 0.1
+"""Between two looks at workers that get ready meanwhile."""
+
 DEADLINE_SLACK_SECONDS = 30.0
 """Over the sum of the stages' own limits, after which the actor itself is taken for hung."""
 
@@ -180,8 +183,13 @@ class RayPool:
     """Of the devices of several stations, by device."""
     _folder: RayFolder | None = None
     """Files of a Ray that is this pool's own."""
+    _looked: float = 0.0
+    workers_ready: bool = False
+    """Whether workers have taken over from this process."""
     _head: HeadStart | None = None
     _first_seed: int | None = None
+    _done: list[tuple[int, Evaluation]] = field(default_factory=list)
+    """Finished while jobs were submitted, and not asked for yet."""
     _over: threading.Event = field(default_factory=threading.Event)
     _starting: futures.Future[tuple[list[_Worker], list[ActorHandle]]] | None = None
     _one_thread: threadpool_limits | None = None
@@ -290,32 +298,41 @@ class RayPool:
         if self._first_seed is None:
             self._first_seed = job.seed
         self._queue.append(job)
+        # whoever submits many takes time to think of them: who is done meanwhile is not to wait for that
+        self._done += self._collect_head(0.0) + self._collect_ready(0.0)
         self._assign()
 
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
         """Finished jobs; an infrastructure fault is retried here and only its last failure comes back."""
         self._take_workers()
         self._assign()
-        replies = {w.reply: w for w in self._workers if w.reply is not None}
-        probes = [w.health.probe for w in self._workers if w.health.probe is not None]
-        if finished := self._collect_head(0.0 if replies or probes else timeout_seconds):
-            self._assign()
-            return finished
-        if not replies and not probes:
-            if self._starting is not None and self._head is None:
+        at_work = any(w.reply is not None or w.health.probe is not None for w in self._workers)
+        finished, self._done = self._done, []
+        finished += self._collect_head(0.0 if at_work or finished else timeout_seconds)
+        if at_work:
+            finished += self._collect_ready(0.0 if finished else timeout_seconds) + self._reap_hung()
+        elif not finished and self._head is None:
+            if self._starting is not None:
                 futures.wait([self._starting], timeout_seconds)
             elif self._queue and self._workers:  # every worker rests until its next probe
                 time.sleep(min(timeout_seconds, PROBE_SECONDS))
+        self._assign()
+        return finished
+
+    def _collect_ready(self, seconds: float) -> list[tuple[int, Evaluation]]:
+        """What workers have answered, after at most so long until one has."""
+        replies = {w.reply: w for w in self._workers if w.reply is not None}
+        probes = [w.health.probe for w in self._workers if w.health.probe is not None]
+        if not replies and (not probes or seconds <= 0.0):
             return []
-        patience = HEAD_LOOK_SECONDS if self._head is not None else timeout_seconds
+        patience = min(seconds, HEAD_LOOK_SECONDS) if self._head is not None else seconds
         ready, rest = ray.wait([*replies, *probes], num_returns=1, timeout=patience)
         if ready and rest:
             ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+        finished = []
         for reply in ready:
             if reply in replies:
                 finished += self._collect(replies[reply])
-        finished += self._reap_hung()
-        self._assign()
         return finished
 
     def activity(self) -> list[str]:
@@ -410,7 +427,11 @@ class RayPool:
         process has the place of a worker.
         """
         now = time.monotonic()
-        states = [worker.health.look(now) for worker in self._workers]
+        if self._head is None or now - self._looked >= WARMING_LOOK_SECONDS:
+            self._looked = now
+            for worker in self._workers:
+                worker.health.look(now)
+        states = [worker.health.state for worker in self._workers]
         lost = self._head is None and all(state is Service.LOST for state in states)
         self._retire_head(states.count(Service.IDLE))
         room = self.settings.count - (len(self._head.busy) if self._head is not None else 0)
@@ -440,6 +461,7 @@ class RayPool:
         if not head.busy:
             self._pass_on(head)
             self._end_head()
+            self.workers_ready = True
 
     def _pass_on(self, head: HeadStart) -> None:
         if (champion := head.champion()) is not None:

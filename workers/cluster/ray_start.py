@@ -42,6 +42,8 @@ def start_ray(address: str | None, count: int, gpus: int, folder: RayFolder | No
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # its workers hold the device and judge; compilers, which they are not to wait for, are nice by themselves
+    os.environ.setdefault("RAY_worker_niceness", "0")
     common: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.ERROR,

@@ -101,6 +101,7 @@ class RemoteStation:
         self._scales = scales
         self._hello: Mapping[str, Any] | None = None
         self.busy_seconds = 0.0
+        self.cpu_seconds = 0.0
         self._champion: Champion | None = None
 
     def hello(self) -> Mapping[str, Any]:
@@ -111,6 +112,7 @@ class RemoteStation:
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         outcome: ChildOutcome = self._ask(self._handle.run.remote(job, limits))
         self.busy_seconds += outcome.seconds
+        self.cpu_seconds += outcome.cpu_seconds
         return outcome
 
     def scale(self) -> DeviceRatio:

@@ -38,11 +38,9 @@ class SharedStation:
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         with self._turn:
-            before = self._station.cpu_seconds
             outcome = self._station.run(job, limits)
-            # a child that was replaced began to count anew
-            self.cpu_seconds += max(0.0, self._station.cpu_seconds - before)
         self.busy_seconds += outcome.seconds
+        self.cpu_seconds += outcome.cpu_seconds
         return outcome
 
     def plans(self, source: str, params: Mapping[str, Any]) -> Mapping[str, bytes]:

@@ -88,6 +88,11 @@ class Station(Protocol):
     busy_seconds: float
     """That the device has been held by jobs asked for here."""
 
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of the device's child, for those jobs."""
+        ...
+
     def hello(self) -> Mapping[str, Any]:
         """Device and versions. Raises SessionDied or OSError where there is no usable device."""
         ...
@@ -171,7 +176,10 @@ class LocalStation:
         identity = self._keeper.hello().get("identity")
         self._keep(job)
         with exclusive(None if identity is None else str(identity)):
+            before = self._keeper.cpu_seconds
             outcome = self._keeper.run(job, limits)
+        # a child that was replaced counts anew
+        outcome.cpu_seconds = max(0.0, self._keeper.cpu_seconds - before)
         self.busy_seconds += outcome.seconds
         return outcome
 

@@ -250,7 +250,12 @@ def function_of(reference: str) -> Callable[..., Any]:
             raise LookupError(f"--reference: {reference} names nothing")
         value = getattr(value, part)
     if isinstance(value, type) and hasattr(module, "get_init_inputs"):
-        return _forward(value, module.get_init_inputs())
+        from tilewright.workers.intake.load import Literals, load
+
+        module, _ = load(
+            Path(path), None, Literals(), traced=False
+        )  # with what the inputs of its making need
+        return _forward(getattr(module, name), module.get_init_inputs())
     if isinstance(value, type) or not callable(value):
         raise LookupError(f"--reference: {reference} is no function")
     return value

@@ -38,25 +38,30 @@ class Clock(Protocol):
         """Wait for the device. Raises RuntimeError when it has failed."""
         ...
 
+    def rest(self) -> None:
+        """Wait until what was timed last no longer heats the device."""
+        ...
+
     def burst(
         self,
         call: Callable[[], Any],
         count: int,
         prepare: Callable[[], object] = lambda: None,
         keep: Callable[[Any], Any] = lambda results: results,
+        warm: bool = False,
     ) -> tuple[list[float], Any]:
         """One call that is thrown away, then ``count`` timed ones: their times, and what is kept of any one of them.
 
         ``prepare`` comes before each call and is not timed; ``keep`` makes what is kept of a call's results, before the
-        next call.
+        next call. ``warm``: after a ``rest`` it was just called; none is thrown away.
         """
         ...
 
     def overheads(self, call: Callable[[], Any], brief: bool, seconds: float) -> tuple[float, float]:
         """Host time to issue one call, and wall time of one.
 
-        The former is the mean of two unless ``brief`` or the call is long; the latter the least of a few, or the first
-        that is near ``seconds``, the call's device time.
+        The former is the mean of two, where ``brief`` or the call is long that of the one call on the wall clock. The
+        latter is the least of a few, or the first that is near ``seconds``, the call's device time.
         """
         ...
 
@@ -68,6 +73,7 @@ class GpuClock:
         self._flush = torch.empty(flush_bytes // 4, dtype=torch.int32)
         self._event = torch.cuda.Event
         self._sleep = torch.cuda._sleep
+        self._rested = 0.0
 
     def synchronise(self) -> None:
         torch.cuda.synchronize()
@@ -78,11 +84,14 @@ class GpuClock:
         count: int,
         prepare: Callable[[], object] = lambda: None,
         keep: Callable[[Any], Any] = lambda results: results,
+        warm: bool = False,
     ) -> tuple[list[float], Any]:
         chosen = int.from_bytes(os.urandom(2)) % count
         kept = None
-        prepare()
-        call()
+        if not warm:
+            self.rest()
+            prepare()
+            call()
         pairs = []
         for number in range(count):
             prepare()
@@ -98,31 +107,40 @@ class GpuClock:
             del results
         torch.cuda.synchronize()
         found = [start.elapsed_time(end) * 1e-3 for start, end in pairs]
-        time.sleep(PAUSE_SECONDS + PAUSE_FACTOR * sum(found))
+        self._rested = time.monotonic() + PAUSE_SECONDS + PAUSE_FACTOR * sum(found)
         return found, kept
 
+    def rest(self) -> None:
+        time.sleep(max(0.0, self._rested - time.monotonic()))
+
     def overheads(self, call: Callable[[], Any], brief: bool, seconds: float) -> tuple[float, float]:
-        count = 1 if brief or seconds > LONG_SECONDS else 2
         torch.cuda.synchronize()
-        self._sleep(4 * SPIN_CYCLES)
-        begun = time.perf_counter()
-        for _ in range(count):
-            call()
-        host = (time.perf_counter() - begun) / count
-        torch.cuda.synchronize()
-        wall = self._wall(call)
+        one = brief or seconds > LONG_SECONDS
+        if one:
+            host, wall = self._alone(call)
+        else:
+            self._sleep(4 * SPIN_CYCLES)
+            begun = time.perf_counter()
+            for _ in range(2):
+                call()
+            host = (time.perf_counter() - begun) / 2
+            torch.cuda.synchronize()
+            _, wall = self._alone(call)
+        calls = 1 if one else 3
         for _ in range(WALL_ATTEMPTS - 1):
             if wall > NEAR_FACTOR * seconds + NEAR_SLACK_SECONDS:
-                wall = min(wall, self._wall(call))
+                wall, calls = min(wall, self._alone(call)[1]), calls + 1
+        self._rested += calls * seconds  # no part of the rest
         return host, wall
 
     @staticmethod
-    def _wall(call: Callable[[], Any]) -> float:
-        """Seconds of one call, the device idle before and after."""
+    def _alone(call: Callable[[], Any]) -> tuple[float, float]:
+        """Seconds to issue one call, and to see it done, the device idle before and after."""
         begun = time.perf_counter()
         call()
+        issued = time.perf_counter()
         torch.cuda.synchronize()
-        return time.perf_counter() - begun
+        return issued - begun, time.perf_counter() - begun
 
 
 class CpuClock:
@@ -131,12 +149,16 @@ class CpuClock:
     def synchronise(self) -> None:
         return
 
+    def rest(self) -> None:
+        return
+
     def burst(
         self,
         call: Callable[[], Any],
         count: int,
         prepare: Callable[[], object] = lambda: None,
         keep: Callable[[Any], Any] = lambda results: results,
+        warm: bool = False,
     ) -> tuple[list[float], Any]:
         chosen = int.from_bytes(os.urandom(2)) % count
         found, kept = [], None

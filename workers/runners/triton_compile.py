@@ -28,6 +28,8 @@ from tilewright.workers.runners.triton_record import Recorder
 
 _CACHE = "TRITON_CACHE_DIR"
 
+NICENESS = 5
+
 
 @triton.jit
 def _nothing(out):  # type: ignore[no-untyped-def]
@@ -38,8 +40,10 @@ def prepare() -> None:
     """Compile a kernel that does nothing, in the process that children are forked from.
 
     Triton hashes all of its own files, asks its assembler for a version and imports its backend when it first compiles:
-    that is more than most candidates take, and forked children need not do it again.
+    that is more than most candidates take, and forked children need not do it again. Many of them run at once, and none
+    is to hold up the process that holds the device.
     """
+    os.nice(NICENESS)
     kept = os.environ.get(_CACHE)
     with tempfile.TemporaryDirectory() as folder:
         os.environ[_CACHE] = folder

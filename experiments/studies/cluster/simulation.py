@@ -64,6 +64,7 @@ class Cluster:
     rng: np.random.Generator
     now: float = 0.0
     busy_seconds: float = 0.0
+    cpu_seconds: float = 0.0
     retried: int = 0
     request_bytes: int = 0
     finished: int = 0

@@ -1,43 +1,93 @@
-"""Seconds of a campaign from its command on: ``python -m experiments.studies.h200.campaign_seconds JOURNAL --began T``.
+"""Seconds of a campaign from its command on: ``python -m experiments.studies.h200.campaign_seconds JOURNAL --began T``
 
-``T``: Unix seconds at which the command was given (``date +%s.%N`` before it). Prints when the campaign started, its
-first verdict, evaluations a second, the device's share of that time, and the sums over evaluations by what took them.
+``T``: Unix seconds at which the command was given (``date +%s.%N`` before it). Prints how long it took to the
+campaign's start (imports and checks), to its first evaluation's begin, to its first verdict with what that one waited
+for, and to Ray's workers; then evaluations a second, what the device and the workers did from the first verdict on,
+and where one candidate's seconds go by how it ended. Figures are measured; a stage's seconds are its evaluation's own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.profile import profile_of
+from tilewright.fitness.evaluation import Evaluation
+
+Row = tuple[float, Evaluation]
+"""Seconds after the command at which an evaluation was recorded, and the evaluation."""
 
 
-def seconds(journal: Journal, began: float) -> dict[str, object]:
+def seconds(journal: Journal, began: float) -> dict[str, Any]:
     """The figures by name, units within the names; times after the command."""
-    rows = sorted((at, evaluation) for _, _, evaluation, at in journal.evaluations())
-    spent: Counter[str] = Counter()
-    for _, evaluation in rows:
-        spent.update(evaluation.spent)
-    found: dict[str, object] = {f"{event.kind}_s": round(event.at - began, 2) for event in journal.events()}
+    rows = sorted(((at - began, e) for _, _, e, at in journal.evaluations()), key=lambda row: row[0])
+    found: dict[str, Any] = {f"{event.kind}_s": round(event.at - began, 2) for event in journal.events()}
     if not rows:
         return found
-    first, span = rows[0][0] - began, rows[-1][0] - rows[0][0]
-    confirmed = sum(any("confirmation" in w.diagnosis for w in e.workloads) for _, e in rows)
+    first_at, first = rows[0]
+    span = rows[-1][0] - first_at
     rated = [e.fitness for _, e in rows if e.fitness]
     return {
         **found,
-        "first_verdict_s": round(first, 2),
+        "first_evaluation_began_s": round(first_at - first.wall_seconds, 2),
+        "first_verdict_s": round(first_at, 2),
+        "first_verdict_spent_s": first.spent,
         "evaluations": len(rows),
         "verdicts": dict(Counter(e.verdict.value for _, e in rows)),
         "evaluations_per_s_after_first": round((len(rows) - 1) / span, 2) if span else None,
-        "evaluations_per_s_from_command": round(len(rows) / (rows[-1][0] - began), 2),
-        "device_share_after_first": round(spent["device"] / span, 3) if span else None,
-        "met_the_champion": confirmed,
+        "evaluations_per_s_from_command": round(len(rows) / rows[-1][0], 2),
         "best_over_first": round(max(rated) / rated[0], 4) if rated else None,
-        "sums_s": {name: round(value, 1) for name, value in spent.items()},
+        "busiest_ten_seconds": _busiest(rows),
+        "after_the_first_verdict": _shares(rows[1:]),
+        "one_candidate_s": _by_ending(rows),
     }
+
+
+def _busiest(rows: Sequence[Row], window: float = 10.0) -> dict[str, float]:
+    """The ten seconds in which most evaluations were recorded."""
+    times = [at for at, _ in rows]
+    count, begin = max((sum(t <= at < t + window for at in times), t) for t in times)
+    return {"from_s": round(begin, 2), "evaluations_per_s": round(count / window, 2)}
+
+
+def _shares(rows: Sequence[Row]) -> dict[str, Any]:
+    """What the device and the workers did in the span of these evaluations."""
+    profile = profile_of([(e, at) for at, e in rows], lambda at: at)
+    if not profile.span:
+        return {}
+    whole = profile.workers * profile.span
+    shares = {name: spent / whole for name, spent in profile.stages.items()}
+    shares |= {"waiting_for_device": profile.waiting / whole, "idle": profile.idle / whole}
+    return {
+        "span_s": round(profile.span, 2),
+        "device_held_share": round(profile.held / profile.span, 3),
+        "device_held_share_while_wanted": round(profile.held / profile.wanted, 3) if profile.wanted else None,
+        "most_at_once": profile.workers,
+        "nothing_evaluated_s": round(profile.silent, 2),
+        "share_of_workers_time": {name: round(share, 3) for name, share in shares.items()},
+        "cpu_s": round(sum(e.spent.get("cpu", 0.0) for _, e in rows), 1),
+    }
+
+
+def _by_ending(rows: Sequence[Row]) -> dict[str, Any]:
+    """Means by verdict; of what passed, apart what met the champion."""
+    groups: dict[str, list[Evaluation]] = defaultdict(list)
+    for _, evaluation in rows:
+        met = any("confirmation" in figures.diagnosis for figures in evaluation.workloads)
+        groups[evaluation.verdict.value + (", met the champion" if met else "")].append(evaluation)
+    told = {}
+    for name, some in sorted(groups.items()):
+        parts = sorted({part for e in some for part in e.spent})
+        means = {part: statistics.fmean(e.spent.get(part, 0.0) for e in some) for part in parts}
+        means["wall"] = statistics.fmean(e.wall_seconds for e in some)
+        told[name] = {"count": len(some), **{part: round(mean, 3) for part, mean in means.items()}}
+    return told
 
 
 def main() -> int:

@@ -34,17 +34,29 @@ proposal and one line in `campaign.log` beside the journal, naming the construct
 (each new program computes `consumers` x `pieces` tiles of the old one, those past the end repeat the last), the
 order of the steps of K and of the additions of one element, every statement that the result needs, word for word but
 for the language's name. Loads that stand behind the product move in front of it; loads of the operands become copies,
-whose rows and columns outside the tensor are zero; the store of the tile becomes a copy through shared memory. *It
+whose rows and columns outside the tensor are zero; the store of the tile becomes a copy through shared memory. What
+stands behind the loop and acts on each column alone is done for `parts` of the columns in turn. The old kernel stays
+and serves tensors whose rows do not begin at 16 bytes, which no descriptor describes; no rule changes it any more.
+*Tiles whose rows begin anywhere*, such as those of a group of tokens, are lowered where the grid's two axes number
+tiles of rows and of columns: the groups of warps share the rows of one tile; rows past a limit that the loads' and
+all stores' masks name are multiplied and not stored, and a tile that is all past it has no steps. *Weights in
+sheets* (`[groups, K, N]`) are one matrix where the host finds them contiguous and K a multiple of a step. *It
 refuses*: more than one loop with one `dot`; operands that are computed, padded with something other than zero, or
-masked by more than the sides of the launch's tensors; tiles that do not begin at a number times their extent; loops
-over K whose bounds or places depend on the tile; results that depend on the program's number; atomics, early returns,
-`while`, stores before the last step; names of the language that Gluon has not. *It decides by parameters*:
-`consumers`, `pieces`, `stages`, `walk_rows`, `programs`, `slots` and `parts` (columns of a tile are stored in so many
-parts through so many slots), `producer_registers`, `in_flight` (products that add in place) or `pin` (sums kept where
-they stand), `ahead` (other loads of a step are made while the product before runs; off at first) and `ring` (a number
-for each row in each step, such as a scale, comes by bulk copy with the operands, where its rows begin at 16 bytes and
-nothing behind the product mixes rows), beside the tile sizes of the source. As many stages are made as shared memory
-holds.
+masked by more than the sides of the launch's tensors or such a limit; tiles that begin anywhere on another grid;
+rows past a limit that are stored or mixed with others; loops over K whose bounds or places depend on the tile;
+results that depend on the program's number; atomics, early returns, `while`, stores before the last step; names of
+the language that Gluon has not. *It decides by parameters*: `consumers`, `pieces`, `stages`, `walk_rows`, `programs`,
+`slots` and `parts` (columns of a tile are stored in so many parts through so many slots), `producer_registers`,
+`in_flight` (products that add in place) or `pin` (sums kept where they stand), `ahead` (other loads of a step are made
+while the product before runs; off at first) and `ring` (a number for each row in each step, such as a scale, comes by
+bulk copy with the operands, where its rows begin at 16 bytes and nothing behind the product mixes rows), beside the
+tile sizes of the source. As many stages are made as shared memory holds.
+
+**`triton_compute_operand_once`** moves what computes an operand of a `dot` (codes that are unpacked, scaled, cast) into
+a kernel of its own, which writes the operand's tiles to memory; the product loads them, and can be lowered then.
+*It keeps*: every statement of the operand, with what its masks put past the ends, tile by tile. *It refuses*: operands
+that depend on the other tile, on the program's number or on what the loop carries; types that no `.to(...)` says;
+loops that do not step through K from 0; bounds that the host does not know; products in a loop over tiles.
 
 **`triton_rows_per_program`** makes a program of a row kernel compute `rows` neighbouring rows along one axis of the
 grid. *It keeps*: the operations on each row, in their order; programs past the last row repeat it. *It refuses*:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -85,7 +84,6 @@ def _compile(pipe: Connection, folder: Path, ask: Ask, workloads: list[Json]) ->
     """In a process of its own: writes plans, sends (problem, hash of the code)."""
     from testkit.compile_ahead import compiled, start
 
-    os.nice(5)
     start(str(folder / "cache"))
     problem, plans = compiled(ask.source, dict(ask.params), workloads)
     digest = hashlib.sha256()

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from testkit import CORPUS
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
 from tilewright.evolve.campaign.searcher import violations
@@ -45,7 +46,8 @@ SPACES = _Spaces()
 def worth(genome: Genome) -> float:
     """TFLOP/s of a made-up device: the new structure is worse until several of its parameters are right."""
     if "stages" not in genome.params:
-        return 700.0 + 10.0 * genome.params["num_stages"] + 8.0 * np.log2(genome.params["group_m"])
+        stages, group = genome.params.get("num_stages", 3), genome.params.get("group_m", 1)
+        return 700.0 + 10.0 * stages + 8.0 * np.log2(group)
     good = {"pieces": 2, "stages": 4, "consumers": 2, "skew": False, "producer_registers": 40}
     right = sum(genome.params.get(name) == value for name, value in good.items())
     return 300.0 + 170.0 * right + 5.0 * np.log2(genome.params["walk_rows"])
@@ -146,6 +148,19 @@ def test_tuning_by_itself_finds_what_competition_at_once_does_not() -> None:
     without = [run(seed, niches=False).history.best for seed in range(3)]
     better, before = (np.mean([b[1].fitness or 0.0 for b in found if b]) for found in (with_niches, without))
     assert better > 1.1 * before, (better, before)
+
+
+def test_the_best_of_a_niche_is_offered_to_the_other_rules() -> None:
+    """An operand is computed once, and the product that is left is lowered, each rule once."""
+    source = (CORPUS / "triton" / "matmul_packed_weights.py").read_text()
+    found = run(0, niches=True, evaluations=24, source=source).history.candidates
+    once, lowered = (
+        c for c in found if c.mutation.proposer == NAME and c.mutation.kind is MutationKind.REWRITE
+    )
+    assert once.mutation.detail.startswith("triton_compute_operand_once: ")
+    assert lowered.mutation.detail.startswith(f"{RULE}: ")
+    (parent,) = (c for c in found if c.genome.id == lowered.parents[0])
+    assert parent.genome.source_id == once.genome.source_id
 
 
 def test_credit_goes_to_the_rule_that_opened(campaign: Campaign) -> None:

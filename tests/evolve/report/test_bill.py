@@ -56,6 +56,8 @@ def test_it_adds_up_and_prices_what_was_recorded(journal: Journal) -> None:
     assert bill.money == pytest.approx(5.0 + 2.0 + 10.0)
     assert "17.00 EUR" in bill.rows()["money"] and "0.1 s of device" in bill.rows()["per % gained"]
     assert bill.metrics()["bill/money"] == pytest.approx(17.0)
+    assert bill.metrics()["bill/money_per_percent"] == pytest.approx(17.0 / bill.percents)
+    assert bill.metrics()["bill/device_seconds_per_percent"] == pytest.approx(5.0 / bill.percents)
 
 
 def test_headroom_reads_the_campaigns_floors(journal: Journal) -> None:
@@ -81,6 +83,7 @@ def test_the_profile_says_where_the_workers_time_went() -> None:
     assert (profile.starting, profile.span, profile.silent, profile.workers) == (2.0, 18.0, 2.0, 2)
     assert profile.waiting == 4.0 and sum(profile.stages.values()) == pytest.approx(16.0)
     assert profile.idle == pytest.approx(2 * 18.0 - 20.0)
+    assert (profile.wanted, profile.held) == (7.0, 3.0), "while it was used and while it was waited for"
     told = profile.rows()
     assert "idle 44.4 %" in told["time of 2 workers"] or "idle 44.4%" in told["time of 2 workers"]
     assert Bill(profile=profile).metrics()["profile/idle_seconds"] == pytest.approx(16.0)

@@ -218,15 +218,16 @@ def test_seed_kernels_and_faults_on_the_gpu():
 
 def test_an_interrupted_host_does_not_lengthen_the_wall_clock(monkeypatch):
     """Another process may take the core away for milliseconds; the least of a few readings is the call's own."""
-    ticks = iter([0.0, 1.0, 10.0, 13.5, 20.0, 20.3, 30.0, 30.4])
+    ticks = iter([0.0, 1.0, 3.5, 20.0, 20.1, 20.3, 30.0, 30.1, 30.4])
     monkeypatch.setattr("tilewright.workers.runners.triton_clock.time.perf_counter", lambda: next(ticks))
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     clock = GpuClock.__new__(GpuClock)
-    clock._sleep = lambda cycles: None
+    clock._sleep, clock._rested = (lambda cycles: None), 0.0
     assert clock.overheads(lambda: None, brief=True, seconds=0.1) == pytest.approx((1.0, 0.3))
-    ticks = iter([0.0, 1.0, 10.0, 10.3])
+    ticks = iter([10.0, 10.1, 10.3])
     near = clock.overheads(lambda: None, brief=True, seconds=0.29)
-    assert near == pytest.approx((1.0, 0.3)), "near the device time: read once"
+    assert near == pytest.approx((0.1, 0.3)), "near the device time: read once"
+    assert clock._rested == pytest.approx(3 * 0.1 + 0.29), "what the device did meanwhile is no rest"
 
 
 def test_a_station_keeps_its_childrens_files_where_it_is_told(tmp_path, monkeypatch):

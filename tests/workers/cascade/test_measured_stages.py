@@ -164,6 +164,9 @@ TIMES = {
 }
 """Rounds of champion, contender and champion again."""
 
+CLOSE = dict.fromkeys(TIMES, ([[1e-4], [1e-4]], [[0.999e-4], [0.998e-4]], [[1e-4], [1e-4]]))
+"""Of a contender that one pair of rounds does not tell from the champion."""
+
 
 def confirmed(fitness=1.0, times=TIMES, target=TARGET, operator=OPERATOR):
     def change(frame):
@@ -194,7 +197,7 @@ def test_a_contender_stands_between_two_of_the_champion():
     ],
 )
 def test_a_clear_contender_needs_fewer_calls(fitness, target, efforts):
-    station = confirmed(fitness, target=target)[2]
+    station = confirmed(fitness, CLOSE, target)[2]
     assert [(job.data["rounds"], job.data["calls"]) for job, _ in station.jobs] == efforts
 
 
@@ -204,7 +207,13 @@ def test_a_contender_behind_at_half_time_meets_the_champion_no_longer():
     verdict, found, station = confirmed(times=slower)
     assert len(station.jobs) == 1 and not verdict.accepted
     assert all(f.diagnosis["calls"] == 2 for f in found.figures)
-    assert all(f.diagnosis["calls"] == 4 for f in confirmed()[1].figures), "rounds of both parts count"
+    assert all(f.diagnosis["calls"] == 4 for f in confirmed(times=CLOSE)[1].figures), (
+        "rounds of both parts count"
+    )
+    verdict, found, station = confirmed()
+    assert len(station.jobs) == 1 and verdict.accepted and verdict.ratio.low > 1.1, (
+        "nor one that is surely ahead"
+    )
 
 
 def test_what_takes_long_is_called_less():
@@ -303,3 +312,41 @@ def test_per_gate_the_lowest_reading_of_timed_calls_is_kept():
     failed = reading("g", "timed calls at c", 99.0, passed=False)
     assert worst_gates([timed[0], failed]) == (failed,), "whatever its value"
     assert worst_gates([timed[0], timed[0]]) == (timed[0],) and worst_gates([]) == ()
+
+
+class Wide(Doubler):
+    """Eight shapes; four of them are most of the work."""
+
+    def flops(self, workload):
+        return 1 if int(workload.id[1:]) < 4 else 100
+
+
+def met(light, heavy, screened):
+    """The meeting on eight shapes at these times of a contender, the champion's being 1e-4, and the jobs it took."""
+    operator, shapes = Wide(), tuple(dataclasses.replace(request().measured[0], id=f"m{n}") for n in range(8))
+    champion = Champion(Entry("best", "its source", {}), 2.0, tuple(figures(w.id, 1e-4) for w in shapes))
+
+    def change(frame):
+        seconds = light if int(frame.data["workload"][1:]) < 4 else heavy
+        rounds = [[[t, t], [t, t]] for t in (1e-4, seconds, 1e-4)]
+        return dataclasses.replace(frame, data={**frame.data, "rounds": rounds})
+
+    station = ScriptedStation(lambda job: answers(job, change))
+    found = Findings(figures=[figures(w.id, seconds) for w, seconds in zip(shapes, screened, strict=True)])
+    asked = dataclasses.replace(request(), operator=operator, measured=shapes)
+    verdict = confirm(station, asked, found, Samples(operator), champion, 2.0)
+    return verdict, found, [[w["id"] for w in job.data["workloads"]] for job, _ in station.jobs]
+
+
+def test_many_shapes_meet_the_lightest_first_and_go_on_while_it_may_be_the_faster():
+    light, heavy = [f"m{n}" for n in range(4)], [f"m{n}" for n in range(4, 8)]
+    verdict, found, jobs = met(1.02e-4, 1e-4, [1e-4] * 8)
+    assert jobs == [light] and not verdict.accepted and verdict.data()["whole"] is False
+    assert [f.seconds for f in found.figures] == [1e-4] * 8, "as screened"
+    verdict, found, jobs = met(1.02e-4, 0.9e-4, [1.02e-4] * 4 + [0.9e-4] * 4)
+    assert jobs == [light, heavy] and verdict.accepted and "whole" not in verdict.data()
+    assert found.figures[4].seconds == pytest.approx(0.9e-4)
+    _, _, jobs = met(1e-4, 0.998e-4, [1e-4] * 4 + [0.998e-4] * 4)
+    assert jobs == [light, heavy, light + heavy], "not surely the faster"
+    verdict, _, jobs = met(0.99e-4, 1e-4, [0.97e-4] * 4 + [0.99e-4] * 4)
+    assert jobs == [light] and not verdict.accepted, "screened two per cent too fast, the rest is none faster"

@@ -94,6 +94,8 @@ class _Writer(DeviceText, HostText):
             del space["ring"]
         if self.stored is None:
             del space["slots"], space["parts"]
+        elif self._at_first(self.product.columns) >= 64:
+            space |= {key: (space[key][0], 2) for key in ("slots", "parts")}  # as much memory, halves overlap
         return space
 
     def _pieces_at_first(self) -> int:
