@@ -215,10 +215,13 @@ def draw(
         return rng.integers(0, _bound(operand, dims), shape).astype(dtype)
     values = rng.standard_normal(shape)
     if kind in ("spread", "apart") and values.ndim:
-        rows = values.reshape(values.shape[0], -1)
+        first = next(
+            (axis for axis, size in enumerate(shape) if size > 1), 0
+        )  # a batch of one has other rows
+        rows = values.reshape(shape[first], -1)
         if values.ndim > 1:
             rows *= np.exp2(rng.integers(-spread, spread + 1, (rows.shape[0], 1)))
-            if kind == "spread":
+            if kind == "spread" and len(rows) > 1:
                 rows[rng.integers(rows.shape[0])] = 0
         rows[rng.integers(rows.shape[0]), rng.integers(rows.shape[1])] *= 2.0**spread
     elif kind == "repeated":

@@ -234,6 +234,19 @@ def test_a_mask_within_bounds_may_be_written_in_any_way(old: str, new: str) -> N
     assert old in source and refusal(source.replace(old, new)) == ""
 
 
+def test_the_number_of_a_tile_may_stand_in_the_loop_itself() -> None:
+    """In the address of an operand, as a rule that computes operands once writes it, without a name."""
+    source = CASES["matmul_2d_grid.py"].source.replace("    j = tl.program_id(1)\n", "")
+    inline = source.replace(
+        "cols[None, :])\n        acc", "(tl.program_id(1) * BN + tl.arange(0, BN))[None, :])\n        acc"
+    )
+    inline = inline.replace("cols = j * BN", "cols = tl.program_id(1) * BN")
+    assert inline.count("program_id(1)") == 2 and refusal(inline) == ""
+    assert "depends on the tile" in refusal(
+        inline.replace("range(0, K, BK)", "range(0, K - tl.program_id(1), BK)")
+    )
+
+
 @pytest.mark.slow
 def test_tensors_that_no_descriptor_describes_are_left_to_the_old_kernel() -> None:
     """Rows of 42 numbers of two bytes begin anywhere; no rule changes the kernel that serves them."""
