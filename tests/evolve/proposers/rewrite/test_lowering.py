@@ -116,10 +116,9 @@ def test_the_whole_schedule_is_hoppers_and_spills_nothing(tmp_path: Path) -> Non
         "outputs": [{"name": "c", "shape": [512, 512], "dtype": "bfloat16"}],
     }
     point = {**defaults, "skew": False, "pieces": 2}
-    for more in ({"skew": True}, {"skew": True, "ring": False}):
-        folder = str(tmp_path / "carried")
-        found = compiled_ahead([(source, {**defaults, **more}, [shape])], folder, processes=1, seconds=120.0)
-        assert not found["failed"] and not found["late"], (more, found)
+    skewed = [(source, {**defaults, "skew": True, "ring": ring}, [shape]) for ring in (True, False)]
+    found = compiled_ahead(skewed, str(tmp_path / "carried"), processes=1, seconds=120.0)
+    assert not found["failed"] and not found["late"], found
     tmp_path = tmp_path / "wide"
     found = compiled_ahead([(source, point, [shape])], str(tmp_path), processes=1, seconds=120.0)
     assert not found["failed"] and not found["late"], found
