@@ -138,7 +138,8 @@ Gate = SnrGate | BitExactGate | AgreementGate
 class SeedKernel:
     """A kernel a campaign may start from.
 
-    ``source`` is a dialect module. ``overrides`` replace its ``DEFAULTS``. A ``baseline`` is
+    ``source`` is a dialect module. ``overrides`` replace its ``DEFAULTS``. ``points`` are values of its
+    parameters, beside the defaults, that a campaign tries before any other; they may fail. A ``baseline`` is
     measured and reported but never a parent (for example the bf16 kernel of an fp8 operator,
     which computes the same product from other operands): it is not held to the gates, and its
     inputs come from ``baseline_inputs`` of the operator when ``inputs`` is set.
@@ -149,6 +150,7 @@ class SeedKernel:
     overrides: Mapping[str, object] = field(default_factory=dict)
     baseline: bool = False
     inputs: str | None = None
+    points: tuple[Mapping[str, object], ...] = ()
 
 
 @runtime_checkable

@@ -31,6 +31,8 @@ class Resolved:
     suite: Suite
     starts: tuple[Start, ...]
     baselines: tuple[tuple[SeedKernel, Genome], ...]
+    given: tuple[Genome, ...] = ()
+    """Points of the seeds that the search tries first."""
 
     def space(self, source: str) -> Space:
         """The space a kernel source declares, legal on every workload it will meet. Raises SpaceError."""
@@ -90,7 +92,8 @@ def resolve(config: CampaignConfig) -> Resolved:
     starts = tuple(Start(name, _genome(shell, operator.kernels[name])) for name in chosen)
     wanted = tuple(baselines) if config.baselines is None else config.baselines
     measured = tuple((operator.kernels[name], _genome(shell, operator.kernels[name])) for name in wanted)
-    return Resolved(config, operator, target, suite, starts, measured)
+    given = tuple(genome for name in chosen for genome in _given(shell, operator.kernels[name]))
+    return Resolved(config, operator, target, suite, starts, measured, given)
 
 
 def _check_descriptors(resolved: Resolved) -> None:
@@ -108,6 +111,21 @@ def _parameters(resolved: Resolved, kernel: SeedKernel) -> Iterable[str]:
         return resolved.space(kernel.source).defaults
     except SpaceError:
         return ()  # told where the kernel is used
+
+
+def _given(resolved: Resolved, kernel: SeedKernel) -> Iterable[Genome]:
+    """The kernel's points that are legal on this suite. Raises UserError for a parameter it does not have."""
+    start = _genome(resolved, kernel)
+    space = resolved.space(kernel.source)
+    for point in kernel.points:
+        for name in point:
+            if name not in space.parameters:
+                raise UserError(
+                    f"kernel {kernel.name}: points: {name} is no parameter (allowed: {', '.join(space.names)})."
+                )
+        params: dict[str, Value] = {**start.params, **point}  # type: ignore[dict-item]
+        if space.legal(params):
+            yield Genome(kernel.source, params)
 
 
 def _genome(resolved: Resolved, kernel: SeedKernel) -> Genome:

@@ -87,6 +87,8 @@ def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home:
         searcher = NicheSearch(searcher, spaces, violations, openings() - set(search.without_rules))
     if earlier:
         searcher = Led(leads_of(earlier, resolved.space), searcher)
+    if resolved.given:
+        searcher = Led(resolved.given, searcher, "points", "a point given with its seed")
     return BuiltSearcher(searcher, foretelling(proposers))
 
 

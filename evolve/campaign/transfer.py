@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
@@ -166,19 +167,23 @@ class _Searcher(Protocol):
 
 @dataclass(frozen=True)
 class Led:
-    """A searcher that first offers the leads."""
+    """A searcher that first offers the leads. ``proposer`` and ``whence`` are what the lineage says of them."""
 
     leads: Sequence[Genome]
     then: _Searcher
+    proposer: str = "transfer"
+    whence: str = "from an earlier campaign"
 
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
         for genome in self.leads:
             if genome.id in history:
                 continue
-            parent = history.candidates[0].genome
+            seeds = takewhile(lambda c: c.mutation.kind is MutationKind.SEED, history.candidates)
+            alike = (c.genome for c in seeds if c.genome.source_id == genome.source_id)
+            parent = next(alike, history.candidates[0].genome)
             kind = MutationKind.PARAMETER if parent.source_id == genome.source_id else MutationKind.CROSSOVER
-            detail = f"from an earlier campaign: {changes(parent.params, genome.params)}"
-            return Proposal(genome, (parent.id,), Mutation(kind, "transfer", detail))
+            detail = f"{self.whence}: {changes(parent.params, genome.params)}"
+            return Proposal(genome, (parent.id,), Mutation(kind, self.proposer, detail))
         return self.then.propose(history, island, rng)
 
 

@@ -44,6 +44,7 @@ def operator_text(name: str, title: str, reference: str, answer: Mapping[str, An
     results = "".join(f"        {_result(r)},\n" for r in answer["results"])
     check = "".join(f"    {_workload(dims)},\n" for dims in answer["check"])
     calls = "".join(f"    {_workload(dims)},\n" for dims in answer["dims"])
+    points = ", points=POINTS" if answer.get("points") else ""
     return f'''"""{title}, judged by {reference}. Written by `tilewright tune`; yours to change.
 
 Floats of the reference run in {answer["precision"] or "their own dtype"}. Bounds: what the data types explain,
@@ -60,7 +61,7 @@ CHECK = (
 {check})
 CALLS = (
 {calls})
-
+{_points(answer)}
 OPERATOR = {kind}(
     name="{name}/{RECIPE}",
     reference={_text(reference)},
@@ -78,13 +79,21 @@ OPERATOR = {kind}(
         "{CALLS}": Suite("{CALLS}", workloads=CALLS, check=CHECK),
         "{SMALL}": Suite("{SMALL}", workloads=CHECK, check=CHECK),
     }},
-    kernels={{"{SEED}": SeedKernel("{SEED}", (KERNELS / "{SEED}.py").read_text())}},
+    kernels={{"{SEED}": SeedKernel("{SEED}", (KERNELS / "{SEED}.py").read_text(){points})}},
 )
 
 
 def operators():
     return {{"{RECIPE}": OPERATOR}}
 '''
+
+
+def _points(answer: Mapping[str, Any]) -> str:
+    """What a campaign tries first, as the text of a constant."""
+    if not answer.get("points"):
+        return ""
+    rows = "".join(f"    {dict(point)!r},\n" for point in answer["points"]).replace("'", '"')
+    return f"POINTS = (  # the configurations of the file's own tuner\n{rows})\n"
 
 
 def _elements(answer: Mapping[str, Any], dims: Mapping[str, int]) -> int:

@@ -286,10 +286,11 @@ class _Emitter:
         return said
 
     def _option(self, name: str, value: int, known: Sequence[int], launch: Launch, key: str) -> str:
-        configured = {c[key] for c in launch.tuned if isinstance(c.get(key), int)}
+        configured = _configured(launch, key, value)
         low, high = (1, 16) if key == "num_warps" else (1, 5)
         values = tuple(sorted({value, *configured, *(v for v in known if low <= v <= high)}))
-        self._add(Knob(name, value, values, name, f"option {key} of the launch at line {launch.line}", True))
+        source = f"option {key} of the launch at line {launch.line}"
+        self._add(Knob(name, value, values, name, source, True, configured))
         return f'params["{name}"]'
 
     def _add(self, knob: Knob) -> None:
@@ -357,10 +358,10 @@ class _Emitter:
             if atom.startswith("C") and atom in self._trace.atoms:
                 default = self._trace.atoms[atom]
                 key = atom.rpartition("__")[2].rstrip("_")
-                seen = {c[key] for c in launch.tuned if isinstance(c.get(key), int)}
-                values = tuple(sorted({default, *seen, *between(default, seen)}))
-                self._add(Knob(self._knob_name(key, launch), default, values, atom,
-                               f"autotune configurations of {launch.kernel.fn.__name__}", True))  # fmt: skip
+                configured = _configured(launch, key, default)
+                values = tuple(sorted({default, *configured, *between(default, configured)}))
+                source = f"autotune configurations of {launch.kernel.fn.__name__}"
+                self._add(Knob(self._knob_name(key, launch), default, values, atom, source, True, configured))
             elif atom in self._literals:
                 default, _, line = self._literals[atom]
                 exact = value.code == atom
@@ -385,7 +386,7 @@ class _Emitter:
             value, _, line = self._literals.get(atom, (0, "", 0))
             if value in repeated:
                 name = f"again_{value}_{len(self._knobs)}"
-                self._add(Knob(name, value, (value,), atom, f"literal at line {line}", False, True))
+                self._add(Knob(name, value, (value,), atom, f"literal at line {line}", False, echo=True))
 
     def _knob_name(self, wanted: str, launch: Launch) -> str:
         name = re.sub(r"\W", "_", wanted).lstrip("_") or "knob"
@@ -428,6 +429,11 @@ class _Emitter:
 
         text = re.sub(r"\b[LC]\w+_\b", say, code)
         return re.sub(r"\bD\w+_\b", lambda m: str(self._device.get(m[0], 1)), text)
+
+
+def _configured(launch: Launch, key: str, default: int) -> tuple[int, ...]:
+    """The values of ``key`` in the tuner's configurations; ``default`` in one that leaves it open."""
+    return tuple(c[key] if isinstance(c.get(key), int) else default for c in launch.tuned)
 
 
 def _tidy(line: str) -> str:

@@ -25,6 +25,8 @@ class Knob:
     atom: str
     source: str
     certain: bool
+    configured: tuple[int | bool, ...] = ()
+    """Its value in each configuration of the file's own tuner, in the file's order."""
     echo: bool = False
     """A literal outside compile-time arguments that has a knob's value, as of a grid that says 64 beside BLOCK=64: no
     knob, and to be tied to one if that is what it repeats."""

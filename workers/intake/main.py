@@ -273,6 +273,7 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
         "source": source,
         "space": {k: list(v) for k, v in space.items()},
         "defaults": {k: defaults[k] for k in space},
+        "points": taken.configurations(space, {k: defaults[k] for k in space}),
         "fixed": fixed,
         "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total] for o in site.operands],
         "orders": [dimensions.at(site.calls[0], place).order for place in site.places],

@@ -11,6 +11,9 @@ import torch
 from tilewright.workers.intake.knobs import Knob, said_of
 from tilewright.workers.intake.normalise import Kernels
 
+MOST_CONFIGURATIONS = 16
+"""Of a long list as many are tried as a campaign of 64 evaluations can spare a quarter for."""
+
 
 @dataclass
 class Taken:
@@ -36,6 +39,24 @@ class Taken:
         declared = {name: tuple(values) for name, values in space.items()}
         head = f"SPACE = {_literal(declared)}\nDEFAULTS = {_literal(dict(defaults))}\nCONSTRAINTS = {{}}\n"
         return text.replace("SPACE = {}\n", head, 1)
+
+    def configurations(
+        self, space: Mapping[str, Sequence[Any]], defaults: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """The points of ``space`` that the file's own tuners choose between, without the default one: at most
+        ``MOST_CONFIGURATIONS``, spread over their list."""
+        tuned = {knob.name: knob.configured for knob in self.knobs if knob.configured and knob.name in space}
+        count = max(map(len, tuned.values()), default=0)
+        points = [
+            {
+                **{n: defaults[n] for n in space},
+                **{n: values[i] for n, values in tuned.items() if i < len(values)},
+            }
+            for i in range(count)
+        ]
+        distinct = [p for i, p in enumerate(points) if p not in points[:i] and p != dict(defaults)]
+        wanted = min(len(distinct), MOST_CONFIGURATIONS)
+        return [distinct[i * len(distinct) // wanted] for i in range(wanted)]
 
 
 def _literal(value: Mapping[str, Any]) -> str:
