@@ -15,8 +15,12 @@ Tell = Callable[[Any, argparse.Namespace], int]
 def add_commands(commands: Any, tell: Tell) -> None:
     """Add them to the parser's. ``tell`` says how a campaign ended."""
     tune = commands.add_parser("tune", help="tune a function as it stands in somebody's code")
-    tune.add_argument("place", metavar="FILE:FUNCTION", help="the function that launches the kernel")
-    _add_call(tune, required=True)
+    tune.add_argument(
+        "place",
+        metavar="FILE:FUNCTION",
+        help="the function that launches the kernel, or a KernelBench problem's file",
+    )
+    _add_call(tune)
     tune.add_argument("--out", type=Path, help="folder to write the operator to (default: ./FUNCTION_tuned)")
     tune.add_argument("--evaluations", type=int, default=64, help="budget of evaluations (default: 64)")
     tune.add_argument("--seconds", type=float, help="budget of seconds")
@@ -27,17 +31,17 @@ def add_commands(commands: Any, tell: Tell) -> None:
         "check", help="say what stands against a kernel file, and what to do about it"
     )
     check.add_argument("place", metavar="FILE[:FUNCTION]", help="a file of kernels, or a function in it")
-    _add_call(check, required=False)
+    _add_call(check)
     check.set_defaults(run=_check)
 
 
-def _add_call(parser: argparse.ArgumentParser, *, required: bool) -> None:
+def _add_call(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference",
         help="what it must compute: torch.softmax, or FILE:function (default: what it computes as it stands)",
     )
     parser.add_argument(
-        "--args", action="append", default=[], required=required, metavar="CALL",
+        "--args", action="append", default=[], metavar="CALL",
         help='how it is called, for example "f32[4096, 1024], dim=1"; again for another shape',
     )  # fmt: skip
     parser.add_argument("--target", help="where it runs (default: this machine's GPU, else the interpreter)")
@@ -48,16 +52,19 @@ def _say(line: str) -> None:
 
 
 def _request(arguments: argparse.Namespace) -> Any:
+    from tilewright.evolve.intake.problem_seed import told
     from tilewright.evolve.intake.tune import Request, parse_place, resolve_reference
     from tilewright.workers.intake.arguments import BadCall, parse
     from tilewright.workers.intake.itself import ITSELF
 
-    if arguments.place.endswith(".json") and (said := _problem_said(Path(arguments.place))):
+    if arguments.place.endswith(".json") and (said := told(Path(arguments.place))):
         raise UserError(said)
     path, function = parse_place(arguments.place)
     if function is None:
+        raise UserError(told(path) or f"{arguments.place!r} names no function; write FILE.py:function.")
+    if not arguments.args:
         raise UserError(
-            _problem_said(path) or f"{arguments.place!r} names no function; write FILE.py:function."
+            '--args is missing: say how the function is called, for example "f32[4096, 1024], dim=1".'
         )
     try:
         for text in arguments.args:
@@ -67,20 +74,12 @@ def _request(arguments: argparse.Namespace) -> Any:
     return Request(path, function, resolve_reference(arguments.reference or ITSELF), tuple(arguments.args))
 
 
-def _problem_said(path: Path) -> str:
-    """What to do with a file of a benchmark's problem, which has no kernel; empty for any other file."""
-    from tilewright.workers.intake.problem import JUDGES, NoProblem, read
-
-    try:
-        problem = read(path)
-    except (NoProblem, OSError):
-        return ""
-    judge = JUDGES[problem.kind]
-    return (
-        f"{path.name} is a problem of {problem.kind}: it says what to compute, and has no kernel to begin with. Write "
-        f"one, or let a language model, and tune that: "
-        f"tilewright tune KERNELS.py:FUNCTION --reference {path}:{judge} --args ..."
-    )
+def _problem(place: str) -> Path:
+    """The file of a benchmark's problem. Raises UserError."""
+    path = Path(place)
+    if path.is_file() and path.suffix in (".py", ".json"):
+        return path
+    raise UserError(f"{place!r}: say how the function is called, with --args; a problem's file needs none.")
 
 
 def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
@@ -96,9 +95,14 @@ def _tuned(arguments: argparse.Namespace, tell: Tell, taker: Any) -> int:
     from tilewright.evolve.record.home import home_folder
     from tilewright.workers.device.warm import started
 
-    request = _request(arguments)
     target = target_named(arguments.target)
-    where = arguments.out or Path(f"{request.name}_tuned")
+    if arguments.args:
+        request = _request(arguments)
+        where = arguments.out or Path(f"{request.name}_tuned")
+    else:
+        from tilewright.evolve.intake.problem_seed import seeded
+
+        request, where = seeded(_problem(arguments.place), target, arguments.out)
     overrides: dict[str, Any] = {"budget.evaluations": arguments.evaluations, "seed": arguments.seed}
     if arguments.seconds is not None:
         overrides["budget.wall_seconds"] = arguments.seconds

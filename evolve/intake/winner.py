@@ -111,9 +111,9 @@ class Tuned:
     @property
     def gain(self) -> float | None:
         """Rate of the winner over that of the seed."""
-        rows = [row for row in self.history if row["fitness"]]
+        seeds = [row["fitness"] for row in self.history if row["mutation"] == "seed" and row["fitness"]]
         winner = self.campaign.winner
-        return float(winner["fitness"] / rows[0]["fitness"]) if rows and winner else None
+        return float(winner["fitness"] / seeds[0]) if seeds and winner else None
 
     def report(self, path: str | Path | None = None) -> Path:
         """The campaign's report as one HTML file."""

@@ -215,10 +215,13 @@ def draw(
         return rng.integers(0, _bound(operand, dims), shape).astype(dtype)
     values = rng.standard_normal(shape)
     if kind in ("spread", "apart") and values.ndim:
-        rows = values.reshape(values.shape[0], -1)
+        first = next(
+            (axis for axis, size in enumerate(shape) if size > 1), 0
+        )  # a batch of one has other rows
+        rows = values.reshape(shape[first], -1)
         if values.ndim > 1:
             rows *= np.exp2(rng.integers(-spread, spread + 1, (rows.shape[0], 1)))
-            if kind == "spread":
+            if kind == "spread" and len(rows) > 1:
                 rows[rng.integers(rows.shape[0])] = 0
         rows[rng.integers(rows.shape[0]), rng.integers(rows.shape[1])] *= 2.0**spread
     elif kind == "repeated":
@@ -250,7 +253,12 @@ def function_of(reference: str) -> Callable[..., Any]:
             raise LookupError(f"--reference: {reference} names nothing")
         value = getattr(value, part)
     if isinstance(value, type) and hasattr(module, "get_init_inputs"):
-        return _forward(value, module.get_init_inputs())
+        from tilewright.workers.intake.load import Literals, load
+
+        module, _ = load(
+            Path(path), None, Literals(), traced=False
+        )  # with what the inputs of its making need
+        return _forward(getattr(module, name), module.get_init_inputs())
     if isinstance(value, type) or not callable(value):
         raise LookupError(f"--reference: {reference} is no function")
     return value

@@ -11,6 +11,7 @@ and parameters alone, and one plan speaks for every later call.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import struct
@@ -363,7 +364,7 @@ class _Call(TorchDispatchMode):
         self, meta: Mapping[str, Any] | None, value: Any, name: str
     ) -> list[Pointer | TensorMap | Scalar]:
         """A tensor map, shape and strides; or base, shape and strides twice where the kernel has none."""
-        first, *rest = nvidia.make_tensordesc_arg(value, meta)
+        first, *rest = _described_by_triton(value, meta)
         slot, offset = self._located(value.base, f"a descriptor of {name}")
         rank = len(value.shape)
         sizes = [_scalar("i32", int(n)) for n in rest[-2 * rank : -rank]]
@@ -374,6 +375,13 @@ class _Call(TorchDispatchMode):
             return [made, *sizes]
         flags = [_scalar("i1", bool(flag)) for flag in rest[2 * rank : -2 * rank]]
         return [Pointer(slot, offset), *(_scalar("i64", int(n)) for n in rest[: 2 * rank]), *flags, *sizes]
+
+
+def _described_by_triton(value: Any, meta: Mapping[str, Any] | None) -> list[Any]:
+    """What Triton's launcher makes of a descriptor. From 3.8 on it hands over a launch's other arguments, unused."""
+    encode = nvidia.make_tensordesc_arg
+    unused = len(inspect.signature(encode).parameters) - 2
+    return list(encode(value, meta, *[None] * unused))
 
 
 def _scalar(kind: str, value: Any) -> Scalar:

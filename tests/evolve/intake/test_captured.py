@@ -151,3 +151,14 @@ def test_arguments_are_named_by_the_signature_and_those_of_the_reference_alone_a
 def test_a_transposed_tensor_has_no_gaps() -> None:
     assert gaps_of("x", _Tensor(4, 8, strides=(1, 4))) == ""
     assert "strides [16, 1]" in gaps_of("x", _Tensor(4, 8, strides=(16, 1)))
+
+
+def test_the_gain_is_over_the_seed_in_whatever_order_candidates_came() -> None:
+    rows = [
+        {"mutation": "parameter", "fitness": 3.0},
+        {"mutation": "seed", "fitness": 2.0},
+        {"mutation": "rewrite", "fitness": None},
+        {"mutation": "rewrite", "fitness": 5.0},
+    ]
+    tuned = Tuned(SimpleNamespace(history=rows, winner=rows[-1]), _original, Path("none"), "scaled", [], [])
+    assert tuned.gain == 2.5

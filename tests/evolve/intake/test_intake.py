@@ -10,7 +10,7 @@ import pytest
 
 from tests.evolve.intake import kernels
 from tilewright.evolve.campaign.resolve import resolve
-from tilewright.evolve.intake import child, folder, preflight, tune, winner
+from tilewright.evolve.intake import child, folder, preflight, problem_seed, tune, winner
 from tilewright.fitness.dialect import check
 from tilewright.fitness.gates import failure, read_gates
 from tilewright.fitness.targets import load_target
@@ -211,3 +211,17 @@ def test_without_a_reference_the_function_as_it_stands_is_the_judge(files: Path,
         made = {"o0": _group_norm(inputs["x"], mistake)}
         found = failure(read_gates([gate], made, {"o0": {"o0": truth}}, "randn"), [gate])
         assert (found is None) is passes, mistake
+
+
+def test_a_problem_begins_with_a_plain_kernel(tmp_path: Path) -> None:
+    problem = tmp_path / "23_Log_softmax.py"
+    problem.write_text(
+        "import torch\n\nclass Model(torch.nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n"
+        "        self.dim = dim\n\n    def forward(self, x):\n        return torch.log_softmax(x, self.dim)\n\n"
+        "dim = 1\n\ndef get_inputs():\n    return [torch.rand(512, 4096)]\n\n"
+        "def get_init_inputs():\n    return [dim]\n"
+    )
+    request, where = problem_seed.seeded(problem, load_target("interpreter"), tmp_path / "made")
+    assert request.calls == ("f32[512, 4096]",) and request.path.parent == where
+    answer = tune.take(request, load_target("interpreter"))
+    assert set(answer["space"]) >= {"BLOCK", "num_warps"} and answer["results"][0][1] == "float32"

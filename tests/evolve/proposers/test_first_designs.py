@@ -35,6 +35,21 @@ def test_a_space_without_quantities_is_presumed_best_in_the_middle() -> None:
     assert middle == {3}
 
 
+def test_nothing_is_presumed_of_what_is_off_or_never_far_from_its_limit() -> None:
+    space = Space(
+        {"warps": (4, 8), "registers": (0, 64, 128), "tile": (64, 128), "depth": (1, 2)},
+        {"registers * warps <= 1024": "registers", "128 <= tile * depth <= 128": "always full"},
+    )
+    told = {tuple(space.decode(row).values()): k for k, row in enumerate(space.points)}
+    penalties = Presumption(space).penalty(space.points)
+    assert penalties[told[4, 64, 64, 2]] == penalties[told[4, 64, 128, 1]]
+    assert (
+        penalties[told[4, 64, 64, 2]] < penalties[told[8, 128, 64, 2]]
+    )  # a quarter of the limit, and all of it
+    off = {penalties[place] for (_, registers, *_), place in told.items() if registers == 0}
+    assert len(off) == 1
+
+
 def records(worth, count: int, seed: int, *, earlier: bool = False) -> SourceRecords:
     space = Space({"a": tuple(range(8)), "b": tuple(range(8)), "c": ("x", "y", "z")})
     rows = space.points[np.random.default_rng(seed).choice(len(space.points), count, replace=False)]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+import pytest
+
 from tilewright.workers.intake.arguments import parse
 from tilewright.workers.intake.dims import operands, settle, slots
-from tilewright.workers.intake.operator import Operand
+from tilewright.workers.intake.operator import Operand, draw
 
 
 def _settled(call: str, works) -> tuple[list[tuple[int | str, ...]], dict[str, int]]:
@@ -38,3 +41,15 @@ def test_scales_count_blocks_of_the_dimensions_they_scale() -> None:
 def test_where_nothing_works_equal_sizes_are_one() -> None:
     shapes, dims = _settled("f16[256,256], f16[256,64]", lambda dims, given: False)
     assert shapes == [("M", "M"), ("M", "N")] and dims == {"M": 256, "N": 64}
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 8), (1, 16, 8), (1, 1, 8), (6, 8), (2, 1, 1)])
+def test_a_batch_of_one_is_not_all_zero(shape: tuple[int, ...]) -> None:
+    for seed in range(8):
+        made = draw(Operand("x", "float32", shape), {}, "spread", 4, np.random.default_rng(seed))
+        assert made.shape == shape and np.abs(made).max() > 0
+
+
+def test_one_row_of_a_batch_of_one_is_zero() -> None:
+    made = draw(Operand("x", "float32", (1, 16, 8)), {}, "spread", 4, np.random.default_rng(0))
+    assert (np.abs(made[0]).max(axis=1) == 0).sum() == 1

@@ -8,7 +8,7 @@ import hashlib
 import json
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +184,20 @@ def test_what_a_plan_cannot_hold_is_refused_with_the_reason(
     answer = compiled(compiler, HEADER + FORBIDDEN + ONE.replace(old, new, 1))
     assert answer.kind == "error" and answer.data["type"] == kind, answer.data
     assert said in answer.data["message"]
+
+
+@pytest.mark.parametrize("encode", [lambda value, meta: [value, meta], lambda value, meta, _: [value, meta]])
+def test_triton_may_hand_a_descriptor_s_encoder_the_other_arguments(
+    encode: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does from 3.8 on."""
+    from tilewright.workers.runners import triton_record
+
+    monkeypatch.setattr(triton_record.nvidia, "make_tensordesc_arg", encode)
+    assert triton_record._described_by_triton("value", {"block_size": [64]}) == [
+        "value",
+        {"block_size": [64]},
+    ]
 
 
 def test_a_tensor_under_another_dtype_is_the_same_tensor(compiler: FreshChildren, one: Plan) -> None:

@@ -152,7 +152,7 @@ def _depends(kernel: TritonKernel, node: cst.BaseExpression, number: str) -> boo
     if number.isidentifier() or names & closure:
         return bool(names & closure)
     places = [node, *(place for name in closure for place in kernel.bound.get(name, ()))]
-    return any(number in kernel.source.code(place) for place in places)
+    return any(number in kernel.source.code(p.iter if isinstance(p, cst.For) else p) for p in places)
 
 
 class Naming(ast.NodeTransformer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ CASES = {case.name.split("/")[1]: case for case in load_cases(["triton/"])}
 POINTER = load_operator("gemm_fp8_blockwise/gemm_nt").kernels["pointer"].source
 
 
+@cache
 def lowered(source: str) -> str:
     rule, kernel = LowerProduct(), KernelSource(source)
     (site,) = rule.sites(kernel)
@@ -116,10 +118,9 @@ def test_the_whole_schedule_is_hoppers_and_spills_nothing(tmp_path: Path) -> Non
         "outputs": [{"name": "c", "shape": [512, 512], "dtype": "bfloat16"}],
     }
     point = {**defaults, "skew": False, "pieces": 2}
-    for more in ({"skew": True}, {"skew": True, "ring": False}):
-        folder = str(tmp_path / "carried")
-        found = compiled_ahead([(source, {**defaults, **more}, [shape])], folder, processes=1, seconds=120.0)
-        assert not found["failed"] and not found["late"], (more, found)
+    skewed = [(source, {**defaults, "skew": True, "ring": ring}, [shape]) for ring in (True, False)]
+    found = compiled_ahead(skewed, str(tmp_path / "carried"), processes=1, seconds=120.0)
+    assert not found["failed"] and not found["late"], found
     tmp_path = tmp_path / "wide"
     found = compiled_ahead([(source, point, [shape])], str(tmp_path), processes=1, seconds=120.0)
     assert not found["failed"] and not found["late"], found
@@ -141,6 +142,7 @@ def stack_bytes(code: Path) -> int:
     return int(found)
 
 
+@cache
 def refusal(source: str) -> str:
     """Why a source is not lowered; "" if it is."""
     try:
@@ -232,6 +234,19 @@ def test_a_mask_within_bounds_may_be_written_in_any_way(old: str, new: str) -> N
     source = source.replace("        a = tl.load(", "        left = K - k * BLOCK_K\n        a = tl.load(")
     source = source.replace("    offs_k = ", "    rows_inside = (offs_m < M)[:, None]\n    offs_k = ")
     assert old in source and refusal(source.replace(old, new)) == ""
+
+
+def test_the_number_of_a_tile_may_stand_in_the_loop_itself() -> None:
+    """In the address of an operand, as a rule that computes operands once writes it, without a name."""
+    source = CASES["matmul_2d_grid.py"].source.replace("    j = tl.program_id(1)\n", "")
+    inline = source.replace(
+        "cols[None, :])\n        acc", "(tl.program_id(1) * BN + tl.arange(0, BN))[None, :])\n        acc"
+    )
+    inline = inline.replace("cols = j * BN", "cols = tl.program_id(1) * BN")
+    assert inline.count("program_id(1)") == 2 and refusal(inline) == ""
+    assert "depends on the tile" in refusal(
+        inline.replace("range(0, K, BK)", "range(0, K - tl.program_id(1), BK)")
+    )
 
 
 @pytest.mark.slow
