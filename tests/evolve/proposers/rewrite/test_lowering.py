@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ CASES = {case.name.split("/")[1]: case for case in load_cases(["triton/"])}
 POINTER = load_operator("gemm_fp8_blockwise/gemm_nt").kernels["pointer"].source
 
 
+@cache
 def lowered(source: str) -> str:
     rule, kernel = LowerProduct(), KernelSource(source)
     (site,) = rule.sites(kernel)
@@ -116,10 +118,9 @@ def test_the_whole_schedule_is_hoppers_and_spills_nothing(tmp_path: Path) -> Non
         "outputs": [{"name": "c", "shape": [512, 512], "dtype": "bfloat16"}],
     }
     point = {**defaults, "skew": False, "pieces": 2}
-    for more in ({"skew": True}, {"skew": True, "ring": False}):
-        folder = str(tmp_path / "carried")
-        found = compiled_ahead([(source, {**defaults, **more}, [shape])], folder, processes=1, seconds=120.0)
-        assert not found["failed"] and not found["late"], (more, found)
+    skewed = [(source, {**defaults, "skew": True, "ring": ring}, [shape]) for ring in (True, False)]
+    found = compiled_ahead(skewed, str(tmp_path / "carried"), processes=1, seconds=120.0)
+    assert not found["failed"] and not found["late"], found
     tmp_path = tmp_path / "wide"
     found = compiled_ahead([(source, point, [shape])], str(tmp_path), processes=1, seconds=120.0)
     assert not found["failed"] and not found["late"], found
@@ -141,6 +142,7 @@ def stack_bytes(code: Path) -> int:
     return int(found)
 
 
+@cache
 def refusal(source: str) -> str:
     """Why a source is not lowered; "" if it is."""
     try:

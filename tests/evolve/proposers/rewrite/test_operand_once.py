@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ def after(source: str, rule: Rule) -> str:
     return child.source
 
 
+@cache
 def refusal(source: str) -> str:
     try:
         after(source, ComputeOperandOnce())
