@@ -153,7 +153,7 @@ class _Run:
                 with _reachable():
                     pool.open()
                     pool.start_beside()
-                campaign.begin()  # seeds first, baselines beside them; they are judged while workers start
+                    campaign.begin()  # seeds first, baselines beside them; they are judged while workers start
                 for kernel, genome in self.resolved.baselines:
                     references.request(kernel.name, Scope.SUITE, genome, kernel.name)
                 with _reachable():
@@ -183,6 +183,7 @@ class _Run:
             History(self.journal),
             Convergence(self.resolved.floors()),
             built.foretell,
+            ready=lambda: references.wait(0.0),
         )
         recorded = [(index, evaluation) for _, index, evaluation, _ in self.journal.evaluations()]
         campaign.restore(list(self.journal.candidates()), recorded)

@@ -131,6 +131,9 @@ class Campaign:
     foretell: Callable[[History], float | None] = lambda history: None
     """Relative gain that a model expects of the 32 most promising points."""
 
+    ready: Callable[[], Sequence[tuple[int, Evaluation]]] = lambda: ()
+    """What has finished by now: it is written down, and workers go on, while others are still thought of."""
+
     elapsed_before: float = 0.0
     """Wall seconds spent in earlier runs of a resumed campaign."""
 
@@ -187,9 +190,13 @@ class Campaign:
                 return self._closing
             if self._integrated == len(self.history.candidates):
                 return self._closing or StopReason.EXHAUSTED
-            for index, evaluation in self.evaluator.wait(WAIT_SECONDS):
-                self.record.add_evaluation(index, evaluation)
-                self._arrive(index, evaluation)
+            self._take(self.evaluator.wait(WAIT_SECONDS))
+
+    def _take(self, finished: Sequence[tuple[int, Evaluation]]) -> None:
+        """Write down what has come."""
+        for index, evaluation in finished:
+            self.record.add_evaluation(index, evaluation)
+            self._arrive(index, evaluation)
 
     def _arrive(self, index: int, evaluation: Evaluation) -> None:
         self._arrived[index] = in_memory(evaluation)
@@ -202,6 +209,7 @@ class Campaign:
         while not self._interrupted:
             if self._may_propose():
                 self._propose()
+                self._take(self.ready())
             elif (index := self._next_arrived()) is not None:
                 self._integrate(index)
             else:

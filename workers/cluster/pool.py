@@ -188,8 +188,6 @@ class RayPool:
     """Whether workers have taken over from this process."""
     _head: HeadStart | None = None
     _first_seed: int | None = None
-    _done: list[tuple[int, Evaluation]] = field(default_factory=list)
-    """Finished while jobs were submitted, and not asked for yet."""
     _over: threading.Event = field(default_factory=threading.Event)
     _starting: futures.Future[tuple[list[_Worker], list[ActorHandle]]] | None = None
     _one_thread: threadpool_limits | None = None
@@ -298,8 +296,6 @@ class RayPool:
         if self._first_seed is None:
             self._first_seed = job.seed
         self._queue.append(job)
-        # whoever submits many takes time to think of them: who is done meanwhile is not to wait for that
-        self._done += self._collect_head(0.0) + self._collect_ready(0.0)
         self._assign()
 
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
@@ -307,8 +303,7 @@ class RayPool:
         self._take_workers()
         self._assign()
         at_work = any(w.reply is not None or w.health.probe is not None for w in self._workers)
-        finished, self._done = self._done, []
-        finished += self._collect_head(0.0 if at_work or finished else timeout_seconds)
+        finished = self._collect_head(0.0 if at_work else timeout_seconds)
         if at_work:
             finished += self._collect_ready(0.0 if finished else timeout_seconds) + self._reap_hung()
         elif not finished and self._head is None:
