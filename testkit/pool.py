@@ -9,7 +9,8 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.seeds.catalogue import load_operator
-from tilewright.workers.cluster.pool import PoolSettings, RayPool
+from tilewright.workers.cluster.pool import RayPool
+from tilewright.workers.cluster.settings import PoolSettings
 
 FAMILY = str(FIXTURES / "small_gemm")
 

@@ -7,7 +7,7 @@ import os
 from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.score import rate_unit
-from tilewright.workers.cluster.pool import PoolSettings
+from tilewright.workers.cluster.settings import PoolSettings
 from tilewright.workers.device.station import Entry
 from tilewright.workers.toolchains import triton as triton_toolchain
 

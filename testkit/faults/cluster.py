@@ -16,7 +16,7 @@ from testkit.pool import pool_settings
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
-from tilewright.workers.cluster import actor_health, pool
+from tilewright.workers.cluster import actor_health, evaluator_actor, pool
 from tilewright.workers.cluster.artefacts import Heard
 from tilewright.workers.cluster.evaluating import LAGGING
 from tilewright.workers.cluster.pool import RayPool
@@ -167,5 +167,5 @@ def pool_of(cluster: Cluster, workers: int, patch: Any) -> RayPool:
     for number in range(workers):
         actor: Any = Actor(cluster)
         cluster.actors.append(actor)
-        made._workers.append(pool._Worker(actor, number, actor_health.Health(actor.ping)))
+        made._workers.append(evaluator_actor.Worker(actor, number, actor_health.Health(actor.ping)))
     return made

@@ -94,7 +94,7 @@ class Evaluating:
         return kind(self.operator, target, suite, limits, scratch=scratch)
 
     def evaluate(self, request: bytes, station: Any) -> bytes:
-        """One job as JSON, in and out (see ``pool.request_for`` and ``Evaluation``); or ``LAGGING``.
+        """One job as JSON, in and out (see ``work.request_for`` and ``Evaluation``); or ``LAGGING``.
 
         ``station`` holds the device of a measured target. It comes with every job, the same one for one worker: among
         the arguments of the constructor it would be lost when Ray restarts this actor.

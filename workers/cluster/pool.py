@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent import futures
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -25,14 +25,13 @@ from ray.exceptions import RayActorError, RayError
 from threadpoolctl import threadpool_limits
 
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
-from tilewright.fitness.race import Race
 from tilewright.fitness.targets import Target, load_target
 from tilewright.seeds.catalogue import load_operator
-from tilewright.seeds.operator import Scope
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.cluster.actor_health import PROBE_SECONDS, Health, Service
-from tilewright.workers.cluster.artefacts import Told, news_of
-from tilewright.workers.cluster.evaluating import LAGGING, Evaluating
+from tilewright.workers.cluster.artefacts import Told
+from tilewright.workers.cluster.evaluating import LAGGING
+from tilewright.workers.cluster.evaluator_actor import EvaluatorActor, Warming, Worker
 from tilewright.workers.cluster.head_start import HeadStart, Seat
 from tilewright.workers.cluster.local_ray import RayFolder
 from tilewright.workers.cluster.ray_start import (
@@ -42,11 +41,12 @@ from tilewright.workers.cluster.ray_start import (
     start_ray,
     target_resource,
 )
-from tilewright.workers.cluster.station_actor import RemoteStation, ask_comparisons, calibrate, start_stations
+from tilewright.workers.cluster.settings import PoolSettings
+from tilewright.workers.cluster.station_actor import ask_comparisons, calibrate, start_stations
+from tilewright.workers.cluster.work import WorkGenome, WorkItem, entries_of, request_for
 from tilewright.workers.device.comparison import Comparison
-from tilewright.workers.device.station import DeviceRatio, Entry, Station
+from tilewright.workers.device.station import DeviceRatio
 from tilewright.workers.device.warm import WarmDevice, judged_here, warm_device
-from tilewright.workers.request import Limits
 
 log = logging.getLogger(__name__)
 
@@ -66,104 +66,6 @@ HEAD_LOOK_SECONDS = 0.02
 WARMING_LOOK_SECONDS = 0.1
 """Between two looks at workers that get ready meanwhile."""
 
-DEADLINE_SLACK_SECONDS = 30.0
-"""Over the sum of the stages' own limits, after which the actor itself is taken for hung."""
-
-
-class _Genome(Protocol):
-    @property
-    def id(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def params(self) -> Mapping[str, Any]: ...
-
-
-class WorkItem(Protocol):
-    """The part of a job that the pool reads (see ``evolve.campaign.evaluator.Job``)."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def genome(self) -> _Genome: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def known_artefacts(self) -> Collection[str]: ...
-    @property
-    def best(self) -> float: ...
-    @property
-    def scope(self) -> Scope: ...
-    @property
-    def baseline(self) -> str | None: ...
-    @property
-    def race(self) -> Race | None: ...
-    @property
-    def only(self) -> Collection[str] | None: ...
-
-
-@dataclass(frozen=True)
-class PoolSettings:
-    """Settings of a pool: what every worker evaluates, and within which limits (seconds, GiB) of one child process."""
-
-    operator: str
-    target: str
-    suite: str
-    descriptors: tuple[str, ...]
-    check_seconds: float
-    measure_seconds: float
-    memory_gib: float
-    count: int
-    address: str | None = None
-    gpus: int = 0
-    reference: Entry | None = None
-    """What several devices of a measured target are calibrated with."""
-
-    def deadline_seconds(self, scope: Scope) -> float:
-        """Wall clock of one job, after which its worker is taken for hung: three children at their limits."""
-        factor = Limits().final_factor if scope is Scope.FINAL else 1.0
-        return factor * (2 * self.check_seconds + self.measure_seconds) + DEADLINE_SLACK_SECONDS
-
-
-class EvaluatorActor(Evaluating):
-    """An evaluator in a process of Ray's."""
-
-    def _address(self) -> str:
-        return str(ray.util.get_node_ip_address())
-
-    def _station(self, handle: Any, scales: Mapping[str, DeviceRatio]) -> Station | None:
-        return None if handle is None else RemoteStation(handle, scales)
-
-    def ping(self) -> None:
-        """Answers once the actor is constructed, hence able to evaluate."""
-
-    def warm(self, station: Any, seed: int) -> None:
-        """Answers once what a first job would wait for is there."""
-        self.get_ready(station, seed)
-
-
-@dataclass
-class _Worker:
-    handle: ActorHandle
-    number: int
-    health: Health
-    told: Told = field(default_factory=Told)
-    item: WorkItem | None = None
-    reply: Any = None
-    began: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Warming:
-    """What asks a worker whether it is ready for a first job, whose operands are made of ``seed``."""
-
-    handle: ActorHandle
-    station: ActorHandle | None
-    seed: int
-
-    def remote(self) -> Any:
-        return self.handle.warm.remote(self.station, self.seed)
-
 
 @dataclass
 class RayPool:
@@ -174,7 +76,7 @@ class RayPool:
     """
 
     settings: PoolSettings
-    _workers: list[_Worker] = field(default_factory=list)
+    _workers: list[Worker] = field(default_factory=list)
     _stations: list[ActorHandle] = field(default_factory=list)
     _queue: deque[WorkItem] = field(default_factory=deque)
     _attempts: dict[int, int] = field(default_factory=dict)
@@ -189,7 +91,7 @@ class RayPool:
     _head: HeadStart | None = None
     _first_seed: int | None = None
     _over: threading.Event = field(default_factory=threading.Event)
-    _starting: futures.Future[tuple[list[_Worker], list[ActorHandle]]] | None = None
+    _starting: futures.Future[tuple[list[Worker], list[ActorHandle]]] | None = None
     _one_thread: threadpool_limits | None = None
     device: WarmDevice | None = None
     """Of a measured target, where one was started before the campaign; it is closed with this."""
@@ -224,7 +126,7 @@ class RayPool:
         """Begin with that in another thread. Where it fails, ``wait`` raises PoolUnavailable."""
         if self._folder is None and not self.settings.address:
             self._folder = own_folder()
-        starting: futures.Future[tuple[list[_Worker], list[ActorHandle]]] = futures.Future()
+        starting: futures.Future[tuple[list[Worker], list[ActorHandle]]] = futures.Future()
         self._starting = starting
 
         over = self._over
@@ -238,7 +140,7 @@ class RayPool:
 
         threading.Thread(target=run, daemon=True).start()
 
-    def _made_workers(self) -> tuple[list[_Worker], list[ActorHandle]]:
+    def _made_workers(self) -> tuple[list[Worker], list[ActorHandle]]:
         """The actors, with a Ray to be in. Raises PoolUnavailable."""
         settings = self.settings
         start_ray(settings.address, settings.count, settings.gpus, self._folder)
@@ -253,7 +155,7 @@ class RayPool:
         payload, workers = self._told(scratch), []
         for number in range(settings.count):
             handle = actor.remote(payload)
-            worker = _Worker(handle, number, Health(handle.ping))
+            worker = Worker(handle, number, Health(handle.ping))
             if settings.address:  # its place on the cluster may not be there yet
                 worker.health.doubt(time.monotonic())
             workers.append(worker)
@@ -270,7 +172,7 @@ class RayPool:
         if self._head is not None:  # jobs are judged here until they are as ready as this process is
             for worker in self._workers:
                 worker.health = Health(
-                    _Warming(worker.handle, self._station_of(worker), self._first_seed or 0)
+                    Warming(worker.handle, self._station_of(worker), self._first_seed or 0)
                 )
                 worker.health.doubt(time.monotonic())
         self._assign()
@@ -344,7 +246,7 @@ class RayPool:
         return lines
 
     def compare(
-        self, genomes: Sequence[_Genome], seed: int, only: Mapping[str, Collection[str]] | None = None
+        self, genomes: Sequence[WorkGenome], seed: int, only: Mapping[str, Collection[str]] | None = None
     ) -> Comparison:
         """Genomes side by side on the first device. Raises PoolUnavailable when the station is gone.
 
@@ -353,13 +255,13 @@ class RayPool:
         if self._head is not None and self._head.measures and not self._head.retired:
             suite = load_operator(self.settings.operator).suites[self.settings.suite]
             try:
-                return self._head.compare(suite.workloads, _entries(genomes, only or {}), seed)
+                return self._head.compare(suite.workloads, entries_of(genomes, only or {}), seed)
             except (SessionDied, OSError) as error:
                 raise PoolUnavailable(str(error)) from error
         self._take_workers(wait=True)
         return self._compare(self._stations[:1], genomes, seed, only or {})[0]
 
-    def compare_on_all(self, genomes: Sequence[_Genome], seed: int) -> list[Comparison]:
+    def compare_on_all(self, genomes: Sequence[WorkGenome], seed: int) -> list[Comparison]:
         """The same on every device at once."""
         self._take_workers(wait=True)
         return self._compare(self._stations, genomes, seed, {})
@@ -367,12 +269,12 @@ class RayPool:
     def _compare(
         self,
         stations: Sequence[ActorHandle],
-        genomes: Sequence[_Genome],
+        genomes: Sequence[WorkGenome],
         seed: int,
         only: Mapping[str, Collection[str]],
     ) -> list[Comparison]:
         suite = load_operator(self.settings.operator).suites[self.settings.suite]
-        entries = _entries(genomes, only)
+        entries = entries_of(genomes, only)
         try:
             return ask_comparisons(stations, self.settings.operator, suite.workloads, entries, seed)
         except SessionDied as error:
@@ -395,7 +297,7 @@ class RayPool:
             self._folder.close()
             self._folder = None
 
-    def _station_of(self, worker: _Worker) -> ActorHandle | None:
+    def _station_of(self, worker: Worker) -> ActorHandle | None:
         return self._stations[worker.number % len(self._stations)] if self._stations else None
 
     def _made_stations(self, target: Target, scratch: str | None) -> list[ActorHandle]:
@@ -489,7 +391,7 @@ class RayPool:
 
     # -- one worker ------------------------------------------------------------------------------
 
-    def _collect(self, worker: _Worker) -> list[tuple[int, Evaluation]]:
+    def _collect(self, worker: Worker) -> list[tuple[int, Evaluation]]:
         item = worker.item
         assert item is not None
         try:
@@ -537,27 +439,3 @@ class RayPool:
             verdict=Verdict.INFRA_ERROR,
             reason=reason,
         )
-
-
-def _entries(genomes: Sequence[_Genome], only: Mapping[str, Collection[str]]) -> list[Entry]:
-    """For a comparison: see ``RayPool.compare``."""
-    kept = {name: frozenset(shapes) for name, shapes in only.items()}
-    return [Entry(g.id, g.source, dict(g.params), kept.get(g.id)) for g in genomes]
-
-
-def request_for(item: WorkItem, told: Told) -> bytes:
-    """A job for a worker that was told so much; ``told`` is brought up to date."""
-    return json.dumps(
-        {
-            "genome": item.genome.id,
-            "source": item.genome.source,
-            "params": dict(item.genome.params),
-            "seed": item.seed,
-            "scope": item.scope.value,
-            "baseline": item.baseline,
-            "known_artefacts": news_of(item.known_artefacts, told),
-            "best": item.best,
-            "race": item.race and item.race.data(),
-            "only": None if item.only is None else sorted(item.only),
-        }
-    ).encode()

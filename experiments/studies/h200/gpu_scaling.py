@@ -41,7 +41,8 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.fitness.intervals import Ratio, paired_ratio
 from tilewright.seeds.operator import Scope
-from tilewright.workers.cluster.pool import PoolSettings, RayPool
+from tilewright.workers.cluster.pool import RayPool
+from tilewright.workers.cluster.settings import PoolSettings
 from tilewright.workers.device.calibration import CARRIED
 from tilewright.workers.device.comparison import Comparison
 

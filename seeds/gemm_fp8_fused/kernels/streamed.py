@@ -308,7 +308,7 @@ def loops_scratch(plan):
     }
 
 
-def launch(plan, m, n):
+def pallas_call_of(plan, m, n):
     """The Pallas call of a resolved plan."""
     result = jax.ShapeDtypeStruct((m, n), jnp.bfloat16)
     limit = plan["vmem_mib"] * 1048576
@@ -352,6 +352,6 @@ def build(params):
         n = w.shape[1]
         plan = resolve(params, m, n, depth, sw.shape[0])
         plan["rows"], plan["cols"] = m // plan["block_m"], n // plan["block_n"]
-        return launch(plan, m, n)(a, w, sw)
+        return pallas_call_of(plan, m, n)(a, w, sw)
 
     return gemm

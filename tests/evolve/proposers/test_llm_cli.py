@@ -34,6 +34,7 @@ class InlinePool:
         self._queue: deque[Job] = deque()
         self.slots = 1
         self.judged_here = 0.0
+        self.workers_ready = True
 
     def open(self) -> None: ...
 
