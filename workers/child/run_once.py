@@ -162,7 +162,11 @@ def _listen(drain: Drain, process: Process, limits: ChildLimits, deadline: float
         if isinstance(found, Stop):
             return found
         if not found and process.wait(0):
-            break  # what it left behind may hold its pipes open
+            # it may have answered between the last look and its end; what it left behind may hold its pipes open
+            while drain.open and (found := drain.step(0.0)):
+                if isinstance(found, Stop):
+                    return found
+            break
     if not process.wait(max(0.1, min(5.0, deadline - time.monotonic()))):
         return Stop(Ending.TIMEOUT, "closed its result pipe and stayed")
     drain.rest_of_log()
