@@ -18,7 +18,7 @@ from tilewright.workers.intake.arguments import Call, Literal
 from tilewright.workers.intake.device import device_numbers
 from tilewright.workers.intake.emit import emit
 from tilewright.workers.intake.itself import ITSELF
-from tilewright.workers.intake.load import Literals
+from tilewright.workers.intake.literals import Literals
 from tilewright.workers.intake.operator import (
     Operand,
     flat,

@@ -36,7 +36,8 @@ from tilewright.workers.intake.evidence import (
     work_of,
 )
 from tilewright.workers.intake.itself import ITSELF, Own
-from tilewright.workers.intake.load import Literals, load
+from tilewright.workers.intake.literals import Literals
+from tilewright.workers.intake.load import load
 from tilewright.workers.intake.operator import (
     Operand,
     function_of,

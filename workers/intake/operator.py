@@ -241,7 +241,8 @@ def function_of(reference: str) -> Callable[..., Any]:
     if path.endswith(".json"):
         module: Any = _definition(Path(path))
     elif colon:
-        from tilewright.workers.intake.load import Literals, load
+        from tilewright.workers.intake.literals import Literals
+        from tilewright.workers.intake.load import load
 
         module, _ = load(Path(path), name, Literals(), traced=False)
     else:
@@ -253,7 +254,8 @@ def function_of(reference: str) -> Callable[..., Any]:
             raise LookupError(f"--reference: {reference} names nothing")
         value = getattr(value, part)
     if isinstance(value, type) and hasattr(module, "get_init_inputs"):
-        from tilewright.workers.intake.load import Literals, load
+        from tilewright.workers.intake.literals import Literals
+        from tilewright.workers.intake.load import load
 
         module, _ = load(
             Path(path), None, Literals(), traced=False

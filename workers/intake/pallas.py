@@ -26,7 +26,8 @@ from tilewright.fitness import dialect
 from tilewright.fitness.targets import load_target
 from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake.arguments import Call, Literal, TensorArgument, parse
-from tilewright.workers.intake.load import Literals, load
+from tilewright.workers.intake.literals import Literals
+from tilewright.workers.intake.load import load
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.pallas_observed import Observed, observe, traced
 from tilewright.workers.intake.pallas_plain import plain

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from tilewright.workers.intake.load import Literals, load
+from tilewright.workers.intake.literals import Literals
+from tilewright.workers.intake.load import load
 from tilewright.workers.intake.template_text import FUNCTION, Step, matmul_text, pointwise_text, rows_text
 
 SHORT = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}

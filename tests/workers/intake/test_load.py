@@ -6,7 +6,8 @@ from types import ModuleType
 
 import pytest
 
-from tilewright.workers.intake.load import Literals, Missing, PackageLoader, load
+from tilewright.workers.intake.literals import Literals
+from tilewright.workers.intake.load import Missing, PackageLoader, load
 from tilewright.workers.intake.symbols import code_of
 
 FILE = """

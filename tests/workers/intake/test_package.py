@@ -8,7 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from tilewright.workers.intake.load import Literals, load
+from tilewright.workers.intake.literals import Literals
+from tilewright.workers.intake.load import load
 from tilewright.workers.intake.masks import is_mask, masks_of
 from tilewright.workers.intake.normalise import definition
 
