@@ -59,7 +59,7 @@ class HeadStart:
         self._station = SharedStation(device.station) if device is not None else None
         if device is not None and self._station is not None:
             operator, target = made[0].operator, made[0].target
-            truth, samples = Truth(operator, KEPT), Samples(operator)
+            truth, samples = Truth(operator, KEPT), Samples(operator, self._station)
             for one in made:
                 compiler = device.compiler(target, Path(scratch) if scratch else None)
                 one.prepare(self._station.another(), compiler, truth, samples)
