@@ -123,6 +123,16 @@ class RayPool:
         self.start_beside()
         self._take_workers(wait=True)
 
+    def start_for_few(self) -> None:
+        """As ``start``, for a few jobs: one device of this machine is asked from this process, which waits for no Ray.
+
+        Should this process fail in that, Ray is started after all. Raises PoolUnavailable.
+        """
+        if self.settings.gpus == 1 and not self.settings.address:
+            self.open()
+        if self._head is None:
+            self.start()
+
     def start_beside(self) -> None:
         """Begin with that in another thread. Where it fails, ``wait`` raises PoolUnavailable."""
         if self._folder is None and not self.settings.address:
@@ -379,6 +389,8 @@ class RayPool:
         if any(self._is_hung(seat) for seat in self._head.busy):
             done += [(seat.item, None) for seat in self._head.busy]
             self._end_head()
+            if self._starting is None and not self._workers:
+                self.start_beside()
         finished = []
         for item, evaluation in done:
             finished += self._settle(

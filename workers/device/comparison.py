@@ -92,8 +92,12 @@ def compare(
     entries: Sequence[Entry],
     seed: int,
     effort: tuple[int, int] = EFFORT,
+    samples: Samples | None = None,
 ) -> Comparison:
-    """Time ``entries`` side by side; one that fails is left out and told. Raises SessionDied, OSError."""
+    """Time ``entries`` side by side; one that fails is left out and told. Raises SessionDied, OSError.
+
+    ``samples``: of the operator, where there are some that may be due here.
+    """
     failed: dict[str, str] = {}
     request = TimingRequest(
         operator=operator,
@@ -103,10 +107,9 @@ def compare(
         seed=seed,
         measured=tuple(workloads),
     )
-    left = _planned(request, entries, failed, station)
-    samples = Samples(operator, station)
+    left, samples = _planned(request, entries, failed, station), samples or Samples(operator, station)
     while left:
-        timed = _timed(station, request, samples, left, effort)
+        timed = _timed(station, request, left, effort, samples)
         if not isinstance(timed, _Bad):
             return _comparison(target, station, timed, failed)
         failed[timed.entry] = f"{timed.failure.verdict.value}: {timed.failure.reason}"
@@ -202,9 +205,9 @@ class _Bad:
 def _timed(
     station: Station,
     request: TimingRequest,
-    samples: Samples,
     entries: Sequence[Entry],
     effort: tuple[int, int],
+    samples: Samples,
 ) -> list[tuple[Sequence[str], Timing]] | _Bad:
     """(names in the order of the rounds, timing) of every shape; shapes of the same entries run together."""
     groups: dict[tuple[str, ...], list[Workload]] = {}
