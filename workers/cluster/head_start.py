@@ -60,7 +60,7 @@ class HeadStart:
         self._samples: Samples | None = None
         if device is not None and self._station is not None:
             operator, target = made[0].operator, made[0].target
-            truth, samples = Truth(operator, KEPT), Samples(operator)
+            truth, samples = Truth(operator, KEPT), Samples(operator, self._station)
             self._samples = samples
             for one in made:
                 compiler = device.compiler(target, Path(scratch) if scratch else None)

@@ -80,6 +80,7 @@ class RayPool:
     _stations: list[ActorHandle] = field(default_factory=list)
     _queue: deque[WorkItem] = field(default_factory=deque)
     _attempts: dict[int, int] = field(default_factory=dict)
+    _dropped: set[int] = field(default_factory=set)
     retried: int = 0
     scales: dict[str, DeviceRatio] = field(default_factory=dict)
     """Of the devices of several stations, by device."""
@@ -209,6 +210,11 @@ class RayPool:
             self._first_seed = job.seed
         self._queue.append(job)
         self._assign()
+
+    def drop(self, indices: Collection[int]) -> None:
+        """Those that wait never begin; what comes of the others is not told."""
+        self._dropped |= set(indices)
+        self._queue = deque(item for item in self._queue if item.index not in self._dropped)
 
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
         """Finished jobs; an infrastructure fault is retried here and only its last failure comes back."""
@@ -421,6 +427,8 @@ class RayPool:
         return self._settle(item, evaluation)
 
     def _settle(self, item: WorkItem, evaluation: Evaluation) -> list[tuple[int, Evaluation]]:
+        if item.index in self._dropped:
+            return []
         if evaluation.verdict is Verdict.INFRA_ERROR and self._attempts.get(item.index, 0) < RETRIES:
             self._attempts[item.index] = self._attempts.get(item.index, 0) + 1
             self.retried += 1

@@ -107,7 +107,7 @@ def compare(
         seed=seed,
         measured=tuple(workloads),
     )
-    left, samples = _planned(request, entries, failed, station), samples or Samples(operator)
+    left, samples = _planned(request, entries, failed, station), samples or Samples(operator, station)
     while left:
         timed = _timed(station, request, left, effort, samples)
         if not isinstance(timed, _Bad):
