@@ -6,6 +6,7 @@ shapes of the same kind, against the reference, and with other values of what ma
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
@@ -46,6 +47,7 @@ from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.intake.trial import (
     bars,
+    deep_shape,
     run,
     several_tiles,
     shapes_of,
@@ -262,7 +264,8 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
         }
     gated = operator_of(request, site, reference, results, spread)
     wide = several_tiles(request, site, taken, module, defaults, reference)
-    space, fixed = evidence(taken, module, defaults, shapes, gated, wide)
+    deep = functools.cache(lambda: deep_shape(request, site, taken, module, defaults, reference))
+    space, fixed = evidence(site, taken, module, defaults, shapes, gated, wide, deep)
     source = taken.with_space(space, {k: defaults[k] for k in space})
     again = load_module(source)
     made = run(again, dict(again.DEFAULTS), shapes[0].inputs["randn"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,9 +20,11 @@ import triton
 import triton.language as tl
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, DECLARATIONS
+from tilewright.workers.intake import dead_branches
 from tilewright.workers.intake.load import Missing, Silent
 from tilewright.workers.intake.masks import is_mask, masks_of
 from tilewright.workers.intake.names import object_of
+from tilewright.workers.intake.read_values import Head, with_heads
 
 _TAKEN = ALL_BUILTINS | frozenset(("torch", "triton", "tl", "launch", "math")) | frozenset(DECLARATIONS)
 
@@ -50,7 +53,11 @@ _WRITTEN = {
     "tanh": "def tanh(x):\n    return 2.0 * tl.sigmoid(2.0 * x) - 1.0\n",
     "log1p": "def log1p(x):\n    return tl.log(1.0 + x)\n",
     "expm1": "def expm1(x):\n    return tl.exp(x) - 1.0\n",
-    "pow": "def pow_of(x, y):\n    return tl.exp2(y * tl.log2(x))\n",
+    "pow": "def pow_of(x, y):\n    y = tl.zeros_like(x) + y\n    size = tl.exp2(y * tl.log2(tl.abs(x)))\n"
+    "    odd = y - 2.0 * tl.floor(y * 0.5) == 1.0\n    return tl.where((x < 0) & odd, -size, size)\n",
+    "pow2": "def power_2(x):\n    return x * x\n",
+    "pow3": "def power_3(x):\n    return x * x * x\n",
+    "pow4": "def power_4(x):\n    x2 = x * x\n    return x2 * x2\n",
     "rint": "def rint(x):\n    return (x + 12582912.0) - 12582912.0\n",
     "nearbyint": "def rint(x):\n    return (x + 12582912.0) - 12582912.0\n",
     "trunc": "def trunc(x):\n    return tl.where(x >= 0, tl.floor(x), tl.ceil(x))\n",
@@ -74,7 +81,8 @@ _WRITTEN = {
 }
 """Functions of the device's library that the language can say."""
 
-_DROPPED = ("device_print", "static_print", "device_assert", "print")
+_DROPPED = ("device_print", "static_print", "device_assert", "print", "assume")
+"""What changes no answer. An assumption that does not hold, as of ``pid > 0``, is refused by the interpreter."""
 
 
 @dataclass
@@ -97,22 +105,23 @@ class Kernels:
     notes: list[str] = field(default_factory=list)
     refusals: list[tuple[int, str]] = field(default_factory=list)
     maths: bool = False
+    given: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    """By the identity of a launched function: parameters that its launches give a constant."""
     _names: dict[int, str] = field(default_factory=dict)
     _spelt: dict[str, str] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
 
     def take(self, kernel: Any) -> str:
         """Add a jitted function and what it reaches; its name."""
-        while not hasattr(kernel, "rewriter") and hasattr(kernel, "fn"):
-            kernel = kernel.fn
-        fn = getattr(kernel, "fn", kernel)
+        fn = _function(kernel)
         if id(fn) in self._names:
             return self._names[id(fn)]
         name = self._free(fn.__name__)
         self._names[id(fn)] = name
         self._kept.append(fn)
         node, file = definition(fn)
-        scope = {**_closure(fn), **{}}
+        scope = _closure(fn)
+        node = dead_branches.cut(node, self.given.get(id(fn), {}), {**fn.__globals__, **scope})
         mapping: dict[str, str] = {}
         transform = _Transform(self, fn.__globals__, scope, node, mapping)
         self.parameters[name] = mapping
@@ -124,6 +133,30 @@ class Kernels:
         text = ast.unparse(made)
         self.functions[name] = Text(name, text, file, _lines(made, text))
         return name
+
+    def keep_used(self, launch: str) -> None:
+        """Leave out functions that neither ``launch`` nor any that it reaches names."""
+        used: set[str] = set()
+        left = [launch]
+        while left:
+            words = set(re.findall(r"\w+", left.pop())) - used
+            used |= words
+            left += [self.functions[name].text for name in words if name in self.functions]
+        for name in [name for name in self.functions if name not in used]:
+            del self.functions[name]
+
+    def variant(self, name: str, heads: Mapping[str, Head]) -> str:
+        """A function that was taken, making parameters of what is given for them; its name."""
+        known = self.functions[name]
+        again = next(
+            (n for n, t in self.functions.items() if t.text == with_heads(known.text, n, heads)), None
+        )
+        if again is not None:
+            return again
+        made = self._free(f"{name}_read")
+        lines = {line + len(heads): of for line, of in known.lines.items()}
+        self.functions[made] = Text(made, with_heads(known.text, made, heads), known.file, lines)
+        return made
 
     def _free(self, wanted: str) -> str:
         name = wanted.lstrip("_") or "f"
@@ -139,6 +172,10 @@ class Kernels:
             new += "_c"
         self.constants[new] = text
         return new
+
+    def spelt(self, name: str) -> str:
+        """The name of a function of the device's library that was spelt out; empty where it was not."""
+        return self._spelt.get(name, "")
 
     def written(self, name: str) -> str:
         """A function of the device's library, spelt out; its name."""
@@ -376,6 +413,9 @@ class _Transform(ast.NodeTransformer):
             pass
         self.generic_visit(node)
         name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name and name == self._owner.spelt("pow") and (exponent := _exponent(node)):
+            node.func = ast.copy_location(ast.Name(self._owner.written(f"pow{exponent}"), ast.Load()), node)
+            del node.args[-1]
         if name in self._owner.parameters:
             renamed = self._owner.parameters[name]
             for keyword in node.keywords:
@@ -385,6 +425,13 @@ class _Transform(ast.NodeTransformer):
         if ast.unparse(node.func) == "tl.constexpr" and len(node.args) == 1:
             return node.args[0]
         return node
+
+
+def _exponent(node: ast.Call) -> int:
+    """A whole exponent that a few products say; else 0."""
+    last = node.args[-1] if len(node.args) == 2 else None
+    value = last.value if isinstance(last, ast.Constant) else 0
+    return value if isinstance(value, int) and value in (2, 3, 4) else 0
 
 
 def _transposed(node: ast.Call) -> None:
