@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from tilewright.workers.plans.format import Plan
 from tilewright.workers.plans.replay import Codes, Ready
 from tilewright.workers.runners.tensors import Tensors, torch_dtype
 from tilewright.workers.runners.torch_device import Call, TorchDevice
-from tilewright.workers.runners.triton_clock import Clock, GpuClock
+from tilewright.workers.runners.triton_clock import Clock, GpuClock, nothing
 from tilewright.workers.runners.triton_guard import CANARY, CANARY_BYTES, POISON, Canaries, OutsideWrite
 
 ENTRIES = 24
@@ -228,8 +228,9 @@ class _Launched:
         self._buffers: list[torch.Tensor] = []
         self._addresses: list[int] = []
 
-    def guarded(self, canaries: Canaries) -> Tensors:
+    def guarded(self, canaries: Canaries, rest: Callable[[], object] = nothing) -> Tensors:
         self.prepare()
+        rest()
         self()
         self._clock.synchronise()
         canaries.inspect()
@@ -242,6 +243,7 @@ class _Launched:
     def prepare(self) -> None:
         self._buffers = self._arena.laid(self._ready.plan.buffers)
         self._addresses = [*self._inputs, *(buffer.data_ptr() for buffer in self._buffers)]
+        self._ready.place(self._addresses)
         self._gpu.scrub()
 
     def __call__(self) -> None:
