@@ -102,7 +102,7 @@ def _writer(arguments: argparse.Namespace) -> Any:
 
 
 def _evaluator(address: str | None) -> Any:
-    """Makes a Ray pool for a resolved campaign, started."""
+    """Makes a pool for a resolved campaign, started."""
 
     def make(resolved: Any) -> Any:
         from tilewright.evolve.campaign.worker_settings import pool_settings
@@ -113,7 +113,7 @@ def _evaluator(address: str | None) -> Any:
         config = resolved.config.model_copy(update={"workers": workers})
         pool = RayPool(pool_settings(type(resolved)(**{**vars(resolved), "config": config})))
         try:
-            pool.start()
+            pool.start_for_few()
         except PoolUnavailable as error:
             raise UserError(f"workers: {error}.") from error
         return pool

@@ -6,6 +6,7 @@ shapes of the same kind, against the reference, and with other values of what ma
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
@@ -24,6 +25,7 @@ from tilewright.workers.intake.arguments import parse
 from tilewright.workers.intake.call_site import (
     Oracle,
     Site,
+    computes,
     signature_names,
     traced_at,
     wanted_of,
@@ -142,7 +144,10 @@ def _recorded(request: Mapping[str, Any]) -> tuple[Site, Taken]:
                 return False
             return True
 
-        site.operands, site.dims = dimensions.settle(raw, len(site.calls), works)
+        surely = None
+        if request["reference"] != ITSELF:
+            surely = functools.partial(computes, function_of(request["reference"]), site)
+        site.operands, site.dims = dimensions.settle(raw, len(site.calls), works, surely=surely)
         wanted = wanted_of(request, site)
         return site, traced_at(site, site.dims[0], wanted)
 
