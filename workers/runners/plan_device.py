@@ -195,23 +195,27 @@ class Arena:
         needed = 2 * CANARY_BYTES + sum(_rounded(size) + room + CANARY_BYTES for size in sizes)
         if not needed <= self._memory.numel() <= 2 * needed:
             self._memory = torch.empty(needed, dtype=torch.uint8, device=self._device)
-        self._memory.fill_(CANARY)
         self._spans, place = [], CANARY_BYTES
         for size in sizes:
             place += _STEP * secrets.randbelow(_PLACES)
             self._spans.append((place, place + size))
             place += _rounded(size) + CANARY_BYTES
+        for gap in self._gaps():
+            gap.fill_(CANARY)
         buffers = [self._memory[start:end] for start, end in self._spans]
         for buffer in buffers:
             buffer.fill_(POISON)
         return buffers
 
-    def inspect(self) -> None:
-        """Once the device is done. Raises OutsideWrite when something was written beside the buffers laid last."""
+    def _gaps(self) -> list[torch.Tensor]:
+        """What lies around the buffers."""
         starts = [0, *(end for _, end in self._spans)]
         ends = [*(start for start, _ in self._spans), self._memory.numel()]
-        gaps = [self._memory[start:end] for start, end in zip(starts, ends, strict=True)]
-        if bool(torch.stack([(gap != CANARY).any() for gap in gaps]).any()):
+        return [self._memory[start:end] for start, end in zip(starts, ends, strict=True)]
+
+    def inspect(self) -> None:
+        """Once the device is done. Raises OutsideWrite when something was written beside the buffers laid last."""
+        if bool(torch.stack([(gap != CANARY).any() for gap in self._gaps()]).any()):
             raise OutsideWrite("a kernel writes outside the tensors it was given")
 
 

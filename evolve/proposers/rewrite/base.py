@@ -203,15 +203,19 @@ class KernelSource:
         return current
 
     @cached_property
-    def identifiers(self) -> frozenset[str]:
-        """Every name and string in the source, so that a fresh one collides with nothing."""
+    def _written(self) -> frozenset[str]:
         names = {n.value for n in walk(self.module) if isinstance(n, cst.Name)}
         return frozenset(names | set(self.space) | set(self.defaults))
+
+    @property
+    def identifiers(self) -> frozenset[str]:
+        """Every name and string in the source and those given out, so that a fresh one collides with nothing."""
+        return self._written | self.given
 
     def fresh(self, wanted: str) -> str:
         """``wanted``, or with a number appended if taken. Remembers what it gave out."""
         name, count = wanted, 2
-        while name in self.identifiers or name in self.given:
+        while name in self.identifiers:
             name, count = f"{wanted}_{count}", count + 1
         self.given |= {name}
         return name
