@@ -21,6 +21,7 @@ from tilewright.workers.intake.itself import ITSELF
 from tilewright.workers.intake.literals import Literals
 from tilewright.workers.intake.operator import (
     Operand,
+    draw,
     flat,
     function_of,
     run_reference,
@@ -168,6 +169,28 @@ def wanted_of(request: Mapping[str, Any], site: Site) -> Any:
         if found:
             return found
     return None
+
+
+def computes(
+    function: Callable[..., Any], site: Site, dims: Mapping[str, int], operands: Sequence[Operand]
+) -> bool:
+    """Whether the reference takes operands of these dimensions with numbers in them: shapes alone may pass too easily.
+
+    It is asked with an eighth of each size, and where it refuses those, with the sizes themselves if that is little.
+    """
+    with torch.device("cpu"):
+        for small in ({name: max(1, size // 8) for name, size in dims.items()}, dims):
+            if sum(math.prod(o.sizes(small)) for o in operands) > MOST_ZEROS:
+                return True
+            rng = np.random.default_rng(1)
+            inputs = {o.name: draw(o, small, "randn", 1, rng) for o in operands}
+            for precision, call in itertools.product(("float64", ""), reference_calls(site)):
+                try:
+                    if run_reference(function, call, inputs, precision):
+                        return True
+                except Exception:  # noqa: BLE001 - the next way may do
+                    continue
+    return False
 
 
 @dataclass

@@ -25,6 +25,7 @@ from tilewright.workers.intake.arguments import parse
 from tilewright.workers.intake.call_site import (
     Oracle,
     Site,
+    computes,
     signature_names,
     traced_at,
     wanted_of,
@@ -144,7 +145,10 @@ def _recorded(request: Mapping[str, Any]) -> tuple[Site, Taken]:
                 return False
             return True
 
-        site.operands, site.dims = dimensions.settle(raw, len(site.calls), works)
+        surely = None
+        if request["reference"] != ITSELF:
+            surely = functools.partial(computes, function_of(request["reference"]), site)
+        site.operands, site.dims = dimensions.settle(raw, len(site.calls), works, surely=surely)
         wanted = wanted_of(request, site)
         return site, traced_at(site, site.dims[0], wanted)
 

@@ -9,6 +9,7 @@ from tilewright.evolve.campaign.evaluator import Job
 from tilewright.fitness.evaluation import Verdict
 from tilewright.workers.cluster.pool import RETRIES, RayPool
 from tilewright.workers.cluster.ray_start import PoolUnavailable
+from tilewright.workers.cluster.settings import PoolSettings
 
 
 def test_faults_are_retried_and_then_reported_never_held_against_the_genome() -> None:
@@ -27,3 +28,20 @@ def test_faults_are_retried_and_then_reported_never_held_against_the_genome() ->
 def test_a_cluster_that_is_not_there_is_named() -> None:
     with pytest.raises(PoolUnavailable, match=r"127\.0\.0\.1:1 cannot be joined"):
         RayPool(pool_settings(address="127.0.0.1:1")).start()
+
+
+def test_a_few_jobs_for_one_device_wait_for_no_ray_unless_this_process_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts: list[RayPool] = []
+    monkeypatch.setattr(RayPool, "start_beside", lambda pool: starts.append(pool))
+    few = RayPool(pool_settings(gpus=1, count=1))
+    few.start_for_few()
+    try:
+        few.submit(Job(7, genome(), 1))
+        assert any("candidate 7" in line for line in few.activity()) and not starts
+        monkeypatch.setattr(PoolSettings, "deadline_seconds", lambda settings, scope: 0.0)
+        assert few.wait(0.5) == []
+        assert starts == [few] and few.retried == 1
+    finally:
+        few.close()
