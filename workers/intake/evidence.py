@@ -72,19 +72,28 @@ def evidence(taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Seq
         }
         return failure(read_gates(operator.gates, named, wanted, "randn"), operator.gates) is None
 
-    def bound(knob: Knob) -> tuple[str, ...] | None:
-        """Echoes that must follow a knob for its neighbours to pass at several tiles; None where they never do."""
+    def bound(knob: Knob) -> tuple[tuple[str, ...], list[int]] | None:
+        """Echoes that must follow a knob for its neighbours to pass at several tiles, and the values on those sides of
+        the default where they do; None where they never do."""
         same = [k.name for k in taken.knobs if k.echo and k.default == knob.default]
         if wide is None:
-            return None if same else ()
-        below = [v for v in knob.values if v < knob.default][-1:]
-        above = [v for v in knob.values if v > knob.default][:1]
+            return None if same else ((), list(knob.values))
+        below, above = (
+            [v for v in knob.values if v < knob.default],
+            [v for v in knob.values if v > knob.default],
+        )
         ways = [(), *((name,) for name in same), *([tuple(same)] if len(same) > 1 else [])]
+        found: tuple[tuple[str, ...], list[int]] | None = None
         for way in ways:
-            ways_on = ({**defaults, knob.name: v, **dict.fromkeys(way, v)} for v in (*below, *above))
-            if all(passes(started(params, wide), wide) for params in ways_on):
-                return tuple(way)
-        return None
+            kept = []
+            for side, nearest in ((below, below[-1:]), (above, above[:1])):
+                tried = [{**defaults, knob.name: v, **dict.fromkeys(way, v)} for v in nearest]
+                kept += side if all(passes(started(params, wide), wide) for params in tried) else []
+            if len(kept) == len(below) + len(above):
+                return tuple(way), kept
+            if kept and found is None:
+                found = tuple(way), kept
+        return found
 
     for knob in taken.knobs:
         if knob.echo:
@@ -99,13 +108,14 @@ def evidence(taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Seq
             space[knob.name] = values
             continue
         seen = arguments_of(taken, module, {**defaults}, shapes)
-        kept, changed, tied = [knob.default], False, bound(knob)
-        if tied is None:
+        kept, changed, bounded = [knob.default], False, bound(knob)
+        if bounded is None:
             why = "other values fail where there are several tiles: it is part of the meaning, or repeated elsewhere"
             fixed.append({"name": knob.name, "value": knob.default, "why": why})
             continue
+        tied, fine = bounded
         taken.ties.update(dict.fromkeys(tied, knob.name))
-        others = [value for value in values if value != knob.default]
+        others = [value for value in values if value != knob.default and value in fine]
         while others:
             some, others = others[:at_once], others[at_once:]
             late = time.monotonic() - began > EVIDENCE_SECONDS

@@ -204,8 +204,12 @@ def several_tiles(
     no such literal, or the kernel does not take such a shape in time."""
     sizes = [k.default for k in taken.knobs if not k.certain and 1 < k.default <= MOST_TILE]
     dims = site.dims[0]
-    for parts in (5, 4, 8) if sizes else ():  # halves of a tile
-        small = {n: s if s <= 16 else min(s, parts * max(sizes) // 2) for n, s in dims.items()}
+    ways = (
+        itertools.product((5, 4, 8), (16, 2)) if sizes else ()
+    )  # halves of a tile; of a few rows, all or two
+    for parts, few in ways:
+        most = parts * max(sizes) // 2
+        small = {n: min(s, few) if s <= 16 else min(s, most) for n, s in dims.items()}
         if sum(int(np.prod(o.sizes(small))) for o in site.operands) > 1 << 20 or unlike(
             request, site, taken, small
         ):
