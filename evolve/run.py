@@ -156,7 +156,7 @@ class _Run:
                 self.display.note("starting workers")
                 with _reachable():
                     pool.open()
-                    pool.start_beside()
+                    pool.start_more()
                     campaign.begin()  # seeds first, baselines beside them; they are judged while workers start
                 for kernel, genome in self.resolved.baselines:
                     references.request(kernel.name, Scope.SUITE, genome, kernel.name)
