@@ -36,12 +36,10 @@ TALK = "talk"
 JOBS = "jobs"
 """That of jobs on the device: they take turns, and the next one is unpacked beside the one that has it."""
 
-GROUPS = {TALK: 1, JOBS: 2}
-
 ORACLE = "oracle"
 """That of what the oracle is asked, which may take a while."""
 
-GROUPS = {TALK: 1, ORACLE: 1}
+GROUPS = {TALK: 1, JOBS: 2, ORACLE: 1}
 
 SLIVER = 0.001
 """Of a node's resource: enough to be placed there."""
