@@ -204,8 +204,10 @@ def several_tiles(
     no such literal, or the kernel does not take such a shape in time."""
     sizes = [k.default for k in taken.knobs if not k.certain and 1 < k.default <= MOST_TILE]
     dims = site.dims[0]
-    for parts in (5, 4, 8) if sizes else ():  # halves of a tile
-        small = {n: s if s <= 16 else min(s, parts * max(sizes) // 2) for n, s in dims.items()}
+    # halves of a tile; of a few rows, all or two
+    for parts, few in itertools.product((5, 4, 8), (16, 2)) if sizes else ():
+        most = parts * max(sizes) // 2
+        small = {n: min(s, few) if s <= 16 else min(s, most) for n, s in dims.items()}
         found = _held(request, site, taken, module, defaults, reference, small)
         if found is not None:
             return found
