@@ -84,8 +84,23 @@ def objection(output: np.ndarray, reference: np.ndarray, allowed: Allowance) -> 
     wanted = reference.astype(np.float64).reshape(-1, columns)
     rounded, unit = _rounded(wanted, output.dtype)
     around = _around(wanted)
-    if allowed.inexact:
-        around = np.maximum(around, ROOM * _reach(wanted))
+    said = _objection(output, found, wanted, rounded, unit, around, allowed)
+    if said is None or not allowed.inexact:
+        return said  # the reach, which takes longest, allows for more and never for less
+    around = np.maximum(around, ROOM * _reach(wanted))
+    return _objection(output, found, wanted, rounded, unit, around, allowed)
+
+
+def _objection(
+    output: np.ndarray,
+    found: np.ndarray,
+    wanted: np.ndarray,
+    rounded: np.ndarray,
+    unit: np.ndarray,
+    around: np.ndarray,
+    allowed: Allowance,
+) -> str | None:
+    """``objection`` with what each element is held to: shares of ``around``, and ``unit`` in its last place."""
     with np.errstate(all="ignore"):
         error = np.abs(found - wanted)
         excess = error - (unit + np.abs(rounded - wanted) + allowed.worst * around)
@@ -190,8 +205,9 @@ def _reach(wanted: np.ndarray) -> np.ndarray:
 
 
 def _first(mask: np.ndarray) -> tuple[int, ...] | None:
-    places = np.argwhere(mask)
-    return tuple(int(n) for n in places[0]) if len(places) else None
+    if not mask.any():
+        return None
+    return tuple(int(n) for n in np.argwhere(mask)[0])
 
 
 def _index(place: tuple[int, ...], output: np.ndarray) -> list[int]:
