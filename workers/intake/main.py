@@ -262,7 +262,8 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
         }
     gated = operator_of(request, site, reference, results, spread)
     wide = several_tiles(request, site, taken, module, defaults, reference)
-    space, fixed = evidence(taken, module, defaults, shapes, gated, wide)
+    small = [s for s in shapes if not s.looped] or shapes
+    space, fixed = evidence(taken, module, defaults, small, gated, wide)
     source = taken.with_space(space, {k: defaults[k] for k in space})
     again = load_module(source)
     made = run(again, dict(again.DEFAULTS), shapes[0].inputs["randn"])
@@ -282,6 +283,7 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
         "call": reference.call,
         "precision": reference.precision,
         "check": [s.dims for s in shapes],
+        "small": [s.dims for s in shapes if not s.looped] or [shapes[0].dims],
         "kinds": list(shapes[0].inputs),
         "spread": spread,
         "independent": independent,
