@@ -17,6 +17,7 @@ from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
+from tilewright.seeds.sampled import Sample
 from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import START_SECONDS, JobLimits, SessionDied
@@ -30,6 +31,11 @@ CALIBRATION_SECONDS = 180.0
 
 TALK = "talk"
 """The concurrency group of a station's calls that need no device: jobs of others hold them up no more."""
+
+ORACLE = "oracle"
+"""That of what the oracle is asked, which may take a while."""
+
+GROUPS = {TALK: 1, ORACLE: 1}
 
 SLIVER = 0.001
 """Of a node's resource: enough to be placed there."""
@@ -58,6 +64,11 @@ class StationActor:
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         return self._station.run(job, limits)
+
+    @ray.method(concurrency_group=ORACLE)
+    def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
+        """See ``workers.device.station.Station``; once for all evaluators."""
+        return self._station.sample(asked, seed)
 
     @ray.method(concurrency_group=TALK)
     def champion(self, known: tuple[str, float] | None) -> Champion | bool | None:
@@ -115,6 +126,9 @@ class RemoteStation:
         self.cpu_seconds += outcome.cpu_seconds
         return outcome
 
+    def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
+        return self._ask(self._handle.sample.remote(asked, seed))
+
     def scale(self) -> DeviceRatio:
         if not self._scales:
             return DeviceRatio()
@@ -171,7 +185,7 @@ def start_stations(target: Target, gpus: int, scratch: str | None = None) -> lis
         awaited = {f"target:{target.name}": SLIVER} if offered_targets() and not places else {}
         wanted, count = {"num_gpus": 1, "resources": awaited}, max(1, gpus)
     remote: Any = ray.remote
-    actor = remote(num_cpus=0, max_restarts=-1, concurrency_groups={TALK: 1}, **wanted)(StationActor)
+    actor = remote(num_cpus=0, max_restarts=-1, concurrency_groups=GROUPS, **wanted)(StationActor)
     return [actor.remote(target.name, scratch) for _ in range(count)]
 
 
@@ -190,7 +204,7 @@ def _station_on(node: str, target: Target, gpus: int, scratch: str | None) -> Ac
     """A station on a node; should the node be lost, on any. It refuses a GPU of another product."""
     remote: Any = ray.remote
     place = NodeAffinitySchedulingStrategy(node, soft=True)
-    options = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": -1, "concurrency_groups": {TALK: 1}}
+    options = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": -1, "concurrency_groups": GROUPS}
     actor = remote(**options, scheduling_strategy=place)(StationActor)
     made: ActorHandle = actor.remote(target.name, scratch)
     return made

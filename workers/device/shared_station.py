@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from tilewright.seeds.sampled import Sample
 from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits
@@ -47,6 +48,9 @@ class SharedStation:
         """See ``workers.device.station.LocalStation``."""
         with self._turn:
             return self._station.plans(source, params)
+
+    def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
+        return self._station.sample(asked, seed)
 
     def scale(self) -> DeviceRatio:
         return self._station.scale()

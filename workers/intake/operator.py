@@ -1,11 +1,13 @@
 """An operator that was taken in: its judge is a function that somebody wrote for clarity and not for speed.
 
-``operator.py`` of a taken-in folder makes one of these. The reference runs on the host in float64 (float32 where it
-cannot), on a sample of the answer where the shape is large and the reference treats an axis element by element.
+``operator.py`` of a taken-in folder makes one of these. The reference runs in float64 (float32 where it cannot). Of a
+large shape a sample of the answer is looked at: the reference is given that part of the axes it treats element by
+element, and where this is still much work, a process of its own runs it on the device (``workers.device.oracle``).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -31,7 +33,7 @@ from tilewright.seeds.operator import (
     TensorSpec,
     Workload,
 )  # fmt: skip
-from tilewright.seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
+from tilewright.seeds.sampled import TABLE, WINDOW, Elements, Sample, normal_table, spread_picks
 from tilewright.workers.intake.draws import bound_of, draw, least_of
 from tilewright.workers.intake.dtypes import EXTENDED, is_float, is_narrow, numpy_dtype
 
@@ -39,10 +41,16 @@ KINDS = ("randn", "spread", "repeated")
 SAMPLED = 48
 """Places along each independent axis that are looked at in a large answer."""
 
+LOOKED = 1 << 18
+"""Elements of one large result that are looked at, about; axes that the reference needs whole are thinned to that."""
+
+HEAVY_ELEMENTS, HEAVY_WORK = 1 << 22, 1 << 31
+"""Elements of operands, and operations of products, above which a sample's answer is left to a device."""
+
 LEAST_CODES = 0.995
 """Share of codes, fp8 or a quantiser's integers, that must be the reference's: sums in another order turn roundings."""
 
-LARGE = 1 << 22
+LARGE = 1 << 20
 """Elements above which operands are made on the device and the answer is sampled."""
 
 
@@ -184,21 +192,95 @@ class SampledOperator(TakenOperator):
         return made
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
+        """``elements`` may be those of a device: then the reference runs there."""
         dims = workload.dims
-        picks = {name: _picks(dims[name], rng) for name in self.independent}
+        picks = self._picks(workload, rng)
 
         def axes(shape: Sequence[int | str]) -> list[np.ndarray]:
             return [picks[n] if n in picks else np.arange(size_of(n, dims)) for n in shape]
 
-        inputs = {o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands}
-        answers = self.answers(inputs)
-        where = {r.name: axes(r.shape) for r in self.results}
-        return Sample(where, {r.name: {r.name: answers[r.name]} for r in self.results})
+        answers = self.answers({o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands})
+        where, references = {}, {}
+        for result in self.results:
+            given = axes(result.shape)
+            thin = thinned([len(a) for a in given], [n in picks for n in result.shape], rng)
+            where[result.name] = [axis[kept] for axis, kept in zip(given, thin, strict=True)]
+            found = answers[result.name]
+            references[result.name] = {result.name: found[np.ix_(*thin)] if found.ndim else found}
+        return Sample(where, references)
+
+    def _picks(self, workload: Workload, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Places along the axes that the reference treats by themselves, the first and the last among them."""
+        sizes = {name: workload.dims[name] for name in self.independent}
+        return {n: np.unique([0, *spread_picks(s, SAMPLED, rng), s - 1]) for n, s in sizes.items()}
+
+    def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
+        """See ``seeds.sampled.Heavy``: this operator and its shape, for ``of_data``."""
+        dims = workload.dims
+        kept = {n: min(size, SAMPLED) if n in self.independent else size for n, size in dims.items()}
+        elements = sum(math.prod(o.sizes(kept)) for o in self.operands)
+        share = math.prod(kept[n] / dims[n] for n in dims)
+        light = elements <= HEAVY_ELEMENTS and self.work.get(workload.id, 0) * share <= HEAVY_WORK
+        if light or self.reference.startswith("itself:"):
+            return None
+        return {
+            "reference": self.reference,
+            "call": self.call,
+            "precision": self.precision,
+            "independent": list(self.independent),
+            "operands": [dataclasses.asdict(o) for o in self.operands],
+            "results": [dataclasses.asdict(r) for r in self.results],
+            "workload": {"id": workload.id, "dims": dict(dims)},
+            "check": [{"id": w.id, "dims": dict(w.dims)} for s in self.suites.values() for w in s.check],
+            "bounds": [dict(w.dims) for suite in self.suites.values() for w in suite.workloads],
+        }
+
+    @classmethod
+    def of_data(cls, data: Mapping[str, Any]) -> SampledOperator:
+        """What ``elsewhere`` said, with the shape as its only suite."""
+
+        def made(kind: type[Any], row: Mapping[str, Any]) -> Any:
+            return kind(**{**row, "shape": tuple(row["shape"])})
+
+        def shapes(rows: Sequence[Mapping[str, Any]]) -> tuple[Workload, ...]:
+            return tuple(Workload(row["id"], row["dims"]) for row in rows)
+
+        bounds = shapes([{"id": str(n), "dims": dims} for n, dims in enumerate(data["bounds"])])
+        return cls(
+            "taken/elsewhere",
+            data["reference"],
+            data["call"],
+            tuple(made(Operand, row) for row in data["operands"]),
+            tuple(made(Result, row) for row in data["results"]),
+            {"all": Suite("all", workloads=bounds, check=shapes(data["check"]))},
+            {},
+            data["precision"],
+            tuple(data["independent"]),
+        )
 
 
-def _picks(size: int, rng: np.random.Generator) -> np.ndarray:
-    """Places along an axis: spread over it, the first and the last among them."""
-    return np.unique([0, *spread_picks(size, SAMPLED, rng), size - 1])
+def thinned(
+    sizes: Sequence[int], picked: Sequence[bool], rng: np.random.Generator, most: int = LOOKED
+) -> list[np.ndarray]:
+    """Places along axes of these sizes that make about ``most`` elements: all, where they are no more.
+
+    Axes that are ``picked`` already stay whole. Of the others each keeps its last places and runs of neighbours.
+    """
+    free = [n for n, done in enumerate(picked) if not done and sizes[n] > 1]
+    over = math.prod(sizes) / most
+    near = min(WINDOW, max(4, int(most ** (1.0 / max(1, len(free))) / 4)))
+    kept = [np.arange(size) for size in sizes]
+    for place, axis in enumerate(sorted(free, key=lambda n: sizes[n])):
+        if over <= 1.0:
+            break
+        factor = over ** (1.0 / (len(free) - place))
+        count, run = max(near, math.ceil(sizes[axis] / factor)), near
+        if count + run >= sizes[axis]:
+            continue
+        starts = spread_picks(sizes[axis] - run, max(1, count // run - 1), rng)
+        kept[axis] = np.unique(np.concatenate([np.arange(s, s + run) for s in (*starts, sizes[axis] - run)]))
+        over /= sizes[axis] / len(kept[axis])
+    return kept
 
 
 # -- inputs and references -------------------------------------------------------------------------
@@ -284,9 +366,9 @@ def _module(parts: Sequence[str]) -> tuple[Any, str]:
 
 
 def run_reference(
-    function: Callable[..., Any], call: str, inputs: Mapping[str, np.ndarray], precision: str
+    function: Callable[..., Any], call: str, inputs: Mapping[str, Any], precision: str
 ) -> list[np.ndarray]:
-    """Its results as arrays; floats are given in ``precision`` ("" for their own)."""
+    """Its results as arrays; floats are given in ``precision`` ("" for their own). Tensors stay on their device."""
     if is_jax(function):
         return _run_jax(function, call, inputs, precision)
     import torch
@@ -338,10 +420,12 @@ def flat(result: Any) -> list[Any]:
     return [result] if hasattr(result, "detach") else []
 
 
-def to_tensor(array: np.ndarray, precision: str) -> Any:
-    """A torch tensor of the same values; floats in ``precision`` unless it is empty."""
+def to_tensor(array: Any, precision: str) -> Any:
+    """A torch tensor of the same values, of an array or a tensor; floats in ``precision`` unless it is empty."""
     import torch
 
+    if isinstance(array, torch.Tensor):
+        return array.to(getattr(torch, precision)) if precision and array.is_floating_point() else array
     if not (array.dtype.kind == "f" or array.dtype.name in EXTENDED):
         return torch.from_numpy(np.ascontiguousarray(array).copy())
     if precision:

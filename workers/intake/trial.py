@@ -223,20 +223,38 @@ def several_tiles(
     no such literal, or the kernel does not take such a shape in time."""
     sizes = [k.default for k in taken.knobs if not k.certain and 1 < k.default <= MOST_TILE]
     dims = site.dims[0]
-    for parts in (5, 4, 8) if sizes else ():  # halves of a tile
-        small = {n: s if s <= 16 else min(s, parts * max(sizes) // 2) for n, s in dims.items()}
-        if sum(int(np.prod(o.sizes(small))) for o in site.operands) > 1 << 20 or unlike(
-            request, site, taken, small
-        ):
-            continue
-        try:
-            inputs = make(site, small, "randn", 4)
-            answers, outputs = reference(inputs), run(module, defaults, inputs)
-        except (Refusal, TooSlow, Crashed, RuntimeError, ValueError):
-            continue
-        if not wrong(outputs, answers, site.operands):
-            return Shape(small, {"randn": inputs}, {"randn": answers})
+    # halves of a tile; of a few rows, all or two
+    for parts, few in itertools.product((5, 4, 8), (16, 2)) if sizes else ():
+        most = parts * max(sizes) // 2
+        small = {n: min(s, few) if s <= 16 else min(s, most) for n, s in dims.items()}
+        found = _held(request, site, taken, module, defaults, reference, small)
+        if found is not None:
+            return found
     return None
+
+
+def deep_shape(
+    request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any], reference: Oracle
+) -> Shape | None:  # fmt: skip
+    """A shape as long in its longest dimension as the call's; None where the kernel does not take it in time."""
+    small = check_dims(site.dims[0], "deep", max((len(o.shape) for o in site.operands), default=0))
+    return _held(request, site, taken, module, defaults, reference, small)
+
+
+def _held(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any],
+          reference: Oracle, small: Mapping[str, int]) -> Shape | None:  # fmt: skip
+    """A shape with inputs and answers, where the recording holds there and the default is right."""
+    size = sum(int(np.prod(o.sizes(small))) for o in site.operands)
+    if size > 1 << 20 or unlike(request, site, taken, small):
+        return None
+    try:
+        inputs = make(site, small, "randn", 4)
+        answers, outputs = reference(inputs), run(module, defaults, inputs)
+    except (Refusal, TooSlow, Crashed, RuntimeError, ValueError):
+        return None
+    if wrong(outputs, answers, site.operands):
+        return None
+    return Shape(dict(small), {"randn": inputs}, {"randn": answers})
 
 
 def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any],
