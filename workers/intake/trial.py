@@ -178,8 +178,12 @@ def looped(dims: Mapping[str, int], taken: Taken) -> list[dict[str, int]]:
     if not tiles:
         return []
     tile = max(tiles)
-    sizes = (2 * tile + 7, 2 * tile + max(tile // 2, 16))
-    return [{n: min(s, size) if s > FEW else s for n, s in dims.items()} for size in sizes]
+    odd = [2 * tile + 7 + 2 * place for place in range(len(dims))]
+    even = [2 * tile + max(tile // 2, 16) * (1 + place % 2) for place in range(len(dims))]
+    return [
+        {n: min(s, size) if s > FEW else s for (n, s), size in zip(dims.items(), sizes, strict=True)}
+        for sizes in (odd, even)
+    ]
 
 
 def id_of(dims: Mapping[str, int]) -> str:

@@ -1,9 +1,9 @@
 """Mistakes planted in kernels that were taken in: which of them the judge of their campaign refuses.
 
 ``python -m experiments.studies.tune.twins FOLDER... [--target NAME] [--harmless] [--out FILE]``: each folder is one
-that ``tilewright tune`` wrote. Every changed module is judged as a candidate of its campaign, by the cascade of the target,
-at the seed's own parameters. ``--harmless`` changes what nobody may mind, and takes other points of the
-space: those must pass.
+that ``tilewright tune`` wrote. Every changed module is judged as a candidate of its campaign, by the cascade of the
+target, at the seed's own parameters. ``--harmless`` changes what nobody may mind, and takes other points of the space:
+those must pass.
 """
 
 from __future__ import annotations
