@@ -133,6 +133,12 @@ class RayPool:
         if self._head is None:
             self.start()
 
+    def start_more(self) -> None:
+        """``start_beside``, unless this process judges on one device as many jobs at once as there would be workers."""
+        head = self._head
+        if head is None or not head.measures or head.seats < self.settings.count:
+            self.start_beside()
+
     def start_beside(self) -> None:
         """Begin with that in another thread. Where it fails, ``wait`` raises PoolUnavailable."""
         if self._folder is None and not self.settings.address:

@@ -23,6 +23,8 @@ class SharedStation:
         self._station = station
         self._turn, self._word = threading.Lock(), threading.Lock()
         self._seeds = OperandSeeds()
+        self._hello: dict[str, Any] = {}
+        """Said once: whoever asks later waits for no job."""
         self.busy_seconds = 0.0
         self.cpu_seconds = 0.0
         """Of the device's child, for jobs asked for here."""
@@ -31,11 +33,14 @@ class SharedStation:
         """The same station for another thread."""
         made = SharedStation(self._station)
         made._turn, made._word, made._seeds = self._turn, self._word, self._seeds
+        made._hello = self._hello
         return made
 
     def hello(self) -> Mapping[str, Any]:
-        with self._turn:
-            return self._station.hello()
+        if not self._hello:
+            with self._turn:
+                self._hello.update(self._station.hello())
+        return self._hello
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         with self._turn:

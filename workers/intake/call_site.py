@@ -16,12 +16,12 @@ import torch
 from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake.arguments import Call, Literal
 from tilewright.workers.intake.device import device_numbers
+from tilewright.workers.intake.draws import draw
 from tilewright.workers.intake.emit import emit
 from tilewright.workers.intake.itself import ITSELF
 from tilewright.workers.intake.literals import Literals
 from tilewright.workers.intake.operator import (
     Operand,
-    draw,
     flat,
     function_of,
     run_reference,
@@ -52,7 +52,7 @@ class Site:
 def signature_names(function: Any, call: Call) -> list[str]:
     if getattr(function, "__name__", "") == "apply" and isinstance(getattr(function, "__self__", None), type):
         names = list(inspect.signature(function.__self__.forward).parameters)[1:]
-    elif hasattr(function, "rewriter"):
+    elif hasattr(function, "rewriter") or type(function).__name__ == "JITFunction":
         raise Refusal(
             f"{function.__name__} is a kernel, and how it is launched is not said: name the function that launches it"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,9 @@ from tilewright.workers.intake.operator import Operand
 LETTERS = "MNKLPQRSUVWABCDEFGHIJ"
 MOST, MOST_APART = 200, 120
 """Ways to name dimensions that are tried, with tensors of one shape alike and each by itself."""
+
+MULTIPLE = 16
+"""Times the usual sizes are those that are tried next, for wrappers that cut a dimension into chunks."""
 
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 """Sizes of blocks that a dimension may count."""
@@ -85,20 +88,23 @@ def settle(
     """Operands with named dimensions, and those of every call: as many different ones as ``works`` bears.
 
     Two axes of one size need not be one dimension, and of a square matrix mostly are not; nor need tensors of one shape
-    be of the same dimensions. ``works`` is asked with small sizes, multiples of ``size``, that all differ. What
-    ``surely`` bears too, which may cost more, is preferred.
+    be of the same dimensions. ``works`` is asked with small sizes, multiples of ``size``, that all differ, and where it
+    bears none with larger ones. What ``surely`` bears too, which may cost more, is preferred.
     """
     shapes: list[Any] = [tuple(o.shape) for o in raw]
 
     def both(dims: Mapping[str, int], operands: list[Operand]) -> bool:
         return works(dims, operands) and (surely is None or surely(dims, operands))
 
-    alike, apart = itertools.islice(_assignments(shapes), MOST), _assignments(shapes, apart=True)
-    best = _most_names(raw, shapes, alike, calls, both, size)
-    if best is None and len(set(shapes)) < len(shapes):
-        best = _most_names(raw, shapes, itertools.islice(apart, MOST_APART), calls, both, size)
+    best: list[Any] | None = None
+    for unit in (size, MULTIPLE * size):
+        if best is None:
+            best = _most_names(raw, shapes, _assignments(shapes), MOST, calls, both, unit)
+        if best is None and len(set(shapes)) < len(shapes):
+            apart = _assignments(shapes, apart=True)
+            best = _most_names(raw, shapes, apart, MOST_APART, calls, both, unit)
     if best is None and surely is not None:
-        best = _most_names(raw, shapes, itertools.islice(_assignments(shapes), MOST), calls, works, size)
+        best = _most_names(raw, shapes, _assignments(shapes), MOST, calls, works, size)
     chosen = best or _in_blocks(raw, shapes, calls, works) or next(_assignments(shapes, merged=True))
     dims = _dims(shapes, chosen, calls)
     return [_bounded(o, dims[0]) for o in _named(raw, chosen)], dims
@@ -107,14 +113,15 @@ def settle(
 def _most_names(
     raw: Sequence[Operand],
     shapes: Sequence[Sizes],
-    ways: Iterable[list[Any]],
+    ways: Iterator[list[Any]],
+    most: int,
     calls: int,
     works: Works,
     size: int,
 ) -> list[Any] | None:
     """Of the ways that work one with the most different names; None where none works."""
     best: tuple[int, list[Any]] | None = None
-    for names in ways:
+    for names in itertools.islice(ways, most):
         count = len({n for shape in names for n in shape if isinstance(n, str)})
         if best is not None and count <= best[0]:
             continue
