@@ -70,6 +70,8 @@ class Champion:
     entry: Entry
     fitness: float
     figures: tuple[WorkloadFigures, ...]
+    screens: float = 1.0
+    """By what a screened fitness is multiplied to compare with this one: as contenders fared that met the champion."""
 
 
 @dataclass(frozen=True)
