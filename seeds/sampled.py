@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Protocol, runtime_checkable
@@ -78,12 +78,38 @@ class Sample:
 class Sampled(Protocol):
     """An operator's addition when its workloads are too big for ``make_inputs`` and ``oracle``."""
 
+    def inputs(self, workload: Workload, variant: str | None = None) -> Sequence[TensorSpec]:
+        """As the operator's."""
+        ...
+
     def tables(self) -> Mapping[str, np.ndarray]:
         """Operand to the 65536 values it is drawn from, distributed like real data (rates depend on it)."""
         ...
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """Rows and columns of the outputs chosen by ``rng``, with their exact values."""
+        ...
+
+
+def sampling(
+    operator: Sampled,
+    workload: Workload,
+    seed: int,
+    tables: Mapping[str, np.ndarray],
+    elements: Callable[..., Any] = Elements,
+) -> Sample:
+    """The sample of a shape's answers for operands of ``seed``. ``elements``: who makes operands, and where."""
+    shapes = {spec.name: tuple(spec.shape) for spec in operator.inputs(workload)}
+    rng = np.random.default_rng([seed, sum(workload.id.encode())])
+    return operator.sample(workload, elements(seed, workload.id, shapes, tables), rng)
+
+
+@runtime_checkable
+class Heavy(Protocol):
+    """A sampled operator's addition when even a sample of its answers is much work for a processor."""
+
+    def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
+        """What a process with a device is told to make the sample of a shape, as JSON; None where that is soon done."""
         ...
 
 

@@ -114,6 +114,8 @@ class FormulaPool:
         jobs, self._waiting = self._waiting, []
         return [(job.index, self.spoil(job, self._evaluation(job))) for job in jobs]
 
+    def drop(self, indices: Collection[int]) -> None: ...
+
     def activity(self) -> list[str]:
         return []
 

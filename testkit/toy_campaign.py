@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,6 +63,8 @@ class ShuffledEvaluator:
         self.finished += 1
         job = self.running.pop(int(self.rng.integers(len(self.running))))
         return [(job.index, judge(job.genome))]
+
+    def drop(self, indices: Collection[int]) -> None: ...
 
     def activity(self) -> list[str]:
         return []

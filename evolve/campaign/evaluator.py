@@ -50,6 +50,10 @@ class Evaluator(Protocol):
         """Finished jobs as (index, evaluation); empty when none finished in time."""
         ...
 
+    def drop(self, indices: Collection[int]) -> None:
+        """Jobs that nobody waits for any more: what has not begun never does, and no answer comes to the others."""
+        ...
+
     def activity(self) -> list[str]:
         """One short line per worker: what it does now."""
         ...

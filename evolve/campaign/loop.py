@@ -109,6 +109,9 @@ GATE_EPOCH = 8
 INFRASTRUCTURE_LIMIT = 5
 """Infrastructure faults in a row after which going on only burns budget."""
 
+PATIENCE_SECONDS = 1.0
+"""Over a budget of seconds, how long what is in flight is still waited for."""
+
 WAIT_SECONDS = 0.25
 """How long the loop blocks before it looks at the clock and the display again."""
 
@@ -190,7 +193,23 @@ class Campaign:
                 return self._closing
             if self._integrated == len(self.history.candidates):
                 return self._closing or StopReason.EXHAUSTED
+            if self._seconds_are_over():
+                return self._abandon()
             self._take(self.evaluator.wait(WAIT_SECONDS))
+
+    def _seconds_are_over(self) -> bool:
+        """Whether no more is waited for: not before something has passed, as nothing would come of all the rest."""
+        limit = self.plan.budget.wall_seconds
+        spent = limit is not None and self.elapsed_seconds >= limit + PATIENCE_SECONDS
+        return spent and self.history.best is not None
+
+    def _abandon(self) -> StopReason:
+        """Count what has come, and wait for nothing that is in flight: its rows stay without an evaluation."""
+        for index in sorted(self._arrived):
+            if index < len(self.history.candidates):
+                self._integrate(index)
+        self.evaluator.drop([candidate.index for candidate in self.history.pending()])
+        return self._closing or StopReason.WALL_TIME
 
     def _take(self, finished: Sequence[tuple[int, Evaluation]]) -> None:
         """Write down what has come."""
@@ -291,8 +310,8 @@ class Campaign:
         return self._queue[0] if self._queue else None
 
     def _integrate(self, index: int) -> None:
-        if self.plan.order is Order.ARRIVAL:
-            self._queue.popleft()
+        if index in self._queue:
+            self._queue.remove(index)
         candidate, evaluation = self.history.candidates[index], self._arrived.pop(index)
         self.history.integrate(candidate, evaluation)
         self.convergence.add(evaluation)

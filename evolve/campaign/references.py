@@ -6,7 +6,7 @@ They are jobs like any other, kept apart by negative indices, so that the search
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from tilewright.evolve.campaign.evaluator import Evaluator, Job
@@ -42,6 +42,9 @@ class References:
             else:
                 finished.append((index, evaluation))
         return finished
+
+    def drop(self, indices: Collection[int]) -> None:
+        self.inner.drop(indices)
 
     def activity(self) -> list[str]:
         lines = self.inner.activity()

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.workers.intake.itself import ITSELF
-from tilewright.workers.intake.operator import size_of
+from tilewright.workers.intake.operator import LARGE, size_of
 
 RECIPE = "taken"
 SEED = "seed"
 CALLS, SMALL = "calls", "small"
-LARGE = 1 << 22
-"""Elements of a shape above which its answer is sampled."""
 
 
 def write(folder: Path, title: str, reference: str, answer: Mapping[str, Any]) -> None:
@@ -38,11 +36,13 @@ def _put(path: Path, text: str) -> None:
 
 def operator_text(name: str, title: str, reference: str, answer: Mapping[str, Any]) -> str:
     """The text of ``operator.py``."""
-    sampled = bool(answer["independent"]) and any(_elements(answer, dims) > LARGE for dims in answer["dims"])
+    sampled = _whole_is_fine(answer) and any(_elements(answer, dims) > LARGE for dims in answer["dims"])
     kind = "SampledOperator" if sampled else "TakenOperator"
     operands = "".join(f"        {_operand(o)},\n" for o in answer["operands"])
     results = "".join(f"        {_result(r)},\n" for r in answer["results"])
     check = "".join(f"    {_workload(dims)},\n" for dims in answer["check"])
+    small = [n for n, dims in enumerate(answer["check"]) if dims in answer.get("small", answer["check"])]
+    few = "CHECK" if len(small) == len(answer["check"]) else f"tuple(CHECK[n] for n in {tuple(small)})"
     calls = "".join(f"    {_workload(dims)},\n" for dims in answer["dims"])
     points = ", points=POINTS" if answer.get("points") else ""
     return f'''"""{title}, judged by {reference}. Written by `tilewright tune`; yours to change.
@@ -77,7 +77,7 @@ OPERATOR = {kind}(
     work={ {k: v for k, v in answer["work"].items() if v}!r},
     suites={{
         "{CALLS}": Suite("{CALLS}", workloads=CALLS, check=CHECK),
-        "{SMALL}": Suite("{SMALL}", workloads=CHECK, check=CHECK),
+        "{SMALL}": Suite("{SMALL}", workloads={few}, check=CHECK),
     }},
     kernels={{"{SEED}": SeedKernel("{SEED}", (KERNELS / "{SEED}.py").read_text(){points})}},
 )
@@ -94,6 +94,12 @@ def _points(answer: Mapping[str, Any]) -> str:
         return ""
     rows = "".join(f"    {dict(point)!r},\n" for point in answer["points"]).replace("'", '"')
     return f"POINTS = (  # the configurations of the file's own tuner\n{rows})\n"
+
+
+def _whole_is_fine(answer: Mapping[str, Any]) -> bool:
+    """Whether operands may come from tables, value by value: sizes that add up to something may not."""
+    totals = any(total for *_, total in answer["operands"])
+    return bool(answer["independent"]) or (not totals and "def launch(" in str(answer["source"]))
 
 
 def _elements(answer: Mapping[str, Any], dims: Mapping[str, int]) -> int:

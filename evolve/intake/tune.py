@@ -125,9 +125,9 @@ def config_of(
         "budget": {"evaluations": 64},
     }
     if target.measured and not (target.interpreted or isinstance(target.part, Chip)):
-        # a device judges a small kernel sooner than one compiler makes the next
+        # a device judges a small kernel sooner than one compiler makes the next; so few need no Ray
         data["search"] = {"lag": IN_FLIGHT, "order": "arrival"}
-        data["workers"] = {"check_seconds": COMPILE_SECONDS}
+        data["workers"] = {"check_seconds": COMPILE_SECONDS, "count": IN_FLIGHT}
     for key, value in (overrides or {}).items():
         section, _, last = key.rpartition(".")
         (data.setdefault(section, {}) if section else data)[last] = value

@@ -102,18 +102,22 @@ def _writer(arguments: argparse.Namespace) -> Any:
 
 
 def _evaluator(address: str | None) -> Any:
-    """Makes a Ray pool for a resolved campaign, started."""
+    """Makes a pool for a resolved campaign, started. Raises UserError where its target cannot be used."""
 
     def make(resolved: Any) -> Any:
+        from dataclasses import replace
+
+        from tilewright.evolve.campaign.start import require_toolchain
         from tilewright.evolve.campaign.worker_settings import pool_settings
         from tilewright.workers.cluster.pool import RayPool
         from tilewright.workers.cluster.ray_start import PoolUnavailable
 
         workers = resolved.config.workers.model_copy(update={"address": address})
-        config = resolved.config.model_copy(update={"workers": workers})
-        pool = RayPool(pool_settings(type(resolved)(**{**vars(resolved), "config": config})))
+        here = replace(resolved, config=resolved.config.model_copy(update={"workers": workers}))
+        require_toolchain(here)
+        pool = RayPool(pool_settings(here))
         try:
-            pool.start()
+            pool.start_for_few()
         except PoolUnavailable as error:
             raise UserError(f"workers: {error}.") from error
         return pool

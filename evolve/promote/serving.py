@@ -45,20 +45,19 @@ def nominees(nomination: Nomination, names: Mapping[str, str]) -> list[Contender
     resolved, contenders = nomination.resolved, []
     for candidate in nomination.candidates:
         genome, name = candidate.genome, names[candidate.genome.id]
-        for workload in _timed(resolved):
-            if nomination.genome_for(workload.id) != genome.id:
-                continue
+        mine = [w for w in _timed(resolved) if nomination.genome_for(w.id) == genome.id]
+        for workload in mine:
             if (reason := objection(resolved, genome, workload)) is not None:
                 raise Refusal(
                     f"promotion refused: {name} does not serve {workload.id}: {reason.removesuffix('.')}."
                 )
-        legal = legal_shapes(resolved, genome)
-        if legal.isdisjoint(w.id for w in resolved.suite.check):
+        shapes = checked_shapes(resolved, genome, {w.id for w in mine})
+        if shapes.isdisjoint(w.id for w in resolved.suite.check):
             raise Refusal(
                 f"promotion refused: {name} is legal for none of the shapes that suite {resolved.suite.name} is "
                 "checked on."
             )
-        contenders.append(Contender(name, genome, only=legal))
+        contenders.append(Contender(name, genome, only=shapes))
     return contenders
 
 

@@ -35,6 +35,7 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
     quantise_rows,
 )
 from tilewright.seeds.gemm_fp8_blockwise.grouped import DepthGroups, RowGroups, groups
+from tilewright.seeds.gemm_fp8_blockwise.points import FEW_ROWS
 from tilewright.seeds.gemm_fp8_blockwise.shapes import gemm_suites, matrix_suites, wgrad_suites
 from tilewright.seeds.gemm_fp8_blockwise.step import TrainingStep, step_suites
 from tilewright.seeds.operator import (
@@ -285,10 +286,18 @@ def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep | RowGroup
     return {**products, **quantisers, **steps, **experts}
 
 
+_POINTS: Mapping[str, tuple[Mapping[str, object], ...]] = {"few_rows": FEW_ROWS}
+
+
 def _seeds(*names: str, **overrides: Mapping[str, object]) -> Mapping[str, SeedKernel]:
     """Seed kernels by name from this family's ``kernels`` folder."""
     found = {
-        name: SeedKernel(name, (_KERNELS / f"{name}.py").read_text(encoding="utf-8"), overrides.get(name, {}))
+        name: SeedKernel(
+            name,
+            (_KERNELS / f"{name}.py").read_text(encoding="utf-8"),
+            overrides.get(name, {}),
+            points=_POINTS.get(name, ()),
+        )
         for name in names
     }
     return MappingProxyType(found)

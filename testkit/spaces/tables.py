@@ -11,6 +11,7 @@ import csv
 import gzip
 import json
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,6 +102,8 @@ class AtOnce:
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
         finished, self._finished = self._finished, []
         return finished
+
+    def drop(self, indices: Collection[int]) -> None: ...
 
     def activity(self) -> list[str]:
         return []

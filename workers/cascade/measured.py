@@ -85,7 +85,7 @@ class MeasuredCascade(Cascade):
         self._pallas = isinstance(target.part, Chip)
         launcher: Launcher = pallas_template() if self._pallas else Spawn()
         super().__init__(operator, target, suite, limits, scratch, launcher, truth)
-        self._samples = samples or Samples(operator)
+        self._samples = samples or Samples(operator, station)
         self._station = station
         ahead = not (self._pallas or target.interpreted)
         self._compiler = (compiler or compile_children(target.gpu, scratch)) if ahead else None

@@ -47,6 +47,10 @@ SURELY = 1.003
 CLEAR, CLEAR_CONFIRM = 1.1, (2, 1)
 """Screened faster than the champion by this factor, a contender needs fewer calls to prove it."""
 
+FORESEEN_CLEAR, FORESEEN_ERROR = 1.01, 0.003
+"""One whose interval lies above this, where the shapes that are left are taken as screened, need not meet on them; and
+the least error of a logarithm that a screen is credited with."""
+
 INTERPRETED_CALLS = 2
 """Most calls a round of an interpreter, whose times mean nothing: some to choose one from that passes the gates."""
 
@@ -175,10 +179,13 @@ class Confirmation:
     whole: bool = True
     """Whether they met on every shape."""
 
+    foreseen: bool = False
+    """Whether the ratio takes shapes on which they did not meet as screened."""
+
     @property
     def accepted(self) -> bool:
         """Faster, by more than chance."""
-        return self.whole and self.ratio.low > 1.0
+        return (self.whole or self.foreseen) and self.ratio.low > 1.0
 
     def data(self) -> dict[str, Any]:
         """For a diagnosis."""
@@ -190,6 +197,7 @@ class Confirmation:
             "control_spread": self.control.spread,
             "accepted": self.accepted,
             **({} if self.whole else {"whole": False}),
+            **({"foreseen": True} if self.foreseen else {}),
         }
 
 
@@ -221,56 +229,68 @@ def confirm(
             timings[name] = timings[name].and_then(timing) if name in timings else timing
         first, contender, again = ({name: t.rounds[n] for name, t in timings.items()} for n in range(3))
         held = {name: [[*a, *b] for a, b in zip(first[name], again[name], strict=True)] for name in first}
-        if _foreseen(held, contender, screened) <= 1.0:
-            break  # nothing that the other rounds could show is likely to make it the faster one
-        if len(timings) == len(request.measured) and intervals.paired_ratio(held, contender).low > SURELY:
-            break  # nor anything that it is not
-    ratio, control = intervals.paired_ratio(held, contender), intervals.paired_ratio(first, again)
-    if len(timings) < len(request.measured):
+        ratio, control = intervals.paired_ratio(held, contender), intervals.paired_ratio(first, again)
+        foreseen, off = _foreseen(ratio, held, contender, screened)
+        whole = len(timings) == len(request.measured)
+        clear = not whole and ratio.low > 1.0 and foreseen.low > FORESEEN_CLEAR
+        if foreseen.value <= 1.0 or clear or (whole and ratio.low > SURELY):
+            break  # the other rounds are not likely to show that it is the faster one, or that it is not
+    if not whole and not clear:
         return Confirmation(champion.entry.id, ratio, control, whole=False)
-    rescaled = []
+    left = [
+        _rescaled(f, math.exp(-off), {"foreseen": True}) for f in found.figures if f.workload not in timings
+    ]
     for name, timing in timings.items():
         figures = timing.figures(request, 1)
         factor = intervals.paired_ratio({name: contender[name]}, {name: held[name]}).value
-        seconds = known[name].seconds * factor
-        faster = figures.seconds / seconds
-        raw = {**figures.diagnosis, "raw_seconds": figures.seconds, "paired": factor}
-        rates = {
-            "tflops": figures.tflops * faster,
-            "gbytes": None if figures.gbytes is None else figures.gbytes * faster,
-            "roofline_fraction": figures.roofline_fraction * faster,
-        }
-        rescaled.append(figures.model_copy(update={"seconds": seconds, "diagnosis": raw, **rates}))
+        scale = known[name].seconds * factor / figures.seconds
+        left.append(_rescaled(figures, scale, {"raw_seconds": figures.seconds, "paired": factor}))
     order = {w.id: n for n, w in enumerate(request.measured)}
-    found.figures = sorted(rescaled, key=lambda f: order[f.workload])
-    return Confirmation(champion.entry.id, ratio, control)
+    found.figures = sorted(left, key=lambda f: order[f.workload])
+    if whole:
+        return Confirmation(champion.entry.id, ratio, control)
+    return Confirmation(champion.entry.id, foreseen, control, whole=False, foreseen=True)
+
+
+def _rescaled(figures: WorkloadFigures, scale: float, noted: Mapping[str, Any]) -> WorkloadFigures:
+    """With times multiplied by ``scale``."""
+    changes = {
+        "seconds": figures.seconds * scale,
+        "tflops": figures.tflops / scale,
+        "gbytes": None if figures.gbytes is None else figures.gbytes / scale,
+        "roofline_fraction": figures.roofline_fraction / scale,
+        "diagnosis": {**figures.diagnosis, **noted},
+    }
+    return figures.model_copy(update=changes)
 
 
 def _parts(request: Request, effort: tuple[int, int]) -> list[tuple[tuple[Workload, ...], tuple[int, int]]]:
-    """Shapes, and rounds on them: whole pairs of rounds, as their order is reversed each time; one pair is not parted.
+    """Shapes, and rounds on them: whole pairs of rounds, as their order is reversed each time.
 
     The first pair of many shapes begins with those of least work.
     """
     rounds, calls = effort
-    if rounds < 4:
-        return [(request.measured, effort)]
     ordered = sorted(request.measured, key=request.operator.flops)
     most = LIGHT_SHARE * sum(map(request.operator.flops, ordered))
     done = itertools.accumulate(map(request.operator.flops, ordered))
     light = tuple(w for w, work in zip(ordered, done, strict=True) if work <= most)
     heavy = tuple(ordered[len(light) :])
     begin = [light, heavy] if len(light) >= LIGHT_LEAST and len(heavy) >= LIGHT_LEAST else [request.measured]
-    return [*((shapes, (2, calls)) for shapes in begin), (request.measured, (rounds - 2, calls))]
+    more = [(request.measured, (rounds - 2, calls))] if rounds > 2 else []
+    return [*((shapes, (2, calls)) for shapes in begin), *more]
 
 
 def _foreseen(
+    paired: intervals.Ratio,
     held: Mapping[str, intervals.Rounds],
     contender: Mapping[str, intervals.Rounds],
     screened: Mapping[str, float],
-) -> float:
-    """The ratio on all shapes: as met where they met, else as screened, less what screens are off by where they met.
+) -> tuple[intervals.Ratio, float]:
+    """The ratio on all shapes, and what screens are off by, as a logarithm: the mean of shapes where they met.
 
-    ``screened``: logarithms of the champion's time over the contender's.
+    Shapes count as met where they met, else as screened, less what screens are off by. ``paired``: the ratio where they
+    met. ``screened``: logarithms of the champion's time over the contender's. The interval holds the scatter of screens
+    around what was met.
     """
     met = {
         name: math.log(intervals.paired_ratio({name: held[name]}, {name: contender[name]}).value)
@@ -279,7 +299,15 @@ def _foreseen(
     left = [value for name, value in screened.items() if name not in met]
     both = [met[name] - screened[name] for name in met if name in screened]
     off = statistics.fmean(both) if both else 0.0
-    return math.exp(statistics.fmean([*met.values(), *(value + off for value in left)]))
+    value = statistics.fmean([*met.values(), *(value + off for value in left)])
+    if not left:
+        return paired, off
+    if len(both) < LIGHT_LEAST:
+        return intervals.Ratio(math.exp(value), 0.0, math.inf), off
+    spread, share = max(statistics.stdev(both), FORESEEN_ERROR), len(left) / (len(met) + len(left))
+    screens = intervals.student_95(len(both) - 1) * spread * share * math.sqrt(1 / len(left) + 1 / len(both))
+    half = math.hypot(screens, (1.0 - share) * math.log(paired.high / paired.value))
+    return intervals.Ratio(math.exp(value), math.exp(value - half), math.exp(value + half)), off
 
 
 def interval(figures: Sequence[WorkloadFigures], fitness: float) -> tuple[float, float]:

@@ -57,9 +57,11 @@ class HeadStart:
         made = [Evaluating(settings_json) for _ in range(seats)]
         self._device = device
         self._station = SharedStation(device.station) if device is not None else None
+        self._samples: Samples | None = None
         if device is not None and self._station is not None:
             operator, target = made[0].operator, made[0].target
-            truth, samples = Truth(operator, KEPT), Samples(operator)
+            truth, samples = Truth(operator, KEPT), Samples(operator, self._station)
+            self._samples = samples
             for one in made:
                 compiler = device.compiler(target, Path(scratch) if scratch else None)
                 one.prepare(self._station.another(), compiler, truth, samples)
@@ -130,7 +132,15 @@ class HeadStart:
         """Entries side by side on that device. Raises SessionDied."""
         assert self._station is not None
         evaluating = self._seats[0].evaluating
-        return compare(self._station, evaluating.operator, evaluating.target, workloads, entries, seed)
+        return compare(
+            self._station,
+            evaluating.operator,
+            evaluating.target,
+            workloads,
+            entries,
+            seed,
+            samples=self._samples,
+        )
 
     @property
     def measures(self) -> bool:

@@ -80,6 +80,7 @@ class RayPool:
     _stations: list[ActorHandle] = field(default_factory=list)
     _queue: deque[WorkItem] = field(default_factory=deque)
     _attempts: dict[int, int] = field(default_factory=dict)
+    _dropped: set[int] = field(default_factory=set)
     retried: int = 0
     scales: dict[str, DeviceRatio] = field(default_factory=dict)
     """Of the devices of several stations, by device."""
@@ -121,6 +122,22 @@ class RayPool:
         """Connect to Ray (start it when no address is given) and create the actors. Raises PoolUnavailable."""
         self.start_beside()
         self._take_workers(wait=True)
+
+    def start_for_few(self) -> None:
+        """As ``start``, for a few jobs: one device of this machine is asked from this process, which waits for no Ray.
+
+        Should this process fail in that, Ray is started after all. Raises PoolUnavailable.
+        """
+        if self.settings.gpus == 1 and not self.settings.address:
+            self.open()
+        if self._head is None:
+            self.start()
+
+    def start_more(self) -> None:
+        """``start_beside``, unless this process judges on one device as many jobs at once as there would be workers."""
+        head = self._head
+        if head is None or not head.measures or head.seats < self.settings.count:
+            self.start_beside()
 
     def start_beside(self) -> None:
         """Begin with that in another thread. Where it fails, ``wait`` raises PoolUnavailable."""
@@ -199,6 +216,11 @@ class RayPool:
             self._first_seed = job.seed
         self._queue.append(job)
         self._assign()
+
+    def drop(self, indices: Collection[int]) -> None:
+        """Those that wait never begin; what comes of the others is not told."""
+        self._dropped |= set(indices)
+        self._queue = deque(item for item in self._queue if item.index not in self._dropped)
 
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
         """Finished jobs; an infrastructure fault is retried here and only its last failure comes back."""
@@ -373,6 +395,8 @@ class RayPool:
         if any(self._is_hung(seat) for seat in self._head.busy):
             done += [(seat.item, None) for seat in self._head.busy]
             self._end_head()
+            if self._starting is None and not self._workers:
+                self.start_beside()
         finished = []
         for item, evaluation in done:
             finished += self._settle(
@@ -409,6 +433,8 @@ class RayPool:
         return self._settle(item, evaluation)
 
     def _settle(self, item: WorkItem, evaluation: Evaluation) -> list[tuple[int, Evaluation]]:
+        if item.index in self._dropped:
+            return []
         if evaluation.verdict is Verdict.INFRA_ERROR and self._attempts.get(item.index, 0) < RETRIES:
             self._attempts[item.index] = self._attempts.get(item.index, 0) + 1
             self.retried += 1

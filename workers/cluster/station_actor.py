@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
+from tilewright.seeds.sampled import Sample
 from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import START_SECONDS, JobLimits, SessionDied
@@ -30,6 +32,14 @@ CALIBRATION_SECONDS = 180.0
 
 TALK = "talk"
 """The concurrency group of a station's calls that need no device: jobs of others hold them up no more."""
+
+JOBS = "jobs"
+"""That of jobs on the device: they take turns, and the next one is unpacked beside the one that has it."""
+
+ORACLE = "oracle"
+"""That of what the oracle is asked, which may take a while."""
+
+GROUPS = {TALK: 1, JOBS: 2, ORACLE: 1}
 
 SLIVER = 0.001
 """Of a node's resource: enough to be placed there."""
@@ -45,19 +55,32 @@ class StationActor:
         self._target = load_target(target)
         self._station = LocalStation(self._target.hardware, Path(scratch) if scratch else None)
         self._seeds = OperandSeeds()
+        self._turn = threading.Lock()
+        self._hello: Mapping[str, Any] = {}
         with contextlib.suppress(OSError):  # the first job will say why
             self._station.warm()
 
+    @ray.method(concurrency_group=TALK)
     def hello(self) -> Mapping[str, Any]:
         """As ``workers.device.station.Station``; a station without a device is told apart by its process."""
-        return {calibration.DEVICE: f"process {os.getpid()}", **self._station.hello()}
+        if not self._hello:
+            with self._turn:
+                self._hello = {calibration.DEVICE: f"process {os.getpid()}", **self._station.hello()}
+        return self._hello
 
     @ray.method(concurrency_group=TALK)
     def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
         return self._seeds.seed(proposed, ahead=ahead)
 
+    @ray.method(concurrency_group=JOBS)
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
-        return self._station.run(job, limits)
+        with self._turn:
+            return self._station.run(job, limits)
+
+    @ray.method(concurrency_group=ORACLE)
+    def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
+        """See ``workers.device.station.Station``; once for all evaluators."""
+        return self._station.sample(asked, seed)
 
     @ray.method(concurrency_group=TALK)
     def champion(self, known: tuple[str, float] | None) -> Champion | bool | None:
@@ -87,9 +110,9 @@ class StationActor:
         effort: tuple[int, int] = EFFORT,
     ) -> bytes:
         """See ``workers.device.comparison``; the answer as JSON."""
-        found = compare(
-            self._station, load_operator(operator), self._target, workloads, entries, seed, effort
-        )
+        made = load_operator(operator)
+        with self._turn:
+            found = compare(self._station, made, self._target, workloads, entries, seed, effort)
         return found.to_json().encode()
 
 
@@ -114,6 +137,9 @@ class RemoteStation:
         self.busy_seconds += outcome.seconds
         self.cpu_seconds += outcome.cpu_seconds
         return outcome
+
+    def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
+        return self._ask(self._handle.sample.remote(asked, seed))
 
     def scale(self) -> DeviceRatio:
         if not self._scales:
@@ -171,7 +197,7 @@ def start_stations(target: Target, gpus: int, scratch: str | None = None) -> lis
         awaited = {f"target:{target.name}": SLIVER} if offered_targets() and not places else {}
         wanted, count = {"num_gpus": 1, "resources": awaited}, max(1, gpus)
     remote: Any = ray.remote
-    actor = remote(num_cpus=0, max_restarts=-1, concurrency_groups={TALK: 1}, **wanted)(StationActor)
+    actor = remote(num_cpus=0, max_restarts=-1, concurrency_groups=GROUPS, **wanted)(StationActor)
     return [actor.remote(target.name, scratch) for _ in range(count)]
 
 
@@ -190,7 +216,7 @@ def _station_on(node: str, target: Target, gpus: int, scratch: str | None) -> Ac
     """A station on a node; should the node be lost, on any. It refuses a GPU of another product."""
     remote: Any = ray.remote
     place = NodeAffinitySchedulingStrategy(node, soft=True)
-    options = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": -1, "concurrency_groups": {TALK: 1}}
+    options = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": -1, "concurrency_groups": GROUPS}
     actor = remote(**options, scheduling_strategy=place)(StationActor)
     made: ActorHandle = actor.remote(target.name, scratch)
     return made

@@ -92,8 +92,12 @@ def compare(
     entries: Sequence[Entry],
     seed: int,
     effort: tuple[int, int] = EFFORT,
+    samples: Samples | None = None,
 ) -> Comparison:
-    """Time ``entries`` side by side; one that fails is left out and told. Raises SessionDied, OSError."""
+    """Time ``entries`` side by side; one that fails is left out and told. Raises SessionDied, OSError.
+
+    ``samples``: of the operator, where there are some that may be due here.
+    """
     failed: dict[str, str] = {}
     request = TimingRequest(
         operator=operator,
@@ -103,9 +107,9 @@ def compare(
         seed=seed,
         measured=tuple(workloads),
     )
-    left = _planned(request, entries, failed, station)
+    left, samples = _planned(request, entries, failed, station), samples or Samples(operator, station)
     while left:
-        timed = _timed(station, request, left, effort)
+        timed = _timed(station, request, left, effort, samples)
         if not isinstance(timed, _Bad):
             return _comparison(target, station, timed, failed)
         failed[timed.entry] = f"{timed.failure.verdict.value}: {timed.failure.reason}"
@@ -199,7 +203,11 @@ class _Bad:
 
 
 def _timed(
-    station: Station, request: TimingRequest, entries: Sequence[Entry], effort: tuple[int, int]
+    station: Station,
+    request: TimingRequest,
+    entries: Sequence[Entry],
+    effort: tuple[int, int],
+    samples: Samples,
 ) -> list[tuple[Sequence[str], Timing]] | _Bad:
     """(names in the order of the rounds, timing) of every shape; shapes of the same entries run together."""
     groups: dict[tuple[str, ...], list[Workload]] = {}
@@ -212,7 +220,7 @@ def _timed(
         side_by_side = [entry for entry in entries if entry.id in names]
         side_by_side.append(dataclasses.replace(side_by_side[0], id=CONTROL))
         part = dataclasses.replace(request, measured=tuple(workloads))
-        timings = measure(station, part, Findings(), Samples(request.operator), side_by_side, effort, {})
+        timings = measure(station, part, Findings(), samples, side_by_side, effort, {})
         if isinstance(timings, Failure):
             return _Bad(timings.entry if timings.entry in names else names[0], timings)
         found += [((*names, CONTROL), timing) for timing in timings]

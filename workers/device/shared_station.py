@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from tilewright.seeds.sampled import Sample
 from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits
@@ -22,6 +23,8 @@ class SharedStation:
         self._station = station
         self._turn, self._word = threading.Lock(), threading.Lock()
         self._seeds = OperandSeeds()
+        self._hello: dict[str, Any] = {}
+        """Said once: whoever asks later waits for no job."""
         self.busy_seconds = 0.0
         self.cpu_seconds = 0.0
         """Of the device's child, for jobs asked for here."""
@@ -30,11 +33,14 @@ class SharedStation:
         """The same station for another thread."""
         made = SharedStation(self._station)
         made._turn, made._word, made._seeds = self._turn, self._word, self._seeds
+        made._hello = self._hello
         return made
 
     def hello(self) -> Mapping[str, Any]:
-        with self._turn:
-            return self._station.hello()
+        if not self._hello:
+            with self._turn:
+                self._hello.update(self._station.hello())
+        return self._hello
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         with self._turn:
@@ -47,6 +53,9 @@ class SharedStation:
         """See ``workers.device.station.LocalStation``."""
         with self._turn:
             return self._station.plans(source, params)
+
+    def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
+        return self._station.sample(asked, seed)
 
     def scale(self) -> DeviceRatio:
         return self._station.scale()

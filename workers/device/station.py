@@ -18,11 +18,13 @@ from typing import Any, Protocol
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import WorkloadFigures
 from tilewright.fitness.gpus import Gpu
+from tilewright.seeds.sampled import Sample
 from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.session import JobLimits, SessionConfig, SessionDied, SessionPool
 from tilewright.workers.device.lock import exclusive
+from tilewright.workers.device.oracle import DeviceOracle
 from tilewright.workers.toolchains import tpu as tpu_toolchain
 from tilewright.workers.toolchains import triton as triton_toolchain
 
@@ -101,6 +103,10 @@ class Station(Protocol):
         """One job, alone on the device. Raises SessionDied or OSError."""
         ...
 
+    def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
+        """What the oracle says on this device (see ``workers.device.oracle``); None where that cannot be asked here."""
+        ...
+
     def scale(self) -> DeviceRatio:
         """What its times are divided by. Raises SessionDied on a device that has none where others have."""
         ...
@@ -165,6 +171,8 @@ class LocalStation:
             self._keeper = SessionPool(
                 dataclasses.replace(config, scratch=scratch, spare=spare and config.spare)
             )
+        on_gpu = not isinstance(device, Chip) and not device.interpreted
+        self._oracle = DeviceOracle() if on_gpu else None
         self._plans: OrderedDict[str, dict[str, bytes]] = OrderedDict()
         self._champion: Champion | None = None
         self._claim: tuple[str, float] | None = None
@@ -200,6 +208,10 @@ class LocalStation:
     def plans(self, source: str, params: Mapping[str, Any]) -> Mapping[str, bytes]:
         """By workload, what of a kernel came with earlier jobs, already compiled."""
         return self._plans.get(entry_id(source, params), {})
+
+    def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
+        """For several threads, and beside jobs: the device is held while it is at work."""
+        return self._oracle.sample(asked, seed) if self._oracle is not None else None
 
     def warm(self) -> None:
         """Start the device's child without waiting for it. Raises OSError when no process can be made."""
@@ -246,6 +258,8 @@ class LocalStation:
     def close(self) -> None:
         """Kill the children."""
         self._keeper.close()
+        if self._oracle is not None:
+            self._oracle.close()
 
 
 def device_config(gpu: Gpu) -> SessionConfig:

@@ -19,7 +19,7 @@ from tilewright.fitness import gates, intervals, score
 from tilewright.fitness.detail import INEXACT
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Arrays, Operator, TensorSpec, Workload
-from tilewright.seeds.sampled import Elements, Sample, Sampled
+from tilewright.seeds.sampled import Heavy, Sample, Sampled, sampling
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits
@@ -48,14 +48,17 @@ _MEMORY_FAULT = re.compile(
 
 
 class Samples:
-    """Answers due at sampled places, for the latest (workload, seed) pairs; for several threads they are made once."""
+    """Answers due at sampled places, for the latest (workload, seed) pairs; for several threads they are made once.
 
-    def __init__(self, operator: Operator, most: int = 256) -> None:
-        self._operator = operator
+    ``station``: whose device makes those that are much work for a processor; what it cannot make is made here.
+    """
+
+    def __init__(self, operator: Operator, station: Station | None = None, most: int = 256) -> None:
         self._sampled = operator if isinstance(operator, Sampled) else None
         self._tables = self._sampled.tables() if self._sampled else {}
         self._made: OrderedDict[tuple[str, int], Sample] = OrderedDict()
         self._most = most
+        self._station = station
         self._lock = threading.Lock()
 
     @property
@@ -69,13 +72,15 @@ class Samples:
         key = (workload.id, seed)
         with self._lock:
             if key not in self._made:
-                shapes = {spec.name: tuple(spec.shape) for spec in self._operator.inputs(workload)}
-                elements = Elements(seed, workload.id, shapes, self._tables)
-                rng = np.random.default_rng([seed, sum(workload.id.encode())])
-                self._made[key] = self._sampled.sample(workload, elements, rng)
+                made = self._from_device(workload, seed)
+                self._made[key] = made or sampling(self._sampled, workload, seed, self._tables)
                 while len(self._made) > self._most:
                     self._made.popitem(last=False)
             return self._made[key]
+
+    def _from_device(self, workload: Workload, seed: int) -> Sample | None:
+        asked = self._sampled.elsewhere(workload) if isinstance(self._sampled, Heavy) else None
+        return self._station.sample(asked, seed) if asked is not None and self._station is not None else None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import torch
 from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake.arguments import Call, Literal
 from tilewright.workers.intake.device import device_numbers
+from tilewright.workers.intake.draws import draw
 from tilewright.workers.intake.emit import emit
 from tilewright.workers.intake.itself import ITSELF
 from tilewright.workers.intake.literals import Literals
@@ -51,7 +52,7 @@ class Site:
 def signature_names(function: Any, call: Call) -> list[str]:
     if getattr(function, "__name__", "") == "apply" and isinstance(getattr(function, "__self__", None), type):
         names = list(inspect.signature(function.__self__.forward).parameters)[1:]
-    elif hasattr(function, "rewriter"):
+    elif hasattr(function, "rewriter") or type(function).__name__ == "JITFunction":
         raise Refusal(
             f"{function.__name__} is a kernel, and how it is launched is not said: name the function that launches it"
         )
@@ -168,6 +169,28 @@ def wanted_of(request: Mapping[str, Any], site: Site) -> Any:
         if found:
             return found
     return None
+
+
+def computes(
+    function: Callable[..., Any], site: Site, dims: Mapping[str, int], operands: Sequence[Operand]
+) -> bool:
+    """Whether the reference takes operands of these dimensions with numbers in them: shapes alone may pass too easily.
+
+    It is asked with an eighth of each size, and where it refuses those, with the sizes themselves if that is little.
+    """
+    with torch.device("cpu"):
+        for small in ({name: max(1, size // 8) for name, size in dims.items()}, dims):
+            if sum(math.prod(o.sizes(small)) for o in operands) > MOST_ZEROS:
+                return True
+            rng = np.random.default_rng(1)
+            inputs = {o.name: draw(o, small, "randn", 1, rng) for o in operands}
+            for precision, call in itertools.product(("float64", ""), reference_calls(site)):
+                try:
+                    if run_reference(function, call, inputs, precision):
+                        return True
+                except Exception:  # noqa: BLE001 - the next way may do
+                    continue
+    return False
 
 
 @dataclass

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 import triton
-from triton.runtime import autotuner, interpreter
+from triton.runtime import autotuner, interpreter, jit
 
 from tilewright.workers.intake import symbols
+from tilewright.workers.intake.knobs import constexprs
 from tilewright.workers.intake.trace import Launch, current, user_line
 
 DEVICE = torch.device("cuda", 0)
@@ -124,10 +125,19 @@ def note(kernel: Any, grid: Any, named: Mapping[str, Any], options: Mapping[str,
         if k in ("num_warps", "num_stages", "num_ctas", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "kpack",
                  "enable_fp_fusion", "launch_pdl", "launch_cooperative_grid") and v is not None
     }  # fmt: skip
-    ordered = {name: named[name] for name in kernel.arg_names if name in named}
+    ordered = {name: _tensor_of(named[name]) for name in kernel.arg_names if name in named}
     launch = Launch(kernel, shape, ordered, kept, user_line(), trace.configs.get(kernel.fn.__name__, ()))
     trace.steps.append(launch)
     return _Compiled(kernel, named, kept)
+
+
+def _tensor_of(value: Any) -> Any:
+    """The tensor below an object of a package that stands for one whole (it has a ``data_ptr`` and one tensor)."""
+    if isinstance(value, torch.Tensor) or not callable(getattr(value, "data_ptr", None)):
+        return value
+    below = [part for part in vars(value).values() if isinstance(part, torch.Tensor)]
+    same = len(below) == 1 and value.data_ptr() == 0 and getattr(value, "dtype", None) == below[0].dtype
+    return below[0] if same else value
 
 
 def _run(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
@@ -137,10 +147,21 @@ def _run(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs
     options = {k: v for k, v in kwargs.items() if k not in names}
     for name, parameter in _signature(self.fn).items():
         if name not in named and parameter is not _EMPTY:
-            named[name] = parameter
+            named[name] = _default(self, name, parameter)
     if warmup:
         return _Compiled(self, named, options)
     return note(self, grid, named, options)
+
+
+def _default(kernel: Any, name: str, value: Any) -> Any:
+    """The default of a kernel's parameter: of a compile-time one, such as a block's size, traced as a literal is."""
+    trace = current()
+    value = getattr(value, "value", value)
+    if trace is None or type(value) is not int or value < 2 or name not in constexprs(kernel.fn):
+        return value
+    atom = f"K{kernel.fn.__name__}__{name}_"
+    trace.atoms[atom] = value
+    return symbols.traced(value, atom, frozenset([atom]))
 
 
 _EMPTY = object()
@@ -162,7 +183,7 @@ def _tuned(self: Any, *args: Any, **kwargs: Any) -> Any:
     if trace is None or not configs:
         return self.fn.run(*args, **kwargs)
     kernel = self.fn
-    while not hasattr(kernel, "rewriter"):
+    while not isinstance(kernel, interpreter.InterpretedFunction | jit.JITFunction):
         kernel = kernel.fn
     name = kernel.fn.__name__
     trace.configs[name] = tuple(configs)
@@ -193,6 +214,12 @@ def noted_device(part: Mapping[str, int]) -> Iterator[None]:
     stream = types.SimpleNamespace(cuda_stream=0, wait_stream=lambda *a: None)
     changes: list[tuple[Any, str, Any]] = [
         (interpreter.InterpretedFunction, "run", _run),
+        (jit.JITFunction, "run", _run),
+        (
+            triton.knobs.runtime,
+            "interpret",
+            False,
+        ),  # packages ask what a real kernel has: its source, its key
         (autotuner.Autotuner, "run", _tuned),
         (triton, "cdiv", symbols.call("triton.cdiv", lambda a, b: -(-a // b))),
         (triton, "next_power_of_2", symbols.call("triton.next_power_of_2", _next_power)),

@@ -12,8 +12,11 @@ from tilewright.workers.intake.arguments import Call, TensorArgument
 from tilewright.workers.intake.operator import Operand
 
 LETTERS = "MNKLPQRSUVWABCDEFGHIJ"
-MOST = 200
-"""Ways to name dimensions that are tried."""
+MOST, MOST_APART = 200, 120
+"""Ways to name dimensions that are tried, with tensors of one shape alike and each by itself."""
+
+MULTIPLE = 16
+"""Times the usual sizes are those that are tried next, for wrappers that cut a dimension into chunks."""
 
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 """Sizes of blocks that a dimension may count."""
@@ -76,22 +79,49 @@ def operands(
     return made, places
 
 
+Works = Callable[[Mapping[str, int], list[Operand]], bool]
+
+
 def settle(
-    raw: Sequence[Operand],
-    calls: int,
-    works: Callable[[Mapping[str, int], list[Operand]], bool],
-    size: int = 16,
+    raw: Sequence[Operand], calls: int, works: Works, size: int = 16, surely: Works | None = None
 ) -> tuple[list[Operand], list[dict[str, int]]]:
     """Operands with named dimensions, and those of every call: as many different ones as ``works`` bears.
 
-    Two axes of one size need not be one dimension, and of a square matrix mostly are not. ``works`` is asked with
-    small sizes, multiples of ``size``, that all differ.
+    Two axes of one size need not be one dimension, and of a square matrix mostly are not; nor need tensors of one shape
+    be of the same dimensions. ``works`` is asked with small sizes, multiples of ``size``, that all differ, and where it
+    bears none with larger ones. What ``surely`` bears too, which may cost more, is preferred.
     """
     shapes: list[Any] = [tuple(o.shape) for o in raw]
+
+    def both(dims: Mapping[str, int], operands: list[Operand]) -> bool:
+        return works(dims, operands) and (surely is None or surely(dims, operands))
+
+    best: list[Any] | None = None
+    for unit in (size, MULTIPLE * size):
+        if best is None:
+            best = _most_names(raw, shapes, _assignments(shapes), MOST, calls, both, unit)
+        if best is None and len(set(shapes)) < len(shapes):
+            apart = _assignments(shapes, apart=True)
+            best = _most_names(raw, shapes, apart, MOST_APART, calls, both, unit)
+    if best is None and surely is not None:
+        best = _most_names(raw, shapes, _assignments(shapes), MOST, calls, works, size)
+    chosen = best or _in_blocks(raw, shapes, calls, works) or next(_assignments(shapes, merged=True))
+    dims = _dims(shapes, chosen, calls)
+    return [_bounded(o, dims[0]) for o in _named(raw, chosen)], dims
+
+
+def _most_names(
+    raw: Sequence[Operand],
+    shapes: Sequence[Sizes],
+    ways: Iterator[list[Any]],
+    most: int,
+    calls: int,
+    works: Works,
+    size: int,
+) -> list[Any] | None:
+    """Of the ways that work one with the most different names; None where none works."""
     best: tuple[int, list[Any]] | None = None
-    for number, names in enumerate(_assignments(shapes)):
-        if number >= MOST:
-            break
+    for names in itertools.islice(ways, most):
         count = len({n for shape in names for n in shape if isinstance(n, str)})
         if best is not None and count <= best[0]:
             continue
@@ -99,18 +129,14 @@ def settle(
         small = {name: size * (2 + place) for place, name in enumerate(dims[0])}
         if works(small, _named(raw, names)):
             best = (count, names)
-    if best is None and (blocks := _in_blocks(raw, shapes, calls, works)):
-        best = (0, blocks)
-    chosen = best[1] if best else next(_assignments(shapes, merged=True))
-    dims = _dims(shapes, chosen, calls)
-    return [_bounded(o, dims[0]) for o in _named(raw, chosen)], dims
+    return best[1] if best else None
 
 
 def _in_blocks(
     raw: Sequence[Operand],
     shapes: Sequence[Sizes],
     calls: int,
-    works: Callable[[Mapping[str, int], list[Operand]], bool],
+    works: Works,
 ) -> list[Any]:
     """Names where a dimension counts blocks of another, as a scale for every 128 elements does; empty where none do."""
     for number, names in enumerate(_assignments(shapes)):
@@ -164,9 +190,11 @@ def _dims(raw: Sequence[Sizes], names: Sequence[Any], calls: int) -> list[dict[s
     return dims
 
 
-def _assignments(raw: Sequence[Sizes], *, merged: bool = False) -> Iterator[list[Any]]:
-    """Ways to name axes: tensors of one shape alike, axes of one size as one dimension or another."""
-    shapes = list(dict.fromkeys(raw))
+def _assignments(raw: Sequence[Sizes], *, merged: bool = False, apart: bool = False) -> Iterator[list[Any]]:
+    """Ways to name axes: tensors of one shape alike, unless ``apart``; axes of one size as one dimension or another."""
+    keys: list[Any] = list(range(len(raw))) if apart else list(raw)
+    sizes_of = dict(zip(keys, raw, strict=True))
+    shapes = list(sizes_of)
 
     def go(
         place: int, axis: int, known: dict[Any, list[str]], names: tuple[Any, ...], made: dict[Any, Any]
@@ -174,9 +202,9 @@ def _assignments(raw: Sequence[Sizes], *, merged: bool = False) -> Iterator[list
         if place == len(shapes):
             yield made
             return
-        shape = shapes[place]
+        shape = sizes_of[shapes[place]]
         if axis == len(shape):
-            yield from go(place + 1, 0, known, (), {**made, shape: names})
+            yield from go(place + 1, 0, known, (), {**made, shapes[place]: names})
             return
         size = shape[axis]
         if set(size) == {1}:
@@ -199,4 +227,4 @@ def _assignments(raw: Sequence[Sizes], *, merged: bool = False) -> Iterator[list
             yield from go(place, axis + 1, more, (*names, name), made)
 
     for found in go(0, 0, {}, (), {}):
-        yield [found[shape] for shape in raw]
+        yield [found[key] for key in keys]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 import triton.language as tl
 from triton.runtime.jit import TensorWrapper
 
-from tilewright.workers.intake import symbols, torch_ops
+from tilewright.workers.intake import read_values, symbols, torch_ops
 from tilewright.workers.intake.copies import COPY, COPY_TEXT
+from tilewright.workers.intake.dead_branches import constants_of
 from tilewright.workers.intake.knobs import STAGES, WARPS, Knob, around, between, constexprs
 from tilewright.workers.intake.normalise import Kernels, Text, definition, dtype_name, is_jitted
 from tilewright.workers.intake.pointers import written_tensors
@@ -31,6 +32,7 @@ class _Emitter:
         self._literals, self._names = origin.literals, origin.names
         self._kernels = Kernels()
         self._knobs: dict[str, Knob] = {}
+        self._kernels.refusals += trace.refusals
         self._notes: list[str] = list(trace.notes)
         self._fixed: list[str] = []
         self._renamed: dict[str, str] = {}
@@ -39,8 +41,13 @@ class _Emitter:
         launches = [step for step in self._trace.steps if isinstance(step, Launch)]
         if not launches:
             raise Refusal("the call launches no Triton kernel")
+        by_kernel: dict[int, list[Mapping[str, Any]]] = {}
+        for launch in launches:
+            by_kernel.setdefault(id(launch.kernel.fn), []).append(launch.arguments)
+        self._kernels.given = {fn: constants_of(given) for fn, given in by_kernel.items()}
         outputs, replaced = self._outputs(launches, wanted)
         body = self._statements(launches, outputs, replaced)
+        self._kernels.keep_used(body)
         constants = "".join(f"{n} = {t}\n" for n, t in self._kernels.constants.items())
         functions = "\n\n".join(t.text for t in self._kernels.functions.values())
         maths = "import math\n\n" if "math." in body else ""
@@ -221,6 +228,8 @@ class _Emitter:
                     add(self._descriptor_base(value, launch.line))
                 elif isinstance(value, symbols.Traced):
                     texts.append(value.code)
+                    for atom in value.atoms & set(self._trace.reads):
+                        add(self._trace.reads[atom])
                 elif hasattr(value, "block_shape") and hasattr(value, "base"):
                     add(self._descriptor_base(value, launch.line))
         for var in outputs:
@@ -242,21 +251,52 @@ class _Emitter:
 
     def _launch(self, launch: Launch, launches: Sequence[Launch]) -> list[str]:
         kernel = launch.kernel
-        name = self._kernels.take(kernel)
         fixed = constexprs(kernel.fn)
+        name = self._reading(launch, fixed)
         for parameter, value in launch.arguments.items():
             if parameter in fixed and isinstance(value, symbols.Traced) and "compiled" not in value.atoms:
                 self._lift(value, parameter, launch)
         self._note_echoes(launch, fixed)
         arguments = []
         for parameter, value in launch.arguments.items():
-            arguments.append(self._argument(parameter, value, parameter in fixed, launch))
+            if read_values.is_read(value):
+                arguments += self._given(parameter, value)
+            else:
+                arguments.append(self._argument(parameter, value, parameter in fixed, launch))
         missing = [p for p in kernel.arg_names if p not in launch.arguments]
         if missing:
             raise Refusal(f"the launch of {kernel.fn.__name__} leaves out {', '.join(missing)}", launch.line)
         options = self._options(launch, name, launches)
         grid = ", ".join(self._number(g, launch.line) for g in launch.grid)
         return [f"{name}[({grid},)]({', '.join([*arguments, *options])})"]
+
+    def _reading(self, launch: Launch, fixed: Collection[str]) -> str:
+        """The kernel of a launch, loading itself what the wrapper read from tensors; its name."""
+        heads = {}
+        for parameter, value in launch.arguments.items():
+            if read_values.is_read(value):
+                head = self._head(parameter, value)
+                if head is None or parameter in fixed:
+                    what = f"argument {parameter} of a kernel is worked out from a tensor's values"
+                    self._kernels.refusals.append((launch.line, what))
+                else:
+                    heads[self._renamed_parameter(launch, parameter)] = head
+        if any(map(read_values.is_read, launch.grid)):
+            self._kernels.refusals.append((launch.line, "a grid is worked out from a tensor's values"))
+        name = self._kernels.take(launch.kernel)
+        return self._kernels.variant(name, heads) if heads else name
+
+    def _renamed_parameter(self, launch: Launch, parameter: str) -> str:
+        return self._kernels.parameters[self._kernels.take(launch.kernel)].get(parameter, parameter)
+
+    def _head(self, parameter: str, value: Any) -> read_values.Head | None:
+        return read_values.head(parameter, value.code, self._trace.reads)
+
+    def _given(self, parameter: str, value: Any) -> list[str]:
+        """What a kernel is given in place of a number that was read from a tensor."""
+        head = self._head(parameter, value)
+        texts = head.given.values() if head is not None else ()
+        return [self._trace.reads[t].name if t in self._trace.reads else self._resolved(t) for t in texts]
 
     def _options(self, launch: Launch, name: str, launches: Sequence[Launch]) -> list[str]:
         several = len({id(step.kernel.fn) for step in launches}) > 1
@@ -361,8 +401,14 @@ class _Emitter:
                 configured = _configured(launch, key, default)
                 values = tuple(sorted({default, *configured, *between(default, configured)}))
                 source = f"autotune configurations of {launch.kernel.fn.__name__}"
-                self._add(Knob(self._knob_name(key, launch), default, values, atom, source, True, configured))
-            elif atom in self._literals:
+                told = len(set(configured)) > 1  # else its authors never chose between values
+                self._add(Knob(self._knob_name(key, launch), default, values, atom, source, told, configured))
+            elif atom.startswith("K") and atom in self._trace.atoms:
+                default = self._trace.atoms[atom]
+                source = f"default of {parameter} of {launch.kernel.fn.__name__}"
+                name = self._knob_name(parameter, launch)
+                self._add(Knob(name, default, around(default), atom, source, False))
+            elif atom in self._literals and not isinstance(value, symbols.TracedBool):
                 default, _, line = self._literals[atom]
                 exact = value.code == atom
                 name = parameter if exact else self._names.get(atom) or f"{parameter}_{default}"
@@ -427,7 +473,7 @@ class _Emitter:
                 return repr(self._trace.atoms[atom])
             return atom
 
-        text = re.sub(r"\b[LC]\w+_\b", say, code)
+        text = re.sub(r"\b[LCK]\w+_\b", say, code)
         return re.sub(r"\bD\w+_\b", lambda m: str(self._device.get(m[0], 1)), text)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,9 @@ from tilewright.workers.intake.trial import (
 
 EVIDENCE_SECONDS = 25.0
 
+LEAST_TILE = 16
+"""Side of the smallest tile that a matrix unit takes: below it a tile of a product does not compile."""
+
 
 def operator_of(
     request: Mapping[str, Any], site: Site, reference: Oracle, results: Sequence[Result], spread: int
@@ -40,12 +43,14 @@ def operator_of(
     return TakenOperator("taken/one", *judge_of, {}, {}, reference.precision, (), {}, ("randn",), spread)
 
 
-def evidence(taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Sequence[Shape], operator: TakenOperator,
-              wide: Shape | None) -> tuple[dict[str, tuple[Any, ...]], list[dict[str, Any]]]:  # fmt: skip
+def evidence(site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Sequence[Shape],
+             operator: TakenOperator, wide: Shape | None, deep: Callable[[], Shape | None]
+             ) -> tuple[dict[str, tuple[Any, ...]], list[dict[str, Any]]]:  # fmt: skip
     """Which knobs only tile: other values give answers that pass. Those that do not stay as they are.
 
     ``wide``: a shape of several tiles, on which the values next to the default must pass, too; echoes that must change
-    with a knob there are noted as its ties.
+    with a knob there are noted as its ties. ``deep``: gives a shape as long in one dimension as the call's, for knobs
+    that change nothing on small ones, such as the largest block.
     """
     from tilewright.fitness.gates import failure, read_gates
 
@@ -53,6 +58,7 @@ def evidence(taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Seq
     at_once = max(1, len(os.sched_getaffinity(0)) // len(shapes))
     space: dict[str, tuple[Any, ...]] = {}
     fixed: list[dict[str, Any]] = []
+    products = any("tl.dot(" in text.text for text in taken.kernels.functions.values())
     said = {knob.name: uses(taken, knob) for knob in taken.knobs}
     probe = min(shapes, key=lambda s: sum(a.size for a in s.inputs["randn"].values()))
 
@@ -72,19 +78,28 @@ def evidence(taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Seq
         }
         return failure(read_gates(operator.gates, named, wanted, "randn"), operator.gates) is None
 
-    def bound(knob: Knob) -> tuple[str, ...] | None:
-        """Echoes that must follow a knob for its neighbours to pass at several tiles; None where they never do."""
+    def bound(knob: Knob) -> tuple[tuple[str, ...], list[int]] | None:
+        """Echoes that must follow a knob for its neighbours to pass at several tiles, and the values on those sides of
+        the default where they do; None where they never do."""
         same = [k.name for k in taken.knobs if k.echo and k.default == knob.default]
         if wide is None:
-            return None if same else ()
-        below = [v for v in knob.values if v < knob.default][-1:]
-        above = [v for v in knob.values if v > knob.default][:1]
+            return None if same else ((), list(knob.values))
+        below, above = (
+            [v for v in knob.values if v < knob.default],
+            [v for v in knob.values if v > knob.default],
+        )
         ways = [(), *((name,) for name in same), *([tuple(same)] if len(same) > 1 else [])]
+        found: tuple[tuple[str, ...], list[int]] | None = None
         for way in ways:
-            ways_on = ({**defaults, knob.name: v, **dict.fromkeys(way, v)} for v in (*below, *above))
-            if all(passes(started(params, wide), wide) for params in ways_on):
-                return tuple(way)
-        return None
+            kept = []
+            for side, nearest in ((below, below[-1:]), (above, above[:1])):
+                tried = [{**defaults, knob.name: v, **dict.fromkeys(way, v)} for v in nearest]
+                kept += side if all(passes(started(params, wide), wide) for params in tried) else []
+            if len(kept) == len(below) + len(above):
+                return tuple(way), kept
+            if kept and found is None:
+                found = tuple(way), kept
+        return found
 
     for knob in taken.knobs:
         if knob.echo:
@@ -98,47 +113,43 @@ def evidence(taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Seq
         if knob.certain:
             space[knob.name] = values
             continue
-        seen = arguments_of(taken, module, {**defaults}, shapes)
-        kept, changed, tied = [knob.default], False, bound(knob)
-        if tied is None:
+        others, bounded = distinct(site, module, defaults, knob, shapes), bound(knob)
+        if products and knob.default >= LEAST_TILE:
+            others = [value for value in others if value >= LEAST_TILE]
+        if bounded is None:
             why = "other values fail where there are several tiles: it is part of the meaning, or repeated elsewhere"
             fixed.append({"name": knob.name, "value": knob.default, "why": why})
             continue
+        tied, fine = bounded
         taken.ties.update(dict.fromkeys(tied, knob.name))
-        others = [value for value in values if value != knob.default]
+        others = [value for value in others if value in fine]
+        kept, refused, unseen = [knob.default], False, []
         while others:
             some, others = others[:at_once], others[at_once:]
             late = time.monotonic() - began > EVIDENCE_SECONDS
-            tried = [probe] if late else shapes
             running = []
             for value in some:
-                if arguments_of(taken, module, {**defaults, knob.name: value}, shapes) != seen:
-                    params = {**defaults, knob.name: value, **dict.fromkeys(tied, value)}
-                    running.append((value, [(started(params, s), s) for s in tried]))
-            changed = changed or bool(running)
+                tried = _telling(module, defaults, knob, value, [probe] if late else shapes, deep)
+                params = {**defaults, knob.name: value, **dict.fromkeys(tied, value)}
+                running.append((value, [(started(params, s), s) for s in tried]))
+                unseen += [] if tried else [value]
             for value, runs in running:
                 passed = [
                     passes(one, s) for one, s in runs
                 ]  # every process is heard, also behind one that fails
-                kept += [value] if all(passed) else []
+                kept += [value] if passed and all(passed) else []
+                refused = refused or not all(passed)
+        if len(kept) > 1 and not refused:
+            kept += unseen  # of its kind, and told apart only by larger shapes
         if len(kept) > 1:
             space[knob.name] = tuple(sorted(kept))
-        elif changed:
-            fixed.append(
-                {
-                    "name": knob.name,
-                    "value": knob.default,
-                    "why": "another value gives another answer: it is part of the meaning",
-                }
-            )
-        else:
-            fixed.append(
-                {
-                    "name": knob.name,
-                    "value": knob.default,
-                    "why": "other values change nothing on these shapes",
-                }
-            )
+            continue
+        why = (
+            "another value gives another answer: it is part of the meaning"
+            if refused
+            else "other values change nothing on these shapes"
+        )
+        fixed.append({"name": knob.name, "value": knob.default, "why": why})
     return space, fixed
 
 
@@ -165,7 +176,60 @@ def uses(taken: Taken, knob: Knob) -> bool:
     return False
 
 
-def arguments_of(taken: Taken, module: Any, params: Mapping[str, Any], shapes: Sequence[Shape]) -> Any:
+def distinct(
+    site: Site, module: Any, defaults: Mapping[str, Any], knob: Knob, shapes: Sequence[Shape]
+) -> list[Any]:
+    """The knob's values other than its default that make a difference to each other at some shape: where a block is
+    ``min(BLOCK, next_power_of_2(n))``, all that are above ``n`` are one."""
+
+    def seen(value: Any) -> Any:
+        params = {**defaults, knob.name: value}
+        timed = [arguments_of(module, params, _shapeless(site, dims)) for dims in site.dims]
+        return [*timed, *(arguments_of(module, params, _inputs(s)) for s in shapes)]
+
+    known = [seen(knob.default)]
+    kept = []
+    for value in sorted(knob.values, key=lambda v: abs(v - knob.default)):
+        made = seen(value)
+        if value != knob.default and made not in known:
+            known.append(made)
+            kept.append(value)
+    return sorted(kept)
+
+
+def _telling(module: Any, defaults: Mapping[str, Any], knob: Knob, value: Any, shapes: Sequence[Shape],
+             deep: Callable[[], Shape | None]) -> list[Shape]:  # fmt: skip
+    """Shapes on which a value can show what it is: the small ones where it changes something on any, else the deep."""
+    if _differs(module, defaults, knob, value, shapes):
+        return list(shapes)
+    long = deep()
+    return [long] if long is not None and _differs(module, defaults, knob, value, [long]) else []
+
+
+def _differs(
+    module: Any, defaults: Mapping[str, Any], knob: Knob, value: Any, shapes: Sequence[Shape]
+) -> bool:
+    params = {**defaults, knob.name: value}
+    return any(
+        arguments_of(module, params, _inputs(s)) != arguments_of(module, defaults, _inputs(s)) for s in shapes
+    )
+
+
+def _inputs(shape: Shape) -> dict[str, torch.Tensor]:
+    return {
+        n: torch.empty(a.shape, dtype=to_tensor(a[:0] if a.ndim else a, "").dtype)
+        for n, a in shape.inputs["randn"].items()
+    }
+
+
+def _shapeless(site: Site, dims: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    return {
+        o.name: torch.empty(o.sizes(dims), dtype=getattr(torch, o.dtype), device="meta")
+        for o in site.operands
+    }
+
+
+def arguments_of(module: Any, params: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
     """The numbers that kernels would be given, without running them."""
     from triton.runtime.interpreter import GridExecutor
 
@@ -177,12 +241,9 @@ def arguments_of(taken: Taken, module: Any, params: Mapping[str, Any], shapes: S
         noted.append((tuple(grid), [a for a in args if isinstance(a, bool | int | float | str)]))
 
     GridExecutor.__call__ = note
+    device = next((t.device for t in tensors.values()), torch.device("cpu"))
     try:
-        for shape in shapes:
-            tensors = {
-                n: torch.empty(a.shape, dtype=to_tensor(a[:0] if a.ndim else a, "").dtype)
-                for n, a in shape.inputs["randn"].items()
-            }
+        with device:
             module.launch(tensors, dict(params))
     except Exception as error:  # noqa: BLE001 - no arguments either
         noted.append(repr(error))

@@ -71,7 +71,11 @@ class Hooked(ast.NodeTransformer):
         return ast.copy_location(ast.Call(ast.Name(f"{HOOK}literal", ast.Load()), where, []), node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        """A float on the left is asked before a traced whole number on its right, and would forget it."""
+        """Whole numbers alone are one literal (``65536 // 2``). A float on the left is asked before a traced whole
+        number on its right, and would forget it."""
+        whole = _folded(node)
+        if whole is not None:
+            return self.visit_Constant(ast.copy_location(ast.Constant(whole), node))
         self.generic_visit(node)
         if isinstance(node.left, ast.Constant) and type(node.left.value) is float:
             called = ast.Call(ast.Name(f"{HOOK}real", ast.Load()), [node.left], [])
@@ -94,6 +98,25 @@ class Hooked(ast.NodeTransformer):
             name = ast.Constant(function.attr)
             node.func = ast.copy_location(ast.Call(ast.Name(f"{HOOK}math", ast.Load()), [name], []), function)
         return node
+
+
+_FOLDED = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.LShift, ast.RShift, ast.Pow)
+
+
+def _folded(node: ast.expr) -> int | None:
+    """The value of an expression of whole numbers alone; None of any other."""
+    if isinstance(node, ast.Constant):
+        return node.value if type(node.value) is int and 0 <= node.value < 1 << 32 else None
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, _FOLDED):
+        return None
+    left, right = _folded(node.left), _folded(node.right)
+    if left is None or right is None or (isinstance(node.op, ast.Pow | ast.LShift) and right > 64):
+        return None
+    try:
+        value = eval(compile(ast.fix_missing_locations(ast.Expression(node)), "literal", "eval"))
+    except ZeroDivisionError:
+        return None
+    return value if type(value) is int else None
 
 
 def _whole(value: Any) -> Any:

@@ -65,6 +65,15 @@ class Silent:
         return None
 
 
+class _Package(types.ModuleType):
+    """A package that is not covered by a part of it: after ``from .scale import scale``, ``scale`` is the function."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, types.ModuleType) and name in self.__dict__.get("_tilewright_origins", ()):
+            return
+        super().__setattr__(name, value)
+
+
 class PackageLoader(MetaPathFinder, Loader):
     """Finds and runs the modules below ``root`` (the folder that holds the user's top package)."""
 
@@ -85,11 +94,11 @@ class PackageLoader(MetaPathFinder, Loader):
             return None
         place = self._root.joinpath(*fullname.split("."))
         if (place / "__init__.py").is_file():
-            spec = importlib.util.spec_from_file_location(
+            spec = _SPEC(
                 fullname, place / "__init__.py", loader=self, submodule_search_locations=[str(place)]
             )
         elif place.with_suffix(".py").is_file():
-            spec = importlib.util.spec_from_file_location(fullname, place.with_suffix(".py"), loader=self)
+            spec = _SPEC(fullname, place.with_suffix(".py"), loader=self)
         elif place.is_dir() and self._package:
             spec = ModuleSpec(fullname, None, is_package=True)
             spec.submodule_search_locations = [str(place)]
@@ -111,6 +120,8 @@ class PackageLoader(MetaPathFinder, Loader):
     def _lazily(self, module: types.ModuleType, path: str) -> Any:
         """What a package's ``__init__`` imports, once asked for; for what it defines itself all of it runs."""
         origins: dict[str, tuple[str, str]] = {}
+        module.__class__ = _Package
+        module.__dict__["_tilewright_origins"] = origins
         for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 base = "." * node.level + (node.module or "")
@@ -221,13 +232,21 @@ def _open_branch(node: ast.If, path: str, flags: int, module: types.ModuleType) 
     return ""
 
 
+_REGISTRATION = re.compile(r"(\w+\.)*(def(vjp|jvp|jvps)|define|impl|\w*register\w*)\(")
+
+
+def _registers(statement: ast.Expr) -> bool:
+    """Whether it makes a rule or an operation known, of a function that stands elsewhere."""
+    return _REGISTRATION.match(ast.unparse(statement)) is not None
+
+
 def _kept(statement: ast.stmt, needed: set[str] | None, helper: bool) -> bool:
     if isinstance(statement, ast.Expr):
         if helper and isinstance(statement.value, ast.Call):
             return True
-        text = ast.unparse(statement)
-        rule = re.match(r"\w+\.def(vjp|jvp|jvps)\(", text) is not None
-        return isinstance(statement.value, ast.Call) and (rule or text.startswith(_KEPT_CALLS))
+        return isinstance(statement.value, ast.Call) and (
+            _registers(statement) or ast.unparse(statement).startswith(_KEPT_CALLS)
+        )
     if not isinstance(statement, _HARMLESS):
         return False
     if isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test):
@@ -269,15 +288,17 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 def _needed(tree: ast.Module, wanted: str) -> set[str]:
     """Names that a function may reach, through whatever the module defines."""
     uses: dict[str, set[str]] = {}
+    left, seen = [wanted.split(".")[0]], set()
     for statement in tree.body:
         if isinstance(statement, ast.Expr):
+            if _registers(statement):
+                left += [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
             continue
         used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
         # what a function calls its own variables is nobody else's
         defined = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         for name in list(_bound(statement))[: 1 if defined else None]:
             uses.setdefault(name, set()).update(used)
-    left, seen = [wanted.split(".")[0]], set()
     while left:
         name = left.pop()
         if name not in seen:
@@ -286,35 +307,18 @@ def _needed(tree: ast.Module, wanted: str) -> set[str]:
     return seen
 
 
-_REGISTERS = (
-    "register_fake",
-    "register_kernel",
-    "register_autograd",
-    "register_vmap",
-    "register_torch_dispatch",
-)
+_SPEC = importlib.util.spec_from_file_location
 
 
-def _plain_operations() -> None:
-    """Functions that are registered as operations of torch stay functions, so that their launches are seen."""
-    import torch.library
+def _read_as_others(loader: PackageLoader) -> None:
+    """Files that a package writes while it runs and then imports by their place are read as the user's own are."""
 
-    def registered(_: str, function: Any = None, /, **__: Any) -> Any:
-        def keep(plain: Any) -> Any:
-            for name in _REGISTERS:
-                setattr(
-                    plain, name, lambda *given, **_: given[0] if given and callable(given[0]) else keep_any
-                )
-            return plain
+    def spec_of(name: str, location: Any = None, **given: Any) -> ModuleSpec | None:
+        if location is not None and str(location).endswith(".py"):
+            given.setdefault("loader", loader)
+        return _SPEC(name, location, **given)
 
-        return keep if function is None else keep(function)
-
-    def keep_any(function: Any) -> Any:
-        return function
-
-    for name in ("custom_op", "triton_op"):
-        setattr(torch.library, name, registered)
-    torch.library.wrap_triton = keep_any
+    importlib.util.spec_from_file_location = spec_of
 
 
 def load(
@@ -326,14 +330,17 @@ def load(
     while (root / "__init__.py").is_file():
         parts.insert(0, root.name)
         root = root.parent
-    if traced:
-        _plain_operations()
     loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", literals, traced)
+    if traced:
+        from tilewright.workers.intake.operations import keep_plain
+
+        keep_plain()
+        _read_as_others(loader)
     name = ".".join(parts) if len(parts) > 1 else f"tilewright_taken_{path.stem}".replace("-", "_")
     sys.meta_path.insert(0, loader)
     if str(root) not in sys.path:
         sys.path.append(str(root))
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = _SPEC(name, path)
     assert spec is not None
     for depth in range(1, len(parts)):
         importlib.import_module(".".join(parts[:depth]))

@@ -6,6 +6,7 @@ shapes of the same kind, against the reference, and with other values of what ma
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
@@ -24,6 +25,7 @@ from tilewright.workers.intake.arguments import parse
 from tilewright.workers.intake.call_site import (
     Oracle,
     Site,
+    computes,
     signature_names,
     traced_at,
     wanted_of,
@@ -46,6 +48,7 @@ from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.intake.trial import (
     bars,
+    deep_shape,
     run,
     several_tiles,
     shapes_of,
@@ -142,7 +145,10 @@ def _recorded(request: Mapping[str, Any]) -> tuple[Site, Taken]:
                 return False
             return True
 
-        site.operands, site.dims = dimensions.settle(raw, len(site.calls), works)
+        surely = None
+        if request["reference"] != ITSELF:
+            surely = functools.partial(computes, function_of(request["reference"]), site)
+        site.operands, site.dims = dimensions.settle(raw, len(site.calls), works, surely=surely)
         wanted = wanted_of(request, site)
         return site, traced_at(site, site.dims[0], wanted)
 
@@ -262,7 +268,9 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
         }
     gated = operator_of(request, site, reference, results, spread)
     wide = several_tiles(request, site, taken, module, defaults, reference)
-    space, fixed = evidence(taken, module, defaults, shapes, gated, wide)
+    small = [s for s in shapes if not s.looped] or shapes
+    deep = functools.cache(lambda: deep_shape(request, site, taken, module, defaults, reference))
+    space, fixed = evidence(site, taken, module, defaults, small, gated, wide, deep)
     source = taken.with_space(space, {k: defaults[k] for k in space})
     again = load_module(source)
     made = run(again, dict(again.DEFAULTS), shapes[0].inputs["randn"])
@@ -282,6 +290,7 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
         "call": reference.call,
         "precision": reference.precision,
         "check": [s.dims for s in shapes],
+        "small": [s.dims for s in shapes if not s.looped] or [shapes[0].dims],
         "kinds": list(shapes[0].inputs),
         "spread": spread,
         "independent": independent,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,62 +20,17 @@ import triton
 import triton.language as tl
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, DECLARATIONS
+from tilewright.workers.intake import dead_branches
+from tilewright.workers.intake.device_library import OLD_HOMES, SAME, WRITTEN, whole_exponent
 from tilewright.workers.intake.load import Missing, Silent
 from tilewright.workers.intake.masks import is_mask, masks_of
 from tilewright.workers.intake.names import object_of
+from tilewright.workers.intake.read_values import Head, with_heads
 
 _TAKEN = ALL_BUILTINS | frozenset(("torch", "triton", "tl", "launch", "math")) | frozenset(DECLARATIONS)
 
-_SAME = {
-    "abs": "tl.abs", "exp": "tl.exp", "exp2": "tl.exp2", "log": "tl.log", "log2": "tl.log2", "sqrt": "tl.sqrt",
-    "rsqrt": "tl.rsqrt", "sin": "tl.sin", "cos": "tl.cos", "erf": "tl.erf", "floor": "tl.floor", "ceil": "tl.ceil",
-    "fma": "tl.fma", "div_rn": "tl.div_rn", "sqrt_rn": "tl.sqrt_rn", "umulhi": "tl.umulhi", "fdiv": "tl.fdiv",
-    "fast_expf": "tl.exp", "fast_logf": "tl.log", "fast_sinf": "tl.sin", "fast_cosf": "tl.cos",
-    "fast_dividef": "tl.fdiv", "fast_log2f": "tl.log2",
-    "fmax": "tl.maximum", "fmin": "tl.minimum", "llabs": "tl.abs", "rsqrt_rn": "tl.rsqrt",
-    "max": "tl.maximum", "min": "tl.minimum",
-    "div_full": "tl.fdiv", "fabs": "tl.abs", "maximum": "tl.maximum", "minimum": "tl.minimum",
-}  # fmt: skip
-"""Functions of the device's library that the language has itself."""
-
-_OLD_HOMES = (
-    "tl.libdevice",
-    "tl.math",
-    "tl.extra.cuda.libdevice",
-    "triton.language.libdevice",
-    "triton.language.math",
-)
-"""Where the library's functions once stood."""
-
-_WRITTEN = {
-    "tanh": "def tanh(x):\n    return 2.0 * tl.sigmoid(2.0 * x) - 1.0\n",
-    "log1p": "def log1p(x):\n    return tl.log(1.0 + x)\n",
-    "expm1": "def expm1(x):\n    return tl.exp(x) - 1.0\n",
-    "pow": "def pow_of(x, y):\n    return tl.exp2(y * tl.log2(x))\n",
-    "rint": "def rint(x):\n    return (x + 12582912.0) - 12582912.0\n",
-    "nearbyint": "def rint(x):\n    return (x + 12582912.0) - 12582912.0\n",
-    "trunc": "def trunc(x):\n    return tl.where(x >= 0, tl.floor(x), tl.ceil(x))\n",
-    "round": "def round_away(x):\n    return tl.where(x >= 0, tl.floor(x + 0.5), tl.ceil(x - 0.5))\n",
-    "llrint": "def whole(x):\n    return ((x + 12582912.0) - 12582912.0).to(tl.int64)\n",
-    "llround": "def whole_away(x):\n    return tl.where(x >= 0, tl.floor(x + 0.5), tl.ceil(x - 0.5)).to(tl.int64)\n",
-    "isinf": 'def isinf(x):\n    return tl.abs(x) == float("inf")\n',
-    "isfinited": 'def isfinite(x):\n    return tl.abs(x) < float("inf")\n',
-    "finitef": 'def isfinite(x):\n    return tl.abs(x) < float("inf")\n',
-    "sigmoid": "def sigmoid_of(x):\n    return tl.sigmoid(x)\n",
-    "cosh": "def cosh(x):\n    return 0.5 * (tl.exp(x) + tl.exp(-x))\n",
-    "sinh": "def sinh(x):\n    return 0.5 * (tl.exp(x) - tl.exp(-x))\n",
-    "tan": "def tan(x):\n    return tl.sin(x) / tl.cos(x)\n",
-    "exp10": "def exp10(x):\n    return tl.exp2(x * 3.321928094887362)\n",
-    "log10": "def log10(x):\n    return tl.log2(x) * 0.3010299956639812\n",
-    "hypot": "def hypot(x, y):\n    return tl.sqrt(x * x + y * y)\n",
-    "fmod": "def fmod(x, y):\n    q = x / y\n    return x - y * tl.where(q >= 0, tl.floor(q), tl.ceil(q))\n",
-    "copysign": "def copysign(x, y):\n    return tl.where(y < 0, -tl.abs(x), tl.abs(x))\n",
-    "erfc": "def erfc(x):\n    return 1.0 - tl.erf(x)\n",
-    "isnan": "def isnan(x):\n    return x != x\n",
-}
-"""Functions of the device's library that the language can say."""
-
-_DROPPED = ("device_print", "static_print", "device_assert", "print")
+_DROPPED = ("device_print", "static_print", "device_assert", "print", "assume")
+"""What changes no answer. An assumption that does not hold, as of ``pid > 0``, is refused by the interpreter."""
 
 
 @dataclass
@@ -97,22 +53,23 @@ class Kernels:
     notes: list[str] = field(default_factory=list)
     refusals: list[tuple[int, str]] = field(default_factory=list)
     maths: bool = False
+    given: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    """By the identity of a launched function: parameters that its launches give a constant."""
     _names: dict[int, str] = field(default_factory=dict)
     _spelt: dict[str, str] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
 
     def take(self, kernel: Any) -> str:
         """Add a jitted function and what it reaches; its name."""
-        while not hasattr(kernel, "rewriter") and hasattr(kernel, "fn"):
-            kernel = kernel.fn
-        fn = getattr(kernel, "fn", kernel)
+        fn = _function(kernel)
         if id(fn) in self._names:
             return self._names[id(fn)]
         name = self._free(fn.__name__)
         self._names[id(fn)] = name
         self._kept.append(fn)
         node, file = definition(fn)
-        scope = {**_closure(fn), **{}}
+        scope = _closure(fn)
+        node = dead_branches.cut(node, self.given.get(id(fn), {}), {**fn.__globals__, **scope})
         mapping: dict[str, str] = {}
         transform = _Transform(self, fn.__globals__, scope, node, mapping)
         self.parameters[name] = mapping
@@ -124,6 +81,30 @@ class Kernels:
         text = ast.unparse(made)
         self.functions[name] = Text(name, text, file, _lines(made, text))
         return name
+
+    def keep_used(self, launch: str) -> None:
+        """Leave out functions that neither ``launch`` nor any that it reaches names."""
+        used: set[str] = set()
+        left = [launch]
+        while left:
+            words = set(re.findall(r"\w+", left.pop())) - used
+            used |= words
+            left += [self.functions[name].text for name in words if name in self.functions]
+        for name in [name for name in self.functions if name not in used]:
+            del self.functions[name]
+
+    def variant(self, name: str, heads: Mapping[str, Head]) -> str:
+        """A function that was taken, making parameters of what is given for them; its name."""
+        known = self.functions[name]
+        again = next(
+            (n for n, t in self.functions.items() if t.text == with_heads(known.text, n, heads)), None
+        )
+        if again is not None:
+            return again
+        made = self._free(f"{name}_read")
+        lines = {line + len(heads): of for line, of in known.lines.items()}
+        self.functions[made] = Text(made, with_heads(known.text, made, heads), known.file, lines)
+        return made
 
     def _free(self, wanted: str) -> str:
         name = wanted.lstrip("_") or "f"
@@ -140,10 +121,14 @@ class Kernels:
         self.constants[new] = text
         return new
 
+    def spelt(self, name: str) -> str:
+        """The name of a function of the device's library that was spelt out; empty where it was not."""
+        return self._spelt.get(name, "")
+
     def written(self, name: str) -> str:
         """A function of the device's library, spelt out; its name."""
         if name not in self._spelt:
-            text = _WRITTEN[name]
+            text = WRITTEN[name]
             plain = text[4 : text.index("(")]
             called = self._spelt[name] = self._free(plain)
             text = f"@triton.jit\n{text.replace(plain, called, 1)}".rstrip()
@@ -239,11 +224,7 @@ class _Transform(ast.NodeTransformer):
             node.value.attr = "dtype"
         if node.attr == "cast":
             node.attr = "to"
-        if (
-            not found
-            and ast.unparse(node.value) in _OLD_HOMES
-            and (node.attr in _SAME or node.attr in _WRITTEN)
-        ):
+        if not found and ast.unparse(node.value) in OLD_HOMES and (node.attr in SAME or node.attr in WRITTEN):
             said = self._library(node.attr, node.lineno)
             return node if said is None else ast.copy_location(ast.parse(said, mode="eval").body, node)
         if node.attr == "value" and isinstance(node.value, ast.Name) and node.value.id in self._arguments:
@@ -301,17 +282,17 @@ class _Transform(ast.NodeTransformer):
 
     def _absent(self, name: str, line: int) -> str | None:
         """A function of a package that is not here, where the language has one of that name."""
-        if name not in _SAME and name not in _WRITTEN and not callable(getattr(tl, name, None)):
+        if name not in SAME and name not in WRITTEN and not callable(getattr(tl, name, None)):
             return None
         said = f"line {line}: {name} is of a package that is not here: triton.language's is taken"
         if said not in self._owner.notes:
             self._owner.notes.append(said)
-        return self._library(name, line) if name in _SAME or name in _WRITTEN else f"tl.{name}"
+        return self._library(name, line) if name in SAME or name in WRITTEN else f"tl.{name}"
 
     def _library(self, name: str, line: int) -> str | None:
-        if name in _SAME:
-            return _SAME[name]
-        if name in _WRITTEN:
+        if name in SAME:
+            return SAME[name]
+        if name in WRITTEN:
             return self._owner.written(name)
         self._owner.refusals.append((line, f"the device library's function {name}"))
         return None
@@ -376,6 +357,9 @@ class _Transform(ast.NodeTransformer):
             pass
         self.generic_visit(node)
         name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name and name == self._owner.spelt("pow") and (exponent := whole_exponent(node)):
+            node.func = ast.copy_location(ast.Name(self._owner.written(f"pow{exponent}"), ast.Load()), node)
+            del node.args[-1]
         if name in self._owner.parameters:
             renamed = self._owner.parameters[name]
             for keyword in node.keywords:

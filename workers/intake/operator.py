@@ -1,11 +1,13 @@
 """An operator that was taken in: its judge is a function that somebody wrote for clarity and not for speed.
 
-``operator.py`` of a taken-in folder makes one of these. The reference runs on the host in float64 (float32 where it
-cannot), on a sample of the answer where the shape is large and the reference treats an axis element by element.
+``operator.py`` of a taken-in folder makes one of these. The reference runs in float64 (float32 where it cannot). Of a
+large shape a sample of the answer is looked at: the reference is given that part of the axes it treats element by
+element, and where this is still much work, a process of its own runs it on the device (``workers.device.oracle``).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -18,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from tilewright.seeds.operator import (
@@ -32,16 +33,24 @@ from tilewright.seeds.operator import (
     TensorSpec,
     Workload,
 )  # fmt: skip
-from tilewright.seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
+from tilewright.seeds.sampled import TABLE, WINDOW, Elements, Sample, normal_table, spread_picks
+from tilewright.workers.intake.draws import bound_of, draw, least_of
+from tilewright.workers.intake.dtypes import EXTENDED, is_float, is_narrow, numpy_dtype
 
 KINDS = ("randn", "spread", "repeated")
 SAMPLED = 48
 """Places along each independent axis that are looked at in a large answer."""
 
+LOOKED = 1 << 18
+"""Elements of one large result that are looked at, about; axes that the reference needs whole are thinned to that."""
+
+HEAVY_ELEMENTS, HEAVY_WORK = 1 << 22, 1 << 31
+"""Elements of operands, and operations of products, above which a sample's answer is left to a device."""
+
 LEAST_CODES = 0.995
 """Share of codes, fp8 or a quantiser's integers, that must be the reference's: sums in another order turn roundings."""
 
-LARGE = 1 << 22
+LARGE = 1 << 20
 """Elements above which operands are made on the device and the answer is sampled."""
 
 
@@ -115,7 +124,7 @@ class TakenOperator:
         return self.kinds
 
     @property
-    def memory_bound(self) -> bool:
+    def memorybound_of(self) -> bool:
         """Ranked by GB/s where no product of matrices dominates."""
         return not any(self.work.values())
 
@@ -125,7 +134,7 @@ class TakenOperator:
         for result in self.results:
             if is_narrow(result.dtype) or is_code(result.dtype, self.operands):
                 found.append(AgreementGate(result.name, result.name, (result.name,), LEAST_CODES))
-            elif _is_float(result.dtype):
+            elif is_float(result.dtype):
                 found.append(SnrGate(result.name, result.name, result.min_db, result.worst))
             else:
                 found.append(BitExactGate(result.name, result.name, (result.name,)))
@@ -140,7 +149,9 @@ class TakenOperator:
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         key = zlib.crc32(f"{workload.id}/{kind}".encode())
         rng = np.random.default_rng([seed, key])
-        return {o.name: draw(o, workload.dims, kind, self.spread, rng) for o in self.operands}
+        return {
+            o.name: draw(o, workload.dims, kind, self.spread, rng, n) for n, o in enumerate(self.operands)
+        }
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
         found = self.answers(inputs)
@@ -159,7 +170,7 @@ class TakenOperator:
 
     def bytes(self, workload: Workload) -> int:
         specs = (*self.inputs(workload), *self.outputs(workload))
-        return sum(math.prod(s.shape) * np.dtype(_numpy(s.dtype)).itemsize for s in specs)
+        return sum(math.prod(s.shape) * np.dtype(numpy_dtype(s.dtype)).itemsize for s in specs)
 
 
 @dataclass(frozen=True)
@@ -169,64 +180,110 @@ class SampledOperator(TakenOperator):
     def tables(self) -> Mapping[str, np.ndarray]:
         made = {}
         for operand in self.operands:
-            if _is_float(operand.dtype):
-                made[operand.name] = normal_table(1.0).astype(_numpy(operand.dtype))
+            if is_float(operand.dtype):
+                made[operand.name] = normal_table(1.0).astype(numpy_dtype(operand.dtype))
             else:
                 bounds = [w.dims for suite in self.suites.values() for w in suite.workloads]
-                high = 2 if operand.dtype == "bool" else min([_bound(operand, d) for d in bounds] or [2])
-                made[operand.name] = (np.arange(TABLE) % high).astype(_numpy(operand.dtype))
+                high = 2 if operand.dtype == "bool" else min([bound_of(operand, d) for d in bounds] or [2])
+                low = 0 if operand.dtype == "bool" else least_of(operand)
+                made[operand.name] = (low + np.arange(TABLE) % (high - low)).astype(
+                    numpy_dtype(operand.dtype)
+                )
         return made
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
+        """``elements`` may be those of a device: then the reference runs there."""
         dims = workload.dims
-        picks = {name: spread_picks(dims[name], SAMPLED, rng) for name in self.independent}
+        picks = self._picks(workload, rng)
 
         def axes(shape: Sequence[int | str]) -> list[np.ndarray]:
             return [picks[n] if n in picks else np.arange(size_of(n, dims)) for n in shape]
 
-        inputs = {o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands}
-        answers = self.answers(inputs)
-        where = {r.name: axes(r.shape) for r in self.results}
-        return Sample(where, {r.name: {r.name: answers[r.name]} for r in self.results})
+        answers = self.answers({o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands})
+        where, references = {}, {}
+        for result in self.results:
+            given = axes(result.shape)
+            thin = thinned([len(a) for a in given], [n in picks for n in result.shape], rng)
+            where[result.name] = [axis[kept] for axis, kept in zip(given, thin, strict=True)]
+            found = answers[result.name]
+            references[result.name] = {result.name: found[np.ix_(*thin)] if found.ndim else found}
+        return Sample(where, references)
+
+    def _picks(self, workload: Workload, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Places along the axes that the reference treats by themselves, the first and the last among them."""
+        sizes = {name: workload.dims[name] for name in self.independent}
+        return {n: np.unique([0, *spread_picks(s, SAMPLED, rng), s - 1]) for n, s in sizes.items()}
+
+    def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
+        """See ``seeds.sampled.Heavy``: this operator and its shape, for ``of_data``."""
+        dims = workload.dims
+        kept = {n: min(size, SAMPLED) if n in self.independent else size for n, size in dims.items()}
+        elements = sum(math.prod(o.sizes(kept)) for o in self.operands)
+        share = math.prod(kept[n] / dims[n] for n in dims)
+        light = elements <= HEAVY_ELEMENTS and self.work.get(workload.id, 0) * share <= HEAVY_WORK
+        if light or self.reference.startswith("itself:"):
+            return None
+        return {
+            "reference": self.reference,
+            "call": self.call,
+            "precision": self.precision,
+            "independent": list(self.independent),
+            "operands": [dataclasses.asdict(o) for o in self.operands],
+            "results": [dataclasses.asdict(r) for r in self.results],
+            "workload": {"id": workload.id, "dims": dict(dims)},
+            "check": [{"id": w.id, "dims": dict(w.dims)} for s in self.suites.values() for w in s.check],
+            "bounds": [dict(w.dims) for suite in self.suites.values() for w in suite.workloads],
+        }
+
+    @classmethod
+    def of_data(cls, data: Mapping[str, Any]) -> SampledOperator:
+        """What ``elsewhere`` said, with the shape as its only suite."""
+
+        def made(kind: type[Any], row: Mapping[str, Any]) -> Any:
+            return kind(**{**row, "shape": tuple(row["shape"])})
+
+        def shapes(rows: Sequence[Mapping[str, Any]]) -> tuple[Workload, ...]:
+            return tuple(Workload(row["id"], row["dims"]) for row in rows)
+
+        bounds = shapes([{"id": str(n), "dims": dims} for n, dims in enumerate(data["bounds"])])
+        return cls(
+            "taken/elsewhere",
+            data["reference"],
+            data["call"],
+            tuple(made(Operand, row) for row in data["operands"]),
+            tuple(made(Result, row) for row in data["results"]),
+            {"all": Suite("all", workloads=bounds, check=shapes(data["check"]))},
+            {},
+            data["precision"],
+            tuple(data["independent"]),
+        )
+
+
+def thinned(
+    sizes: Sequence[int], picked: Sequence[bool], rng: np.random.Generator, most: int = LOOKED
+) -> list[np.ndarray]:
+    """Places along axes of these sizes that make about ``most`` elements: all, where they are no more.
+
+    Axes that are ``picked`` already stay whole. Of the others each keeps its last places and runs of neighbours.
+    """
+    free = [n for n, done in enumerate(picked) if not done and sizes[n] > 1]
+    over = math.prod(sizes) / most
+    near = min(WINDOW, max(4, int(most ** (1.0 / max(1, len(free))) / 4)))
+    kept = [np.arange(size) for size in sizes]
+    for place, axis in enumerate(sorted(free, key=lambda n: sizes[n])):
+        if over <= 1.0:
+            break
+        factor = over ** (1.0 / (len(free) - place))
+        count, run = max(near, math.ceil(sizes[axis] / factor)), near
+        if count + run >= sizes[axis]:
+            continue
+        starts = spread_picks(sizes[axis] - run, max(1, count // run - 1), rng)
+        kept[axis] = np.unique(np.concatenate([np.arange(s, s + run) for s in (*starts, sizes[axis] - run)]))
+        over /= sizes[axis] / len(kept[axis])
+    return kept
 
 
 # -- inputs and references -------------------------------------------------------------------------
-
-
-def _bound(operand: Operand, dims: Mapping[str, int]) -> int:
-    """Exclusive bound of an operand's integers."""
-    return (dims[operand.below] if isinstance(operand.below, str) else operand.below) or 2
-
-
-def draw(
-    operand: Operand, dims: Mapping[str, int], kind: str, spread: int, rng: np.random.Generator
-) -> np.ndarray:
-    """An operand: normal values; ``spread``: rows of sizes apart by 2^±spread, one outlier, one row of zeros;
-    ``apart``: the same without zeros, for kernels that divide by a row's largest value; ``repeated``: few distinct
-    values."""
-    dtype, shape = _numpy(operand.dtype), operand.sizes(dims)
-    if operand.dtype == "bool":
-        return rng.integers(0, 2, shape).astype(np.bool_)
-    if not _is_float(operand.dtype):
-        if operand.total:
-            total = dims[operand.total] if isinstance(operand.total, str) else operand.total
-            parts = math.prod(shape)
-            return rng.multinomial(total, [1 / parts] * parts).reshape(shape).astype(dtype)
-        return rng.integers(0, _bound(operand, dims), shape).astype(dtype)
-    values = rng.standard_normal(shape)
-    if kind in ("spread", "apart") and values.ndim:
-        first = next(
-            (axis for axis, size in enumerate(shape) if size > 1), 0
-        )  # a batch of one has other rows
-        rows = values.reshape(shape[first], -1)
-        if values.ndim > 1:
-            rows *= np.exp2(rng.integers(-spread, spread + 1, (rows.shape[0], 1)))
-            if kind == "spread" and len(rows) > 1:
-                rows[rng.integers(rows.shape[0])] = 0
-        rows[rng.integers(rows.shape[0]), rng.integers(rows.shape[1])] *= 2.0**spread
-    elif kind == "repeated":
-        values = np.round(values * 2) / 2
-    return values.astype(dtype)
 
 
 def function_of(reference: str) -> Callable[..., Any]:
@@ -309,9 +366,9 @@ def _module(parts: Sequence[str]) -> tuple[Any, str]:
 
 
 def run_reference(
-    function: Callable[..., Any], call: str, inputs: Mapping[str, np.ndarray], precision: str
+    function: Callable[..., Any], call: str, inputs: Mapping[str, Any], precision: str
 ) -> list[np.ndarray]:
-    """Its results as arrays; floats are given in ``precision`` ("" for their own)."""
+    """Its results as arrays; floats are given in ``precision`` ("" for their own). Tensors stay on their device."""
     if is_jax(function):
         return _run_jax(function, call, inputs, precision)
     import torch
@@ -339,7 +396,7 @@ def _run_jax(
     import jax
 
     def given(array: np.ndarray) -> Any:
-        floats = array.dtype.kind == "f" or array.dtype.name in _FLOATS
+        floats = array.dtype.kind == "f" or array.dtype.name in EXTENDED
         return jax.numpy.asarray(array.astype(precision) if floats and precision else array)
 
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
@@ -363,11 +420,13 @@ def flat(result: Any) -> list[Any]:
     return [result] if hasattr(result, "detach") else []
 
 
-def to_tensor(array: np.ndarray, precision: str) -> Any:
-    """A torch tensor of the same values; floats in ``precision`` unless it is empty."""
+def to_tensor(array: Any, precision: str) -> Any:
+    """A torch tensor of the same values, of an array or a tensor; floats in ``precision`` unless it is empty."""
     import torch
 
-    if not (array.dtype.kind == "f" or array.dtype.name in _FLOATS):
+    if isinstance(array, torch.Tensor):
+        return array.to(getattr(torch, precision)) if precision and array.is_floating_point() else array
+    if not (array.dtype.kind == "f" or array.dtype.name in EXTENDED):
         return torch.from_numpy(np.ascontiguousarray(array).copy())
     if precision:
         return torch.from_numpy(array.astype(np.float64)).to(getattr(torch, precision))
@@ -381,32 +440,17 @@ def to_array(tensor: Any) -> np.ndarray:
     if name.startswith("float8"):
         import torch
 
-        return tensor.contiguous().view(torch.uint8).numpy().view(_numpy(name))
+        return tensor.contiguous().view(torch.uint8).numpy().view(numpy_dtype(name))
     return tensor.double().numpy() if name.startswith(("float", "bfloat")) else tensor.numpy()
 
 
 def as_result(value: np.ndarray, dtype: str) -> np.ndarray:
     """A reference's result as its gate wants it."""
     if is_narrow(dtype):
-        return value.astype(_numpy(dtype)) if value.dtype.kind == "f" else value
-    return value.astype(np.float64) if _is_float(dtype) else value.astype(_numpy(dtype))
-
-
-_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
-
-
-def _numpy(name: str) -> Any:
-    return np.dtype(getattr(ml_dtypes, name)) if name in _FLOATS else np.dtype(name)
-
-
-def _is_float(name: str) -> bool:
-    return name.startswith(("float", "bfloat"))
+        return value.astype(numpy_dtype(dtype)) if value.dtype.kind == "f" else value
+    return value.astype(np.float64) if is_float(dtype) else value.astype(numpy_dtype(dtype))
 
 
 def is_code(dtype: str, operands: Sequence[Operand]) -> bool:
     """Whether an integer result is rounded from floats, as a quantiser's codes are: ties may turn."""
-    return dtype in ("int8", "uint8") and any(_is_float(o.dtype) for o in operands)
-
-
-def is_narrow(name: str) -> bool:
-    return name.startswith("float8")
+    return dtype in ("int8", "uint8") and any(is_float(o.dtype) for o in operands)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from triton.runtime.jit import TensorWrapper
 
+from tilewright.workers.intake.dead_branches import constants_of, cut
 from tilewright.workers.intake.normalise import definition, is_jitted
 from tilewright.workers.intake.trace import Launch
 
@@ -17,7 +18,7 @@ def written_tensors(launches: Sequence[Launch]) -> dict[int, str]:
     """By the identity of a tensor: ``read``, ``written`` or ``both``."""
     found: dict[int, str] = {}
     for launch in launches:
-        uses = pointer_uses(launch.kernel.fn)
+        uses = pointer_uses(launch.kernel.fn, known=constants_of([launch.arguments]))
         for parameter, value in launch.arguments.items():
             value = value.base if isinstance(value, TensorWrapper) else value
             if isinstance(value, torch.Tensor):
@@ -27,9 +28,9 @@ def written_tensors(launches: Sequence[Launch]) -> dict[int, str]:
     return found
 
 
-def pointer_uses(fn: Any, depth: int = 0) -> dict[str, str]:
-    """By parameter of a kernel: what it does through that pointer."""
-    node, _ = definition(fn)
+def pointer_uses(fn: Any, depth: int = 0, known: Mapping[str, Any] = {}) -> dict[str, str]:
+    """By parameter of a kernel: what it does through that pointer. ``known``: parameters that are constant."""
+    node = cut(definition(fn)[0], known, fn.__globals__)
     roots: dict[str, set[str]] = {a.arg: {a.arg} for a in node.args.args}
     statements = [
         n for n in ast.walk(node) if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tilewright.workers.intake import symbols, torch_ops, view_text
+from tilewright.workers.intake import read_values, symbols, torch_ops, view_text
 from tilewright.workers.intake.device import DEVICE
-from tilewright.workers.intake.trace import Refusal, Trace, Var, opened, user_line
+from tilewright.workers.intake.trace import Refusal, Trace, Var, caller, opened, user_line
 
 _VIEWS = {
     "view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "flatten", "expand", "narrow",
@@ -62,24 +62,16 @@ class Recording(TorchFunctionMode):
         if name in ("equal", "allclose"):
             self._trace.notes.append(f"line {user_line()}: torch.{name} of two tensors is taken as False")
             return False
+        if name == "cpu":
+            return args[0]
         if name in ("contiguous", "to", "cuda", "float", "half", "bfloat16", "type_as", "clone"):
             return self._same(name, func, args, options)
         if name == "broadcast_to":
             name, func = "expand", torch.Tensor.expand
         if name in _VIEWS or name in ("__getitem__", "chunk", "split", "unbind", "view_as_real"):
             return self._view(name, func, args, options)
-        if name in (
-            "item",
-            "tolist",
-            "__bool__",
-            "__int__",
-            "__float__",
-            "__index__",
-            "nonzero",
-            "cpu",
-            "numpy",
-        ):
-            raise Refusal(f"the wrapper reads a tensor's values ({name})", user_line())
+        if name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "nonzero", "numpy"):
+            return self._read(name, args[0])
         if name == "data_ptr":
             return 0
         if name == "arange":
@@ -90,6 +82,40 @@ class Recording(TorchFunctionMode):
         if name not in _FREE:
             self._foreign(name, result)
         return result
+
+    # -- values that a wrapper reads -------------------------------------------------------------
+
+    def _read(self, name: str, tensor: torch.Tensor) -> Any:
+        """A number that stands for the value of a tensor of one element; of a condition, that the call goes on."""
+        line = user_line()
+        if name == "__bool__":
+            decided = read_values.guarded(*caller())
+            if decided is not None:
+                self._trace.notes.append(f"line {line}: a condition on a tensor's values is taken as met")
+                return decided
+        var = self._var(tensor)
+        plain = name in ("item", "tolist", "__int__", "__float__")
+        if not plain or var is None or tensor.numel() != 1 or tensor.dtype == torch.bool:
+            raise Refusal(f"the wrapper reads a tensor's values ({name})", line)
+        if var.foreign or var.kind == "foreign":
+            raise Refusal(f"torch computes {var.foreign} on a tensor", line)
+        known = next((atom for atom, other in self._trace.reads.items() if other is var), None)
+        atom = known or f"I{len(self._trace.reads)}_"
+        self._trace.reads[atom] = var
+        value: Any = 1.0 if tensor.dtype.is_floating_point else self._trace.likely(var)
+        if name == "__float__":
+            value = float(value)
+        if name == "__int__":
+            value = int(value)
+        self._trace.notes.append(
+            f"line {line}: a value read from a tensor is loaded by the kernels that are given it"
+        )
+        return symbols.traced(value, atom, frozenset([atom, read_values.READ]))
+
+    def _known_sizes(self, sizes: Sequence[Any], name: str) -> None:
+        if any(map(read_values.is_read, sizes)):
+            what = f"torch.{name} takes a size from a tensor's values"
+            self._trace.refusals.append((user_line(), what))
 
     # -- what a wrapper asks ---------------------------------------------------------------------
 
@@ -153,6 +179,7 @@ class Recording(TorchFunctionMode):
             size = asked.get("size", given[0] if given else ())
             spread = not isinstance(size, tuple | list | torch.Size)
             sizes = [a for a in given if isinstance(a, int)] if spread else list(size)
+        self._known_sizes(sizes, name)
         number: Any = 1 if "ones" in name else 0
         if "full" in name:
             number = asked.get("fill_value", args[-1])
@@ -233,7 +260,7 @@ class Recording(TorchFunctionMode):
     def _computed(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         """torch computes something: by a kernel of ours where one can say it."""
         result = func(*args, **_meta(options))
-        values = [self._var(a) if isinstance(a, torch.Tensor) else a for a in args]
+        values = [self._var(a) if isinstance(a, torch.Tensor) else self._unread(a) for a in args]
         sound = all(
             v is not None and not (isinstance(v, Var) and (v.foreign or v.kind == "foreign")) for v in values
         )
@@ -243,6 +270,10 @@ class Recording(TorchFunctionMode):
                 return var.tensor
         self._foreign(name, result)
         return result
+
+    def _unread(self, value: Any) -> Any:
+        """The tensor in place of a number that was read from it; None where it was reckoned with since."""
+        return self._trace.reads.get(value.code) if read_values.is_read(value) else value
 
     def _counted(self, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         """``torch.arange``."""

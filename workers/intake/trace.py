@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,6 +70,11 @@ class Trace:
     configs: dict[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     """Kernel to its autotuner's configurations."""
 
+    reads: dict[str, Var] = field(default_factory=dict)
+    """Tensors of one element whose values the wrapper read, by the atoms that stand for the values."""
+    refusals: list[tuple[int, str]] = field(default_factory=list)
+    """What stands against the call although it went on: line and reason."""
+
     vars: dict[int, Var] = field(default_factory=dict)
     atoms: dict[str, Any] = field(default_factory=dict)
     """Values of atoms that configurations and the device give."""
@@ -95,6 +101,13 @@ class Trace:
                 return known
         return None
 
+    def likely(self, var: Var) -> int:
+        """A value that an integer tensor of one element may have: of a sum, as many as it was summed over."""
+        for step in self.steps:
+            if isinstance(step, Work) and step.target is var and step.what == "sum":
+                return int(step.reads[0].tensor.numel())
+        return 1
+
     def add(self, var: Var) -> Var:
         self.vars[id(var.tensor)] = var
         if var.kind != "input":
@@ -120,6 +133,17 @@ def opened(trace: Trace, files: Sequence[str]) -> Iterator[None]:
 def current() -> Trace | None:
     """The recording that is open."""
     return _current[-1] if _current else None
+
+
+def caller() -> tuple[str, int]:
+    """File and line of the innermost code that is neither torch's nor ours."""
+    frame: types.FrameType | None = sys._getframe(1)
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(own):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
 
 
 def user_line() -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from tilewright.workers.plans.format import Plan
 from tilewright.workers.plans.replay import Codes, Ready
 from tilewright.workers.runners.tensors import Tensors, torch_dtype
 from tilewright.workers.runners.torch_device import Call, TorchDevice
-from tilewright.workers.runners.triton_clock import Clock, GpuClock
+from tilewright.workers.runners.triton_clock import Clock, GpuClock, nothing
 from tilewright.workers.runners.triton_guard import CANARY, CANARY_BYTES, POISON, Canaries, OutsideWrite
 
 ENTRIES = 24
@@ -195,23 +195,27 @@ class Arena:
         needed = 2 * CANARY_BYTES + sum(_rounded(size) + room + CANARY_BYTES for size in sizes)
         if not needed <= self._memory.numel() <= 2 * needed:
             self._memory = torch.empty(needed, dtype=torch.uint8, device=self._device)
-        self._memory.fill_(CANARY)
         self._spans, place = [], CANARY_BYTES
         for size in sizes:
             place += _STEP * secrets.randbelow(_PLACES)
             self._spans.append((place, place + size))
             place += _rounded(size) + CANARY_BYTES
+        for gap in self._gaps():
+            gap.fill_(CANARY)
         buffers = [self._memory[start:end] for start, end in self._spans]
         for buffer in buffers:
             buffer.fill_(POISON)
         return buffers
 
-    def inspect(self) -> None:
-        """Once the device is done. Raises OutsideWrite when something was written beside the buffers laid last."""
+    def _gaps(self) -> list[torch.Tensor]:
+        """What lies around the buffers."""
         starts = [0, *(end for _, end in self._spans)]
         ends = [*(start for start, _ in self._spans), self._memory.numel()]
-        gaps = [self._memory[start:end] for start, end in zip(starts, ends, strict=True)]
-        if bool(torch.stack([(gap != CANARY).any() for gap in gaps]).any()):
+        return [self._memory[start:end] for start, end in zip(starts, ends, strict=True)]
+
+    def inspect(self) -> None:
+        """Once the device is done. Raises OutsideWrite when something was written beside the buffers laid last."""
+        if bool(torch.stack([(gap != CANARY).any() for gap in self._gaps()]).any()):
             raise OutsideWrite("a kernel writes outside the tensors it was given")
 
 
@@ -228,8 +232,9 @@ class _Launched:
         self._buffers: list[torch.Tensor] = []
         self._addresses: list[int] = []
 
-    def guarded(self, canaries: Canaries) -> Tensors:
+    def guarded(self, canaries: Canaries, rest: Callable[[], object] = nothing) -> Tensors:
         self.prepare()
+        rest()
         self()
         self._clock.synchronise()
         canaries.inspect()
@@ -242,6 +247,7 @@ class _Launched:
     def prepare(self) -> None:
         self._buffers = self._arena.laid(self._ready.plan.buffers)
         self._addresses = [*self._inputs, *(buffer.data_ptr() for buffer in self._buffers)]
+        self._ready.place(self._addresses)
         self._gpu.scrub()
 
     def __call__(self) -> None:

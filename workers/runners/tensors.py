@@ -139,6 +139,36 @@ class Operands:
         return tensor
 
 
+class DeviceElements:
+    """As ``seeds.sampled.Elements``, made again on a device."""
+
+    def __init__(
+        self,
+        seed: int,
+        workload: str,
+        shapes: Mapping[str, tuple[int, ...]],
+        tables: Mapping[str, np.ndarray],
+        device: str,
+    ) -> None:
+        self._seed, self._workload, self._shapes, self._device = seed, workload, shapes, device
+        self._tables = {name: to_torch(table, device) for name, table in tables.items()}
+
+    def at(self, operand: str, *axes: np.ndarray) -> torch.Tensor:
+        """The elements where these indices along each axis cross."""
+        table, key = self._tables[operand], stream(self._seed, self._workload, operand)
+        index = torch.zeros((), dtype=torch.int64, device=self._device)
+        for place, (size, along) in enumerate(zip(self._shapes[operand], axes, strict=True)):
+            shape = [-1 if n == place else 1 for n in range(len(axes))]
+            index = index * size + torch.from_numpy(along.astype(np.int64)).to(self._device).view(shape)
+        flat, shape = index.reshape(-1), list(index.shape)
+        found = torch.empty(flat.numel(), dtype=bits_of(table), device=self._device)
+        for start in range(0, flat.numel(), PIECE):
+            found[start : start + PIECE] = table.view(bits_of(table))[
+                places(flat[start : start + PIECE], key)
+            ]
+        return found.view(table.dtype).view(shape)
+
+
 class Sampler:
     """Where the job asks for an output's values; all of them where it does not ask."""
 

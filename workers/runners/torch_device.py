@@ -23,7 +23,7 @@ import torch
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners.device import ALIVE_SECONDS, Answer, DeviceRunner, far_behind
 from tilewright.workers.runners.tensors import Checksums, Operands, Sampler, Tensors, to_numpy, to_torch
-from tilewright.workers.runners.triton_clock import Clock
+from tilewright.workers.runners.triton_clock import LONG_SECONDS, Clock, nothing
 from tilewright.workers.runners.triton_guard import Canaries, OutsideWrite
 
 _SPOILING = (
@@ -38,10 +38,11 @@ _SPOILING = (
 class Call(Protocol):
     """A candidate on one workload's operands."""
 
-    def guarded(self, canaries: Canaries) -> Tensors:
+    def guarded(self, canaries: Canaries, rest: Callable[[], object] = nothing) -> Tensors:
         """The results of one call, once the device is done with it, if it wrote only to what it makes.
 
-        ``canaries`` lie around its operands. Raises OutsideWrite, and whatever the candidate may raise.
+        ``canaries`` lie around its operands. ``rest`` comes between preparing the call and making it. Raises
+        OutsideWrite, and whatever the candidate may raise.
         """
         ...
 
@@ -145,24 +146,25 @@ class TorchDevice(DeviceRunner):
         entries, sampler = job.data["entries"], Sampler(job, workload, self._device)
         times: list[list[list[float]]] = [[] for _ in calls]
         host, wall, arrays = [0.0] * len(calls), [0.0] * len(calls), {}
-        self._clock.rest()
         for place, call in enumerate(calls):
             state["entry"] = entries[place]["id"]
-            call.guarded(Canaries())
+            call.guarded(Canaries(), self._clock.rest if place == 0 else nothing)
             self._say_alive(answer)
         for number in range(rounds):
             order = range(len(calls)) if number % 2 == 0 else range(len(calls) - 1, -1, -1)
             for place in order:
                 state["entry"] = entries[place]["id"]
-                call = calls[place]
-                warm = number == 0 and len(calls) == 1  # by its guarded call
-                found, kept = self._clock.burst(call, count, call.prepare, _keeper(sampler, call), warm)
-                times[place].append(found)
+                call, met = calls[place], times[place]
+                warm = met[-1][-1] >= LONG_SECONDS if met else len(calls) == 1  # by its guarded call
+                burst = self._clock.burst(call, count, call.prepare, _keeper(sampler, call), warm)
+                met.append(burst.seconds)
                 self._say_alive(answer)
                 if number == rounds - 1:
                     call.inspect()
-                    arrays.update({f"{place}/{name}": to_numpy(values) for name, values in kept.items()})
-                    host[place], wall[place] = self._clock.overheads(call, brief, statistics.median(found))
+                    arrays.update(
+                        {f"{place}/{name}": to_numpy(values) for name, values in burst.kept.items()}
+                    )
+                    host[place], wall[place] = burst.host, burst.wall
         data = {
             "workload": workload["id"],
             "rounds": times,

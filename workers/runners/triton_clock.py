@@ -8,8 +8,10 @@ kernels would be timed at clocks that depend on what ran before.
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -17,9 +19,9 @@ import torch
 SPIN_CYCLES = 400_000
 """About a fifth of a millisecond: more than a plan of ten launches takes on the host."""
 
-PAUSE_SECONDS = 0.002
+PAUSE_SECONDS = 0.0005
 PAUSE_FACTOR = 1.5
-"""The pause after a burst: 2 ms, and 1.5 times what its calls took."""
+"""The pause after a burst: half a millisecond, and 1.5 times what its calls took."""
 
 WALL_ATTEMPTS = 3
 """Times the wall clock is read; a process that another one interrupts reads too much, and none reads too little."""
@@ -28,7 +30,24 @@ NEAR_FACTOR, NEAR_SLACK_SECONDS = 1.5, 3e-4
 """A wall time this near the device time needs no second reading."""
 
 LONG_SECONDS = 1e-3
-"""Calls this long are issued once to see what that takes the host."""
+"""Calls this long need no call before them that is thrown away: what that would warm up is nothing to them."""
+
+
+def nothing() -> None:
+    """To be done before a call."""
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Times of calls, in seconds: of each on the device, of issuing one on the host, of one by the wall clock.
+
+    ``kept``: what was kept of the results of any one of them.
+    """
+
+    seconds: list[float]
+    host: float
+    wall: float
+    kept: Any
 
 
 class Clock(Protocol):
@@ -46,22 +65,14 @@ class Clock(Protocol):
         self,
         call: Callable[[], Any],
         count: int,
-        prepare: Callable[[], object] = lambda: None,
+        prepare: Callable[[], object] = nothing,
         keep: Callable[[Any], Any] = lambda results: results,
         warm: bool = False,
-    ) -> tuple[list[float], Any]:
-        """One call that is thrown away, then ``count`` timed ones: their times, and what is kept of any one of them.
+    ) -> Burst:
+        """After a rest, one call that is thrown away, then ``count`` timed ones.
 
         ``prepare`` comes before each call and is not timed; ``keep`` makes what is kept of a call's results, before the
-        next call. ``warm``: after a ``rest`` it was just called; none is thrown away.
-        """
-        ...
-
-    def overheads(self, call: Callable[[], Any], brief: bool, seconds: float) -> tuple[float, float]:
-        """Host time to issue one call, and wall time of one.
-
-        The former is the mean of two, where ``brief`` or the call is long that of the one call on the wall clock. The
-        latter is the least of a few, or the first that is near ``seconds``, the call's device time.
+        next call. ``warm``: nothing is thrown away.
         """
         ...
 
@@ -82,65 +93,56 @@ class GpuClock:
         self,
         call: Callable[[], Any],
         count: int,
-        prepare: Callable[[], object] = lambda: None,
+        prepare: Callable[[], object] = nothing,
         keep: Callable[[Any], Any] = lambda results: results,
         warm: bool = False,
-    ) -> tuple[list[float], Any]:
-        chosen = int.from_bytes(os.urandom(2)) % count
-        kept = None
+    ) -> Burst:
+        chosen, kept = int.from_bytes(os.urandom(2)) % count, None
+        self.rest()
         if not warm:
-            self.rest()
             prepare()
             call()
-        pairs = []
+        pairs, host = [], []
         for number in range(count):
             prepare()
             self._flush.zero_()
+            waiting, start, end = (self._event(enable_timing=True) for _ in range(3))
+            if number == count - 1:
+                torch.cuda.synchronize()
+                begun = time.perf_counter()
+                waiting.record()
             self._sleep(SPIN_CYCLES)
-            start, end = self._event(enable_timing=True), self._event(enable_timing=True)
             start.record()
+            issued = time.perf_counter()
             results = call()
+            host.append(time.perf_counter() - issued)
             end.record()
             pairs.append((start, end))
+            if number == count - 1:
+                torch.cuda.synchronize()
+                wall = time.perf_counter() - begun - waiting.elapsed_time(start) * 1e-3
             if number == chosen:
                 kept = keep(results)
             del results
-        torch.cuda.synchronize()
         found = [start.elapsed_time(end) * 1e-3 for start, end in pairs]
         self._rested = time.monotonic() + PAUSE_SECONDS + PAUSE_FACTOR * sum(found)
-        return found, kept
+        wall = self._seen(call, wall, statistics.median(found))
+        return Burst(found, statistics.median(host), wall, kept)
 
     def rest(self) -> None:
         time.sleep(max(0.0, self._rested - time.monotonic()))
 
-    def overheads(self, call: Callable[[], Any], brief: bool, seconds: float) -> tuple[float, float]:
-        torch.cuda.synchronize()
-        one = brief or seconds > LONG_SECONDS
-        if one:
-            host, wall = self._alone(call)
-        else:
-            self._sleep(4 * SPIN_CYCLES)
-            begun = time.perf_counter()
-            for _ in range(2):
-                call()
-            host = (time.perf_counter() - begun) / 2
-            torch.cuda.synchronize()
-            _, wall = self._alone(call)
-        calls = 1 if one else 3
+    def _seen(self, call: Callable[[], Any], wall: float, seconds: float) -> float:
+        """The least wall time of a few calls, or the first that is near ``seconds``, the call's device time."""
         for _ in range(WALL_ATTEMPTS - 1):
             if wall > NEAR_FACTOR * seconds + NEAR_SLACK_SECONDS:
-                wall, calls = min(wall, self._alone(call)[1]), calls + 1
-        self._rested += calls * seconds  # no part of the rest
-        return host, wall
-
-    @staticmethod
-    def _alone(call: Callable[[], Any]) -> tuple[float, float]:
-        """Seconds to issue one call, and to see it done, the device idle before and after."""
-        begun = time.perf_counter()
-        call()
-        issued = time.perf_counter()
-        torch.cuda.synchronize()
-        return issued - begun, time.perf_counter() - begun
+                torch.cuda.synchronize()
+                begun = time.perf_counter()
+                call()
+                torch.cuda.synchronize()
+                wall = min(wall, time.perf_counter() - begun)
+                self._rested += seconds  # no part of the rest
+        return wall
 
 
 class CpuClock:
@@ -156,10 +158,10 @@ class CpuClock:
         self,
         call: Callable[[], Any],
         count: int,
-        prepare: Callable[[], object] = lambda: None,
+        prepare: Callable[[], object] = nothing,
         keep: Callable[[Any], Any] = lambda results: results,
         warm: bool = False,
-    ) -> tuple[list[float], Any]:
+    ) -> Burst:
         chosen = int.from_bytes(os.urandom(2)) % count
         found, kept = [], None
         for number in range(count):
@@ -169,7 +171,4 @@ class CpuClock:
             found.append(time.perf_counter() - begun)
             if number == chosen:
                 kept = keep(results)
-        return found, kept
-
-    def overheads(self, call: Callable[[], Any], brief: bool, seconds: float) -> tuple[float, float]:
-        return 0.0, 0.0
+        return Burst(found, 0.0, 0.0, kept)

@@ -9,7 +9,7 @@ kernel. Jobs and answers are those of ``workers.runners.torch_device``, entries 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +21,7 @@ from tilewright.workers.runners.gluon_emulator.install import install as install
 from tilewright.workers.runners.gluon_emulator.install import is_gluon
 from tilewright.workers.runners.tensors import Tensors, torch_dtype
 from tilewright.workers.runners.torch_device import Call, TorchDevice
-from tilewright.workers.runners.triton_clock import CpuClock
+from tilewright.workers.runners.triton_clock import CpuClock, nothing
 from tilewright.workers.runners.triton_common import checked_results, load_module
 from tilewright.workers.runners.triton_guard import Canaries, LaunchGuard, leave_interpreter_unguarded
 from tilewright.workers.runners.triton_interpreter import repair as repair_interpreter
@@ -66,8 +66,9 @@ class _Interpreted:
         self._module, self._params = module, params
         self._outputs, self._tensors = workload["outputs"], tensors
 
-    def guarded(self, canaries: Canaries) -> Tensors:
+    def guarded(self, canaries: Canaries, rest: Callable[[], object] = nothing) -> Tensors:
         self.prepare()
+        rest()
         with LaunchGuard(canaries):
             made = self()
         results = self.results(made)

@@ -133,6 +133,8 @@ class KernelSource:
         self.source = source
         self.notes: dict[str, Any] = {}
         """Analyses of this source that several rules share."""
+        self.given: frozenset[str] = frozenset()
+        """Names that ``fresh`` gave out."""
         try:
             self.module = cst.parse_module(source)
         except (cst.ParserSyntaxError, RecursionError, ValueError) as error:
@@ -201,18 +203,27 @@ class KernelSource:
         return current
 
     @cached_property
-    def identifiers(self) -> set[str]:
-        """Every name and string in the source, so that a fresh one collides with nothing."""
+    def _written(self) -> frozenset[str]:
         names = {n.value for n in walk(self.module) if isinstance(n, cst.Name)}
-        return names | set(self.space) | set(self.defaults)
+        return frozenset(names | set(self.space) | set(self.defaults))
+
+    @property
+    def identifiers(self) -> frozenset[str]:
+        """Every name and string in the source and those given out, so that a fresh one collides with nothing."""
+        return self._written | self.given
 
     def fresh(self, wanted: str) -> str:
         """``wanted``, or with a number appended if taken. Remembers what it gave out."""
         name, count = wanted, 2
         while name in self.identifiers:
             name, count = f"{wanted}_{count}", count + 1
-        self.identifiers.add(name)
+        self.given |= {name}
         return name
+
+    @cached_property
+    def texts(self) -> dict[cst.CSTNode, str]:
+        """Source text of each statement of the module, with its layout."""
+        return {statement: self.module.code_for_node(statement) for statement in self.module.body}
 
     @cached_property
     def aliases(self) -> dict[str, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -109,11 +111,10 @@ class Edit:
     def finish(self) -> RewrittenKernel | None:
         """The rewritten kernel, or None if nothing changed. Unused parameters are dropped from the literals."""
         self._add_items()
-        module = self.kernel.module.visit(_Apply(self))
-        assert isinstance(module, cst.Module)
+        module = self.applied()
         if self.imports:
             module = _with_imports(module, self.imports)
-        source = module.code
+        source = self.text(module)
         try:
             ast.parse(source)
         except SyntaxError as error:
@@ -123,6 +124,34 @@ class Edit:
             return None
         added = {k: v for k, v in self.added.items() if k not in dropped}
         return RewrittenKernel(source, added, tuple(d for d in dropped if d not in self.added))
+
+    def applied(self) -> cst.Module:
+        """The module with the edits."""
+        module = self.kernel.module.visit(_Apply(self))
+        assert isinstance(module, cst.Module)
+        return module
+
+    def text(self, module: cst.Module) -> str:
+        """The text of ``module``; that of statements which are as they were is known."""
+        if not (module.body and module.has_trailing_newline):
+            return module.code
+        known, parts = self.kernel.texts, (*module.header, *module.body, *module.footer)
+        return "".join(known[part] if part in known else module.code_for_node(part) for part in parts)
+
+    def around(self) -> set[cst.CSTNode] | None:
+        """What holds anything that is edited; None where that is not known of all of it."""
+        parents, found = self.kernel.parents, set[cst.CSTNode]()
+        edited = (self.replacements, self.prepended, self.appended, self.removed, self.statement_text)
+        for node in itertools.chain(*edited, self.transforms):
+            current = node
+            while current is not self.kernel.module:
+                if current not in parents:
+                    return None
+                current = parents[current]
+                if current in found:
+                    break
+                found.add(current)
+        return found
 
     def _add_items(self) -> None:
         for literal, pairs in self.items.items():
@@ -138,9 +167,15 @@ class Edit:
 
 
 class _Apply(cst.CSTTransformer):
+    """Looks at what is edited and at what is around it; the rest stays as it is."""
+
     def __init__(self, edit: Edit) -> None:
         super().__init__()
         self.edit = edit
+        self._around = edit.around()
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        return self._around is None or node in self._around
 
     def on_leave(self, original_node: cst.CSTNode, updated_node: Any) -> Any:
         edit = self.edit
@@ -204,6 +239,8 @@ _HARMLESS = re.compile(r"[\w\[\]\"'(), +*/<>-]*")
 def _drop_dead_reads(source: str) -> str:
     """Remove bindings of the entry function that only computed a parameter nobody reads any more."""
     for _ in range(4):
+        if not _may_have_dead_bindings(ast.parse(source)):
+            return source
         kernel = KernelSource(source)
         edit = Edit(kernel)
         for function in kernel.functions:
@@ -211,10 +248,23 @@ def _drop_dead_reads(source: str) -> str:
                 _dead_bindings(kernel, edit, function)
         if not edit.replacements and not edit.removed:
             return source
-        module = kernel.module.visit(_Apply(edit))
-        assert isinstance(module, cst.Module)
-        source = module.code
+        source = edit.text(edit.applied())
     return source
+
+
+def _may_have_dead_bindings(tree: ast.Module) -> bool:
+    """Whether an entry function binds a name that it mentions once; libcst's tree, made if so, tells the rest."""
+    for function in ast.walk(tree):
+        if not (isinstance(function, ast.FunctionDef) and function.name in ("build", "launch")):
+            continue
+        counts = Counter(node.id for node in ast.walk(function) if isinstance(node, ast.Name))
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                target = node.targets[0]
+                bound = target.elts if isinstance(target, ast.Tuple) else [target]
+                if any(isinstance(name, ast.Name) and counts[name.id] == 1 for name in bound):
+                    return True
+    return False
 
 
 def _dead_bindings(kernel: KernelSource, edit: Edit, function: cst.FunctionDef) -> None:
@@ -255,6 +305,8 @@ def _reads_parameters(kernel: KernelSource, value: cst.BaseExpression) -> bool:
 
 def _drop_unused(source: str) -> tuple[str, tuple[str, ...]]:
     """Remove parameters that no function reads any more from the literals; returns (source, names)."""
+    if _mentions_all(ast.parse(source)):
+        return source, ()
     kernel = KernelSource(source)
     mentioned = {
         n.evaluated_value
@@ -281,9 +333,27 @@ def _drop_unused(source: str) -> tuple[str, tuple[str, ...]]:
             if not (isinstance(e, cst.DictElement) and words.search(kernel.code(e.key)))
         ]
         edit.replacements[node] = node.with_changes(elements=keep)
-    module = kernel.module.visit(_Apply(edit))
-    assert isinstance(module, cst.Module)
-    return module.code, dead
+    return edit.text(edit.applied()), dead
+
+
+def _mentions_all(tree: ast.Module) -> bool:
+    """Whether the module's functions name every parameter of the space; False where its literal does not read."""
+    space: object = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            if any(isinstance(target, ast.Name) and target.id == "SPACE" for target in targets):
+                try:
+                    space = ast.literal_eval(statement.value)
+                except ValueError:
+                    return False
+                break
+    within = [
+        n for function in tree.body if isinstance(function, ast.FunctionDef) for n in ast.walk(function)
+    ]
+    pieces = {id(piece) for node in within if isinstance(node, ast.JoinedStr) for piece in node.values}
+    named = {node.value for node in within if isinstance(node, ast.Constant) and id(node) not in pieces}
+    return isinstance(space, dict) and space.keys() <= named
 
 
 def _keyed(kernel: KernelSource, element: cst.BaseDictElement, names: Sequence[str]) -> bool:

@@ -37,12 +37,37 @@ class RewriteProposal:
     why: str
 
 
-@lru_cache(maxsize=256)
+PARSED = 64
+"""Sources whose trees are kept: those of elites, each the parent of many children."""
+
+
+class _Parsed:
+    """A source with the places where rules apply to it, each rule's found once. Raises Unsupported."""
+
+    def __init__(self, source: str) -> None:
+        self.kernel = KernelSource(source)
+        self._found: dict[str, tuple[Sequence[Site], frozenset[str]]] = {}
+
+    def sites(self, rule: Rule) -> Sequence[Site]:
+        """Raises what the rule raises. Names that it gives out at a place are as if no other rule had looked."""
+        if rule.name not in self._found:
+            self.kernel.given = frozenset()
+            self._found[rule.name] = rule.sites(self.kernel), self.kernel.given
+        sites, self.kernel.given = self._found[rule.name]
+        return sites
+
+
+@lru_cache(maxsize=PARSED)
+def _parsed(source: str) -> _Parsed:
+    return _Parsed(source)
+
+
+@lru_cache(maxsize=PARSED)
 def offers(source: str) -> tuple[tuple[Rule, Site], ...]:
     """Every (rule, site) pair of a source. A source or construct no rule can follow gives one log line."""
     try:
-        kernel = KernelSource(source)
-        applicable = rules(kernel.language)
+        parsed = _parsed(source)
+        applicable = rules(parsed.kernel.language)
     except Unsupported as error:
         log.info("no rewrites: %s", error)
         return ()
@@ -50,7 +75,7 @@ def offers(source: str) -> tuple[tuple[Rule, Site], ...]:
     problems: dict[str, str] = {}
     for rule in applicable:
         try:
-            found += [(rule, site) for site in rule.sites(kernel)]
+            found += [(rule, site) for site in parsed.sites(rule)]
         except MISMATCH as error:
             problems.setdefault(_reason(error), rule.name)
     for problem, name in problems.items():
@@ -110,9 +135,9 @@ def rewrite(
 ) -> RewriteProposal | None:
     """Apply one rule at one of its sites; None (and a log line) when it turns out not to apply."""
     try:
-        kernel = KernelSource(source)
-        current = next((s for s in rule.sites(kernel) if s.key == site.key), None)
-        result = rule.apply(kernel, current, rng) if current is not None else None
+        parsed = _parsed(source)
+        current = next((s for s in parsed.sites(rule) if s.key == site.key), None)
+        result = rule.apply(parsed.kernel, current, rng) if current is not None else None
     except MISMATCH as error:
         log.info("rule %s does not apply at %s: %s", rule.name, site.key, _reason(error))
         return None

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,6 +101,8 @@ class Memo:
         if evaluation.artefact in job.known_artefacts and evaluation.verdict is Verdict.OK:
             evaluation = _duplicate(evaluation)
         return [(job.index, evaluation)]
+
+    def drop(self, indices: Collection[int]) -> None: ...
 
     def activity(self) -> list[str]:
         return []

@@ -21,7 +21,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,8 @@ class Asking:
         self.compile_seconds += reading.compile_seconds
         self.device_seconds += reading.device_seconds
         return [(index, evaluated(self.case, self._jobs.pop(index), reading))]
+
+    def drop(self, indices: Collection[int]) -> None: ...
 
     def activity(self) -> list[str]:
         return []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testkit.toy_campaign import Nothing, ShuffledEvaluator, Walk, content, go, judge, plan
+from tilewright.evolve.campaign import loop
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import GATE_EPOCH, Budget, Campaign, Plan, Start, StopReason
 from tilewright.evolve.campaign.order import Order
@@ -144,3 +146,34 @@ def test_known_artefacts_are_those_integrated_when_the_job_was_made() -> None:
         done = [e.artefact for _, e in campaign.history.evaluated[:seen] if e.artefact]
         assert job.known_artefacts == frozenset(done)
     assert len({job.seed for job in jobs}) == -(-len(jobs) // GATE_EPOCH)
+
+
+class Slow(ShuffledEvaluator):
+    """Never finishes one job, and remembers what nobody waits for any more."""
+
+    dropped: tuple[int, ...] = ()
+
+    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        left = [job for job in self.running if job.index != 4]
+        if not left:
+            return []
+        self.running.remove(left[0])
+        return [(left[0].index, judge(left[0].genome))]
+
+    def drop(self, indices: Collection[int]) -> None:
+        self.dropped = tuple(indices)
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_seconds_end_a_campaign_whatever_is_still_in_flight(
+    tmp_path: Path, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "PATIENCE_SECONDS", 0.05)
+    evaluator = Slow(np.random.default_rng(0))
+    budget = Budget(evaluations=8, wall_seconds=0.2)
+    ended = go(tmp_path / "c", dataclasses.replace(plan(order=order), budget=budget), evaluator)
+    assert ended in (StopReason.WALL_TIME, StopReason.EVALUATIONS) and evaluator.dropped == (4,)
+    with Journal(tmp_path / "c") as journal:
+        proposed = [candidate.index for candidate in journal.candidates()]
+        evaluated = [index for _, index, _, _ in journal.evaluations()]
+    assert sorted({*evaluated, 4}) == proposed and 4 not in evaluated

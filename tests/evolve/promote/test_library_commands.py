@@ -17,6 +17,7 @@ from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
 from tilewright.evolve.promote.runtime import store
 from tilewright.evolve.promote.verify import Refusal
 from tilewright.fitness.evaluation import Evaluation
+from tilewright.workers.toolchains import triton
 
 
 @pytest.fixture
@@ -220,3 +221,18 @@ def test_unknown_versions_and_folders_are_one_sentence(
         captured = capsys.readouterr()
         assert one_sentence(captured.err.strip()), captured.err
     assert SEED.id != CHILD.id
+
+
+def test_a_device_that_is_not_here_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And nobody waits for workers that could never measure."""
+    monkeypatch.setattr(
+        triton, "missing_parts", lambda gpu, remote: "this machine has no NVIDIA GPU in sight"
+    )
+    write_campaign(tmp_path / "home", target="h200")
+    arguments = ["--home", str(tmp_path / "home"), "promote", "--library", str(tmp_path / "library")]
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr().err.strip()
+    assert one_sentence(captured) and "h200 cannot be used here: this machine has no NVIDIA GPU" in captured
+    assert not (tmp_path / "library").exists()

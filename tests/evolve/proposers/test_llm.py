@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +89,8 @@ class Inline:
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
         done, self.done = list(self.done), ()
         return done
+
+    def drop(self, indices: Collection[int]) -> None: ...
 
     def activity(self) -> list[str]:
         return []

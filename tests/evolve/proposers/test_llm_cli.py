@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ class InlinePool:
 
     def open(self) -> None: ...
 
-    def start_beside(self) -> None: ...
+    def start_more(self) -> None: ...
 
     def start(self) -> None: ...
 
@@ -47,6 +48,8 @@ class InlinePool:
 
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
         return [(job.index, judge(job)) for job in (self._queue.popleft(),)] if self._queue else []
+
+    def drop(self, indices: Collection[int]) -> None: ...
 
     def activity(self) -> list[str]:
         return []

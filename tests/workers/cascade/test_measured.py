@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -218,16 +219,52 @@ def test_seed_kernels_and_faults_on_the_gpu():
 
 def test_an_interrupted_host_does_not_lengthen_the_wall_clock(monkeypatch):
     """Another process may take the core away for milliseconds; the least of a few readings is the call's own."""
-    ticks = iter([0.0, 1.0, 3.5, 20.0, 20.1, 20.3, 30.0, 30.1, 30.4])
+    ticks = iter([0.0, 0.5, 20.0, 20.3])
     monkeypatch.setattr("tilewright.workers.runners.triton_clock.time.perf_counter", lambda: next(ticks))
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     clock = GpuClock.__new__(GpuClock)
-    clock._sleep, clock._rested = (lambda cycles: None), 0.0
-    assert clock.overheads(lambda: None, brief=True, seconds=0.1) == pytest.approx((1.0, 0.3))
-    ticks = iter([10.0, 10.1, 10.3])
-    near = clock.overheads(lambda: None, brief=True, seconds=0.29)
-    assert near == pytest.approx((0.1, 0.3)), "near the device time: read once"
-    assert clock._rested == pytest.approx(3 * 0.1 + 0.29), "what the device did meanwhile is no rest"
+    clock._rested = 0.0
+    assert clock._seen(lambda: None, 3.5, 0.1) == pytest.approx(0.3), "the least of three"
+    assert clock._rested == pytest.approx(2 * 0.1), "what the device did meanwhile is no rest"
+    assert clock._seen(lambda: None, 0.3, 0.29) == 0.3, "near the device time: read once"
+
+
+def test_the_last_call_of_a_burst_is_seen_by_the_wall_clock(monkeypatch):
+    """What a call does beside the events around it shows there; the spinning kernel before it does not."""
+    now, calls = [0.0], []
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.at = 0.0
+
+        def record(self):
+            self.at = now[0]
+
+        def elapsed_time(self, other):
+            return (other.at - self.at) * 1e3
+
+    def spin(cycles):
+        now[0] += 2e-4
+
+    def call():
+        calls.append(now[0])
+        now[0] += 1e-3
+
+    def late():  # work that the events around the call do not see
+        now[0] += 5e-2
+
+    clock = GpuClock.__new__(GpuClock)
+    clock._rested, clock._event, clock._sleep = 0.0, Event, spin
+    clock._flush = SimpleNamespace(zero_=lambda: None)
+    monkeypatch.setattr("tilewright.workers.runners.triton_clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    burst = clock.burst(call, 3)
+    assert (
+        len(calls) == 4 and burst.seconds == pytest.approx([1e-3] * 3) and burst.wall == pytest.approx(1e-3)
+    )
+    assert len(clock.burst(call, 3, warm=True).seconds) == 3 and len(calls) == 7, "none is thrown away"
+    monkeypatch.setattr("torch.cuda.synchronize", late)
+    assert clock.burst(call, 3).wall > 4e-2
 
 
 def test_a_station_keeps_its_childrens_files_where_it_is_told(tmp_path, monkeypatch):

@@ -350,3 +350,15 @@ def test_many_shapes_meet_the_lightest_first_and_go_on_while_it_may_be_the_faste
     assert jobs == [light, heavy, light + heavy], "not surely the faster"
     verdict, _, jobs = met(0.99e-4, 1e-4, [0.97e-4] * 4 + [0.99e-4] * 4)
     assert jobs == [light] and not verdict.accepted, "screened two per cent too fast, the rest is none faster"
+
+
+def test_one_clearly_ahead_on_the_lightest_shapes_is_taken_as_screened_on_the_rest():
+    light, heavy = [f"m{n}" for n in range(4)], [f"m{n}" for n in range(4, 8)]
+    verdict, found, jobs = met(0.9e-4, 9.9e-4, [0.918e-4] * 4 + [0.969e-4] * 4)
+    assert jobs == [light] and verdict.accepted
+    assert verdict.data() | {"whole": False, "foreseen": True} == verdict.data()
+    assert [f.seconds for f in found.figures] == pytest.approx([0.9e-4] * 4 + [0.95e-4] * 4)
+    assert found.figures[7].tflops == pytest.approx(1 / 0.95e-4) and found.figures[7].diagnosis["foreseen"]
+    assert verdict.ratio.value == pytest.approx((1 / 0.9 / 0.95) ** 0.5)
+    _, _, jobs = met(0.99e-4, 1e-4, [0.97e-4, 1.01e-4] * 2 + [0.98e-4] * 4)
+    assert jobs[:2] == [light, heavy], "screens that scatter so much tell too little"

@@ -7,8 +7,10 @@ import pytest
 from testkit.pool import FAMILY, drain, genome, pool_settings
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.fitness.evaluation import Verdict
+from tilewright.workers.cluster.head_start import HeadStart
 from tilewright.workers.cluster.pool import RETRIES, RayPool
 from tilewright.workers.cluster.ray_start import PoolUnavailable
+from tilewright.workers.cluster.settings import PoolSettings
 
 
 def test_faults_are_retried_and_then_reported_never_held_against_the_genome() -> None:
@@ -27,3 +29,38 @@ def test_faults_are_retried_and_then_reported_never_held_against_the_genome() ->
 def test_a_cluster_that_is_not_there_is_named() -> None:
     with pytest.raises(PoolUnavailable, match=r"127\.0\.0\.1:1 cannot be joined"):
         RayPool(pool_settings(address="127.0.0.1:1")).start()
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, 0), (2, 0), (9, 1)])
+def test_workers_are_started_beside_one_device_where_this_process_has_too_few_places(
+    count: int, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[RayPool] = []
+    monkeypatch.setattr(RayPool, "start_beside", lambda pool: starts.append(pool))
+    monkeypatch.setattr(HeadStart, "measures", True)
+    pool = RayPool(pool_settings(gpus=1, count=count))
+    pool.start_more()
+    assert starts == [pool]  # nothing is judged here yet
+    try:
+        pool.open()
+        pool.start_more()
+        assert len(starts) == 1 + more
+    finally:
+        pool.close()
+
+
+def test_a_few_jobs_for_one_device_wait_for_no_ray_unless_this_process_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts: list[RayPool] = []
+    monkeypatch.setattr(RayPool, "start_beside", lambda pool: starts.append(pool))
+    few = RayPool(pool_settings(gpus=1, count=1))
+    few.start_for_few()
+    try:
+        few.submit(Job(7, genome(), 1))
+        assert any("candidate 7" in line for line in few.activity()) and not starts
+        monkeypatch.setattr(PoolSettings, "deadline_seconds", lambda settings, scope: 0.0)
+        assert few.wait(0.5) == []
+        assert starts == [few] and few.retried == 1
+    finally:
+        few.close()

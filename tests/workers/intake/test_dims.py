@@ -9,7 +9,8 @@ import pytest
 
 from tilewright.workers.intake.arguments import parse
 from tilewright.workers.intake.dims import operands, settle, slots
-from tilewright.workers.intake.operator import Operand, draw
+from tilewright.workers.intake.draws import draw
+from tilewright.workers.intake.operator import Operand
 
 
 def _settled(call: str, works) -> tuple[list[tuple[int | str, ...]], dict[str, int]]:
@@ -53,3 +54,30 @@ def test_a_batch_of_one_is_not_all_zero(shape: tuple[int, ...]) -> None:
 def test_one_row_of_a_batch_of_one_is_zero() -> None:
     made = draw(Operand("x", "float32", (1, 16, 8)), {}, "spread", 4, np.random.default_rng(0))
     assert (np.abs(made[0]).max(axis=1) == 0).sum() == 1
+
+
+def _product(dims: Mapping[str, int], given: list[Operand]) -> bool:
+    a, b = (o.sizes(dims) for o in given)
+    return a[1] == b[0]
+
+
+def test_square_factors_of_a_product_have_three_dimensions() -> None:
+    shapes, dims = _settled("f16[256,256], f16[256,256]", _product)
+    (m, k), (again, n) = shapes
+    assert again == k and len({m, k, n}) == 3 and dims == {m: 256, k: 256, n: 256}
+
+
+def test_what_surely_works_is_preferred_to_what_shapes_alone_allow() -> None:
+    calls = [parse("f32[64,32], f32[32]")]
+    raw, _ = operands(calls, slots(calls, ["x", "bias"]), frozenset())
+
+    def surely(dims: Mapping[str, int], given: list[Operand]) -> bool:
+        x, bias = (o.sizes(dims) for o in given)
+        return x[1] == bias[0]
+
+    made, _ = settle(raw, 1, lambda dims, given: True)
+    assert len({n for o in made for n in o.shape}) == 3
+    made, _ = settle(raw, 1, lambda dims, given: True, surely=surely)
+    assert [o.shape for o in made] == [("M", "N"), ("N",)]
+    made, _ = settle(raw, 1, lambda dims, given: True, surely=lambda dims, given: False)
+    assert len({n for o in made for n in o.shape}) == 3

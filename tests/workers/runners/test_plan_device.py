@@ -52,7 +52,7 @@ class Processor:
         def launch(addresses: list[int], stream: int) -> None:
             kernel(addresses)
 
-        launch.plan = plan  # type: ignore[attr-defined]
+        launch.plan, launch.place = plan, len  # type: ignore[attr-defined]
         return launch
 
     def scrub(self) -> None:

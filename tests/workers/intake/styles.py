@@ -1,0 +1,154 @@
+"""Functions in the styles of public code, one kind of difficulty each. Taken in by ``test_styles``, never imported."""
+
+import importlib.util
+import os
+import tempfile
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+from triton.runtime.jit import JITFunction
+
+CAP = 65536 // 2
+
+
+@triton.jit
+def _divided(x_ptr, y_ptr, n, share, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * share, mask=at < n)
+
+
+def shared(x, labels):
+    kept = labels != 3
+    count = kept.sum().item()
+    assert labels.max() < 100, "labels are below 100"
+    y = torch.empty_like(x)
+    _divided[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), 1.0 / count, BLOCK=256)
+    return y
+
+
+def kept_rows(x, labels):
+    count = labels.sum().item()
+    y = torch.empty((count, x.shape[1]), device=x.device)
+    _divided[(count,)](x, y, x.numel(), 1.0, BLOCK=256)
+    return y
+
+
+@triton.jit
+def _biased(x_ptr, bias_ptr, y_ptr, n, LARGE: tl.constexpr, BLOCK: tl.constexpr = 512):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if LARGE:
+        at = at.to(tl.int64)
+    x = tl.load(x_ptr + at, mask=at < n)
+    if bias_ptr is not None:
+        x += tl.load(bias_ptr + column, mask=at < n)  # noqa: F821 - as its authors left it
+    tl.store(y_ptr + at, libdevice.pow(x, 3), mask=at < n)
+
+
+def cubed(x, bias=None):
+    y = torch.empty_like(x)
+    _biased[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](
+        x, bias, y, x.numel(), LARGE=x.numel() > 2**31
+    )
+    return y
+
+
+@triton.jit
+def _capped(x_ptr, y_ptr, cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    for first in range(0, cols, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * cols + at, mask=at < cols)
+        tl.store(y_ptr + row * cols + at, x + x, mask=at < cols)
+
+
+def doubled(x):
+    y = torch.empty_like(x)
+    block = min(CAP, triton.next_power_of_2(x.shape[1]))
+    _capped[(x.shape[0],)](x, y, x.shape[1], BLOCK=block)
+    return y
+
+
+library = torch.library.Library("tilewright_styles", "FRAGMENT")
+
+
+def _halved(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    _divided[(triton.cdiv(x.numel(), 128),)](x, y, x.numel(), 0.5, BLOCK=128)
+    return y
+
+
+library.define("halved(Tensor x) -> Tensor")
+library.impl("halved", _halved, "CUDA")
+
+
+def halved(x):
+    return torch.ops.tilewright_styles.halved(x)
+
+
+class Buffer:
+    """A tensor under another shape, as some packages hand their kernels."""
+
+    def __init__(self, base):
+        self.base, self.dtype, self.shape = base, base.dtype, (base.numel(),)
+
+    def data_ptr(self):
+        return self.base.data_ptr()
+
+
+WRITTEN = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, function(tl.load(x_ptr + at, mask=at < n)), mask=at < n)
+
+def wrapper(x, y, n):
+    kernel[(triton.cdiv(n, 64),)](x, y, n, BLOCK=64)
+"""
+
+
+@triton.jit
+def _plus_one(x):
+    return x + 1
+
+
+def increased(x):
+    assert isinstance(_plus_one, JITFunction) and _plus_one.cache_key
+    path = os.path.join(tempfile.mkdtemp(), "written.py")
+    with open(path, "w") as file:
+        file.write(WRITTEN)
+    spec = importlib.util.spec_from_file_location("written", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.function = _plus_one
+    y = torch.empty_like(x)
+    module.wrapper(Buffer(x), Buffer(y), x.numel())
+    return y
+
+
+def plain_shared(x, labels):
+    return x / (labels != 3).sum()
+
+
+def plain_cubed(x):
+    return x**3
+
+
+def plain_doubled(x):
+    return 2 * x
+
+
+def plain_halved(x):
+    return x / 2
+
+
+def plain_increased(x):
+    return x + 1
+
+
+def plain_kept_rows(x, labels):
+    return x

@@ -1,0 +1,109 @@
+"""What is looked at of a large answer, and a reference that a process of its own runs on a device."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewright.seeds.operator import Suite, Workload
+from tilewright.seeds.sampled import sampling
+from tilewright.workers.device.timing import Samples
+from tilewright.workers.intake import oracle
+from tilewright.workers.intake.operator import Operand, Result, SampledOperator, thinned
+
+LARGE = Workload("512x384x256", {"M": 512, "N": 384, "K": 256})
+SMALL = Workload("8x4x6", {"M": 8, "N": 4, "K": 6})
+
+
+def product(folder: Path, body: str = "return a @ b", **changes: object) -> SampledOperator:
+    """A product whose reference stands in a file."""
+    (folder / "reference.py").write_text(f"import torch\ncalls = []\n\ndef f(a, b):\n    {body}\n")
+    given = {
+        "name": "p/taken",
+        "reference": f"{folder}/reference.py:f",
+        "call": "a, b",
+        "operands": (Operand("a", "float16", ("M", "K")), Operand("b", "float16", ("K", "N"))),
+        "results": (Result("o0", "float16", ("M", "N"), min_db=60.0),),
+        "suites": {"calls": Suite("calls", workloads=(LARGE,), check=(SMALL,))},
+        "kernels": {},
+        "work": {LARGE.id: 1 << 40},
+        **changes,
+    }
+    return SampledOperator(**given)  # type: ignore[arg-type]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 600), st.booleans()), max_size=4), st.integers(0, 2**31))
+def test_places_that_are_looked_at_are_about_as_many_as_asked(
+    axes: list[tuple[int, bool]], seed: int
+) -> None:
+    sizes, picked = [size for size, _ in axes], [done for _, done in axes]
+    kept = thinned(sizes, picked, np.random.default_rng(seed), most=5000)
+    assert len(kept) == len(sizes)
+    for size, done, places in zip(sizes, picked, kept, strict=True):
+        assert list(places) == sorted(set(places)) and places[-1] == size - 1 and places[0] >= 0
+        assert not done or len(places) == size
+    if math.prod(sizes) <= 5000:
+        assert [len(places) for places in kept] == sizes
+    else:
+        free = [size for size, done in axes if not done and size > 1]
+        whole = math.prod(size for size, done in axes if done)
+        near = max(4, 5000 ** (1 / max(1, len(free))) / 4)
+        least = whole * math.prod(min(size, 2 * near) for size in free)
+        assert math.prod(len(places) for places in kept) <= 2 ** len(free) * max(5000, least)
+
+
+@pytest.mark.parametrize("independent", [(), ("M", "N")])
+def test_a_device_says_of_a_large_shape_what_the_host_says(
+    tmp_path: Path, independent: tuple[str, ...]
+) -> None:
+    operator = product(tmp_path, independent=independent)
+    asked = json.loads(json.dumps(operator.elsewhere(LARGE)))
+    frame = oracle._sampled({"operator": asked, "seed": 5}, "cpu", set())
+    here = sampling(operator, LARGE, 5, operator.tables())
+    np.testing.assert_array_equal(frame.arrays["due/o0"], here.references["o0"]["o0"])
+    assert frame.data["axes"] == {"o0": 2}
+    for axis in range(2):
+        np.testing.assert_array_equal(frame.arrays[f"where/o0/{axis}"], here.where["o0"][axis])
+    rows, columns = here.where["o0"]
+    assert here.references["o0"]["o0"].shape == (len(rows), len(columns))
+
+
+def test_a_reference_that_says_something_else_on_the_device_is_not_believed(tmp_path: Path) -> None:
+    operator = product(tmp_path, "calls.append(1); return (a @ b) * len(calls)")
+    with pytest.raises(oracle.Unlike, match="another on the device"):
+        oracle._sampled({"operator": operator.elsewhere(LARGE), "seed": 5}, "cpu", set())
+
+
+def test_what_is_soon_done_and_what_is_its_own_reference_stays_here(tmp_path: Path) -> None:
+    assert product(tmp_path, work={}).elsewhere(LARGE) is None
+    assert product(tmp_path, reference="itself:x.py").elsewhere(LARGE) is None
+    assert product(tmp_path, work={LARGE.id: 1 << 33}, independent=("M", "N")).elsewhere(LARGE) is None
+
+
+class Device:
+    """A station whose device answers, or does not."""
+
+    def __init__(self, sample: object) -> None:
+        self.asked: list[int] = []
+        self._sample = sample
+
+    def sample(self, asked: object, seed: int) -> object:
+        self.asked.append(seed)
+        return self._sample
+
+
+def test_heavy_samples_come_from_the_device_once_and_else_from_here(tmp_path: Path) -> None:
+    operator = product(tmp_path)
+    answered, silent = Device(sample := sampling(operator, LARGE, 1, operator.tables())), Device(None)
+    samples = Samples(operator, answered)  # type: ignore[arg-type]
+    assert samples.of(LARGE, 1) is sample and samples.of(LARGE, 1) is sample and answered.asked == [1]
+    here = Samples(operator, silent).of(LARGE, 1)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(here.references["o0"]["o0"], sample.references["o0"]["o0"])
+    assert silent.asked == [1]

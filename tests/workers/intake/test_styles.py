@@ -1,0 +1,107 @@
+"""Styles of public code that wrappers and kernels are written in, each recorded, made a module, and run as that."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilewright.evolve.intake.child import part_of
+from tilewright.fitness.targets import load_target
+from tilewright.workers.child.launch import ROOT
+
+STYLES = Path(__file__).with_name("styles.py")
+CALLS = {
+    "shared": "f32[30, 20], i64[30] < 5", "kept_rows": "f32[30, 20], i64[30] < 5", "cubed": "f32[30, 50]",
+    "doubled": "f32[3, 5000]", "halved": "f32[30, 20]", "increased": "f32[30, 20]",
+}  # fmt: skip
+
+CHILD = """
+import json, sys
+import numpy as np, torch
+from tilewright.workers.intake import main
+from tilewright.workers.intake.trial import make, run
+from tilewright.workers.runners.triton_common import load_module
+from tilewright.workers.runners.triton_guard import leave_interpreter_unguarded
+from tilewright.workers.runners.triton_interpreter import repair
+
+path, calls, part = json.load(sys.stdin)
+answers = {}
+for name, call in calls.items():
+    request = {"path": path, "function": name, "reference": f"{path}:plain_{name}", "calls": [call], "part": part}
+    site, taken = main._recorded(request)
+    answer = answers[name] = {
+        "refusals": [r["what"] for r in main._refusals(taken, site)], "source": taken.source, "notes": taken.notes,
+        "knobs": {k.name: k.default for k in taken.knobs},
+    }
+    if answer["refusals"]:
+        continue
+    torch.set_default_device("cpu")
+    repair()
+    leave_interpreter_unguarded()
+    inputs = make(site, site.dims[0], "randn", 4)
+    (made,) = run(load_module(taken.source), {k.name: k.default for k in taken.knobs}, inputs)
+    oracle = main.Oracle(main.function_of(request["reference"]))
+    (wanted,) = oracle.settle(site, inputs)
+    answer["error"] = float(np.abs(made - wanted).max() / np.abs(wanted).max())
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    request = json.dumps([str(STYLES), CALLS, part_of(load_target("h200"))])
+    said = subprocess.run(
+        [sys.executable, "-c", CHILD], input=request, capture_output=True, text=True, env=environment, check=False,
+        cwd=tmp_path_factory.mktemp("modules"),
+    )  # fmt: skip
+    assert said.returncode == 0, said.stderr[-2000:]
+    return json.loads(said.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", [n for n in CALLS if n != "kept_rows"])
+def test_it_is_a_module_that_computes_the_same(answers: dict[str, Any], name: str) -> None:
+    assert answers[name]["refusals"] == []
+    assert answers[name]["error"] < 1e-5
+
+
+def test_a_value_read_from_a_tensor_is_loaded_by_the_kernel(answers: dict[str, Any]) -> None:
+    source = answers["shared"]["source"]
+    assert "item" not in source and "share = 1.0 / tl.load(share_ptr0)" in source
+    assert any(
+        "condition on a tensor's values is taken as met" in note for note in answers["shared"]["notes"]
+    )
+
+
+def test_sizes_and_grids_from_values_are_refused_together(answers: dict[str, Any]) -> None:
+    said = answers["kept_rows"]["refusals"]
+    assert any("takes a size from a tensor's values" in what for what in said)
+    assert any("grid is worked out from a tensor's values" in what for what in said)
+
+
+def test_branches_that_the_call_rules_out_are_left_out(answers: dict[str, Any]) -> None:
+    assert "column" not in answers["cubed"]["source"]
+
+
+def test_whole_powers_keep_their_sign(answers: dict[str, Any]) -> None:
+    assert "x * x * x" in answers["cubed"]["source"] and "exp2" not in answers["cubed"]["source"]
+
+
+def test_the_default_of_a_block_is_a_knob_and_a_threshold_is_not(answers: dict[str, Any]) -> None:
+    assert answers["cubed"]["knobs"] == {"BLOCK": 512, "num_warps": 4}
+
+
+def test_numbers_that_are_reckoned_are_one_literal(answers: dict[str, Any]) -> None:
+    knobs = answers["doubled"]["knobs"]
+    assert {n: v for n, v in knobs.items() if not n.startswith("num_")} == {"CAP": 32768}
+
+
+def test_what_a_package_writes_while_it_runs_is_read_as_its_own(answers: dict[str, Any]) -> None:
+    assert answers["increased"]["knobs"].get("BLOCK") == 64

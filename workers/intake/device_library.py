@@ -1,0 +1,65 @@
+"""Functions of the device's library, and what the kernel's language says in their place."""
+
+from __future__ import annotations
+
+import ast
+
+SAME = {
+    "abs": "tl.abs", "exp": "tl.exp", "exp2": "tl.exp2", "log": "tl.log", "log2": "tl.log2", "sqrt": "tl.sqrt",
+    "rsqrt": "tl.rsqrt", "sin": "tl.sin", "cos": "tl.cos", "erf": "tl.erf", "floor": "tl.floor", "ceil": "tl.ceil",
+    "fma": "tl.fma", "div_rn": "tl.div_rn", "sqrt_rn": "tl.sqrt_rn", "umulhi": "tl.umulhi", "fdiv": "tl.fdiv",
+    "fast_expf": "tl.exp", "fast_logf": "tl.log", "fast_sinf": "tl.sin", "fast_cosf": "tl.cos",
+    "fast_dividef": "tl.fdiv", "fast_log2f": "tl.log2",
+    "fmax": "tl.maximum", "fmin": "tl.minimum", "llabs": "tl.abs", "rsqrt_rn": "tl.rsqrt",
+    "max": "tl.maximum", "min": "tl.minimum",
+    "div_full": "tl.fdiv", "fabs": "tl.abs", "maximum": "tl.maximum", "minimum": "tl.minimum",
+}  # fmt: skip
+"""Functions of the device's library that the language has itself."""
+
+OLD_HOMES = (
+    "tl.libdevice",
+    "tl.math",
+    "tl.extra.cuda.libdevice",
+    "triton.language.libdevice",
+    "triton.language.math",
+)
+"""Where the library's functions once stood."""
+
+WRITTEN = {
+    "tanh": "def tanh(x):\n    return 2.0 * tl.sigmoid(2.0 * x) - 1.0\n",
+    "log1p": "def log1p(x):\n    return tl.log(1.0 + x)\n",
+    "expm1": "def expm1(x):\n    return tl.exp(x) - 1.0\n",
+    "pow": "def pow_of(x, y):\n    y = tl.zeros_like(x) + y\n    size = tl.exp2(y * tl.log2(tl.abs(x)))\n"
+    "    odd = y - 2.0 * tl.floor(y * 0.5) == 1.0\n    return tl.where((x < 0) & odd, -size, size)\n",
+    "pow2": "def power_2(x):\n    return x * x\n",
+    "pow3": "def power_3(x):\n    return x * x * x\n",
+    "pow4": "def power_4(x):\n    x2 = x * x\n    return x2 * x2\n",
+    "rint": "def rint(x):\n    return (x + 12582912.0) - 12582912.0\n",
+    "nearbyint": "def rint(x):\n    return (x + 12582912.0) - 12582912.0\n",
+    "trunc": "def trunc(x):\n    return tl.where(x >= 0, tl.floor(x), tl.ceil(x))\n",
+    "round": "def round_away(x):\n    return tl.where(x >= 0, tl.floor(x + 0.5), tl.ceil(x - 0.5))\n",
+    "llrint": "def whole(x):\n    return ((x + 12582912.0) - 12582912.0).to(tl.int64)\n",
+    "llround": "def whole_away(x):\n    return tl.where(x >= 0, tl.floor(x + 0.5), tl.ceil(x - 0.5)).to(tl.int64)\n",
+    "isinf": 'def isinf(x):\n    return tl.abs(x) == float("inf")\n',
+    "isfinited": 'def isfinite(x):\n    return tl.abs(x) < float("inf")\n',
+    "finitef": 'def isfinite(x):\n    return tl.abs(x) < float("inf")\n',
+    "sigmoid": "def sigmoid_of(x):\n    return tl.sigmoid(x)\n",
+    "cosh": "def cosh(x):\n    return 0.5 * (tl.exp(x) + tl.exp(-x))\n",
+    "sinh": "def sinh(x):\n    return 0.5 * (tl.exp(x) - tl.exp(-x))\n",
+    "tan": "def tan(x):\n    return tl.sin(x) / tl.cos(x)\n",
+    "exp10": "def exp10(x):\n    return tl.exp2(x * 3.321928094887362)\n",
+    "log10": "def log10(x):\n    return tl.log2(x) * 0.3010299956639812\n",
+    "hypot": "def hypot(x, y):\n    return tl.sqrt(x * x + y * y)\n",
+    "fmod": "def fmod(x, y):\n    q = x / y\n    return x - y * tl.where(q >= 0, tl.floor(q), tl.ceil(q))\n",
+    "copysign": "def copysign(x, y):\n    return tl.where(y < 0, -tl.abs(x), tl.abs(x))\n",
+    "erfc": "def erfc(x):\n    return 1.0 - tl.erf(x)\n",
+    "isnan": "def isnan(x):\n    return x != x\n",
+}
+"""Functions of the device's library that the language can say."""
+
+
+def whole_exponent(node: ast.Call) -> int:
+    """A whole exponent that a few products say; else 0."""
+    last = node.args[-1] if len(node.args) == 2 else None
+    value = last.value if isinstance(last, ast.Constant) else 0
+    return value if isinstance(value, int) and value in (2, 3, 4) else 0
