@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tilewright.fitness import detail
 from tilewright.fitness.detail import INEXACT, ROUNDED, Allowance, allowance, objection, turned_too_far
 from tilewright.fitness.gates import failure, read_gates, snr_db
 from tilewright.seeds.operator import AgreementGate, SnrGate
@@ -283,3 +284,27 @@ def test_sums_of_few_bits_are_off_by_a_share_of_their_products() -> None:
     blocks = wanted.copy()
     blocks[:64] = 0
     assert objection(blocks.astype(ml_dtypes.bfloat16), blocks, few) is None, "half of what is there is zero"
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize("seed", range(4))
+def test_tiles_acquit_nothing_that_elements_would_convict(monkeypatch, dtype, seed):
+    rng = np.random.default_rng(seed)
+    _, _, wanted = product(seed, m=70, n=45)
+    wanted[rng.random(wanted.shape) < 0.1] = 0
+    wanted[:33] *= 10.0 ** -rng.integers(0, 6)
+    allowed = allowance(SnrGate("exact", "exact", 45.0, worst=float(2.0 ** -rng.integers(-2, 6))))
+
+    def said():
+        rngs = np.random.default_rng(seed)
+        found = []
+        for fault in (0.0, -1.0, 1.5, 20.0):
+            output = np.clip(wanted, -400, 400).astype(dtype)
+            place = rngs.integers(output.size)
+            output.flat[place] = float(output.flat[place]) * fault
+            found.append(objection(output, wanted, allowed))
+        return found
+
+    quickly = said()
+    monkeypatch.setattr(detail, "_surely_explained", lambda *_: False)
+    assert quickly == said()

@@ -57,7 +57,7 @@ RETRIES = 2
 CALIBRATION_SEED = 0
 """Of the operands that devices are calibrated on."""
 
-SEATS, MOST_SEATS = 8, 16
+SEATS, MOST_SEATS = 12, 16
 """Jobs for one GPU that are judged at once in this process while Ray starts; and where they are all that there may be,
 so that Ray is not needed."""
 

@@ -182,11 +182,11 @@ def _in_loop(block: cst.IndentedBlock, header: str, own: Mapping[str, str]) -> c
     if isinstance(first, cst.Expr) and isinstance(first.value, cst.SimpleString):
         docs, body = body[:1], body[1:]
     begin = [cst.parse_statement(f"{fresh} = {name}") for name, fresh in own.items()]
-    body = [statement.visit(_Renamed(own)) for statement in body] if own else body
+    renamed: list[Any] = [statement.visit(_Renamed(own)) for statement in body]
     loop = cst.parse_module(f"{header}\n    pass\n").body[0]
     assert isinstance(loop, cst.For)
     return block.with_changes(
-        body=[*docs, loop.with_changes(body=loop.body.with_changes(body=[*begin, *body]))]
+        body=[*docs, loop.with_changes(body=loop.body.with_changes(body=[*begin, *renamed]))]
     )
 
 
