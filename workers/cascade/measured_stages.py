@@ -260,7 +260,7 @@ def confirm(
 
 
 def _screens(champion: Champion, off: float) -> float:
-    """Half of what was known and half of what this meeting says, within bounds: a wrong one would keep contenders out."""
+    """Half of what was known and half of what this meeting says, within bounds: a wrong one keeps contenders out."""
     known = math.log(champion.screens)
     mean = (known + off) / 2 if known else off
     return math.exp(max(-SCREENS_OFF, min(SCREENS_OFF, mean)))
