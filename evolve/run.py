@@ -306,7 +306,12 @@ class _Run:
         return None
 
     def _draw(self, references: References, winner: Genome | None) -> None:
-        """Request the schedules to draw: the first seed's and, once it is known, the winner's."""
+        """Request the schedules to draw, the first seed's and, once it is known, the winner's.
+
+        What final workloads were timed with has its schedule: the winner's there beside the best seed's is drawn.
+        """
+        if self.resolved.suite.final:
+            return
         start = self.resolved.starts[0]
         if winner is not None:
             references.request(WINNER, Scope.TIMELINE, winner)

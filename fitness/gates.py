@@ -16,11 +16,11 @@ def snr_db(output: np.ndarray, reference: np.ndarray) -> float:
 
     A reference that is zero everywhere is met only by an output that is zero everywhere (+inf, else -inf).
     """
-    wanted = reference.astype(np.float64)
+    wanted = reference.astype(np.float64, copy=False)
     with np.errstate(all="ignore"):
         error = output.astype(np.float64) - wanted
-        noise = float(np.sum(error * error))
-        signal = float(np.sum(wanted * wanted))
+        noise = float(np.vdot(error, error))
+        signal = float(np.vdot(wanted, wanted))
         if noise == 0.0:
             return float("inf")
         return float(10.0 * np.log10(signal / noise))

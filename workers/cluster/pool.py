@@ -57,7 +57,7 @@ RETRIES = 2
 CALIBRATION_SEED = 0
 """Of the operands that devices are calibrated on."""
 
-SEATS = 8
+SEATS = 12
 """Jobs for one GPU that are judged at once in this process while Ray starts."""
 
 HEAD_LOOK_SECONDS = 0.02

@@ -16,12 +16,12 @@ import torch
 from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake.arguments import Call, Literal
 from tilewright.workers.intake.device import device_numbers
+from tilewright.workers.intake.draws import draw
 from tilewright.workers.intake.emit import emit
 from tilewright.workers.intake.itself import ITSELF
 from tilewright.workers.intake.literals import Literals
 from tilewright.workers.intake.operator import (
     Operand,
-    draw,
     flat,
     function_of,
     run_reference,

@@ -268,8 +268,9 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
         }
     gated = operator_of(request, site, reference, results, spread)
     wide = several_tiles(request, site, taken, module, defaults, reference)
+    small = [s for s in shapes if not s.looped] or shapes
     deep = functools.cache(lambda: deep_shape(request, site, taken, module, defaults, reference))
-    space, fixed = evidence(site, taken, module, defaults, shapes, gated, wide, deep)
+    space, fixed = evidence(site, taken, module, defaults, small, gated, wide, deep)
     source = taken.with_space(space, {k: defaults[k] for k in space})
     again = load_module(source)
     made = run(again, dict(again.DEFAULTS), shapes[0].inputs["randn"])
@@ -289,6 +290,7 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
         "call": reference.call,
         "precision": reference.precision,
         "check": [s.dims for s in shapes],
+        "small": [s.dims for s in shapes if not s.looped] or [shapes[0].dims],
         "kinds": list(shapes[0].inputs),
         "spread": spread,
         "independent": independent,

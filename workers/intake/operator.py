@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from tilewright.seeds.operator import (
@@ -35,6 +34,8 @@ from tilewright.seeds.operator import (
     Workload,
 )  # fmt: skip
 from tilewright.seeds.sampled import TABLE, WINDOW, Elements, Sample, normal_table, spread_picks
+from tilewright.workers.intake.draws import bound_of, draw, least_of
+from tilewright.workers.intake.dtypes import EXTENDED, is_float, is_narrow, numpy_dtype
 
 KINDS = ("randn", "spread", "repeated")
 SAMPLED = 48
@@ -123,7 +124,7 @@ class TakenOperator:
         return self.kinds
 
     @property
-    def memory_bound(self) -> bool:
+    def memorybound_of(self) -> bool:
         """Ranked by GB/s where no product of matrices dominates."""
         return not any(self.work.values())
 
@@ -133,7 +134,7 @@ class TakenOperator:
         for result in self.results:
             if is_narrow(result.dtype) or is_code(result.dtype, self.operands):
                 found.append(AgreementGate(result.name, result.name, (result.name,), LEAST_CODES))
-            elif _is_float(result.dtype):
+            elif is_float(result.dtype):
                 found.append(SnrGate(result.name, result.name, result.min_db, result.worst))
             else:
                 found.append(BitExactGate(result.name, result.name, (result.name,)))
@@ -148,7 +149,9 @@ class TakenOperator:
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         key = zlib.crc32(f"{workload.id}/{kind}".encode())
         rng = np.random.default_rng([seed, key])
-        return {o.name: draw(o, workload.dims, kind, self.spread, rng) for o in self.operands}
+        return {
+            o.name: draw(o, workload.dims, kind, self.spread, rng, n) for n, o in enumerate(self.operands)
+        }
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
         found = self.answers(inputs)
@@ -167,7 +170,7 @@ class TakenOperator:
 
     def bytes(self, workload: Workload) -> int:
         specs = (*self.inputs(workload), *self.outputs(workload))
-        return sum(math.prod(s.shape) * np.dtype(_numpy(s.dtype)).itemsize for s in specs)
+        return sum(math.prod(s.shape) * np.dtype(numpy_dtype(s.dtype)).itemsize for s in specs)
 
 
 @dataclass(frozen=True)
@@ -177,12 +180,15 @@ class SampledOperator(TakenOperator):
     def tables(self) -> Mapping[str, np.ndarray]:
         made = {}
         for operand in self.operands:
-            if _is_float(operand.dtype):
-                made[operand.name] = normal_table(1.0).astype(_numpy(operand.dtype))
+            if is_float(operand.dtype):
+                made[operand.name] = normal_table(1.0).astype(numpy_dtype(operand.dtype))
             else:
                 bounds = [w.dims for suite in self.suites.values() for w in suite.workloads]
-                high = 2 if operand.dtype == "bool" else min([_bound(operand, d) for d in bounds] or [2])
-                made[operand.name] = (np.arange(TABLE) % high).astype(_numpy(operand.dtype))
+                high = 2 if operand.dtype == "bool" else min([bound_of(operand, d) for d in bounds] or [2])
+                low = 0 if operand.dtype == "bool" else least_of(operand)
+                made[operand.name] = (low + np.arange(TABLE) % (high - low)).astype(
+                    numpy_dtype(operand.dtype)
+                )
         return made
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
@@ -204,8 +210,9 @@ class SampledOperator(TakenOperator):
         return Sample(where, references)
 
     def _picks(self, workload: Workload, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Places along the axes that the reference treats by themselves."""
-        return {name: spread_picks(workload.dims[name], SAMPLED, rng) for name in self.independent}
+        """Places along the axes that the reference treats by themselves, the first and the last among them."""
+        sizes = {name: workload.dims[name] for name in self.independent}
+        return {n: np.unique([0, *spread_picks(s, SAMPLED, rng), s - 1]) for n, s in sizes.items()}
 
     def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
         """See ``seeds.sampled.Heavy``: this operator and its shape, for ``of_data``."""
@@ -277,42 +284,6 @@ def thinned(
 
 
 # -- inputs and references -------------------------------------------------------------------------
-
-
-def _bound(operand: Operand, dims: Mapping[str, int]) -> int:
-    """Exclusive bound of an operand's integers."""
-    return (dims[operand.below] if isinstance(operand.below, str) else operand.below) or 2
-
-
-def draw(
-    operand: Operand, dims: Mapping[str, int], kind: str, spread: int, rng: np.random.Generator
-) -> np.ndarray:
-    """An operand: normal values; ``spread``: rows of sizes apart by 2^±spread, one outlier, one row of zeros;
-    ``apart``: the same without zeros, for kernels that divide by a row's largest value; ``repeated``: few distinct
-    values."""
-    dtype, shape = _numpy(operand.dtype), operand.sizes(dims)
-    if operand.dtype == "bool":
-        return rng.integers(0, 2, shape).astype(np.bool_)
-    if not _is_float(operand.dtype):
-        if operand.total:
-            total = dims[operand.total] if isinstance(operand.total, str) else operand.total
-            parts = math.prod(shape)
-            return rng.multinomial(total, [1 / parts] * parts).reshape(shape).astype(dtype)
-        return rng.integers(0, _bound(operand, dims), shape).astype(dtype)
-    values = rng.standard_normal(shape)
-    if kind in ("spread", "apart") and values.ndim:
-        first = next(
-            (axis for axis, size in enumerate(shape) if size > 1), 0
-        )  # a batch of one has other rows
-        rows = values.reshape(shape[first], -1)
-        if values.ndim > 1:
-            rows *= np.exp2(rng.integers(-spread, spread + 1, (rows.shape[0], 1)))
-            if kind == "spread" and len(rows) > 1:
-                rows[rng.integers(rows.shape[0])] = 0
-        rows[rng.integers(rows.shape[0]), rng.integers(rows.shape[1])] *= 2.0**spread
-    elif kind == "repeated":
-        values = np.round(values * 2) / 2
-    return values.astype(dtype)
 
 
 def function_of(reference: str) -> Callable[..., Any]:
@@ -425,7 +396,7 @@ def _run_jax(
     import jax
 
     def given(array: np.ndarray) -> Any:
-        floats = array.dtype.kind == "f" or array.dtype.name in _FLOATS
+        floats = array.dtype.kind == "f" or array.dtype.name in EXTENDED
         return jax.numpy.asarray(array.astype(precision) if floats and precision else array)
 
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
@@ -455,7 +426,7 @@ def to_tensor(array: Any, precision: str) -> Any:
 
     if isinstance(array, torch.Tensor):
         return array.to(getattr(torch, precision)) if precision and array.is_floating_point() else array
-    if not (array.dtype.kind == "f" or array.dtype.name in _FLOATS):
+    if not (array.dtype.kind == "f" or array.dtype.name in EXTENDED):
         return torch.from_numpy(np.ascontiguousarray(array).copy())
     if precision:
         return torch.from_numpy(array.astype(np.float64)).to(getattr(torch, precision))
@@ -469,32 +440,17 @@ def to_array(tensor: Any) -> np.ndarray:
     if name.startswith("float8"):
         import torch
 
-        return tensor.contiguous().view(torch.uint8).numpy().view(_numpy(name))
+        return tensor.contiguous().view(torch.uint8).numpy().view(numpy_dtype(name))
     return tensor.double().numpy() if name.startswith(("float", "bfloat")) else tensor.numpy()
 
 
 def as_result(value: np.ndarray, dtype: str) -> np.ndarray:
     """A reference's result as its gate wants it."""
     if is_narrow(dtype):
-        return value.astype(_numpy(dtype)) if value.dtype.kind == "f" else value
-    return value.astype(np.float64) if _is_float(dtype) else value.astype(_numpy(dtype))
-
-
-_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
-
-
-def _numpy(name: str) -> Any:
-    return np.dtype(getattr(ml_dtypes, name)) if name in _FLOATS else np.dtype(name)
-
-
-def _is_float(name: str) -> bool:
-    return name.startswith(("float", "bfloat"))
+        return value.astype(numpy_dtype(dtype)) if value.dtype.kind == "f" else value
+    return value.astype(np.float64) if is_float(dtype) else value.astype(numpy_dtype(dtype))
 
 
 def is_code(dtype: str, operands: Sequence[Operand]) -> bool:
     """Whether an integer result is rounded from floats, as a quantiser's codes are: ties may turn."""
-    return dtype in ("int8", "uint8") and any(_is_float(o.dtype) for o in operands)
-
-
-def is_narrow(name: str) -> bool:
-    return name.startswith("float8")
+    return dtype in ("int8", "uint8") and any(is_float(o.dtype) for o in operands)

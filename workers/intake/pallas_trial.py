@@ -18,8 +18,9 @@ from tilewright.fitness.targets import load_target
 from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake import judge
 from tilewright.workers.intake.arguments import Literal
+from tilewright.workers.intake.draws import draw
 from tilewright.workers.intake.knobs import said_of
-from tilewright.workers.intake.operator import Operand, as_result, draw, function_of, run_reference
+from tilewright.workers.intake.operator import Operand, as_result, function_of, run_reference
 from tilewright.workers.intake.pallas_text import Knob, Refused
 
 EVIDENCE_SECONDS = 60.0
@@ -225,7 +226,7 @@ def _results(
         min_db, worst = 0.0, None
         if dtype.startswith(("float", "bfloat")) and not dtype.startswith("float8"):
             readings = [judge.read(s[3][number], s[2][number].astype(np.float64)) for s in shapes]
-            bound, why = judge.bar(readings, [*(o.dtype for o in operands), dtype], products=True)
+            bound, why = judge.bar(readings, [o.dtype for o in operands], dtype, "float32")
             if bound is None:
                 return [], f"result {number}: {why}"
             min_db, worst = bound.min_db, bound.worst

@@ -23,13 +23,13 @@ from tilewright.workers.intake.call_site import (
     wanted_of,
 )
 from tilewright.workers.intake.device import noted_device
+from tilewright.workers.intake.draws import draw
+from tilewright.workers.intake.dtypes import is_float, is_narrow
 from tilewright.workers.intake.operator import (
     LEAST_CODES,
     Operand,
     Result,
-    _is_float,
     is_code,
-    is_narrow,
 )  # fmt: skip
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
@@ -47,6 +47,15 @@ OTHER_SEEDS = (3, 5)
 
 MOST = 1e30
 """Largest answer to inputs of very different size: beyond, float32 may overflow in the next draw."""
+
+TILES = frozenset((16, 32, 64, 128, 256))
+NO_TILES = frozenset(("num_warps", "num_stages"))
+FEW = 16
+"""Elements along an axis, a batch or heads, of which a shape of several tiles has all."""
+
+LOOPED_SECONDS = 1.5
+"""Most that a run on a shape of several tiles may take, and the most elements of its operands."""
+LOOPED_ELEMENTS = 1 << 21
 
 SLOW_SECONDS = 3.0
 """A shape that takes longer is the only one that is checked, with fewer kinds of inputs."""
@@ -162,26 +171,40 @@ def last_resorts(dims: Mapping[str, int]) -> list[dict[str, int]]:
     return [{n: min(s, 256) for n, s in dims.items()}, dict(dims)]
 
 
+def looped(dims: Mapping[str, int], taken: Taken) -> list[dict[str, int]]:
+    """Shapes of two tiles and a part along every axis, with a tail and without one: loops run again there, and programs
+    follow each other. A tile is the largest default of a power of two; a dimension of few elements keeps them."""
+    tiles = [k.default for k in taken.knobs if k.name not in NO_TILES and k.default in TILES]
+    if not tiles:
+        return []
+    tile = max(tiles)
+    odd = [2 * tile + 7 + 2 * place for place in range(len(dims))]
+    even = [2 * tile + max(tile // 2, 16) * (1 + place % 2) for place in range(len(dims))]
+    return [
+        {n: min(s, size) if s > FEW else s for (n, s), size in zip(dims.items(), sizes, strict=True)}
+        for sizes in (odd, even)
+    ]
+
+
 def id_of(dims: Mapping[str, int]) -> str:
     return "x".join(str(n) for n in dims.values()) or "one"
 
 
 @dataclass
 class Shape:
-    """A checked shape with its inputs and answers by kind of inputs."""
+    """A checked shape with its inputs and answers by kind of inputs. ``looped``: it takes several tiles."""
 
     dims: dict[str, int]
     inputs: dict[str, dict[str, np.ndarray]]
     answers: dict[str, list[np.ndarray]]
+    looped: bool = False
 
 
 def make(
     site: Site, dims: Mapping[str, int], kind: str, spread: int, seed: int = 17
 ) -> dict[str, np.ndarray]:
-    from tilewright.workers.intake.operator import draw
-
     rng = np.random.default_rng([seed, len(kind), spread])
-    return {o.name: draw(o, dims, kind, spread, rng) for o in site.operands}
+    return {o.name: draw(o, dims, kind, spread, rng, n) for n, o in enumerate(site.operands)}
 
 
 def unlike(request: Mapping[str, Any], site: Site, taken: Taken, small: Mapping[str, int]) -> str:
@@ -248,12 +271,16 @@ def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any,
     def again(small: Mapping[str, int]) -> str:
         return unlike(request, site, taken, small)
 
+    def elements(small: Mapping[str, int]) -> int:
+        return sum(int(np.prod(o.sizes(small))) for o in site.operands)
+
     tried: set[str] = set()
     slow = False
     last = last_resorts(dims)
-    for small in ladder(dims, max(len(o.shape) for o in site.operands), lambda d: not again(d)):
+    wide = [d for d in looped(dims, taken) if elements(d) <= LOOPED_ELEMENTS]
+    for small in (*wide, *ladder(dims, max(len(o.shape) for o in site.operands), lambda d: not again(d))):
         label = id_of(small)
-        big = sum(int(np.prod(o.sizes(small))) for o in site.operands) > 1 << (24 if small == dims else 22)
+        big = elements(small) > 1 << (24 if small == dims else 22)
         if label in tried or big or (found and (slow or small in last)) or len(found) == 3:
             continue
         tried.add(label)
@@ -266,7 +293,10 @@ def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any,
             answers = reference.settle(site, inputs) if not reference.call else reference(inputs)
             began = time.monotonic()
             outputs = run(module, defaults, inputs)
-            slow = slow or time.monotonic() - began > SLOW_SECONDS
+            took = time.monotonic() - began
+            if small in wide and took > LOOPED_SECONDS:
+                continue
+            slow = slow or took > SLOW_SECONDS
         except TooSlow:
             reasons[label] = f"more than {RUN_SECONDS} s in the interpreter"
             continue
@@ -280,7 +310,7 @@ def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any,
         if fault:
             reasons[label] = fault
             continue
-        found.append(Shape(small, {"randn": inputs}, {"randn": answers}))
+        found.append(Shape(small, {"randn": inputs}, {"randn": answers}, small in wide))
     if not found:
         said = "; ".join(f"{label}: {why}" for label, why in reasons.items())
         return f"the kernel agrees with the reference on no small shape: {said}"
@@ -358,18 +388,18 @@ def bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defa
     outputs.update({(id(shape), "randn"): one.outputs() for shape, one in begun})
     results = []
     products = any("tl.dot" in t.text for t in taken.kernels.functions.values())
-    dtypes = [o.dtype for o in site.operands]
+    factors = judge.factors(site.operands, shapes[0].dims) if products else ""
     for number, tensor in enumerate(taken.outputs):
         dtype = str(tensor.dtype).removeprefix("torch.")
         shape_of = symbolic(site, shapes[0], outputs[id(shapes[0]), "randn"][number].shape, tensor.shape)
         bound = judge.Bar(0.0, None)
-        if _is_float(dtype) and not is_narrow(dtype):
+        if is_float(dtype) and not is_narrow(dtype):
             readings = [
                 judge.read(outputs[id(s), kind][number], s.answers[kind][places[number]])
                 for s in shapes
                 for kind in s.inputs
             ]
-            derived, why = judge.bar(readings, [*dtypes, dtype], products=products)
+            derived, why = judge.bar(readings, [o.dtype for o in site.operands], dtype, factors)
             if derived is None:
                 return [], f"result {number}: {why}", spread
             bound = derived

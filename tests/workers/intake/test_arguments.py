@@ -5,7 +5,8 @@ import pytest
 
 from tilewright.workers.intake import dims
 from tilewright.workers.intake.arguments import BadCall, Literal, TensorArgument, parse
-from tilewright.workers.intake.operator import Operand, draw, size_of
+from tilewright.workers.intake.draws import draw
+from tilewright.workers.intake.operator import Operand, size_of
 
 
 def test_a_call_is_read() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from tilewright.workers.intake.arguments import parse
 from tilewright.workers.intake.dims import operands, settle, slots
-from tilewright.workers.intake.operator import Operand, draw
+from tilewright.workers.intake.draws import draw
+from tilewright.workers.intake.operator import Operand
 
 
 def _settled(call: str, works) -> tuple[list[tuple[int | str, ...]], dict[str, int]]:
