@@ -57,8 +57,9 @@ RETRIES = 2
 CALIBRATION_SEED = 0
 """Of the operands that devices are calibrated on."""
 
-SEATS = 12
-"""Jobs for one GPU that are judged at once in this process while Ray starts."""
+SEATS, MOST_SEATS = 12, 16
+"""Jobs for one GPU that are judged at once in this process while Ray starts; and where they are all that there may be,
+so that Ray is not needed."""
 
 HEAD_LOOK_SECONDS = 0.02
 """How long an answer of theirs may lie while workers are waited for."""
@@ -113,7 +114,8 @@ class RayPool:
         try:
             if target.measured and self.device is None:
                 self.device = warm_device(target, Path(self._folder.scratch))
-            seats = min(settings.count, SEATS) if settings.gpus else 1
+            seats = settings.count if settings.count <= MOST_SEATS else SEATS
+            seats = seats if settings.gpus else 1
             self._head = HeadStart(self._told(str(self._folder.scratch)), seats, self.device)
         except OSError as error:
             raise PoolUnavailable(f"no process can be started: {error}") from error

@@ -373,6 +373,9 @@ def run_reference(
         return _run_jax(function, call, inputs, precision)
     import torch
 
+    torch.set_num_threads(
+        1
+    )  # others compile beside it: threads that wait for each other take fifty times as long
     given = {name: to_tensor(array, precision) for name, array in inputs.items()}
     scope = {"torch": torch, "reference": function, **given}
     with torch.no_grad():
