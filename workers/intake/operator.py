@@ -47,6 +47,9 @@ LOOKED = 1 << 18
 HEAVY_ELEMENTS, HEAVY_WORK = 1 << 22, 1 << 31
 """Elements of operands, and operations of products, above which a sample's answer is left to a device."""
 
+PRODUCT_OPERATIONS = 16
+"""Operations of products for each byte moved, below which memory is what a device spends its time on."""
+
 LEAST_CODES = 0.995
 """Share of codes, fp8 or a quantiser's integers, that must be the reference's: sums in another order turn roundings."""
 
@@ -124,9 +127,10 @@ class TakenOperator:
         return self.kinds
 
     @property
-    def memorybound_of(self) -> bool:
-        """Ranked by GB/s where no product of matrices dominates."""
-        return not any(self.work.values())
+    def memory_bound(self) -> bool:
+        """Ranked by GB/s, unless products make many operations of each byte: a short convolution only moves its input."""
+        shapes = [w for suite in self.suites.values() for w in (*suite.workloads, *suite.check)]
+        return not any(self.work.get(w.id, 0) > PRODUCT_OPERATIONS * self.bytes(w) for w in shapes)
 
     @property
     def gates(self) -> tuple[Gate, ...]:
