@@ -222,6 +222,9 @@ class Findings:
     crowned: bool = False
     """Confirmed faster than the champion."""
 
+    paired: bool = False
+    """The figures are the champion's, multiplied by what came of a meeting with it."""
+
     artefact: str | None = None
     logs: list[str] = field(default_factory=list)
 

@@ -11,7 +11,7 @@ from tilewright.workers.cluster.settings import PoolSettings
 from tilewright.workers.device.station import Entry
 from tilewright.workers.toolchains import triton as triton_toolchain
 
-MOST_A_DEVICE = 16
+MOST_A_DEVICE = 24
 """Workers that one device of this machine gets unless told otherwise: more take longer to start, and it is as busy."""
 
 

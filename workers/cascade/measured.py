@@ -10,6 +10,7 @@ confirmed never exceeds the champion's.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -140,8 +141,7 @@ class MeasuredCascade(Cascade):
         entry = Entry(request.genome, request.source, request.params, plans=found.plans)
         for _ in range(int(CLAIM_SECONDS / _WAIT_SECONDS)):
             champion = self._station.champion()
-            fitness = geometric_mean(f.rate for f in found.figures)
-            if champion is not None and (champion.entry.id == entry.id or fitness < NEAR * champion.fitness):
+            if champion is not None and (champion.entry.id == entry.id or not _near(champion, found)):
                 return None
             if self._station.claim(entry.id):
                 return self._contend(entry, request, found)
@@ -154,12 +154,15 @@ class MeasuredCascade(Cascade):
         crowned = None
         try:
             champion = self._station.champion()
-            fitness = geometric_mean(f.rate for f in found.figures)
-            if champion is not None and fitness >= NEAR * champion.fitness:
+            if champion is not None and _near(champion, found):
+                fitness = geometric_mean(f.rate for f in found.figures)
                 verdict = confirm(self._station, request, found, self._samples, champion, fitness)
+            if isinstance(verdict, Confirmation) and champion is not None:
+                crowned = dataclasses.replace(champion, screens=verdict.screens)
             if champion is None or (isinstance(verdict, Confirmation) and verdict.accepted):
                 fitness = geometric_mean(f.rate for f in found.figures)
-                crowned = Champion(entry, fitness, tuple(found.figures))
+                screens = verdict.screens if isinstance(verdict, Confirmation) else 1.0
+                crowned = Champion(entry, fitness, tuple(found.figures), screens)
         finally:
             self._station.release(entry.id, crowned)
         return verdict
@@ -179,7 +182,7 @@ class MeasuredCascade(Cascade):
         fitness = geometric_mean(f.rate for f in found.figures)
         champion = self._station.champion()
         if champion is not None and not found.crowned:
-            fitness = min(fitness, champion.fitness)
+            fitness = min(fitness * (1.0 if found.paired else champion.screens), champion.fitness)
         return fitness, interval(found.figures, fitness), _descriptors(found)
 
     def _toolchain(self, failure: Failure | None) -> dict[str, str]:
@@ -191,6 +194,12 @@ class MeasuredCascade(Cascade):
         except (OSError, SessionDied):
             return versions
         return {**versions, **{k: str(hello[k]) for k in ("device", "cuda", "torch", "triton") if k in hello}}
+
+
+def _near(champion: Champion, found: Findings) -> bool:
+    """Whether what was screened so may be faster."""
+    fitness = geometric_mean(f.rate for f in found.figures)
+    return fitness * champion.screens >= NEAR * champion.fitness
 
 
 def _descriptors(found: Findings) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import threading
@@ -83,10 +84,10 @@ class StationActor:
         return self._station.sample(asked, seed)
 
     @ray.method(concurrency_group=TALK)
-    def champion(self, known: tuple[str, float] | None) -> Champion | bool | None:
-        """The champion with its plans, which are large; True for the one that the evaluator knows by id and fitness."""
+    def champion(self, known: tuple[str, float] | None) -> Champion | float | None:
+        """The champion with its plans, which are large; of one that the evaluator knows by id and fitness, the rest."""
         found = self._station.champion()
-        return True if found is not None and (found.entry.id, found.fitness) == known else found
+        return found.screens if found is not None and (found.entry.id, found.fitness) == known else found
 
     @ray.method(concurrency_group=TALK)
     def claim(self, contender: str) -> bool:
@@ -156,8 +157,10 @@ class RemoteStation:
     def champion(self) -> Champion | None:
         known = self._champion and (self._champion.entry.id, self._champion.fitness)
         found = self._ask(self._handle.champion.remote(known))
-        if found is not True:
-            self._champion = found
+        if isinstance(found, float):
+            assert self._champion is not None
+            found = dataclasses.replace(self._champion, screens=found)
+        self._champion = found
         return self._champion
 
     def claim(self, contender: str) -> bool:

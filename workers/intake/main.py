@@ -40,10 +40,8 @@ from tilewright.workers.intake.evidence import (
 from tilewright.workers.intake.itself import ITSELF, Own
 from tilewright.workers.intake.literals import Literals
 from tilewright.workers.intake.load import load
-from tilewright.workers.intake.operator import (
-    Operand,
-    function_of,
-)  # fmt: skip
+from tilewright.workers.intake.operator import Operand
+from tilewright.workers.intake.reference import function_of
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.intake.trial import (

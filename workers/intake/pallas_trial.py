@@ -20,8 +20,9 @@ from tilewright.workers.intake import judge
 from tilewright.workers.intake.arguments import Literal
 from tilewright.workers.intake.draws import draw
 from tilewright.workers.intake.knobs import said_of
-from tilewright.workers.intake.operator import Operand, as_result, function_of, run_reference
+from tilewright.workers.intake.operator import Operand, as_result
 from tilewright.workers.intake.pallas_text import Knob, Refused
+from tilewright.workers.intake.reference import function_of, run_reference
 
 EVIDENCE_SECONDS = 60.0
 LEGAL_SECONDS = 20.0

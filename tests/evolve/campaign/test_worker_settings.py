@@ -17,10 +17,10 @@ CONFIG = {
 
 @pytest.mark.parametrize(
     ("target", "gpus", "processors", "asked", "count"),
-    [("h200", 1, 64, None, 16), ("h200", 2, 64, None, 32), ("h200", 1, 4, None, 4), ("h200", 1, 64, 40, 40),
+    [("h200", 1, 64, None, 24), ("h200", 2, 64, None, 48), ("h200", 1, 4, None, 4), ("h200", 1, 64, 40, 40),
      ("sm_90", 0, 64, None, 64)],
 )  # fmt: skip
-def test_one_a_core_and_sixteen_a_gpu(monkeypatch, target, gpus, processors, asked, count):
+def test_one_a_core_and_so_many_a_gpu(monkeypatch, target, gpus, processors, asked, count):
     monkeypatch.setattr(worker_settings.os, "sched_getaffinity", lambda pid: set(range(processors)))
     monkeypatch.setattr(worker_settings.triton_toolchain, "gpu_count", lambda: gpus)
     workers = {} if asked is None else {"workers": {"count": asked}}

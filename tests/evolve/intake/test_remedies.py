@@ -69,7 +69,7 @@ def test_a_benchmarks_problem_is_told_from_a_file_without_a_function(tmp_path: P
 
     from tilewright.evolve.errors import UserError
     from tilewright.evolve.intake.cli import _request
-    from tilewright.workers.intake.operator import function_of
+    from tilewright.workers.intake.reference import function_of
 
     path = tmp_path / "level1_23.py"
     path.write_text(

@@ -37,7 +37,7 @@ def test_what_is_started_ahead_ends_with_it() -> None:
 class Deaf:
     """Keeps what it is asked, and answers nothing."""
 
-    cpu_seconds = 0.0
+    cpu_seconds, replaced = 0.0, 0
 
     def hello(self) -> dict[str, str]:
         return {}

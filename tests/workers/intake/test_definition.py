@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tilewright.evolve.cli import main
-from tilewright.workers.intake.operator import function_of
+from tilewright.workers.intake.reference import function_of
 
 DEFINITION = {
     "name": "scale_h8",
