@@ -9,6 +9,7 @@ near that of rounding the reference, too: an accumulator of 8 bits is 2 dB below
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -75,8 +76,13 @@ def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
     return Allowance(math.inf, math.inf, rounded=False)
 
 
-def objection(output: np.ndarray, reference: np.ndarray, allowed: Allowance) -> str | None:
-    """One line on what is wrong with single elements; None when all is explained. Finite arrays of one shape."""
+def objection(
+    output: np.ndarray, reference: np.ndarray, allowed: Allowance, usual: np.ndarray | None = None
+) -> str | None:
+    """One line on what is wrong with single elements; None when all is explained. Finite arrays of one shape.
+
+    ``usual``: how large each element would usually be, from the operands: the root of the sum of its squared products.
+    """
     if output.size == 0 or allowed.worst == math.inf:
         return None
     columns = output.shape[-1] if output.ndim else 1
@@ -89,7 +95,8 @@ def objection(output: np.ndarray, reference: np.ndarray, allowed: Allowance) -> 
     said = _objection(output, found, wanted, rounded, unit, around, allowed)
     if said is None or not allowed.inexact:
         return said  # the reach, which takes longest, allows for more and never for less
-    around = np.maximum(around, ROOM * _reach(wanted))
+    known = None if usual is None else usual.astype(np.float64).reshape(-1, columns)
+    around = np.maximum(around, ROOM * _reach(wanted) if known is None else _outlying(known))
     return _objection(output, found, wanted, rounded, unit, around, allowed)
 
 
@@ -215,7 +222,32 @@ def _reach(wanted: np.ndarray) -> np.ndarray:
     of a few bits is off by a share of them, however small their sum turned out. Medians of a tile's rows and columns,
     which such an element does not move; 0 where neither is outlying, or half of a tile is zero.
     """
-    size = np.abs(wanted)
+
+    def reach(tiles: np.ndarray) -> np.ndarray:
+        rows = np.median(tiles, axis=2, keepdims=True)
+        columns = np.median(tiles, axis=0, keepdims=True)
+        middle = np.median(tiles, axis=(0, 2), keepdims=True)
+        outlying = np.maximum(rows, columns) > OUTLYING * middle
+        return np.where(outlying & (middle > 0), rows * columns / middle, 0.0) / MEDIAN
+
+    return _by_tiles(np.abs(wanted), reach)
+
+
+def _outlying(usual: np.ndarray) -> np.ndarray:
+    """The same where it is known, of elements that are usually larger than others of their tile; 0 elsewhere.
+
+    A tile of few rows has no medians of columns to speak of.
+    """
+
+    def reach(tiles: np.ndarray) -> np.ndarray:
+        middle = np.median(tiles, axis=(0, 2), keepdims=True)
+        return np.where(tiles > OUTLYING * middle, tiles, 0.0)
+
+    return _by_tiles(usual, reach)
+
+
+def _by_tiles(size: np.ndarray, reach: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """``reach`` of the tiles, [rows, tiles, columns] at a time, the last ones narrower."""
     found = np.zeros_like(size)
     for down in range(0, size.shape[0], TILE):
         strip = size[down : down + TILE]
@@ -223,14 +255,10 @@ def _reach(wanted: np.ndarray) -> np.ndarray:
         parts = [strip[:, :whole].reshape(len(strip), -1, TILE), strip[:, None, whole:]]
         place = 0
         for tiles in (part for part in parts if part.size):
-            rows = np.median(tiles, axis=2, keepdims=True)
-            columns = np.median(tiles, axis=0, keepdims=True)
-            middle = np.median(tiles, axis=(0, 2), keepdims=True)
-            with np.errstate(all="ignore"):
-                outlying = np.maximum(rows, columns) > OUTLYING * middle
-                reach = np.where(outlying & (middle > 0), rows * columns / middle, 0.0) / MEDIAN
             width = tiles.shape[1] * tiles.shape[2]
-            found[down : down + TILE, place : place + width] = reach.reshape(len(strip), width)
+            with np.errstate(all="ignore"):
+                made = np.broadcast_to(reach(tiles), tiles.shape).reshape(len(strip), width)
+            found[down : down + TILE, place : place + width] = made
             place += width
     return found
 

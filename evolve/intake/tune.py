@@ -141,7 +141,7 @@ def _ready(request: Request) -> None:
     """Import what the campaign will need and evaluate the reference's file: seconds that the child takes, too."""
     import tilewright.evolve.proposers.rewrite.registry
     import tilewright.evolve.run  # noqa: F401
-    from tilewright.workers.intake.operator import function_of
+    from tilewright.workers.intake.reference import function_of
 
     with contextlib.suppress(Exception):  # the child says it better
         function_of(request.reference)

@@ -110,7 +110,10 @@ def _card(figure: str, meaning: str) -> str:
     return tag("div", tag("b", clean(figure)) + tag("span", clean(meaning)), class_="card")
 
 
-_BANDS = {"modelled": "bands are where a real TPU's figures would lie, 90 % (the time model's error)"}
+_BANDS = {
+    "modelled": "bands, and bars at the right for seeds and baselines, are where a real TPU's figures would lie, "
+    "90 % (the time model's error)"
+}
 
 
 def _convergence(data: CampaignData) -> str:
@@ -121,7 +124,7 @@ def _convergence(data: CampaignData) -> str:
         for axis in Axis
     )
     certainty = (
-        _BANDS.get(data.kind, "bands are 95 % intervals")
+        _BANDS.get(data.kind, "bands, and bars at the right for seeds and baselines, are 95 % intervals")
         if any(p.evaluation.interval and len(set(p.evaluation.interval)) > 1 for p in data.points)
         else "figures repeat exactly, so that there is no interval to draw"
     )

@@ -156,9 +156,8 @@ def _axes(data: CampaignData, found: Roofline, frame: _Frame) -> str:
         parts.append(svg.text(x, HEIGHT - BOTTOM + 18, f"{value:g}", class_="quiet middle"))
     bytes_of = "byte moved to and from HBM" if found.moved else "byte that must be moved to and from HBM"
     below = f"FLOP per {bytes_of}" if found.slanted else "MB that must be moved to and from HBM"
-    middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(svg.text(LEFT - 40, 16, f"{found.unit} ({data.target}, {data.kind})", class_="quiet"))
-    parts.append(svg.text(middle, HEIGHT - 12, below, class_="quiet middle"))
+    parts.append(svg.text(LEFT, HEIGHT - 12, below, class_="quiet"))
     return "".join(parts)
 
 

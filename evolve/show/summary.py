@@ -75,7 +75,7 @@ def _model(journal: Journal) -> list[str]:
 def _balance(data: CampaignData) -> list[str]:
     """The bill, and the share of the gap to the floor that is closed."""
     closed = mean_closed(data.headroom())
-    lines = [f"bill: {data.bill.line()}"] if data.points else []
+    lines = data.bill.lines() if data.points else []
     if closed is not None:
         lines.append(
             f"headroom: {closed:.1%} of the way from the first seed to the floor (mean of workloads)"

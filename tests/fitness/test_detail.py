@@ -286,6 +286,29 @@ def test_sums_of_few_bits_are_off_by_a_share_of_their_products() -> None:
     assert objection(blocks.astype(ml_dtypes.bfloat16), blocks, few) is None, "half of what is there is zero"
 
 
+def test_in_a_single_row_operands_say_where_an_outlying_column_s_sum_happens_to_be_small() -> None:
+    """Its column has no other element that could tell."""
+    wanted = np.random.default_rng(4).standard_normal((1, 96))
+    usual = np.ones_like(wanted)
+    usual[0, 70], wanted[0, 70] = 64.0, 0.5
+    few = allowance(SnrGate("exact", "exact", 45.0), INEXACT)
+
+    def off(column: int, error: float) -> np.ndarray:
+        output = wanted.copy()
+        output[0, column] += error
+        return output.astype(ml_dtypes.bfloat16)
+
+    assert objection(off(70, 0.03), wanted, few) is not None, "what is around it does not explain it"
+    assert objection(off(70, 0.03), wanted, few, usual) is None
+    assert objection(off(70, 2.0), wanted, few, usual) is not None
+    assert objection(off(69, 0.03), wanted, few, usual) is not None
+    gate = SnrGate("exact", "exact", 20.0, worst=1e-6, usual="usual")
+    for sizes, passes in ((usual, True), (np.ones_like(usual), False)):
+        answers = {"exact": {"c": wanted}, "usual": {"c": sizes}}
+        (reading,) = read_gates((gate,), {"c": off(70, 0.03)}, answers, "outliers", least=INEXACT)
+        assert reading.passed is passes
+
+
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32, ml_dtypes.float8_e4m3fn])
 @pytest.mark.parametrize("seed", range(4))
 def test_tiles_acquit_nothing_that_elements_would_convict(monkeypatch, dtype, seed):

@@ -64,6 +64,9 @@ so that Ray is not needed."""
 HEAD_LOOK_SECONDS = 0.02
 """How long an answer of theirs may lie while workers are waited for."""
 
+FIRST_SECONDS = 8.0
+"""How long Ray's start waits for a first verdict, which it would hold up, where one device measures."""
+
 WARMING_LOOK_SECONDS = 0.1
 """Between two looks at workers that get ready meanwhile."""
 
@@ -93,6 +96,8 @@ class RayPool:
     _head: HeadStart | None = None
     _first_seed: int | None = None
     _over: threading.Event = field(default_factory=threading.Event)
+    _judged: threading.Event = field(default_factory=threading.Event)
+    """Whether there is a first verdict, or somebody waits for workers."""
     _starting: futures.Future[tuple[list[Worker], list[ActorHandle]]] | None = None
     _one_thread: threadpool_limits | None = None
     device: WarmDevice | None = None
@@ -149,8 +154,10 @@ class RayPool:
         self._starting = starting
 
         over = self._over
+        patience = FIRST_SECONDS if self._head is not None and self._head.measures else 0.0
 
         def run() -> None:
+            self._judged.wait(patience)
             try:
                 starting.set_result(self._made_workers())
             except Exception as error:  # noqa: BLE001 - raised where it is waited for
@@ -185,6 +192,7 @@ class RayPool:
         if self._starting is None or not (wait or self._starting.done()):
             return
         made, self._starting = self._starting, None
+        self._judged.set()
         futures.wait([made])
         self._let_threads()
         self._workers, self._stations = made.result()
@@ -394,6 +402,8 @@ class RayPool:
         if self._head is None:
             return []
         done = self._head.finished(seconds if self._head.busy else 0.0)
+        if done:
+            self._judged.set()
         if any(self._is_hung(seat) for seat in self._head.busy):
             done += [(seat.item, None) for seat in self._head.busy]
             self._end_head()

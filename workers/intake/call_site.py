@@ -20,13 +20,9 @@ from tilewright.workers.intake.draws import draw
 from tilewright.workers.intake.emit import emit
 from tilewright.workers.intake.itself import ITSELF
 from tilewright.workers.intake.literals import Literals
-from tilewright.workers.intake.operator import (
-    Operand,
-    flat,
-    function_of,
-    run_reference,
-)  # fmt: skip
+from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.record import record
+from tilewright.workers.intake.reference import flat, function_of, run_reference
 from tilewright.workers.intake.taken import Origin, Taken
 from tilewright.workers.intake.trace import Refusal
 

@@ -64,7 +64,7 @@ def draw(
         _set_apart(values, spread, kind == "spread", rng, number)
     elif kind == "repeated":
         values = np.round(values * 2) / 2
-    return values.astype(dtype)
+    return (values * operand.size).astype(dtype)
 
 
 def _set_apart(values: np.ndarray, spread: int, zeros: bool, rng: np.random.Generator, number: int) -> None:

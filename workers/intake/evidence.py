@@ -18,11 +18,8 @@ from tilewright.workers.intake.call_site import (
     Site,
 )
 from tilewright.workers.intake.knobs import Knob
-from tilewright.workers.intake.operator import (
-    Result,
-    TakenOperator,
-    to_tensor,
-)  # fmt: skip
+from tilewright.workers.intake.operator import Result, TakenOperator
+from tilewright.workers.intake.reference import to_tensor
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trial import (
     Running,

@@ -8,16 +8,10 @@ element, and where this is still much work, a process of its own runs it on the 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
-import inspect
-import json
 import math
-import types
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +29,8 @@ from tilewright.seeds.operator import (
 )  # fmt: skip
 from tilewright.seeds.sampled import TABLE, WINDOW, Elements, Sample, normal_table, spread_picks
 from tilewright.workers.intake.draws import bound_of, draw, least_of
-from tilewright.workers.intake.dtypes import EXTENDED, is_float, is_narrow, numpy_dtype
+from tilewright.workers.intake.dtypes import is_float, is_narrow, numpy_dtype
+from tilewright.workers.intake.reference import function_of, run_reference
 
 KINDS = ("randn", "spread", "repeated")
 SAMPLED = 48
@@ -46,6 +41,9 @@ LOOKED = 1 << 18
 
 HEAVY_ELEMENTS, HEAVY_WORK = 1 << 22, 1 << 31
 """Elements of operands, and operations of products, above which a sample's answer is left to a device."""
+
+PRODUCT_OPERATIONS = 16
+"""Operations of products for each byte moved, below which memory is what a device spends its time on."""
 
 LEAST_CODES = 0.995
 """Share of codes, fp8 or a quantiser's integers, that must be the reference's: sums in another order turn roundings."""
@@ -68,13 +66,14 @@ def size_of(size: int | str, dims: Mapping[str, int]) -> int:
 @dataclass(frozen=True)
 class Operand:
     """``shape``: sizes or names of dimensions. ``below``: exclusive bound of integers, a number or a dimension;
-    ``total``: what they add up to, likewise (group sizes)."""
+    ``total``: what they add up to, likewise (group sizes). ``size``: standard deviation of floats."""
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
     below: int | str = 0
     total: int | str = 0
+    size: float = 1.0
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(size_of(n, dims) for n in self.shape)
@@ -124,9 +123,10 @@ class TakenOperator:
         return self.kinds
 
     @property
-    def memorybound_of(self) -> bool:
-        """Ranked by GB/s where no product of matrices dominates."""
-        return not any(self.work.values())
+    def memory_bound(self) -> bool:
+        """Ranked by GB/s, unless products make many operations of each byte: a short convolution does not."""
+        shapes = [w for suite in self.suites.values() for w in (*suite.workloads, *suite.check)]
+        return not any(self.work.get(w.id, 0) > PRODUCT_OPERATIONS * self.bytes(w) for w in shapes)
 
     @property
     def gates(self) -> tuple[Gate, ...]:
@@ -175,13 +175,13 @@ class TakenOperator:
 
 @dataclass(frozen=True)
 class SampledOperator(TakenOperator):
-    """One whose reference treats some axis by itself, so that a few places of a large answer say enough."""
+    """One with large shapes: operands are made where they are needed, and a sample of the answer is looked at."""
 
     def tables(self) -> Mapping[str, np.ndarray]:
         made = {}
         for operand in self.operands:
             if is_float(operand.dtype):
-                made[operand.name] = normal_table(1.0).astype(numpy_dtype(operand.dtype))
+                made[operand.name] = normal_table(operand.size).astype(numpy_dtype(operand.dtype))
             else:
                 bounds = [w.dims for suite in self.suites.values() for w in suite.workloads]
                 high = 2 if operand.dtype == "bool" else min([bound_of(operand, d) for d in bounds] or [2])
@@ -281,170 +281,6 @@ def thinned(
         kept[axis] = np.unique(np.concatenate([np.arange(s, s + run) for s in (*starts, sizes[axis] - run)]))
         over /= sizes[axis] / len(kept[axis])
     return kept
-
-
-# -- inputs and references -------------------------------------------------------------------------
-
-
-def function_of(reference: str) -> Callable[..., Any]:
-    """The function that ``module.name`` or ``FILE:name`` stands for. Raises LookupError.
-
-    A flashinfer-bench Definition (``FILE.json:run``) holds its function's source. ``itself:FILE`` is a taken module, as
-    its own reference.
-    """
-    if reference.startswith("itself:"):
-        return _itself(reference.partition(":")[2])
-    path, colon, name = reference.rpartition(":")
-    if path.endswith(".json"):
-        module: Any = _definition(Path(path))
-    elif colon:
-        from tilewright.workers.intake.literals import Literals
-        from tilewright.workers.intake.load import load
-
-        module, _ = load(Path(path), name, Literals(), traced=False)
-    else:
-        parts = reference.split(".")
-        module, name = _module(parts)
-    value: Any = module
-    for part in name.split("."):
-        if not hasattr(value, part):
-            raise LookupError(f"--reference: {reference} names nothing")
-        value = getattr(value, part)
-    if isinstance(value, type) and hasattr(module, "get_init_inputs"):
-        from tilewright.workers.intake.literals import Literals
-        from tilewright.workers.intake.load import load
-
-        module, _ = load(
-            Path(path), None, Literals(), traced=False
-        )  # with what the inputs of its making need
-        return _forward(getattr(module, name), module.get_init_inputs())
-    if isinstance(value, type) or not callable(value):
-        raise LookupError(f"--reference: {reference} is no function")
-    return value
-
-
-@functools.cache
-def _itself(path: str) -> Callable[..., Any]:
-    """A process for each module, which answers as often as it is asked."""
-    from tilewright.workers.intake.itself import Server
-
-    return Server(Path(path))
-
-
-def _definition(path: Path) -> Any:
-    try:
-        source = json.loads(path.read_text(encoding="utf-8"))["reference"]
-        made = types.ModuleType(path.stem)
-        exec(compile(source, path.name, "exec"), made.__dict__)
-    except (OSError, ValueError, KeyError, TypeError, SyntaxError) as error:
-        raise LookupError(f"--reference: {path.name} is no Definition with a reference: {error}") from error
-    return made
-
-
-def _forward(model: Any, given: Sequence[Any]) -> Callable[..., Any]:
-    """A KernelBench ``Model`` as a function of its inputs, with the weights of one seed, in the inputs' precision."""
-    import torch
-
-    torch.manual_seed(0)
-    keywords = len(given) == 2 and isinstance(given[0], list | tuple) and isinstance(given[1], dict)
-    made = model(*given[0], **given[1]) if keywords else model(*given)
-
-    def reference(*values: Any, **_: Any) -> Any:
-        floats = [v.dtype for v in values if hasattr(v, "is_floating_point") and v.is_floating_point()]
-        return (made.to(floats[0]) if floats else made)(*values)
-
-    return reference
-
-
-def _module(parts: Sequence[str]) -> tuple[Any, str]:
-    for cut in range(len(parts) - 1, 0, -1):
-        try:
-            return importlib.import_module(".".join(parts[:cut])), ".".join(parts[cut:])
-        except ModuleNotFoundError:
-            continue
-    raise LookupError(f"--reference: {'.'.join(parts)} cannot be imported")
-
-
-def run_reference(
-    function: Callable[..., Any], call: str, inputs: Mapping[str, Any], precision: str
-) -> list[np.ndarray]:
-    """Its results as arrays; floats are given in ``precision`` ("" for their own). Tensors stay on their device."""
-    if is_jax(function):
-        return _run_jax(function, call, inputs, precision)
-    import torch
-
-    torch.set_num_threads(
-        1
-    )  # others compile beside it: threads that wait for each other take fifty times as long
-    given = {name: to_tensor(array, precision) for name, array in inputs.items()}
-    scope = {"torch": torch, "reference": function, **given}
-    with torch.no_grad():
-        result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
-    return [to_array(part) for part in flat(result)]
-
-
-def is_jax(function: Callable[..., Any]) -> bool:
-    """Whether a reference speaks JAX: it is JAX's own, or its module imports it and no torch."""
-    module = str(getattr(function, "__module__", "") or "")
-    known = getattr(inspect.unwrap(function), "__globals__", {})
-    said = {str(getattr(v, "__name__", "")) for v in known.values() if inspect.ismodule(v)}
-    return module.partition(".")[0] in ("jax", "jaxlib") or (
-        "torch" not in said and any(n.startswith("jax") for n in said)
-    )
-
-
-def _run_jax(
-    function: Callable[..., Any], call: str, inputs: Mapping[str, np.ndarray], precision: str
-) -> list[np.ndarray]:
-    import jax
-
-    def given(array: np.ndarray) -> Any:
-        floats = array.dtype.kind == "f" or array.dtype.name in EXTENDED
-        return jax.numpy.asarray(array.astype(precision) if floats and precision else array)
-
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        scope = {
-            "jax": jax,
-            "jnp": jax.numpy,
-            "reference": function,
-            **{n: given(a) for n, a in inputs.items()},
-        }
-        result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
-        leaves = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(result)]
-    return [a.astype(np.float64) if a.dtype.name == "bfloat16" or a.dtype.kind == "f" else a for a in leaves]
-
-
-def flat(result: Any) -> list[Any]:
-    """The tensors of a result, in order."""
-    if isinstance(result, dict):
-        return flat(list(result.values()))
-    if isinstance(result, tuple | list):
-        return [tensor for part in result for tensor in flat(part)]
-    return [result] if hasattr(result, "detach") else []
-
-
-def to_tensor(array: Any, precision: str) -> Any:
-    """A torch tensor of the same values, of an array or a tensor; floats in ``precision`` unless it is empty."""
-    import torch
-
-    if isinstance(array, torch.Tensor):
-        return array.to(getattr(torch, precision)) if precision and array.is_floating_point() else array
-    if not (array.dtype.kind == "f" or array.dtype.name in EXTENDED):
-        return torch.from_numpy(np.ascontiguousarray(array).copy())
-    if precision:
-        return torch.from_numpy(array.astype(np.float64)).to(getattr(torch, precision))
-    return torch.from_numpy(array.astype(np.float64)).to(getattr(torch, array.dtype.name))
-
-
-def to_array(tensor: Any) -> np.ndarray:
-    """Its values: floats as float64 (of eight bits: as they are), all else as it is."""
-    tensor = tensor.detach().cpu()
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name.startswith("float8"):
-        import torch
-
-        return tensor.contiguous().view(torch.uint8).numpy().view(numpy_dtype(name))
-    return tensor.double().numpy() if name.startswith(("float", "bfloat")) else tensor.numpy()
 
 
 def as_result(value: np.ndarray, dtype: str) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.workers.intake import judge
-from tilewright.workers.intake.operator import flat, to_array
+from tilewright.workers.intake.reference import flat, to_array
 
 JUDGES: Mapping[str, str] = {"KernelBench": "Model", "JAXBench": "workload", "flashinfer-bench": "run"}
 """What a problem's file calls its reference, by format."""

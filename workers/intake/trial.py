@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import ml_dtypes
 import numpy as np
 
 from tilewright.workers.intake import judge
@@ -279,10 +280,19 @@ def wrong(
                 return f"result {number}: {share:.1%} of its integers are the reference's"
             continue
         reading = judge.read(output, np.asarray(answer, dtype=np.float64))
+        if not np.isfinite(output.astype(np.float64)).all() and np.abs(answer).max(initial=0.0) > _largest(
+            output.dtype
+        ):
+            return (f"result {number} overflows: {output.dtype.name} holds up to {_largest(output.dtype):g}, and the "
+                    f"reference says {np.abs(answer).max():.6g}")  # fmt: skip
         if not reading.db > 20:
             return (f"result {number} is {reading.db:.1f} dB from the reference; element {list(reading.place)} is "
                     f"{reading.found:.6g} where the reference says {reading.wanted:.6g}")  # fmt: skip
     return ""
+
+
+def _largest(dtype: np.dtype) -> float:
+    return float(ml_dtypes.finfo(dtype).max)
 
 
 def bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any],

@@ -39,8 +39,11 @@ def quantise_rows(x: torch.Tensor) -> Tensors:
 
 
 def quantise_blocks(x: torch.Tensor) -> Tensors:
-    """``x`` [R, C] -> (q [R, C] e4m3, s [R/128, C/128])."""
+    """``x`` [R, C] -> (q [R, C] e4m3, s [R/128, C/128], rounded up)."""
     rows, cols = x.shape
+    if short := -rows % BLOCK:
+        q, s = quantise_blocks(torch.nn.functional.pad(x, (0, 0, 0, short)))
+        return q[:rows], s
     blocks = x.float().reshape(rows // BLOCK, BLOCK, cols // BLOCK, BLOCK)
     scale, inverse = _scales(blocks.abs().amax(dim=(1, 3)))
     return _cast(blocks * scale[:, None, :, None]).reshape(rows, cols), inverse

@@ -91,7 +91,7 @@ def reference_of(operator: str, operands: Operands, dims: Sequence[int]) -> Call
         given = {name: _to_numpy(tensor) for name, tensor in inputs.items()}
         device = next(iter(inputs.values())).device
         found = oracle(given)
-        return tuple(_to_torch(a, o.dtype, device) for a, o in zip(found, operands.outputs, strict=True))
+        return tuple(to_torch(a, o.dtype, device) for a, o in zip(found, operands.outputs, strict=True))
 
     return call
 
@@ -108,7 +108,8 @@ def _to_numpy(tensor: torch.Tensor) -> Any:
     return raw.view(np.dtype(getattr(ml_dtypes, name, name)))
 
 
-def _to_torch(array: Any, dtype: str, device: torch.device) -> torch.Tensor:
+def to_torch(array: Any, dtype: str, device: torch.device) -> torch.Tensor:
+    """A NumPy array, of a dtype torch knows by this name, on a device."""
     import numpy as np
 
     bits = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}[array.dtype.itemsize]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import torch_eager
 from .torch_contract import BLOCK
 from .torch_ops import (
     OPS,
@@ -84,8 +85,6 @@ def multiply(x: torch.Tensor, w: torch.Tensor, keeper: Linear | None = None) -> 
     if keeper is not None and not torch.compiler.is_compiling():
         kept, trains = keeper.quantised_weight(), torch.is_grad_enabled()
         if kept is not None and takes_rows(x.numel() // x.shape[-1], trains):
-            from . import torch_eager
-
             if trains:
                 return torch_eager.multiply_kept(x, w, kept)
             if torch_eager.unwatched(x, w):

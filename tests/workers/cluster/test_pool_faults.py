@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from testkit.pool import FAMILY, drain, genome, pool_settings
@@ -45,6 +47,24 @@ def test_workers_are_started_beside_one_device_where_this_process_has_too_few_pl
         pool.open()
         pool.start_more()
         assert len(starts) == 1 + more
+    finally:
+        pool.close()
+
+
+def test_ray_starts_once_there_is_a_first_verdict_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[float] = []
+    monkeypatch.setattr(RayPool, "_made_workers", lambda pool: begun.append(time.monotonic()) or ([], []))
+    monkeypatch.setattr(HeadStart, "measures", True)
+    pool = RayPool(pool_settings(gpus=1, count=17))
+    pool.open()
+    try:
+        pool.start_beside()
+        assert pool.wait(0.1) == [] and not begun
+        monkeypatch.setattr(HeadStart, "begin", lambda head, item, request: None)
+        monkeypatch.setattr(HeadStart, "finished", lambda head, seconds: [(Job(0, genome(), 1), None)])
+        assert pool.wait(0.0) == [], "it failed, and is tried again"
+        pool._take_workers(wait=True)
+        assert begun
     finally:
         pool.close()
 

@@ -107,3 +107,12 @@ def test_heavy_samples_come_from_the_device_once_and_else_from_here(tmp_path: Pa
     here = Samples(operator, silent).of(LARGE, 1)  # type: ignore[arg-type]
     np.testing.assert_array_equal(here.references["o0"]["o0"], sample.references["o0"]["o0"])
     assert silent.asked == [1]
+
+
+@pytest.mark.parametrize(
+    ("work", "bound"), [({}, True), ({LARGE.id: 1 << 20}, True), ({LARGE.id: 1 << 30}, False)]
+)
+def test_products_rank_by_operations_where_they_make_many_of_each_byte(
+    tmp_path: Path, work: dict[str, int], bound: bool
+) -> None:
+    assert product(tmp_path, work=work).memory_bound is bound
