@@ -98,7 +98,7 @@ def _points(answer: Mapping[str, Any]) -> str:
 
 def _whole_is_fine(answer: Mapping[str, Any]) -> bool:
     """Whether operands may come from tables, value by value: sizes that add up to something may not."""
-    totals = any(total for *_, total in answer["operands"])
+    totals = any(row[4] for row in answer["operands"])
     return bool(answer["independent"]) or (not totals and "def launch(" in str(answer["source"]))
 
 
@@ -108,8 +108,9 @@ def _elements(answer: Mapping[str, Any], dims: Mapping[str, int]) -> int:
 
 
 def _operand(row: Any) -> str:
-    name, dtype, shape, below, total = row
+    name, dtype, shape, below, total, size = row
     bound = (f", below={below!r}" if below else "") + (f", total={total!r}" if total else "")
+    bound += f", size={size!r}" if size != 1.0 else ""
     return f"Operand({_text(name)}, {_text(dtype)}, {tuple(shape)!r}{bound})".replace("'", '"')
 
 

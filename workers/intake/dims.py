@@ -77,7 +77,8 @@ def operands(
             plain += "_"
         sizes = tuple(tuple(t.shape[axis] for t in tensors) for axis in range(len(tensors[0].shape)))
         below, total = max(t.below for t in tensors), max(t.total for t in tensors)
-        made.append(Operand(plain, tensors[0].dtype, sizes, below, total))  # type: ignore[arg-type]
+        size = tensors[0].size
+        made.append(Operand(plain, tensors[0].dtype, sizes, below, total, size))  # type: ignore[arg-type]
         places.append(place)
     return made, places
 

@@ -282,7 +282,7 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
         "defaults": {k: defaults[k] for k in space},
         "points": taken.configurations(space, {k: defaults[k] for k in space}),
         "fixed": fixed,
-        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total] for o in site.operands],
+        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total, o.size] for o in site.operands],
         "orders": [dimensions.at(site.calls[0], place).order for place in site.places],
         "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place] for r in results],
         "call": reference.call,

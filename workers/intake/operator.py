@@ -28,6 +28,7 @@ from tilewright.seeds.operator import (
     Workload,
 )  # fmt: skip
 from tilewright.seeds.sampled import TABLE, WINDOW, Elements, Sample, normal_table, spread_picks
+from tilewright.workers.intake.contract import contract_of
 from tilewright.workers.intake.draws import bound_of, draw, least_of
 from tilewright.workers.intake.dtypes import is_float, is_narrow, numpy_dtype
 from tilewright.workers.intake.reference import function_of, run_reference
@@ -66,13 +67,14 @@ def size_of(size: int | str, dims: Mapping[str, int]) -> int:
 @dataclass(frozen=True)
 class Operand:
     """``shape``: sizes or names of dimensions. ``below``: exclusive bound of integers, a number or a dimension;
-    ``total``: what they add up to, likewise (group sizes)."""
+    ``total``: what they add up to, likewise (group sizes). ``size``: standard deviation of floats."""
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
     below: int | str = 0
     total: int | str = 0
+    size: float = 1.0
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(size_of(n, dims) for n in self.shape)
@@ -120,6 +122,11 @@ class TakenOperator:
     @property
     def input_kinds(self) -> tuple[str, ...]:
         return self.kinds
+
+    @property
+    def contract(self) -> str:
+        """See ``seeds.operator.Told``."""
+        return contract_of(self)
 
     @property
     def memory_bound(self) -> bool:
@@ -174,13 +181,13 @@ class TakenOperator:
 
 @dataclass(frozen=True)
 class SampledOperator(TakenOperator):
-    """One whose reference treats some axis by itself, so that a few places of a large answer say enough."""
+    """One with large shapes: operands are made where they are needed, and a sample of the answer is looked at."""
 
     def tables(self) -> Mapping[str, np.ndarray]:
         made = {}
         for operand in self.operands:
             if is_float(operand.dtype):
-                made[operand.name] = normal_table(1.0).astype(numpy_dtype(operand.dtype))
+                made[operand.name] = normal_table(operand.size).astype(numpy_dtype(operand.dtype))
             else:
                 bounds = [w.dims for suite in self.suites.values() for w in suite.workloads]
                 high = 2 if operand.dtype == "bool" else min([bound_of(operand, d) for d in bounds] or [2])

@@ -118,7 +118,7 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
     return {
         "source": text, "space": {k: list(v) for k, v in space.items()},
         "defaults": {k: defaults[k] for k in space}, "fixed": fixed,
-        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total] for o in operands],
+        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total, o.size] for o in operands],
         "results": results, "call": state["call"], "precision": state["precision"], "check": [s[0] for s in shapes],
         "kinds": kinds, "spread": 2, "legal": legal, "independent": [], "dims": all_dims,
         "work": _work(reference, state["call"], operands, all_dims),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import json
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +104,24 @@ def run_reference(
         return _run_jax(function, call, inputs, precision)
     import torch
 
-    torch.set_num_threads(
-        1
-    )  # others compile beside it: threads that wait for each other take fifty times as long
     given = {name: to_tensor(array, precision) for name, array in inputs.items()}
     scope = {"torch": torch, "reference": function, **given}
-    with torch.no_grad():
+    with torch.no_grad(), _one_thread():
         result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
     return [to_array(part) for part in flat(result)]
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Others compile beside a reference on the host: threads that wait for each other take fifty times as long."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def is_jax(function: Callable[..., Any]) -> bool:
