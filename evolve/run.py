@@ -39,6 +39,7 @@ from tilewright.evolve.report.bill import SPENT
 from tilewright.evolve.show.display import Display, Snapshot
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cluster.pool import RayPool
 from tilewright.workers.cluster.ray_start import PoolUnavailable
@@ -423,7 +424,11 @@ def _seed_failure(campaign: Campaign) -> str:
         if candidate.index < len(campaign.plan.starts) and evaluation.verdict is not Verdict.OK:
             name, stage = campaign.plan.starts[candidate.index].name, evaluation.stage
             gated = stage is Stage.CHECK
-            how = "fails its own gate" if gated else f"cannot start a campaign on {evaluation.target}"
+            how = (
+                "fails its own gate"
+                if gated
+                else f"cannot start a campaign on {target_text(evaluation.target)}"
+            )
             reason = evaluation.reason.removesuffix(".")
             return f"seeds: {name} {how}: {evaluation.verdict.value} at {stage.value}, {reason}."
     return "seeds: a seed kernel fails its own gate."

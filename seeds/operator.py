@@ -201,6 +201,16 @@ class Operator(Protocol):
 
 
 @runtime_checkable
+class Told(Protocol):
+    """An operator's addition when its module's docstring does not say what it computes."""
+
+    @property
+    def contract(self) -> str:
+        """What a kernel is given and must return, for whoever writes one; empty where it does not know."""
+        ...
+
+
+@runtime_checkable
 class KnownOperands(Protocol):
     """An operator's addition when the time of its kernels depends on the values of small integer operands.
 

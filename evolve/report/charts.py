@@ -113,7 +113,7 @@ def axes(data: CampaignData, frame: PlotArea, axis: Axis) -> str:
             continue
         parts.append(svg.text(x, HEIGHT - BOTTOM + RUG + 20, shown, class_="quiet middle"))
     rate = data.unit
-    unit = f"{rate}, geometric mean over suite {data.facts.get('suite')} ({data.target}, {data.kind})"
+    unit = f"{rate}, geometric mean over suite {data.facts.get('suite')} ({data.target_text}, {data.kind})"
     name = "campaign time" if axis is Axis.TIME else "evaluations finished"
     parts.append(svg.text(LEFT - 40, 16, unit, class_="quiet"))
     parts.append(svg.text(LEFT, HEIGHT - 12, name, class_="quiet"))

@@ -50,7 +50,7 @@ def _summary_table(data: CampaignData, scope: Scope, rows: Sequence[Named]) -> s
             )
         )
     head = head_row("kernel", f"fitness ({clean(data.kind)})", _ratio_head(base))
-    caption = f"Geometric mean over the {scope.value} workloads, {data.target}, {data.kind}"
+    caption = f"Geometric mean over the {scope.value} workloads, {data.target_text}, {data.kind}"
     return table(caption, head, body)
 
 
@@ -68,7 +68,7 @@ def _workload_table(data: CampaignData, workload: str, rows: Sequence[Named]) ->
         label = tag("th", f"floor: {clean(_words(name))}", scope="row")
         body.append(tag("tr", label + number_cells(time_text(seconds), "", "", ""), class_="floor"))
     head = head_row("kernel", "time", "rate", "of roofline", _ratio_head(base))
-    return table(f"{workload} on {data.target}, {data.kind}", head, body)
+    return table(f"{workload} on {data.target_text}, {data.kind}", head, body)
 
 
 def _time_cell(figures: WorkloadFigures) -> str:
@@ -93,7 +93,7 @@ def headroom_section(data: CampaignData) -> str:
     mean = tag("th", "mean", scope="row") + number_cells("", "", "", "", percent_text(closed), "")
     body.append(tag("tr", mean))
     head = head_row("workload", "first seed", "winner", "floor", "speed-up", "gap closed", "left at most")
-    return table(f"Times {data.kind} on {data.target}; floors are modelled", head, body)
+    return table(f"Times {data.kind} on {data.target_text}; floors are modelled", head, body)
 
 
 def bill_section(data: CampaignData) -> str:
@@ -153,7 +153,7 @@ def diagnosis_section(data: CampaignData) -> str:
         cells = [_diagnosis_text(key, values.get(key)) for _, values in columns]
         body.append(tag("tr", tag("th", clean(_words(key)), scope="row") + number_cells(*cells)))
     head = head_row("figure", *(clean(name) for name, _ in columns))
-    return table(f"Diagnosis of {workload} on {data.target}, {data.kind}", head, body)
+    return table(f"Diagnosis of {workload} on {data.target_text}, {data.kind}", head, body)
 
 
 def seed_and_winner(

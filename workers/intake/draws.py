@@ -23,6 +23,10 @@ APART = 4
 """Outliers of several operands lie at places of different remainders by this, so that no two of them are multiplied."""
 
 
+MANY = 32
+"""Rows for which there is one more outlier of either sign, tiny row and row of zeros."""
+
+
 def bound_of(operand: Operand, dims: Mapping[str, int]) -> int:
     """Exclusive bound of an operand's integers; where the call names none, that of all codes of 8 bits, of others 2."""
     below = dims[operand.below] if isinstance(operand.below, str) else operand.below
@@ -42,8 +46,8 @@ def draw(
     rng: np.random.Generator,
     number: int = 0,
 ) -> np.ndarray:
-    """An operand, the call's ``number``-th: normal values; ``spread``: rows of sizes apart by 2^±spread, two outliers
-    (one above, one below zero), a tiny row and one of zeros; ``apart``: the same without zeros, for kernels that divide
+    """An operand, the call's ``number``-th: normal values; ``spread``: rows of sizes apart by 2^±spread, outliers
+    above and below zero, tiny rows and rows of zeros; ``apart``: the same without zeros, for kernels that divide
     by a row's largest value; ``repeated``: few distinct values. Integers are as the call bounds them (``bound_of``).
     """
     dtype, shape = numpy_dtype(operand.dtype), operand.sizes(dims)
@@ -64,11 +68,10 @@ def draw(
 
 
 def _set_apart(values: np.ndarray, spread: int, zeros: bool, rng: np.random.Generator, number: int) -> None:
-    """Change normal values in place as ``draw`` says of ``spread``."""
-    first = next(
-        (axis for axis, size in enumerate(values.shape) if size > 1), 0
-    )  # a batch of one has other rows
-    rows = values.reshape(values.shape[first], -1)
+    """Change normal values in place as ``draw`` says of ``spread``. Rows are those along the last axis."""
+    flat = values.ndim == 1 or math.prod(values.shape[:-1]) == 1
+    rows = values.reshape(-1, 1) if flat else values.reshape(-1, values.shape[-1])
+    few = 1 + len(rows) // MANY
 
     def place(size: int) -> np.ndarray:
         """Indices in random order, those of the operand's own remainder first."""
@@ -80,9 +83,13 @@ def _set_apart(values: np.ndarray, spread: int, zeros: bool, rng: np.random.Gene
     if values.ndim > 1:
         rows *= np.exp2(rng.integers(-spread, spread + 1, (len(rows), 1)))
         if len(rows) > 3:
-            rows[order[-2]] *= np.exp2(-TINY * spread) / np.maximum(np.abs(rows[order[-2]]).max(), 1e-30)
+            tiny = order[-2 * few : -few]
+            largest = np.abs(rows[tiny]).max(axis=1, keepdims=True)
+            rows[tiny] *= np.exp2(-TINY * spread) / np.maximum(largest, 1e-30)
         if zeros and len(rows) > 1:
-            rows[order[-1]] = 0
+            rows[order[-few:]] = 0
     usual = min(spread, 4) if values.ndim > 1 else 1  # a row of weights or of scales changes all of an answer
-    for sign, row in zip((1.0, -1.0), order[: max(1, len(rows) - 2)], strict=False):
-        rows[row, place(rows.shape[1])[0]] = sign * 2.0 ** (usual + OUTLIER) * rng.uniform(1.0, 1.5)
+    left = order[: max(1, len(rows) - 2 * few)]
+    for sign, chosen in ((1.0, left[:few]), (-1.0, left[few : 2 * few])):
+        for row in chosen:
+            rows[row, place(rows.shape[1])[0]] = sign * 2.0 ** (usual + OUTLIER) * rng.uniform(1.0, 1.5)

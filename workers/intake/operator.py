@@ -28,6 +28,7 @@ from tilewright.seeds.operator import (
     Workload,
 )  # fmt: skip
 from tilewright.seeds.sampled import TABLE, WINDOW, Elements, Sample, normal_table, spread_picks
+from tilewright.workers.intake.contract import contract_of
 from tilewright.workers.intake.draws import bound_of, draw, least_of
 from tilewright.workers.intake.dtypes import is_float, is_narrow, numpy_dtype
 from tilewright.workers.intake.reference import function_of, run_reference
@@ -121,6 +122,11 @@ class TakenOperator:
     @property
     def input_kinds(self) -> tuple[str, ...]:
         return self.kinds
+
+    @property
+    def contract(self) -> str:
+        """See ``seeds.operator.Told``."""
+        return contract_of(self)
 
     @property
     def memory_bound(self) -> bool:

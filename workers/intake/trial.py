@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -26,12 +26,14 @@ from tilewright.workers.intake.call_site import (
 from tilewright.workers.intake.device import noted_device
 from tilewright.workers.intake.draws import draw
 from tilewright.workers.intake.dtypes import is_float, is_narrow
+from tilewright.workers.intake.itself import ITSELF
 from tilewright.workers.intake.operator import (
     LEAST_CODES,
     Operand,
     Result,
     is_code,
 )  # fmt: skip
+from tilewright.workers.intake.small_shapes import check_dims, ladder, last_resorts, looped
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.runners.tensors import to_numpy, to_torch
@@ -49,12 +51,9 @@ OTHER_SEEDS = (3, 5)
 MOST = 1e30
 """Largest answer to inputs of very different size: beyond, float32 may overflow in the next draw."""
 
-TILES = frozenset((16, 32, 64, 128, 256))
 NO_TILES = frozenset(("num_warps", "num_stages"))
-FEW = 16
-"""Elements along an axis, a batch or heads, of which a shape of several tiles has all."""
 
-LOOPED_SECONDS = 1.5
+LOOPED_SECONDS = 6.0
 """Most that a run on a shape of several tiles may take, and the most elements of its operands."""
 LOOPED_ELEMENTS = 1 << 21
 
@@ -120,71 +119,6 @@ def _answer(send: Any, module: Any, params: Mapping[str, Any], inputs: Mapping[s
         send.send(said)
     finally:
         os._exit(0)
-
-
-def check_dims(dims: Mapping[str, int], scale: str, rank: int) -> dict[str, int]:
-    """Small sizes of the same kind: with tails (``odd``), round (``even``), or deep in the last dimension."""
-    names = list(dims)
-    odd = (7, 70, 37, 19, 11, 5)
-    even = (16, 128, 64, 32, 16, 16)
-    large = (32, 256, 128, 64, 32, 16)
-    made = {}
-    flat = len(names) == 1 and rank < 2
-    for n, name in enumerate(names):
-        small = {"odd": odd, "even": even, "large": large, "deep": (4, 4, 4, 4, 4, 4)}[scale][min(n, 5)]
-        if scale == "deep" and name == max(names, key=lambda k: (dims[k] <= 16384, names.index(k))):
-            small = dims[name]
-        if flat and scale != "deep":
-            small = {"odd": 3001, "even": 4096, "large": 16384}[scale]
-        made[name] = min(dims[name], small)
-    return made
-
-
-def ladder(
-    dims: Mapping[str, int], rank: int, holds: Callable[[Mapping[str, int]], bool]
-) -> Iterator[dict[str, int]]:
-    """Small shapes to try, the most telling first.
-
-    ``holds``: whether the wrapper does the same at a shape. A dimension that must keep its size (a head's, which the
-    wrapper asserts, or which a block is made of) keeps it, so that one such dimension does not rule the others out.
-    """
-    scales = ("odd", "even", "large", "deep")
-    made = {scale: check_dims(dims, scale, rank) for scale in scales}
-    yield from made.values()
-    for scale in ("odd", "even"):
-        small = dict(dims)
-        for name in sorted(dims, key=lambda n: -dims[n]):
-            for choice in dict.fromkeys((made[scale][name], made["even"][name], made["large"][name])):
-                tried = {**small, name: choice}
-                if choice < small[name] and holds(tried):
-                    small = tried
-                    break
-        yield small
-    for most in (64, 128):
-        kept = {n: s if s <= most else made["even"][n] for n, s in dims.items()}
-        yield kept
-        yield {n: s if s <= most else min(s, most) for n, s in dims.items()}
-    yield from last_resorts(dims)
-
-
-def last_resorts(dims: Mapping[str, int]) -> list[dict[str, int]]:
-    """Shapes to try where no smaller one will do: whole blocks, for kernels without masks, and the call's own."""
-    return [{n: min(s, 256) for n, s in dims.items()}, dict(dims)]
-
-
-def looped(dims: Mapping[str, int], taken: Taken) -> list[dict[str, int]]:
-    """Shapes of two tiles and a part along every axis, with a tail and without one: loops run again there, and programs
-    follow each other. A tile is the largest default of a power of two; a dimension of few elements keeps them."""
-    tiles = [k.default for k in taken.knobs if k.name not in NO_TILES and k.default in TILES]
-    if not tiles:
-        return []
-    tile = max(tiles)
-    odd = [2 * tile + 7 + 2 * place for place in range(len(dims))]
-    even = [2 * tile + max(tile // 2, 16) * (1 + place % 2) for place in range(len(dims))]
-    return [
-        {n: min(s, size) if s > FEW else s for (n, s), size in zip(dims.items(), sizes, strict=True)}
-        for sizes in (odd, even)
-    ]
 
 
 def id_of(dims: Mapping[str, int]) -> str:
@@ -278,8 +212,22 @@ def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any,
     tried: set[str] = set()
     slow = False
     last = last_resorts(dims)
-    wide = [d for d in looped(dims, taken) if elements(d) <= LOOPED_ELEMENTS]
-    for small in (*wide, *ladder(dims, max(len(o.shape) for o in site.operands), lambda d: not again(d))):
+
+    def holds(small: Mapping[str, int]) -> bool:
+        """Whether the recording holds at a shape, and the reference takes it."""
+        if again(small):
+            return False
+        if elements(small) > LOOPED_ELEMENTS or request["reference"] == ITSELF:
+            return True
+        inputs = make(site, small, "randn", 1)
+        try:
+            return bool(reference(inputs) if reference.call else reference.settle(site, inputs))
+        except Exception:  # noqa: BLE001 - a shape the reference does not take
+            return False
+
+    tiles = [k.default for k in taken.knobs if k.name not in NO_TILES]
+    wide = [d for d in looped(dims, tiles, holds) if elements(d) <= LOOPED_ELEMENTS]
+    for small in (*wide, *ladder(dims, max(len(o.shape) for o in site.operands), holds)):
         label = id_of(small)
         big = elements(small) > 1 << (24 if small == dims else 22)
         if label in tried or big or (found and (slow or small in last)) or len(found) == 3:
