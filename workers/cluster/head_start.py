@@ -156,6 +156,8 @@ class HeadStart:
     def close(self) -> None:
         """Kill the children, also one that was just being started; what is under way is lost."""
         self._retired = True
+        if self._station is not None:
+            self._station.end()
         for seat in self._seats:
             seat.orders.put(None)
         self._end_children()
