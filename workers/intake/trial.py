@@ -367,7 +367,13 @@ def bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defa
                 for s in shapes
                 for kind in s.inputs
             ]
-            derived, why = judge.bar(readings, [*dtypes, dtype], products=products)
+            kernels = " ".join(t.text for t in taken.kernels.functions.values())
+            derived, why, narrow = judge.bar_of_text(readings, [*dtypes, dtype], kernels, products=products)
+            notes += (
+                [f"result {number} is judged as of {narrow}, to which the kernel itself converts"]
+                if narrow
+                else []
+            )
             if derived is None:
                 return [], f"result {number}: {why}", spread
             bound = derived
