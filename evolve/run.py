@@ -39,6 +39,7 @@ from tilewright.evolve.report.bill import SPENT
 from tilewright.evolve.show.display import Display, Snapshot
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cluster.pool import RayPool
 from tilewright.workers.cluster.ray_start import PoolUnavailable
@@ -47,6 +48,9 @@ from tilewright.workers.device.warm import WarmDevice
 WINNER = "winner"
 WORKERS_READY = "workers_ready"
 """The event that workers have taken over from the process that started them."""
+
+COLLECT = (10_000, 10, 10)
+"""Thresholds of Python's collector: syntax trees that are kept make a whole collection take 0.1 s, for all threads."""
 
 MIRROR_PATIENCE_SECONDS = 60.0
 """How long a finished campaign waits for MLflow to catch up; the mirror may be finished later by a resume."""
@@ -147,12 +151,13 @@ class _Run:
         references = self._references = References(pool, self.journal, config.seed)
         campaign = self._campaign(references)
         gc.freeze()  # what is imported stays: collections look at what proposals leave behind
+        gc.set_threshold(*COLLECT)
         try:
             with _ctrl_c(self, campaign):
                 self.display.note("starting workers")
                 with _reachable():
                     pool.open()
-                    pool.start_beside()
+                    pool.start_more()
                     campaign.begin()  # seeds first, baselines beside them; they are judged while workers start
                 for kernel, genome in self.resolved.baselines:
                     references.request(kernel.name, Scope.SUITE, genome, kernel.name)
@@ -302,7 +307,12 @@ class _Run:
         return None
 
     def _draw(self, references: References, winner: Genome | None) -> None:
-        """Request the schedules to draw: the first seed's and, once it is known, the winner's."""
+        """Request the schedules to draw, the first seed's and, once it is known, the winner's.
+
+        What final workloads were timed with has its schedule: the winner's there beside the best seed's is drawn.
+        """
+        if self.resolved.suite.final:
+            return
         start = self.resolved.starts[0]
         if winner is not None:
             references.request(WINNER, Scope.TIMELINE, winner)
@@ -414,7 +424,11 @@ def _seed_failure(campaign: Campaign) -> str:
         if candidate.index < len(campaign.plan.starts) and evaluation.verdict is not Verdict.OK:
             name, stage = campaign.plan.starts[candidate.index].name, evaluation.stage
             gated = stage is Stage.CHECK
-            how = "fails its own gate" if gated else f"cannot start a campaign on {evaluation.target}"
+            how = (
+                "fails its own gate"
+                if gated
+                else f"cannot start a campaign on {target_text(evaluation.target)}"
+            )
             reason = evaluation.reason.removesuffix(".")
             return f"seeds: {name} {how}: {evaluation.verdict.value} at {stage.value}, {reason}."
     return "seeds: a seed kernel fails its own gate."

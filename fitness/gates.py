@@ -16,10 +16,10 @@ def snr_db(output: np.ndarray, reference: np.ndarray) -> float:
 
     A reference that is zero everywhere is met only by an output that is zero everywhere (+inf, else -inf).
     """
-    wanted = reference.astype(np.float64)
+    wanted = reference.astype(np.float64, copy=False)
     with np.errstate(all="ignore"):
         error = output.astype(np.float64) - wanted
-        noise = float(np.sum(error * error))
+        noise = float(np.sum(error * error))  # not a BLAS product, whose last digit depends on its threads
         signal = float(np.sum(wanted * wanted))
         if noise == 0.0:
             return float("inf")
@@ -73,16 +73,19 @@ def _read(
 ) -> GateReading:
     reference = references[gate.reference]
     if isinstance(gate, SnrGate):
+        usual: Arrays = references.get(gate.usual or "", {})
         if gate.counted:
             counts = references[gate.counted]
             outputs = {name: outputs[name][rows] for name, rows in counts.items()}
             reference = {name: wanted[counts[name]] for name, wanted in reference.items()}
+            usual = {name: size[counts[name]] for name, size in usual.items()}
         values = [snr_db(outputs[name], wanted) for name, wanted in reference.items()]
         value = min(values) if values and not any(np.isnan(values)) else float("nan")
         passed = value >= gate.min_db
         shown = value if np.isfinite(value) else None
         allowed = detail.allowance(gate, least)
-        faults = [detail.objection(outputs[n], wanted, allowed) for n, wanted in reference.items() if passed]
+        judged = reference if passed else {}
+        faults = [detail.objection(outputs[n], wanted, allowed, usual.get(n)) for n, wanted in judged.items()]
         fault = next(filter(None, faults), "")
         return GateReading(
             gate=gate.name, inputs=kind, value=shown, passed=passed and not fault, detail=fault

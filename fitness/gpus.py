@@ -96,14 +96,20 @@ def local_name(product: str, capability: int, multiprocessors: int, smem_bytes: 
     return f"{LOCAL}-{plain}-{capability}-{multiprocessors}-{smem_bytes}-{l2_bytes}"
 
 
-def local_gpu(name: str) -> Gpu | None:
-    """The device that a name of ``local_name`` speaks of; None for another name."""
+def local_product(name: str) -> str:
+    """The product's name in one of ``local_name``; empty for another name."""
     head, _, rest = name.partition("-")
     parts = rest.rsplit("-", 4)
-    if head != LOCAL or len(parts) != 5 or not all(part.isdigit() for part in parts[1:]):
+    local = head == LOCAL and len(parts) == 5 and all(part.isdigit() for part in parts[1:])
+    return parts[0].replace("_", " ") if local else ""
+
+
+def local_gpu(name: str) -> Gpu | None:
+    """The device that a name of ``local_name`` speaks of; None for another name."""
+    product = local_product(name)
+    if not product:
         return None
-    product = parts[0].replace("_", " ")
-    capability, multiprocessors, smem_bytes, l2_bytes = map(int, parts[1:])
+    capability, multiprocessors, smem_bytes, l2_bytes = map(int, name.rsplit("-", 4)[1:])
     plain = product.replace("-", " ")
     found = next((figures for key, figures in KNOWN.items() if key.replace("-", " ") in plain), None)
     hbm, peaks = found or (UNKNOWN_RATE, {"bf16": UNKNOWN_RATE})

@@ -131,8 +131,9 @@ def scan_bundles(text: bytes, opcodes: Sequence[bytes] | None = None) -> Execute
         kind = direction.decode("ascii", "replace")
         result.dma_bytes[kind] += GRANULE_BYTES * int(granules[1])
         result.dmas[kind] += 1
-    result.spills = len(_STORE_SPILL.findall(text))
-    result.fills = len(_LOAD_FILL.findall(text))
+    if b"_spill]" in text:
+        result.spills = len(_STORE_SPILL.findall(text))
+        result.fills = len(_LOAD_FILL.findall(text))
     return result
 
 

@@ -18,9 +18,8 @@ import numpy as np
 
 from tilewright.fitness.flags import Flags
 from tilewright.fitness.llo import GRANULE_BYTES, ParseError
-from tilewright.fitness.timeline import WAITS, issue_cycles, read_critical_path
+from tilewright.fitness.timeline import WAITS, CriticalPath, first_instructions, issue_cycles
 
-_BUNDLE = re.compile(rb": bundle slots:\n  %[a-z]*([0-9]{1,15})(?![0-9])")
 _EVENT = re.compile(rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?dma\.([\w.]+)([^\n]*)")
 _GRANULES = re.compile(rb"size_in_granules=\*/([0-9]{1,15})(?![0-9])")
 _DESTINATION = re.compile(rb"dst_syncflagno=\*/(?:%(s[0-9]{1,15})_|\[#allocation([0-9]{1,9}))")
@@ -80,12 +79,11 @@ class Events:
         return cls(np.array([cycles], np.int64), none, none, none)
 
 
-def read_events(bundles: bytes, critical: bytes, cycles: int) -> Events:
-    """The events of one operation from its two dumps. Raises ParseError."""
-    firsts = np.array([int(number) for number in _BUNDLE.findall(bundles)], np.int64)
+def read_events(bundles: bytes, path: CriticalPath, cycles: int) -> Events:
+    """The events of one operation from its bundles and its critical path. Raises ParseError."""
+    firsts = first_instructions(bundles)
     if not len(firsts) or np.any(np.diff(firsts) <= 0):
         raise ParseError("a bundle dump whose instructions are not numbered in order")
-    path = read_critical_path(critical, cycles)
     issued = issue_cycles(firsts, path, cycles)
     found = _EVENT.findall(bundles)
     numbers = np.array([int(number) for number, _, _ in found], np.int64)

@@ -22,7 +22,7 @@ from tilewright.fitness.llo import (
 )
 from tilewright.fitness.replay import Events, read_events
 from tilewright.fitness.time_model import CALIBRATIONS, Modelled, time_of
-from tilewright.fitness.timeline import read_timeline
+from tilewright.fitness.timeline import read_critical_path, read_timeline
 
 LATENCY_LIMIT = 0.5
 """Part of the time that the core may wait, and the latencies of copies come to, before a time is flagged."""
@@ -68,17 +68,15 @@ def read_dumps(folder: Path, chip: Chip, *, timeline: bool = False) -> StaticRun
         if operation is None or not operation.cycles or not critical.is_file():
             raise ParseError(f"no critical path of {name}")
         text = path.read_bytes()
-        opcodes = opcodes_of(text)
+        opcodes, waited = opcodes_of(text), read_critical_path(critical.read_bytes(), operation.cycles)
         run = scan_bundles(text, opcodes)
         for _ in range(operation.count):
             executed = executed + run
-        events.append((read_events(text, critical.read_bytes(), operation.cycles), operation.count))
+        events.append((read_events(text, waited, operation.cycles), operation.count))
         if name == longest.name:
             # a diagnosis that does not read is no reason to refuse a kernel
             with contextlib.suppress(ParseError):
-                schedule = read_timeline(
-                    text, critical.read_bytes(), longest.cycles, chip, drawn=timeline, opcodes=opcodes
-                )
+                schedule = read_timeline(text, waited, longest.cycles, chip, drawn=timeline, opcodes=opcodes)
     vmem = vmem_bytes(_text(path) for path in (folder / "llo").glob("*original.txt"))
     return StaticRun(operations, executed, vmem, schedule, tuple(events))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilewright.fitness.architectures import ARCHITECTURES, Architecture
 from tilewright.fitness.chips import CHIPS, Chip
 from tilewright.fitness.evaluation import FigureKind, Reached
-from tilewright.fitness.gpus import GPUS, LOCAL, Gpu, local_gpu
+from tilewright.fitness.gpus import GPUS, LOCAL, Gpu, local_gpu, local_product
 
 TPU = "tpu"
 """The measured target of whatever TPU this machine has; ``workers.toolchains.tpu`` finds out which of MEASURED_TPUS."""
@@ -90,7 +90,12 @@ class Target:
     @property
     def label(self) -> str:
         """How a number of this target is introduced: ``tpu7x (modelled)``."""
-        return f"{self.name} ({self.kind.value})"
+        return f"{target_text(self.name)} ({self.kind.value})"
+
+
+def target_text(name: object) -> str:
+    """A target's name as people read it: that of the device where it spells out what this machine's GPU has."""
+    return local_product(str(name)) or str(name)
 
 
 def targets() -> Mapping[str, Target]:

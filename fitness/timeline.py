@@ -7,8 +7,9 @@ the order in which they issue.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ _MXU = re.compile(rb"mxu([0-9])")
 
 def read_timeline(
     bundles: bytes,
-    critical: bytes,
+    path: CriticalPath,
     cycles: int,
     chip: Chip,
     *,
@@ -56,7 +57,7 @@ def read_timeline(
 ) -> dict[str, Any]:
     """``overlap``, ``critical_path`` and, if ``drawn``, ``timeline`` of one operation.
 
-    ``bundles`` and ``critical`` are the two dumps; ``opcodes`` what ``opcodes_of`` finds in the first, where known.
+    ``bundles`` is the dump; ``opcodes`` what ``opcodes_of`` finds in it, where known.
 
     ``overlap``: {"mxu_with_valu": part of the matrix units' busy cycles in which a vector operation issues,
     "valu_with_mxu": the reverse}. ``critical_path``: cycles by what was waited for, most first (see WAITS).
@@ -65,7 +66,6 @@ def read_timeline(
     """
     if cycles <= 0 or cycles > MAX_CYCLES:
         raise ParseError(f"a run of {cycles} cycles cannot be drawn; 1 to {MAX_CYCLES} can")
-    path = read_critical_path(critical, cycles)
     run = _Run.read(bundles, opcodes_of(bundles) if opcodes is None else opcodes, path, cycles)
     held = run.held(chip)
     vector = run.count("valu")
@@ -123,17 +123,17 @@ def read_critical_path(text: bytes, cycles: int) -> CriticalPath:
     rows = _CRITICAL.findall(text)
     if not rows:
         raise ParseError("an empty critical path")
-    lengths = np.array([int(row[0]) for row in rows], np.int64)
-    numbers = np.array([int(row[1]) for row in rows], np.int64)
+    lengths_text, numbers_text, opcodes, operands = zip(*rows, strict=True)
+    lengths = np.fromiter(map(int, lengths_text), np.int64, len(rows))
+    numbers = np.fromiter(map(int, numbers_text), np.int64, len(rows))
     if np.any(np.diff(lengths) > 0) or lengths[0] > cycles:
         raise ParseError("a critical path that goes back in time")
-    known: dict[tuple[bytes, bool], int] = {}
-    waits = np.empty(len(rows), np.int64)
-    for place, (_, _, opcode, operands) in enumerate(rows):
-        key = (opcode, b"_spill]" in operands and b"_spill]" in operands.split(b"/*")[0])
-        if key not in known:
-            known[key] = _lane(*key)
-        waits[place] = known[key]
+    spilled: Iterable[bool] = itertools.repeat(False)
+    if b"_spill]" in text:
+        spilled = (b"_spill]" in each and b"_spill]" in each.split(b"/*")[0] for each in operands)
+    keys = list(zip(opcodes, spilled, strict=False))
+    known = {key: _lane(*key) for key in set(keys)}
+    waits = np.fromiter(map(known.__getitem__, keys), np.int64, len(rows))
     return CriticalPath(numbers, cycles - lengths, waits, lengths - np.append(lengths[1:], 0))
 
 
@@ -156,14 +156,15 @@ class _Run:
 
     @classmethod
     def read(cls, text: bytes, opcodes: Sequence[bytes], path: CriticalPath, cycles: int) -> _Run:
-        firsts = np.array([int(number) for number in _BUNDLE.findall(text)], np.int64)
+        firsts = first_instructions(text)
         last = _last_instruction(text)
         if not len(firsts) or np.any(np.diff(firsts) <= 0) or last != len(opcodes) - 1:
             raise ParseError("a bundle dump whose instructions are not numbered in order")
         lane_of = {code: _lane(code) for code in set(opcodes)}
         lanes = np.fromiter(map(lane_of.__getitem__, opcodes), np.int8, len(opcodes))
-        spilled = np.array([int(number) for number in _SPILL.findall(text)], np.int64)
-        lanes[spilled[spilled < len(lanes)]] = WAITS.index("spill")
+        if b"_spill]" in text:
+            spilled = np.array([int(number) for number in _SPILL.findall(text)], np.int64)
+            lanes[spilled[spilled < len(lanes)]] = WAITS.index("spill")
         issued = issue_cycles(firsts, path, cycles)[_bundle_of(firsts, np.arange(len(lanes)))]
         return cls(text, cycles, lanes, issued)
 
@@ -179,8 +180,9 @@ class _Run:
         named = [_MXU.search(text) for _, text in found]
         units = np.array([int(m[1]) if m else n for n, m in enumerate(named)], np.int64) % chip.mxus
         usual = chip.mxu_cycles["bf16"]
-        kinds = [matmul_type(text.split(b" ", 1)[0].decode("ascii", "replace")) for _, text in found]
-        holds = np.array([chip.mxu_cycles.get(kind, usual) for kind in kinds], np.int64)
+        opcodes = [text.split(b" ", 1)[0] for _, text in found]
+        kinds = {opcode: matmul_type(opcode.decode("ascii", "replace")) for opcode in set(opcodes)}
+        holds = np.array([chip.mxu_cycles.get(kinds[opcode], usual) for opcode in opcodes], np.int64)
         marks = np.zeros(total + 1, np.int64)
         for unit in range(chip.mxus):
             chosen = units == unit
@@ -208,6 +210,11 @@ class _Run:
     def at(self, numbers: np.ndarray) -> np.ndarray:
         """Issue cycles of instructions by number."""
         return self.issued[np.minimum(numbers, len(self.issued) - 1)]
+
+
+def first_instructions(bundles: bytes) -> np.ndarray:
+    """The number of the first instruction of every bundle of a ``_bundles.txt``."""
+    return np.fromiter(map(int, _BUNDLE.findall(bundles)), np.int64)
 
 
 def _last_instruction(text: bytes) -> int | None:

@@ -91,6 +91,8 @@ class SnrGate:
     mean square around it. None: what sums in float32 explain if the bar is 40 dB or more, else no bound. A recipe that
     rounds within, where another order of operations turns a rounding, states its own. ``counted`` names a reference of
     bool arrays over leading axes of the outputs: what they leave out may be anything. All counts without one.
+    ``usual`` names a reference of how large each element usually is, from the operands: the root of the sum of its
+    squared products. Where there is none that is guessed from the elements around it.
     """
 
     name: str
@@ -98,6 +100,7 @@ class SnrGate:
     min_db: float
     worst: float | None = None
     counted: str | None = None
+    usual: str | None = None
 
 
 @dataclass(frozen=True)
@@ -194,6 +197,16 @@ class Operator(Protocol):
 
     def bytes(self, workload: Workload) -> int:
         """Compulsory bytes: every operand read once, every result written once."""
+        ...
+
+
+@runtime_checkable
+class Told(Protocol):
+    """An operator's addition when its module's docstring does not say what it computes."""
+
+    @property
+    def contract(self) -> str:
+        """What a kernel is given and must return, for whoever writes one; empty where it does not know."""
         ...
 
 

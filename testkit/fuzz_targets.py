@@ -21,7 +21,7 @@ from tilewright.fitness import dialect
 from tilewright.fitness.chips import CHIPS
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.fitness.llo import ParseError, read_profile, scan_bundles, vmem_bytes
-from tilewright.fitness.timeline import read_timeline
+from tilewright.fitness.timeline import read_critical_path, read_timeline
 from tilewright.workers.child.frames import Frame, FrameError, FrameReader, encode
 
 
@@ -128,7 +128,7 @@ def _frames(data: bytes, folder: Path) -> object:
 
 def _timeline(data: bytes, folder: Path) -> object:
     cut = data.find(b"Length to end")
-    return read_timeline(data[:cut], data[cut:], 1000, CHIPS["tpu7x"], drawn=True)
+    return read_timeline(data[:cut], read_critical_path(data[cut:], 1000), 1000, CHIPS["tpu7x"], drawn=True)
 
 
 def _yaml(data: bytes, folder: Path) -> object:

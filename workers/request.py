@@ -32,8 +32,9 @@ Where = Mapping[str, Sequence[np.ndarray]]
 K = TypeVar("K")
 V = TypeVar("V")
 
-ENTRIES = 4
-"""(shape, seed, kind) triples kept: those of one evaluation, since a campaign reuses a seed for a few in a row."""
+ENTRIES = 5
+"""(shape, seed, kind) triples kept, those used last: of one evaluation and of the shapes that a new best answers on
+beside them, since a campaign reuses a seed for a few in a row."""
 
 
 class Truth:
@@ -52,6 +53,7 @@ class Truth:
         with self._lock:
             if key not in self._inputs:
                 self._keep(self._inputs, key, self._operator.make_inputs(workload, seed, kind))
+            self._inputs.move_to_end(key)
             return self._inputs[key]
 
     def references(self, workload: Workload, seed: int, kind: str) -> dict[str, Arrays]:
@@ -61,6 +63,7 @@ class Truth:
             if key not in self._references:
                 inputs = self.inputs(workload, seed, kind)
                 self._keep(self._references, key, self._operator.oracle(workload, inputs))
+            self._references.move_to_end(key)
             return self._references[key]
 
     def references_at(self, workload: Workload, seed: int, kind: str, where: Where) -> dict[str, Arrays]:
@@ -218,6 +221,9 @@ class Findings:
 
     crowned: bool = False
     """Confirmed faster than the champion."""
+
+    paired: bool = False
+    """The figures are the champion's, multiplied by what came of a meeting with it."""
 
     artefact: str | None = None
     logs: list[str] = field(default_factory=list)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -36,10 +37,11 @@ from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, Param
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.proposers.surrogate.records import SourceRecords
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import History, Proposer
+from tilewright.evolve.record.history import POINTS, History, Proposer
 from tilewright.evolve.record.home import JOURNAL, find_campaign
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness import dialect
+from tilewright.seeds.operator import Told
 
 KEY_VARIABLES = ("TILEWRIGHT_LLM_API_KEY", "OPENAI_API_KEY")
 
@@ -88,7 +90,7 @@ def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home:
     if earlier:
         searcher = Led(leads_of(earlier, resolved.space), searcher)
     if resolved.given:
-        searcher = Led(resolved.given, searcher, "points", "a point given with its seed")
+        searcher = Led(resolved.given, searcher, POINTS, "a point given with its seed")
     return BuiltSearcher(searcher, foretelling(proposers))
 
 
@@ -155,8 +157,12 @@ def _chat_client(config: LlmConfig, journal: Journal, home: Path) -> ChatClient:
 
 
 def _on_this_machine(url: str) -> bool:
+    """Whether a server is this machine's, or one of its own network: an address there, or a name without a domain."""
     host = urlsplit(url).hostname or ""
-    return host == "localhost" or host == "::1" or host.startswith("127.")
+    try:
+        return not ip_address(host).is_global
+    except ValueError:
+        return "." not in host or host.endswith((".local", ".internal"))
 
 
 def _replaying(
@@ -175,7 +181,8 @@ def _replaying(
 
 def _contract(resolved: Resolved) -> Contract:
     operator = resolved.operator
-    text = sys.modules[type(operator).__module__].__doc__ or operator.name
+    told = operator.contract if isinstance(operator, Told) else ""
+    text = told or sys.modules[type(operator).__module__].__doc__ or operator.name
     shapes = tuple(workload.id for workload in resolved.suite.workloads)
     facts = facts_of(resolved.target, operator.gates)
     return Contract(operator.name, text.strip(), resolved.target.label, shapes, facts)

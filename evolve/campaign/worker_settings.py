@@ -11,11 +11,14 @@ from tilewright.workers.cluster.settings import PoolSettings
 from tilewright.workers.device.station import Entry
 from tilewright.workers.toolchains import triton as triton_toolchain
 
+MOST_A_DEVICE = 24
+"""Workers that one device of this machine gets unless told otherwise: more take longer to start, and it is as busy."""
+
 
 def pool_settings(resolved: Resolved) -> PoolSettings:
     """What the workers need to know of a campaign."""
     config = resolved.config
-    count = config.workers.count or len(os.sched_getaffinity(0))
+    count = config.workers.count or _usual_count(_gpus(resolved))
     return PoolSettings(
         operator=config.operator,
         target=config.target,
@@ -29,6 +32,12 @@ def pool_settings(resolved: Resolved) -> PoolSettings:
         gpus=_gpus(resolved),
         reference=_reference(resolved),
     )
+
+
+def _usual_count(gpus: int) -> int:
+    """One for each processor that this process may use."""
+    processors = len(os.sched_getaffinity(0))
+    return min(processors, MOST_A_DEVICE * gpus) if gpus else processors
 
 
 def unit_of(resolved: Resolved) -> str:

@@ -41,6 +41,8 @@ def operator_text(name: str, title: str, reference: str, answer: Mapping[str, An
     operands = "".join(f"        {_operand(o)},\n" for o in answer["operands"])
     results = "".join(f"        {_result(r)},\n" for r in answer["results"])
     check = "".join(f"    {_workload(dims)},\n" for dims in answer["check"])
+    small = [n for n, dims in enumerate(answer["check"]) if dims in answer.get("small", answer["check"])]
+    few = "CHECK" if len(small) == len(answer["check"]) else f"tuple(CHECK[n] for n in {tuple(small)})"
     calls = "".join(f"    {_workload(dims)},\n" for dims in answer["dims"])
     points = ", points=POINTS" if answer.get("points") else ""
     return f'''"""{title}, judged by {reference}. Written by `tilewright tune`; yours to change.
@@ -75,7 +77,7 @@ OPERATOR = {kind}(
     work={ {k: v for k, v in answer["work"].items() if v}!r},
     suites={{
         "{CALLS}": Suite("{CALLS}", workloads=CALLS, check=CHECK),
-        "{SMALL}": Suite("{SMALL}", workloads=CHECK, check=CHECK),
+        "{SMALL}": Suite("{SMALL}", workloads={few}, check=CHECK),
     }},
     kernels={{"{SEED}": SeedKernel("{SEED}", (KERNELS / "{SEED}.py").read_text(){points})}},
 )
@@ -96,7 +98,7 @@ def _points(answer: Mapping[str, Any]) -> str:
 
 def _whole_is_fine(answer: Mapping[str, Any]) -> bool:
     """Whether operands may come from tables, value by value: sizes that add up to something may not."""
-    totals = any(total for *_, total in answer["operands"])
+    totals = any(row[4] for row in answer["operands"])
     return bool(answer["independent"]) or (not totals and "def launch(" in str(answer["source"]))
 
 
@@ -106,8 +108,9 @@ def _elements(answer: Mapping[str, Any], dims: Mapping[str, int]) -> int:
 
 
 def _operand(row: Any) -> str:
-    name, dtype, shape, below, total = row
+    name, dtype, shape, below, total, size = row
     bound = (f", below={below!r}" if below else "") + (f", total={total!r}" if total else "")
+    bound += f", size={size!r}" if size != 1.0 else ""
     return f"Operand({_text(name)}, {_text(dtype)}, {tuple(shape)!r}{bound})".replace("'", '"')
 
 

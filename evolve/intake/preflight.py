@@ -51,7 +51,8 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
 
 def _agreement(dtype: str, operands: Any) -> str:
     """What the gate of a result without a bound in dB asks."""
-    from tilewright.workers.intake.operator import LEAST_CODES, Operand, is_code, is_narrow
+    from tilewright.workers.intake.dtypes import is_narrow
+    from tilewright.workers.intake.operator import LEAST_CODES, Operand, is_code
 
     codes = is_narrow(dtype) or is_code(dtype, [Operand(o[0], o[1], ()) for o in operands])
     return f"{LEAST_CODES:.1%} of its codes, the others the next one" if codes else "exact"

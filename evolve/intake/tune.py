@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,10 @@ from tilewright.fitness.targets import Target, UnknownTarget, load_target
 from tilewright.workers.intake.itself import ITSELF
 
 MODELLED = "tpu7x"
-IN_FLIGHT = 8
-"""Candidates that are compiled and measured at once on a GPU."""
+IN_FLIGHT = (4, 16)
+"""Least and most candidates that are compiled and measured at once on a GPU: one for two cores."""
 
-COMPILE_SECONDS = 20.0
+COMPILE_SECONDS = 60.0
 """Most that one candidate may take to compile: the last of a short campaign is waited for by whoever sits before it."""
 
 Say = Callable[[str], None]
@@ -125,9 +126,11 @@ def config_of(
         "budget": {"evaluations": 64},
     }
     if target.measured and not (target.interpreted or isinstance(target.part, Chip)):
-        # a device judges a small kernel sooner than one compiler makes the next
-        data["search"] = {"lag": IN_FLIGHT, "order": "arrival"}
-        data["workers"] = {"check_seconds": COMPILE_SECONDS}
+        # a device judges a small kernel sooner than one compiler makes the next; so few need no Ray
+        least, most = IN_FLIGHT
+        in_flight = min(most, max(least, len(os.sched_getaffinity(0)) // 2))
+        data["search"] = {"lag": in_flight, "order": "arrival"}
+        data["workers"] = {"measure_seconds": COMPILE_SECONDS, "count": in_flight}
     for key, value in (overrides or {}).items():
         section, _, last = key.rpartition(".")
         (data.setdefault(section, {}) if section else data)[last] = value
@@ -138,7 +141,7 @@ def _ready(request: Request) -> None:
     """Import what the campaign will need and evaluate the reference's file: seconds that the child takes, too."""
     import tilewright.evolve.proposers.rewrite.registry
     import tilewright.evolve.run  # noqa: F401
-    from tilewright.workers.intake.operator import function_of
+    from tilewright.workers.intake.reference import function_of
 
     with contextlib.suppress(Exception):  # the child says it better
         function_of(request.reference)

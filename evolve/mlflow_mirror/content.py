@@ -28,6 +28,7 @@ from tilewright.evolve.report.tables import flatten
 from tilewright.evolve.report.units import rate_text, time_text
 from tilewright.fitness.evaluation import UNIT_SLUGS, Evaluation, Verdict
 from tilewright.fitness.headroom import mean_closed
+from tilewright.fitness.targets import target_text
 
 KEY_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6000, 5000
 UID, CANDIDATE = "tilewright.uid", "tilewright.candidate"
@@ -53,12 +54,12 @@ def campaign_uid(campaign: str, started: float) -> str:
 
 
 def experiment_name(facts: Mapping[str, Any]) -> str:
-    return f"tilewright/{facts.get('operator')}/{facts.get('target')}"
+    return f"tilewright/{facts.get('operator')}/{target_text(facts.get('target'))}"
 
 
 def experiment_note(facts: Mapping[str, Any]) -> str:
     return (
-        f"Campaigns that evolve kernels of `{facts.get('operator')}` on `{facts.get('target')}` "
+        f"Campaigns that evolve kernels of `{facts.get('operator')}` on `{target_text(facts.get('target'))}` "
         f"({facts.get('target_kind')}). One run is one campaign; its children are the evaluated candidates, "
         "at step = candidate number."
     )
@@ -229,10 +230,10 @@ def campaign_note(
 ) -> str:
     """Description of a campaign in Markdown. ``report``: where a link to the report leads."""
     verdicts = ", ".join(f"{n} {v}" for v, n in sorted(counts.items(), key=lambda vn: -vn[1])) or "none yet"
-    unit = f"{facts.get('target')}, {facts.get('target_kind')}"
+    unit = f"{target_text(facts.get('target'))}, {facts.get('target_kind')}"
     lines = [
         *_headline(finals, unit, report),
-        f"**{_plain(facts.get('id'))}**: `{facts.get('operator')}` on `{facts.get('target')}`, "
+        f"**{_plain(facts.get('id'))}**: `{facts.get('operator')}` on `{target_text(facts.get('target'))}`, "
         f"suite `{facts.get('suite')}`, seed {facts.get('seed')}. State: {state}.",
         "",
         f"Verdicts: {verdicts}.",
@@ -305,7 +306,7 @@ def _candidate_note(
         reason = _plain(evaluation.reason[:1000])
         lines += ["", f"**{evaluation.verdict.value}** at {evaluation.stage.value}: {reason}"]
     else:
-        unit = f"{evaluation.target}, {facts.get('target_kind')}"
+        unit = f"{target_text(evaluation.target)}, {facts.get('target_kind')}"
         lines += ["", f"| workload ({unit}) | time | rate | of roofline |", "|---|--:|--:|--:|"]
         for w in evaluation.workloads[:20]:
             lines.append(

@@ -22,6 +22,9 @@ LONGEST = 5000
 GENES = 4
 """Genes that get a chart of their own."""
 
+CHARTS_ABREAST = 2
+"""Three, MLflow's own choice, leave no room for the names of axes beside its side panel."""
+
 RUN_NAME = "attributes.`Run Name`"
 SECTION = "tilewright-story"
 
@@ -64,12 +67,12 @@ def view_state(uid: str, unit: str, kind: str, genes: Sequence[str]) -> str:
 def _state(uid: str, unit: str, kind: str, genes: Sequence[str]) -> dict[str, Any]:
     rate, gain = fitness_metric(unit, kind), gain_metric(kind)
     widths = {
-        RUN_NAME: 300,
+        RUN_NAME: 240,
         f"metrics.`{rate}`": 150,
-        f"metrics.`{gain}`": 150,
-        "tags.`verdict`": 110,
-        "tags.`mutation`": 110,
-        "tags.`proposer`": 110,
+        f"metrics.`{gain}`": 110,
+        "tags.`verdict`": 100,
+        "tags.`mutation`": 100,
+        "tags.`proposer`": 100,
     }
     return {
         "searchFilter": f"tags.`tilewright.uid` = '{uid}' and tags.`tilewright.candidate` != ''",
@@ -82,7 +85,13 @@ def _state(uid: str, unit: str, kind: str, genes: Sequence[str]) -> dict[str, An
         "hideEmptyCharts": True,
         "isAccordionReordered": True,
         "compareRunSections": [
-            {"uuid": SECTION, "name": "Campaign", "display": True, "isReordered": True},
+            {
+                "uuid": SECTION,
+                "name": "Campaign",
+                "display": True,
+                "isReordered": True,
+                "columns": CHARTS_ABREAST,
+            },
         ],
         "compareRunCharts": _charts(rate, unit, kind, genes),
     }

@@ -289,7 +289,9 @@ def _figures(target: str, old: Mapping[str, Any] | None, new: Mapping[str, Any] 
             f"{s[workload]['seconds'] * 1e6:.2f} us" if workload in s else "none" for s in (before, after)
         )
         kind = (after.get(workload) or before[workload])["kind"]
-        yield f"  {workload}: {left} -> {right} ({target}, {kind})"
+        models = [s[workload].get("model_version", "unrecorded") for s in (before, after) if workload in s]
+        apart = f" by time models {models[0]} and {models[1]}, not comparable" if len(set(models)) > 1 else ""
+        yield f"  {workload}: {left} -> {right} ({target}, {kind}{apart})"
 
 
 def _sources(

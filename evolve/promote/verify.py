@@ -106,7 +106,7 @@ def verify(
 ) -> Verification:
     """Evaluate everyone. Raises Refusal for a contender that fails, UserError for failing workers.
 
-    A refusal leaves what else was asked under way: whoever asks the same evaluator again begins at another
+    After a refusal nobody waits for what else was asked: whoever asks the same evaluator again begins at another
     ``first_job``, and late answers are left aside.
     """
     rng = np.random.default_rng(secrets.randbits(64))
@@ -122,7 +122,11 @@ def verify(
                 continue
             done += 1
             mine = found[owner[index]]
-            _require_ok(mine.contender, evaluation)
+            try:
+                _require_ok(mine.contender, evaluation)
+            except UserError:
+                evaluator.drop(owner)
+                raise
             mine.evaluations.append(evaluation)
             say(f"verified {done} of {len(jobs)}: {owner[index]}")
     for name, job in jobs:

@@ -70,7 +70,9 @@ def archive_svg(data: CampaignData, found: ArchiveMap, *, standalone: bool = Fal
         for cell, row in found.cells
     ]
     columns = [f"island {n}" for n in range(len(found.cells[0][1]))] if found.cells else []
-    unit = f"{data.unit}, geometric mean over suite {data.facts.get('suite')} ({data.target}, {data.kind})"
+    unit = (
+        f"{data.unit}, geometric mean over suite {data.facts.get('suite')} ({data.target_text}, {data.kind})"
+    )
     shades = [
         Square(f"{low:.4g} {data.unit}", "", strength=0.0),
         Square("", "", strength=0.5),

@@ -61,10 +61,10 @@ class Bill:
     def rows(self) -> dict[str, str]:
         """Names and texts for a table, every figure with its unit."""
         found = {
-            "device": duration_text(self.device_seconds),
-            "processors": f"{duration_text(self.cpu_seconds)} of CPU time",
-            "tokens": f"{self.tokens:,}".replace(",", " "),
             "wall clock": f"{duration_text(self.wall_seconds)}, {self.evaluations} evaluations",
+            "processors": f"{duration_text(self.cpu_seconds)} of CPU time",
+            "device": duration_text(self.device_seconds) if self.device_seconds else "none held",
+            "tokens": f"{self.tokens:,}".replace(",", " ") if self.tokens else "none",
         }
         if self.device_seconds and self.wall_seconds:
             found["device busy"] = (
@@ -82,9 +82,11 @@ class Bill:
             found["per % gained"] = ", ".join(each)
         return found
 
-    def line(self) -> str:
-        """All of it in one line."""
-        return "; ".join(f"{name} {text}" for name, text in self.rows().items())
+    def lines(self) -> list[str]:
+        """The same for a terminal."""
+        rows = self.rows()
+        wide = max(map(len, rows))
+        return ["bill", *(f"  {name:<{wide}}  {text}" for name, text in rows.items())]
 
     def metrics(self) -> dict[str, float]:
         """Figures by name, units within the names."""

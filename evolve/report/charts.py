@@ -16,6 +16,8 @@ WIDTH, HEIGHT = 860, 400
 LEFT, RIGHT, TOP, BOTTOM = 62, 150, 34, 62
 RUG = 10
 LABEL_GAP = 15
+BAR, BAR_STEP = 7.0, 10.0
+"""Width of a reference's interval at the right edge, and from one to the next."""
 
 Interval = tuple[float, float]
 """In the campaign's unit."""
@@ -59,7 +61,7 @@ class Curve:
 def convergence_svg(data: CampaignData, axis: Axis = Axis.EVALUATIONS, *, standalone: bool = False) -> str:
     """Dots: every evaluation that passed. Step line: best so far. Red ticks: failures. Dashes: references.
 
-    Where figures have an interval, a band around the line shows it.
+    Where figures have an interval, a band around the line shows it, and a bar at the right edge those of references.
     """
     passed = [p for p in data.points if p.evaluation.verdict is Verdict.OK]
     label = f"Fitness on suite {data.facts.get('suite')} against {axis.value}"
@@ -111,11 +113,10 @@ def axes(data: CampaignData, frame: PlotArea, axis: Axis) -> str:
             continue
         parts.append(svg.text(x, HEIGHT - BOTTOM + RUG + 20, shown, class_="quiet middle"))
     rate = data.unit
-    unit = f"{rate}, geometric mean over suite {data.facts.get('suite')} ({data.target}, {data.kind})"
+    unit = f"{rate}, geometric mean over suite {data.facts.get('suite')} ({data.target_text}, {data.kind})"
     name = "campaign time" if axis is Axis.TIME else "evaluations finished"
-    middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(svg.text(LEFT - 40, 16, unit, class_="quiet"))
-    parts.append(svg.text(middle, HEIGHT - 12, name, class_="quiet middle"))
+    parts.append(svg.text(LEFT, HEIGHT - 12, name, class_="quiet"))
     return "".join(parts)
 
 
@@ -170,14 +171,18 @@ def _best(data: CampaignData, passed: Sequence[Point], frame: PlotArea, axis: Ax
 
 
 def _bands(passed: Sequence[Point], lines: Sequence[Curve], frame: PlotArea, axis: Axis) -> str:
-    """The interval of the best so far and of each reference; nothing where figures repeat exactly."""
+    """The interval of the best so far, and of each reference at the edge; nothing where figures repeat exactly."""
     steps = records(passed)
     ends = [*(frame.x(axis.of(p)) for p in steps[1:]), float(WIDTH - RIGHT)]
     parts = [
         _band(frame.x(axis.of(point)), end, point.evaluation.interval, frame, "")
         for point, end in zip(steps, ends, strict=True)
     ]
-    parts += [_band(LEFT, WIDTH - RIGHT, line.interval, frame, line.role) for line in lines]
+    # a reference's is a bar at the right edge: bands across the whole picture would cover each other and the line's
+    edge = float(WIDTH - RIGHT)
+    for number, line in enumerate(lines):
+        end = edge - BAR_STEP * number
+        parts.append(_band(end - BAR, end, line.interval, frame, f"bar {line.role}"))
     return "".join(parts)
 
 

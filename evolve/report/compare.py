@@ -100,7 +100,7 @@ def render_comparison(pair: ComparedCampaigns) -> str:
 def _header(pair: ComparedCampaigns) -> str:
     this, other = pair.names
     facts = pair.this.facts
-    rows = {"operator": facts.get("operator", "?"), "target": f"{pair.this.target} ({pair.this.kind})"}
+    rows = {"operator": facts.get("operator", "?"), "target": f"{pair.this.target_text} ({pair.this.kind})"}
     for name, data in zip(pair.names, pair.both, strict=True):
         state = f"{data.state}, {len(data.points)} evaluations in {duration_text(data.elapsed)}"
         rows[name] = f"{state}, suite {data.facts.get('suite')}"
@@ -208,7 +208,7 @@ def _winners(pair: ComparedCampaigns) -> str:
                 tag("tr", tag("th", "geometric mean", scope="row") + number_cells(*cells), class_="winner")
             )
         head = head_row(f"{scope.value} workload", clean(this), clean(other), f"speed of {clean(this)}")
-        parts.append(table(f"Winners on {pair.this.target}, {pair.this.kind}", head, body))
+        parts.append(table(f"Winners on {pair.this.target_text}, {pair.this.kind}", head, body))
     return "".join(parts) or note("There is no shape that both winners were timed on.")
 
 

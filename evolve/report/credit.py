@@ -80,7 +80,7 @@ def by_rule(data: CampaignData) -> list[Credit]:
 def credit_svg(data: CampaignData, rows: Sequence[Credit], what: str, *, standalone: bool = False) -> str:
     """One bar a name, as long as it has candidates, split by outcome. ``what`` is ``proposer`` or ``rule``."""
     shown = rows[:MOST_RULES]
-    unit = f"candidates by {what} and outcome; records and share of the gain ({data.target}, {data.kind})"
+    unit = f"candidates by {what} and outcome ({data.target_text}, {data.kind})"
     parts = [svg.text(0, 14, unit, class_="quiet"), *_legend()]
     longest = max((row.tried for row in shown), default=1)
     scale = (WIDTH - LABEL - FIGURES) / longest
@@ -117,8 +117,8 @@ def _legend() -> Iterable[str]:
 
 def _outcomes(row: Credit) -> list[tuple[str, int]]:
     return [
-        ("faster than its parent", row.faster),
-        ("equal within 0.1 %", row.equal),
+        ("faster than parent", row.faster),
+        ("equal (0.1 %)", row.equal),
         ("slower", row.slower),
         ("failed", row.failed),
     ]

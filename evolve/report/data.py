@@ -12,6 +12,7 @@ from tilewright.evolve.record.journal import Event, Journal
 from tilewright.evolve.report.bill import Bill, bill_of
 from tilewright.fitness.evaluation import Evaluation, Reached, Verdict
 from tilewright.fitness.headroom import Headroom, headroom
+from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 
 WINNER = "winner"
@@ -62,6 +63,11 @@ class CampaignData:
     @property
     def target(self) -> str:
         return str(self.facts.get("target", "unknown"))
+
+    @property
+    def target_text(self) -> str:
+        """The target as people read it."""
+        return target_text(self.target)
 
     @property
     def unit(self) -> str:

@@ -38,9 +38,7 @@ def write_lineage(data: CampaignData, path: Path) -> Path:
 def render_lineage(data: CampaignData) -> str:
     """The page as text. Its policy forbids any script but its own, and the network."""
     name = str(data.facts.get("id", "campaign"))
-    facts = (
-        f"{data.facts.get('operator', '?')} on {data.target} ({data.kind}), {len(data.points)} evaluations"
-    )
+    facts = f"{data.facts.get('operator', '?')} on {data.target_text} ({data.kind}), {len(data.points)} evaluations"
     chooser = "".join(
         tag("button", clean(label), type="button", data_colour=key, aria_pressed=str(not number).lower())
         for number, (key, label) in enumerate(COLOURS.items())
@@ -104,7 +102,7 @@ def _payload(data: CampaignData) -> dict[str, Any]:
         "workloads": workloads.known(),
         "diffs": _diffs(candidates, data.candidates),
         "winner": place.get(data.winner.genome.id, -1) if data.winner else -1,
-        "target": f"{data.target}, {data.kind}",
+        "target": f"{data.target_text}, {data.kind}",
         "unit": data.unit,
     }
 

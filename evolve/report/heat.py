@@ -55,7 +55,7 @@ def heat_svg(data: CampaignData, found: list[Ratios], *, standalone: bool = Fals
         for shape in shapes[:MOST_SHAPES]:
             label = f"{scope.scope.value}: {shape}"
             rows.append(Row(label, [_square(scope, name, [shape], data) for name in columns]))
-    unit = f"Time of each kernel / time of the winner ({data.target}, {data.kind})"
+    unit = f"Time of each kernel / time of the winner ({data.target_text}, {data.kind})"
     legend = [
         Square("the winner is slower, ×0.5 or less", "", "bad", 1.0),
         Square("even", "", "winner", 0.0),
@@ -74,7 +74,7 @@ def _square(scope: Ratios, name: str, shapes: list[str], data: CampaignData) -> 
     tip = times if len(shapes) == 1 else f"geometric mean over {len(both)} shapes against {name}"
     colour = "winner" if abs(ratio - 1) < EVEN else "good" if ratio > 1 else "bad"
     strength = min(1.0, abs(math.log(ratio)) / math.log(FULL))
-    return Square(f"×{ratio:.2f}", f"×{ratio:.3f}: {tip} ({data.target}, {data.kind})", colour, strength)
+    return Square(f"×{ratio:.2f}", f"×{ratio:.3f}: {tip} ({data.target_text}, {data.kind})", colour, strength)
 
 
 def _seconds(row: Named) -> dict[str, float]:

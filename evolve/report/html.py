@@ -66,7 +66,7 @@ def _header(data: CampaignData) -> str:
     state = f"{data.state} ({data.reason})" if data.reason else data.state
     rows = {
         "operator": facts.get("operator", "?"),
-        "target": f"{data.target} ({data.kind})",
+        "target": f"{data.target_text} ({data.kind})",
         "suite": facts.get("suite", "?"),
         "state": state.replace("_", " "),
         "evaluations": f"{len(data.points)} in {duration_text(data.elapsed)}",
@@ -90,7 +90,9 @@ def _headline(data: CampaignData) -> str:
             continue
         figures = winner.evaluation.workloads[0]
         cards = [
-            _card(time_text(figures.seconds), f"winner at {figures.workload}, {data.target}, {data.kind}"),
+            _card(
+                time_text(figures.seconds), f"winner at {figures.workload}, {data.target_text}, {data.kind}"
+            ),
             _card(
                 percent_text(figures.roofline_fraction),
                 f"of the roofline, {rate_text(figures.rate, figures.unit)}",
@@ -110,7 +112,10 @@ def _card(figure: str, meaning: str) -> str:
     return tag("div", tag("b", clean(figure)) + tag("span", clean(meaning)), class_="card")
 
 
-_BANDS = {"modelled": "bands are where a real TPU's figures would lie, 90 % (the time model's error)"}
+_BANDS = {
+    "modelled": "bands, and bars at the right for seeds and baselines, are where a real TPU's figures would lie, "
+    "90 % (the time model's error)"
+}
 
 
 def _convergence(data: CampaignData) -> str:
@@ -121,7 +126,7 @@ def _convergence(data: CampaignData) -> str:
         for axis in Axis
     )
     certainty = (
-        _BANDS.get(data.kind, "bands are 95 % intervals")
+        _BANDS.get(data.kind, "bands, and bars at the right for seeds and baselines, are 95 % intervals")
         if any(p.evaluation.interval and len(set(p.evaluation.interval)) > 1 for p in data.points)
         else "figures repeat exactly, so that there is no interval to draw"
     )
@@ -143,7 +148,7 @@ def _roofline(data: CampaignData) -> str:
         return ""
     left = " A kernel that moves more than it must lies further left." if found.moved else ""
     roofs = "the public peaks" if found.slanted else "the public bandwidth and the copy"
-    told = f"Rates are {data.kind}, roofs {roofs} of one {data.target} device.{left}"
+    told = f"Rates are {data.kind}, roofs {roofs} of one {data.target_text} device.{left}"
     return chart(roofline_svg(data, found), "Roofline") + note(told + " Hover a mark for its shape.")
 
 
@@ -185,7 +190,7 @@ def _figures(data: CampaignData) -> str:
         parts += [tag("h3", f"Suite {clean(data.facts.get('suite'))}, which decided fitness"), suite]
     if parts:
         told = (
-            f"Times are {data.kind} for one call on {data.target}. A floor is the least time the named "
+            f"Times are {data.kind} for one call on {data.target_text}. A floor is the least time the named "
             "unit needs for this operator, whatever the schedule."
         )
         parts.append(note(told))

@@ -57,10 +57,10 @@ def lineage_svg(data: CampaignData, winner: Candidate, *, standalone: bool = Fal
     nodes = [_node(data, c, at[c.genome.id], text_x, c.genome.id == winner.genome.id) for c in rows]
     height = TOP + len(rows) * ROW + 12
     heading = svg.text(
-        WIDTH - 8,
+        0,
         16,
-        f"{data.unit} and gain over parent ({data.target}, {data.kind})",
-        class_="quiet end",
+        f"{data.unit} and gain over parent, at the right ({data.target_text}, {data.kind})",
+        class_="quiet",
     )
     return svg.drawing(WIDTH, height, "Lineage of the winner", heading, *edges, *nodes, standalone=standalone)
 

@@ -139,7 +139,7 @@ def roofline_svg(data: CampaignData, found: Roofline, *, standalone: bool = Fals
         (math.log10(min(across) / 2), math.log10(max(across) * 1.6)),
         (math.log10(min(rates) / 1.6), math.log10(max(*found.peaks.values(), *rates) * 1.25)),
     )
-    label = f"Roofline of {data.target}, {data.kind} figures"
+    label = f"Roofline of {data.target_text}, {data.kind} figures"
     parts = [_axes(data, found, frame), _roofs(found, frame), *_kernels(found.spots, frame)]
     return svg.drawing(WIDTH, HEIGHT, label, *parts, standalone=standalone)
 
@@ -156,9 +156,8 @@ def _axes(data: CampaignData, found: Roofline, frame: _Frame) -> str:
         parts.append(svg.text(x, HEIGHT - BOTTOM + 18, f"{value:g}", class_="quiet middle"))
     bytes_of = "byte moved to and from HBM" if found.moved else "byte that must be moved to and from HBM"
     below = f"FLOP per {bytes_of}" if found.slanted else "MB that must be moved to and from HBM"
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(svg.text(LEFT - 40, 16, f"{found.unit} ({data.target}, {data.kind})", class_="quiet"))
-    parts.append(svg.text(middle, HEIGHT - 12, below, class_="quiet middle"))
+    parts.append(svg.text(LEFT - 40, 16, f"{found.unit} ({data.target_text}, {data.kind})", class_="quiet"))
+    parts.append(svg.text(LEFT, HEIGHT - 12, below, class_="quiet"))
     return "".join(parts)
 
 

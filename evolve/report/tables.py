@@ -17,7 +17,7 @@ from tilewright.seeds.operator import Scope
 OPEN_WORKLOADS = 6
 """A scope with more workloads shows its summary and folds the rest."""
 TOP_REASONS = 3
-_HIDDEN = {"timeline", "floors"}
+_HIDDEN = {"timeline", "floors", "artefact"}
 
 
 def figures_section(data: CampaignData, scope: Scope) -> str:
@@ -50,7 +50,7 @@ def _summary_table(data: CampaignData, scope: Scope, rows: Sequence[Named]) -> s
             )
         )
     head = head_row("kernel", f"fitness ({clean(data.kind)})", _ratio_head(base))
-    caption = f"Geometric mean over the {scope.value} workloads, {data.target}, {data.kind}"
+    caption = f"Geometric mean over the {scope.value} workloads, {data.target_text}, {data.kind}"
     return table(caption, head, body)
 
 
@@ -61,14 +61,21 @@ def _workload_table(data: CampaignData, workload: str, rows: Sequence[Named]) ->
     base_rate = next((f.rate for row, f in known if row is base), None)
     body = []
     for row, f in known:
-        cells = (time_text(f.seconds), rate_text(f.rate, f.unit), percent_text(f.roofline_fraction))
-        body.append(_row(row, *cells, _ratio(f.rate, base_rate)))
+        cells = (rate_text(f.rate, f.unit), percent_text(f.roofline_fraction), _ratio(f.rate, base_rate))
+        body.append(tag("tr", _name(row) + _time_cell(f) + number_cells(*cells), class_=row.role))
     body += [_failed_row(row, 4) for row, f in figures if f is None]
     for name, seconds in data.floors(workload).items():
         label = tag("th", f"floor: {clean(_words(name))}", scope="row")
         body.append(tag("tr", label + number_cells(time_text(seconds), "", "", ""), class_="floor"))
     head = head_row("kernel", "time", "rate", "of roofline", _ratio_head(base))
-    return table(f"{workload} on {data.target}, {data.kind}", head, body)
+    return table(f"{workload} on {data.target_text}, {data.kind}", head, body)
+
+
+def _time_cell(figures: WorkloadFigures) -> str:
+    """A time and, of a modelled one, the interval that a device's would lie in."""
+    low, high = figures.seconds_interval
+    within = "" if low == high else f" ({low * 1e6:.4g} to {high * 1e6:.4g})"
+    return tag("td", clean(time_text(figures.seconds)) + tag("span", within, class_="within"), class_="n")
 
 
 def headroom_section(data: CampaignData) -> str:
@@ -86,7 +93,7 @@ def headroom_section(data: CampaignData) -> str:
     mean = tag("th", "mean", scope="row") + number_cells("", "", "", "", percent_text(closed), "")
     body.append(tag("tr", mean))
     head = head_row("workload", "first seed", "winner", "floor", "speed-up", "gap closed", "left at most")
-    return table(f"Times {data.kind} on {data.target}; floors are modelled", head, body)
+    return table(f"Times {data.kind} on {data.target_text}; floors are modelled", head, body)
 
 
 def bill_section(data: CampaignData) -> str:
@@ -146,7 +153,7 @@ def diagnosis_section(data: CampaignData) -> str:
         cells = [_diagnosis_text(key, values.get(key)) for _, values in columns]
         body.append(tag("tr", tag("th", clean(_words(key)), scope="row") + number_cells(*cells)))
     head = head_row("figure", *(clean(name) for name, _ in columns))
-    return table(f"Diagnosis of {workload} on {data.target}, {data.kind}", head, body)
+    return table(f"Diagnosis of {workload} on {data.target_text}, {data.kind}", head, body)
 
 
 def seed_and_winner(
@@ -244,13 +251,22 @@ _SHARES = re.compile(r"busy|fraction|util|overlap|share|unexplained|dma_latency"
 """Keys of a diagnosis that are parts of a whole; latencies of DMAs side by side may be more than it."""
 
 
+_NAMES = {
+    "seconds_low": "time_at_least",
+    "seconds_high": "time_at_most",
+    "load_busy": "load_busy,_spills_included",
+    "store_busy": "store_busy,_spills_included",
+}
+"""What a key does not say by itself."""
+
+
 def _diagnosis_text(key: str, value: object) -> str:
     if value is None:
         return "–"
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if number and key.endswith("bytes"):
         return bytes_text(float(value))  # type: ignore[arg-type]
-    if number and key.endswith("seconds"):
+    if number and (key.endswith("seconds") or key in ("seconds_low", "seconds_high")):
         return time_text(float(value))  # type: ignore[arg-type]
     if isinstance(value, float) and _SHARES.search(key):
         return percent_text(value)
@@ -261,6 +277,7 @@ def _words(key: str) -> str:
     """A key of a diagnosis as words: ``critical_path.mxu`` -> ``cycles on the critical path: MXU``."""
     key = key.replace("critical_path.", "cycles_on_the_critical_path.")
     key = key.replace("dma_latency", "dma_latencies_over_all_cycles")
+    key = _NAMES.get(key, key)
     key = re.sub(r"(?<![a-z])(mxu|valu|salu|xlu|eup|hbm|vmem|dma)(?![a-z])", lambda m: m[1].upper(), key)
     return key.replace("_", " ").replace(".", ": ").replace(" seconds", " time")
 

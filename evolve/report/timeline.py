@@ -84,7 +84,7 @@ def seed_and_winner_timelines(data: CampaignData) -> tuple[list[Timeline], str] 
     read = (read_timeline(f"seed {name}", seed.diagnosis), read_timeline("winner", winner.diagnosis))
     caption = (
         f"Busy share of each unit over the run of {workload} and what its critical path waits for, "
-        f"{data.target}, {data.kind}; one time axis for both."
+        f"{data.target_text}, {data.kind}; one time axis for both."
     )
     timelines = [timeline for timeline in read if timeline is not None]
     return (timelines, caption) if timelines else None

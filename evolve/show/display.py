@@ -17,6 +17,7 @@ from rich.text import Text
 
 from tilewright.evolve.report.units import duration_text, gain_text, rate_text, time_text
 from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.fitness.targets import target_text
 
 PLAIN_SECONDS = 30.0
 """Without a terminal: how often a line appears when nothing improves."""
@@ -183,7 +184,7 @@ class LiveDisplay:
 def campaign_text(facts: Mapping[str, Any]) -> str:
     """``quickstart-001: gemm_fp8_fused/g512 on tpu7x (modelled), suite quickstart, seed 0``."""
     return (
-        f"{facts.get('id', 'campaign')}: {facts.get('operator')} on {facts.get('target')} "
+        f"{facts.get('id', 'campaign')}: {facts.get('operator')} on {target_text(facts.get('target'))} "
         f"({facts.get('target_kind')}), suite {facts.get('suite')}, seed {facts.get('seed')}"
     )
 
@@ -222,7 +223,7 @@ def lag_text(snapshot: Snapshot) -> str:
 
 def _where(evaluation: Evaluation) -> str:
     kind = evaluation.workloads[0].kind.value if evaluation.workloads else "no figures"
-    return f"{evaluation.target}, {kind}"
+    return f"{target_text(evaluation.target)}, {kind}"
 
 
 def _others(snapshot: Snapshot) -> list[tuple[str, Evaluation]]:

@@ -12,6 +12,7 @@ from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import CampaignData, judged, load
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict, WorkloadFigures
 from tilewright.fitness.headroom import mean_closed
+from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 
 
@@ -23,7 +24,7 @@ def campaign_line(path: Path) -> str:
         evaluations = [evaluation for _, _, evaluation, _ in rows]
         seed = next((evaluation.fitness for _, index, evaluation, _ in rows if index == 0), None)
         return (
-            f"{path.parent.name}  {facts.get('operator', '?')} on {facts.get('target', '?')}  {state}  "
+            f"{path.parent.name}  {facts.get('operator', '?')} on {target_text(facts.get('target', '?'))}  {state}  "
             f"{len(evaluations)} evaluations  {_best(facts, evaluations)}{_gain(facts, seed, evaluations)}"
         )
 
@@ -75,7 +76,7 @@ def _model(journal: Journal) -> list[str]:
 def _balance(data: CampaignData) -> list[str]:
     """The bill, and the share of the gap to the floor that is closed."""
     closed = mean_closed(data.headroom())
-    lines = [f"bill: {data.bill.line()}"] if data.points else []
+    lines = data.bill.lines() if data.points else []
     if closed is not None:
         lines.append(
             f"headroom: {closed:.1%} of the way from the first seed to the floor (mean of workloads)"
@@ -122,14 +123,13 @@ def figures(evaluation: Evaluation) -> str:
         for w in evaluation.workloads
     ]
     if not parts:
-        return f"compiles ({evaluation.target}): " + ", ".join(
+        return f"compiles ({target_text(evaluation.target)}): " + ", ".join(
             f"{name} {value}" for name, value in sorted(evaluation.descriptors.items())
         )
     kind = evaluation.workloads[0].kind.value
     version = evaluation.model_version
-    return (
-        "; ".join(parts) + f" ({evaluation.target}, {kind}{f' by time model {version}' if version else ''})"
-    )
+    model = f" by time model {version}" if version else ""
+    return "; ".join(parts) + f" ({target_text(evaluation.target)}, {kind}{model})"
 
 
 def _within(figures: WorkloadFigures) -> str:

@@ -18,7 +18,7 @@ from tilewright.evolve.record.journal import Event, Journal
 from tilewright.evolve.report.data import CampaignClock
 from tilewright.evolve.report.units import duration_text
 from tilewright.evolve.show.display import Display, Snapshot
-from tilewright.fitness.evaluation import Evaluation
+from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.seeds.operator import Scope
 
 POLL_SECONDS = 1.0
@@ -72,7 +72,8 @@ class JournalView:
         progress = read_progress(self._journal.path)
         evaluations = sum(self._verdicts.values())
         return Snapshot(
-            evaluations=evaluations,
+            evaluations=evaluations
+            - self._verdicts[Verdict.DUPLICATE.value],  # the budget does not count them
             evaluations_budget=budget.get("evaluations"),
             elapsed_seconds=CampaignClock(self._events, self._marks)(self.last_news),
             wall_budget_seconds=budget.get("wall_seconds"),

@@ -39,8 +39,11 @@ def quantise_rows(x: torch.Tensor) -> Tensors:
 
 
 def quantise_blocks(x: torch.Tensor) -> Tensors:
-    """``x`` [R, C] -> (q [R, C] e4m3, s [R/128, C/128])."""
+    """``x`` [R, C] -> (q [R, C] e4m3, s [R/128, C/128], rounded up)."""
     rows, cols = x.shape
+    if short := -rows % BLOCK:
+        q, s = quantise_blocks(torch.nn.functional.pad(x, (0, 0, 0, short)))
+        return q[:rows], s
     blocks = x.float().reshape(rows // BLOCK, BLOCK, cols // BLOCK, BLOCK)
     scale, inverse = _scales(blocks.abs().amax(dim=(1, 3)))
     return _cast(blocks * scale[:, None, :, None]).reshape(rows, cols), inverse
@@ -53,8 +56,10 @@ def dequantise_rows(q: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
 
 
 def dequantise_blocks(q: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-    """(q [R, C], s [R/128, C/128]) -> float32 [R, C]."""
+    """(q [R, C], s [R/128, C/128], rounded up) -> float32 [R, C]."""
     rows, cols = q.shape
+    if rows % BLOCK:
+        return q.float() * s.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)
     blocks = q.float().reshape(rows // BLOCK, BLOCK, cols // BLOCK, BLOCK)
     return (blocks * s[:, None, :, None]).reshape(rows, cols)
 
@@ -111,7 +116,7 @@ _ROWS = "q float8_e4m3fn M,K; s float32 K//128,M"
 _BLOCKS = "q float8_e4m3fn M,K; s float32 M//128,K//128"
 _X = "x bfloat16 M,K"
 OPERANDS: dict[str, Operands] = {
-    f"{FAMILY}/gemm_nt": _operands("MNK", f"{_A}; b_s float32 N//128,K//128", "c bfloat16 M,N"),
+    f"{FAMILY}/gemm_nt": _operands("MNK", f"{_A}; b_s float32 -(-N//128),K//128", "c bfloat16 M,N"),
     f"{FAMILY}/gemm_nt_rows": _operands("MNK", f"{_A}; b_s float32 K//128,N", "c bfloat16 M,N"),
     f"{FAMILY}/quant_1x128": _operands("MK", _X, _ROWS),
     f"{FAMILY}/quant_128x128": _operands("MK", _X, _BLOCKS),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,10 +13,8 @@ from .operands import NoFit, Operands
 from .oracle import numpy_reference
 from .plans.format import ALIGNMENT
 from .torch_contract import OPERANDS, REFERENCES, Tensors
-from .torch_launch import Call, device_key, runner
+from .torch_launch import Call, Run, device_key, runner
 from .torch_ops import LAUNCHER, NAMESPACE
-
-Run = Callable[[Sequence[torch.Tensor]], Tensors]
 
 
 class Side:
@@ -38,18 +36,19 @@ class Side:
 
     def results(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         """As a call, always a tuple."""
-        device = inputs[0].device
-        run = self._runs.get((device, *[tensor.shape for tensor in inputs]))
-        for tensor, dtype in zip(inputs, self._dtypes, strict=False):
-            if tensor.dtype is not dtype:
-                run = None
-        if run is None:
-            run = self._resolved(inputs)
+        key: list[Any] = []
+        addresses: list[int] = []
         for tensor in inputs:
-            if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
-                inputs = [t.contiguous().clone() for t in inputs]
-                break
-        return run(inputs)
+            address = tensor.data_ptr()
+            if address % ALIGNMENT or not tensor.is_contiguous():
+                return self.results([t.contiguous().clone() for t in inputs])
+            addresses.append(address)
+            key += (tensor.shape, tensor.dtype, tensor.get_device())
+        kind = tuple(key)
+        run = self._runs.get(kind)
+        if run is None:
+            run = self._runs[kind] = self._resolved(inputs)
+        return run(inputs, addresses)
 
     def device_key(self, tensor: torch.Tensor) -> str:
         """How tables name the tensor's device."""
@@ -75,10 +74,9 @@ class Side:
         else:
             names, call = [operand.name for operand in self.operands.inputs], served.call
 
-            def run(given: Sequence[torch.Tensor]) -> Tensors:
+            def run(given: Sequence[torch.Tensor], addresses: Sequence[int]) -> Tensors:
                 return call(dict(zip(names, given, strict=True)))
 
-        self._runs[(device, *[tensor.shape for tensor in inputs])] = run
         return run
 
 
@@ -93,7 +91,7 @@ def reference_of(operator: str, operands: Operands, dims: Sequence[int]) -> Call
         given = {name: _to_numpy(tensor) for name, tensor in inputs.items()}
         device = next(iter(inputs.values())).device
         found = oracle(given)
-        return tuple(_to_torch(a, o.dtype, device) for a, o in zip(found, operands.outputs, strict=True))
+        return tuple(to_torch(a, o.dtype, device) for a, o in zip(found, operands.outputs, strict=True))
 
     return call
 
@@ -110,7 +108,8 @@ def _to_numpy(tensor: torch.Tensor) -> Any:
     return raw.view(np.dtype(getattr(ml_dtypes, name, name)))
 
 
-def _to_torch(array: Any, dtype: str, device: torch.device) -> torch.Tensor:
+def to_torch(array: Any, dtype: str, device: torch.device) -> torch.Tensor:
+    """A NumPy array, of a dtype torch knows by this name, on a device."""
     import numpy as np
 
     bits = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}[array.dtype.itemsize]

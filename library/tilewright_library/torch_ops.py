@@ -139,6 +139,11 @@ def linear_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> Tensors:
     return _product("gemm_nt", (x_q, x_s), plain_weight(kept_w, n, k)), _packed(xt_q, xt_s)
 
 
+def linear_infer_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> torch.Tensor:
+    """y [M, N] alone, with w quantised before."""
+    return _product("gemm_nt", _quantise("quant_1x128", x), plain_weight(kept_w, n, x.shape[1]))
+
+
 def linear_backward(
     dy: torch.Tensor, kept_x: torch.Tensor, kept_w: torch.Tensor, k: int, need_x: bool, need_w: bool
 ) -> Tensors:
@@ -224,9 +229,9 @@ torch.library.register_autograd(f"{NAMESPACE}::linear", _differentiate, setup_co
 def gemm_fp8_blockwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """``x`` [..., K] and ``w`` [N, K] in bfloat16 -> [..., N] in bfloat16, differentiable in both.
 
-    The recipe needs N and K in multiples of 128, and, for a gradient, the product of the leading dimensions of x
-    as well; other shapes are multiplied in bf16, with one warning. Raises TypeError for other dtypes and
-    ValueError for shapes that do not fit each other.
+    The recipe needs N and K in multiples of 128. The product of the leading dimensions of x has to be one as well for a
+    gradient, else a multiple of 4 or at most 256. Other shapes are multiplied in bf16, with one warning. Raises
+    TypeError for other dtypes and ValueError for shapes that do not fit each other.
     """
     if not torch.compiler.is_compiling():
         from .torch_eager import straight
@@ -244,9 +249,19 @@ def gemm_fp8_blockwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return y.reshape(*x.shape[:-1], w.shape[0])
 
 
+FEW_ROWS = 256
+"""Up to so many rows any number is multiplied in FP8 where no gradient is due; more have to be a multiple of 4."""
+
+
+def takes_rows(m: int, trains: bool) -> bool:
+    """Whether the recipe, and kernels for it, take so many rows."""
+    if trains:
+        return bool(m) and m % BLOCK == 0
+    return bool(m) and (m % 4 == 0 or m <= FEW_ROWS)
+
+
 def _unfit(rows: torch.Tensor, w: torch.Tensor, trains: bool) -> bool:
-    m = rows.shape[0]
-    return bool(w.shape[0] % BLOCK or w.shape[1] % BLOCK or m % (BLOCK if trains else 4)) or m == 0
+    return bool(w.shape[0] % BLOCK or w.shape[1] % BLOCK) or not takes_rows(rows.shape[0], trains)
 
 
 def _require_operands(x: torch.Tensor, w: torch.Tensor) -> None:

@@ -111,6 +111,12 @@ def product_dims(name: str, workload: Workload) -> tuple[int, int, int]:
     return m, n, k
 
 
+def usual_sizes(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """float32 [M, N]: how large elements of a [M, K] . b [N, K]^T are where signs are random."""
+    left, right = (np.square(x).astype(np.float32) for x in (a, b))
+    return np.sqrt(left @ right.T)
+
+
 def product_tables() -> dict[str, np.ndarray]:
     """Payloads as quantised normal data has them, scales of block maxima between 1.6 and 4.9 (log-uniform)."""
     # the largest of 128 normals is near 2.7, so a standard deviation is 448 / 2.7 after scaling

@@ -33,6 +33,7 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
     product_tables,
     quantise_blocks,
     quantise_rows,
+    usual_sizes,
 )
 from tilewright.seeds.gemm_fp8_blockwise.grouped import DepthGroups, RowGroups, groups
 from tilewright.seeds.gemm_fp8_blockwise.points import FEW_ROWS
@@ -67,7 +68,10 @@ class BlockwiseGemm:
     columns: int
     suites: Mapping[str, Suite]
     kernels: Mapping[str, SeedKernel]
-    gates: tuple[Gate, ...] = (SnrGate("field", "exact", 25.0), SnrGate("exact", "exact", 45.0))
+    gates: tuple[Gate, ...] = (
+        SnrGate("field", "exact", 25.0),
+        SnrGate("exact", "exact", 45.0, usual="usual"),
+    )
     input_kinds: tuple[str, ...] = INPUT_KINDS
 
     @property
@@ -102,10 +106,10 @@ class BlockwiseGemm:
         return {"a_q": a_q, "a_s": a_s, "b_q": b_q, "b_s": b_s}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
-        """``exact``: the float64 product of the dequantised operands."""
+        """``exact``: the float64 product of the dequantised operands; ``usual``: how large its elements usually are."""
         a = dequantise_rows(inputs["a_q"], inputs["a_s"])
         b = (dequantise_rows if self.columns else dequantise_blocks)(inputs["b_q"], inputs["b_s"])
-        return {"exact": {"c": a @ b.T}}
+        return {"exact": {"c": a @ b.T}, "usual": {"c": usual_sizes(a, b)}}
 
     def tables(self) -> Mapping[str, np.ndarray]:
         """Payloads as quantised normal data has them, scales of block maxima between 1.6 and 4.9 (log-uniform)."""

@@ -23,15 +23,16 @@ SCRATCH_BYTES = 320
 class _Shape:
     """As much of a plan as a chain looks at: operands, buffers, one of them scratch."""
 
-    def __init__(self, operator: str, dims: Sequence[int]) -> None:
+    def __init__(self, operator: str, dims: Sequence[int], scratch: bool) -> None:
         operands = OPERANDS[operator]
         named = operands.named(dims)
         self.inputs = [Tensor(o.name, o.dtype, o.sizes(named)) for o in operands.inputs]
         sizes = [math.prod(o.sizes(named)) * DTYPE_BYTES[o.dtype] for o in operands.outputs]
         # the scratch comes first, so that outputs are not simply the buffers in order
-        self.buffers = (SCRATCH_BYTES, *sizes)
+        self.scratch = (SCRATCH_BYTES,) if scratch else ()
+        self.buffers = (*self.scratch, *sizes)
         self.outputs = [
-            Output(o.name, o.dtype, o.sizes(named), number + 1, 0)
+            Output(o.name, o.dtype, o.sizes(named), number + len(self.scratch), 0)
             for number, o in enumerate(operands.outputs)
         ]
 
@@ -39,8 +40,8 @@ class _Shape:
 class MemoryPlan:
     """One operator at one shape, on addresses."""
 
-    def __init__(self, operator: str, dims: Sequence[int]) -> None:
-        self.operator, self.plan = operator, _Shape(operator, dims)
+    def __init__(self, operator: str, dims: Sequence[int], scratch: bool = True) -> None:
+        self.operator, self.plan = operator, _Shape(operator, dims, scratch)
         self.calls: list[tuple[list[int], int]] = []
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
@@ -49,7 +50,8 @@ class MemoryPlan:
         self.calls.append((list(addresses), stream))
         inputs = {t.name: _at(address, t) for t, address in zip(self.plan.inputs, addresses, strict=False)}
         buffers = addresses[len(self.plan.inputs) :]
-        ctypes.memset(buffers[0], 0xA5, SCRATCH_BYTES)
+        if self.plan.scratch:
+            ctypes.memset(buffers[0], 0xA5, SCRATCH_BYTES)
         for output, result in zip(self.plan.outputs, REFERENCES[self.operator](inputs), strict=True):
             _at(buffers[output.buffer], output).copy_(result)
 

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tilewright.fitness import detail
 from tilewright.fitness.detail import INEXACT, ROUNDED, Allowance, allowance, objection, turned_too_far
 from tilewright.fitness.gates import failure, read_gates, snr_db
 from tilewright.seeds.operator import AgreementGate, SnrGate
@@ -107,10 +108,14 @@ def test_the_noise_of_the_whole_is_judged_to_a_decibel_and_a_half():
     wanted = np.ones((32, 32))
     allowed = Allowance(worst=1.0, sign=1.0, rounded=True)
     expected = (1 / 8) ** 2
-    for factor, passes in ((10**0.149, True), (10**0.151, False)):
+    chance = np.sqrt(2 / wanted.size)
+    for factor, passes in ((10**0.149 + chance, True), (10**0.151 + chance, False)):
         output = wanted + np.sqrt(expected * factor)
         assert (objection(output, wanted, allowed) is None) is passes
         assert objection(output, wanted, Allowance(1.0, 1.0, rounded=False)) is None
+    few = np.array([1.0] * 4 + [1e-9] * 1000)
+    assert detail._chance(few) == pytest.approx(np.sqrt(1 / 2)), "four elements make up all of it"
+    assert detail._chance(np.zeros(4)) == 0.0
 
 
 def test_tiles_are_judged_by_what_is_usual_in_them():
@@ -283,3 +288,50 @@ def test_sums_of_few_bits_are_off_by_a_share_of_their_products() -> None:
     blocks = wanted.copy()
     blocks[:64] = 0
     assert objection(blocks.astype(ml_dtypes.bfloat16), blocks, few) is None, "half of what is there is zero"
+
+
+def test_in_a_single_row_operands_say_where_an_outlying_column_s_sum_happens_to_be_small() -> None:
+    """Its column has no other element that could tell."""
+    wanted = np.random.default_rng(4).standard_normal((1, 96))
+    usual = np.ones_like(wanted)
+    usual[0, 70], wanted[0, 70] = 64.0, 0.5
+    few = allowance(SnrGate("exact", "exact", 45.0), INEXACT)
+
+    def off(column: int, error: float) -> np.ndarray:
+        output = wanted.copy()
+        output[0, column] += error
+        return output.astype(ml_dtypes.bfloat16)
+
+    assert objection(off(70, 0.03), wanted, few) is not None, "what is around it does not explain it"
+    assert objection(off(70, 0.03), wanted, few, usual) is None
+    assert objection(off(70, 2.0), wanted, few, usual) is not None
+    assert objection(off(69, 0.03), wanted, few, usual) is not None
+    gate = SnrGate("exact", "exact", 20.0, worst=1e-6, usual="usual")
+    for sizes, passes in ((usual, True), (np.ones_like(usual), False)):
+        answers = {"exact": {"c": wanted}, "usual": {"c": sizes}}
+        (reading,) = read_gates((gate,), {"c": off(70, 0.03)}, answers, "outliers", least=INEXACT)
+        assert reading.passed is passes
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize("seed", range(4))
+def test_tiles_acquit_nothing_that_elements_would_convict(monkeypatch, dtype, seed):
+    rng = np.random.default_rng(seed)
+    _, _, wanted = product(seed, m=70, n=45)
+    wanted[rng.random(wanted.shape) < 0.1] = 0
+    wanted[:33] *= 10.0 ** -rng.integers(0, 6)
+    allowed = allowance(SnrGate("exact", "exact", 45.0, worst=float(2.0 ** -rng.integers(-2, 6))))
+
+    def said():
+        rngs = np.random.default_rng(seed)
+        found = []
+        for fault in (0.0, -1.0, 1.5, 20.0):
+            output = np.clip(wanted, -400, 400).astype(dtype)
+            place = rngs.integers(output.size)
+            output.flat[place] = float(output.flat[place]) * fault
+            found.append(objection(output, wanted, allowed))
+        return found
+
+    quickly = said()
+    monkeypatch.setattr(detail, "_surely_explained", lambda *_: False)
+    assert quickly == said()

@@ -8,6 +8,7 @@ import pytest
 from tilewright.fitness.llo import ParseError
 from tilewright.fitness.memory import Rules, replay
 from tilewright.fitness.replay import Events, Kind, read_events
+from tilewright.fitness.timeline import read_critical_path
 
 RULES = Rules(clock=1e9, read=1e12, write=5e11, turn=0.0, latency=1e-6)
 
@@ -37,7 +38,7 @@ Length to end: 1, %7 = dma.vmem_to_hbm
 
 
 def test_events_say_what_is_copied_what_is_waited_for_and_how_long_the_core_works():
-    found = read_events(BUNDLES, CRITICAL, 100)
+    found = read_events(BUNDLES, read_critical_path(CRITICAL, 100), 100)
     assert found.kinds.tolist() == [Kind.READ, Kind.READ, Kind.WAIT, Kind.WAIT, Kind.WRITE]
     assert found.sizes.tolist() == [3200, 6400, 3200, 6400, 1600]
     assert found.ready.tolist() == [-1, -1, 0, 1, -1]
@@ -54,7 +55,10 @@ def test_a_flag_that_is_a_constant_is_the_flag_it_is():
         b"wait %s0_s1, 100", b"wait %s0_s1, 200"
     )
     swapped = both.replace(b"wait %s0_s1, 200", b"wait [#allocation7 + $0x1], 200", 1)
-    assert constant != BUNDLES and read_events(swapped, CRITICAL, 100).ready.tolist()[2] == 1
+    assert (
+        constant != BUNDLES
+        and read_events(swapped, read_critical_path(CRITICAL, 100), 100).ready.tolist()[2] == 1
+    )
 
 
 SPILLED = b"""0x0: bundle slots:
@@ -77,12 +81,12 @@ SPILLED = b"""0x0: bundle slots:
 
 def test_a_flag_is_followed_through_a_spill_slot_as_it_was_when_it_was_loaded():
     critical = b"Length to end: 90, %1 = sst\nLength to end: 40, %9 = dma.done.wait %s8_s1, 100\n"
-    assert list(read_events(SPILLED, critical, 100).ready) == [-1, -1, 1, 0]
+    assert list(read_events(SPILLED, read_critical_path(critical, 100), 100).ready) == [-1, -1, 1, 0]
 
 
 def test_a_dump_without_bundles_is_refused():
     with pytest.raises(ParseError):
-        read_events(b"", CRITICAL, 100)
+        read_events(b"", read_critical_path(CRITICAL, 100), 100)
 
 
 def events(*steps):

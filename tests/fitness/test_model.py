@@ -19,7 +19,7 @@ from tilewright.fitness.llo import (
 )
 from tilewright.fitness.memory import replay
 from tilewright.fitness.replay import Events, Kind
-from tilewright.fitness.timeline import read_timeline
+from tilewright.fitness.timeline import read_critical_path, read_timeline
 
 CHIP = CHIPS["tpu7x"]
 PROFILE = 'hlo_op_estimate {\n  hlo_op_name: "k.1"\n  estimated_cycles: 34252\n  num_equivalent_hlos: 2\n}\n'
@@ -92,7 +92,7 @@ Length to end: 100, %11 = vst [vmem:[#allocation42_spill] sm:$0xff] /*vst_source
 
 def test_the_timeline_places_work_in_bins():
     last = b"0x3: bundle slots:\n  %11 = vst [vmem:[#allocation42_spill] sm:$0xff] /*vst_source=*/%v8_v14\n"
-    found = read_timeline(BUNDLES + last, CRITICAL, 1000, CHIP, drawn=True)
+    found = read_timeline(BUNDLES + last, read_critical_path(CRITICAL, 1000), 1000, CHIP, drawn=True)
     timeline, lanes, waits = found["timeline"], found["timeline"]["lanes"], found["timeline"]["waits"]
     assert found["critical_path"] == {"mxu": 500, "dma": 400, "spill": 100}
     assert timeline["unit"] == "cycles" and timeline["bins"][-1] == 1000
@@ -103,8 +103,12 @@ def test_the_timeline_places_work_in_bins():
     assert {name: sum(values) * 5 for name, values in waits.items()} == pytest.approx(found["critical_path"])
     assert waits["dma"][79] == waits["mxu"][80] == waits["spill"][199] == 1.0
     assert found["overlap"] == {"mxu_with_valu": 0.125, "valu_with_mxu": 1.0}
-    assert read_timeline(BUNDLES + b"0x3: bundle slots:\n\n\n", CRITICAL, 1000, CHIP, drawn=False)
-    assert "timeline" not in read_timeline(BUNDLES, CRITICAL, 1000, CHIP, drawn=False)
+    assert read_timeline(
+        BUNDLES + b"0x3: bundle slots:\n\n\n", read_critical_path(CRITICAL, 1000), 1000, CHIP, drawn=False
+    )
+    assert "timeline" not in read_timeline(
+        BUNDLES, read_critical_path(CRITICAL, 1000), 1000, CHIP, drawn=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +124,7 @@ def test_the_timeline_places_work_in_bins():
 )
 def test_a_schedule_that_does_not_read_is_a_parse_error(bundles, critical, cycles):
     with pytest.raises(ParseError):
-        read_timeline(bundles, critical, cycles, CHIP, drawn=True)
+        read_timeline(bundles, read_critical_path(critical, cycles), cycles, CHIP, drawn=True)
 
 
 def run_of(events):

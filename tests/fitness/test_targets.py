@@ -9,7 +9,7 @@ from tilewright.fitness.architectures import ARCHITECTURES
 from tilewright.fitness.chips import CHIPS
 from tilewright.fitness.evaluation import FigureKind, Reached
 from tilewright.fitness.gpus import GPUS, local_gpu, local_name
-from tilewright.fitness.targets import MEASURED_TPUS, Target, UnknownTarget, load_target, targets
+from tilewright.fitness.targets import MEASURED_TPUS, Target, UnknownTarget, load_target, target_text, targets
 
 
 def test_every_part_is_a_target_of_its_kind():
@@ -107,3 +107,9 @@ def test_peaks_of_narrow_types_are_those_of_wide_ones_doubled():
     for hbm, peaks in gpus.KNOWN.values():
         assert all(round(peaks[kind] / peaks["bf16"], 1) == 2.0 for kind in peaks if kind != "bf16")
         assert 2e11 < hbm < 1e13
+
+
+def test_people_read_the_products_name() -> None:
+    name = local_name("NVIDIA H200", 90, 132, 232448, 62914560)
+    assert load_target(name).label == "NVIDIA H200 (measured)"
+    assert [target_text(n) for n in (name, "h200", "cuda", None)] == ["NVIDIA H200", "h200", "cuda", "None"]

@@ -9,8 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from testkit.library.memory_plans import MemoryLauncher  # noqa: E402
-from tilewright.evolve.promote.runtime import store, torch_eager, torch_launch, torch_ops  # noqa: E402
+from testkit.library.memory_plans import MemoryLauncher, MemoryPlan  # noqa: E402
+from tilewright.evolve.promote.runtime import (  # noqa: E402
+    store,
+    torch_contract,
+    torch_eager,
+    torch_launch,
+    torch_ops,
+)
 from tilewright.evolve.promote.runtime.torch_eager import Layer  # noqa: E402
 
 M, N, K = 256, 384, 128
@@ -63,6 +69,35 @@ def test_a_chain_gives_what_the_operators_give_one_by_one(
         assert torch.equal(ours, wanted)
     assert torch.equal(layer.infer(x, w), torch_ops.linear_forward_only(x, w))
     assert {stream for plan in launcher.plans.values() for _, stream in plan.calls} == {77}
+
+
+@pytest.mark.parametrize("rows", [1, 5, M])
+def test_a_served_layer_takes_any_few_rows_and_a_weight_quantised_before(
+    launcher: MemoryLauncher, rows: int
+) -> None:
+    x, w, _ = operands()
+    kept = torch_ops.quantise_weight(w)
+    layer = Layer(rows, N, K, torch.device("cpu"))
+    y = layer.infer_kept(x[:rows].contiguous(), kept)
+    launched = {name for name, _ in launcher.plans if launcher.plans[name, _].calls}
+    assert launched == {"quant_1x128", "gemm_nt"}
+    assert torch.equal(y, torch_ops.linear_infer_kept(x[:rows], kept, N))
+    assert torch.equal(y, torch_ops.linear_forward_only(x[:rows], w))
+
+
+def test_a_plan_s_launches_are_kept_for_addresses_that_come_again(launcher: MemoryLauncher) -> None:
+    x = operands()[0]
+    plan = MemoryPlan(f"{torch_ops.FAMILY}/quant_1x128", (M, K), scratch=False)
+    run = torch_launch.runner(plan, torch.device("cpu"))
+    wanted = torch_contract.quantise_rows(x)
+    held = []
+    for _ in range(8):
+        held.append(run([x], [x.data_ptr()]) if len(held) % 2 else run([x]))
+        assert all(torch.equal(a, b) for a, b in zip(held[-1], wanted, strict=True))
+        if len(held) > 1:
+            held.pop(0)
+    assert len(plan.calls) == 8
+    assert len({tuple(addresses) for addresses, _ in plan.calls}) > 1, "results that are held are left alone"
 
 
 def test_only_what_is_needed_runs(launcher: MemoryLauncher) -> None:

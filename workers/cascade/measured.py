@@ -10,6 +10,7 @@ confirmed never exceeds the champion's.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +39,7 @@ from tilewright.workers.cascade.modelled_stages import CompileStage, TraceStage
 from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.launch import Launcher, Spawn
 from tilewright.workers.child.session import SessionDied
-from tilewright.workers.device.compile_ahead import CompileAheadStage
+from tilewright.workers.device.compile_ahead import CompileAheadStage, CompilePace
 from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import (
     CLAIM_SECONDS,
@@ -77,16 +78,18 @@ class MeasuredCascade(Cascade):
         compiler: FreshChildren | None = None,
         truth: Truth | None = None,
         samples: Samples | None = None,
+        pace: CompilePace | None = None,
     ) -> None:
         """``compiler``: children that compile for the target, where some were started before; closed with this.
 
-        ``truth``, ``samples``: of the operator, for cascades that share them.
+        ``truth``, ``samples``: of the operator, for cascades that share them. ``pace``: that candidates compile at.
         """
         self._pallas = isinstance(target.part, Chip)
         launcher: Launcher = pallas_template() if self._pallas else Spawn()
         super().__init__(operator, target, suite, limits, scratch, launcher, truth)
         self._samples = samples or Samples(operator, station)
         self._station = station
+        self._pace = pace
         ahead = not (self._pallas or target.interpreted)
         self._compiler = (compiler or compile_children(target.gpu, scratch)) if ahead else None
         self._due = Ahead([])
@@ -119,7 +122,7 @@ class MeasuredCascade(Cascade):
             self._due = due = Ahead([lambda: gates.prepare(request), lambda: screen.prepare(request)])
             gates.due, screen.due = (lambda: due.wait(0)), (lambda: due.wait(1))
         if self._compiler is not None:
-            steps.append(CompileAheadStage(self._compiler))
+            steps.append(CompileAheadStage(self._compiler, self._pace))
         race = RaceStage([screen], _descriptors)
         stage, failure = run_steps([*steps, gates, race], request, found, on_stage)
         # what keeps to a part of the suite has no fitness to compare with the champion's
@@ -140,8 +143,7 @@ class MeasuredCascade(Cascade):
         entry = Entry(request.genome, request.source, request.params, plans=found.plans)
         for _ in range(int(CLAIM_SECONDS / _WAIT_SECONDS)):
             champion = self._station.champion()
-            fitness = geometric_mean(f.rate for f in found.figures)
-            if champion is not None and (champion.entry.id == entry.id or fitness < NEAR * champion.fitness):
+            if champion is not None and (champion.entry.id == entry.id or not _near(champion, found)):
                 return None
             if self._station.claim(entry.id):
                 return self._contend(entry, request, found)
@@ -154,12 +156,15 @@ class MeasuredCascade(Cascade):
         crowned = None
         try:
             champion = self._station.champion()
-            fitness = geometric_mean(f.rate for f in found.figures)
-            if champion is not None and fitness >= NEAR * champion.fitness:
+            if champion is not None and _near(champion, found):
+                fitness = geometric_mean(f.rate for f in found.figures)
                 verdict = confirm(self._station, request, found, self._samples, champion, fitness)
+            if isinstance(verdict, Confirmation) and champion is not None:
+                crowned = dataclasses.replace(champion, screens=verdict.screens)
             if champion is None or (isinstance(verdict, Confirmation) and verdict.accepted):
                 fitness = geometric_mean(f.rate for f in found.figures)
-                crowned = Champion(entry, fitness, tuple(found.figures))
+                screens = verdict.screens if isinstance(verdict, Confirmation) else 1.0
+                crowned = Champion(entry, fitness, tuple(found.figures), screens)
         finally:
             self._station.release(entry.id, crowned)
         return verdict
@@ -179,7 +184,7 @@ class MeasuredCascade(Cascade):
         fitness = geometric_mean(f.rate for f in found.figures)
         champion = self._station.champion()
         if champion is not None and not found.crowned:
-            fitness = min(fitness, champion.fitness)
+            fitness = min(fitness * (1.0 if found.paired else champion.screens), champion.fitness)
         return fitness, interval(found.figures, fitness), _descriptors(found)
 
     def _toolchain(self, failure: Failure | None) -> dict[str, str]:
@@ -191,6 +196,12 @@ class MeasuredCascade(Cascade):
         except (OSError, SessionDied):
             return versions
         return {**versions, **{k: str(hello[k]) for k in ("device", "cuda", "torch", "triton") if k in hello}}
+
+
+def _near(champion: Champion, found: Findings) -> bool:
+    """Whether what was screened so may be faster."""
+    fitness = geometric_mean(f.rate for f in found.figures)
+    return fitness * champion.screens >= NEAR * champion.fitness
 
 
 def _descriptors(found: Findings) -> dict[str, str]:

@@ -54,6 +54,9 @@ the least error of a logarithm that a screen is credited with."""
 INTERPRETED_CALLS = 2
 """Most calls a round of an interpreter, whose times mean nothing: some to choose one from that passes the gates."""
 
+SCREENS_OFF = 0.015
+"""Most that screens are taken to be off by, as a logarithm."""
+
 NEAR = 0.995
 """A candidate that screens at this share of the champion's fitness or better is measured against it."""
 
@@ -182,6 +185,9 @@ class Confirmation:
     foreseen: bool = False
     """Whether the ratio takes shapes on which they did not meet as screened."""
 
+    screens: float = 1.0
+    """What is known of screens by now: see ``Champion``."""
+
     @property
     def accepted(self) -> bool:
         """Faster, by more than chance."""
@@ -236,7 +242,7 @@ def confirm(
         if foreseen.value <= 1.0 or clear or (whole and ratio.low > SURELY):
             break  # the other rounds are not likely to show that it is the faster one, or that it is not
     if not whole and not clear:
-        return Confirmation(champion.entry.id, ratio, control, whole=False)
+        return Confirmation(champion.entry.id, ratio, control, whole=False, screens=_screens(champion, off))
     left = [
         _rescaled(f, math.exp(-off), {"foreseen": True}) for f in found.figures if f.workload not in timings
     ]
@@ -246,10 +252,18 @@ def confirm(
         scale = known[name].seconds * factor / figures.seconds
         left.append(_rescaled(figures, scale, {"raw_seconds": figures.seconds, "paired": factor}))
     order = {w.id: n for n, w in enumerate(request.measured)}
-    found.figures = sorted(left, key=lambda f: order[f.workload])
+    found.figures, found.paired = sorted(left, key=lambda f: order[f.workload]), True
+    screens = _screens(champion, off)
     if whole:
-        return Confirmation(champion.entry.id, ratio, control)
-    return Confirmation(champion.entry.id, foreseen, control, whole=False, foreseen=True)
+        return Confirmation(champion.entry.id, ratio, control, screens=screens)
+    return Confirmation(champion.entry.id, foreseen, control, whole=False, foreseen=True, screens=screens)
+
+
+def _screens(champion: Champion, off: float) -> float:
+    """Half of what was known and half of what this meeting says, within bounds: a wrong one keeps contenders out."""
+    known = math.log(champion.screens)
+    mean = (known + off) / 2 if known else off
+    return math.exp(max(-SCREENS_OFF, min(SCREENS_OFF, mean)))
 
 
 def _rescaled(figures: WorkloadFigures, scale: float, noted: Mapping[str, Any]) -> WorkloadFigures:

@@ -5,6 +5,9 @@ data (``jaxpr_codec``); one child that makes the kernel from that, lowers it and
 2.5 s); one child that compiles and simulates what was lowered (1 s and up). Only the first holds the candidate's
 Python. The parent alone holds the oracle, reads the dumps, and says the verdict.
 
+Where the campaign vouches for the source (``best`` is infinite: the user's own, under other parameters), what goes
+wrong is that it does not compile, and the gates come after the simulation.
+
 The gates are passed once more on shapes that are chosen after that (``to_verify``): by a candidate that would be the
 best so far, by one whose kernel does other kinds of operations there than on the checked shapes, and where it is cheap.
 A finalist passes them on all kinds of inputs.
@@ -26,6 +29,7 @@ from tilewright.seeds.operator import Operator, Suite
 from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, run_steps
 from tilewright.workers.cascade.modelled_stages import (
+    CheckStage,
     CompileStage,
     MeasureStage,
     TraceStage,
@@ -77,18 +81,18 @@ class ModelledCascade(Cascade):
         if (absent := libtpu_simulator.missing_parts()) is not None:
             return run_steps([DialectStage("build"), _Missing(absent)], request, found, on_stage)
         request = self._prepared(request)
-        steps: list[StageStep] = [DialectStage("build"), TraceStage()]
+        vouched = request.best == math.inf
+        steps: list[StageStep] = [DialectStage("build"), TraceStage(checks=not vouched)]
         timing: list[StageStep] = [CompileStage(), MeasureStage()]
         if request.race is not None:
             timing = [CompileStage(compiles=False), RaceStage(timing, _descriptors)]
-        stage, failure = run_steps([*steps, *timing], request, found, on_stage)
-        if failure is not None or not request.checked:
-            return stage, failure
-        best = request.final or geometric_mean(f.rate for f in found.figures) > request.best
-        if shapes := to_verify(request, found, best=best):
-            checked, failure = run_steps([VerifyStage(shapes)], request, found, on_stage)
-            stage = checked if failure is not None else stage
-        return stage, failure
+        gates = [CheckStage()] if vouched and request.checked else []
+        stage, failure = run_steps([*steps, *timing, *gates], request, found, on_stage)
+        if failure is None and request.checked:
+            best = request.final or geometric_mean(f.rate for f in found.figures) > request.best
+            if shapes := to_verify(request, found, best=best):
+                stage, failure = run_steps([VerifyStage(shapes)], request, found, on_stage)
+        return (stage, failure) if failure is not None else (Stage.MEASURE, None)
 
     def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         fitness = geometric_mean(f.rate for f in found.figures)

@@ -25,13 +25,27 @@ _RESOURCES = re.compile(
 
 
 class TraceStage:
-    """Runs the candidate's Python in one child, and in another what it traced to: modules, outputs for the gates."""
+    """Runs the candidate's Python in one child, and lowers what it traced to in another."""
 
     stage = Stage.COMPILE
 
+    def __init__(self, *, checks: bool = True) -> None:
+        """With ``checks`` the second child runs it on the gates' inputs as well: most that is wrong ends here."""
+        self._checks = checks
+
     def run(self, request: Request, found: Findings) -> Failure | None:
         """Each answer is judged as it arrives, and the first failure stops its child."""
-        return trace(request, found) or check(request, found)
+        return trace(request, found) or check(request, found, gates=self._checks)
+
+
+class CheckStage:
+    """Passes the gates on what was traced, lowered and timed before."""
+
+    stage = Stage.CHECK
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """One more child."""
+        return check(request, found)
 
 
 def trace(request: Request, found: Findings) -> Failure | None:
@@ -52,9 +66,12 @@ def trace(request: Request, found: Findings) -> Failure | None:
     return failure
 
 
-def check(request: Request, found: Findings) -> Failure | None:
-    """Lower what was traced and run it on the gates' inputs, in a child that never held the candidate's Python."""
-    conversation = _Conversation(request, found)
+def check(request: Request, found: Findings, *, gates: bool = True) -> Failure | None:
+    """Lower what was traced and run it on the gates' inputs, in a child that never held the candidate's Python.
+
+    Without ``gates`` it is lowered alone.
+    """
+    conversation = _Conversation(request, found, request.checked if gates else ())
     outcome = run_pallas_child(
         conversation.job(), request, request.launcher, request.folder, conversation.hear
     )
@@ -77,14 +94,15 @@ def _with_phase(frame: Frame, phase: str) -> Frame:
 class _Conversation:
     """A check child's frames, as the parent understands them."""
 
-    def __init__(self, request: Request, found: Findings) -> None:
+    def __init__(self, request: Request, found: Findings, asked: Sequence[Workload]) -> None:
+        """``asked``: on which of the checked shapes the gates are passed."""
         self.failure: Failure | None = None
-        self._request = request
+        self._request, self._asked = request, asked
         self._found = found
         self._inputs: dict[tuple[str, str], Arrays] = {}
         self._checked: set[tuple[str, str]] = set()
         self._workloads = {w.id: w for w in _workloads(request)}
-        for position, workload in enumerate(request.checked):
+        for position, workload in enumerate(asked):
             for kind in _kinds(request, position):
                 made = request.truth.inputs(workload, request.seed, kind)
                 self._inputs[workload.id, kind] = made
@@ -113,7 +131,7 @@ class _Conversation:
                     "sampled": w.id in request.sampled,
                     "whole": w.id in request.whole_axes,
                 }
-                for w in request.checked
+                for w in self._asked
             ],
         }
         texts = {name: found.traced[name].blobs["text"] for name in self._workloads}
@@ -266,7 +284,8 @@ class MeasureStage:
 
     def _measure(self, request: Request, found: Findings, workload: Workload) -> Failure | None:
         chip, operator = request.target.chip, request.operator
-        run = static_tpu.read_dumps(found.dumps[workload.id], chip, timeline=request.timeline)
+        drawn = request.timeline or (request.final and request.baseline is None and not found.figures)
+        run = static_tpu.read_dumps(found.dumps[workload.id], chip, timeline=drawn)
         time = static_tpu.modelled(run, chip)
         flops, size = operator.flops(workload), request.compulsory_bytes(workload)
         reason = static_tpu.implausible(

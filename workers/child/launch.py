@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -37,33 +37,32 @@ class Streams:
 
 def resident_bytes(pid: int) -> int:
     """Memory that a process and those it started hold now, what they share counted for each; 0 once all have ended."""
-    left, pages = [pid], 0
-    while left:
-        folder = Path("/proc", str(left.pop()))
-        try:
-            pages += int((folder / "statm").read_text(encoding="ascii").split()[1])
-            for thread in (folder / "task").iterdir():
-                left += [int(child) for child in (thread / "children").read_text(encoding="ascii").split()]
-        except (OSError, IndexError):
-            continue  # ended meanwhile
+    pages = sum(int(text.split()[1]) for text in _of_all(pid, "statm"))
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process, of those it started and of what they reaped, up to now."""
-    left, ticks = [pid], 0
-    while left:
-        folder = Path("/proc", str(left.pop()))
-        try:
-            fields = (
-                (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            )
-            ticks += sum(int(field) for field in fields[11:15])
-            for thread in (folder / "task").iterdir():
-                left += [int(child) for child in (thread / "children").read_text(encoding="ascii").split()]
-        except (OSError, IndexError):
-            continue  # ended meanwhile
+    found = (text.rpartition(b")")[2].split() for text in _of_all(pid, "stat"))
+    ticks = sum(sum(map(int, fields[11:15])) for fields in found)
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _of_all(pid: int, name: str) -> Iterator[bytes]:
+    """What this file of a process's folder says, of it and all below it. One that ends meanwhile may be left out."""
+    left = [pid]
+    while left:
+        folder = f"/proc/{left.pop()}"
+        with contextlib.suppress(OSError):
+            text = _read(f"{folder}/{name}")
+            for thread in os.listdir(f"{folder}/task"):
+                left += map(int, _read(f"{folder}/task/{thread}/children").split())
+            yield text
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
 WARDEN_SECONDS = 5.0

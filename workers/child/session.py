@@ -9,6 +9,7 @@ more. A spare that has already imported everything takes its place, so that the 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import secrets
@@ -228,6 +229,8 @@ class SessionPool:
         spoiled = any(frame.data.get("spoiled") for frame in outcome.frames if frame.kind == "error")
         if outcome.ending is not Ending.DONE or spoiled:
             self.replace()
+            with contextlib.suppress(OSError):  # the next job will say why
+                self.warm()
         return outcome
 
     def warm(self) -> None:
@@ -241,10 +244,11 @@ class SessionPool:
         return self._current.cpu_seconds if self._current is not None else 0.0
 
     def replace(self) -> None:
-        """Kill the current child; the spare takes its place."""
+        """Kill the current child; the spare takes its place. Who has lost one has a spare from then on."""
         if self._current is not None:
             self._current.close()
             self.replaced += 1
+            self.config = dataclasses.replace(self.config, spare=True)
         self._current, self._spare = self._spare, None
 
     def close(self) -> None:
@@ -257,8 +261,8 @@ class SessionPool:
     def _session(self) -> Session:
         if self._current is None:
             self._current = Session(self.config)
-        if self.config.spare and self._spare is None:
-            self._spare = Session(self.config)
+        if self.config.spare and self._spare is None and self._current.hello is not None:
+            self._spare = Session(self.config)  # once the first one waits for nothing any more
         return self._current
 
 

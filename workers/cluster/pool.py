@@ -57,11 +57,15 @@ RETRIES = 2
 CALIBRATION_SEED = 0
 """Of the operands that devices are calibrated on."""
 
-SEATS = 8
-"""Jobs for one GPU that are judged at once in this process while Ray starts."""
+SEATS, MOST_SEATS = 12, 16
+"""Jobs for one GPU that are judged at once in this process while Ray starts; and where they are all that there may be,
+so that Ray is not needed."""
 
 HEAD_LOOK_SECONDS = 0.02
 """How long an answer of theirs may lie while workers are waited for."""
+
+FIRST_SECONDS = 8.0
+"""How long Ray's start waits for a first verdict, which it would hold up, where one device measures."""
 
 WARMING_LOOK_SECONDS = 0.1
 """Between two looks at workers that get ready meanwhile."""
@@ -92,6 +96,8 @@ class RayPool:
     _head: HeadStart | None = None
     _first_seed: int | None = None
     _over: threading.Event = field(default_factory=threading.Event)
+    _judged: threading.Event = field(default_factory=threading.Event)
+    """Whether there is a first verdict, or somebody waits for workers."""
     _starting: futures.Future[tuple[list[Worker], list[ActorHandle]]] | None = None
     _one_thread: threadpool_limits | None = None
     device: WarmDevice | None = None
@@ -113,7 +119,8 @@ class RayPool:
         try:
             if target.measured and self.device is None:
                 self.device = warm_device(target, Path(self._folder.scratch))
-            seats = min(settings.count, SEATS) if settings.gpus else 1
+            seats = settings.count if settings.count <= MOST_SEATS else SEATS
+            seats = seats if settings.gpus else 1
             self._head = HeadStart(self._told(str(self._folder.scratch)), seats, self.device)
         except OSError as error:
             raise PoolUnavailable(f"no process can be started: {error}") from error
@@ -133,6 +140,12 @@ class RayPool:
         if self._head is None:
             self.start()
 
+    def start_more(self) -> None:
+        """``start_beside``, unless this process judges on one device as many jobs at once as there would be workers."""
+        head = self._head
+        if head is None or not head.measures or head.seats < self.settings.count:
+            self.start_beside()
+
     def start_beside(self) -> None:
         """Begin with that in another thread. Where it fails, ``wait`` raises PoolUnavailable."""
         if self._folder is None and not self.settings.address:
@@ -141,8 +154,10 @@ class RayPool:
         self._starting = starting
 
         over = self._over
+        patience = FIRST_SECONDS if self._head is not None and self._head.measures else 0.0
 
         def run() -> None:
+            self._judged.wait(patience)
             try:
                 starting.set_result(self._made_workers())
             except Exception as error:  # noqa: BLE001 - raised where it is waited for
@@ -177,6 +192,7 @@ class RayPool:
         if self._starting is None or not (wait or self._starting.done()):
             return
         made, self._starting = self._starting, None
+        self._judged.set()
         futures.wait([made])
         self._let_threads()
         self._workers, self._stations = made.result()
@@ -189,8 +205,11 @@ class RayPool:
         self._assign()
 
     def _let_threads(self) -> None:
-        """In the thread that asked for one: from another it has no effect."""
-        if self._one_thread is not None:
+        """Where neither Ray starts nor jobs are judged here, each in a thread of its own.
+
+        In the thread that asked for one: from another it has no effect.
+        """
+        if self._one_thread is not None and self._starting is None and self._head is None:
             self._one_thread.restore_original_limits()
             self._one_thread = None
 
@@ -386,6 +405,8 @@ class RayPool:
         if self._head is None:
             return []
         done = self._head.finished(seconds if self._head.busy else 0.0)
+        if done:
+            self._judged.set()
         if any(self._is_hung(seat) for seat in self._head.busy):
             done += [(seat.item, None) for seat in self._head.busy]
             self._end_head()
@@ -406,6 +427,7 @@ class RayPool:
             self._head.close()
             self.judged_here += self._head.cpu_seconds
             self._head = None
+            self._let_threads()
 
     # -- one worker ------------------------------------------------------------------------------
 

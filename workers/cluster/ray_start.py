@@ -44,6 +44,9 @@ def start_ray(address: str | None, count: int, gpus: int, folder: RayFolder | No
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # its workers hold the device and judge; compilers, which they are not to wait for, are nice by themselves
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # its log monitor forwards to nobody, and lists the folder ten times a second unless told that it holds many files
+    os.environ.setdefault("RAY_LOG_MONITOR_MANY_FILES_THRESHOLD", "0")
+    os.environ.setdefault("LOG_NAME_UPDATE_INTERVAL_S", "60")
     common: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.ERROR,

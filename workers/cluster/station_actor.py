@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,10 +34,13 @@ CALIBRATION_SECONDS = 180.0
 TALK = "talk"
 """The concurrency group of a station's calls that need no device: jobs of others hold them up no more."""
 
+JOBS = "jobs"
+"""That of jobs on the device: they take turns, and the next one is unpacked beside the one that has it."""
+
 ORACLE = "oracle"
 """That of what the oracle is asked, which may take a while."""
 
-GROUPS = {TALK: 1, ORACLE: 1}
+GROUPS = {TALK: 1, JOBS: 2, ORACLE: 1}
 
 SLIVER = 0.001
 """Of a node's resource: enough to be placed there."""
@@ -51,19 +56,27 @@ class StationActor:
         self._target = load_target(target)
         self._station = LocalStation(self._target.hardware, Path(scratch) if scratch else None)
         self._seeds = OperandSeeds()
+        self._turn = threading.Lock()
+        self._hello: Mapping[str, Any] = {}
         with contextlib.suppress(OSError):  # the first job will say why
             self._station.warm()
 
+    @ray.method(concurrency_group=TALK)
     def hello(self) -> Mapping[str, Any]:
         """As ``workers.device.station.Station``; a station without a device is told apart by its process."""
-        return {calibration.DEVICE: f"process {os.getpid()}", **self._station.hello()}
+        if not self._hello:
+            with self._turn:
+                self._hello = {calibration.DEVICE: f"process {os.getpid()}", **self._station.hello()}
+        return self._hello
 
     @ray.method(concurrency_group=TALK)
     def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
         return self._seeds.seed(proposed, ahead=ahead)
 
+    @ray.method(concurrency_group=JOBS)
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
-        return self._station.run(job, limits)
+        with self._turn:
+            return self._station.run(job, limits)
 
     @ray.method(concurrency_group=ORACLE)
     def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
@@ -71,10 +84,10 @@ class StationActor:
         return self._station.sample(asked, seed)
 
     @ray.method(concurrency_group=TALK)
-    def champion(self, known: tuple[str, float] | None) -> Champion | bool | None:
-        """The champion with its plans, which are large; True for the one that the evaluator knows by id and fitness."""
+    def champion(self, known: tuple[str, float] | None) -> Champion | float | None:
+        """The champion with its plans, which are large; of one that the evaluator knows by id and fitness, the rest."""
         found = self._station.champion()
-        return True if found is not None and (found.entry.id, found.fitness) == known else found
+        return found.screens if found is not None and (found.entry.id, found.fitness) == known else found
 
     @ray.method(concurrency_group=TALK)
     def claim(self, contender: str) -> bool:
@@ -98,9 +111,9 @@ class StationActor:
         effort: tuple[int, int] = EFFORT,
     ) -> bytes:
         """See ``workers.device.comparison``; the answer as JSON."""
-        found = compare(
-            self._station, load_operator(operator), self._target, workloads, entries, seed, effort
-        )
+        made = load_operator(operator)
+        with self._turn:
+            found = compare(self._station, made, self._target, workloads, entries, seed, effort)
         return found.to_json().encode()
 
 
@@ -144,8 +157,10 @@ class RemoteStation:
     def champion(self) -> Champion | None:
         known = self._champion and (self._champion.entry.id, self._champion.fitness)
         found = self._ask(self._handle.champion.remote(known))
-        if found is not True:
-            self._champion = found
+        if isinstance(found, float):
+            assert self._champion is not None
+            found = dataclasses.replace(self._champion, screens=found)
+        self._champion = found
         return self._champion
 
     def claim(self, contender: str) -> bool:

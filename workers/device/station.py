@@ -70,6 +70,8 @@ class Champion:
     entry: Entry
     fitness: float
     figures: tuple[WorkloadFigures, ...]
+    screens: float = 1.0
+    """By what a screened fitness is multiplied to compare with this one: as contenders fared that met the champion."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,8 @@ class LocalStation:
         self._plans: OrderedDict[str, dict[str, bytes]] = OrderedDict()
         self._champion: Champion | None = None
         self._claim: tuple[str, float] | None = None
+        self._counted: tuple[int, float] | None = None
+        """The child by its number, and its CPU seconds, as they were after the latest job."""
 
     def hello(self) -> Mapping[str, Any]:
         return self._keeper.hello()
@@ -184,10 +188,13 @@ class LocalStation:
         identity = self._keeper.hello().get("identity")
         self._keep(job)
         with exclusive(None if identity is None else str(identity)):
-            before = self._keeper.cpu_seconds
+            if self._counted is None or self._counted[0] != self._keeper.replaced:
+                self._counted = self._keeper.replaced, self._keeper.cpu_seconds
             outcome = self._keeper.run(job, limits)
+        (child, before), after = self._counted, self._keeper.cpu_seconds
         # a child that was replaced counts anew
-        outcome.cpu_seconds = max(0.0, self._keeper.cpu_seconds - before)
+        outcome.cpu_seconds = max(0.0, after - before) if child == self._keeper.replaced else 0.0
+        self._counted = self._keeper.replaced, after
         self.busy_seconds += outcome.seconds
         return outcome
 

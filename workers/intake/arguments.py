@@ -1,16 +1,17 @@
 """A call as text: ``f32[4096, 12672], dim=1``. Tensors by dtype and shape, all else as Python literals.
 
-``i64[512] < 32000`` are integers from 0 on, ``i32[4].sums(1024)`` such that add up; ``bf16[128, 64].T`` and
-``bf16[2, 8, 64].permute(1, 0, 2)`` are views of memory of that shape; ``f32[]`` has no dimensions; ``x=f32[8]`` is by
-keyword; ``[f32[8], f32[8]]`` a list of tensors.
+``i64[512] < 32000`` are integers from 0 on, ``i32[4].sums(1024)`` such that add up, ``f32[512] * 0.01`` floats of that
+size; ``bf16[128, 64].T`` and ``bf16[2, 8, 64].permute(1, 0, 2)`` are views of memory of that shape; ``f32[]`` has no
+dimensions; ``x=f32[8]`` is by keyword; ``[f32[8], f32[8]]`` a list of tensors.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 DTYPES: Mapping[str, str] = {
@@ -40,6 +41,9 @@ class TensorArgument:
     order: tuple[int, ...] = ()
     total: int = 0
     """What integers add up to."""
+
+    size: float = 1.0
+    """Of floats, their standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -97,16 +101,28 @@ def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt) and len(node.ops) == 1:
         tensor, bound = _value(node.left), ast.literal_eval(node.comparators[0])
         if isinstance(tensor, TensorArgument) and isinstance(bound, int):
-            return TensorArgument(tensor.dtype, tensor.shape, bound, tensor.order)
+            return replace(tensor, below=bound)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        sides = _value(node.left), _value(node.right)
+        tensor, size = sides if isinstance(sides[0], TensorArgument) else sides[::-1]
+        floats = isinstance(tensor, TensorArgument) and "float" in tensor.dtype
+        if (
+            not floats
+            or isinstance(size, bool)
+            or not isinstance(size, int | float)
+            or not 0 < size < math.inf
+        ):
+            raise BadCall(f"--args: {ast.unparse(node)} must be a tensor of floats times a number above 0")
+        return replace(tensor, size=float(size))
     if isinstance(node, ast.Attribute) and node.attr == "T":
         tensor = _value(node.value)
         if isinstance(tensor, TensorArgument) and len(tensor.shape) == 2:
-            return TensorArgument(tensor.dtype, tensor.shape, tensor.below, (1, 0))
+            return replace(tensor, order=(1, 0))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "permute":
         tensor, order = _value(node.func.value), tuple(_value(a) for a in node.args)
         if not isinstance(tensor, TensorArgument) or sorted(order) != list(range(len(tensor.shape))):
             raise BadCall(f"--args: {ast.unparse(node)} must name each dimension of a tensor once")
-        return TensorArgument(tensor.dtype, tensor.shape, tensor.below, order)
+        return replace(tensor, order=order)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sums":
         tensor, total = _value(node.func.value), [_value(a) for a in node.args]
         if (
@@ -118,7 +134,7 @@ def _value(node: ast.expr) -> Any:
             raise BadCall(
                 f"--args: {ast.unparse(node)} must be integers that add up to one whole number above 0"
             )
-        return TensorArgument(tensor.dtype, tensor.shape, tensor.below, tensor.order, total[0])
+        return replace(tensor, total=total[0])
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("device", "torch.device"):
         return Literal('torch.device("cuda")')
     if isinstance(node, ast.List | ast.Tuple):

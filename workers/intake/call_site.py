@@ -16,17 +16,13 @@ import torch
 from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake.arguments import Call, Literal
 from tilewright.workers.intake.device import device_numbers
+from tilewright.workers.intake.draws import draw
 from tilewright.workers.intake.emit import emit
 from tilewright.workers.intake.itself import ITSELF
 from tilewright.workers.intake.literals import Literals
-from tilewright.workers.intake.operator import (
-    Operand,
-    draw,
-    flat,
-    function_of,
-    run_reference,
-)  # fmt: skip
+from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.record import record
+from tilewright.workers.intake.reference import flat, function_of, run_reference
 from tilewright.workers.intake.taken import Origin, Taken
 from tilewright.workers.intake.trace import Refusal
 

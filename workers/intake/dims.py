@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,17 @@ LETTERS = "MNKLPQRSUVWABCDEFGHIJ"
 MOST, MOST_APART = 200, 120
 """Ways to name dimensions that are tried, with tensors of one shape alike and each by itself."""
 
-BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
-"""Sizes of blocks that a dimension may count."""
+MULTIPLE = 16
+"""Times the usual sizes are those that are tried next, for wrappers that cut a dimension into chunks."""
 
-MOST_BLOCKS, MOST_WAYS = 24, 16
-"""Ways to name dimensions, and to say of each what it counts, that are tried."""
+BLOCKS = (128, 2, 64, 32, 16, 256, 512, 1024)
+"""Sizes of blocks that a dimension may count, the usual ones first; the half of another, too."""
+
+LEAST_UNIT = 16
+"""Sizes that are tried are multiples of the largest block, and of this."""
+
+MOST_BLOCKS, MOST_WAYS, MOST_TRIES = 24, 32, 400
+"""Ways to name dimensions, to say of each what it counts, and both together, that are tried."""
 
 RESERVED = frozenset(("torch", "triton", "tl", "math", "inputs", "params", "reference"))
 Place = tuple[Any, ...]
@@ -71,7 +77,8 @@ def operands(
             plain += "_"
         sizes = tuple(tuple(t.shape[axis] for t in tensors) for axis in range(len(tensors[0].shape)))
         below, total = max(t.below for t in tensors), max(t.total for t in tensors)
-        made.append(Operand(plain, tensors[0].dtype, sizes, below, total))  # type: ignore[arg-type]
+        size = tensors[0].size
+        made.append(Operand(plain, tensors[0].dtype, sizes, below, total, size))  # type: ignore[arg-type]
         places.append(place)
     return made, places
 
@@ -85,21 +92,25 @@ def settle(
     """Operands with named dimensions, and those of every call: as many different ones as ``works`` bears.
 
     Two axes of one size need not be one dimension, and of a square matrix mostly are not; nor need tensors of one shape
-    be of the same dimensions. ``works`` is asked with small sizes, multiples of ``size``, that all differ. What
-    ``surely`` bears too, which may cost more, is preferred.
+    be of the same dimensions. ``works`` is asked with small sizes, multiples of ``size``, that all differ, and where it
+    bears none with larger ones. What ``surely`` bears too, which may cost more, is preferred.
     """
     shapes: list[Any] = [tuple(o.shape) for o in raw]
 
     def both(dims: Mapping[str, int], operands: list[Operand]) -> bool:
         return works(dims, operands) and (surely is None or surely(dims, operands))
 
-    alike, apart = itertools.islice(_assignments(shapes), MOST), _assignments(shapes, apart=True)
-    best = _most_names(raw, shapes, alike, calls, both, size)
-    if best is None and len(set(shapes)) < len(shapes):
-        best = _most_names(raw, shapes, itertools.islice(apart, MOST_APART), calls, both, size)
+    best: list[Any] | None = None
+    for unit in (size, MULTIPLE * size):
+        if best is None:
+            best = _most_names(raw, shapes, _assignments(shapes), MOST, calls, both, unit)
+        if best is None and len(set(shapes)) < len(shapes):
+            apart = _assignments(shapes, apart=True)
+            best = _most_names(raw, shapes, apart, MOST_APART, calls, both, unit)
+    best = best or _in_blocks(raw, shapes, calls, both) or None
     if best is None and surely is not None:
-        best = _most_names(raw, shapes, itertools.islice(_assignments(shapes), MOST), calls, works, size)
-    chosen = best or _in_blocks(raw, shapes, calls, works) or next(_assignments(shapes, merged=True))
+        best = _most_names(raw, shapes, _assignments(shapes), MOST, calls, works, size)
+    chosen = best or next(_assignments(shapes, merged=True))
     dims = _dims(shapes, chosen, calls)
     return [_bounded(o, dims[0]) for o in _named(raw, chosen)], dims
 
@@ -107,14 +118,15 @@ def settle(
 def _most_names(
     raw: Sequence[Operand],
     shapes: Sequence[Sizes],
-    ways: Iterable[list[Any]],
+    ways: Iterator[list[Any]],
+    most: int,
     calls: int,
     works: Works,
     size: int,
 ) -> list[Any] | None:
     """Of the ways that work one with the most different names; None where none works."""
     best: tuple[int, list[Any]] | None = None
-    for names in ways:
+    for names in itertools.islice(ways, most):
         count = len({n for shape in names for n in shape if isinstance(n, str)})
         if best is not None and count <= best[0]:
             continue
@@ -125,35 +137,39 @@ def _most_names(
     return best[1] if best else None
 
 
-def _in_blocks(
-    raw: Sequence[Operand],
-    shapes: Sequence[Sizes],
-    calls: int,
-    works: Works,
-) -> list[Any]:
-    """Names where a dimension counts blocks of another, as a scale for every 128 elements does; empty where none do."""
-    for number, names in enumerate(_assignments(shapes)):
-        if number >= MOST_BLOCKS:
-            break
+def _in_blocks(raw: Sequence[Operand], shapes: Sequence[Sizes], calls: int, works: Works) -> list[Any]:
+    """Names where a dimension counts blocks of another, as a scale for every 128 elements does, or is half of it; empty
+    where none do. As few as will do count."""
+    assignments = list(itertools.islice(_assignments(shapes), MOST_BLOCKS))
+    most = max(len({n for shape in names for n in shape}) for names in assignments)
+    tries = 0
+    for number, names in itertools.product(range(1, most), assignments):
         dims = _dims(shapes, names, calls)
-        counts = {
-            name: [
-                (other, by) for other in dims[0] for by in BLOCKS
-                if other != name and all(-(-d[other] // by) == d[name] for d in dims)
-            ]
-            for name in dims[0]
-        }  # fmt: skip
-        counting = [name for name, of in counts.items() if of]
-        for ways in itertools.islice(itertools.product(*(counts[name] for name in counting)), MOST_WAYS):
-            said = {name: f"{other}/{by}" for name, (other, by) in zip(counting, ways, strict=True)}
-            if not said or any(other in said for other, _ in ways):
-                continue
+        for said in itertools.islice(_counted(dims, number), MOST_WAYS):
+            tries += 1
+            if tries > MOST_TRIES:
+                return []
             made = [tuple(said.get(n, n) if isinstance(n, str) else n for n in shape) for shape in names]
-            largest = max(by for _, by in ways)
+            largest = max(LEAST_UNIT, *(int(text.partition("/")[2]) for text in said.values()))
             kept = [name for name in dims[0] if name not in said]
             if works({name: largest * (2 + place) for place, name in enumerate(kept)}, _named(raw, made)):
                 return made
     return []
+
+
+def _counted(dims: Sequence[Mapping[str, int]], number: int) -> Iterator[dict[str, str]]:
+    """Ways to say of so many dimensions which other one they count parts of, and of how many elements."""
+    counts = {
+        name: [
+            f"{other}/{by}" for by in BLOCKS for other in dims[0]
+            if other != name and all(-(-d[other] // by) == d[name] for d in dims)
+        ]
+        for name in dims[0]
+    }  # fmt: skip
+    for chosen in itertools.combinations([name for name, of in counts.items() if of], number):
+        for ways in itertools.product(*(counts[name] for name in chosen)):
+            if not any(way.partition("/")[0] in chosen for way in ways):
+                yield dict(zip(chosen, ways, strict=True))
 
 
 def _bounded(operand: Operand, dims: Mapping[str, int]) -> Operand:

@@ -18,11 +18,8 @@ from tilewright.workers.intake.call_site import (
     Site,
 )
 from tilewright.workers.intake.knobs import Knob
-from tilewright.workers.intake.operator import (
-    Result,
-    TakenOperator,
-    to_tensor,
-)  # fmt: skip
+from tilewright.workers.intake.operator import Result, TakenOperator
+from tilewright.workers.intake.reference import to_tensor
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trial import (
     Running,
@@ -78,19 +75,28 @@ def evidence(site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any],
         }
         return failure(read_gates(operator.gates, named, wanted, "randn"), operator.gates) is None
 
-    def bound(knob: Knob) -> tuple[str, ...] | None:
-        """Echoes that must follow a knob for its neighbours to pass at several tiles; None where they never do."""
+    def bound(knob: Knob) -> tuple[tuple[str, ...], list[int]] | None:
+        """Echoes that must follow a knob for its neighbours to pass at several tiles, and the values on those sides of
+        the default where they do; None where they never do."""
         same = [k.name for k in taken.knobs if k.echo and k.default == knob.default]
         if wide is None:
-            return None if same else ()
-        below = [v for v in knob.values if v < knob.default][-1:]
-        above = [v for v in knob.values if v > knob.default][:1]
+            return None if same else ((), list(knob.values))
+        below, above = (
+            [v for v in knob.values if v < knob.default],
+            [v for v in knob.values if v > knob.default],
+        )
         ways = [(), *((name,) for name in same), *([tuple(same)] if len(same) > 1 else [])]
+        found: tuple[tuple[str, ...], list[int]] | None = None
         for way in ways:
-            ways_on = ({**defaults, knob.name: v, **dict.fromkeys(way, v)} for v in (*below, *above))
-            if all(passes(started(params, wide), wide) for params in ways_on):
-                return tuple(way)
-        return None
+            kept = []
+            for side, nearest in ((below, below[-1:]), (above, above[:1])):
+                tried = [{**defaults, knob.name: v, **dict.fromkeys(way, v)} for v in nearest]
+                kept += side if all(passes(started(params, wide), wide) for params in tried) else []
+            if len(kept) == len(below) + len(above):
+                return tuple(way), kept
+            if kept and found is None:
+                found = tuple(way), kept
+        return found
 
     for knob in taken.knobs:
         if knob.echo:
@@ -104,14 +110,16 @@ def evidence(site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any],
         if knob.certain:
             space[knob.name] = values
             continue
-        others, tied = distinct(site, module, defaults, knob, shapes), bound(knob)
+        others, bounded = distinct(site, module, defaults, knob, shapes), bound(knob)
         if products and knob.default >= LEAST_TILE:
             others = [value for value in others if value >= LEAST_TILE]
-        if tied is None:
+        if bounded is None:
             why = "other values fail where there are several tiles: it is part of the meaning, or repeated elsewhere"
             fixed.append({"name": knob.name, "value": knob.default, "why": why})
             continue
+        tied, fine = bounded
         taken.ties.update(dict.fromkeys(tied, knob.name))
+        others = [value for value in others if value in fine]
         kept, refused, unseen = [knob.default], False, []
         while others:
             some, others = others[:at_once], others[at_once:]

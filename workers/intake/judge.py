@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,15 +11,25 @@ import numpy as np
 
 from tilewright.fitness import detail, gates
 from tilewright.seeds.operator import AgreementGate, BitExactGate, SnrGate
+from tilewright.workers.intake.operator import Operand
 
 EXPECTED_DB: Mapping[str, float] = {"float64": 100.0, "float32": 90.0, "float16": 60.0, "bfloat16": 45.0}
 """What one rounding to a dtype leaves, with room; by the narrowest dtype of operands and results."""
 
+PRODUCTS_DB: Mapping[str, float] = {"float32": 54.0, "float8": 60.0, "float16": 84.0, "int8": 90.0}
+"""What products of matrices leave of a float32 result on a GPU: it keeps 10 bits of each float32 factor, and 14 bits
+of sums of float8 products; products of 16 bits are exact and their sums, as integers, nearly so."""
+
 ROOM_DB = 14.0
 """Roundings within a recipe, between its steps, may cost this much beside."""
 
-PRODUCT_DB = 54.0
-"""A product of float32 matrices keeps 10 bits of each factor on a GPU."""
+_KIND: Mapping[str, str] = {
+    "int8": "int8", "uint8": "int8", "float16": "float16", "bfloat16": "float16",
+    "float8_e4m3fn": "float8", "float8_e5m2": "float8",
+}  # fmt: skip
+
+OWN_ROOM_DB = 10.0
+"""So much better than a wider result's own bar a seed must be for it to hold: what a target's functions may cost."""
 
 CAP: Mapping[str, float] = {"float64": 2.0**-20, "float32": 2.0**-9, "float16": 2.0**-7, "bfloat16": 2.0**-4}
 """Most that one element may be off, as a share of what is usual around it."""
@@ -67,25 +78,42 @@ class Bar:
     worst: float | None
 
 
-def bar(readings: Sequence[Reading], dtypes: Sequence[str], *, products: bool) -> tuple[Bar | None, str]:
-    """The bounds that dtypes explain, seconded by the seed's own error; None and why where the seed is outside."""
+def factors(operands: Sequence[Operand], dims: Mapping[str, int]) -> str:
+    """The kind of what products multiply, a key of ``PRODUCTS_DB``: the widest of the two largest matrices."""
+    matrices = [o for o in operands if len(o.shape) > 1 and o.dtype != "bool"]
+    largest = sorted(matrices, key=lambda o: -math.prod(o.sizes(dims)))[:2]
+    found = {_KIND.get(o.dtype, "float32") for o in largest}
+    return next((k for k in ("float32", "float16", "float8", "int8") if k in found), "float32")
+
+
+def bar(
+    readings: Sequence[Reading], operands: Sequence[str], result: str, products: str
+) -> tuple[Bar | None, str]:
+    """The bounds that dtypes explain, seconded by the seed's own error; None and why where the seed is outside.
+
+    ``products``: the kind of factors of the kernel's products of matrices (a key of ``PRODUCTS_DB``), "" for none. A
+    seed that keeps the precision of a result wider than its operands sets the bar at that.
+    """
+    dtypes = (*operands, result)
     narrow = [d for d in ("bfloat16", "float16", "float32", "float64") if d in dtypes]
     kind = narrow[0] if narrow else "float32"
-    expected = EXPECTED_DB[kind]
-    if products and kind == "float32":
-        expected = PRODUCT_DB
+    loose = kind == "float32" and products in ("float32", "float8")
+    expected = PRODUCTS_DB[products] if kind == "float32" and products else EXPECTED_DB[kind]
     least = min((r.db for r in readings), default=np.inf)
     worst = max(readings, key=lambda r: r.needed)
-    cap = 2.0**-6 if products and kind == "float32" else CAP[kind]
+    cap = 2.0**-6 if loose else CAP[kind]
     if not least >= expected - ROOM_DB or not worst.needed <= cap:
         shown = min(readings, key=lambda r: r.db) if not least >= expected - ROOM_DB else worst
         where = (
             f"element {list(worst.place)} is {worst.found:.6g} where the reference says {worst.wanted:.6g}"
         )
         return None, f"{shown.db:.1f} dB where {kind} explains {expected - ROOM_DB:.0f} dB; {where}"
+    own = PRODUCTS_DB[products] if products and result == "float32" else EXPECTED_DB.get(result, 0.0)
+    if least >= own + OWN_ROOM_DB:
+        expected = max(expected, own)
     min_db = expected if least >= expected + 3 else least - 3
     share = None
-    if kind == "float32" and products:
+    if loose:
         share = max(2.0**-8, 2 * worst.needed)
     elif worst.needed > detail.ROUNDED / 2 or min_db < detail.ROUNDING_DB or least < expected + 8:
         share = max(2 * worst.needed, detail.ROUNDED * 2)
@@ -93,16 +121,14 @@ def bar(readings: Sequence[Reading], dtypes: Sequence[str], *, products: bool) -
 
 
 def bar_of_text(
-    readings: Sequence[Reading], dtypes: Sequence[str], source: str, *, products: bool
+    readings: Sequence[Reading], operands: Sequence[str], result: str, products: str, source: str
 ) -> tuple[Bar | None, str, str]:
     """``bar``; where the seed is outside it, that of a narrower float which the seed's own text converts to. Also the
     name of that float, empty where it was not needed."""
-    found, why = bar(readings, dtypes, products=products)
+    found, why = bar(readings, operands, result, products)
     named = [d for d in ("float16", "bfloat16") if re.search(rf"\b{d}\b", source)]
     for narrow in named if found is None else ():
-        again, _ = bar(
-            readings, [*(d for d in dtypes if d != "bfloat16" or narrow == d), narrow], products=products
-        )
+        again, _ = bar(readings, [*operands, narrow], result, products)
         if again is not None:
             return again, "", narrow
     return found, why, ""

@@ -40,10 +40,8 @@ from tilewright.workers.intake.evidence import (
 from tilewright.workers.intake.itself import ITSELF, Own
 from tilewright.workers.intake.literals import Literals
 from tilewright.workers.intake.load import load
-from tilewright.workers.intake.operator import (
-    Operand,
-    function_of,
-)  # fmt: skip
+from tilewright.workers.intake.operator import Operand
+from tilewright.workers.intake.reference import function_of
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.intake.trial import (
@@ -268,8 +266,9 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
         }
     gated = operator_of(request, site, reference, results, spread)
     wide = several_tiles(request, site, taken, module, defaults, reference)
+    small = [s for s in shapes if not s.looped] or shapes
     deep = functools.cache(lambda: deep_shape(request, site, taken, module, defaults, reference))
-    space, fixed = evidence(site, taken, module, defaults, shapes, gated, wide, deep)
+    space, fixed = evidence(site, taken, module, defaults, small, gated, wide, deep)
     source = taken.with_space(space, {k: defaults[k] for k in space})
     again = load_module(source)
     made = run(again, dict(again.DEFAULTS), shapes[0].inputs["randn"])
@@ -283,12 +282,13 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
         "defaults": {k: defaults[k] for k in space},
         "points": taken.configurations(space, {k: defaults[k] for k in space}),
         "fixed": fixed,
-        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total] for o in site.operands],
+        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total, o.size] for o in site.operands],
         "orders": [dimensions.at(site.calls[0], place).order for place in site.places],
         "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place] for r in results],
         "call": reference.call,
         "precision": reference.precision,
         "check": [s.dims for s in shapes],
+        "small": [s.dims for s in shapes if not s.looped] or [shapes[0].dims],
         "kinds": list(shapes[0].inputs),
         "spread": spread,
         "independent": independent,

@@ -8,19 +8,12 @@ element, and where this is still much work, a process of its own runs it on the 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
-import inspect
-import json
 import math
-import types
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from tilewright.seeds.operator import (
@@ -35,6 +28,10 @@ from tilewright.seeds.operator import (
     Workload,
 )  # fmt: skip
 from tilewright.seeds.sampled import TABLE, WINDOW, Elements, Sample, normal_table, spread_picks
+from tilewright.workers.intake.contract import contract_of
+from tilewright.workers.intake.draws import bound_of, draw, least_of
+from tilewright.workers.intake.dtypes import is_float, is_narrow, numpy_dtype
+from tilewright.workers.intake.reference import function_of, run_reference
 
 KINDS = ("randn", "spread", "repeated")
 SAMPLED = 48
@@ -45,6 +42,9 @@ LOOKED = 1 << 18
 
 HEAVY_ELEMENTS, HEAVY_WORK = 1 << 22, 1 << 31
 """Elements of operands, and operations of products, above which a sample's answer is left to a device."""
+
+PRODUCT_OPERATIONS = 16
+"""Operations of products for each byte moved, below which memory is what a device spends its time on."""
 
 LEAST_CODES = 0.995
 """Share of codes, fp8 or a quantiser's integers, that must be the reference's: sums in another order turn roundings."""
@@ -67,13 +67,14 @@ def size_of(size: int | str, dims: Mapping[str, int]) -> int:
 @dataclass(frozen=True)
 class Operand:
     """``shape``: sizes or names of dimensions. ``below``: exclusive bound of integers, a number or a dimension;
-    ``total``: what they add up to, likewise (group sizes)."""
+    ``total``: what they add up to, likewise (group sizes). ``size``: standard deviation of floats."""
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
     below: int | str = 0
     total: int | str = 0
+    size: float = 1.0
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(size_of(n, dims) for n in self.shape)
@@ -123,9 +124,15 @@ class TakenOperator:
         return self.kinds
 
     @property
+    def contract(self) -> str:
+        """See ``seeds.operator.Told``."""
+        return contract_of(self)
+
+    @property
     def memory_bound(self) -> bool:
-        """Ranked by GB/s where no product of matrices dominates."""
-        return not any(self.work.values())
+        """Ranked by GB/s, unless products make many operations of each byte: a short convolution does not."""
+        shapes = [w for suite in self.suites.values() for w in (*suite.workloads, *suite.check)]
+        return not any(self.work.get(w.id, 0) > PRODUCT_OPERATIONS * self.bytes(w) for w in shapes)
 
     @property
     def gates(self) -> tuple[Gate, ...]:
@@ -133,7 +140,7 @@ class TakenOperator:
         for result in self.results:
             if is_narrow(result.dtype) or is_code(result.dtype, self.operands):
                 found.append(AgreementGate(result.name, result.name, (result.name,), LEAST_CODES))
-            elif _is_float(result.dtype):
+            elif is_float(result.dtype):
                 found.append(SnrGate(result.name, result.name, result.min_db, result.worst))
             else:
                 found.append(BitExactGate(result.name, result.name, (result.name,)))
@@ -148,7 +155,9 @@ class TakenOperator:
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         key = zlib.crc32(f"{workload.id}/{kind}".encode())
         rng = np.random.default_rng([seed, key])
-        return {o.name: draw(o, workload.dims, kind, self.spread, rng) for o in self.operands}
+        return {
+            o.name: draw(o, workload.dims, kind, self.spread, rng, n) for n, o in enumerate(self.operands)
+        }
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
         found = self.answers(inputs)
@@ -167,22 +176,25 @@ class TakenOperator:
 
     def bytes(self, workload: Workload) -> int:
         specs = (*self.inputs(workload), *self.outputs(workload))
-        return sum(math.prod(s.shape) * np.dtype(_numpy(s.dtype)).itemsize for s in specs)
+        return sum(math.prod(s.shape) * np.dtype(numpy_dtype(s.dtype)).itemsize for s in specs)
 
 
 @dataclass(frozen=True)
 class SampledOperator(TakenOperator):
-    """One whose reference treats some axis by itself, so that a few places of a large answer say enough."""
+    """One with large shapes: operands are made where they are needed, and a sample of the answer is looked at."""
 
     def tables(self) -> Mapping[str, np.ndarray]:
         made = {}
         for operand in self.operands:
-            if _is_float(operand.dtype):
-                made[operand.name] = normal_table(1.0).astype(_numpy(operand.dtype))
+            if is_float(operand.dtype):
+                made[operand.name] = normal_table(operand.size).astype(numpy_dtype(operand.dtype))
             else:
                 bounds = [w.dims for suite in self.suites.values() for w in suite.workloads]
-                high = 2 if operand.dtype == "bool" else min([_bound(operand, d) for d in bounds] or [2])
-                made[operand.name] = (np.arange(TABLE) % high).astype(_numpy(operand.dtype))
+                high = 2 if operand.dtype == "bool" else min([bound_of(operand, d) for d in bounds] or [2])
+                low = 0 if operand.dtype == "bool" else least_of(operand)
+                made[operand.name] = (low + np.arange(TABLE) % (high - low)).astype(
+                    numpy_dtype(operand.dtype)
+                )
         return made
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
@@ -204,8 +216,9 @@ class SampledOperator(TakenOperator):
         return Sample(where, references)
 
     def _picks(self, workload: Workload, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Places along the axes that the reference treats by themselves."""
-        return {name: spread_picks(workload.dims[name], SAMPLED, rng) for name in self.independent}
+        """Places along the axes that the reference treats by themselves, the first and the last among them."""
+        sizes = {name: workload.dims[name] for name in self.independent}
+        return {n: np.unique([0, *spread_picks(s, SAMPLED, rng), s - 1]) for n, s in sizes.items()}
 
     def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
         """See ``seeds.sampled.Heavy``: this operator and its shape, for ``of_data``."""
@@ -276,225 +289,13 @@ def thinned(
     return kept
 
 
-# -- inputs and references -------------------------------------------------------------------------
-
-
-def _bound(operand: Operand, dims: Mapping[str, int]) -> int:
-    """Exclusive bound of an operand's integers."""
-    return (dims[operand.below] if isinstance(operand.below, str) else operand.below) or 2
-
-
-def draw(
-    operand: Operand, dims: Mapping[str, int], kind: str, spread: int, rng: np.random.Generator
-) -> np.ndarray:
-    """An operand: normal values; ``spread``: rows of sizes apart by 2^±spread, one outlier, one row of zeros;
-    ``apart``: the same without zeros, for kernels that divide by a row's largest value; ``repeated``: few distinct
-    values."""
-    dtype, shape = _numpy(operand.dtype), operand.sizes(dims)
-    if operand.dtype == "bool":
-        return rng.integers(0, 2, shape).astype(np.bool_)
-    if not _is_float(operand.dtype):
-        if operand.total:
-            total = dims[operand.total] if isinstance(operand.total, str) else operand.total
-            parts = math.prod(shape)
-            return rng.multinomial(total, [1 / parts] * parts).reshape(shape).astype(dtype)
-        return rng.integers(0, _bound(operand, dims), shape).astype(dtype)
-    values = rng.standard_normal(shape)
-    if kind in ("spread", "apart") and values.ndim:
-        first = next(
-            (axis for axis, size in enumerate(shape) if size > 1), 0
-        )  # a batch of one has other rows
-        rows = values.reshape(shape[first], -1)
-        if values.ndim > 1:
-            rows *= np.exp2(rng.integers(-spread, spread + 1, (rows.shape[0], 1)))
-            if kind == "spread" and len(rows) > 1:
-                rows[rng.integers(rows.shape[0])] = 0
-        rows[rng.integers(rows.shape[0]), rng.integers(rows.shape[1])] *= 2.0**spread
-    elif kind == "repeated":
-        values = np.round(values * 2) / 2
-    return values.astype(dtype)
-
-
-def function_of(reference: str) -> Callable[..., Any]:
-    """The function that ``module.name`` or ``FILE:name`` stands for. Raises LookupError.
-
-    A flashinfer-bench Definition (``FILE.json:run``) holds its function's source. ``itself:FILE`` is a taken module, as
-    its own reference.
-    """
-    if reference.startswith("itself:"):
-        return _itself(reference.partition(":")[2])
-    path, colon, name = reference.rpartition(":")
-    if path.endswith(".json"):
-        module: Any = _definition(Path(path))
-    elif colon:
-        from tilewright.workers.intake.literals import Literals
-        from tilewright.workers.intake.load import load
-
-        module, _ = load(Path(path), name, Literals(), traced=False)
-    else:
-        parts = reference.split(".")
-        module, name = _module(parts)
-    value: Any = module
-    for part in name.split("."):
-        if not hasattr(value, part):
-            raise LookupError(f"--reference: {reference} names nothing")
-        value = getattr(value, part)
-    if isinstance(value, type) and hasattr(module, "get_init_inputs"):
-        from tilewright.workers.intake.literals import Literals
-        from tilewright.workers.intake.load import load
-
-        module, _ = load(
-            Path(path), None, Literals(), traced=False
-        )  # with what the inputs of its making need
-        return _forward(getattr(module, name), module.get_init_inputs())
-    if isinstance(value, type) or not callable(value):
-        raise LookupError(f"--reference: {reference} is no function")
-    return value
-
-
-@functools.cache
-def _itself(path: str) -> Callable[..., Any]:
-    """A process for each module, which answers as often as it is asked."""
-    from tilewright.workers.intake.itself import Server
-
-    return Server(Path(path))
-
-
-def _definition(path: Path) -> Any:
-    try:
-        source = json.loads(path.read_text(encoding="utf-8"))["reference"]
-        made = types.ModuleType(path.stem)
-        exec(compile(source, path.name, "exec"), made.__dict__)
-    except (OSError, ValueError, KeyError, TypeError, SyntaxError) as error:
-        raise LookupError(f"--reference: {path.name} is no Definition with a reference: {error}") from error
-    return made
-
-
-def _forward(model: Any, given: Sequence[Any]) -> Callable[..., Any]:
-    """A KernelBench ``Model`` as a function of its inputs, with the weights of one seed, in the inputs' precision."""
-    import torch
-
-    torch.manual_seed(0)
-    keywords = len(given) == 2 and isinstance(given[0], list | tuple) and isinstance(given[1], dict)
-    made = model(*given[0], **given[1]) if keywords else model(*given)
-
-    def reference(*values: Any, **_: Any) -> Any:
-        floats = [v.dtype for v in values if hasattr(v, "is_floating_point") and v.is_floating_point()]
-        return (made.to(floats[0]) if floats else made)(*values)
-
-    return reference
-
-
-def _module(parts: Sequence[str]) -> tuple[Any, str]:
-    for cut in range(len(parts) - 1, 0, -1):
-        try:
-            return importlib.import_module(".".join(parts[:cut])), ".".join(parts[cut:])
-        except ModuleNotFoundError:
-            continue
-    raise LookupError(f"--reference: {'.'.join(parts)} cannot be imported")
-
-
-def run_reference(
-    function: Callable[..., Any], call: str, inputs: Mapping[str, Any], precision: str
-) -> list[np.ndarray]:
-    """Its results as arrays; floats are given in ``precision`` ("" for their own). Tensors stay on their device."""
-    if is_jax(function):
-        return _run_jax(function, call, inputs, precision)
-    import torch
-
-    given = {name: to_tensor(array, precision) for name, array in inputs.items()}
-    scope = {"torch": torch, "reference": function, **given}
-    with torch.no_grad():
-        result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
-    return [to_array(part) for part in flat(result)]
-
-
-def is_jax(function: Callable[..., Any]) -> bool:
-    """Whether a reference speaks JAX: it is JAX's own, or its module imports it and no torch."""
-    module = str(getattr(function, "__module__", "") or "")
-    known = getattr(inspect.unwrap(function), "__globals__", {})
-    said = {str(getattr(v, "__name__", "")) for v in known.values() if inspect.ismodule(v)}
-    return module.partition(".")[0] in ("jax", "jaxlib") or (
-        "torch" not in said and any(n.startswith("jax") for n in said)
-    )
-
-
-def _run_jax(
-    function: Callable[..., Any], call: str, inputs: Mapping[str, np.ndarray], precision: str
-) -> list[np.ndarray]:
-    import jax
-
-    def given(array: np.ndarray) -> Any:
-        floats = array.dtype.kind == "f" or array.dtype.name in _FLOATS
-        return jax.numpy.asarray(array.astype(precision) if floats and precision else array)
-
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        scope = {
-            "jax": jax,
-            "jnp": jax.numpy,
-            "reference": function,
-            **{n: given(a) for n, a in inputs.items()},
-        }
-        result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
-        leaves = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(result)]
-    return [a.astype(np.float64) if a.dtype.name == "bfloat16" or a.dtype.kind == "f" else a for a in leaves]
-
-
-def flat(result: Any) -> list[Any]:
-    """The tensors of a result, in order."""
-    if isinstance(result, dict):
-        return flat(list(result.values()))
-    if isinstance(result, tuple | list):
-        return [tensor for part in result for tensor in flat(part)]
-    return [result] if hasattr(result, "detach") else []
-
-
-def to_tensor(array: Any, precision: str) -> Any:
-    """A torch tensor of the same values, of an array or a tensor; floats in ``precision`` unless it is empty."""
-    import torch
-
-    if isinstance(array, torch.Tensor):
-        return array.to(getattr(torch, precision)) if precision and array.is_floating_point() else array
-    if not (array.dtype.kind == "f" or array.dtype.name in _FLOATS):
-        return torch.from_numpy(np.ascontiguousarray(array).copy())
-    if precision:
-        return torch.from_numpy(array.astype(np.float64)).to(getattr(torch, precision))
-    return torch.from_numpy(array.astype(np.float64)).to(getattr(torch, array.dtype.name))
-
-
-def to_array(tensor: Any) -> np.ndarray:
-    """Its values: floats as float64 (of eight bits: as they are), all else as it is."""
-    tensor = tensor.detach().cpu()
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name.startswith("float8"):
-        import torch
-
-        return tensor.contiguous().view(torch.uint8).numpy().view(_numpy(name))
-    return tensor.double().numpy() if name.startswith(("float", "bfloat")) else tensor.numpy()
-
-
 def as_result(value: np.ndarray, dtype: str) -> np.ndarray:
     """A reference's result as its gate wants it."""
     if is_narrow(dtype):
-        return value.astype(_numpy(dtype)) if value.dtype.kind == "f" else value
-    return value.astype(np.float64) if _is_float(dtype) else value.astype(_numpy(dtype))
-
-
-_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
-
-
-def _numpy(name: str) -> Any:
-    return np.dtype(getattr(ml_dtypes, name)) if name in _FLOATS else np.dtype(name)
-
-
-def _is_float(name: str) -> bool:
-    return name.startswith(("float", "bfloat"))
+        return value.astype(numpy_dtype(dtype)) if value.dtype.kind == "f" else value
+    return value.astype(np.float64) if is_float(dtype) else value.astype(numpy_dtype(dtype))
 
 
 def is_code(dtype: str, operands: Sequence[Operand]) -> bool:
     """Whether an integer result is rounded from floats, as a quantiser's codes are: ties may turn."""
-    return dtype in ("int8", "uint8") and any(_is_float(o.dtype) for o in operands)
-
-
-def is_narrow(name: str) -> bool:
-    return name.startswith("float8")
+    return dtype in ("int8", "uint8") and any(is_float(o.dtype) for o in operands)

@@ -21,7 +21,8 @@ import torch
 from tilewright.seeds.operator import Workload
 from tilewright.seeds.sampled import sampling
 from tilewright.workers.child.frames import Frame, FrameReader, sender
-from tilewright.workers.intake.operator import SampledOperator, function_of, is_jax, run_reference
+from tilewright.workers.intake.operator import SampledOperator
+from tilewright.workers.intake.reference import function_of, is_jax, run_reference
 from tilewright.workers.runners.tensors import DeviceElements, to_torch
 
 LIMIT = 1 << 20

@@ -18,9 +18,11 @@ from tilewright.fitness.targets import load_target
 from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake import judge
 from tilewright.workers.intake.arguments import Literal
+from tilewright.workers.intake.draws import draw
 from tilewright.workers.intake.knobs import said_of
-from tilewright.workers.intake.operator import Operand, as_result, draw, function_of, run_reference
+from tilewright.workers.intake.operator import Operand, as_result
 from tilewright.workers.intake.pallas_text import Knob, Refused
+from tilewright.workers.intake.reference import function_of, run_reference
 
 EVIDENCE_SECONDS = 60.0
 LEGAL_SECONDS = 20.0
@@ -137,7 +139,7 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
     return {
         "source": text, "space": {k: list(v) for k, v in space.items()},
         "defaults": {k: defaults[k] for k in space}, "fixed": fixed,
-        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total] for o in operands],
+        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total, o.size] for o in operands],
         "results": results, "call": state["call"], "precision": state["precision"], "check": [s[0] for s in shapes],
         "constraints": within, "judged_notes": notes,
         "kinds": kinds, "spread": 2, "legal": legal, "independent": [], "dims": all_dims,
@@ -257,8 +259,8 @@ def _results(
         min_db, worst = 0.0, None
         if dtype.startswith(("float", "bfloat")) and not dtype.startswith("float8"):
             readings = [judge.read(s[3][number], s[2][number].astype(np.float64)) for s in shapes]
-            known = [*(o.dtype for o in operands), dtype]
-            bound, why, narrow = judge.bar_of_text(readings, known, source, products=True)
+            known = [o.dtype for o in operands]
+            bound, why, narrow = judge.bar_of_text(readings, known, dtype, "float32", source)
             if narrow:
                 notes.append(f"result {number} is judged as of {narrow}, to which the kernel itself converts")
             if bound is None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.workers.intake import judge
-from tilewright.workers.intake.operator import flat, to_array
+from tilewright.workers.intake.reference import flat, to_array
 
 JUDGES: Mapping[str, str] = {"KernelBench": "Model", "JAXBench": "workload", "flashinfer-bench": "run"}
 """What a problem's file calls its reference, by format."""
@@ -250,7 +250,8 @@ def own_gate(case: Case) -> str:
         if not np.isfinite(truth).all():
             return f"result {place} is not finite"
         reading = judge.read(found.astype(np.float32), truth)
-        bound, why = judge.bar([reading], [d for d in dtypes if d != "float64"], products=True)
+        floats = [d for d in dtypes if d != "float64"]
+        bound, why = judge.bar([reading], floats, "float32", "float32")
         if bound is None:
             return f"result {place}: {why}"
     return ""

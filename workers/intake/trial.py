@@ -8,10 +8,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import ml_dtypes
 import numpy as np
 
 from tilewright.workers.intake import judge
@@ -23,14 +24,16 @@ from tilewright.workers.intake.call_site import (
     wanted_of,
 )
 from tilewright.workers.intake.device import noted_device
+from tilewright.workers.intake.draws import draw
+from tilewright.workers.intake.dtypes import is_float, is_narrow
+from tilewright.workers.intake.itself import ITSELF
 from tilewright.workers.intake.operator import (
     LEAST_CODES,
     Operand,
     Result,
-    _is_float,
     is_code,
-    is_narrow,
 )  # fmt: skip
+from tilewright.workers.intake.small_shapes import check_dims, ladder, last_resorts, looped
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.runners.tensors import to_numpy, to_torch
@@ -47,6 +50,12 @@ OTHER_SEEDS = (3, 5)
 
 MOST = 1e30
 """Largest answer to inputs of very different size: beyond, float32 may overflow in the next draw."""
+
+NO_TILES = frozenset(("num_warps", "num_stages"))
+
+LOOPED_SECONDS = 6.0
+"""Most that a run on a shape of several tiles may take, and the most elements of its operands."""
+LOOPED_ELEMENTS = 1 << 21
 
 SLOW_SECONDS = 3.0
 """A shape that takes longer is the only one that is checked, with fewer kinds of inputs."""
@@ -112,76 +121,25 @@ def _answer(send: Any, module: Any, params: Mapping[str, Any], inputs: Mapping[s
         os._exit(0)
 
 
-def check_dims(dims: Mapping[str, int], scale: str, rank: int) -> dict[str, int]:
-    """Small sizes of the same kind: with tails (``odd``), round (``even``), or deep in the last dimension."""
-    names = list(dims)
-    odd = (7, 70, 37, 19, 11, 5)
-    even = (16, 128, 64, 32, 16, 16)
-    large = (32, 256, 128, 64, 32, 16)
-    made = {}
-    flat = len(names) == 1 and rank < 2
-    for n, name in enumerate(names):
-        small = {"odd": odd, "even": even, "large": large, "deep": (4, 4, 4, 4, 4, 4)}[scale][min(n, 5)]
-        if scale == "deep" and name == max(names, key=lambda k: (dims[k] <= 16384, names.index(k))):
-            small = dims[name]
-        if flat and scale != "deep":
-            small = {"odd": 3001, "even": 4096, "large": 16384}[scale]
-        made[name] = min(dims[name], small)
-    return made
-
-
-def ladder(
-    dims: Mapping[str, int], rank: int, holds: Callable[[Mapping[str, int]], bool]
-) -> Iterator[dict[str, int]]:
-    """Small shapes to try, the most telling first.
-
-    ``holds``: whether the wrapper does the same at a shape. A dimension that must keep its size (a head's, which the
-    wrapper asserts, or which a block is made of) keeps it, so that one such dimension does not rule the others out.
-    """
-    scales = ("odd", "even", "large", "deep")
-    made = {scale: check_dims(dims, scale, rank) for scale in scales}
-    yield from made.values()
-    for scale in ("odd", "even"):
-        small = dict(dims)
-        for name in sorted(dims, key=lambda n: -dims[n]):
-            for choice in dict.fromkeys((made[scale][name], made["even"][name], made["large"][name])):
-                tried = {**small, name: choice}
-                if choice < small[name] and holds(tried):
-                    small = tried
-                    break
-        yield small
-    for most in (64, 128):
-        kept = {n: s if s <= most else made["even"][n] for n, s in dims.items()}
-        yield kept
-        yield {n: s if s <= most else min(s, most) for n, s in dims.items()}
-    yield from last_resorts(dims)
-
-
-def last_resorts(dims: Mapping[str, int]) -> list[dict[str, int]]:
-    """Shapes to try where no smaller one will do: whole blocks, for kernels without masks, and the call's own."""
-    return [{n: min(s, 256) for n, s in dims.items()}, dict(dims)]
-
-
 def id_of(dims: Mapping[str, int]) -> str:
     return "x".join(str(n) for n in dims.values()) or "one"
 
 
 @dataclass
 class Shape:
-    """A checked shape with its inputs and answers by kind of inputs."""
+    """A checked shape with its inputs and answers by kind of inputs. ``looped``: it takes several tiles."""
 
     dims: dict[str, int]
     inputs: dict[str, dict[str, np.ndarray]]
     answers: dict[str, list[np.ndarray]]
+    looped: bool = False
 
 
 def make(
     site: Site, dims: Mapping[str, int], kind: str, spread: int, seed: int = 17
 ) -> dict[str, np.ndarray]:
-    from tilewright.workers.intake.operator import draw
-
     rng = np.random.default_rng([seed, len(kind), spread])
-    return {o.name: draw(o, dims, kind, spread, rng) for o in site.operands}
+    return {o.name: draw(o, dims, kind, spread, rng, n) for n, o in enumerate(site.operands)}
 
 
 def unlike(request: Mapping[str, Any], site: Site, taken: Taken, small: Mapping[str, int]) -> str:
@@ -204,8 +162,10 @@ def several_tiles(
     no such literal, or the kernel does not take such a shape in time."""
     sizes = [k.default for k in taken.knobs if not k.certain and 1 < k.default <= MOST_TILE]
     dims = site.dims[0]
-    for parts in (5, 4, 8) if sizes else ():  # halves of a tile
-        small = {n: s if s <= 16 else min(s, parts * max(sizes) // 2) for n, s in dims.items()}
+    # halves of a tile; of a few rows, all or two
+    for parts, few in itertools.product((5, 4, 8), (16, 2)) if sizes else ():
+        most = parts * max(sizes) // 2
+        small = {n: min(s, few) if s <= 16 else min(s, most) for n, s in dims.items()}
         found = _held(request, site, taken, module, defaults, reference, small)
         if found is not None:
             return found
@@ -246,12 +206,30 @@ def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any,
     def again(small: Mapping[str, int]) -> str:
         return unlike(request, site, taken, small)
 
+    def elements(small: Mapping[str, int]) -> int:
+        return sum(int(np.prod(o.sizes(small))) for o in site.operands)
+
     tried: set[str] = set()
     slow = False
     last = last_resorts(dims)
-    for small in ladder(dims, max(len(o.shape) for o in site.operands), lambda d: not again(d)):
+
+    def holds(small: Mapping[str, int]) -> bool:
+        """Whether the recording holds at a shape, and the reference takes it."""
+        if again(small):
+            return False
+        if elements(small) > LOOPED_ELEMENTS or request["reference"] == ITSELF:
+            return True
+        inputs = make(site, small, "randn", 1)
+        try:
+            return bool(reference(inputs) if reference.call else reference.settle(site, inputs))
+        except Exception:  # noqa: BLE001 - a shape the reference does not take
+            return False
+
+    tiles = [k.default for k in taken.knobs if k.name not in NO_TILES]
+    wide = [d for d in looped(dims, tiles, holds) if elements(d) <= LOOPED_ELEMENTS]
+    for small in (*wide, *ladder(dims, max(len(o.shape) for o in site.operands), holds)):
         label = id_of(small)
-        big = sum(int(np.prod(o.sizes(small))) for o in site.operands) > 1 << (24 if small == dims else 22)
+        big = elements(small) > 1 << (24 if small == dims else 22)
         if label in tried or big or (found and (slow or small in last)) or len(found) == 3:
             continue
         tried.add(label)
@@ -264,7 +242,10 @@ def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any,
             answers = reference.settle(site, inputs) if not reference.call else reference(inputs)
             began = time.monotonic()
             outputs = run(module, defaults, inputs)
-            slow = slow or time.monotonic() - began > SLOW_SECONDS
+            took = time.monotonic() - began
+            if small in wide and took > LOOPED_SECONDS:
+                continue
+            slow = slow or took > SLOW_SECONDS
         except TooSlow:
             reasons[label] = f"more than {RUN_SECONDS} s in the interpreter"
             continue
@@ -278,7 +259,7 @@ def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any,
         if fault:
             reasons[label] = fault
             continue
-        found.append(Shape(small, {"randn": inputs}, {"randn": answers}))
+        found.append(Shape(small, {"randn": inputs}, {"randn": answers}, small in wide))
     if not found:
         said = "; ".join(f"{label}: {why}" for label, why in reasons.items())
         return f"the kernel agrees with the reference on no small shape: {said}"
@@ -299,10 +280,19 @@ def wrong(
                 return f"result {number}: {share:.1%} of its integers are the reference's"
             continue
         reading = judge.read(output, np.asarray(answer, dtype=np.float64))
+        if not np.isfinite(output.astype(np.float64)).all() and np.abs(answer).max(initial=0.0) > _largest(
+            output.dtype
+        ):
+            return (f"result {number} overflows: {output.dtype.name} holds up to {_largest(output.dtype):g}, and the "
+                    f"reference says {np.abs(answer).max():.6g}")  # fmt: skip
         if not reading.db > 20:
             return (f"result {number} is {reading.db:.1f} dB from the reference; element {list(reading.place)} is "
                     f"{reading.found:.6g} where the reference says {reading.wanted:.6g}")  # fmt: skip
     return ""
+
+
+def _largest(dtype: np.dtype) -> float:
+    return float(ml_dtypes.finfo(dtype).max)
 
 
 def bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any],
@@ -356,24 +346,22 @@ def bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defa
     outputs.update({(id(shape), "randn"): one.outputs() for shape, one in begun})
     results = []
     products = any("tl.dot" in t.text for t in taken.kernels.functions.values())
-    dtypes = [o.dtype for o in site.operands]
+    factors = judge.factors(site.operands, shapes[0].dims) if products else ""
     for number, tensor in enumerate(taken.outputs):
         dtype = str(tensor.dtype).removeprefix("torch.")
         shape_of = symbolic(site, shapes[0], outputs[id(shapes[0]), "randn"][number].shape, tensor.shape)
         bound = judge.Bar(0.0, None)
-        if _is_float(dtype) and not is_narrow(dtype):
+        if is_float(dtype) and not is_narrow(dtype):
             readings = [
                 judge.read(outputs[id(s), kind][number], s.answers[kind][places[number]])
                 for s in shapes
                 for kind in s.inputs
             ]
             kernels = " ".join(t.text for t in taken.kernels.functions.values())
-            derived, why, narrow = judge.bar_of_text(readings, [*dtypes, dtype], kernels, products=products)
-            notes += (
-                [f"result {number} is judged as of {narrow}, to which the kernel itself converts"]
-                if narrow
-                else []
-            )
+            known = [o.dtype for o in site.operands]
+            derived, why, narrow = judge.bar_of_text(readings, known, dtype, factors, kernels)
+            said = f"result {number} is judged as of {narrow}, to which the kernel itself converts"
+            notes += [said] if narrow else []
             if derived is None:
                 return [], f"result {number}: {why}", spread
             bound = derived

@@ -72,7 +72,7 @@ class Layer:
         chain, work = Chain(), Layout()
         room = _room(work)
         x_q, x_s = room(m * k), room(4 * m * (k // BLOCK))
-        start = -(-ops.kept_weight_bytes(n, k) // 16) * 16
+        start = -(-self._kept_w // 16) * 16
         plain = ((_KEPT_W, start), (_KEPT_W, start + n * k))
         kept_x = ((_KEPT_X, 0), (_KEPT_X, m * k))
         chain.add(self._serve("quant_dual", (m, k)), [(_X, 0)], [x_q, x_s, *kept_x], room)
@@ -88,6 +88,17 @@ class Layer:
         chain.add(self._serve("quant_1x128", (m, k)), [(_X, 0)], [x_q, x_s], room)
         chain.add(self._serve("quant_128x128", (n, k)), [(_W, 0)], [w_q, w_s], room)
         chain.add(self._serve("gemm_nt", (m, n, k)), [x_q, x_s, w_q, w_s], [(_Y, 0)], room)
+        return chain, work.bytes
+
+    def _made_infer_kept(self) -> tuple[Chain, int]:
+        m, n, k = self.m, self.n, self.k
+        chain, work = Chain(), Layout()
+        room = _room(work)
+        x_q, x_s = room(m * k), room(4 * m * (k // BLOCK))
+        start = -(-self._kept_w // 16) * 16
+        plain = ((_KEPT_W, start), (_KEPT_W, start + n * k))
+        chain.add(self._serve("quant_1x128", (m, k)), [(_X, 0)], [x_q, x_s], room)
+        chain.add(self._serve("gemm_nt", (m, n, k)), [x_q, x_s, *plain], [(_Y, 0)], room)
         return chain, work.bytes
 
     def _made_backward(self, need_x: bool = True, need_w: bool = True) -> tuple[Chain, int]:
@@ -175,6 +186,13 @@ class Layer:
         chain, size = self._chain("infer")
         y = self._results(self.m, self.n)
         self._queue(chain, size, (x.data_ptr(), w.data_ptr(), y.data_ptr(), 0, 0))
+        return y
+
+    def infer_kept(self, x: torch.Tensor, kept_w: torch.Tensor) -> torch.Tensor:
+        """y alone; ``kept_w`` holds both copies of w."""
+        chain, size = self._chain("infer_kept")
+        y = self._results(self.m, self.n)
+        self._queue(chain, size, (x.data_ptr(), 0, y.data_ptr(), 0, kept_w.data_ptr()))
         return y
 
     def backward(
@@ -291,7 +309,7 @@ def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
     flat = len(shape) == 2
     m = shape[0] if flat else x.numel() // k
     trains = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
-    if n % BLOCK or k % BLOCK or m % (BLOCK if trains else 4) or not m * n:
+    if n % BLOCK or k % BLOCK or not ops.takes_rows(m, trains) or not n:
         return None
     layer = entry(m, n, k, x.device, trains)
     if layer is None:
@@ -309,3 +327,15 @@ def multiply_kept(x: torch.Tensor, w: torch.Tensor, kept_w: torch.Tensor) -> tor
     rows = aligned(x.reshape(-1, x.shape[-1]))
     y: torch.Tensor = _LinearKept.apply(rows, w, kept_w)
     return y.view(*x.shape[:-1], w.shape[0])
+
+
+def infer_kept(x: torch.Tensor, n: int, kept_w: torch.Tensor) -> torch.Tensor:
+    """y [..., N] of x [..., K], with both copies of w [N, K] quantised before; not differentiable."""
+    shape = x.shape
+    k = shape[-1]
+    flat = len(shape) == 2
+    rows = aligned(x if flat else x.reshape(-1, k))
+    m = rows.shape[0]
+    layer = entry(m, n, k, x.device, False) if x.is_cuda else None
+    y = layer.infer_kept(rows, kept_w) if layer is not None else ops.linear_infer_kept(rows, kept_w, n)
+    return y if flat else y.view(*shape[:-1], n)

@@ -169,39 +169,36 @@ def _planned(ready: Ready, device: torch.device) -> Call:
     return lambda inputs: run([inputs[name] for name in names])
 
 
-def runner(ready: Ready, device: torch.device) -> Callable[[Sequence[torch.Tensor]], Tensors]:
-    """A plan as a function of contiguous inputs in order. Results and scratch are torch's, freed as torch frees."""
+Run = Callable[..., Tensors]
+"""A plan as a function of contiguous inputs in order; of their addresses as well, from who has asked for them."""
+
+
+def runner(ready: Ready, device: torch.device) -> Run:
+    """A plan as a ``Run``. Results and scratch are torch's, freed as torch frees."""
     plan = ready.plan
     index = device.index or 0
     alone = _alone(plan)
     empty, stream_of = torch.empty, torch._C._cuda_getCurrentRawStream
-    if alone is not None:
-        scratch = [
-            (len(alone) + number, size) for number, size in enumerate(plan.buffers) if number not in alone
-        ]
-        if not scratch and list(alone) == list(range(len(alone))):
-            with torch.inference_mode(False):
-                made = [
-                    (
-                        empty(0, dtype=getattr(torch, output.dtype), device=device).new_empty,
-                        output.shape or ((),),
-                    )
-                    for output in plan.outputs
-                ]
+    if alone is not None and len(alone) == len(plan.buffers):
+        with torch.inference_mode(False):
+            made = [
+                (empty(0, dtype=getattr(torch, output.dtype), device=device).new_empty, output.shape or ((),))
+                for output in plan.outputs
+            ]
+        chain = Chain.of(ready, alone)
 
-            def simple(inputs: Sequence[torch.Tensor]) -> Tensors:
-                results = tuple([new(*shape) for new, shape in made])
-                addresses = [tensor.data_ptr() for tensor in inputs]
-                addresses += [tensor.data_ptr() for tensor in results]
-                ready(addresses, stream_of(index))
-                return results
+        def simple(inputs: Sequence[torch.Tensor], addresses: Sequence[int] | None = None) -> Tensors:
+            results = tuple([new(*shape) for new, shape in made])
+            bases = addresses or [tensor.data_ptr() for tensor in inputs]
+            chain((*bases, *[tensor.data_ptr() for tensor in results]), stream_of(index))
+            return results
 
-            return simple
+        return simple
 
-    def general(inputs: Sequence[torch.Tensor]) -> Tensors:
+    def general(inputs: Sequence[torch.Tensor], addresses: Sequence[int] | None = None) -> Tensors:
         buffers = [empty(size, dtype=torch.uint8, device=device) for size in plan.buffers]
-        addresses = [tensor.data_ptr() for tensor in (*inputs, *buffers)]
-        ready(addresses, stream_of(index))
+        places = [tensor.data_ptr() for tensor in (*inputs, *buffers)]
+        ready(places, stream_of(index))
         return tuple([_result(buffers[o.buffer], o) for o in plan.outputs])
 
     return general
@@ -256,6 +253,14 @@ class Chain:
         self._prepared: dict[tuple[tuple[int, ...], int], list[Prepared]] = {}
         self._seen: set[tuple[tuple[int, ...], int]] = set()
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, ready: Ready, alone: Sequence[int]) -> Chain:
+        """One plan without scratch, whose bases are its inputs, then its outputs; ``alone``: the buffer of each."""
+        chain, given = cls(), len(ready.plan.inputs)
+        order = [*range(given), *(given + alone.index(n) for n in range(len(ready.plan.buffers)))]
+        chain._steps.append((ready, tuple((base, 0) for base in order)))
+        return chain
 
     def add(
         self, served: Served, inputs: Sequence[Place], outputs: Sequence[Place], work: Callable[[int], Place]

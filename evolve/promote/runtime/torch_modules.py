@@ -19,8 +19,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import torch_eager
 from .torch_contract import BLOCK
-from .torch_ops import OPS, both_weight_bytes, gemm_fp8_blockwise, kept_bytes, kept_weight_bytes
+from .torch_ops import (
+    OPS,
+    both_weight_bytes,
+    gemm_fp8_blockwise,
+    kept_bytes,
+    kept_weight_bytes,
+    takes_rows,
+)
 
 Filter = Callable[[str, nn.Linear], bool]
 
@@ -75,16 +83,18 @@ def multiply(x: torch.Tensor, w: torch.Tensor, keeper: Linear | None = None) -> 
 
         return multiply_distributed(x, w)
     if keeper is not None and not torch.compiler.is_compiling():
-        kept = keeper.quantised_weight()
-        rows = x.numel() // x.shape[-1]
-        if kept is not None and torch.is_grad_enabled() and rows and rows % BLOCK == 0:
-            from .torch_eager import multiply_kept
-
-            return multiply_kept(x, w, kept)
+        kept, trains = keeper.quantised_weight(), torch.is_grad_enabled()
+        if kept is not None and takes_rows(x.numel() // x.shape[-1], trains):
+            if trains:
+                return torch_eager.multiply_kept(x, w, kept)
+            if torch_eager.unwatched(x, w):
+                return torch_eager.infer_kept(x, w.shape[0], kept)
     return gemm_fp8_blockwise(x, w)
 
 
 def _is_distributed(tensor: torch.Tensor) -> bool:
+    if type(tensor) is torch.Tensor or type(tensor) is nn.Parameter:
+        return False
     return type(tensor).__name__ == "DTensor" or type(getattr(tensor, "data", None)).__name__ == "DTensor"
 
 
@@ -123,7 +133,7 @@ def convert(model: nn.Module, filter: Filter | None = None) -> nn.Module:
 
 @contextlib.contextmanager
 def kept_weights(model: nn.Module) -> Iterator[None]:
-    """While open, each layer's weight is quantised once, at its first use: for the micro-batches of one step.
+    """While open, each layer's weight is quantised once, at its first use: for a step's micro-batches, or to serve.
 
     Weights must not change inside: an optimiser's step or a load of a state dict belongs outside. (In-place changes
     that autograd sees are noticed; those of FSDP, which gathers weights anew, are why this is not automatic.) Costs

@@ -26,6 +26,7 @@ from testkit.spaces.tables import SPACES, read_table, read_tables
 from testkit.spaces.transfer import suites as recorded_suites
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
 from tilewright.evolve.campaign.racing import Racing
+from tilewright.evolve.proposers.local_search import LocalSearch
 from tilewright.evolve.proposers.parameter_crossover import ParameterCrossover
 from tilewright.evolve.proposers.portfolio import Portfolio
 from tilewright.evolve.proposers.surrogate.local_moves import ParameterProposer
@@ -92,6 +93,7 @@ def run_search(suite: SuiteTable, seed: int, racing: bool) -> Run:
         ParameterProposer(archive, suite.space_of),
         SurrogateProposer(archive, suite.space_of),
         ParameterCrossover(archive, suite.space_of),
+        LocalSearch(suite.space_of),
     ]
     genome = Genome(suite.kernel, suite.space.sample(np.random.default_rng([seed, 1])))
     budget = min(BUDGET, len(suite.times))

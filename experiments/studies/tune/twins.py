@@ -1,178 +1,136 @@
-"""Mistakes planted in kernels that were taken in: which of them the derived judge refuses.
+"""Mistakes planted in kernels that were taken in: which of them the judge of their campaign refuses.
 
-``TRITON_INTERPRET=1 python -m experiments.studies.tune.twins CASES.json [--out FILE]``: each case is a name, a place
-(FILE:FUNCTION), a reference and calls, as of ``tilewright check``. The module that is made of it is changed in its
-kernels by one mistake at a time, and run in Triton's interpreter on the checked shapes with every kind of inputs.
+``python -m experiments.studies.tune.twins FOLDER... [--target NAME] [--harmless] [--out FILE]``: each folder is one
+that ``tilewright tune`` wrote. Every changed module is judged as a candidate of its campaign, by the cascade of the
+target, at the seed's own parameters. ``--harmless`` changes what nobody may mind, and takes other points of the space:
+those must pass.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import copy
+import contextlib
 import json
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from testkit.mistakes import HARMLESS, MISTAKES, planted
+
+POINTS = 8
+"""Other points of the space that are tried."""
 
 SEED = 23
 
 
-def _tail(node: ast.AST) -> ast.AST | None:
-    """A mask that leaves out the last element."""
-    if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt):
-        last = node.comparators[0]
-        node.comparators[0] = ast.BinOp(last, ast.Sub(), ast.Constant(1))
-        return node
-    return None
+Row = tuple[str, str, dict[str, Any]]
+"""Name, source and parameters of a candidate."""
 
 
-def _place(node: ast.AST) -> ast.AST | None:
-    """The neighbour's element in place of one's own."""
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.load":
-        node.args[0] = ast.BinOp(node.args[0], ast.Add(), ast.Constant(1))
-        return node
-    return None
+def candidates(
+    source: str, space: Mapping[str, Sequence[Any]], defaults: Mapping[str, Any], *, harmless: bool
+) -> list[Row]:
+    """The seed's own first, then one of every kind before a second of any."""
+    found = list(planted(source, HARMLESS if harmless else MISTAKES))
+    found.sort(key=lambda row: row[0].rpartition("(")[2] if row[0].endswith(")") else "1")
+    rows = [("none", source, dict(defaults)), *((name, text, dict(defaults)) for name, text in found)]
+    if harmless:
+        rng = random.Random(SEED)
+        for _ in range(POINTS):
+            point = {name: rng.choice(list(values)) for name, values in space.items()}
+            rows.append((f"at {point}", source, point))
+    return rows
 
 
-def _stale(node: ast.AST) -> ast.AST | None:
-    """A sum, a largest value or a product that is an eighth too small, as one of an earlier step is."""
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("tl.sum", "tl.dot", "tl.max"):
-        return ast.BinOp(node, ast.Mult(), ast.Constant(0.875))
-    return None
+class Judge:
+    """Threads that judge candidates of one taken operator, on one station where the target has a device."""
 
+    def __init__(self, folder: Path, target: str, threads: int) -> None:
+        from tilewright.evolve.intake.folder import CALLS, RECIPE, SMALL
+        from tilewright.evolve.intake.folder import SEED as KERNEL
+        from tilewright.evolve.intake.tune import target_named
+        from tilewright.fitness.targets import Target
+        from tilewright.seeds.catalogue import load_operator
+        from tilewright.workers.cascade.measured import MeasuredCascade
+        from tilewright.workers.device.station import LocalStation
+        from tilewright.workers.device.timing import Samples
+        from tilewright.workers.request import Truth
 
-def _precision(node: ast.AST) -> ast.AST | None:
-    """What is loaded or stored, rounded to three bits first."""
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.store" and len(node.args) > 1:
-        text = f"({ast.unparse(node.args[1])}).to(tl.float8e5).to(tl.float32)"
-        node.args[1] = ast.parse(text, mode="eval").body
-        return node
-    return None
+        self.operator = load_operator(f"{folder.resolve()}/{RECIPE}")
+        self.seed = self.operator.kernels[KERNEL]
+        on: Target = target_named(target)
+        self.device = LocalStation(on.hardware)
+        threads = 1 if on.interpreted else threads  # every job of an interpreter has a process of its own
+        truth, samples = Truth(self.operator, 64), Samples(self.operator)
+        suite = self.operator.suites[SMALL if on.interpreted else CALLS]
+        self._free = [
+            MeasuredCascade(self.operator, on, suite, self.device, truth=truth, samples=samples)
+            for _ in range(threads)
+        ]
+        self._threads = ThreadPoolExecutor(threads)
 
+    def all(self, rows: Sequence[Row], until: float) -> Iterator[dict[str, Any]]:
+        """Verdicts in order; what is not begun by ``until`` is left out."""
+        yield self._one(0, rows[0])
+        later = [self._threads.submit(self._in_time, n, row, until) for n, row in enumerate(rows[1:], 1)]
+        yield from filter(None, (one.result() for one in later))
 
-def _race(node: ast.AST) -> ast.AST | None:
-    """A store of which every fifth program's is lost, as where two write one place."""
-    called = node.value if isinstance(node, ast.Expr) else None
-    if isinstance(called, ast.Call) and ast.unparse(called.func) == "tl.store":
-        return ast.parse(f"if tl.program_id(0) % 5 != 1:\n    {ast.unparse(node)}").body[0]
-    return None
+    def _in_time(self, number: int, row: Row, until: float) -> dict[str, Any] | None:
+        return None if time.monotonic() > until else self._one(number, row)
 
+    def _one(self, number: int, row: Row) -> dict[str, Any]:
+        cascade = self._free.pop()
+        try:
+            found = cascade.evaluate(f"twin{number}", row[1], row[2], seed=SEED)
+        finally:
+            self._free.append(cascade)
+        passed = found.verdict.value == "ok"
+        lowest = min((g.value for g in found.gates if g.value is not None), default=None)
+        return {
+            "change": row[0], "verdict": found.verdict.value, "reason": found.reason, "stage": found.stage.value,
+            **({"lowest reading": lowest} if passed else {}),
+        }  # fmt: skip
 
-MISTAKES: Mapping[str, tuple[Callable[[ast.AST], ast.AST | None], bool]] = {
-    "tail": (_tail, False),
-    "wrong place": (_place, False),
-    "stale sum": (_stale, False),
-    "lower precision": (_precision, True),
-    "lost store": (_race, True),
-}
-"""By name: the change, and whether it is made at every place or at the first."""
-
-
-def twins(source: str) -> Iterator[tuple[str, str]]:
-    """Mistake and changed source, in kernels that are not ours."""
-    for name, (change, everywhere) in MISTAKES.items():
-        tree = ast.parse(source)
-        planted = _Planted(change, everywhere)
-        for function in tree.body:
-            if isinstance(function, ast.FunctionDef) and _taken(function):
-                planted.visit(function)
-        if planted.done:
-            yield name, ast.unparse(ast.fix_missing_locations(tree))
-
-
-def _taken(function: ast.FunctionDef) -> bool:
-    return function.name != "launch" and not function.name.startswith(("torch_", "copy_argument"))
-
-
-class _Planted(ast.NodeTransformer):
-    def __init__(self, change: Callable[[ast.AST], ast.AST | None], everywhere: bool) -> None:
-        self._change, self._everywhere, self.done = change, everywhere, False
-
-    def visit(self, node: ast.AST) -> Any:
-        if self.done and not self._everywhere:
-            return node
-        made = self._change(copy.deepcopy(node))
-        if made is not None:
-            self.done = True
-            return ast.copy_location(made, node)
-        return self.generic_visit(node)
-
-
-def judged(answer: Mapping[str, Any], reference: str) -> list[dict[str, Any]]:
-    """A row for each twin: what refuses it, empty where nothing does."""
-    from tilewright.seeds.operator import Workload
-    from tilewright.workers.intake.operator import Operand, Result, TakenOperator
-
-    operands = tuple(Operand(*row[:2], tuple(row[2]), *row[3:]) for row in answer["operands"])
-    results = tuple(Result(*row[:2], tuple(row[2]), *row[3:]) for row in answer["results"])
-    operator = TakenOperator(
-        "twin/taken", reference, answer["call"], operands, results, {}, {}, answer["precision"],
-        spread=answer["spread"], kinds=tuple(answer["kinds"]),
-    )  # fmt: skip
-    cases = []
-    for number, dims in enumerate(answer["check"]):
-        shape = Workload(f"check{number}", dims)
-        for kind in answer["kinds"]:
-            inputs = operator.make_inputs(shape, SEED, kind)
-            cases.append((inputs, operator.oracle(shape, inputs), kind))
-    rows = [{"mistake": "none", "refused": _refused(answer["source"], operator, cases)}]
-    return rows + [
-        {"mistake": name, "refused": _refused(text, operator, cases)}
-        for name, text in twins(answer["source"])
-    ]
-
-
-def _refused(source: str, operator: Any, cases: Sequence[Any]) -> str:
-    from tilewright.fitness.gates import failure, read_gates
-    from tilewright.workers.intake.trial import Crashed, TooSlow, run
-    from tilewright.workers.runners.triton_common import load_module
-
-    try:
-        module = load_module(source)
-        for inputs, truth, kind in cases:
-            made = run(module, dict(module.DEFAULTS), inputs)
-            outputs = {r.name: o for r, o in zip(operator.results, made, strict=True)}
-            why = failure(read_gates(operator.gates, outputs, truth, kind), operator.gates)
-            if why:
-                return why
-    except (Crashed, TooSlow, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"[:160]
-    return ""
+    def close(self) -> None:
+        self._threads.shutdown()
+        for cascade in self._free:
+            cascade.close()
+        self.device.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    from tilewright.evolve.intake.tune import NotTaken, Request, parse_place, take, target_named
-    from tilewright.workers.runners.triton_guard import leave_interpreter_unguarded
-    from tilewright.workers.runners.triton_interpreter import repair
-
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", type=Path)
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--target", default="interpreter")
+    parser.add_argument("--harmless", action="store_true")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="for each folder")
+    parser.add_argument("--threads", type=int, default=4, help="on a device")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(arguments)
-    repair()
-    leave_interpreter_unguarded()
-    out = given.out.resolve() if given.out else None
-    cases = json.loads(given.cases.read_text(encoding="utf-8"))
-    target = target_named("interpreter")
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        for case in cases:
-            path, function = parse_place(case["place"])
-            try:
-                answer = take(Request(path, str(function), case["reference"], tuple(case["calls"])), target)
-            except NotTaken as error:
-                rows.append({"name": case["name"], "taken": str(error).splitlines()[-1].strip()[:200]})
-                continue
-            found = judged(answer, case["reference"])
-            rows.append({"name": case["name"], "taken": "", "space": sorted(answer["space"]), "twins": found})
-            if out is not None:
-                out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        os.chdir("/")
+    for folder in given.folders:
+        with contextlib.closing(Judge(folder, given.target, given.threads)) as judge:
+            space = _space(judge.seed.source)
+            rows = candidates(judge.seed.source, *space, harmless=given.harmless)
+            found = list(judge.all(rows, time.monotonic() + given.seconds))
+        record = {"kernel": folder.name, "target": given.target, "asked": len(rows), "found": found}
+        if given.out is not None:
+            with given.out.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(record) + "\n")
+        odd = [r for r in found[1:] if (r["verdict"] == "ok") != given.harmless]
+        said = [f"{folder.name}: {found[0]['verdict']}; {len(found) - 1} of {len(rows) - 1} judged"]
+        said += [f"  {row['change']}: {row['verdict']} {row['reason']}" for row in odd]
+        print("\n".join(said), flush=True)  # noqa: T201
     return 0
+
+
+def _space(source: str) -> tuple[Mapping[str, Sequence[Any]], Mapping[str, Any]]:
+    from tilewright.evolve.space.space import read_declarations
+
+    found = read_declarations(source)
+    return found.space, found.defaults
 
 
 if __name__ == "__main__":

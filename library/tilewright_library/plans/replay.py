@@ -73,13 +73,26 @@ class Ready:
         self, blocks: list[_Queued], known: Sequence[int] | None, addresses: Sequence[int], stream: int
     ) -> None:
         if known != addresses:
-            self._require(addresses)
-            self._local.addresses = None  # until all of them are in place
-            for block in blocks:
-                block.place(addresses)
-            self._local.addresses = addresses[:]
+            self._place(blocks, addresses)
         for block in blocks:
             block.go(stream)
+
+    def _place(self, blocks: list[_Queued], addresses: Sequence[int]) -> None:
+        self._require(addresses)
+        self._local.addresses = None  # until all of them are in place
+        for block in blocks:
+            block.place(addresses)
+        self._local.addresses = addresses[:]
+
+    def place(self, addresses: Sequence[int]) -> None:
+        """Have this thread's next call, if it is for these addresses, launch and do nothing else.
+
+        Raises ValueError, CudaError as a call does.
+        """
+        mine = self._local
+        if not hasattr(mine, "addresses"):
+            mine.context, mine.blocks = ctypes.c_void_p(), [self._queued(step) for step in self._steps]
+        self._place(mine.blocks, addresses)
 
     def prepared(self, addresses: Sequence[int], stream: int) -> list[Prepared]:
         """The plan's steps for good: for these addresses on this stream, to be launched again and again in order.

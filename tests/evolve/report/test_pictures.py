@@ -250,7 +250,7 @@ def test_intervals_are_bands(data: CampaignData) -> None:
             float(h) for h in re.findall(r'height="([\d.]+)" class="band', convergence_svg(noisy, axis))
         ]
         assert len(heights) >= 2 and all(5 < height < 300 for height in heights)
-    assert "bands are " in render(noisy)
+    assert "bands, and bars at the right" in render(noisy)
 
 
 # -- readable ----------------------------------------------------------------------------------------

@@ -110,6 +110,20 @@ def test_what_is_not_confirmed_is_never_fitter_than_the_champion():
     assert fast_alone.champion().entry.id == "best"
 
 
+def test_who_meets_the_champion_tells_by_what_screens_are_off():
+    """Here all kernels screen one per cent faster than the champion's figures, the champion itself would too."""
+    held = station((1e-4, 1e-4, 1e-4), champion(1.01e-4))
+    assert not judged(held).workloads[0].diagnosis["confirmation"]["accepted"]
+    assert held.champion().screens == pytest.approx(1 / 1.01, rel=1e-4) and held.champion().entry.id == "best"
+    slower = station((1e-4, 1.006e-4, 1e-4), held.champion())
+    found = judged(slower)
+    assert len(slower.jobs) == 2, "it screens faster than the champion did, and is slower"
+    assert found.fitness == pytest.approx(champion(1.006e-4).fitness / 1.01, rel=1e-4)
+    wrong = station((1e-4, 1e-4, 1e-4), champion(1.2e-4))
+    judged(wrong)
+    assert wrong.champion().screens == pytest.approx(0.9851, abs=1e-4), "no more than that"
+
+
 def test_who_fails_before_the_champion_fails():
     held = station(held=champion(1e-4))
     met = []

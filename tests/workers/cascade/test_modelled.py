@@ -52,12 +52,11 @@ class Notes:
             class Noting:
                 stage = which
 
-                def __init__(self, *shapes, compiles=None):
-                    self.compiles = compiles
+                def __init__(self, *shapes, compiles=True, checks=True):
+                    self.label = name if compiles and checks else f"{name} alone"
 
                 def run(self, request, found):
-                    label = name if self.compiles is None else f"{name} {self.compiles}"
-                    notes.ran.append((label, *(w.id for w in request.measured)))
+                    notes.ran.append((self.label, *(w.id for w in request.measured)))
                     notes.requests.append(request)
                     if name == "measure":
                         found.figures += [figures(w.id, kind=kind) for w in request.measured]
@@ -66,6 +65,7 @@ class Notes:
             return Noting
 
         monkeypatch.setattr(modelled, "TraceStage", stage_of("trace", Stage.COMPILE))
+        monkeypatch.setattr(modelled, "CheckStage", stage_of("check", Stage.CHECK))
         monkeypatch.setattr(modelled, "CompileStage", stage_of("compile", Stage.COMPILE))
         monkeypatch.setattr(modelled, "MeasureStage", stage_of("measure", Stage.MEASURE))
         monkeypatch.setattr(modelled, "VerifyStage", stage_of("verify", Stage.CHECK))
@@ -114,6 +114,19 @@ def test_what_fails_its_verification_failed_a_check(monkeypatch):
     assert (rejected.verdict, rejected.stage, notes.ran) == (Verdict.REJECTED, Stage.DIALECT, [])
 
 
+def test_a_source_that_the_campaign_vouches_for_passes_the_gates_after_it_was_timed(monkeypatch):
+    notes = Notes(monkeypatch)
+    found = judged(best=math.inf)
+    assert notes.ran[:4] == [("trace alone", *ALL), ("compile", *ALL), ("measure", *ALL), ("check", *ALL)]
+    assert (found.verdict, found.stage, notes.best) == (Verdict.OK, Stage.MEASURE, [False])
+    Notes(monkeypatch, fails="check")
+    found = judged(best=math.inf)
+    assert (found.verdict, found.stage, found.fitness) == (Verdict.INCORRECT, Stage.CHECK, None)
+    notes = Notes(monkeypatch, fails="compile")
+    judged(best=math.inf)
+    assert [ran[0] for ran in notes.ran] == ["trace alone", "compile"], "what does not compile is not checked"
+
+
 def test_finalists_are_verified_and_what_is_only_timed_is_not(monkeypatch):
     notes = Notes(monkeypatch)
     judged(scope=Scope.FINAL)
@@ -137,7 +150,7 @@ def test_a_race_compiles_after_it_has_judged_every_module(monkeypatch):
     race = Race((Rung(("m32",), 0.0, 0.0),), (({"vmem": "0-8MiB"}, 1.0),), {"m32": 0.0})
     assert judged(race=race).verdict is Verdict.OK
     assert notes.ran[:-1] == [
-        ("trace", *ALL), ("compile False", *ALL), ("compile", "m32"), ("measure", "m32"),
+        ("trace", *ALL), ("compile alone", *ALL), ("compile", "m32"), ("measure", "m32"),
         ("compile", "m64"), ("measure", "m64"),
     ]  # fmt: skip
     notes = Notes(monkeypatch)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from testkit.pool import FAMILY, drain, genome, pool_settings
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.fitness.evaluation import Verdict
+from tilewright.workers.cluster.head_start import HeadStart
 from tilewright.workers.cluster.pool import RETRIES, RayPool
 from tilewright.workers.cluster.ray_start import PoolUnavailable
 from tilewright.workers.cluster.settings import PoolSettings
@@ -28,6 +31,42 @@ def test_faults_are_retried_and_then_reported_never_held_against_the_genome() ->
 def test_a_cluster_that_is_not_there_is_named() -> None:
     with pytest.raises(PoolUnavailable, match=r"127\.0\.0\.1:1 cannot be joined"):
         RayPool(pool_settings(address="127.0.0.1:1")).start()
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, 0), (9, 0), (17, 1)])
+def test_workers_are_started_beside_one_device_where_this_process_has_too_few_places(
+    count: int, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[RayPool] = []
+    monkeypatch.setattr(RayPool, "start_beside", lambda pool: starts.append(pool))
+    monkeypatch.setattr(HeadStart, "measures", True)
+    pool = RayPool(pool_settings(gpus=1, count=count))
+    pool.start_more()
+    assert starts == [pool]  # nothing is judged here yet
+    try:
+        pool.open()
+        pool.start_more()
+        assert len(starts) == 1 + more
+    finally:
+        pool.close()
+
+
+def test_ray_starts_once_there_is_a_first_verdict_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[float] = []
+    monkeypatch.setattr(RayPool, "_made_workers", lambda pool: begun.append(time.monotonic()) or ([], []))
+    monkeypatch.setattr(HeadStart, "measures", True)
+    pool = RayPool(pool_settings(gpus=1, count=17))
+    pool.open()
+    try:
+        pool.start_beside()
+        assert pool.wait(0.1) == [] and not begun
+        monkeypatch.setattr(HeadStart, "begin", lambda head, item, request: None)
+        monkeypatch.setattr(HeadStart, "finished", lambda head, seconds: [(Job(0, genome(), 1), None)])
+        assert pool.wait(0.0) == [], "it failed, and is tried again"
+        pool._take_workers(wait=True)
+        assert begun
+    finally:
+        pool.close()
 
 
 def test_a_few_jobs_for_one_device_wait_for_no_ray_unless_this_process_fails(

@@ -52,7 +52,7 @@ def _kernel(x_ref, outputs: Outputs, *, cfg: Config):
         outputs.out[...] = x_ref[...] * cfg.doubled + total[None] / cfg.columns
 
 
-def scaled(x: Float[Array, "rows"] | None) -> Float[Array, "rows"]:
+def scaled(x: Float[Array, "int"] | None) -> Float[Array, "int"]:
     rows, columns = x.shape
     cfg = Config(columns=columns, block=TABLE["block"])
     spec = pl.BlockSpec((8, cfg.block), lambda i, j: (i, j))
@@ -66,10 +66,10 @@ def scaled(x: Float[Array, "rows"] | None) -> Float[Array, "rows"]:
     return made.out
 
 
-def _sometimes(x_ref, o_ref, flags):
-    for flag in flags:
+def _sometimes(x_ref, o_ref, turns):
+    for turn in turns:
         value = x_ref[...]
-        if flag:
+        if turn:
             value = value * 3
         o_ref[...] = value
 
@@ -78,7 +78,7 @@ def listed(x):
     shape = tuple(TABLE["shape"])
     spec = pl.BlockSpec(shape, lambda i, j: (i, j))
     grid = (x.shape[0] // shape[0], x.shape[1] // shape[1])
-    kernel = functools.partial(_sometimes, flags=(True, False))
+    kernel = functools.partial(_sometimes, turns=(True, False))
     out_shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
     return pl.pallas_call(kernel, grid=grid, in_specs=[spec], out_specs=spec, out_shape=out_shape)(x)
 

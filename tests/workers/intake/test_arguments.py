@@ -5,7 +5,8 @@ import pytest
 
 from tilewright.workers.intake import dims
 from tilewright.workers.intake.arguments import BadCall, Literal, TensorArgument, parse
-from tilewright.workers.intake.operator import Operand, draw, size_of
+from tilewright.workers.intake.draws import draw
+from tilewright.workers.intake.operator import Operand, size_of
 
 
 def test_a_call_is_read() -> None:
@@ -14,6 +15,20 @@ def test_a_call_is_read() -> None:
     assert call.arguments[1] == TensorArgument("int64", (16,), below=100)
     assert [t.shape for t in call.arguments[2]] == [(2,), (3,)]
     assert dict(call.keywords) == {"dim": 1, "dtype": Literal("torch.float16"), "bias": None}
+
+
+def test_sizes_of_floats_are_read_and_drawn() -> None:
+    call = parse("f32[512, 8] * 0.01, 3 * bf16[64, 32].T")
+    assert [(t.shape, t.order, t.size) for t in call.arguments] == [
+        ((512, 8), (), 0.01),
+        ((64, 32), (1, 0), 3.0),
+    ]
+    for text in ("i64[8] * 2", "f32[8] * 0", "f32[8] * f32[8]", "f32[8] * True", "2 * 3"):
+        with pytest.raises(BadCall, match="floats times a number"):
+            parse(text)
+    for kind in ("randn", "repeated"):
+        small = draw(Operand("x", "float32", (4096,), size=0.01), {}, kind, 4, np.random.default_rng(0))
+        assert 0.008 < small.std() < 0.012
 
 
 def test_views_and_scalars_are_read() -> None:

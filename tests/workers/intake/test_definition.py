@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tilewright.evolve.cli import main
-from tilewright.workers.intake.operator import function_of
+from tilewright.workers.intake.reference import function_of, run_reference
 
 DEFINITION = {
     "name": "scale_h8",
@@ -41,3 +42,18 @@ def test_tuning_it_says_that_it_has_no_kernel(definition: Path, capsys: pytest.C
     told = capsys.readouterr().err
     assert "a problem of flashinfer-bench" in told and f"--reference {definition}:run" in told
     assert len(told.strip().splitlines()) == 1
+
+
+def test_a_reference_takes_one_thread_and_leaves_the_others_as_they_were() -> None:
+    import torch
+
+    def threads(x: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(x, torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        (found,) = run_reference(threads, "x", {"x": np.zeros(3)}, "float64")
+        assert (found == 1).all() and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -9,7 +9,8 @@ import pytest
 
 from tilewright.workers.intake.arguments import parse
 from tilewright.workers.intake.dims import operands, settle, slots
-from tilewright.workers.intake.operator import Operand, draw
+from tilewright.workers.intake.draws import draw
+from tilewright.workers.intake.operator import Operand
 
 
 def _settled(call: str, works) -> tuple[list[tuple[int | str, ...]], dict[str, int]]:
@@ -80,3 +81,23 @@ def test_what_surely_works_is_preferred_to_what_shapes_alone_allow() -> None:
     assert [o.shape for o in made] == [("M", "N"), ("N",)]
     made, _ = settle(raw, 1, lambda dims, given: True, surely=lambda dims, given: False)
     assert len({n for o in made for n in o.shape}) == 3
+
+
+def _rotated(dims: Mapping[str, int], given: list[Operand]) -> bool:
+    x, cos = (o.sizes(dims) for o in given)
+    return x[0] == cos[0] and 2 * cos[1] == x[2]
+
+
+def test_half_of_a_dimension_is_said_so() -> None:
+    shapes, dims = _settled("f16[4096,32,128], f16[4096,64]", _rotated)
+    (n, k, size), (again, half) = shapes
+    assert again == n and half == f"{size}/2" and dims == {n: 4096, k: 32, size: 128}
+
+
+def _chunks(dims: Mapping[str, int], given: list[Operand]) -> bool:
+    return all(o.sizes(dims)[1] % 256 == 0 for o in given)
+
+
+def test_a_dimension_that_is_cut_into_chunks_is_tried_with_whole_ones() -> None:
+    shapes, dims = _settled("bf16[8,8192,128]", _chunks)
+    assert len(set(shapes[0])) == 3 and list(dims.values()) == [8, 8192, 128]

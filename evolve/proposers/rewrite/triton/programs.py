@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,9 @@ from tilewright.evolve.proposers.rewrite.base import Language, Unsupported, walk
 from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     dedented,
+    definitions,
     parameter_access,
+    parameters,
     small,
     statements,
 )
@@ -148,26 +150,44 @@ class PersistentGrid(NodeRule):
         kernel.add_argument(edit, total, count, constexpr=False)
         for call in device_calls(kernel.source, kernel.function, "program_id"):
             edit.replace(call, tile)
-        edit.transform(
-            kernel.function.body,
-            partial(
-                _in_loop,
-                header=(
-                    f"for {tile} in range({kernel.tl}.program_id(0), {total}, {kernel.tl}.num_programs(0)):"
-                ),
-            ),
-        )
+        given = {parameter.name.value for parameter in parameters(kernel.function)}
+        moved = [name for name in definitions(kernel.function) if name in given]
+        own = {name: kernel.source.fresh(f"tile_{name}") for name in moved}
+        header = f"for {tile} in range({kernel.tl}.program_id(0), {total}, {kernel.tl}.num_programs(0)):"
+        edit.transform(kernel.function.body, partial(_in_loop, header=header, own=own))
 
 
-def _in_loop(block: cst.IndentedBlock, header: str) -> cst.IndentedBlock:
+class _Renamed(cst.CSTTransformer):
+    """Names under others, where they stand for values."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.Name:
+        return updated_node.with_changes(value=self._names.get(updated_node.value, updated_node.value))
+
+    def leave_Arg(self, original_node: cst.Arg, updated_node: cst.Arg) -> cst.Arg:
+        return updated_node.with_changes(keyword=original_node.keyword)
+
+    def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.Attribute:
+        return updated_node.with_changes(attr=original_node.attr)
+
+
+def _in_loop(block: cst.IndentedBlock, header: str, own: Mapping[str, str]) -> cst.IndentedBlock:
+    """``own``: arguments that a tile moves on, such as pointers, and the names that each tile has for them."""
     body = list(block.body)
     docs = []
     first = small(body[0])
     if isinstance(first, cst.Expr) and isinstance(first.value, cst.SimpleString):
         docs, body = body[:1], body[1:]
+    begin = [cst.parse_statement(f"{fresh} = {name}") for name, fresh in own.items()]
+    renamed: list[Any] = [statement.visit(_Renamed(own)) for statement in body]
     loop = cst.parse_module(f"{header}\n    pass\n").body[0]
     assert isinstance(loop, cst.For)
-    return block.with_changes(body=[*docs, loop.with_changes(body=loop.body.with_changes(body=body))])
+    return block.with_changes(
+        body=[*docs, loop.with_changes(body=loop.body.with_changes(body=[*begin, *renamed]))]
+    )
 
 
 class SplitK(NodeRule):

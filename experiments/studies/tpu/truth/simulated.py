@@ -26,6 +26,7 @@ from tilewright.fitness import static_tpu
 from tilewright.fitness.chips import CHIPS, Chip
 from tilewright.fitness.llo import Executed, ParseError, opcodes_of, read_profile, scan_bundles, vmem_bytes
 from tilewright.fitness.replay import Events, Kind, read_events
+from tilewright.fitness.timeline import read_critical_path
 from tilewright.workers.toolchains import libtpu_simulator as recipe
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -240,7 +241,7 @@ def _read(folder: Path, ratios: Sequence[float] | None = None) -> tuple[Operatio
                 counts.spills,
                 counts.fills,
                 vmem_bytes(own),
-                read_events(text, critical.read_bytes(), profile.cycles),
+                read_events(text, read_critical_path(critical.read_bytes(), profile.cycles), profile.cycles),
                 ratio_of.get(profile.name, 1.0),
             )
         )

@@ -1,0 +1,137 @@
+"""The judge that is made from a reference: inputs that show a mistake, bounds that refuse one, shapes that loop."""
+
+from __future__ import annotations
+
+import ast
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from testkit.mistakes import HARMLESS, planted
+from tilewright.fitness.gates import read_gates
+from tilewright.seeds.operator import SnrGate
+from tilewright.workers.intake import judge
+from tilewright.workers.intake.draws import draw
+from tilewright.workers.intake.operator import Operand
+from tilewright.workers.intake.small_shapes import looped
+
+ROWS = Operand("x", "float32", ("M", "N"))
+
+
+def _spread(number: int = 0, seed: int = 3, m: int = 64, n: int = 70) -> np.ndarray:
+    return draw(ROWS, {"M": m, "N": n}, "spread", 4, np.random.default_rng(seed), number)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_spread_has_outliers_of_both_signs_a_tiny_row_and_one_of_zeros(seed: int) -> None:
+    made = _spread(seed=seed)
+    largest = np.abs(made).max(axis=1)
+    assert made.max() >= 256 and made.min() <= -256
+    assert (largest == 0).any() and ((largest > 0) & (largest < 2.0**-8)).any()
+    assert not np.isinf(made.astype(np.float16)).any(), "narrow operands hold it, too"
+
+
+def test_outliers_of_two_operands_are_never_multiplied() -> None:
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        first, second = (draw(ROWS, {"M": 32, "N": 32}, "spread", 4, rng, n) for n in range(2))
+        columns = {int(c) for c in np.argwhere(np.abs(first) > 200)[:, 1]}
+        rows = {int(r) for r in np.argwhere(np.abs(second) > 200)[:, 0]}
+        assert columns and rows and not columns & rows
+
+
+def test_codes_without_a_bound_are_of_both_signs_and_indices_begin_at_zero() -> None:
+    codes = draw(Operand("c", "int8", (4096,)), {}, "randn", 4, np.random.default_rng(1))
+    assert codes.min() < -100 and codes.max() > 100
+    bounded = draw(Operand("c", "int8", (4096,), 100), {}, "randn", 4, np.random.default_rng(1))
+    assert bounded.min() == 0 and bounded.max() == 99
+    assert draw(Operand("i", "int64", (64,)), {}, "randn", 4, np.random.default_rng(1)).max() == 1
+
+
+def _refused(found: np.ndarray, wanted: np.ndarray, bound: judge.Bar) -> bool:
+    gate = SnrGate("o0", "o0", bound.min_db, bound.worst)
+    return not read_gates([gate], {"o0": found}, {"o0": {"o0": wanted}}, "spread")[0].passed
+
+
+def _bar(db: float, operands: list[str], result: str, products: str) -> judge.Bar:
+    bound, why = judge.bar([judge.Reading(db, 0.0, (0,), 0.0, 0.0)], operands, result, products)
+    assert bound is not None, why
+    return bound
+
+
+def test_values_clipped_at_a_hundred_show() -> None:
+    for seed in range(6):
+        inputs = _spread(seed=seed).astype(np.float64)
+        exact = _bar(140.0, ["float32"], "float32", "")
+        for clipped in (np.minimum(inputs, 100.0), np.maximum(inputs, -100.0)):
+            assert _refused((2 * clipped).astype(np.float32), 2 * inputs, exact)
+        assert not _refused((2 * inputs).astype(np.float32), 2 * inputs, exact)
+
+
+def test_a_wide_result_of_narrow_operands_keeps_its_own_precision() -> None:
+    rng = np.random.default_rng(5)
+    wanted = rng.standard_normal((64, 64))
+    rounded = wanted.astype(ml_dtypes.bfloat16).astype(np.float32)
+    bound = _bar(140.0, ["bfloat16", "int64"], "float32", "")
+    assert bound.min_db == 90.0
+    assert _refused(rounded, wanted, bound) and not _refused(wanted.astype(np.float32), wanted, bound)
+    assert _bar(53.0, ["bfloat16"], "float32", "").min_db == 45.0, "a recipe that rounds inside keeps its bar"
+
+
+@pytest.mark.parametrize(
+    ("operands", "products", "least"),
+    [
+        (["float32", "float32"], "float32", 54.0),
+        (["int8", "int8", "float32"], "int8", 90.0),
+        (["float8_e4m3fn", "float8_e4m3fn", "float32"], "float8", 60.0),
+        (["bfloat16", "bfloat16"], "float16", 84.0),
+    ],
+)
+def test_products_are_held_to_what_a_device_keeps_of_their_factors(
+    operands: list[str], products: str, least: float
+) -> None:
+    assert _bar(140.0, operands, "float32", products).min_db == least
+    matrices = [Operand("a", operands[0], ("M", "K")), Operand("b", operands[1], ("K", "N"))]
+    scales = [Operand("s", d, ("M", "K/128")) for d in operands[2:]]
+    assert judge.factors([*matrices, *scales], {"M": 64, "N": 64, "K": 256}) == products
+
+
+def test_checked_shapes_take_several_tiles_with_and_without_a_tail() -> None:
+    dims = {"B": 4, "M": 4096, "N": 4096}
+    odd, even = looped(dims, [128, 4, 3], lambda small: True)
+    assert odd["B"] == even["B"] == 4
+    assert odd["M"] != odd["N"] and all(odd[n] > 256 and odd[n] % 2 for n in "MN")
+    assert all(even[n] % 64 == 0 and even[n] >= 320 for n in "MN")
+    assert not list(looped(dims, [3], lambda small: True))
+    chunked = next(looped(dims, [64], lambda small: small["M"] % 256 == 0))
+    assert chunked["M"] == 512 and chunked["N"] < 512, "a size that does not hold keeps the others small"
+
+
+SOURCE = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x_ptr, y_ptr, n, eps, BLOCK: tl.constexpr):
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for at in range(0, n, BLOCK):
+        cols = at + tl.arange(0, BLOCK)
+        total += tl.load(x_ptr + cols, mask=cols < n, other=0.0).to(tl.float32)
+    tl.store(y_ptr + tl.program_id(0), tl.exp(tl.sum(total, 0) / (n + eps)))
+
+
+def launch(inputs, params):
+    return ()
+"""
+
+
+def test_planted_mistakes_are_modules_that_differ() -> None:
+    made = list(planted(SOURCE))
+    texts = [text for _, text in made]
+    assert len(set(texts)) == len(texts) > 20
+    kinds = {name.partition(":")[0] for name, _ in made}
+    assert {"tail", "place", "stale", "precision", "race", "loop", "values"} <= kinds
+    assert all(isinstance(ast.parse(text), ast.Module) for text in texts)
+    assert {name for name, _ in planted(SOURCE, HARMLESS)} >= {"exp2 for exp", "a reciprocal for a quotient"}
