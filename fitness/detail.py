@@ -123,8 +123,9 @@ def _objection(
             return f"element {_index(place, output)} is {what}"
         if allowed.rounded:
             noise = float(np.sum(error * error))
-            expected = float(np.sum((rounded - wanted) ** 2) + np.sum((allowed.worst / 8 * around) ** 2))
-            if noise > expected * 10 ** (NOISE_DB / 10):
+            lost = (allowed.worst / 8 * around) ** 2
+            expected = float(np.sum((rounded - wanted) ** 2) + np.sum(lost))
+            if noise > expected * (10 ** (NOISE_DB / 10) + _chance(unit * unit / 12 + lost)):
                 return f"{10 * np.log10(noise / expected):.1f} dB more noise than rounding makes"
     return None
 
@@ -172,6 +173,16 @@ def turned_too_far(
     if (place := _first(~(near | same))) is None:
         return None
     return f"element {_index(place, codes)} is {found[place]:.3g} where {wanted[place]:.3g} is due"
+
+
+def _chance(variances: np.ndarray) -> float:
+    """How far noise may be above what is expected by chance, as a share: the fewer elements make it up, the more.
+
+    One standard deviation of a sum of squares of normally distributed errors, the root of 2 sum(v^2) / sum(v)^2, which
+    is several where errors are those of rounding, most of which are known.
+    """
+    whole = float(variances.sum())
+    return math.sqrt(2 * float(np.square(variances).sum())) / whole if whole > 0 else 0.0
 
 
 def _power(scales: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from tilewright.evolve.campaign import dispatch_table
 from tilewright.evolve.campaign.evaluator import Comparer
 from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.record.history import History
+from tilewright.evolve.record.history import POINTS, History, MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 
@@ -23,9 +23,14 @@ COMPARISON_FILE = "comparison.json"
 
 
 def contenders(history: History, most: int = COMPARED) -> list[Genome]:
-    """The fittest genomes, the fastest of each workload (those that lead by most first), then more of the fittest."""
+    """The fittest genomes, the fastest of each workload (those that lead by most first), then more of the fittest.
+
+    Among them is the fittest that the campaign was given, a seed or a point of one: what it gained, it gained on that.
+    """
     ranked = sorted(history.successes(), key=lambda ce: -(ce[1].fitness or 0.0))
-    chosen = {candidate.genome.id: candidate.genome for candidate, _ in ranked[:OVERALL]}
+    given = [c for c, _ in ranked if c.mutation.kind is MutationKind.SEED or c.mutation.proposer == POINTS]
+    first = [*(candidate for candidate, _ in ranked[:OVERALL]), *given[:1]]
+    chosen = {candidate.genome.id: candidate.genome for candidate in first}
     best: dict[str, tuple[float, Genome]] = {}
     overall: dict[str, float] = {}
     for place, (candidate, evaluation) in enumerate(ranked):

@@ -37,7 +37,7 @@ from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, Param
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.proposers.surrogate.records import SourceRecords
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import History, Proposer
+from tilewright.evolve.record.history import POINTS, History, Proposer
 from tilewright.evolve.record.home import JOURNAL, find_campaign
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness import dialect
@@ -92,7 +92,7 @@ def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home:
     if earlier:
         searcher = Led(leads_of(earlier, resolved.space), searcher)
     if resolved.given:
-        searcher = Led(resolved.given, searcher, "points", "a point given with its seed")
+        searcher = Led(resolved.given, searcher, POINTS, "a point given with its seed")
     return BuiltSearcher(searcher, foretelling(proposers))
 
 

@@ -23,7 +23,7 @@ MODELLED = "tpu7x"
 IN_FLIGHT = (4, 16)
 """Least and most candidates that are compiled and measured at once on a GPU: one for two cores."""
 
-COMPILE_SECONDS = 20.0
+COMPILE_SECONDS = 60.0
 """Most that one candidate may take to compile: the last of a short campaign is waited for by whoever sits before it."""
 
 Say = Callable[[str], None]
@@ -130,7 +130,7 @@ def config_of(
         least, most = IN_FLIGHT
         in_flight = min(most, max(least, len(os.sched_getaffinity(0)) // 2))
         data["search"] = {"lag": in_flight, "order": "arrival"}
-        data["workers"] = {"check_seconds": COMPILE_SECONDS, "count": in_flight}
+        data["workers"] = {"measure_seconds": COMPILE_SECONDS, "count": in_flight}
     for key, value in (overrides or {}).items():
         section, _, last = key.rpartition(".")
         (data.setdefault(section, {}) if section else data)[last] = value

@@ -18,6 +18,10 @@ from tilewright.fitness.evaluation import Evaluation, Verdict
 T = TypeVar("T")
 
 
+POINTS = "points"
+"""Proposer of the points that are given with a seed."""
+
+
 class MutationKind(StrEnum):
     SEED = "seed"
     PARAMETER = "parameter"

@@ -7,7 +7,8 @@ e4m3 and s [K/128, M] float32 as ``gemm_fp8_blockwise/quant_1x128`` makes them o
 for TPUs: the same arithmetic and other seeds.
 
 Gates: at least 99.9 % of codes have the bits that float64 gives, for a sum in another order may turn the rounding of y,
-which is rare, and moves a code to its neighbour; scales are those of float64 within 80 dB, none off by 2 %.
+which is rare, and moves a code to its neighbour; scales are those of float64 within 45 dB, none off by 2 %, for one
+whose block's largest value turned is off by up to 0.8 %, and with outliers a row's few scales are all that counts.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class FusedQuant(Shaped):
     kernels: Mapping[str, SeedKernel]
     gates: tuple[Gate, ...] = (
         AgreementGate("codes", "codes", ("q",), 0.999),
-        SnrGate("scales", "scales", 80.0, worst=0.02),
+        SnrGate("scales", "scales", 45.0, worst=0.02),
     )
     input_kinds: tuple[str, ...] = INPUT_KINDS
     memory_bound: bool = True

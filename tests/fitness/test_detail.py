@@ -108,10 +108,14 @@ def test_the_noise_of_the_whole_is_judged_to_a_decibel_and_a_half():
     wanted = np.ones((32, 32))
     allowed = Allowance(worst=1.0, sign=1.0, rounded=True)
     expected = (1 / 8) ** 2
-    for factor, passes in ((10**0.149, True), (10**0.151, False)):
+    chance = np.sqrt(2 / wanted.size)
+    for factor, passes in ((10**0.149 + chance, True), (10**0.151 + chance, False)):
         output = wanted + np.sqrt(expected * factor)
         assert (objection(output, wanted, allowed) is None) is passes
         assert objection(output, wanted, Allowance(1.0, 1.0, rounded=False)) is None
+    few = np.array([1.0] * 4 + [1e-9] * 1000)
+    assert detail._chance(few) == pytest.approx(np.sqrt(1 / 2)), "four elements make up all of it"
+    assert detail._chance(np.zeros(4)) == 0.0
 
 
 def test_tiles_are_judged_by_what_is_usual_in_them():

@@ -39,7 +39,7 @@ from tilewright.workers.cascade.modelled_stages import CompileStage, TraceStage
 from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.launch import Launcher, Spawn
 from tilewright.workers.child.session import SessionDied
-from tilewright.workers.device.compile_ahead import CompileAheadStage
+from tilewright.workers.device.compile_ahead import CompileAheadStage, CompilePace
 from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import (
     CLAIM_SECONDS,
@@ -78,16 +78,18 @@ class MeasuredCascade(Cascade):
         compiler: FreshChildren | None = None,
         truth: Truth | None = None,
         samples: Samples | None = None,
+        pace: CompilePace | None = None,
     ) -> None:
         """``compiler``: children that compile for the target, where some were started before; closed with this.
 
-        ``truth``, ``samples``: of the operator, for cascades that share them.
+        ``truth``, ``samples``: of the operator, for cascades that share them. ``pace``: that candidates compile at.
         """
         self._pallas = isinstance(target.part, Chip)
         launcher: Launcher = pallas_template() if self._pallas else Spawn()
         super().__init__(operator, target, suite, limits, scratch, launcher, truth)
         self._samples = samples or Samples(operator, station)
         self._station = station
+        self._pace = pace
         ahead = not (self._pallas or target.interpreted)
         self._compiler = (compiler or compile_children(target.gpu, scratch)) if ahead else None
         self._due = Ahead([])
@@ -120,7 +122,7 @@ class MeasuredCascade(Cascade):
             self._due = due = Ahead([lambda: gates.prepare(request), lambda: screen.prepare(request)])
             gates.due, screen.due = (lambda: due.wait(0)), (lambda: due.wait(1))
         if self._compiler is not None:
-            steps.append(CompileAheadStage(self._compiler))
+            steps.append(CompileAheadStage(self._compiler, self._pace))
         race = RaceStage([screen], _descriptors)
         stage, failure = run_steps([*steps, gates, race], request, found, on_stage)
         # what keeps to a part of the suite has no fitness to compare with the champion's

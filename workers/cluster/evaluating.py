@@ -23,6 +23,7 @@ from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.cluster.artefacts import Heard
+from tilewright.workers.device.compile_ahead import CompilePace
 from tilewright.workers.device.station import DeviceRatio, Station, compile_children
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.request import GIB, Limits, Truth
@@ -46,10 +47,15 @@ class Evaluating:
         self._cascade = None if self.target.measured else self._made(None)
 
     def prepare(
-        self, station: Any, compiler: FreshChildren | None, truth: Truth | None, samples: Samples | None
+        self,
+        station: Any,
+        compiler: FreshChildren | None,
+        truth: Truth | None,
+        samples: Samples | None,
+        pace: CompilePace | None = None,
     ) -> None:
         """For a measured target, whose station comes with the first job as a rule; see ``MeasuredCascade``."""
-        self._cascade = self._made(station, compiler, truth, samples)
+        self._cascade = self._made(station, compiler, truth, samples, pace)
 
     def _address(self) -> str:
         """Of the machine that this runs on."""
@@ -66,6 +72,7 @@ class Evaluating:
         compiler: FreshChildren | None = None,
         truth: Truth | None = None,
         samples: Samples | None = None,
+        pace: CompilePace | None = None,
     ) -> ModelledCascade | CompileOnlyCascade | MeasuredCascade:
         settings, target = self._settings, self.target
         memory = int(settings["memory_gib"] * GIB)
@@ -89,6 +96,7 @@ class Evaluating:
                 compiler=compiler,
                 truth=truth,
                 samples=samples,
+                pace=pace,
             )
         kind = CompileOnlyCascade if target.compile_only else ModelledCascade
         return kind(self.operator, target, suite, limits, scratch=scratch)

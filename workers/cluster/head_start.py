@@ -17,6 +17,7 @@ from tilewright.seeds.operator import Workload
 from tilewright.workers.cluster.artefacts import Told
 from tilewright.workers.cluster.evaluating import Evaluating
 from tilewright.workers.device.comparison import Comparison, compare
+from tilewright.workers.device.compile_ahead import CompilePace
 from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import Champion, Entry
 from tilewright.workers.device.timing import Samples
@@ -61,10 +62,10 @@ class HeadStart:
         if device is not None and self._station is not None:
             operator, target = made[0].operator, made[0].target
             truth, samples = Truth(operator, KEPT), Samples(operator, self._station)
-            self._samples = samples
+            self._samples, pace = samples, CompilePace()
             for one in made:
                 compiler = device.compiler(target, Path(scratch) if scratch else None)
-                one.prepare(self._station.another(), compiler, truth, samples)
+                one.prepare(self._station.another(), compiler, truth, samples, pace)
         self._answers: queue.SimpleQueue[tuple[Seat, bytes | None]] = queue.SimpleQueue()
         self._seats = [Seat(one) for one in made]
         self._retired = False
@@ -155,6 +156,8 @@ class HeadStart:
     def close(self) -> None:
         """Kill the children, also one that was just being started; what is under way is lost."""
         self._retired = True
+        if self._station is not None:
+            self._station.end()
         for seat in self._seats:
             seat.orders.put(None)
         self._end_children()

@@ -205,8 +205,11 @@ class RayPool:
         self._assign()
 
     def _let_threads(self) -> None:
-        """In the thread that asked for one: from another it has no effect."""
-        if self._one_thread is not None:
+        """Where neither Ray starts nor jobs are judged here, each in a thread of its own.
+
+        In the thread that asked for one: from another it has no effect.
+        """
+        if self._one_thread is not None and self._starting is None and self._head is None:
             self._one_thread.restore_original_limits()
             self._one_thread = None
 
@@ -424,6 +427,7 @@ class RayPool:
             self._head.close()
             self.judged_here += self._head.cpu_seconds
             self._head = None
+            self._let_threads()
 
     # -- one worker ------------------------------------------------------------------------------
 

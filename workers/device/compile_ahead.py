@@ -9,6 +9,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
+import statistics
+import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +24,12 @@ from tilewright.workers.device.timing import failed
 from tilewright.workers.plans.format import Plan, PlanError
 from tilewright.workers.request import Failure, Findings, KernelRequest, duplicate, one_line
 
+TIMES_USUAL, LEAST_SECONDS = 4.0, 5.0
+"""A candidate may take so many times what is usual to compile, and no less than so many seconds."""
+
+LEAST_PACED, PACED_BY = 6, 32
+"""Candidates after which something is usual, and the latest that say what."""
+
 _COMPLAINTS = (
     re.compile(r"^\S*: error: (?!Failures have been detected)(.+)$", re.M),
     re.compile(r"(failed while executing \[`\w+`)"),
@@ -28,19 +37,46 @@ _COMPLAINTS = (
 """What MLIR's diagnostics say is wrong, else the pass that failed without a word."""
 
 
+class CompilePace:
+    """How long the candidates of a campaign take to compile, and so how long one may; for several threads.
+
+    Tiles that are far too large for their threads take minutes, and never win.
+    """
+
+    def __init__(self, times: float = TIMES_USUAL) -> None:
+        self._times = times
+        self._seconds: deque[float] = deque(maxlen=PACED_BY)
+
+    def add(self, seconds: float) -> None:
+        """What one that compiled took."""
+        self._seconds.append(seconds)
+
+    def limit(self, most: float) -> float:
+        """Seconds for the next: ``most`` until some have compiled."""
+        known = list(self._seconds)
+        if len(known) < LEAST_PACED:
+            return most
+        return min(most, max(LEAST_SECONDS, self._times * statistics.median(known)))
+
+
 class CompileAheadStage:
     """Compiles for every shape on this CPU, so that the device only loads."""
 
     stage = Stage.COMPILE
 
-    def __init__(self, compiler: FreshChildren) -> None:
+    def __init__(self, compiler: FreshChildren, pace: CompilePace | None = None) -> None:
+        """``pace``: none where every candidate may take its whole time."""
         self._compiler = compiler
+        self._pace = pace
 
     def run(self, request: KernelRequest, found: Findings) -> Failure | None:
         """Refuses what does not compile, does not fit, or was compiled before."""
-        answer = compile_all(self._compiler, request, found, "compiling")
+        began = time.monotonic()
+        answer = compile_all(self._compiler, request, found, "compiling", pace=self._pace)
         if isinstance(answer, Failure):
             return answer
+        if self._pace is not None:
+            self._pace.add(time.monotonic() - began)
         plans = read_plans(answer[0], request)
         if isinstance(plans, Failure):
             return plans
@@ -58,6 +94,7 @@ def compile_all(
     found: Findings,
     doing: str,
     target: Mapping[str, Any] | None = None,
+    pace: CompilePace | None = None,
 ) -> list[Frame] | Failure:
     """Compile every shape in a child: its ``compiled`` frame, then all others.
 
@@ -70,6 +107,8 @@ def compile_all(
         "workloads": [request.described(w) for w in shapes.values()],
     }
     wall = request.limits.compile.wall_seconds * request.time_factor
+    if pace is not None and not request.final:
+        wall = pace.limit(wall)
     job = Frame("compile", {**data, "target": dict(target)} if target else data)
     outcome = compiler.run(job, JobLimits(wall, wall))
     found.logs.append(outcome.log)

@@ -22,6 +22,7 @@ from typing import Any
 from tilewright.seeds.sampled import Sample
 from tilewright.workers.child.frames import Frame, FrameError, FrameReader, encode
 from tilewright.workers.child.launch import ROOT
+from tilewright.workers.child.session import SessionDied
 from tilewright.workers.device.lock import exclusive
 
 log = logging.getLogger(__name__)
@@ -47,17 +48,22 @@ class DeviceOracle:
         self._closed = False
 
     def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
-        """For what ``seeds.sampled.Heavy`` says of a shape; None where the reference does not run on this device."""
+        """For what ``seeds.sampled.Heavy`` says of a shape; None where the reference does not run on this device.
+
+        Raises SessionDied once it is closed: nobody waits for what the host would then begin.
+        """
         key = f"{seed} {json.dumps(asked, sort_keys=True)}"
         with self._turn:
             if key not in self._made:
                 self._made[key] = self._asked(Frame("sample", {"operator": asked, "seed": seed}))
                 while len(self._made) > KEPT:
                     self._made.popitem(last=False)
+            if self._closed:
+                raise SessionDied("the oracle's process was closed")
             return self._made[key]
 
     def close(self) -> None:
-        """Kill the process; who waits for it is answered None."""
+        """Kill the process; who waits for it hears so."""
         self._closed = True
         if (process := self._process) is not None:
             process.kill()

@@ -12,7 +12,7 @@ from typing import Any
 from tilewright.seeds.sampled import Sample
 from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.session import JobLimits
+from tilewright.workers.child.session import JobLimits, SessionDied
 from tilewright.workers.device.station import Champion, DeviceRatio, LocalStation, OperandSeeds
 
 
@@ -25,6 +25,7 @@ class SharedStation:
         self._seeds = OperandSeeds()
         self._hello: dict[str, Any] = {}
         """Said once: whoever asks later waits for no job."""
+        self._over = threading.Event()
         self.busy_seconds = 0.0
         self.cpu_seconds = 0.0
         """Of the device's child, for jobs asked for here."""
@@ -33,17 +34,27 @@ class SharedStation:
         """The same station for another thread."""
         made = SharedStation(self._station)
         made._turn, made._word, made._seeds = self._turn, self._word, self._seeds
-        made._hello = self._hello
+        made._hello, made._over = self._hello, self._over
         return made
 
     def hello(self) -> Mapping[str, Any]:
         if not self._hello:
             with self._turn:
+                self._require()
                 self._hello.update(self._station.hello())
         return self._hello
 
+    def end(self) -> None:
+        """Have all that wait for a turn or a claim, and all that ask later, fail."""
+        self._over.set()
+
+    def _require(self) -> None:
+        if self._over.is_set():
+            raise SessionDied("the station has ended")
+
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         with self._turn:
+            self._require()
             outcome = self._station.run(job, limits)
         self.busy_seconds += outcome.seconds
         self.cpu_seconds += outcome.cpu_seconds
@@ -69,6 +80,7 @@ class SharedStation:
             return self._station.champion()
 
     def claim(self, contender: str) -> bool:
+        self._require()
         with self._word:
             return self._station.claim(contender)
 

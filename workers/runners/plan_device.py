@@ -74,7 +74,6 @@ class Runner(TorchDevice):
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        torch.set_default_device("cuda")
         name = torch.cuda.get_device_name()
         if config["product"] not in name:
             raise RuntimeError(f"the target is an {config['product']}, this GPU is an {name}")
@@ -125,6 +124,7 @@ class Device:
         self._number = torch.cuda.current_device()
         properties = torch.cuda.get_device_properties()
         self._processors = properties.multi_processor_count
+        self._stream = torch.cuda.current_stream().cuda_stream
         torch.cuda.synchronize()
         self._shared = driver.device_attribute(driver.MOST_SHARED_BYTES, self._number)
         self._module, self._scrub = ctypes.c_void_p(), ctypes.c_void_p()
@@ -137,8 +137,8 @@ class Device:
             driver.check(found, "preparing the code that overwrites shared memory")
 
     def stream(self) -> int:
-        """The current stream."""
-        return torch.cuda.current_stream().cuda_stream
+        """That of all work of this process."""
+        return self._stream
 
     def codes(self) -> Codes:
         """A place for binaries."""

@@ -21,7 +21,7 @@ OPERAND_SETS = 2
 PIECE = 1 << 26
 """Elements made at a time."""
 
-SUMMED = 1 << 22
+SUMMED = 1 << 24
 """Words summed at a time."""
 
 _RAW = {

@@ -81,7 +81,7 @@ class GpuClock:
     """Device events on the current CUDA device. ``flush_bytes`` are written before each timed call."""
 
     def __init__(self, flush_bytes: int) -> None:
-        self._flush = torch.empty(flush_bytes // 4, dtype=torch.int32)
+        self._flush = torch.empty(flush_bytes // 4, dtype=torch.int32, device="cuda")
         self._event = torch.cuda.Event
         self._sleep = torch.cuda._sleep
         self._rested = 0.0

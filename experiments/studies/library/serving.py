@@ -34,6 +34,9 @@ WEIGHTS = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168
 WIDTHS = (4096, 7168)
 """K of the norms."""
 
+DEVICE = "cuda"
+"""Told with each tensor: a default device makes torch look at every attribute of a tensor in Python."""
+
 HELD_BYTES = 160 << 20
 """Of weights that calls walk over: three times the L2."""
 
@@ -136,9 +139,9 @@ def products(m: int, n: int, k: int, gemm: Any) -> tuple[dict[str, Calls], dict[
     """Contenders at a shape, and the library's SNR in dB."""
     from tilewright_library import Linear, torch_contract
 
-    x = torch.randn(m, k, dtype=torch.bfloat16)
+    x = torch.randn(m, k, dtype=torch.bfloat16, device=DEVICE)
     rows = -(-n // 128) * 128
-    w = torch.randn(rows, k, dtype=torch.bfloat16) / 64
+    w = torch.randn(rows, k, dtype=torch.bfloat16, device=DEVICE) / 64
     w[n:] = 0
     a_q, a_s = torch_contract.quantise_rows(x)
     b_q, b_s = torch_contract.quantise_blocks(w)
@@ -172,7 +175,7 @@ def products(m: int, n: int, k: int, gemm: Any) -> tuple[dict[str, Calls], dict[
         scales = deep_gemm.get_mn_major_tma_aligned_tensor(a_s.T.contiguous())
 
         def peer(q: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-            out = torch.empty((m, n), dtype=torch.bfloat16)
+            out = torch.empty((m, n), dtype=torch.bfloat16, device=DEVICE)
             deep_gemm.fp8_gemm_nt((a_q, scales), (q, s), out)
             return out
 
@@ -187,7 +190,8 @@ def norms(m: int, k: int, norm: Any) -> tuple[dict[str, Calls], dict[str, float]
     """RMSNorm with its cast, and torch's norm alone, over as many activations as there are copies."""
     from tilewright_library import torch_contract
 
-    x, g = torch.randn(m, k, dtype=torch.bfloat16), torch.ones(k, dtype=torch.bfloat16)
+    x = torch.randn(m, k, dtype=torch.bfloat16, device=DEVICE)
+    g = torch.ones(k, dtype=torch.bfloat16, device=DEVICE)
     inputs = [x.clone() for _ in range(8)]
     wanted = torch_contract.quantise_rows(F.rms_norm(x, (k,), g, 1e-6))
     q, s = norm(x, g)
@@ -234,7 +238,6 @@ def main() -> None:
     parser.add_argument("--rows", default="1,4,16,32,64,128,256")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    torch.set_default_device("cuda")
     torch.set_grad_enabled(False)
     from tilewright_library import load
 

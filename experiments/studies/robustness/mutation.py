@@ -68,7 +68,9 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/workers/cascade/test_measured_stages.py",
         "tests/workers/cascade/test_contenders.py",
     ),
-    "workers/cascade/modelled_stages.py": ("tests/workers/cascade/test_modelled_stages.py",),
+    "workers/cascade/modelled_stages.py": tuple(
+        f"tests/workers/cascade/test_{stage}_stage.py" for stage in ("trace", "check", "compile", "measure")
+    ),
     "workers/cascade/verify_shapes.py": ("tests/workers/cascade/test_verify_shapes.py",),
     "workers/cascade/base.py": ("tests/workers/cascade/test_base.py",),
     "workers/cascade/common_stages.py": ("tests/workers/cascade/test_base.py",),

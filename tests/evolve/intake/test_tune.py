@@ -15,7 +15,7 @@ REQUEST = Request(Path("kernels.py"), "Row.apply", "torch.softmax", ("f32[8, 8]"
 
 def test_a_gpu_is_kept_fed_and_an_interpreter_is_not(tmp_path: Path) -> None:
     on_gpu = config_of(REQUEST, load_target("h200"), tmp_path)
-    assert on_gpu.search.order is Order.ARRIVAL and on_gpu.workers.check_seconds == COMPILE_SECONDS
+    assert on_gpu.search.order is Order.ARRIVAL and on_gpu.workers.measure_seconds == COMPILE_SECONDS
     assert on_gpu.search.lag == on_gpu.workers.count and IN_FLIGHT[0] <= on_gpu.search.lag <= IN_FLIGHT[1]
     assert on_gpu.search.lag <= MOST_SEATS, "so that it needs no Ray"
     assert (on_gpu.name, on_gpu.suite, on_gpu.budget.evaluations) == ("row", "calls", 64)

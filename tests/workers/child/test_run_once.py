@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from testkit.children import child
+from tilewright.workers.child import launch
 from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits, temporary_folder
@@ -66,9 +67,10 @@ def test_every_bad_ending_has_a_name(code, ending, detail, tmp_path):
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass",
     ],
 )
-def test_a_child_that_hangs_is_killed(code, tmp_path):
+def test_a_child_that_hangs_is_killed(code, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "WARDEN_SECONDS", 1.0)
     began = time.monotonic()
-    outcome = child(code, tmp_path, ChildLimits(2.0, memory_bytes=1 << 30))
+    outcome = child(code, tmp_path, ChildLimits(1.0, memory_bytes=1 << 30))
     assert outcome.ending is Ending.TIMEOUT
     assert time.monotonic() - began < 10
 

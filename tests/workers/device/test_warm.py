@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tilewright.fitness.targets import load_target
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.session import JobLimits
+from tilewright.workers.child.session import JobLimits, SessionDied
+from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import Champion, Entry, LocalStation, entry_id
 from tilewright.workers.device.warm import warm_device
 
@@ -59,3 +62,17 @@ def test_a_station_remembers_the_plans_that_came_with_jobs() -> None:
         )
     assert station.plans(source, params) == {"small": b"1", "large": b"2"}
     assert station.plans(source, {"tile": 32}) == {}
+
+
+def test_nobody_waits_for_a_station_that_has_ended() -> None:
+    one = SharedStation(LocalStation(load_target("interpreter").gpu))
+    other = one.another()
+    assert other.claim("a contender") and not one.claim("another")
+    one.end()
+    for asked in (
+        lambda: other.claim("another"),
+        lambda: other.run(Frame("check"), JobLimits(1.0, 1.0)),
+        other.hello,
+    ):
+        with pytest.raises(SessionDied, match="has ended"):
+            asked()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from tilewright.seeds.operator import Suite, Workload
 from tilewright.seeds.sampled import sampling
+from tilewright.workers.child.session import SessionDied
+from tilewright.workers.device.oracle import DeviceOracle
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.intake import oracle
 from tilewright.workers.intake.operator import Operand, Result, SampledOperator, thinned
@@ -116,3 +119,16 @@ def test_products_rank_by_operations_where_they_make_many_of_each_byte(
     tmp_path: Path, work: dict[str, int], bound: bool
 ) -> None:
     assert product(tmp_path, work=work).memory_bound is bound
+
+
+def test_an_oracle_without_a_device_leaves_it_to_the_host_and_a_closed_one_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = product(tmp_path).elsewhere(LARGE)
+    assert asked is not None
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    one = DeviceOracle()
+    assert one.sample(asked, 1) is None
+    one.close()
+    with pytest.raises(SessionDied):
+        one.sample(asked, 2)

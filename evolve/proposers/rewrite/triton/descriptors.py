@@ -296,6 +296,12 @@ def _declare(edit: Edit, kernel: TritonKernel, address: Address, columns_last: b
     return name
 
 
+def _offset(kernel: TritonKernel, text: str) -> str:
+    """A place in 32 bits, which is what a descriptor takes, where the kernel counts in 64."""
+    wide = "int64" in kernel.source.code(kernel.function)
+    return f"{kernel.tl}.cast({text}, {kernel.tl}.int32)" if wide and not text.isdigit() else text
+
+
 class DescriptorLoad(NodeRule):
     """Load a tile through a tensor descriptor instead of a tile of pointers."""
 
@@ -323,7 +329,7 @@ class DescriptorLoad(NodeRule):
         call, address, last = payload
         name = _declare(edit, kernel, address, last)
         first, second = (address.rows, address.columns) if last else (address.columns, address.rows)
-        tile = f"{name}.load([{first.start}, {second.start}])"
+        tile = f"{name}.load([{_offset(kernel, first.start)}, {_offset(kernel, second.start)}])"
         edit.replace(call, tile if last else f"{kernel.tl}.trans({tile})")
 
 
@@ -353,6 +359,5 @@ class DescriptorStore(NodeRule):
         name = _declare(edit, kernel, address, True)
         value = kernel.source.code(call.args[1].value)
         value = value if value.isidentifier() else f"({value})"
-        edit.replace(
-            call, f"{name}.store([{address.rows.start}, {address.columns.start}], {value}.to({name}.dtype))"
-        )
+        offsets = f"{_offset(kernel, address.rows.start)}, {_offset(kernel, address.columns.start)}"
+        edit.replace(call, f"{name}.store([{offsets}], {value}.to({name}.dtype))")
