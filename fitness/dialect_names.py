@@ -21,13 +21,14 @@ _DTYPES = _names(
 _JNP = _DTYPES | _names(
     "abs absolute add all any arange argmax argmin array asarray astype atleast_1d atleast_2d bitwise_and bitwise_not "
     "bitwise_or bitwise_xor broadcast_to cbrt ceil clip concatenate cos cosh cumsum divide dot dtype einsum empty "
-    "equal exp exp2 expand_dims expm1 eye finfo float_power floor floor_divide fmax fmin full full_like greater "
-    "greater_equal histogram iinfo inf invert isfinite isinf isnan issubdtype kron left_shift less less_equal "
-    "linspace log log1p log2 logical_and logical_not logical_or logical_xor matmul max maximum mean min minimum mod "
-    "moveaxis multiply nan ndarray ndim negative newaxis not_equal ones ones_like outer pad pi positive power prod "
-    "promote_types ravel reciprocal remainder repeat reshape result_type right_shift rint roll round shape sign "
-    "signbit sin sinh size split sqrt square squeeze stack subtract sum swapaxes tan tanh tensordot tile transpose "
-    "tri tril triu true_divide trunc vdot vstack hstack where zeros zeros_like"
+    "equal exp exp2 expand_dims expm1 eye finfo float_power floating floor floor_divide fmax fmin full full_like "
+    "greater greater_equal histogram iinfo inf inexact integer invert isfinite isinf isnan issubdtype kron left_shift "
+    "less less_equal linspace log log1p log2 logaddexp logical_and logical_not logical_or logical_xor matmul max "
+    "maximum mean min minimum mod moveaxis multiply nan ndarray ndim negative newaxis not_equal ones ones_like outer "
+    "pad pi positive power prod promote_types ravel reciprocal remainder repeat reshape result_type right_shift rint "
+    "roll round shape sign signbit signedinteger sin sinh size split sqrt square squeeze stack subtract sum swapaxes "
+    "tan tanh tensordot tile transpose tri tril triu true_divide trunc unsignedinteger vdot vstack hstack where zeros "
+    "zeros_like"
 )
 
 _LAX = _names(
@@ -44,7 +45,7 @@ _LAX = _names(
 
 _PALLAS = _names(
     "ANY BlockDim BlockSpec Blocked BoundedSlice Buffered Element GridSpec MemorySpace Squeezed align_to "
-    "broadcast_to cdiv ds dslice empty empty_like get_global loop multiple_of next_power_of_2 num_programs "
+    "broadcast_to cdiv dot ds dslice empty empty_like get_global loop multiple_of next_power_of_2 num_programs "
     "pallas_call program_id reciprocal run_scoped squeezed when with_scoped strides_from_shape"
 )
 
@@ -87,7 +88,9 @@ MODULES: Mapping[str, frozenset[str]] = {
     "functools": _names("partial reduce"),
     "math": _MATH,
     "jax": _names("Array ShapeDtypeStruct jit lax nn numpy"),
-    "jax.nn": _names("gelu relu sigmoid silu softmax tanh"),
+    "jax.nn": _names(
+        "elu gelu leaky_relu log_softmax logsumexp one_hot relu sigmoid silu softmax softplus swish tanh"
+    ),
     "jax.numpy": _JNP,
     "jax.lax": _LAX,
     "jax.experimental": _names("pallas"),
@@ -137,7 +140,7 @@ VALUE_ATTRIBUTES = _names(
 
 BUILTINS = _names(
     "range len min max abs sum int float bool str tuple list dict zip enumerate reversed sorted divmod round pow "
-    "True False None ValueError AssertionError NotImplementedError slice map filter any all"
+    "True False None ValueError AssertionError NotImplementedError slice map filter any all isinstance"
 )
 
 ALL_BUILTINS = frozenset(name for name in dir(builtins) if not name.startswith("_")) | _names(

@@ -18,7 +18,7 @@ from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.score import floors
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
 from tilewright.seeds.catalogue import UnknownOperator, load_operator
-from tilewright.seeds.operator import Operator, SeedKernel, Suite
+from tilewright.seeds.operator import Operator, SeedKernel, Suite, Workload
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,16 @@ def resolve(config: CampaignConfig) -> Resolved:
     measured = tuple((operator.kernels[name], _genome(shell, operator.kernels[name])) for name in wanted)
     given = tuple(genome for name in chosen for genome in _given(shell, operator.kernels[name]))
     return Resolved(config, operator, target, suite, starts, measured, given)
+
+
+def objection(resolved: Resolved, genome: Genome, workload: Workload) -> str | None:
+    """Why a genome is not legal for a workload; None for one that is."""
+    constants = {**resolved.operator.constants, **resolved.target.constants, **workload.dims}
+    try:
+        reasons = Space.from_source(genome.source, constants).violations(genome.params)
+    except SpaceError as error:
+        return str(error)
+    return reasons[0] if reasons else None
 
 
 def _check_descriptors(resolved: Resolved) -> None:

@@ -81,7 +81,9 @@ def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home:
             proposer.rules = RewriteProposer(without=search.without_rules)
     if resolved.config.llm is not None:
         client = _chat_client(resolved.config.llm, journal, home)
-        proposers.append(LlmProposer(client, _contract(resolved), archive, resolved.space, violations))
+        asks = LlmProposer(client, _contract(resolved), archive, resolved.space, violations)
+        asks.alone = not proposers
+        proposers.append(asks)
     if not proposers:
         raise UserError("search.proposers: needs at least one proposer when no llm proposes.")
     searcher: Searcher = Portfolio(proposers)

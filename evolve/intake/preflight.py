@@ -36,6 +36,8 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
     for name, values in answer["space"].items():
         shown = " ".join(map(str, values))
         yield f"  knob       {name} = {answer['defaults'][name]} of {shown} ({sources[name]})"
+    for held, why in (answer.get("constraints") or {}).items():
+        yield f"  together   {held}: {why}"
     for row in answer["fixed"]:
         yield f"  fixed      {row['name']} = {row['value']}: {row['why']}"
     checked = ", ".join("x".join(str(n) for n in shape.values()) for shape in answer["check"])

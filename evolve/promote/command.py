@@ -63,15 +63,29 @@ def promote(
     nomination = nominate(folder, suite=options.suite, candidate=options.candidate, table=table)
     operator = options.name or nomination.resolved.operator.name
     current = _current(writer, operator)
-    names = names_of(nomination.candidates)
-    contenders = nominees(nomination, names)
     table_now = None
     if options.against is None:
         table_now = _table(writer, operator, current, nomination.resolved.target)
-    serving, opponents = incumbents(nomination, table_now, options.against, names)
-    if table_now is not None and all(serving[w] == names[nomination.genome_for(w)] for w in serving):
-        raise Refusal(f"promotion refused: {' and '.join(names.values())} already serves {operator}.")
-    verification = _verified(nomination.resolved, contenders, opponents, evaluator, say, options.rounds)
+    refused: dict[str, str] = {}
+    while True:
+        names = names_of(nomination.candidates)
+        contenders = nominees(nomination, names)
+        serving, opponents = incumbents(nomination, table_now, options.against, names)
+        if table_now is not None and all(serving[w] == names[nomination.genome_for(w)] for w in serving):
+            raise Refusal(f"promotion refused: {' and '.join(names.values())} already serves {operator}.")
+        try:
+            verification = _verified(
+                nomination.resolved, contenders, opponents, evaluator, say, options.rounds
+            )
+            break
+        except Refusal as refusal:
+            left = nomination.without(refusal.genome) if refusal.genome is not None else None
+            if left is None:
+                raise
+            reason = str(refusal).removeprefix("promotion refused: ")
+            refused[names[str(refusal.genome)]] = reason
+            say(f"{reason} Its shapes go to the next best; verifying again")
+            nomination = left
     judgement = judge(nomination, verification, names, serving)
     for line in figure_lines(judgement, nomination.resolved.target):
         say(line)
@@ -84,6 +98,7 @@ def promote(
         names,
         options.force_reason if overruled else None,
         overruled,
+        refused,
     )
     version = None if options.dry_run else _write(promotion, writer, current)
     return PromotionOutcome(operator, version, judgement, promotion)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tilewright.evolve.campaign.conclusion import COMPARISON_FILE
 from tilewright.evolve.campaign.config import parse_config
-from tilewright.evolve.campaign.resolve import Resolved, resolve
+from tilewright.evolve.campaign.resolve import Resolved, objection, resolve
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness.evaluation import Reached
+from tilewright.workers.device.comparison import Comparison
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,35 @@ class Nomination:
     def genome_for(self, workload: str) -> str:
         """The genome that is to serve a workload."""
         return self.assigned.get(workload, self.candidates[0].genome.id)
+
+    def without(self, genome: str) -> Nomination | None:
+        """The table less one of its genomes: its shapes go to the next best of the others that is legal there.
+
+        The next best is by the campaign's last comparison; without one, by the table's order. None where the genome is
+        none of the table's, or one of its shapes would be left without a kernel.
+        """
+        left = tuple(c for c in self.candidates if c.genome.id != genome)
+        if not left or len(left) == len(self.candidates):
+            return None
+        assigned = dict(self.assigned)
+        for workload in dict.fromkeys((*self.resolved.suite.workloads, *self.resolved.suite.final)):
+            if self.genome_for(workload.id) == genome:
+                legal = [c.genome.id for c in left if objection(self.resolved, c.genome, workload) is None]
+                if not legal:
+                    return None
+                assigned[workload.id] = min(legal, key=_seconds(self.folder, workload.id))
+        used = set(assigned.values())
+        return replace(self, candidates=tuple(c for c in left if c.genome.id in used), assigned=assigned)
+
+
+def _seconds(folder: Path, workload: str) -> Callable[[str], float]:
+    """By genome, what it took on a workload in the campaign's last comparison; the same for all that were not in it."""
+    try:
+        compared = Comparison.from_json((folder / COMPARISON_FILE).read_text(encoding="utf-8"))
+        times = {name: compared.seconds(workload, name) for name in compared.rounds[workload]}
+    except (OSError, ValueError, KeyError, TypeError):
+        times = {}
+    return lambda genome: times.get(genome, math.inf)
 
 
 def nominate(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.evolve.campaign.config import parse_config
-from tilewright.evolve.campaign.resolve import Resolved, resolve
+from tilewright.evolve.campaign.resolve import Resolved, objection, resolve
 from tilewright.evolve.campaign.target_names import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.command import MakeEvaluator
@@ -23,7 +23,7 @@ from tilewright.evolve.promote.judge import own_figures
 from tilewright.evolve.promote.library_commands import MAKING
 from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
 from tilewright.evolve.promote.runtime import store
-from tilewright.evolve.promote.serving import checked_shapes, objection
+from tilewright.evolve.promote.serving import checked_shapes
 from tilewright.evolve.promote.verify import ComparingEvaluator, Contender, Refusal, Verified, verify
 from tilewright.evolve.promote.version_files import device_key
 from tilewright.evolve.space.genome import Genome

@@ -11,26 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.evolve.campaign.resolve import Resolved
+from tilewright.evolve.campaign.resolve import Resolved, objection
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.library_writer import LibraryError
 from tilewright.evolve.promote.nominate import Nomination
 from tilewright.evolve.promote.runtime import store
 from tilewright.evolve.promote.verify import Contender, Refusal
-from tilewright.evolve.space.constraints import SpaceError
 from tilewright.evolve.space.genome import Genome
-from tilewright.evolve.space.space import Space
 from tilewright.seeds.operator import Workload
-
-
-def objection(resolved: Resolved, genome: Genome, workload: Workload) -> str | None:
-    """Why a genome is not legal for a workload; None for one that is."""
-    constants = {**resolved.operator.constants, **resolved.target.constants, **workload.dims}
-    try:
-        reasons = Space.from_source(genome.source, constants).violations(genome.params)
-    except SpaceError as error:
-        return str(error)
-    return reasons[0] if reasons else None
 
 
 def legal_shapes(resolved: Resolved, genome: Genome) -> frozenset[str]:

@@ -33,11 +33,12 @@ SAME_FIGURE = 1e-9
 
 
 class Refusal(UserError):
-    """The promotion is refused; ``forceable`` when a person may insist."""
+    """The promotion is refused; ``forceable`` when a person may insist. ``genome``: of the kernel that failed."""
 
-    def __init__(self, message: str, *, forceable: bool = False) -> None:
+    def __init__(self, message: str, *, forceable: bool = False, genome: str | None = None) -> None:
         super().__init__(message)
         self.forceable = forceable
+        self.genome = genome
 
 
 @dataclass(frozen=True)
@@ -152,9 +153,10 @@ def _compared(found: Mapping[str, Verified], evaluator: Comparer, seed: int) -> 
     except ConnectionError as error:
         raise UserError(f"the comparison on the device failed: {error}; nothing was promoted.") from error
     for verified in found.values():
-        reason = comparison.failed.get(verified.contender.genome.id)
-        if reason is not None:
-            raise Refusal(f"promotion refused: {verified.contender.name} fails while it is timed: {reason}.")
+        genome = verified.contender.genome.id
+        if (reason := comparison.failed.get(genome)) is not None:
+            name = verified.contender.name
+            raise Refusal(f"promotion refused: {name} fails while it is timed: {reason}.", genome=genome)
     return comparison
 
 
@@ -197,7 +199,8 @@ def _require_ok(contender: Contender, evaluation: Evaluation) -> None:
     if evaluation.verdict is not Verdict.OK:
         raise Refusal(
             f"promotion refused: {contender.name} fails its re-verification: {evaluation.verdict.value} at "
-            f"{evaluation.stage.value}, {evaluation.reason}."
+            f"{evaluation.stage.value}, {evaluation.reason}.",
+            genome=contender.genome.id,
         )
 
 

@@ -6,7 +6,7 @@ import io
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,8 @@ class Promotion:
     names: Mapping[str, str]
     forced: str | None
     overruled: str | None
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Candidates of the table that failed, by name, and why; others serve their shapes."""
 
 
 def build(
@@ -238,6 +240,7 @@ def _receipt(promotion: Promotion) -> dict[str, Any]:
         "shapes": [_shape(shape, judgement) for shape in judgement.shapes],
         "forced": promotion.forced,
         "overruled": promotion.overruled,
+        "refused": dict(promotion.refused),
     }
 
 

@@ -54,9 +54,12 @@ RISING = "local_search"
 """The proposer that trusts no model: its share is nothing but the floor while the best improves, and rises without
 improvement."""
 
+RISING_AFTER = 10.0
+"""Evaluations without improvement that are nothing out of the ordinary."""
+
 RISING_MOST = 0.6
 RISING_HALF = 20.0
-"""Its share after ever so many evaluations without improvement, and how many it takes to half of that."""
+"""Its share after ever so many more without improvement, and how many it takes to half of that."""
 
 PATIENT = 1e-3
 """Relative gain that counts as improvement there."""
@@ -120,7 +123,8 @@ class Portfolio:
         rates = {name: account.rate(average) ** SHARPNESS for name, account in self._accounts.items()}
         total = sum(rates.values())
         if RISING in rates and len(rates) > 1:
-            share = RISING_MOST * self._stale / (self._stale + RISING_HALF)
+            stale = max(0.0, self._stale - RISING_AFTER)
+            share = RISING_MOST * stale / (stale + RISING_HALF)
             others = total - rates[RISING]
             rates[RISING] = others * share / (1.0 - share)
             total = others + rates[RISING]

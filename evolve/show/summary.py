@@ -70,7 +70,9 @@ def _model(journal: Journal) -> list[str]:
     said = f"model {asked[-1].get('model', '?')}: {len(asked)} questions, {tokens} tokens"
     if failed:
         said += f", {len(failed)} unanswered (last: {failed[-1]})"
-    return [f"{said}, {used} answers became candidates"]
+    unused = len(asked) - len(failed) - used
+    why = f", {unused} could not be used (campaign.log says why)" if unused > 0 else ""
+    return [f"{said}, {used} answers became candidates{why}"]
 
 
 def _balance(data: CampaignData) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ def contract_of(operator: TakenOperator) -> str:
         what = "the seed kernel" if operator.reference.startswith("itself:") else operator.reference
         return "\n".join([*said, f"It must compute what {what} does, called with ({operator.call})."])
     said.append(f"It must compute what this reference does, called as {name}({operator.call}):")
-    return "\n".join([*said, "```python", _source(Path(path), name.partition(".")[0]), "```"])
+    return "\n".join([*said, "", textwrap.indent(_source(Path(path), name.partition(".")[0]), "    ")])
 
 
 def _tensors(tensors: Iterable[Operand | Result]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -119,9 +120,33 @@ def bar(
     return Bar(round(float(min_db), 1), share), ""
 
 
+def bar_of_text(
+    readings: Sequence[Reading], operands: Sequence[str], result: str, products: str, source: str
+) -> tuple[Bar | None, str, str]:
+    """``bar``; where the seed is outside it, that of a narrower float which the seed's own text converts to. Also the
+    name of that float, empty where it was not needed."""
+    found, why = bar(readings, operands, result, products)
+    named = [d for d in ("float16", "bfloat16") if re.search(rf"\b{d}\b", source)]
+    for narrow in named if found is None else ():
+        again, _ = bar(readings, [*operands, narrow], result, products)
+        if again is not None:
+            return again, "", narrow
+    return found, why, ""
+
+
 def exact(output: np.ndarray, reference: np.ndarray) -> float:
     """Share of elements with the reference's bits."""
     return gates.agreement(output, reference)
 
 
-__all__ = ["AgreementGate", "Bar", "BitExactGate", "Reading", "SnrGate", "bar", "exact", "read"]
+__all__ = [
+    "AgreementGate",
+    "Bar",
+    "BitExactGate",
+    "Reading",
+    "SnrGate",
+    "bar",
+    "bar_of_text",
+    "exact",
+    "read",
+]

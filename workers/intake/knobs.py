@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 WARPS = (1, 2, 4, 8, 16, 32)
 STAGES = (1, 2, 3, 4, 5)
@@ -30,6 +30,15 @@ class Knob:
     echo: bool = False
     """A literal outside compile-time arguments that has a knob's value, as of a grid that says 64 beside BLOCK=64: no
     knob, and to be tied to one if that is what it repeats."""
+
+
+MOST_SIZE = 1 << 16
+"""Largest number of a Pallas function that is taken for the size of a block."""
+
+
+def is_size(value: Any) -> TypeGuard[int]:
+    """Whether a number may be the size of a block: a limit of memory in bytes is none."""
+    return type(value) is int and 8 <= value <= MOST_SIZE
 
 
 def around(default: int) -> tuple[int, ...]:

@@ -46,6 +46,14 @@ class Missing:
             return args[0]  # a decorator that is not here decorates nothing
         raise ModuleNotFoundError(self._said)
 
+    def __getitem__(self, item: Any) -> Missing:
+        return self  # of an annotation
+
+    def __or__(self, other: Any) -> Missing:
+        return self
+
+    __ror__ = __or__
+
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         return ()
 
@@ -321,15 +329,33 @@ def _read_as_others(loader: PackageLoader) -> None:
     importlib.util.spec_from_file_location = spec_of
 
 
+def _home(path: Path) -> tuple[Path, list[str]]:
+    """The folder from which a file's package is imported, and the file's place below it.
+
+    A package's folders have an ``__init__.py``, or one of them has the name by which the file imports its package.
+    """
+    parts, root = [path.stem], path.parent
+    while (root / "__init__.py").is_file():
+        parts.insert(0, root.name)
+        root = root.parent
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            imported |= {item.name.partition(".")[0] for item in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            imported.add(node.module.partition(".")[0])
+    for folder in (root, *root.parents) if parts[0] not in imported else ():
+        if folder.name in imported and importlib.util.find_spec(folder.name) is None:
+            return folder.parent, [*path.parent.relative_to(folder.parent).parts, path.stem]
+    return root, parts
+
+
 def load(
     path: Path, function: str | None, literals: Literals, *, traced: bool = True
 ) -> tuple[types.ModuleType, PackageLoader]:
     """The module of a file, as part of the package it lies in. Raises OSError, SyntaxError."""
     path = path.resolve()
-    parts, root = [path.stem], path.parent
-    while (root / "__init__.py").is_file():
-        parts.insert(0, root.name)
-        root = root.parent
+    root, parts = _home(path)
     loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", literals, traced)
     if traced:
         from tilewright.workers.intake.operations import keep_plain

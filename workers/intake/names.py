@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -24,3 +25,15 @@ def object_of(
         if found and isinstance(value, types.ModuleType) and hasattr(value, node.attr):
             return True, getattr(value, node.attr)
     return False, None
+
+
+def plain_function(function: Any) -> Any:
+    """What a function is below decorators and given arguments."""
+    seen = function
+    while True:
+        if isinstance(seen, functools.partial):
+            seen = seen.func
+        elif hasattr(seen, "__wrapped__"):
+            seen = seen.__wrapped__
+        else:
+            return seen

@@ -7,7 +7,9 @@ candidate is.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import itertools
 import json
 import os
 import re
@@ -26,12 +28,15 @@ from tilewright.fitness import dialect
 from tilewright.fitness.targets import load_target
 from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake.arguments import Call, Literal, TensorArgument, parse
+from tilewright.workers.intake.knobs import is_size
 from tilewright.workers.intake.literals import Literals
 from tilewright.workers.intake.load import load
+from tilewright.workers.intake.names import plain_function
 from tilewright.workers.intake.operator import Operand
-from tilewright.workers.intake.pallas_observed import Observed, observe, traced
+from tilewright.workers.intake.pallas_cut import as_text
+from tilewright.workers.intake.pallas_observed import UNKNOWN, Observed, observe, traced
 from tilewright.workers.intake.pallas_plain import plain
-from tilewright.workers.intake.pallas_text import TAKEN, Knob, Module, Refused, around, plain_function
+from tilewright.workers.intake.pallas_text import TAKEN, Knob, Module, Refused, around
 from tilewright.workers.intake.pallas_trial import judged
 from tilewright.workers.runners.pallas_trace import mesh_of
 
@@ -85,6 +90,8 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
             violations.insert(0, {"line": 0, "what": f"the call raises {observed}", "file": path})
         else:
             made, source, operands, said, places, knobs = made_with(observed)
+            while _frozen(made, observed, _violations(made, source, path), function):
+                made, source, operands, said, places, knobs = made_with(observed)
             made.notes.append(
                 "the function is cut down to what this call does: branches not taken are left out"
             )
@@ -95,9 +102,55 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
     if violations:
         return answer
-    answer.update(judged(request, source, operands, calls, knobs, said, places))
+    below = declared(made.observed.owners, made.knobs) if made.observed is not None else []
+    answer.update(judged(request, source, operands, calls, knobs, said, places, below))
+    answer["notes"] = [*made.notes, *answer.pop("judged_notes", ())]
     answer["seconds"] = time.monotonic() - began
     return answer
+
+
+def declared(owners: Mapping[str, Any], knobs: Mapping[str, Knob]) -> list[tuple[str, str]]:
+    """Pairs of knobs of which the first may not be above the second, as the class of the object that holds both
+    checks them when it is made."""
+    found = []
+    for one, other in itertools.permutations(owners, 2):
+        owner = owners[one]
+        if owner is not owners[other] or not dataclasses.is_dataclass(owner) or isinstance(owner, type):
+            continue
+        pairs = list(itertools.product(knobs[one].values, knobs[other].values))
+        refused = {pair for pair in pairs if not _takes(owner, {one: pair[0], other: pair[1]})}
+        if refused and refused == {(a, b) for a, b in pairs if a > b}:
+            found.append((knobs[one].name, knobs[other].name))
+    return found
+
+
+def _takes(owner: Any, values: Mapping[str, int]) -> bool:
+    try:
+        dataclasses.replace(owner, **values)
+    except Exception:  # noqa: BLE001 - whatever its check raises
+        return False
+    return True
+
+
+def _frozen(made: Module, observed: Observed, violations: Sequence[Mapping[str, Any]], entry: Any) -> bool:
+    """Freeze functions that the dialect has something against and that returned a plain value; whether there were."""
+    at = {(v["file"], v["line"]) for v in violations}
+    found = {
+        key
+        for name, key in made.places.items()
+        if any((made.files[name], line) in at for line in made.lines[name].values())
+        and as_text(observed.returned.get(key, UNKNOWN))
+        not in ("", "None")  # what returns None does something
+    }
+    found -= {
+        *observed.frozen,
+        (plain_function(entry).__code__.co_filename, plain_function(entry).__code__.co_firstlineno),
+    }
+    observed.frozen |= found
+    made.notes += [
+        f"line {line}: what this function returned for this call is taken as it is" for _, line in found
+    ]
+    return bool(found)
 
 
 def _observed(function: Any, call: Call, path: Path) -> Observed | str:
@@ -176,7 +229,7 @@ def _knobs(made: Module, call: Any, function: Any, said: dict[Any, str]) -> list
     for name, parameter in parameters.items():
         value = given.get(name, parameter.default)
         parts = value if isinstance(value, tuple) else (value,)
-        if not all(type(v) is int and v >= 8 for v in parts) or not parts:
+        if not all(is_size(v) for v in parts) or not parts:
             continue
         names = [
             name.strip("_") if len(parts) == 1 and not isinstance(value, tuple) else f"{name.strip('_')}_{n}"

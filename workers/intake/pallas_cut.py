@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from tilewright.workers.intake.knobs import is_size
+from tilewright.workers.intake.names import object_of, plain_function
 from tilewright.workers.intake.pallas_observed import UNKNOWN, Observed, opaque, static
+from tilewright.workers.intake.pallas_records import Records, records_of
 
 Size = Callable[[str, int, int], str]
 """The text that stands for a block size: its name, its value, its line."""
@@ -23,21 +29,27 @@ def cut(
 
 class _Cut(ast.NodeTransformer):
     def __init__(
-        self, file: str, scope: Mapping[str, Any], observed: Observed, size: Size, outer: Mapping[str, Any], first: int
+        self, file: str, scope: Mapping[str, Any], observed: Observed, size: Size, outer: Mapping[str, Any], first: int,
+        samples: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self._file, self._scope, self._observed, self._size = file, scope, observed, size
         self._outer, self._first = dict(outer), first
         self._known: dict[str, Any] = dict(outer)
         self._held: dict[str, Any] = {}
         self._node: ast.FunctionDef | None = None
+        self._kinds = records_of(observed)
+        self._records = Records(self._kinds, samples or {}, scope, observed)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if self._node is not None:
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            inner = _Cut(self._file, self._scope, self._observed, self._size, self._known, first)
+            samples = self._records.samples
+            inner = _Cut(self._file, self._scope, self._observed, self._size, self._known, first, samples)
             return inner.visit(node)
         self._node = node
         key = (self._file, self._first)
+        samples = {**self._records.samples, **self._observed.samples.get(key, {})}
+        self._records = Records(self._kinds, samples, self._scope, self._observed)
         rebound = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         given = self._observed.given.get(key, {})
         self._held = {**self._outer, **given, **self._observed.held.get(key, {})}
@@ -50,7 +62,12 @@ class _Cut(ast.NodeTransformer):
         node.args.kw_defaults = [d if d is None else self._default(d) for d in node.args.kw_defaults]
         if self._observed.ran(self._file, node.body[0].lineno, node.end_lineno or node.lineno):
             node.body = self._block(node.body) or [ast.copy_location(ast.Pass(), node)]
+        self._records.made_by(node)
         return node
+
+    def _opaque(self, value: Any) -> bool:
+        """Whether it is an object of plain constants, each of which is said where it is asked for."""
+        return opaque(value) and type(value) not in self._kinds
 
     def _default(self, node: ast.expr) -> ast.expr:
         """A default as a constant, where its value is one."""
@@ -79,7 +96,7 @@ class _Cut(ast.NodeTransformer):
         if not self._observed.ran(self._file, node.lineno, node.end_lineno or node.lineno):
             return None
         taken = self._ran(node.body)
-        other = self._ran(node.orelse) if node.orelse else not taken
+        other = self._ran(node.orelse) if node.orelse else not taken or self._passed(node)
         if taken and not other:
             return self._block(node.body)
         if other and not taken:
@@ -88,6 +105,11 @@ class _Cut(ast.NodeTransformer):
         node.body = self._block(node.body) or [ast.copy_location(ast.Pass(), node)]
         node.orelse = self._block(node.orelse)
         return node
+
+    def _passed(self, node: ast.If) -> bool:
+        """Whether what stands below a test was at times passed over."""
+        lines = self._observed.lines[self._file]
+        return lines[node.body[0].lineno] < lines[node.lineno]
 
     def _ran(self, body: Sequence[ast.stmt]) -> bool:
         return bool(body) and self._observed.ran(self._file, body[0].lineno, body[-1].end_lineno or 0)
@@ -114,7 +136,7 @@ class _Cut(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         target = node.targets[0]
-        if isinstance(target, ast.Name) and opaque(self._held.get(target.id)):
+        if isinstance(target, ast.Name) and self._opaque(self._held.get(target.id)):
             node.value = ast.copy_location(ast.Constant(None), node.value)
             return node
         if isinstance(target, ast.Name) and self._asks_device(node.value):
@@ -123,6 +145,7 @@ class _Cut(ast.NodeTransformer):
                 node.value = ast.copy_location(ast.Constant(held), node.value)
                 return node
         node.value = self.visit(node.value)
+        node.targets = [self.visit(one) for one in node.targets]
         return node
 
     def _asks_device(self, value: ast.expr) -> bool:
@@ -130,6 +153,7 @@ class _Cut(ast.NodeTransformer):
         classes = any(
             isinstance(n, ast.Name) and isinstance(self._scope.get(n.id), type)
             and not str(getattr(self._scope[n.id], "__module__", "")).startswith(("builtins", "jax", "numpy"))
+            and self._scope[n.id] not in self._kinds
             for n in ast.walk(value)
         )  # fmt: skip
         return classes or "get_tpu_info" in ast.unparse(value)
@@ -168,23 +192,55 @@ class _Cut(ast.NodeTransformer):
         return found if isinstance(found, bool) else None
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        field = self._records.attribute(node)
+        if field is not None:
+            return self.generic_visit(_located(field, node))
         if isinstance(node.value, ast.Name):
             owner = self._known.get(node.value.id, self._held.get(node.value.id, UNKNOWN))
-            if opaque(owner) and hasattr(owner, node.attr):
+            if self._opaque(owner) and hasattr(owner, node.attr):
                 value = getattr(owner, node.attr)
-                if type(value) is int and value >= 8 and not type(owner).__module__.startswith("jax"):
+                if is_size(value) and not type(owner).__module__.startswith("jax"):
                     text = self._size(node.attr, value, node.lineno)
+                    self._observed.owners.setdefault(node.attr, owner)
                     return _located(ast.parse(text, mode="eval").body, node)
                 if value is None or isinstance(value, bool | int | float | str):
                     return ast.copy_location(ast.Constant(value), node)
         return self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        if isinstance(node.ctx, ast.Load) and opaque(self._known.get(node.id)):
+        if isinstance(node.ctx, ast.Load) and self._opaque(self._known.get(node.id)):
             return ast.copy_location(ast.Constant(None), node)
         return node
 
+    def _frozen(self, node: ast.Call) -> str:
+        """What a call returned, as text, of a function that is not taken in."""
+        known, function = object_of(node.func, (), (self._scope,))
+        code = getattr(plain_function(function), "__code__", None) if known else None
+        key = (code.co_filename, code.co_firstlineno) if code is not None else ("", 0)
+        return as_text(self._observed.returned[key]) if key in self._observed.frozen else ""
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """An entry of a table of the module's that holds plain values, such as block sizes."""
+        known, table = object_of(node.value, self._known, (self._scope,))
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        if not (known and isinstance(table, dict) and isinstance(key, str)):
+            return self.generic_visit(node)
+        value = table.get(key)
+        if is_size(value):
+            text = self._size(key, value, node.lineno)
+        elif isinstance(value, list | tuple) and value and all(is_size(v) for v in value):
+            sizes = [self._size(f"{key}_{n}", v, node.lineno) for n, v in enumerate(value)]
+            text = f"({', '.join(sizes)},)"
+        else:
+            text = as_text(value)
+        return _located(ast.parse(text, mode="eval").body, node) if text else self.generic_visit(node)
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        if text := self._frozen(node):
+            return _located(ast.parse(text, mode="eval").body, node)
+        plain = self._records.call(node)
+        if plain is not None:
+            return self.generic_visit(_located(plain, node))
         keywords: list[ast.keyword] = []
         for keyword in node.keywords:
             named = keyword.value.id if isinstance(keyword.value, ast.Name) else ""
@@ -199,6 +255,21 @@ class _Cut(ast.NodeTransformer):
                 keywords.append(keyword)
         node.keywords = keywords
         return self.generic_visit(node)
+
+
+def as_text(value: Any) -> str:
+    """A plain value as text of the dialect; empty for any other."""
+    if isinstance(value, tuple | list):
+        parts = [as_text(part) for part in value]
+        return f"({', '.join(parts)},)" if parts and all(parts) else ""
+    if isinstance(value, np.dtype):
+        return f"jnp.{value.name}"
+    plain = (
+        value is None
+        or isinstance(value, bool | int | str)
+        or (isinstance(value, float) and math.isfinite(value))
+    )
+    return repr(value) if plain else ""
 
 
 def _located(made: ast.expr, node: ast.AST) -> ast.expr:

@@ -7,8 +7,10 @@ was decided is known once it has run on shapes, and its text can be cut down to 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import sys
 import types
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,16 +25,35 @@ _PLAIN = (type(None), bool, int, float, str)
 
 @dataclass
 class Observed:
-    """``lines``: executed, by file. ``given``: by (file, first line) of a function, what its parameters held in every
-    call. ``held``: the same for its local names at its end."""
+    """``lines``: how often each was executed, by file. ``given``: by (file, first line) of a function, what its
+    parameters held in every call. ``held``: the same for its local names at its end."""
 
-    lines: dict[str, set[int]] = field(default_factory=dict)
+    lines: dict[str, Counter[int]] = field(default_factory=dict)
     given: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     held: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    samples: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    """By function: an object of a class of the user's own for each name that held one; none where classes differ."""
+    returned: dict[tuple[str, int], Any] = field(default_factory=dict)
+    """By function: what every call of it returned, where that is known before any array is."""
+    frozen: set[tuple[str, int]] = field(default_factory=set)
+    """Functions whose calls are what they returned: what they do cannot be said."""
+    owners: dict[str, Any] = field(default_factory=dict)
+    """By name of a field that became a knob: the object it is of."""
+    root: str = ""
+    """The folder of the user's file."""
+    methods: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    """Methods that became functions, by the names they are called with in texts that were cut down."""
+
+    def own(self, kind: Any) -> bool:
+        """Whether a class is defined in a file of the user's, or in one of JAX's own kernels."""
+        if not isinstance(kind, type) or issubclass(kind, enum.Enum | BaseException):
+            return False
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+        return file.startswith(self.root) or "/pallas/ops/" in file
 
     def ran(self, file: str, first: int, last: int) -> bool:
         """Whether any line of a range ran."""
-        known = self.lines.get(file, set())
+        known = self.lines.get(file, Counter())
         return any(line in known for line in range(first, last + 1))
 
 
@@ -62,8 +83,8 @@ def opaque(value: Any) -> bool:
 
 def observe(call: Callable[[], Any], root: Path, device: str) -> Observed:
     """Run ``call`` and watch the functions of files below ``root`` and of JAX's own kernels. Raises what it raises."""
-    seen = Observed()
-    top = str(root)
+    seen = Observed(root=str(root))
+    top, returned = seen.root, dict[str, Any]()
 
     def enter(frame: types.FrameType, event: str, _: Any) -> Any:
         file = frame.f_code.co_filename
@@ -74,13 +95,16 @@ def observe(call: Callable[[], Any], root: Path, device: str) -> Observed:
         count += bool(frame.f_code.co_flags & 4) + bool(frame.f_code.co_flags & 8)
         names = frame.f_code.co_varnames[:count]
         _keep(seen.given.setdefault(key, {}), {n: frame.f_locals[n] for n in names if n in frame.f_locals})
-        lines = seen.lines.setdefault(file, set())
+        lines = seen.lines.setdefault(file, Counter())
+        _sampled(seen, key, frame.f_locals)
 
-        def local(inner: types.FrameType, event: str, _: Any) -> Any:
+        def local(inner: types.FrameType, event: str, result: Any) -> Any:
             if event == "line":
-                lines.add(inner.f_lineno)
+                lines[inner.f_lineno] += 1
             elif event == "return":
+                _keep(returned, {str(key): result})
                 _keep(seen.held.setdefault(key, {}), inner.f_locals)
+                _sampled(seen, key, inner.f_locals)
             return local
 
         return local
@@ -93,7 +117,15 @@ def observe(call: Callable[[], Any], root: Path, device: str) -> Observed:
             call()
         finally:
             sys.settrace(before)
+    seen.returned = {key: returned.get(str(key), UNKNOWN) for key in seen.given}
     return seen
+
+
+def _sampled(seen: Observed, key: tuple[str, int], now: Mapping[str, Any]) -> None:
+    known = seen.samples.setdefault(key, {})
+    for name, value in now.items():
+        if seen.own(type(value)) and value is not known.get(name):
+            known[name] = value if name not in known or type(known[name]) is type(value) else UNKNOWN
 
 
 def _keep(known: dict[str, Any], now: Mapping[str, Any]) -> None:

@@ -22,7 +22,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS
-from tilewright.workers.intake.names import object_of
+from tilewright.workers.intake.knobs import is_size
+from tilewright.workers.intake.names import object_of, plain_function
 from tilewright.workers.intake.pallas_cut import cut
 from tilewright.workers.intake.pallas_observed import Observed
 
@@ -59,6 +60,8 @@ class Module:
     functions: dict[str, str] = field(default_factory=dict)
     lines: dict[str, dict[int, int]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    places: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """By name: file and first line of a function's code."""
     notes: list[str] = field(default_factory=list)
     knobs: dict[str, Knob] = field(default_factory=dict)
     observed: Observed | None = None
@@ -66,11 +69,12 @@ class Module:
 
     _names: dict[int, str] = field(default_factory=dict)
 
-    def take(self, function: Any, entry: bool = False) -> str:
+    def take(self, function: Any, entry: bool = False, wanted: str = "") -> str:
+        """Add a function and what it reaches, under the ``wanted`` name if that is free; its name."""
         fn = plain_function(function)
         if id(fn) in self._names:
             return self._names[id(fn)]
-        name = self._free(fn.__name__)
+        name = self._free(wanted or fn.__name__)
         self._names[id(fn)] = name
         lines, start = inspect.getsourcelines(fn)
         tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -85,12 +89,14 @@ class Module:
         elif entry:
             self._lift(node, fn)
         _named_defaults(node)
-        made = _Transform(self, fn.__globals__, dict(cells), node).visit(node)
+        methods = self.observed.methods if self.observed is not None else {}
+        made = _Transform(self, fn.__globals__, {**methods, **dict(cells)}, node).visit(node)
         made.name = name
         made.decorator_list = []
         ast.fix_missing_locations(made)
         self.functions[name] = ast.unparse(made)
         self.files[name] = inspect.getsourcefile(fn) or ""
+        self.places[name] = (self.files[name], fn.__code__.co_firstlineno)
         again = ast.walk(ast.parse(self.functions[name]))
         found: dict[int, int] = {}
         for new, old in zip(again, [None, *ast.walk(made)], strict=False):
@@ -112,7 +118,7 @@ class Module:
             if not (isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)):
                 continue
             value = statement.value
-            if isinstance(value, ast.Constant) and type(value.value) is int and value.value >= 8:
+            if isinstance(value, ast.Constant) and isinstance(value.value, int) and is_size(value.value):
                 lifted.append((statement.targets[0].id, value.value, statement.lineno))
                 node.body[place] = ast.copy_location(ast.Pass(), statement)
         globals_used = {
@@ -120,7 +126,7 @@ class Module:
         }
         for name in sorted(globals_used):
             known = fn.__globals__.get(name)
-            if type(known) is int and known >= 8:
+            if is_size(known):
                 lifted.append((name, known, node.lineno))
         for name, size, line in lifted:
             node.args.kwonlyargs.append(ast.arg(name))
@@ -143,17 +149,6 @@ class Module:
             new += "_c"
         self.constants[new] = text
         return new
-
-
-def plain_function(function: Any) -> Any:
-    seen = function
-    while True:
-        if isinstance(seen, functools.partial):
-            seen = seen.func
-        elif hasattr(seen, "__wrapped__"):
-            seen = seen.__wrapped__
-        else:
-            return seen
 
 
 def _plain_grid(keyword: ast.keyword) -> list[ast.keyword]:
@@ -281,7 +276,8 @@ class _Transform(ast.NodeTransformer):
             library = home.startswith(("jax.", "jaxlib.", "numpy.")) and ".pallas.ops." not in home
             if library or home.partition(".")[0] in sys.stdlib_module_names:
                 return None  # the library's own: the dialect knows it or does not
-            return self._module.take(plain)
+            methods = self._module.observed.methods if self._module.observed is not None else {}
+            return self._module.take(plain, wanted=name if methods.get(name) is value else "")
         return None
 
     # -- statements ------------------------------------------------------------------------------
@@ -295,7 +291,11 @@ class _Transform(ast.NodeTransformer):
         arguments.defaults = [self.visit(d) for d in arguments.defaults]
         arguments.kw_defaults = [d if d is None else self.visit(d) for d in arguments.kw_defaults]
         node.returns = None
-        node.decorator_list = [self.visit(d) for d in node.decorator_list if "jit" not in ast.unparse(d)]
+        node.decorator_list = [
+            self.visit(d)
+            for d in node.decorator_list
+            if not re.search(r"jit|named_scope|named_call", ast.unparse(d))
+        ]
         if node.name in self._mapping:
             node.name = self._mapping[node.name]
         if node.body and isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant):

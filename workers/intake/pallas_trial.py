@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,11 +27,17 @@ from tilewright.workers.intake.reference import function_of, run_reference
 EVIDENCE_SECONDS = 60.0
 LEGAL_SECONDS = 20.0
 
+Below = tuple[str, str]
+"""Two knobs of which the first may not be above the second: a block of a block."""
+
 
 def judged(request: Mapping[str, Any], source: str, operands: list[Operand], calls: Sequence[Any],
             knobs: Sequence[Knob],
-            said: Mapping[Any, str], places: Sequence[Any]) -> dict[str, Any]:  # fmt: skip
-    """Checked shapes, bounds and evidence, all by the interpreter that candidates are judged with."""
+            said: Mapping[Any, str], places: Sequence[Any], below: Sequence[Below] = ()) -> dict[str, Any]:  # fmt: skip
+    """Checked shapes, bounds and evidence, all by the interpreter that candidates are judged with.
+
+    ``below``: pairs of knobs of which the first may not be above the second, as the user's own classes say.
+    """
     from tilewright.workers.runners.pallas_trace import load_build
 
     target = load_target("tpu7x")
@@ -67,11 +73,18 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
         )
 
     def works(dims: Mapping[str, int], named: Sequence[Operand]) -> bool:
-        inputs = {o.name: np.zeros(o.sizes(dims), dtype=_np(o.dtype)) for o in named}
-        try:
-            return bool(answers(inputs))
-        except Exception:  # noqa: BLE001 - these dimensions are not different ones
-            return False
+        """Whether the reference takes operands of these sizes: asked on shapes alone where it is of JAX."""
+        shapes = {o.name: jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in named}
+        scope = {"jax": jax, "jnp": jnp, "reference": reference}
+        for way in ways:
+            try:
+                called = eval(f"lambda {', '.join(shapes)}: reference({way})", scope)
+                return bool(jax.tree_util.tree_leaves(jax.eval_shape(called, *shapes.values())))
+            except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
+                return _answered(answers, named, dims)  # it wants values
+            except Exception:  # noqa: BLE001 - the next way may do
+                continue
+        return False
 
     operands, all_dims = dimensions.settle(operands, len(calls), works, size=8)
     state.clear()
@@ -82,27 +95,35 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
                 {"line": 0, "what": f"the kernel agrees with the reference on no small shape: {why}"}
             ]
         }
+    notes: list[str] = []
     results, failed = _results(
         operands,
         shapes,
         all_dims[0],
         lambda sizes: _eval_shapes(target.chip, build, defaults, operands, sizes),
+        source,
+        notes,
     )
     if failed:
         return {
             "refusals": [{"line": 0, "what": f"the kernel's own answer is not the reference's: {failed}"}]
         }
-    legal = _legal(
+    legal, idle = _legal(
         {k.name: k.values for k in knobs},
         defaults,
         [*all_dims, *(s[0] for s in shapes)],
-        lambda sizes, params: _eval_shapes(target.chip, build, params, operands, sizes),
+        lambda sizes, params: _traced(target.chip, build, params, operands, sizes),
     )
     knobs = [replace(k, values=_anywhere(k, legal)) for k in knobs]
-    space, fixed = _evidence(knobs, defaults, shapes, results, runs)
+    space, fixed, held = _evidence(
+        [k for k in knobs if k.name not in idle], defaults, shapes, results, runs, below
+    )
+    why = "other values change nothing on these shapes"
+    fixed += [{"name": k.name, "value": k.default, "why": why} for k in knobs if k.name in idle]
+    within = {f"{name} <= {outer}": f"a block of {outer} is no larger than that" for name, outer in held}
     text = re.sub(
-        r"SPACE = .*\nDEFAULTS = .*\n",
-        f"SPACE = {space!r}\nDEFAULTS = { {k: defaults[k] for k in space}!r}\n",
+        r"SPACE = .*\nDEFAULTS = .*\nCONSTRAINTS = .*\n",
+        f"SPACE = {space!r}\nDEFAULTS = { {k: defaults[k] for k in space}!r}\nCONSTRAINTS = {within!r}\n",
         source,
         count=1,
     )
@@ -120,9 +141,17 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
         "defaults": {k: defaults[k] for k in space}, "fixed": fixed,
         "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total, o.size] for o in operands],
         "results": results, "call": state["call"], "precision": state["precision"], "check": [s[0] for s in shapes],
+        "constraints": within, "judged_notes": notes,
         "kinds": kinds, "spread": 2, "legal": legal, "independent": [], "dims": all_dims,
         "work": _work(reference, state["call"], operands, all_dims),
     }  # fmt: skip
+
+
+def _answered(answers: Any, operands: Sequence[Operand], dims: Mapping[str, int]) -> bool:
+    try:
+        return bool(answers({o.name: np.zeros(o.sizes(dims), dtype=_np(o.dtype)) for o in operands}))
+    except Exception:  # noqa: BLE001 - these dimensions are not different ones
+        return False
 
 
 def interpreted(
@@ -132,6 +161,7 @@ def interpreted(
     from tilewright.workers.runners.pallas_check import interpret
     from tilewright.workers.runners.pallas_trace import mesh_of
 
+    pltpu.reset_tpu_interpret_mode_state()  # what a kernel that failed left behind would fail the next
     with mesh_of({"kind": chip.device_kind, "cores": chip.cores}):
         tensors = [jax.ShapeDtypeStruct(shape, _np(dtype)) for _, shape, dtype in specs]
         closed = jax.jit(build(dict(params))).trace(*tensors).jaxpr
@@ -207,10 +237,12 @@ def _shapes(
 
 
 def _results(
-    operands: Sequence[Operand], shapes: Sequence[Any], whole: Mapping[str, int], shapes_at: Any
-) -> tuple[list[Any], str]:
+    operands: Sequence[Operand], shapes: Sequence[Any], whole: Mapping[str, int], shapes_at: Any, source: str,
+    notes: list[str],
+) -> tuple[list[Any], str]:  # fmt: skip
     results = []
-    unlike = {n: 4096 * (1 << place) for place, n in enumerate(whole)}
+    # sizes that differ; small ones stay small, since functions have loops over heads and streams
+    unlike = {n: 4096 << place if s > 64 else s * (place + 2) for place, (n, s) in enumerate(whole.items())}
     try:
         made: Any = shapes_at(unlike)
     except Exception:  # noqa: BLE001 - no such shape: the sizes of the small ones must do
@@ -227,7 +259,10 @@ def _results(
         min_db, worst = 0.0, None
         if dtype.startswith(("float", "bfloat")) and not dtype.startswith("float8"):
             readings = [judge.read(s[3][number], s[2][number].astype(np.float64)) for s in shapes]
-            bound, why = judge.bar(readings, [o.dtype for o in operands], dtype, "float32")
+            known = [o.dtype for o in operands]
+            bound, why, narrow = judge.bar_of_text(readings, known, dtype, "float32", source)
+            if narrow:
+                notes.append(f"result {number} is judged as of {narrow}, to which the kernel itself converts")
             if bound is None:
                 return [], f"result {number}: {why}"
             min_db, worst = bound.min_db, bound.worst
@@ -235,34 +270,46 @@ def _results(
     return results, ""
 
 
+def _traced(
+    chip: Any, build: Any, params: Mapping[str, Any], operands: Sequence[Operand], dims: Mapping[str, int]
+) -> str:
+    """What the function does there, as text. Raises what it raises."""
+    tensors = [jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in operands]
+    return re.sub(r"0x[0-9a-f]+", "", str(jax.make_jaxpr(build(dict(params)))(*tensors)))
+
+
 def _legal(
     space: Mapping[str, Sequence[int]],
     defaults: Mapping[str, int],
     shapes: Sequence[Mapping[str, int]],
-    traced: Any,
-) -> dict[str, dict[str, list[int]]]:
+    traced: Callable[[Mapping[str, int], Mapping[str, int]], str],
+) -> tuple[dict[str, dict[str, list[int]]], set[str]]:
     """By shape and knob: the values at which the function can be traced there, the other knobs at their defaults or,
-    if those are smaller, at that value (a block of a block)."""
+    if those are smaller, at that value (a block of a block). And the knobs of which no value changes anything."""
     found: dict[str, dict[str, list[int]]] = {}
+    telling: set[str] = set()
     began = time.monotonic()
     for dims in shapes:
         label = "x".join(str(n) for n in dims.values()) or "one"
         if label in found or time.monotonic() - began > LEGAL_SECONDS:
             continue
         found[label] = {}
+        plain = traced(dims, defaults)
         for name, values in space.items():
             kept = []
             for value in values:
                 others = {n: max(v, value) for n, v in defaults.items()}
                 for params in ({**defaults, name: value}, {**others, name: value}):
                     try:
-                        traced(dims, params)
+                        text = traced(dims, params)
                     except Exception:  # noqa: BLE001 - a value that this shape does not take
+                        telling.add(name)
                         continue
                     kept.append(value)
+                    telling |= {name} if text != plain else set()
                     break
             found[label][name] = kept
-    return found
+    return found, set(space) - telling if found else set()
 
 
 def _anywhere(knob: Knob, legal: Mapping[str, Mapping[str, Sequence[int]]]) -> tuple[int, ...]:
@@ -277,43 +324,64 @@ def _evidence(
     shapes: Sequence[Any],
     results: Sequence[Any],
     runs: Any,
-) -> tuple[dict[str, Any], list[Any]]:
+    declared: Sequence[Below] = (),
+) -> tuple[dict[str, Any], list[Any], list[Below]]:
+    """Which knobs only tile, which stay as they are and why, and which may not be above which, beside those that
+    were ``declared``."""
     from tilewright.fitness.gates import failure, read_gates
     from tilewright.seeds.operator import BitExactGate, SnrGate
 
     began = time.monotonic()
     gates = [SnrGate(r[0], r[0], r[3], r[4]) if r[3] else BitExactGate(r[0], r[0], (r[0],)) for r in results]
     space: dict[str, Any] = {}
-    fixed = []
+    fixed: list[Any] = []
+    below: list[Below] = list(declared)
+    small, inputs, wanted, _ = shapes[-1]
+    truth = {r[0]: {r[0]: as_result(w, r[1])} for r, w in zip(results, wanted, strict=False)}
+
+    def late() -> bool:
+        return time.monotonic() - began > EVIDENCE_SECONDS
+
+    def good(params: Mapping[str, int]) -> bool:
+        try:
+            outputs = runs(small, {**defaults, **params}, inputs)
+            named = {r[0]: o for r, o in zip(results, outputs, strict=False)}
+            return failure(read_gates(gates, named, truth, "randn"), gates) is None
+        except Exception:  # noqa: BLE001 - a value that does not work is no knob's
+            return False
+
+    def within(knob: Knob, value: int) -> str:
+        """The knob that must be as large for this value to work; empty where none is."""
+        others = [k.name for k in knobs if k.name != knob.name and k.default < value and value in k.values]
+        return next((o for o in others if not late() and good({knob.name: value, o: value})), "")
+
     for knob in knobs:
         kept, tried = [knob.default], 0
         for value in sorted(knob.values, key=lambda v: abs(math.log2(v / knob.default))):
             if value == knob.default:
                 continue
-            if time.monotonic() - began > EVIDENCE_SECONDS:
+            if late():
                 kept.append(value)  # untried: the campaign's gates judge it
                 continue
-            small, inputs, wanted, _ = shapes[-1]
             tried += 1
-            try:
-                outputs = runs(small, {**defaults, knob.name: value}, inputs)
-                named = {r[0]: o for r, o in zip(results, outputs, strict=False)}
-                truth = {r[0]: {r[0]: as_result(w, r[1])} for r, w in zip(results, wanted, strict=False)}
-                good = failure(read_gates(gates, named, truth, "randn"), gates) is None
-            except Exception:  # noqa: BLE001 - a value that does not work is no knob's
-                good = False
-            if good:
-                kept.append(value)
+            outer = next((o for n, o in below if n == knob.name), "")
+            raised = {outer: value} if outer and value > defaults[outer] else {}
+            lowered = {n: value for n, o in below if o == knob.name and value < defaults[n]}
+            fits = good({knob.name: value, **raised, **lowered})
+            if not fits and not outer and value > knob.default and (outer := within(knob, value)):
+                below.append((knob.name, outer))
+                fits = True
+            kept += [value] if fits else []
         if len(kept) > 1:
             space[knob.name] = tuple(sorted(kept))
-        else:
-            why = (
-                "another value gives another answer, or none: it is part of the meaning"
-                if tried
-                else "no time to try other values"
-            )
-            fixed.append({"name": knob.name, "value": knob.default, "why": why})
-    return space, fixed
+            continue
+        why = (
+            "another value gives another answer, or none: it is part of the meaning"
+            if tried
+            else "no time to try other values"
+        )
+        fixed.append({"name": knob.name, "value": knob.default, "why": why})
+    return space, fixed, [(n, o) for n, o in below if n in space and o in space]
 
 
 def _work(

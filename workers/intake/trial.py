@@ -357,7 +357,11 @@ def bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defa
                 for s in shapes
                 for kind in s.inputs
             ]
-            derived, why = judge.bar(readings, [o.dtype for o in site.operands], dtype, factors)
+            kernels = " ".join(t.text for t in taken.kernels.functions.values())
+            known = [o.dtype for o in site.operands]
+            derived, why, narrow = judge.bar_of_text(readings, known, dtype, factors, kernels)
+            said = f"result {number} is judged as of {narrow}, to which the kernel itself converts"
+            notes += [said] if narrow else []
             if derived is None:
                 return [], f"result {number}: {why}", spread
             bound = derived

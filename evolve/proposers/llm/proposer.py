@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 2
 """Answers asked for one proposal: the first, and one more that is shown what was wrong with it."""
 
+CONVERSATIONS = 4
+"""Begun for one proposal by a model that proposes alone: without an answer that can be used the campaign would end."""
+
 MEND_SHARE = 0.25
 """Share of proposals spent on mending a failed child, when there is one."""
 
@@ -40,6 +43,9 @@ class LlmProposer:
     violations: Callable[[str], Sequence[str]]
     name: str = "llm"
     kind: MutationKind = MutationKind.LLM
+    alone: bool = False
+    """Whether nobody else proposes."""
+
     _spent: bool = field(default=False)
 
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
@@ -59,8 +65,10 @@ class LlmProposer:
         return self._converse(history, parent, messages)
 
     def _converse(self, history: History, parent: Candidate, messages: Messages) -> Proposal | None:
-        index = len(history.candidates)
-        for attempt in range(ATTEMPTS):
+        index, first = len(history.candidates), messages
+        for attempt in range(ATTEMPTS * (CONVERSATIONS if self.alone else 1)):
+            if attempt % ATTEMPTS == 0:
+                messages = first
             try:
                 reply = self.client.ask(messages, f"{index}.{attempt}")
             except BudgetSpent as error:

@@ -14,7 +14,9 @@ LEAST_RECORDS = 8
 """Own records of a source before they are held against what was known before."""
 
 LEAST_SPREAD = 0.02
-"""Standard deviation of their log fitness below which there is nothing to tell apart."""
+LEAST_SHARE = 0.3
+"""Standard deviation of their log fitness, and its share of that of the earlier ones, below which there is nothing to
+tell apart: points that right records led to are good without exception."""
 
 LEAST_CORRELATION = 0.1
 """Rank correlation of what was foretold with what came; below it, an earlier campaign misleads."""
@@ -30,7 +32,8 @@ def misleads(earlier: SourceRecords, own: SourceRecords) -> bool:
     if earlier.space.names != own.space.names or len(own.rows) < LEAST_RECORDS:
         return False
     came = _fallen(own.targets)
-    if came.std() < LEAST_SPREAD:
+    before = _fallen(earlier.targets)
+    if came.std() < max(LEAST_SPREAD, LEAST_SHARE * before.std()):
         return False
     encoder = Encoder([earlier.space])
     known = encoder.split(0, np.array(earlier.rows))
@@ -38,7 +41,7 @@ def misleads(earlier: SourceRecords, own: SourceRecords) -> bool:
     both = [k for k, row in enumerate(rows) if row is not None]
     if len(both) < LEAST_RECORDS:
         return False
-    forest = Forest(known, _fallen(earlier.targets), _TREES, seed=len(earlier.rows), bootstrap=True)
+    forest = Forest(known, before, _TREES, seed=len(earlier.rows), bootstrap=True)
     told, _ = forest.predict(encoder.split(0, np.array([rows[k] for k in both])))
     ranks = [_ranks(np.round(values, 9)) for values in (told, came[both])]
     foretold, found = (rank - rank.mean() for rank in ranks)

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.evolve.proposers.surrogate.posterior import Posterior, correlation, profile, solved
+from tilewright.evolve.proposers.surrogate.kernel import Kernel, correlation
+from tilewright.evolve.proposers.surrogate.posterior import Posterior, profile, solved
 
 _SCALE_RANGE = (-4.0, 4.0)
 """log2 of the inverse length scale of a parameter whose values span [0, 1]."""
@@ -35,6 +36,9 @@ _TREND_RANGE = (-8.0, 4.0)
 _TREND_START = 0.0
 _TREND_WIDTH = 2.0
 """log2 of the weight of the linear trend, and its prior around the start."""
+
+FEW = 24
+"""Observations up to which single parameters and pairs of them count beside all together."""
 
 _TIE = 1e-6
 """Improvements of the log posterior below this are rounding."""
@@ -86,7 +90,9 @@ class GaussianProcess:
     def posterior(self, features: np.ndarray, targets: np.ndarray, spare: int = 0) -> Posterior:
         """The belief after these observations; it can take in ``spare`` more."""
         noise, trend = 2.0 ** self._place[-1], 2.0 ** self._place[-2]
-        return Posterior(features, targets, self._scales, noise=noise, trend=trend, spare=spare)
+        few = len(features) <= FEW
+        groups = [np.flatnonzero(self._groups == g) for g in range(self._count)] if few else []
+        return Posterior(features, targets, self._scales, Kernel(trend, groups), noise=noise, spare=spare)
 
     @property
     def _scales(self) -> np.ndarray:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 from scipy.linalg.lapack import dtrtrs
 
+from tilewright.evolve.proposers.surrogate.kernel import Kernel
+
 _LEAST_VARIANCE = 1e-9
 
 
 class Posterior:
     """The process given observations, over a pool of points asked about again and again.
 
-    Kernel: Matérn 3/2 of the distance plus ``trend`` times the inner product, over points scaled by ``scales``
-    [columns] and centred on the first observations. Points of the pool are named by place, in order of addition.
-    Observing some of them adds rows to the Cholesky factor and to its product with the pool, so that it costs
-    O(observations x pool) rather than a new factorisation.
+    Its kernel sees points scaled by ``scales`` [columns] and centred on the first observations. Points of the pool are
+    named by place, in order of addition. Observing some of them adds rows to the Cholesky factor and to its product
+    with the pool, so that it costs O(observations x pool) rather than a new factorisation.
     """
 
     def __init__(
@@ -22,13 +23,13 @@ class Posterior:
         features: np.ndarray,
         targets: np.ndarray,
         scales: np.ndarray,
+        kernel: Kernel,
         *,
         noise: float,
-        trend: float = 0.0,
         spare: int = 0,
     ) -> None:
         """``features`` [observations, columns], ``targets`` [observations]; ``spare`` more may follow."""
-        self._scales, self._noise, self._trend = scales, noise, trend
+        self._scales, self._kernel, self._noise = scales, kernel, noise
         self._middle = (features * scales).mean(axis=0)
         self._have = points = features * scales - self._middle
         gram = self._kernel(points, points)
@@ -51,8 +52,7 @@ class Posterior:
         pool, n, first = features * self._scales - self._middle, len(self._rest), len(self._pool)
         explained = solved(self._root, self._kernel(self._have, pool)).T
         expected = self._mean + explained @ self._rest
-        prior = 1.0 + self._trend * np.einsum("ij,ij->i", pool, pool)
-        variance = prior - np.einsum("ij,ij->i", explained, explained)
+        variance = self._kernel.variance(pool) - np.einsum("ij,ij->i", explained, explained)
         self._pool = np.concatenate([self._pool, pool])
         if len(self._pool) > len(self._products):
             grown = np.zeros((len(self._pool) + len(self._pool) // 4, self._most))
@@ -96,27 +96,6 @@ class Posterior:
         gram[np.diag_indices(len(gram))] += self._noise + _LEAST_VARIANCE
         corner = np.linalg.cholesky(gram)
         return rows, corner, solved(corner, self._kernel(points, self._pool) - rows @ explained.T).T
-
-    def _kernel(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        products = one @ other.T
-        norms, others = np.einsum("ij,ij->i", one, one), np.einsum("ij,ij->i", other, other)
-        squared = -2.0 * products
-        squared += norms[:, None]
-        squared += others
-        kernel = correlation(np.maximum(squared, 0.0, out=squared))
-        products *= self._trend
-        kernel += products
-        return kernel
-
-
-def correlation(squared: np.ndarray) -> np.ndarray:
-    """Matérn 3/2 of a squared distance."""
-    distance = 3.0 * squared  # in place from here on: fresh pages cost more than the arithmetic
-    np.sqrt(distance, out=distance)
-    falls = np.exp(-distance)
-    distance += 1.0
-    distance *= falls
-    return distance
 
 
 def profile(root: np.ndarray, targets: np.ndarray) -> tuple[float, np.ndarray]:

@@ -39,13 +39,17 @@ last of them are being evaluated, the first already say where to look."""
 
 LEAST_SUCCESSES = 3
 
-REFIT_EVERY = 3
+REFIT_EVERY = 1
 REFIT_RARER = 160
 REFIT_RARE = 20
 REFIT_SURELY = 1000
-"""The next refit comes after 3 records, or, of n, after the 160th part of n to the power 1.5 (after 6 at 100 and 17 at
-200), of a 20th of n squared from 400 on, and after 1000 at the latest. A long campaign spends less time on models for
-each evaluation, not more."""
+"""The next refit comes with the next record, or, of n, after the 160th part of n to the power 1.5 (2 at 50, 6 at 100,
+17 at 200), of a 20th of n squared from 400 on, and after 1000 at the latest. A long campaign spends less time on
+models for each evaluation, not more."""
+
+JUDGE_EVERY = 3
+"""Records between two times that earlier campaigns are held against this one: who is asked often enough is once wrong
+by chance."""
 
 LOOK_ALWAYS = 400
 LOOK_SHARE = 12
@@ -81,7 +85,7 @@ class SurrogateProposer:
         self._records = Records(self._spaces)
         self._view: View | None = None
         self._least_successes = 1 if earlier else LEAST_SUCCESSES
-        self._next_fit = self._next_look = 0
+        self._next_fit = self._next_look = self._next_judgement = 0
         self._proposed: dict[str, set[int]] = {}
         self._pending: dict[int, Candidate] = {}
         self._proposed_after: list[int] = []
@@ -156,9 +160,8 @@ class SurrogateProposer:
     def _refit(self, count: int) -> None:
         sources = self._fittest_sources()
         model = self._view.model if self._view is not None else None
-        kept = [known for known in self._earlier if not any(misleads(known, records) for records in sources)]
-        if len(kept) < len(self._earlier):
-            self._earlier, model = kept, None
+        if self._drop_misleading(count, sources):
+            model = None
         if model is None or tuple(sources) != model.sources:
             model = Model(sources, self._earlier)
         self._next_fit = count + _interval(count)
@@ -167,6 +170,15 @@ class SurrogateProposer:
         model.learn(seed=count, spare=self._next_fit - count)
         rng = np.random.default_rng([count, int(latest.genome.id[:8], 16)])
         self._view = View(model, self._proposed, rng, count // _patience(count))
+
+    def _drop_misleading(self, count: int, sources: Sequence[SourceRecords]) -> bool:
+        """Forget earlier campaigns that mislead about these; whether there was one."""
+        if count < self._next_judgement:
+            return False
+        self._next_judgement = count + JUDGE_EVERY
+        known = len(self._earlier)
+        self._earlier = [e for e in self._earlier if not any(misleads(e, records) for records in sources)]
+        return len(self._earlier) < known
 
     def _knows_enough(self, count: int) -> bool:
         successes = sum(records.successes for records in self._records.sources)

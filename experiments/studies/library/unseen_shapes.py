@@ -26,10 +26,9 @@ import numpy as np
 
 from experiments.studies.records.say import say
 from tilewright.evolve.campaign.config import parse_config
-from tilewright.evolve.campaign.resolve import Resolved, resolve
+from tilewright.evolve.campaign.resolve import Resolved, objection, resolve
 from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
 from tilewright.evolve.promote.runtime import store
-from tilewright.evolve.promote.serving import objection
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Verdict
 from tilewright.seeds.operator import Suite, Workload

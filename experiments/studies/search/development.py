@@ -3,9 +3,9 @@
     python -m experiments.studies.search.development --seeds 10 --budget 100
     python -m experiments.studies.search.development --change surrogate.view.EXPLOIT_EVERY=2
 
-Made-up kernels (``families``) under seeds from 100 on; ``--held-out`` runs those that choose nothing. ``--change``
-gives one constant of ``evolve.proposers`` another value and reports the difference, seed by seed, with its standard
-error. Scores as in ``search_efficiency``.
+Made-up kernels (``families``, and with ``--rough`` those of ``rough``) under seeds from 100 on; ``--held-out`` runs
+those that choose nothing. ``--change`` gives constants of ``evolve.proposers`` other values (several at once are joined
+by ``+``) and reports the difference, seed by seed, with its standard error. Scores as in ``search_efficiency``.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.studies.search.efficiency import Run, Setting, run_search
-from experiments.studies.search.families import DEVELOPMENT, HELD_OUT
+from experiments.studies.search import families, rough
+from testkit.spaces.campaigns import Run, Setting, run_search
 
 FIRST_SEED = 100
 MARKS = (15, 25, 50, 100, 200)
 
-SPACES = {**DEVELOPMENT, **HELD_OUT}
+SPACES = {**families.DEVELOPMENT, **families.HELD_OUT, **rough.DEVELOPMENT, **rough.HELD_OUT}
 
 
-def _task(task: tuple[str, int, int, tuple[str, ...]]) -> list[Run]:
+def _task(task: tuple[str, int, int, int, tuple[str, ...]]) -> list[Run]:
     """All runs of one space, the same seeds for everybody."""
-    name, seeds, budget, changes = task
+    name, seeds, budget, lag, changes = task
     for change in changes:
         _change(change)
     table = SPACES[name]()
-    return [run_search(table, FIRST_SEED + seed, Setting(budget)) for seed in range(seeds)]
+    return [run_search(table, FIRST_SEED + seed, Setting(budget, lag)) for seed in range(seeds)]
 
 
 def _change(change: str) -> None:
@@ -49,10 +49,10 @@ def _change(change: str) -> None:
             setattr(other, name, ast.literal_eval(text))
 
 
-def _curves(names: Sequence[str], changes: tuple[str, ...], seeds: int, budget: int, jobs: int) -> np.ndarray:
+def _curves(told: argparse.Namespace, names: Sequence[str], changes: tuple[str, ...]) -> np.ndarray:
     """Scores [spaces, seeds, budget]."""
-    tasks = [(name, seeds, budget, changes) for name in names]
-    with multiprocessing.get_context("spawn").Pool(max(1, jobs), maxtasksperchild=1) as pool:
+    tasks = [(name, told.seeds, told.budget, told.lag, changes) for name in names]
+    with multiprocessing.get_context("spawn").Pool(max(1, told.jobs), maxtasksperchild=1) as pool:
         runs = pool.map(_task, tasks, chunksize=1)
     return np.array([[run.curve for run in mine] for mine in runs])
 
@@ -90,13 +90,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=int, default=100)
     parser.add_argument("--change", nargs="*", default=[], help="MODULE.CONSTANT=VALUE, one at a time")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--lag", type=int, default=1, help="evaluations in flight")
+    parser.add_argument("--rough", action="store_true", help="spaces as rough as recorded ones")
     parser.add_argument("--held-out", action="store_true", help="spaces that choose nothing")
     told = parser.parse_args(arguments)
-    names = list(HELD_OUT if told.held_out else DEVELOPMENT)
-    base = _curves(names, (), told.seeds, told.budget, told.jobs)
+    known = rough if told.rough else families
+    names = list(known.HELD_OUT if told.held_out else known.DEVELOPMENT)
+    base = _curves(told, names, ())
     sys.stdout.write(describe(names, base) + "\n\n")
     for change in told.change:
-        changed = _curves(names, (change,), told.seeds, told.budget, told.jobs)
+        changed = _curves(told, names, tuple(change.split("+")))
         sys.stdout.write(compare(change, base, changed) + "\n")
         sys.stdout.flush()
     return 0

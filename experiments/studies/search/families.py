@@ -476,16 +476,16 @@ _KINDS: Mapping[str, Callable[[int], Table]] = {
 }
 
 
-def _named(*names: str) -> Mapping[str, Callable[[], Table]]:
+def named(*names: str) -> Mapping[str, Callable[[], Table]]:
     parts = {name: name.rpartition("-") for name in names}
     return {name: partial(_KINDS[kind], int(seed)) for name, (kind, _, seed) in parts.items()}
 
 
-DEVELOPMENT = _named(
+DEVELOPMENT = named(
     "stencil-1", "stencil-2", "product-1", "filter-1", "filter-2", "blocked-1", "blocked-2", "corner-1", "corner-2",
     "rows-1",
 )  # fmt: skip
-HELD_OUT = _named(
+HELD_OUT = named(
     "stencil-11", "product-11", "filter-11", "blocked-11", "corner-11", "corner-12", "channels-11", "channels-12",
     "attention-11", "attention-12", "transpose-11",
 )  # fmt: skip

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,11 +20,13 @@ from testkit.promote_campaign import (
     write_campaign,
 )
 from tests.evolve.promote.test_verify import CascadePool
+from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.promote import library_commands
 from tilewright.evolve.promote.command import Options, promote
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.verify import Refusal
 from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import Evaluation, Verdict
 
 RULED = "K % block_k == 0"
 SHORT, ODD = "256x256x512", "256x256x768"
@@ -133,3 +137,34 @@ def test_a_receipt_is_repeated_where_its_kernels_serve(
     findings = list(library_commands.check(writer, None, files_only=False, make=make, say=str))
     assert any(f"{ODD} takes" in f.sentence for f in findings), findings
     assert all(ODD not in job.only for job in pools[0].jobs if job.genome.params == winner.params)
+
+
+def test_shapes_of_a_candidate_that_fails_go_to_the_next_best(family: Path, tmp_path: Path) -> None:
+    """And its failure is told in the receipt; without another that is legal there, the promotion is refused."""
+    writer = LibraryWriter(tmp_path / "library")
+    folder, winner, other = promoted(family, tmp_path / "home", writer)
+    table = tmp_path / "table.json"
+
+    def spoil(failing: Genome) -> Callable[[Job, Evaluation], Evaluation]:
+        wrong = {"verdict": Verdict.INCORRECT, "reason": "gate exact on outliers: 3.0 dB"}
+        return lambda job, found: found.model_copy(update=wrong) if job.genome == failing else found
+
+    third = genome(family, block_k=128)
+    entries = [(SHORT, third.id), (ODD, other.id)]
+    table.write_text(json.dumps({"entries": [{"workload": w, "genome": g} for w, g in entries]}))
+    options = Options(suite="mixed", table=table, against="whole")
+    ours = (third, winner, other)
+
+    def seconds(g: Genome, workload: str) -> float:
+        return 5e-5 if g in ours else 1e-4
+
+    judgement = run(folder, writer, options, seconds, spoil(third)).judgement
+    assert [shape.genome for shape in judgement.shapes] == [other.id, other.id]
+    _, receipt, dispatch = writer.version(OPERATOR)
+    told = receipt["targets"]["tpu7x"]["refused"]
+    assert list(told) == ["candidate 0"] and "gate exact on outliers" in told["candidate 0"]
+    assert third.id not in dispatch["targets"]["tpu7x"]["kernels"]
+    entries = [(SHORT, winner.id), (ODD, other.id)]
+    table.write_text(json.dumps({"entries": [{"workload": w, "genome": g} for w, g in entries]}))
+    with pytest.raises(Refusal, match="candidate 2 fails its re-verification"):
+        run(folder, writer, options, seconds, spoil(other))  # the winner is not legal at the odd shape

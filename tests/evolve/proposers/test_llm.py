@@ -104,6 +104,7 @@ def campaign(
     evaluations: int,
     tokens: int = 10**6,
     islands: int = 1,
+    alone: bool = False,
     **limits: float,
 ) -> History:
     """Run a model-only campaign; ``server`` None replays what the journal at ``path`` holds of exchanges."""
@@ -117,6 +118,7 @@ def campaign(
         archive = Archive(islands, 10)
         contract = Contract("op/r", "C = A", "tpu7x (modelled)", ("w",))
         proposer = LlmProposer(client, contract, archive, lambda s: Space.from_source(s, []), check)
+        proposer.alone = alone
         plan = Plan(
             [Start("seed", Genome(SEED, {"tile": 1}))], Budget(evaluations=evaluations), 1, 1, islands
         )
@@ -193,6 +195,19 @@ def test_a_model_alone_is_asked_on_islands_that_are_still_empty(tmp_path: Path) 
         history = campaign(tmp_path / "j", server, 3, islands=2)
     assert len(history.candidates) == 3
     assert [c.island for c in history.candidates] == [0, 1, 0]
+
+
+def test_a_model_alone_is_asked_anew_where_its_answers_cannot_be_used(tmp_path: Path) -> None:
+    refusal = Answer("I cannot help with that.")
+    with scripted_server([refusal, refusal, refusal, faster(10, 11)]) as server:
+        history = campaign(tmp_path / "j", server, 2, alone=True)
+    assert [c.mutation.detail for c in history.candidates[1:]] == ["speed 11"]
+    assert [len(r["messages"]) for r in server.requests] == [2, 4, 2, 4], (
+        "two answers, then from the beginning"
+    )
+    with scripted_server([refusal]) as server:
+        history = campaign(tmp_path / "k", server, 2, alone=True)
+    assert len(history.candidates) == 1 and len(server.requests) == 8
 
 
 @pytest.mark.parametrize(

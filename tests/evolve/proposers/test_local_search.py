@@ -10,7 +10,7 @@ import pytest
 from testkit.spaces.campaigns import Setting, run_search
 from testkit.spaces.tables import SPACES, Table, read_table
 from tilewright.evolve.proposers.local_search import LocalSearch
-from tilewright.evolve.proposers.portfolio import FLOOR, RISING, RISING_MOST, Portfolio
+from tilewright.evolve.proposers.portfolio import FLOOR, RISING, RISING_AFTER, RISING_MOST, Portfolio
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import Space
@@ -118,7 +118,7 @@ class Silent:
 def test_its_share_rises_while_nothing_improves_and_falls_when_something_does() -> None:
     portfolio = Portfolio([Silent("surrogate"), Silent(RISING)])
     history, shares = History(), []
-    for index, fitness in enumerate([5.0, *[4.0] * 60, 6.0]):
+    for index, fitness in enumerate([5.0, *[4.0] * 70, 6.0]):
         mutation = Mutation(MutationKind.PARAMETER, "surrogate", "")
         candidate = Candidate(index, Genome("kernel", {"a": index}), (), mutation, 0, 0, index)
         history.propose(candidate)
@@ -126,6 +126,7 @@ def test_its_share_rises_while_nothing_improves_and_falls_when_something_does() 
         portfolio.propose(history, 0, np.random.default_rng(0))
         shares.append(portfolio.shares()[RISING])
     assert shares[0] == pytest.approx(FLOOR)
-    assert all(later > earlier for earlier, later in itertools.pairwise(shares[:-1]))
+    assert shares[int(RISING_AFTER)] == pytest.approx(FLOOR)
+    assert all(later > earlier for earlier, later in itertools.pairwise(shares[int(RISING_AFTER) : -1]))
     assert 0.7 * RISING_MOST < shares[-2] < RISING_MOST
     assert shares[-1] == pytest.approx(FLOOR)

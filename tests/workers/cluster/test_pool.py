@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -52,7 +53,7 @@ def pool() -> Iterator[RayPool]:
     USUAL.extend(blas_threads())
     running.open()
     assert set(blas_threads()) == {1}, "a fork of Ray's amid a product on several threads would hang it"
-    running.submit(Job(0, genome(), 1))  # judged here, while Ray starts
+    running.submit(Job(0, genome(), 1, best=math.inf))  # judged here, while Ray starts
     running.start()
     assert set(blas_threads()) == {1}, "nor are several threads that judge to take several each"
     yield running
@@ -87,15 +88,15 @@ def test_workers_take_over_once_they_are_ready(pool: RayPool) -> None:
         assert pool.wait(0.2) == []
     assert pool.judged_here > 0.0, "what was judged here has ended, and what it took is known"
     assert blas_threads() == USUAL
-    pool.submit(Job(2, genome(), 1))
+    pool.submit(Job(2, genome(), 1, best=math.inf))
     assert not drain(pool, 1)[2].worker.endswith(f":{os.getpid()}")
 
 
 def test_an_artefact_seen_before_is_a_duplicate(pool: RayPool) -> None:
-    pool.submit(Job(0, genome(), 1))
+    pool.submit(Job(0, genome(), 1, best=math.inf))
     artefact = drain(pool, 1)[0].artefact
     assert artefact
-    pool.submit(Job(1, genome(), 1, known_artefacts={artefact}))
+    pool.submit(Job(1, genome(), 1, known_artefacts={artefact}, best=math.inf))
     assert drain(pool, 1)[1].verdict is Verdict.DUPLICATE
 
 
@@ -103,7 +104,7 @@ def test_killed_workers_cost_nothing_but_time(pool: RayPool) -> None:
     """With every worker restarting at once, jobs wait for one to answer rather than use up their retries."""
     retried = pool.retried
     for index in (1, 2):
-        pool.submit(Job(index, genome(block_k=256 * index), 1))
+        pool.submit(Job(index, genome(block_k=256 * index), 1, best=math.inf))
     time.sleep(0.5)
     actors = evaluator_processes()
     assert len(actors) == 2

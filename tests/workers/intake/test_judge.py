@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +14,7 @@ from tilewright.fitness.gates import read_gates
 from tilewright.seeds.operator import SnrGate
 from tilewright.workers.intake import judge
 from tilewright.workers.intake.draws import draw
-from tilewright.workers.intake.operator import Operand
+from tilewright.workers.intake.operator import Operand, Result, TakenOperator
 from tilewright.workers.intake.small_shapes import looped
 
 ROWS = Operand("x", "float32", ("M", "N"))
@@ -135,3 +136,14 @@ def test_planted_mistakes_are_modules_that_differ() -> None:
     assert {"tail", "place", "stale", "precision", "race", "loop", "values"} <= kinds
     assert all(isinstance(ast.parse(text), ast.Module) for text in texts)
     assert {name for name, _ in planted(SOURCE, HARMLESS)} >= {"exp2 for exp", "a reciprocal for a quotient"}
+
+
+def test_whoever_writes_a_kernel_is_told_operands_results_and_the_reference(tmp_path: Path) -> None:
+    reference = tmp_path / "refs.py"
+    reference.write_text("def double(x, *rest):\n    return 2 * x\n")
+    result = Result("o0", "float32", ("M", "N"))
+    told = TakenOperator("a/taken", f"{reference}:double", "x, 1", (ROWS,), (result,), {}, {}).contract
+    assert "x float32[M, N]" in told and "o0 float32[M, N]" in told and "    return 2 * x" in told
+    assert "double(x, 1)" in told and "```" not in told, "the first block of code in a prompt is the kernel"
+    known = TakenOperator("a/taken", "torch.softmax", "x, dim=1", (ROWS,), (result,), {}, {}).contract
+    assert "torch.softmax" in known and "x, dim=1" in known

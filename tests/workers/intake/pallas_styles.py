@@ -1,0 +1,93 @@
+"""Pallas functions in the styles of public code. Taken in by ``test_pallas_styles``, never imported."""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+from absent_types import Array, Float
+from jax.experimental import pallas as pl
+
+TABLE = {"block": 128, "shape": [64, 128], "name": "unused"}
+
+
+@dataclass(frozen=True)
+class Config:
+    columns: int
+    block: int
+    scale: float = 2.0
+
+    @property
+    def doubled(self):
+        return self.scale * 2
+
+
+@dataclass
+class Outputs:
+    out: object
+
+
+jax.tree_util.register_dataclass(Outputs, data_fields=["out"], meta_fields=[])
+
+
+class Copies:
+    """Holds a reference and does something with it."""
+
+    def __init__(self, ref, count):
+        self._ref = ref
+        self._rows = [self._row(i) for i in range(count)]
+
+    def _row(self, i):
+        return self._ref[i]
+
+    def total(self):
+        return functools.reduce(lambda a, b: a + b, self._rows)
+
+
+def _kernel(x_ref, outputs: Outputs, *, cfg: Config):
+    copies = Copies(x_ref, 8)
+    total = copies.total()
+
+    @pl.when(pl.program_id(0) >= 0)
+    def _store():
+        outputs.out[...] = x_ref[...] * cfg.doubled + total[None] / cfg.columns
+
+
+def scaled(x: Float[Array, "int"] | None) -> Float[Array, "int"]:
+    rows, columns = x.shape
+    cfg = Config(columns=columns, block=TABLE["block"])
+    spec = pl.BlockSpec((8, cfg.block), lambda i, j: (i, j))
+    made = pl.pallas_call(
+        functools.partial(_kernel, cfg=cfg),
+        grid=(rows // 8, columns // cfg.block),
+        in_specs=[spec],
+        out_specs=Outputs(out=spec),
+        out_shape=Outputs(out=jax.ShapeDtypeStruct(x.shape, x.dtype)),
+    )(x)
+    return made.out
+
+
+def _sometimes(x_ref, o_ref, turns):
+    for turn in turns:
+        value = x_ref[...]
+        if turn:
+            value = value * 3
+        o_ref[...] = value
+
+
+def listed(x):
+    shape = tuple(TABLE["shape"])
+    spec = pl.BlockSpec(shape, lambda i, j: (i, j))
+    grid = (x.shape[0] // shape[0], x.shape[1] // shape[1])
+    kernel = functools.partial(_sometimes, turns=(True, False))
+    out_shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(kernel, grid=grid, in_specs=[spec], out_specs=spec, out_shape=out_shape)(x)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    outer: int
+    inner: int
+
+    def __post_init__(self):
+        if self.inner > self.outer or self.outer % self.inner:
+            raise ValueError("inner must divide outer")

@@ -1,0 +1,92 @@
+"""Styles of public Pallas code: objects, tables of sizes, types that are not here; each traces as the original does."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+jax = pytest.importorskip("jax")
+
+from tilewright.workers.intake import pallas  # noqa: E402
+from tilewright.workers.runners.pallas_trace import load_build  # noqa: E402
+
+STYLES = Path(__file__).with_name("pallas_styles.py")
+CALL = "f32[64, 512]"
+
+
+def text_of(function: Any) -> str:
+    """What a function does at the call's shape, without names and places."""
+    jaxpr = str(jax.make_jaxpr(function)(jax.ShapeDtypeStruct((64, 512), "float32")))
+    return re.sub(
+        r"0x[0-9a-f]+|name_and_src_info=.*|name=\S+|debug_info=.*| at .*:\d+|out_tree=.*", "", jaxpr
+    )
+
+
+@pytest.fixture(scope="module")
+def original() -> ModuleType:
+    sys.modules["absent_types"] = SimpleNamespace(Array=str, Float=dict)  # type: ignore[assignment]
+    spec = importlib.util.spec_from_file_location("pallas_styles", STYLES)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["pallas_styles"] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules["absent_types"], sys.modules["pallas_styles"]
+    return module
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Takes a function in up to its module: (source, refusals)."""
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    sources: list[str] = []
+
+    def kept(request: Any, source: str, *_: Any) -> dict[str, Any]:
+        sources.append(source)
+        return {}
+
+    monkeypatch.setattr(pallas, "judged", kept)
+
+    def take(name: str) -> tuple[str, list[str]]:
+        request = {
+            "path": str(STYLES),
+            "function": name,
+            "reference": "",
+            "calls": [CALL],
+            "folder": "",
+            "part": {},
+        }
+        answer = pallas.take(request)
+        return (sources or [""])[-1], [r["what"] for r in answer["refusals"]]
+
+    return take
+
+
+def test_objects_become_dictionaries_and_their_methods_functions(taken: Any, original: ModuleType) -> None:
+    source, refusals = taken("scaled")
+    assert refusals == []
+    assert "'columns': columns" in source and "cfg['columns']" in source, "a size keeps where it comes from"
+    assert "class " not in source
+    assert text_of(load_build(source)({"block": 128})) == text_of(original.scaled)
+
+
+def test_a_test_that_is_passed_over_at_times_stays(taken: Any, original: ModuleType) -> None:
+    source, refusals = taken("listed")
+    assert refusals == []
+    assert text_of(load_build(source)({"shape_0": 64, "shape_1": 128})) == text_of(original.listed)
+
+
+def test_what_a_class_checks_of_its_fields_is_known_of_the_knobs(original: ModuleType) -> None:
+    blocks = original.Blocks(outer=128, inner=64)
+    values = (32, 64, 128, 256)
+    knobs = {n: pallas.Knob(n, getattr(blocks, n), values, "") for n in ("outer", "inner")}
+    assert pallas.declared({"outer": blocks, "inner": blocks}, knobs) == [("inner", "outer")]
+    assert pallas.declared({"outer": blocks, "inner": original.Blocks(128, 64)}, knobs) == []
