@@ -153,7 +153,7 @@ def prepare(
     """Take in, show, and write the folder. Raises NotTaken, UserError."""
     answer = take(request, target, taker, lambda: _ready(request))
     say(f"{request.path.name}:{request.function} -> {where}/operator.py, kernels/{folder.SEED}.py")
-    for line in preflight.lines(answer, request.reference, target.label):
+    for line in preflight.screen(answer, request.reference, target.label):
         say(line)
     try:
         folder.write(where, f"{request.function} of {request.path.name}", request.reference, answer)

@@ -125,7 +125,11 @@ def _recorded(request: Mapping[str, Any]) -> tuple[Site, Taken]:
         for name in request["function"].split("."):
             if not hasattr(function, name):
                 raise Refusal(f"{Path(path).name} defines no {request['function']}")
-            function = getattr(function, name)
+            owner, function = function, getattr(function, name)
+            if isinstance(owner, type) and "self" in getattr(function, "__code__", _NO_CODE).co_varnames[:1]:
+                function = getattr(_made(owner, module), name)
+        if isinstance(function, type) and callable(getattr(function, "forward", None)):
+            function = _made(function, module).forward  # a layer: its kernels are launched there
         site = Site(
             function,
             path,
@@ -154,6 +158,21 @@ def _recorded(request: Mapping[str, Any]) -> tuple[Site, Taken]:
         site.operands, site.dims = dimensions.settle(raw, len(site.calls), works, surely=surely)
         wanted = wanted_of(request, site)
         return site, traced_at(site, site.dims[0], wanted)
+
+
+_NO_CODE = (lambda: None).__code__
+
+
+def _made(kind: type, module: Any) -> Any:
+    """An object of a class, with the arguments that the file has for it (``get_init_inputs``), if any."""
+    try:
+        given = module.get_init_inputs()
+    except Exception:  # noqa: BLE001 - a file without it
+        given = []
+    try:
+        return kind(*given)
+    except TypeError as error:
+        raise Refusal(f"{kind.__name__} cannot be made without arguments: {error}") from error
 
 
 def _refusals(taken: Taken, site: Site) -> list[dict[str, Any]]:

@@ -189,7 +189,7 @@ def _held(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, def
     try:
         inputs = make(site, small, "randn", 4)
         answers, outputs = reference(inputs), run(module, defaults, inputs)
-    except (Refusal, TooSlow, Crashed, RuntimeError, ValueError):
+    except Exception:  # noqa: BLE001 - a shape that the reference or the kernel does not take
         return None
     if wrong(outputs, answers, site.operands):
         return None

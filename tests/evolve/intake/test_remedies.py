@@ -12,6 +12,8 @@ from tilewright.evolve.intake.remedies import _REMEDIES, refused, remedy
 SAID = (
     "torch computes sort outside a kernel",
     "the wrapper reads a tensor's values (item)",
+    "a grid is worked out from a tensor's values",
+    "Layer cannot be made without arguments: missing 'share'",
     "torch.empty_like makes a tensor that is not contiguous",
     "the call launches no Triton kernel",
     "scale is a kernel, and how it is launched is not said: name the function that launches it",

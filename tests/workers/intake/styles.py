@@ -130,6 +130,25 @@ def increased(x):
     return y
 
 
+class Layer(torch.nn.Module):
+    def __init__(self, share):
+        super().__init__()
+        self.share = share
+
+    def forward(self, x):
+        y = torch.empty_like(x)
+        _divided[(triton.cdiv(x.numel(), 128),)](x, y, x.numel(), self.share, BLOCK=128)
+        return y
+
+
+def get_init_inputs():
+    return [0.25]
+
+
+def plain_Layer(x):
+    return x / 4
+
+
 def plain_shared(x, labels):
     return x / (labels != 3).sum()
 

@@ -18,7 +18,7 @@ from tilewright.workers.child.launch import ROOT
 STYLES = Path(__file__).with_name("styles.py")
 CALLS = {
     "shared": "f32[30, 20], i64[30] < 5", "kept_rows": "f32[30, 20], i64[30] < 5", "cubed": "f32[30, 50]",
-    "doubled": "f32[3, 5000]", "halved": "f32[30, 20]", "increased": "f32[30, 20]",
+    "doubled": "f32[3, 5000]", "halved": "f32[30, 20]", "increased": "f32[30, 20]", "Layer": "f32[30, 20]",
 }  # fmt: skip
 
 CHILD = """

@@ -7,7 +7,7 @@ import pytest
 
 from testkit.rewriting import Case, Trial, inherited, load_cases, run_checks
 from tests.evolve.proposers.rewrite.test_attention import IN_BLOCKS, STRAIGHT_LINE
-from tilewright.evolve.proposers.rewrite.base import Language
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Language
 from tilewright.evolve.proposers.rewrite.proposer import RewriteProposer, offers, rewrite
 from tilewright.evolve.proposers.rewrite.registry import rules
 from tilewright.fitness.dialect import check
@@ -97,3 +97,15 @@ def test_rewrites_compose() -> None:
     run_checks([case], walks)
     wrong = [f"{w.rule}: {w.reason}" for w in walks if not w.ok]
     assert len(wrong) <= 1, wrong
+
+
+@pytest.mark.parametrize("language", ["triton", "gluon", "pallas"])
+def test_a_tree_that_is_kept_gives_the_children_of_a_fresh_one(language: str) -> None:
+    case = next(case for case in CHEAPEST_FIRST if case.language == language)
+    for rule, site in offers(case.source)[:6]:
+        fresh = KernelSource(case.source)
+        place = next(found for found in rule.sites(fresh) if found.key == site.key)
+        made = rule.apply(fresh, place, np.random.default_rng(0))
+        for _ in range(2):  # names that one child was given are free for the next
+            kept = rewrite(case.source, case.params, rule, site, np.random.default_rng(0))
+            assert made is not None and kept is not None and kept.source == made.source
