@@ -140,7 +140,7 @@ def _check(arguments: argparse.Namespace) -> int:
         _say(str(error))
         return 2
     _say(f"{path.name}:{function} can be tuned")
-    for line in preflight.lines(answer, request.reference, target.label):
+    for line in preflight.screen(answer, request.reference, target.label):
         _say(line)
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -47,6 +48,18 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
     for note in answer["notes"]:
         yield f"  note       {note}"
     yield f"  target     {target}"
+
+
+COLUMNS = 80
+_INDENT = 13
+
+
+def screen(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[str]:
+    """``lines``, each folded at 80 columns below its own beginning."""
+    for line in lines(answer, reference, target):
+        yield from textwrap.wrap(
+            line, COLUMNS, subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False
+        )
 
 
 def _agreement(dtype: str, operands: Any) -> str:

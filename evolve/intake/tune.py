@@ -23,7 +23,7 @@ MODELLED = "tpu7x"
 IN_FLIGHT = (4, 16)
 """Least and most candidates that are compiled and measured at once on a GPU: one for two cores."""
 
-COMPILE_SECONDS = 60.0
+COMPILE_SECONDS = 30.0
 """Most that one candidate may take to compile: the last of a short campaign is waited for by whoever sits before it."""
 
 Say = Callable[[str], None]
@@ -153,7 +153,7 @@ def prepare(
     """Take in, show, and write the folder. Raises NotTaken, UserError."""
     answer = take(request, target, taker, lambda: _ready(request))
     say(f"{request.path.name}:{request.function} -> {where}/operator.py, kernels/{folder.SEED}.py")
-    for line in preflight.lines(answer, request.reference, target.label):
+    for line in preflight.screen(answer, request.reference, target.label):
         say(line)
     try:
         folder.write(where, f"{request.function} of {request.path.name}", request.reference, answer)

@@ -107,3 +107,17 @@ def test_of_a_long_list_a_spread_is_tried() -> None:
     assert len(points) == MOST_CONFIGURATIONS and 50 not in blocks and blocks == sorted(set(blocks))
     assert blocks[0] == 1 and blocks[-1] > 90 and {p["num_warps"] for p in points} == {4}
     assert taken.configurations({"num_warps": (2, 4)}, {"num_warps": 4}) == []
+
+
+def test_the_screen_is_folded_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewright.evolve.intake import preflight
+
+    line = (
+        "  knob       BLOCK_M = 32 of " + " ".join(str(1 << n) for n in range(3, 20)) + " (literal at line 7)"
+    )
+    monkeypatch.setattr(preflight, "lines", lambda *_: iter([line, "  target     here"]))
+    made = list(preflight.screen({}, "", ""))
+    assert len(made) == 3 and max(map(len, made)) <= 80 and made[0].startswith("  knob       BLOCK_M")
+    assert made[1].startswith(" " * 13) and " ".join(made[0].split() + made[1].split()) == " ".join(
+        line.split()
+    )
