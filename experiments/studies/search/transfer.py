@@ -166,11 +166,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed in range(told.seeds)
         for pair in compare(suite, tables, seed)
     ]
+    large = [tables[0] for tables in known.values() if len(tables[0].times) > LARGE]
     parts = (
         describe(pairs),
         describe_agreement([agreement(s, t) for s, t in known.items()]),
         describe_screening([screening(s, t) for s, t in known.items()]),
-        describe_misled([tables[0] for tables in known.values() if len(tables[0].times) > LARGE], told.seeds),
+        *([describe_misled(large, told.seeds)] if large else []),
     )
     text = "\n".join(parts)
     sys.stdout.write(text)
