@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +24,46 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 2 bad input, 130 interrupted."""
     arguments = _parser().parse_args(argv)
+    interrupted: list[int] = []
     try:
-        return arguments.run(arguments)
+        with _noted(interrupted):
+            return arguments.run(arguments)
     except UserError as error:
         print(f"tilewright: {error}", file=sys.stderr)  # noqa: T201
         return 2
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return _stopped()
     except BrokenPipeError:  # a reader such as head has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception:
+        if interrupted:  # a library that is interrupted while it is imported says something else
+            return _stopped()
+        raise
+
+
+def _stopped() -> int:
+    print("tilewright: stopped", file=sys.stderr)  # noqa: T201
+    return INTERRUPTED
+
+
+@contextlib.contextmanager
+def _noted(interrupted: list[int]) -> Iterator[None]:
+    """Note an interrupt, which raises KeyboardInterrupt as ever. Only the main thread may."""
+
+    def note(number: int, frame: object) -> None:
+        interrupted.append(number)
+        raise KeyboardInterrupt
+
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.evolve.campaign.config import CampaignConfig
@@ -84,16 +85,26 @@ def resolve(config: CampaignConfig) -> Resolved:
     for name in config.baselines or ():
         if name not in baselines:
             raise _unknown("baselines", name, baselines)
-    chosen = config.seeds or tuple(seeds)
-    if not chosen:
+    if not seeds:
         raise UserError(f"seeds: {config.operator} has no seed kernel; add one to its kernels.")
     shell = Resolved(config, operator, target, suite, (), ())
+    chosen = config.seeds or _that_fit(shell, seeds)
     _check_descriptors(shell)
     starts = tuple(Start(name, _genome(shell, operator.kernels[name])) for name in chosen)
     wanted = tuple(baselines) if config.baselines is None else config.baselines
     measured = tuple((operator.kernels[name], _genome(shell, operator.kernels[name])) for name in wanted)
     given = tuple(genome for name in chosen for genome in _given(shell, operator.kernels[name]))
     return Resolved(config, operator, target, suite, starts, measured, given)
+
+
+def _that_fit(resolved: Resolved, names: Sequence[str]) -> tuple[str, ...]:
+    """Seeds that have a legal point on this suite; all of them where none has, so that it is told why."""
+    found = []
+    for name in names:
+        with contextlib.suppress(UserError):
+            _genome(resolved, resolved.operator.kernels[name])
+            found.append(name)
+    return tuple(found or names)
 
 
 def objection(resolved: Resolved, genome: Genome, workload: Workload) -> str | None:

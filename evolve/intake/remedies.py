@@ -31,6 +31,7 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"a matrix product outside a kernel", "compute it in the kernel with tl.dot"),
     (r"reference returns a result of shape", "make the reference return what the call returns, in its order"),
     (r"reference cannot be called", "write a function of the same arguments and give it: --reference FILE:name"),
+    (r"takes more than \d+ s in the interpreter, on", "try again when less else runs"),
     (r"overflows: \S+ holds up to", "say smaller operands, as in --args 'f32[4096] * 0.01'"),
     (r"agrees with the reference on no small shape", "see that both compute the same, and that tails are masked"),
     (r"own answer is not the reference's", "correct the kernel or the reference, or give the precision you mean"),

@@ -24,7 +24,7 @@ from tilewright.workers.device.timing import failed
 from tilewright.workers.plans.format import Plan, PlanError
 from tilewright.workers.request import Failure, Findings, KernelRequest, duplicate, one_line
 
-TIMES_USUAL, LEAST_SECONDS = 4.0, 5.0
+TIMES_USUAL, LEAST_SECONDS = 6.0, 10.0
 """A candidate may take so many times what is usual to compile, and no less than so many seconds."""
 
 LEAST_PACED, PACED_BY = 6, 32

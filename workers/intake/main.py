@@ -45,6 +45,8 @@ from tilewright.workers.intake.reference import function_of
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.intake.trial import (
+    RUN_SECONDS,
+    TooSlow,
     bars,
     deep_shape,
     run,
@@ -69,6 +71,9 @@ def main() -> None:
         answer = {"refusals": [{"line": 0, "what": str(error)}]}
     except Refusal as refusal:
         answer = {"refusals": [{"line": refusal.line, "what": refusal.what}]}
+    except TooSlow:
+        what = f"a checked shape takes more than {RUN_SECONDS} s in the interpreter, on a machine as busy as this"
+        answer = {"refusals": [{"line": 0, "what": what}]}
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
         import traceback
 

@@ -218,6 +218,11 @@ def _operands(
     return operands, said, places
 
 
+_COUNTED = re.compile(r"block|tile|page|chunk")
+_FEW = (1, 2, 4, 8, 16, 32)
+"""Values of a small number that counts what is done at once, such as pages of a block."""
+
+
 def _knobs(made: Module, call: Any, function: Any, said: dict[Any, str]) -> list[Knob]:
     """Whole numbers among the call's arguments and the function's defaults, and literals that were lifted."""
     found = list(made.knobs.values())
@@ -229,14 +234,16 @@ def _knobs(made: Module, call: Any, function: Any, said: dict[Any, str]) -> list
     for name, parameter in parameters.items():
         value = given.get(name, parameter.default)
         parts = value if isinstance(value, tuple) else (value,)
-        if not all(is_size(v) for v in parts) or not parts:
+        few = _COUNTED.search(name) is not None and type(value) is int and 2 <= value < 8
+        if not (few or all(is_size(v) for v in parts)) or not parts:
             continue
         names = [
             name.strip("_") if len(parts) == 1 and not isinstance(value, tuple) else f"{name.strip('_')}_{n}"
             for n in range(len(parts))
         ]
         for one, number in zip(names, parts, strict=True):
-            found.append(Knob(one, number, around(number), f"argument {name} of the call"))
+            values = tuple(sorted({number, *_FEW})) if few else around(number)
+            found.append(Knob(one, number, values, f"argument {name} of the call"))
         text = ", ".join(f'params["{one}"]' for one in names)
         place = list(parameters).index(name)
         key = place if place < len(call.arguments) else name

@@ -1,8 +1,11 @@
 """Bad input: one sentence that names the cause, exit code 2, nothing left behind."""
 
 import json
+import os
+import signal
 import sqlite3
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -245,3 +248,25 @@ def test_what_was_paid_for_is_kept_when_the_disk_is_full(tmp_path, capsys, monke
     assert main(["run", str(path), "--home", str(tmp_path / "home")]) == 2
     assert "disk full" in capsys.readouterr().err
     assert bool(list((tmp_path / "home").glob("campaigns/*/" + JOURNAL))) is paid
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, ImportError])
+def test_an_interrupt_is_one_line_whatever_it_makes_of_an_import(
+    raised: type[BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(arguments: object) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            raise raised from None
+        return 0
+
+    monkeypatch.setattr("tilewright.evolve.intake.cli._check", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main(["check", "x.py"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "tilewright: stopped\n"

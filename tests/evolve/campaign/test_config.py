@@ -175,3 +175,12 @@ def test_the_page_on_campaigns_names_every_key_with_its_default() -> None:
             assert (
                 f"{field.default:g}".lower() in told[key].lower() or str(field.default).lower() in told[key]
             ), key
+
+
+def test_without_named_seeds_a_campaign_starts_from_those_that_are_legal_on_its_suite() -> None:
+    """A recheck names none, and of the kernels for many rows none takes 2112 columns."""
+    told = {"name": "few", "operator": "gemm_fp8_blockwise/gemm_nt", "target": "h200", "suite": "few-rows"}
+    known = parse_config({**told, "budget": {"evaluations": 1}})
+    assert [start.name for start in resolve(known).starts] == ["few_rows"]
+    with pytest.raises(UserError, match="kernel pointer: the space is empty"):
+        resolve(known.model_copy(update={"seeds": ("pointer", "few_rows")}))
