@@ -141,7 +141,7 @@ def _surely_explained(found: np.ndarray, wanted: np.ndarray, dtype: np.dtype, al
     with np.errstate(all="ignore"):
         error = np.abs(found - wanted)
         tiles = _tiles(wanted)
-        near = _by_tile(np.maximum, error) <= min(allowed.worst, allowed.sign) * tiles
+        near = _reduced(np.maximum, error) <= min(allowed.worst, allowed.sign) * tiles
         zeros = (found == 0) & (wanted != 0)
         faintest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
         return bool(near.all() and not zeros.any() and allowed.sign * float(tiles.min()) >= faintest)
@@ -215,11 +215,11 @@ def _tiles(wanted: np.ndarray) -> np.ndarray:
     square = wanted * wanted
     high, wide = (np.diff(np.append(np.arange(0, size, TILE), size)) for size in (rows, columns))
     least = FAINT * float(np.sqrt(square.mean()))
-    tiles: np.ndarray = np.maximum(np.sqrt(_by_tile(np.add, square) / np.outer(high, wide)), least)
+    tiles: np.ndarray = np.maximum(np.sqrt(_reduced(np.add, square) / np.outer(high, wide)), least)
     return tiles
 
 
-def _by_tile(combine: np.ufunc, values: np.ndarray) -> np.ndarray:
+def _reduced(combine: np.ufunc, values: np.ndarray) -> np.ndarray:
     """What ``combine`` makes of the elements of each tile."""
     down, across = (np.arange(0, size, TILE) for size in values.shape)
     made: np.ndarray = combine.reduceat(combine.reduceat(values, down, axis=0), across, axis=1)
