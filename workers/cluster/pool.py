@@ -67,6 +67,9 @@ HEAD_LOOK_SECONDS = 0.02
 FIRST_SECONDS = 8.0
 """How long Ray's start waits for a first verdict, which it would hold up, where one device measures."""
 
+LEAVE_SECONDS = 1.0
+"""How long a process that ends waits for an orderly end of what it started."""
+
 WARMING_LOOK_SECONDS = 0.1
 """Between two looks at workers that get ready meanwhile."""
 
@@ -314,6 +317,14 @@ class RayPool:
             return ask_comparisons(stations, self.settings.operator, suite.workloads, entries, seed)
         except SessionDied as error:
             raise PoolUnavailable(str(error)) from error
+
+    def leave(self) -> None:
+        """``close``, by a process that ends right after: for a moment, as what is left then dies with the process."""
+        if self._folder is not None:
+            self._folder.close_later()
+        closing = threading.Thread(target=self.close, daemon=True)
+        closing.start()
+        closing.join(LEAVE_SECONDS)
 
     def close(self) -> None:
         """Kill the actors (their children die with them), leave Ray, and remove the files of one of our own."""

@@ -174,6 +174,10 @@ class TakenOperator:
             self.work.get(workload.id, 0), sum(math.prod(r.sizes(workload.dims)) for r in self.results)
         )
 
+    def products(self, workload: Workload) -> int:
+        """FLOP that may be asked of matrix units: none where the reference multiplies no matrices."""
+        return self.work.get(workload.id, self.flops(workload)) if any(self.work.values()) else 0
+
     def bytes(self, workload: Workload) -> int:
         specs = (*self.inputs(workload), *self.outputs(workload))
         return sum(math.prod(s.shape) * np.dtype(numpy_dtype(s.dtype)).itemsize for s in specs)

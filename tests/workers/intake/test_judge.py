@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -11,7 +13,8 @@ import pytest
 
 from testkit.mistakes import HARMLESS, planted
 from tilewright.fitness.gates import read_gates
-from tilewright.seeds.operator import SnrGate
+from tilewright.fitness.score import product_flops
+from tilewright.seeds.operator import SnrGate, Workload
 from tilewright.workers.intake import judge
 from tilewright.workers.intake.draws import draw
 from tilewright.workers.intake.operator import Operand, Result, TakenOperator
@@ -136,6 +139,51 @@ def test_planted_mistakes_are_modules_that_differ() -> None:
     assert {"tail", "place", "stale", "precision", "race", "loop", "values"} <= kinds
     assert all(isinstance(ast.parse(text), ast.Module) for text in texts)
     assert {name for name, _ in planted(SOURCE, HARMLESS)} >= {"exp2 for exp", "a reciprocal for a quotient"}
+
+
+def test_products_are_asked_only_of_a_reference_that_multiplies_matrices() -> None:
+    result = Result("o0", "float32", ("M", "N", "K"))
+    called, small = (Workload(name, {"M": m, "N": 8, "K": 16}) for name, m in (("called", 4), ("small", 2)))
+
+    def least(**work: int) -> list[int]:
+        operator = TakenOperator("a/taken", "refs.py:f", "x", (ROWS,), (result,), {}, {}, work=work)
+        return [product_flops(operator, workload) for workload in (called, small)]
+
+    assert least() == least(called=0) == [0, 0], "element by element on three axes"
+    assert least(called=10**6) == [2 * 4 * 8 * 16, 2 * 8 * 16], (
+        "of a shape that was not counted, its elements"
+    )
+
+
+def test_a_block_larger_than_its_dimension_leaves_a_kernel_that_never_runs() -> None:
+    code = """
+import jax, jax.numpy as jnp
+from jax.experimental import pallas as pl
+from tilewright.workers.intake.operator import Operand
+from tilewright.workers.intake.pallas_trial import _legal, _traced
+
+def build(params):
+    block = params["block"]
+
+    def copy(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    @jax.jit
+    def run(x):
+        spec = pl.BlockSpec((block, 128), lambda i: (i, 0))
+        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        grid = (x.shape[0] // block,)
+        return pl.pallas_call(copy, grid=grid, in_specs=[spec], out_specs=spec, out_shape=out)(x)
+    return run
+
+operands = [Operand("x", "float32", ("M", 128))]
+found, idle = _legal({"block": (8, 16, 32, 64)}, {"block": 8}, [{"M": 32}, {"M": 64}],
+                     lambda dims, params: _traced(None, build, params, operands, dims))
+assert not idle, idle
+assert found == {"32": {"block": [8, 16, 32]}, "64": {"block": [8, 16, 32, 64]}}, found
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_whoever_writes_a_kernel_is_told_operands_results_and_the_reference(tmp_path: Path) -> None:
