@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from testkit.pool import pool_settings
 from tilewright.workers.cluster import local_ray, pool
+from tilewright.workers.cluster.crew import Crew
 from tilewright.workers.cluster.local_ray import RayFolder, sweep
 from tilewright.workers.cluster.pool import RayPool
 from tilewright.workers.cluster.ray_start import PoolUnavailable
@@ -97,14 +99,15 @@ os._exit(130)
 
 def test_a_pool_is_left_before_it_has_closed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's start, which cannot be ended, is what takes longest."""
+    over = threading.Event()
     monkeypatch.setattr(pool, "LEAVE_SECONDS", 0.05)
-    monkeypatch.setattr(RayPool, "_made_workers", lambda pool: pool._over.wait(20) and ([], []))
+    monkeypatch.setattr(RayPool, "_made_workers", lambda pool: over.wait(20) and Crew([], []))
     leaving = RayPool(pool_settings())
     leaving.start_beside()
     began = time.monotonic()
     leaving.leave()
     assert time.monotonic() - began < 5
-    leaving._over.set()
+    over.set()
 
 
 def test_a_path_too_long_for_sockets_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
