@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.export.command import add_command as add_export_command
@@ -40,6 +40,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if interrupted:  # a library that is interrupted while it is imported says something else
             return _stopped()
         raise
+
+
+def command() -> NoReturn:
+    """``main`` for a process that has nothing else to do; an interrupted one ends at once, and what it started with it.
+
+    Ray's clean-up at exit would take seconds: its processes die with this one, and their files are removed by another.
+    """
+    code = main()
+    if code == INTERRUPTED:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _stopped() -> int:
@@ -187,7 +201,7 @@ def _run(arguments: argparse.Namespace) -> int:
         from tilewright.evolve.run import run
         from tilewright.evolve.show.display import make_display
 
-        outcome = run(config, home_folder(arguments.home), make_display(), device)
+        outcome = run(config, home_folder(arguments.home), make_display(), device, process_ends=True)
     return _tell(outcome, arguments)
 
 
@@ -197,7 +211,8 @@ def _resume(arguments: argparse.Namespace) -> int:
 
     home = home_folder(arguments.home)
     folder = find_campaign(home, arguments.campaign)
-    return _tell(resume(folder, home, make_display(), arguments.address), arguments)
+    outcome = resume(folder, home, make_display(), arguments.address, process_ends=True)
+    return _tell(outcome, arguments)
 
 
 def _tell(outcome: Any, arguments: argparse.Namespace) -> int:
@@ -338,4 +353,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import gc
 import itertools
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tilewright.evolve.campaign.conclusion import conclude_measured
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
 from tilewright.evolve.campaign.convergence import Convergence
 from tilewright.evolve.campaign.evaluator import Comparer
+from tilewright.evolve.campaign.interrupt import CtrlC
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start, StopReason
 from tilewright.evolve.campaign.racing import Racing
 from tilewright.evolve.campaign.references import References
@@ -45,6 +44,9 @@ from tilewright.workers.cluster.pool import RayPool
 from tilewright.workers.cluster.ray_start import PoolUnavailable
 from tilewright.workers.device.warm import WarmDevice
 
+MIRROR_LOOK_SECONDS = 0.25
+"""Between two looks, meanwhile, at whether the user has stopped waiting."""
+
 WINNER = "winner"
 WORKERS_READY = "workers_ready"
 """The event that workers have taken over from the process that started them."""
@@ -68,11 +70,17 @@ class CampaignOutcome:
 
 
 def run(
-    config: CampaignConfig, home: Path, display: Display, device: WarmDevice | None = None
+    config: CampaignConfig,
+    home: Path,
+    display: Display,
+    device: WarmDevice | None = None,
+    *,
+    process_ends: bool = False,
 ) -> CampaignOutcome:
     """Start a campaign. Raises UserError before anything is written when it cannot work.
 
-    ``device``: of the target, started before; the caller closes it.
+    ``device``: of the target, started before; the caller closes it. ``process_ends``: after a campaign that was
+    interrupted the caller's process ends by ``os._exit``: what dies with it is not waited for.
     """
     resolved = with_earlier(resolve(config), home)
     require_toolchain(resolved)
@@ -82,7 +90,7 @@ def run(
             write_meta(journal, folder.name, resolved)
             journal.add_event("started")
             with logbook(folder):
-                return _Run(resolved, journal, folder, home, display, device).go()
+                return _Run(resolved, journal, folder, home, display, device, process_ends).go()
     except InfrastructureFault:
         raise
     except UserError as error:
@@ -100,8 +108,10 @@ def _spent(folder: Path) -> bool:
         return False
 
 
-def resume(folder: Path, home: Path, display: Display, address: str | None = None) -> CampaignOutcome:
-    """Go on with a campaign as if it had never stopped. Raises UserError."""
+def resume(
+    folder: Path, home: Path, display: Display, address: str | None = None, *, process_ends: bool = False
+) -> CampaignOutcome:
+    """Go on with a campaign as if it had never stopped; ``process_ends`` as for ``run``. Raises UserError."""
     with Journal(folder / JOURNAL, write=True) as journal:
         data = journal.meta("config")
         if data is None:
@@ -123,7 +133,7 @@ def resume(folder: Path, home: Path, display: Display, address: str | None = Non
             )
         journal.add_event("resumed")
         with logbook(folder):
-            return _Run(resolved, journal, folder, home, display).go()
+            return _Run(resolved, journal, folder, home, display, process_ends=process_ends).go()
 
 
 @dataclass
@@ -136,8 +146,9 @@ class _Run:
     home: Path
     display: Display
     device: WarmDevice | None = None
+    process_ends: bool = False
     _mirror: MirrorProcess | None = None
-    _interrupted: bool = False
+    _ctrl_c: CtrlC | None = None
     _references: References | None = None
     _pool: RayPool | None = None
     _last_shown: float = 0.0
@@ -153,22 +164,38 @@ class _Run:
         gc.freeze()  # what is imported stays: collections look at what proposals leave behind
         gc.set_threshold(*COLLECT)
         try:
-            with _ctrl_c(self, campaign):
-                self.display.note("starting workers")
-                with _reachable():
-                    pool.open()
-                    pool.start_more()
-                    campaign.begin()  # seeds first, baselines beside them; they are judged while workers start
-                for kernel, genome in self.resolved.baselines:
-                    references.request(kernel.name, Scope.SUITE, genome, kernel.name)
-                with _reachable():
-                    reason = campaign.run()
-                return self._conclude(campaign, references, reason, pool)
+            with CtrlC(campaign.stop) as asked:
+                self._ctrl_c = asked
+                try:
+                    return self._searched(campaign, references, pool)
+                except KeyboardInterrupt:
+                    if asked.again or not asked.asked:
+                        raise
+                    return self._give_up()
         finally:
-            pool.close()
+            if self._interrupted and self.process_ends:
+                pool.leave()
+            else:
+                pool.close()
             if self._mirror is not None:
                 self._mirror.stop()
             self.display.stop()
+
+    def _searched(self, campaign: Campaign, references: References, pool: RayPool) -> CampaignOutcome:
+        self.display.note("starting workers")
+        with _reachable():
+            pool.open()
+            pool.start_more()
+            campaign.begin()  # seeds first, baselines beside them; they are judged while workers start
+        for kernel, genome in self.resolved.baselines:
+            references.request(kernel.name, Scope.SUITE, genome, kernel.name)
+        with _reachable():
+            reason = campaign.run()
+        return self._conclude(campaign, references, reason, pool)
+
+    @property
+    def _interrupted(self) -> bool:
+        return self._ctrl_c is not None and self._ctrl_c.asked
 
     def _campaign(self, references: References) -> Campaign:
         config, search = self.resolved.config, self.resolved.config.search
@@ -218,21 +245,35 @@ class _Run:
                 f"workers keep failing: {last.reason}; resume with 'tilewright resume {name}'."
             )
         if reason is StopReason.INTERRUPTED:
-            return self._give_up(name)
+            return self._give_up()
         winner = self._winner(campaign, pool, references)
         if self._interrupted:
-            return self._give_up(name)
+            return self._give_up()
+        self._settle()
         self._finish(reason, winner)
         if self._mirror is not None:
             self.display.note("MLflow is catching up")
-        mirrored = self._mirror is None or self._mirror.wait(MIRROR_PATIENCE_SECONDS)
+        mirrored = self._mirror is None or self._caught_up(self._mirror)
         finals = self.journal.references(Scope.FINAL.value)
         return CampaignOutcome(name, reason, winner.id if winner else None, finals, mirrored)
 
-    def _give_up(self, name: str) -> CampaignOutcome:
+    def _caught_up(self, mirror: MirrorProcess) -> bool:
+        """Whether MLflow has everything; an interrupt ends the wait, and no more than that."""
+        deadline = time.monotonic() + MIRROR_PATIENCE_SECONDS
+        while not (done := mirror.wait(MIRROR_LOOK_SECONDS)):
+            if self._interrupted or mirror.ended or time.monotonic() >= deadline:
+                break
+        return done
+
+    def _settle(self) -> None:
+        if self._ctrl_c is not None:
+            self._ctrl_c.settle()
+
+    def _give_up(self) -> CampaignOutcome:
+        self._settle()
         self._note_spent()
         self.journal.add_event("interrupted", reason="stopped by the user")
-        return CampaignOutcome(name, StopReason.INTERRUPTED)
+        return CampaignOutcome(self.folder.name, StopReason.INTERRUPTED)
 
     def _finish(self, reason: StopReason, winner: Genome | None) -> None:
         from tilewright.evolve.report.html import write_report
@@ -380,9 +421,6 @@ class _Run:
         if self._mirror is None and seeds_passed and self.resolved.config.mlflow.enabled:
             self._mirror = start_mirror(self.folder / JOURNAL, self.home)
 
-    def interrupt(self) -> None:
-        self._interrupted = True
-
 
 class SeedFailed(UserError):
     """A seed does not pass: no campaign has begun, and there is nothing to keep."""
@@ -399,24 +437,6 @@ def _reachable() -> Iterator[None]:
         yield
     except PoolUnavailable as error:
         raise UserError(f"workers: {error}.") from error
-
-
-@contextmanager
-def _ctrl_c(run: _Run, campaign: Campaign) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) ends the campaign cleanly, a second one at once."""
-
-    def on_signal(number: int, frame: Any) -> None:
-        if run._interrupted:
-            raise KeyboardInterrupt
-        run.interrupt()
-        campaign.stop()
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _seed_failure(campaign: Campaign) -> str:

@@ -71,11 +71,16 @@ def roofline_seconds(flops: int, size: int, chip: Chip | Gpu, kind: str) -> floa
 
 
 def product_flops(operator: Operator, workload: Workload) -> int:
-    """FLOP that must be matrix products: 2 M N K of an operator with these dimensions, 0 of any other."""
+    """FLOP that must be matrix products: 2 M N K of an operator with these dimensions, 0 of any other.
+
+    Never more than the operator's own, nor than those of its ``products`` where it says them: a function that was
+    taken in has dimensions of these names whatever it computes.
+    """
     dims = workload.dims
     if not all(name in dims for name in "MNK"):
         return 0
-    return min(operator.flops(workload), 2 * dims["M"] * dims["N"] * dims["K"])
+    own = getattr(operator, "products", operator.flops)(workload)
+    return min(own, 2 * dims["M"] * dims["N"] * dims["K"])
 
 
 def floors(operator: Operator, workload: Workload, chip: Chip | Gpu) -> dict[str, float]:

@@ -100,6 +100,8 @@ def missing_work(facts: ModuleFacts, flops: int) -> str | None:
 def _inside(kernel: Mapping[str, Any]) -> str | None:
     if min(kernel["grid"], default=1) < 0:
         return "the grid has a size that is not known before the run"
+    if 0 in kernel["grid"]:
+        return f"the grid {' x '.join(map(str, kernel['grid']))} is empty: the kernel never runs"
     if kernel["data_branches"]:
         return "a branch inside the kernel depends on data: the simulator would assume its outcome"
     if kernel["data_loops"] or kernel["while_loops"]:

@@ -115,7 +115,8 @@ def _tuned(arguments: argparse.Namespace, tell: Tell, taker: Any) -> int:
         from tilewright.evolve.run import run
         from tilewright.evolve.show.display import make_display
 
-        outcome = run(config_of(request, target, where, overrides), home, make_display(), device)
+        config = config_of(request, target, where, overrides)
+        outcome = run(config, home, make_display(), device, process_ends=True)
     code = tell(outcome, arguments)
     if code == 0:
         module = export(tilewright.open_campaign(outcome.campaign, home=home), request, answer, where)

@@ -117,6 +117,11 @@ class MirrorProcess:
         except subprocess.TimeoutExpired:
             return False
 
+    @property
+    def ended(self) -> bool:
+        """Whether it is there no more, whatever it has written."""
+        return self._process.poll() is not None
+
     def stop(self) -> None:
         """Let it catch up for a moment more, then end. Returns at once; nothing is lost either way."""
         if self._process.poll() is None:

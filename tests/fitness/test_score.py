@@ -98,6 +98,12 @@ def test_products_are_those_of_m_n_and_k():
     assert score.product_flops(operator(flops=10**9), batch) == 1024
 
 
+def test_dimensions_of_these_names_alone_are_no_product():
+    """A function that was taken in calls its dimensions M, N and K whatever it computes."""
+    for own, least in ((0, 0), (500, 500), (10**9, 1024)):
+        assert score.product_flops(operator(flops=10**9, products=lambda _, own=own: own), DIMS) == least
+
+
 def test_floors_are_by_unit():
     part = dataclasses.replace(
         CHIP, peaks={"bf16": 100.0, "f8": 200.0}, hbm=10.0, clock=2.0, slots={"valu": 4, "eup": 1}

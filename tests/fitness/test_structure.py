@@ -53,7 +53,8 @@ def inside(**change):
         ({"outputs_not_from_kernels": [1, 2]}, "output d does not come from a kernel alone"),
         ({"outputs_not_from_kernels": [0]}, "output c does not come from a kernel alone"),
         (inside(grid=[]), None),
-        (inside(grid=[4, 0]), None),
+        (inside(grid=[4, 0]), "the grid 4 x 0 is empty: the kernel never runs"),
+        (inside(grid=[4, 1]), None),
         (inside(grid=[4, -1]), "the grid has a size that is not known before the run"),
         (inside(grid=[-(1 << 31), 4]), "the grid has a size that is not known before the run"),
         (

@@ -198,6 +198,7 @@ class SessionPool:
     _current: Session | None = None
     _spare: Session | None = None
     _last_hello: Mapping[str, Any] = field(default_factory=dict)
+    _closed: bool = False
 
     def hello(self) -> Mapping[str, Any]:
         """What the runner says about itself and its device. Raises SessionDied, OSError."""
@@ -235,7 +236,7 @@ class SessionPool:
 
     def warm(self) -> None:
         """Start a child, if there is none, without waiting for its imports. Raises OSError."""
-        if self._current is None:
+        if self._current is None and not self._closed:
             self._current = Session(self.config)
 
     @property
@@ -252,13 +253,16 @@ class SessionPool:
         self._current, self._spare = self._spare, None
 
     def close(self) -> None:
-        """Kill the children."""
+        """Kill the children, and start none any more: who has a job under way in another thread sees SessionDied."""
+        self._closed = True
         for session in (self._current, self._spare):
             if session is not None:
                 session.close()
         self._current = self._spare = None
 
     def _session(self) -> Session:
+        if self._closed:
+            raise SessionDied("its children have been ended")
         if self._current is None:
             self._current = Session(self.config)
         if self.config.spare and self._spare is None and self._current.hello is not None:

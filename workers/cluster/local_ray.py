@@ -12,10 +12,12 @@ import fcntl
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PREFIX = "tw-ray-"
@@ -48,6 +50,20 @@ class RayFolder:
         self.scratch.mkdir()
         # held until this process ends, however it ends: what tells a living owner from a dead one
         self._lock = _locked(self.path / _OWNER, create=True)
+
+    def close_later(self) -> None:
+        """Have a process of its own do what ``close`` does once this one has ended, should that be before ``close``."""
+        closer = subprocess.Popen(
+            [sys.executable, "-I", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+        )
+        assert closer.stdin is not None
+        with closer.stdin as told:  # a command line that named the folder would have ``close`` end it
+            told.write(os.fsencode(self.path))
 
     def close(self) -> None:
         """End processes that still know of the folder, and remove it."""
@@ -112,8 +128,12 @@ def _remove(folder: Path) -> None:
 
 def end_processes(mark: str) -> None:
     """Kill this process's descendants whose command line names ``mark``."""
+    _kill(lambda: _descendants(mark))
+
+
+def _kill(processes: Callable[[], Iterator[int]]) -> None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while found := list(_descendants(mark)):
+    while found := list(processes()):
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -123,6 +143,17 @@ def end_processes(mark: str) -> None:
 
 
 def _descendants(mark: str) -> Iterator[int]:
+    marked, parents = _marked(mark)
+    for pid in marked:
+        above = pid
+        while above in parents and above != os.getpid():
+            above = parents[above]
+        if above == os.getpid() and pid != above:
+            yield pid
+
+
+def _marked(mark: str) -> tuple[list[int], dict[int, int]]:
+    """Processes whose command line names ``mark``, and every process's parent."""
     parents: dict[int, int] = {}
     marked = []
     for entry in Path("/proc").iterdir():
@@ -133,9 +164,19 @@ def _descendants(mark: str) -> Iterator[int]:
             parents[int(entry.name)] = int(fields[1])
             if fields[0] != "Z" and mark.encode() in (entry / "cmdline").read_bytes():
                 marked.append(int(entry.name))
-    for pid in marked:
-        above = pid
-        while above in parents and above != os.getpid():
-            above = parents[above]
-        if above == os.getpid() and pid != above:
-            yield pid
+    return marked, parents
+
+
+def _close_after(folder: Path) -> None:
+    """Wait until the owner of the folder has ended, then end what still knows of it and remove it."""
+    try:
+        lock = os.open(folder / _OWNER, os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError:  # the owner has closed it
+        return
+    _kill(lambda: iter(_marked(str(folder))[0]))
+    _remove(folder)
+
+
+if __name__ == "__main__":
+    _close_after(Path(sys.stdin.read()))

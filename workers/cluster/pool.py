@@ -8,14 +8,12 @@ unpickles what a worker computed.
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from concurrent import futures
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,38 +22,28 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 from threadpoolctl import threadpool_limits
 
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
-from tilewright.fitness.targets import Target, load_target
+from tilewright.fitness.evaluation import Evaluation
+from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.cluster.actor_health import PROBE_SECONDS, Health, Service
 from tilewright.workers.cluster.artefacts import Told
+from tilewright.workers.cluster.crew import Crew, Muster, compare_on, made_crew, told
 from tilewright.workers.cluster.evaluating import LAGGING
-from tilewright.workers.cluster.evaluator_actor import EvaluatorActor, Warming, Worker
+from tilewright.workers.cluster.evaluator_actor import Warming, Worker
 from tilewright.workers.cluster.head_start import HeadStart, Seat
 from tilewright.workers.cluster.local_ray import RayFolder
 from tilewright.workers.cluster.ray_start import (
     PoolUnavailable,
     first_line,
     own_folder,
-    start_ray,
-    target_resource,
 )
+from tilewright.workers.cluster.retries import Retries
 from tilewright.workers.cluster.settings import PoolSettings
-from tilewright.workers.cluster.station_actor import ask_comparisons, calibrate, start_stations
 from tilewright.workers.cluster.work import WorkGenome, WorkItem, entries_of, request_for
 from tilewright.workers.device.comparison import Comparison
 from tilewright.workers.device.station import DeviceRatio
 from tilewright.workers.device.warm import WarmDevice, judged_here, warm_device
-
-log = logging.getLogger(__name__)
-
-
-RETRIES = 2
-"""Times a job is tried again, elsewhere if possible, after an infrastructure fault."""
-
-CALIBRATION_SEED = 0
-"""Of the operands that devices are calibrated on."""
 
 SEATS, MOST_SEATS = 12, 16
 """Jobs for one GPU that are judged at once in this process while Ray starts; and where they are all that there may be,
@@ -66,6 +54,9 @@ HEAD_LOOK_SECONDS = 0.02
 
 FIRST_SECONDS = 8.0
 """How long Ray's start waits for a first verdict, which it would hold up, where one device measures."""
+
+LEAVE_SECONDS = 1.0
+"""How long a process that ends waits for an orderly end of what it started."""
 
 WARMING_LOOK_SECONDS = 0.1
 """Between two looks at workers that get ready meanwhile."""
@@ -83,10 +74,7 @@ class RayPool:
     _workers: list[Worker] = field(default_factory=list)
     _stations: list[ActorHandle] = field(default_factory=list)
     _queue: deque[WorkItem] = field(default_factory=deque)
-    _attempts: dict[int, int] = field(default_factory=dict)
-    _dropped: set[int] = field(default_factory=set)
-    retried: int = 0
-    scales: dict[str, DeviceRatio] = field(default_factory=dict)
+    scales: Mapping[str, DeviceRatio] = field(default_factory=dict)
     """Of the devices of several stations, by device."""
     _folder: RayFolder | None = None
     """Files of a Ray that is this pool's own."""
@@ -95,15 +83,17 @@ class RayPool:
     """Whether workers have taken over from this process."""
     _head: HeadStart | None = None
     _first_seed: int | None = None
-    _over: threading.Event = field(default_factory=threading.Event)
-    _judged: threading.Event = field(default_factory=threading.Event)
-    """Whether there is a first verdict, or somebody waits for workers."""
-    _starting: futures.Future[tuple[list[Worker], list[ActorHandle]]] | None = None
+    _muster: Muster = field(default_factory=Muster)
+    _starting: futures.Future[Crew] | None = None
     _one_thread: threadpool_limits | None = None
     device: WarmDevice | None = None
     """Of a measured target, where one was started before the campaign; it is closed with this."""
     judged_here: float = 0.0
     """CPU seconds of this process that the evaluations made in it have counted."""
+    _retries: Retries = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._retries = Retries(self.settings)
 
     def open(self) -> None:
         """Be ready for first jobs, on this machine and where one device or none is needed. Raises PoolUnavailable."""
@@ -121,7 +111,8 @@ class RayPool:
                 self.device = warm_device(target, Path(self._folder.scratch))
             seats = settings.count if settings.count <= MOST_SEATS else SEATS
             seats = seats if settings.gpus else 1
-            self._head = HeadStart(self._told(str(self._folder.scratch)), seats, self.device)
+            scratch = str(self._folder.scratch)
+            self._head = HeadStart(told(settings, {}, scratch, self._compiler), seats, self.device)
         except OSError as error:
             raise PoolUnavailable(f"no process can be started: {error}") from error
 
@@ -150,52 +141,22 @@ class RayPool:
         """Begin with that in another thread. Where it fails, ``wait`` raises PoolUnavailable."""
         if self._folder is None and not self.settings.address:
             self._folder = own_folder()
-        starting: futures.Future[tuple[list[Worker], list[ActorHandle]]] = futures.Future()
-        self._starting = starting
-
-        over = self._over
         patience = FIRST_SECONDS if self._head is not None and self._head.measures else 0.0
+        self._starting = self._muster.begin(self._made_workers, patience)
 
-        def run() -> None:
-            self._judged.wait(patience)
-            try:
-                starting.set_result(self._made_workers())
-            except Exception as error:  # noqa: BLE001 - raised where it is waited for
-                starting.set_exception(error)
-            over.wait()  # processes that Ray starts die with the thread that did
-
-        threading.Thread(target=run, daemon=True).start()
-
-    def _made_workers(self) -> tuple[list[Worker], list[ActorHandle]]:
-        """The actors, with a Ray to be in. Raises PoolUnavailable."""
-        settings = self.settings
-        start_ray(settings.address, settings.count, settings.gpus, self._folder)
-        # One actor a core by custom count: the children do the work, the actor itself only waits.
-        placed = target_resource(settings.target)
-        actor: Any = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0, resources=placed)(
-            EvaluatorActor
-        )
-        scratch = str(self._folder.scratch) if self._folder else None
-        target = load_target(settings.target)
-        stations = self._made_stations(target, scratch) if target.measured else []
-        payload, workers = self._told(scratch), []
-        for number in range(settings.count):
-            handle = actor.remote(payload)
-            worker = Worker(handle, number, Health(handle.ping))
-            if settings.address:  # its place on the cluster may not be there yet
-                worker.health.doubt(time.monotonic())
-            workers.append(worker)
-        return workers, stations
+    def _made_workers(self) -> Crew:
+        return made_crew(self.settings, self._folder, self._compiler)
 
     def _take_workers(self, *, wait: bool = False) -> None:
         """Those that ``start_beside`` has made, once it has. Raises PoolUnavailable where it failed."""
         if self._starting is None or not (wait or self._starting.done()):
             return
         made, self._starting = self._starting, None
-        self._judged.set()
+        self._muster.hurry()
         futures.wait([made])
         self._let_threads()
-        self._workers, self._stations = made.result()
+        crew = made.result()
+        self._workers, self._stations, self.scales = crew.workers, crew.stations, crew.scales
         if self._head is not None:  # jobs are judged here until they are as ready as this process is
             for worker in self._workers:
                 worker.health = Health(
@@ -213,12 +174,14 @@ class RayPool:
             self._one_thread.restore_original_limits()
             self._one_thread = None
 
-    def _told(self, scratch: str | None) -> bytes:
-        """What an evaluator is made of."""
-        scales = {device: asdict(scale) for device, scale in self.scales.items()}
-        compiler = self.device.address if self.device is not None else None
-        told = {"reference": None, "scales": scales, "scratch": scratch, "compiler": compiler}
-        return json.dumps({**asdict(self.settings), **told}).encode()
+    @property
+    def _compiler(self) -> str | None:
+        return self.device.address if self.device is not None else None
+
+    @property
+    def retried(self) -> int:
+        """Times that jobs were tried again."""
+        return self._retries.retried
 
     @property
     def slots(self) -> int:
@@ -232,8 +195,8 @@ class RayPool:
 
     def drop(self, indices: Collection[int]) -> None:
         """Those that wait never begin; what comes of the others is not told."""
-        self._dropped |= set(indices)
-        self._queue = deque(item for item in self._queue if item.index not in self._dropped)
+        self._retries.drop(indices)
+        self._queue = deque(item for item in self._queue if item.index not in indices)
 
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
         """Finished jobs; an infrastructure fault is retried here and only its last failure comes back."""
@@ -294,26 +257,20 @@ class RayPool:
             except (SessionDied, OSError) as error:
                 raise PoolUnavailable(str(error)) from error
         self._take_workers(wait=True)
-        return self._compare(self._stations[:1], genomes, seed, only or {})[0]
+        return compare_on(self.settings, self._stations[:1], genomes, seed, only or {})[0]
 
     def compare_on_all(self, genomes: Sequence[WorkGenome], seed: int) -> list[Comparison]:
         """The same on every device at once."""
         self._take_workers(wait=True)
-        return self._compare(self._stations, genomes, seed, {})
+        return compare_on(self.settings, self._stations, genomes, seed, {})
 
-    def _compare(
-        self,
-        stations: Sequence[ActorHandle],
-        genomes: Sequence[WorkGenome],
-        seed: int,
-        only: Mapping[str, Collection[str]],
-    ) -> list[Comparison]:
-        suite = load_operator(self.settings.operator).suites[self.settings.suite]
-        entries = entries_of(genomes, only)
-        try:
-            return ask_comparisons(stations, self.settings.operator, suite.workloads, entries, seed)
-        except SessionDied as error:
-            raise PoolUnavailable(str(error)) from error
+    def leave(self) -> None:
+        """``close``, by a process that ends right after: for a moment, as what is left then dies with the process."""
+        if self._folder is not None:
+            self._folder.close_later()
+        closing = threading.Thread(target=self.close, daemon=True)
+        closing.start()
+        closing.join(LEAVE_SECONDS)
 
     def close(self) -> None:
         """Kill the actors (their children die with them), leave Ray, and remove the files of one of our own."""
@@ -327,30 +284,13 @@ class RayPool:
             ray.kill(handle)
         self._workers, self._stations = [], []
         ray.shutdown(wait_for_processes=self._folder is not None)
-        self._over.set()
+        self._muster.end()
         if self._folder is not None:
             self._folder.close()
             self._folder = None
 
     def _station_of(self, worker: Worker) -> ActorHandle | None:
         return self._stations[worker.number % len(self._stations)] if self._stations else None
-
-    def _made_stations(self, target: Target, scratch: str | None) -> list[ActorHandle]:
-        """One for each device; several devices are put on one scale before anything else."""
-        settings, made = self.settings, start_stations(target, self.settings.gpus, scratch)
-        if len(made) < 2:
-            return made
-        if settings.reference is None:
-            raise PoolUnavailable(
-                f"{len(made)} devices of target {target.name} need a reference to be compared"
-            )
-        try:
-            kept, self.scales = calibrate(
-                made, settings.operator, settings.suite, target, settings.reference, CALIBRATION_SEED
-            )
-        except SessionDied as error:
-            raise PoolUnavailable(str(error)) from error
-        return kept
 
     def _assign(self) -> None:
         """Hand the queue to idle workers in service; with every worker lost, their errors are the answer.
@@ -380,8 +320,6 @@ class RayPool:
             room -= 1
             self._head.begin(self._queue.popleft(), request_for)
 
-    # -- this process ----------------------------------------------------------------------------
-
     def _retire_head(self, ready: int) -> None:
         """Judge nothing more here once as many workers are ready as jobs are judged here; they know the champion."""
         head = self._head
@@ -406,7 +344,7 @@ class RayPool:
             return []
         done = self._head.finished(seconds if self._head.busy else 0.0)
         if done:
-            self._judged.set()
+            self._muster.hurry()
         if any(self._is_hung(seat) for seat in self._head.busy):
             done += [(seat.item, None) for seat in self._head.busy]
             self._end_head()
@@ -414,9 +352,8 @@ class RayPool:
                 self.start_beside()
         finished = []
         for item, evaluation in done:
-            finished += self._settle(
-                item, evaluation or self._fault(item, "a job judged here did not answer")
-            )
+            answer = evaluation or self._retries.fault(item, "a job judged here did not answer")
+            finished += self._retries.settle(item, answer, self._queue)
         return finished
 
     def _is_hung(self, seat: Seat) -> bool:
@@ -428,8 +365,6 @@ class RayPool:
             self.judged_here += self._head.cpu_seconds
             self._head = None
             self._let_threads()
-
-    # -- one worker ------------------------------------------------------------------------------
 
     def _collect(self, worker: Worker) -> list[tuple[int, Evaluation]]:
         item = worker.item
@@ -443,21 +378,10 @@ class RayPool:
             evaluation = Evaluation.model_validate_json(reply)
         except RayError as error:
             how = "died" if isinstance(error, RayActorError) else "failed"
-            evaluation = self._fault(item, f"worker {worker.number} {how}: {first_line(error)}")
+            evaluation = self._retries.fault(item, f"worker {worker.number} {how}: {first_line(error)}")
             worker.health.doubt(time.monotonic())
         worker.item = worker.reply = None
-        return self._settle(item, evaluation)
-
-    def _settle(self, item: WorkItem, evaluation: Evaluation) -> list[tuple[int, Evaluation]]:
-        if item.index in self._dropped:
-            return []
-        if evaluation.verdict is Verdict.INFRA_ERROR and self._attempts.get(item.index, 0) < RETRIES:
-            self._attempts[item.index] = self._attempts.get(item.index, 0) + 1
-            self.retried += 1
-            log.warning("job %d is tried again: %s", item.index, evaluation.reason)
-            self._queue.append(item)
-            return []
-        return [(item.index, evaluation)]
+        return self._retries.settle(item, evaluation, self._queue)
 
     def _reap_hung(self) -> list[tuple[int, Evaluation]]:
         finished = []
@@ -468,16 +392,6 @@ class RayPool:
             ray.kill(worker.handle, no_restart=False)
             worker.health.doubt(time.monotonic())
             worker.item = worker.reply = None
-            evaluation = self._fault(item, f"worker {worker.number} did not answer in time")
-            finished += self._settle(item, evaluation)
+            evaluation = self._retries.fault(item, f"worker {worker.number} did not answer in time")
+            finished += self._retries.settle(item, evaluation, self._queue)
         return finished
-
-    def _fault(self, item: WorkItem, reason: str) -> Evaluation:
-        return Evaluation(
-            genome=item.genome.id,
-            target=self.settings.target,
-            suite=self.settings.suite,
-            stage=Stage.DIALECT,
-            verdict=Verdict.INFRA_ERROR,
-            reason=reason,
-        )

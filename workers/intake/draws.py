@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,15 +18,23 @@ if TYPE_CHECKING:
 OUTLIER = 4
 """An outlier is 2^4 times a usual value of a large row: its exponential overflows, and in float16 its square."""
 
+FAR = 7
+"""The same of the larger ones of ``far``: beyond what is clipped at a thousand."""
+
 TINY = 2.5
 """A row of values around 2^(-2.5 spread), where what is added under a root counts."""
 
 APART = 4
 """Outliers of several operands lie at places of different remainders by this, so that no two of them are multiplied."""
 
+MANY, MOST = 32, 16
+"""Rows for which there are more outliers, another tiny row and row of zeros, and the most there are of each."""
 
-MANY = 32
-"""Rows for which there is one more outlier of either sign, tiny row and row of zeros."""
+TRIED = 8
+"""Places that are tried for an outlier, of the operand's own remainder and then of any."""
+
+SET_APART = ("far", "spread", "apart")
+"""Kinds with outliers, the most telling first: a kernel is given the first of them that it bears."""
 
 
 def bound_of(operand: Operand, dims: Mapping[str, int]) -> int:
@@ -38,58 +48,178 @@ def least_of(operand: Operand) -> int:
     return -127 if operand.dtype == "int8" and not operand.below else 0
 
 
+def draws(
+    operands: Sequence[Operand], dims: Mapping[str, int], kind: str, spread: int, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """A call's operands by name: normal values; ``spread``: rows of sizes apart by 2^±spread, outliers above and below
+    zero that meet ordinary values of the other operands, tiny rows and rows of zeros; ``far``: the same with larger
+    outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
+    ``repeated``: few distinct values. Integers are as the call bounds them (``bound_of``)."""
+    made, floats = {}, {}
+    for operand in operands:
+        if operand.dtype == "bool" or not is_float(operand.dtype):
+            made[operand.name] = _integers(operand, dims, rng)
+            continue
+        values = rng.standard_normal(operand.sizes(dims))
+        made[operand.name] = floats[operand.name] = values
+        if kind == "repeated":
+            np.round(values * 2, out=values)
+            values /= 2
+    if kind in SET_APART:
+        _set_apart([o for o in operands if o.name in floats], floats, kind, spread, rng)
+    return {
+        o.name: made[o.name] if o.name not in floats else (made[o.name] * o.size).astype(numpy_dtype(o.dtype))
+        for o in operands
+    }
+
+
 def draw(
-    operand: Operand,
-    dims: Mapping[str, int],
-    kind: str,
-    spread: int,
-    rng: np.random.Generator,
-    number: int = 0,
+    operand: Operand, dims: Mapping[str, int], kind: str, spread: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """An operand, the call's ``number``-th: normal values; ``spread``: rows of sizes apart by 2^±spread, outliers
-    above and below zero, tiny rows and rows of zeros; ``apart``: the same without zeros, for kernels that divide
-    by a row's largest value; ``repeated``: few distinct values. Integers are as the call bounds them (``bound_of``).
-    """
+    """The only operand of a call, as ``draws`` says."""
+    return draws([operand], dims, kind, spread, rng)[operand.name]
+
+
+def _integers(operand: Operand, dims: Mapping[str, int], rng: np.random.Generator) -> np.ndarray:
     dtype, shape = numpy_dtype(operand.dtype), operand.sizes(dims)
     if operand.dtype == "bool":
         return rng.integers(0, 2, shape).astype(np.bool_)
-    if not is_float(operand.dtype):
-        if operand.total:
-            total = dims[operand.total] if isinstance(operand.total, str) else operand.total
-            parts = math.prod(shape)
-            return rng.multinomial(total, [1 / parts] * parts).reshape(shape).astype(dtype)
-        return rng.integers(least_of(operand), bound_of(operand, dims), shape).astype(dtype)
-    values = rng.standard_normal(shape)
-    if kind in ("spread", "apart") and values.ndim:
-        _set_apart(values, spread, kind == "spread", rng, number)
-    elif kind == "repeated":
-        values = np.round(values * 2) / 2
-    return (values * operand.size).astype(dtype)
+    if operand.total:
+        total = dims[operand.total] if isinstance(operand.total, str) else operand.total
+        parts = math.prod(shape)
+        return rng.multinomial(total, [1 / parts] * parts).reshape(shape).astype(dtype)
+    return rng.integers(least_of(operand), bound_of(operand, dims), shape).astype(dtype)
 
 
-def _set_apart(values: np.ndarray, spread: int, zeros: bool, rng: np.random.Generator, number: int) -> None:
-    """Change normal values in place as ``draw`` says of ``spread``. Rows are those along the last axis."""
-    flat = values.ndim == 1 or math.prod(values.shape[:-1]) == 1
-    rows = values.reshape(-1, 1) if flat else values.reshape(-1, values.shape[-1])
-    few = 1 + len(rows) // MANY
+@dataclass
+class _Placed:
+    """An operand's values on their way. ``kept``: elements that stay: tiny rows, rows of zeros, what is ``outlying``.
+    ``met``: those that an outlier of another operand meets."""
 
-    def place(size: int) -> np.ndarray:
-        """Indices in random order, those of the operand's own remainder first."""
-        order = rng.permutation(size)
-        own = order % APART == number % APART if size > APART else order >= 0
-        return np.concatenate([order[own], order[~own]])
+    axes: tuple[int | str, ...]
+    values: np.ndarray
+    kept: np.ndarray
+    outlying: np.ndarray
+    met: np.ndarray
 
-    order = place(len(rows))
-    if values.ndim > 1:
-        rows *= np.exp2(rng.integers(-spread, spread + 1, (len(rows), 1)))
-        if len(rows) > 3:
-            tiny = order[-2 * few : -few]
-            largest = np.abs(rows[tiny]).max(axis=1, keepdims=True)
-            rows[tiny] *= np.exp2(-TINY * spread) / np.maximum(largest, 1e-30)
-        if zeros and len(rows) > 1:
-            rows[order[-few:]] = 0
-    usual = min(spread, 4) if values.ndim > 1 else 1  # a row of weights or of scales changes all of an answer
-    left = order[: max(1, len(rows) - 2 * few)]
-    for sign, chosen in ((1.0, left[:few]), (-1.0, left[few : 2 * few])):
-        for row in chosen:
-            rows[row, place(rows.shape[1])[0]] = sign * 2.0 ** (usual + OUTLIER) * rng.uniform(1.0, 1.5)
+    def meeting(self, axes: Sequence[int | str], place: Sequence[int]) -> tuple[Any, ...] | None:
+        """Where it has the indices of an element of an operand of these axes; None where they share no axis."""
+        known: dict[str, Any] = {
+            name: at for name, at in zip(axes, place, strict=True) if isinstance(name, str)
+        }
+        named = (name if isinstance(name, str) else "" for name in self.axes)
+        index = tuple(known.get(name, slice(None)) for name in named)
+        return index if any(not isinstance(part, slice) for part in index) else None
+
+
+def _set_apart(
+    operands: Sequence[Operand],
+    floats: Mapping[str, np.ndarray],
+    kind: str,
+    spread: int,
+    rng: np.random.Generator,
+) -> None:
+    """Change normal values in place as ``draws`` says of ``spread``. Rows are those along the last axis."""
+    placed = []
+    for operand in operands:
+        values = floats[operand.name]
+        kept = np.zeros(values.shape, dtype=bool)
+        placed.append(_Placed(operand.shape, values, kept, kept.copy(), kept.copy()))
+        if values.ndim > 1:
+            _rows_apart(values, kept, spread, kind != "apart", rng)
+    matrices = any(not _flat(one.values) for one in placed)
+    for number, one in enumerate(placed):
+        if not one.values.ndim:
+            continue
+        small = matrices and one.values.ndim == 1  # a row of weights or of scales changes all of an answer
+        usual = 1 if small else min(spread, 4)
+        sizes = [2.0 ** (usual + OUTLIER)] + ([2.0 ** (min(spread, 4) + FAR)] if kind == "far" else [])
+        others = [other for other in placed if other is not one]
+        for place, value, partner in _outliers(one, number, sizes, rng):
+            _put(one, others, place, value, partner, rng)
+
+
+def _flat(values: np.ndarray) -> bool:
+    return values.ndim < 2 or math.prod(values.shape[:-1]) == 1
+
+
+def _rows_apart(
+    values: np.ndarray, kept: np.ndarray, spread: int, zeros: bool, rng: np.random.Generator
+) -> None:
+    """Rows of very different sizes, tiny ones and zeros among them where there are several."""
+    rows = values.reshape(-1, 1) if _flat(values) else values.reshape(-1, values.shape[-1])
+    stay = kept.reshape(rows.shape)
+    few, order = _few(len(rows)), rng.permutation(len(rows))
+    rows *= np.exp2(rng.integers(-spread, spread + 1, (len(rows), 1)))
+    if len(rows) > 3:
+        tiny = order[-2 * few : -few]
+        largest = np.abs(rows[tiny]).max(axis=1, keepdims=True)
+        rows[tiny] *= np.exp2(-TINY * spread) / np.maximum(largest, 1e-30)
+        stay[tiny] = True
+    if zeros and len(rows) > 1:
+        rows[order[-few:]] = 0
+        stay[order[-few:]] = True
+
+
+def _few(rows: int) -> int:
+    return min(MOST, 1 + rows // MANY)
+
+
+def _outliers(
+    one: _Placed, number: int, sizes: Sequence[float], rng: np.random.Generator
+) -> Iterator[tuple[list[tuple[int, ...]], float, float]]:
+    """Places to try, an outlier's value, and the sign of what it meets. One after the other: all sizes, signs, and
+    signs of what is met, those of one size and sign in a row."""
+    columns = one.values.shape[-1]
+    rows = one.values.size // columns
+    (own_down, down), (own_along, along) = _places(rows, number, rng), _places(columns, number, rng)
+    turn = 0
+    for _ in range(_few(rows if rows > 1 else columns // 8)):
+        for size, sign, partner in itertools.product(sizes, (1.0, -1.0), (1.0, -1.0)):
+            tried = [
+                (int(some[(turn // 2 + n) % len(some)]) * columns + int(other[(turn + n) % len(other)]))
+                for some, other in ((own_down, own_along), (down, along))
+                for n in range(TRIED)
+            ]
+            shape = one.values.shape
+            yield [_place(flat, shape) for flat in tried], sign * size * rng.uniform(1.0, 1.5), partner
+            turn += 1
+
+
+def _place(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(part) for part in np.unravel_index(flat, shape))
+
+
+def _places(size: int, number: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Indices in random order: those of the operand's own remainder, and all."""
+    order = rng.permutation(size)
+    return order[order % APART == number % APART] if size > APART else order, order
+
+
+def _put(
+    one: _Placed,
+    others: Sequence[_Placed],
+    places: Sequence[tuple[int, ...]],
+    value: float,
+    partner: float,
+    rng: np.random.Generator,
+) -> None:
+    """Set an outlier at the first place where it meets values that may be made ordinary ones; else where it may."""
+    free = [place for place in places if not one.kept[place] and not one.met[place]]
+    for place in free:
+        meets = [(other, at) for other in others if (at := other.meeting(one.axes, place)) is not None]
+        if any(other.kept[at].all() or other.outlying[at].any() for other, at in meets):
+            continue
+        for other, at in meets:
+            before = other.values[at]
+            signs = partner if before.ndim == 0 else rng.choice((-1.0, 1.0), before.shape)
+            ordinary = signs * rng.uniform(1.0, 3.0, before.shape)
+            other.values[at] = np.where(other.kept[at], before, ordinary)
+            other.met[at] = True
+        break
+    else:
+        if not free:
+            return
+        place = free[0]
+    one.values[place] = value
+    one.kept[place] = one.outlying[place] = True

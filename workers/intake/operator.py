@@ -29,7 +29,7 @@ from tilewright.seeds.operator import (
 )  # fmt: skip
 from tilewright.seeds.sampled import TABLE, WINDOW, Elements, Sample, normal_table, spread_picks
 from tilewright.workers.intake.contract import contract_of
-from tilewright.workers.intake.draws import bound_of, draw, least_of
+from tilewright.workers.intake.draws import bound_of, draws, least_of
 from tilewright.workers.intake.dtypes import is_float, is_narrow, numpy_dtype
 from tilewright.workers.intake.reference import function_of, run_reference
 
@@ -155,9 +155,7 @@ class TakenOperator:
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         key = zlib.crc32(f"{workload.id}/{kind}".encode())
         rng = np.random.default_rng([seed, key])
-        return {
-            o.name: draw(o, workload.dims, kind, self.spread, rng, n) for n, o in enumerate(self.operands)
-        }
+        return draws(self.operands, workload.dims, kind, self.spread, rng)
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
         found = self.answers(inputs)
@@ -173,6 +171,10 @@ class TakenOperator:
         return max(
             self.work.get(workload.id, 0), sum(math.prod(r.sizes(workload.dims)) for r in self.results)
         )
+
+    def products(self, workload: Workload) -> int:
+        """FLOP that may be asked of matrix units: none where the reference multiplies no matrices."""
+        return self.work.get(workload.id, self.flops(workload)) if any(self.work.values()) else 0
 
     def bytes(self, workload: Workload) -> int:
         specs = (*self.inputs(workload), *self.outputs(workload))

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.core import jaxprs_in_params
 from jax.experimental.pallas import tpu as pltpu
 
 from tilewright.fitness.targets import load_target
@@ -26,6 +27,7 @@ from tilewright.workers.intake.reference import function_of, run_reference
 
 EVIDENCE_SECONDS = 60.0
 LEGAL_SECONDS = 20.0
+
 
 Below = tuple[str, str]
 """Two knobs of which the first may not be above the second: a block of a block."""
@@ -273,9 +275,22 @@ def _results(
 def _traced(
     chip: Any, build: Any, params: Mapping[str, Any], operands: Sequence[Operand], dims: Mapping[str, int]
 ) -> str:
-    """What the function does there, as text. Raises what it raises."""
+    """What the function does there, as text. Raises what it raises, and Refused where a kernel never runs."""
     tensors = [jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in operands]
-    return re.sub(r"0x[0-9a-f]+", "", str(jax.make_jaxpr(build(dict(params)))(*tensors)))
+    closed = jax.make_jaxpr(build(dict(params)))(*tensors)
+    if _never_runs(closed.jaxpr):
+        raise Refused(f"the grid is empty for {dict(dims)} and {dict(params)}: the kernel never runs")
+    return re.sub(r"0x[0-9a-f]+", "", str(closed))
+
+
+def _never_runs(jaxpr: Any) -> bool:
+    """Whether a kernel has an axis of no steps: a block that is larger than what it divides."""
+    return any(
+        0 in equation.params["grid_mapping"].grid
+        if equation.primitive.name == "pallas_call"
+        else any(map(_never_runs, jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
 
 
 def _legal(

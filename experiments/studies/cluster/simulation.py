@@ -37,7 +37,7 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
 from tilewright.workers.cluster.artefacts import Told
-from tilewright.workers.cluster.pool import RETRIES
+from tilewright.workers.cluster.retries import RETRIES
 from tilewright.workers.cluster.work import request_for
 
 MEDIAN_SECONDS, SPREAD = 30.0, 0.4

@@ -9,7 +9,7 @@ import pytest
 
 from testkit.spaces.campaigns import Setting, table_campaign
 from testkit.spaces.tables import Table
-from tilewright.evolve.campaign.convergence import LEAST_EVALUATIONS, LEAST_SILENCE, Convergence, silent
+from tilewright.evolve.campaign.convergence import LEAST_EVALUATIONS, Convergence, Limits
 from tilewright.evolve.campaign.loop import Budget, StopReason
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
@@ -60,8 +60,8 @@ def test_on_the_floor_there_is_nothing_left_to_gain() -> None:
 
 
 def test_a_model_that_expects_nothing_ends_a_silence_sooner() -> None:
-    assert silent(150) < silent(100)
-    told = after(1.0, *[2.0] * (LEAST_EVALUATIONS + LEAST_SILENCE))
+    limits = Limits()
+    told = after(1.0, *[2.0] * max(LEAST_EVALUATIONS, limits.least))
     assert not told.reached() and not told.reached(lambda: 0.01) and told.reached(lambda: 1e-5)
     assert not after(*[1.0 / (1.0 + 0.01 * n) for n in range(90)]).reached(lambda: 0.0)
 
@@ -76,7 +76,7 @@ def test_a_search_stops_once_its_model_expects_nothing() -> None:
     campaign = table_campaign(table, 1, Setting(300))
     campaign.plan = dataclasses.replace(campaign.plan, budget=Budget(300, until_converged=True))
     assert campaign.run() is StopReason.CONVERGED
-    assert len(campaign.history.evaluated) < LEAST_EVALUATIONS + 2 * LEAST_SILENCE
+    assert len(campaign.history.evaluated) < LEAST_EVALUATIONS + 2 * Limits().least
     best = campaign.history.best
     assert best is not None and table.fraction(best[0].genome) == 1.0
     told = campaign.foretell(campaign.history)

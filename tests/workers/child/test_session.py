@@ -1,6 +1,8 @@
 """A child that serves many candidates: what one of them leaves behind is not held against the next."""
 
 import textwrap
+import threading
+import time
 
 import pytest
 
@@ -9,7 +11,7 @@ from tilewright.workers.child.drain import ByteLimits
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.fresh import FreshChildren
-from tilewright.workers.child.session import JobLimits, SessionConfig, SessionPool
+from tilewright.workers.child.session import JobLimits, SessionConfig, SessionDied, SessionPool
 
 LIMITS = JobLimits(20.0, 20.0)
 
@@ -95,6 +97,27 @@ def test_what_dies_by_itself_is_its_own_fault(pool):
     (pool._current._folder / "trap").touch()
     pool._current.jobs = 0
     assert pool.run(Frame("honest"), LIMITS).ending is Ending.CRASHED
+
+
+def test_a_job_under_way_when_its_children_are_ended_starts_no_other(pool):
+    assert pool.run(Frame("honest"), LIMITS).ending is Ending.DONE
+    failures = []
+
+    def work():
+        try:
+            pool.run(Frame("mute"), LIMITS)
+            pool.run(Frame("honest"), LIMITS)  # asks the mute one for life
+        except (SessionDied, OSError, ValueError) as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not (pool._current._folder / "mute").exists():
+        time.sleep(0.01)
+    pool.close()
+    thread.join(15)
+    assert failures and not thread.is_alive()
+    assert pool._current is None and pool._spare is None
 
 
 def test_each_job_of_fresh_children_has_folders_of_its_own(tmp_path, monkeypatch):

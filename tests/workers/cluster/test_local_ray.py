@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from testkit.pool import pool_settings
 from tilewright.workers.cluster import local_ray, pool
+from tilewright.workers.cluster.crew import Crew
 from tilewright.workers.cluster.local_ray import RayFolder, sweep
 from tilewright.workers.cluster.pool import RayPool
 from tilewright.workers.cluster.ray_start import PoolUnavailable
@@ -66,6 +68,46 @@ def test_what_a_killed_driver_left_is_removed_by_the_next_one(base: Path) -> Non
     finally:
         mine.close()
     assert not list(base.iterdir())
+
+
+def test_a_process_that_ends_at_once_leaves_its_folder_to_another(base: Path) -> None:
+    """And what knows of the folder, wherever it is."""
+    code = """
+import os, subprocess, sys
+from tilewright.workers.cluster.local_ray import RayFolder
+folder = RayFolder()
+folder.close_later()
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(folder.path)],
+                        stdout=subprocess.DEVNULL, start_new_session=True)
+print(left.pid, flush=True)
+os._exit(130)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TMPDIR": str(base)},
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    assert ended.returncode == 130
+    deadline = time.monotonic() + 20
+    while list(base.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not list(base.iterdir())
+    status = Path("/proc", ended.stdout.decode().strip(), "stat")
+    assert not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def test_a_pool_is_left_before_it_has_closed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's start, which cannot be ended, is what takes longest."""
+    over = threading.Event()
+    monkeypatch.setattr(pool, "LEAVE_SECONDS", 0.05)
+    monkeypatch.setattr(RayPool, "_made_workers", lambda pool: over.wait(20) and Crew([], []))
+    leaving = RayPool(pool_settings())
+    leaving.start_beside()
+    began = time.monotonic()
+    leaving.leave()
+    assert time.monotonic() - began < 5
+    over.set()
 
 
 def test_a_path_too_long_for_sockets_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tilewright.fitness.targets import load_target
-from tilewright.workers.cluster import pool, station_actor
+from tilewright.workers.cluster import ray_start, station_actor
 
 
 class FakeCluster:
@@ -47,10 +47,10 @@ def test_workers_of_a_target_wait_for_its_nodes_where_any_target_is_offered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster(monkeypatch, **{A: {"CPU": 4}})
-    assert pool.target_resource("tpu7x") == {}
+    assert ray_start.target_resource("tpu7x") == {}
     cluster(monkeypatch, **{A: {"CPU": 4}, B: {"target:h200": 8}})
-    assert pool.target_resource("h200") == {"target:h200": 1.0}
-    assert pool.target_resource("tpu7x") == {"target:tpu7x": 1.0}, "never a place on an h200 node"
+    assert ray_start.target_resource("h200") == {"target:h200": 1.0}
+    assert ray_start.target_resource("tpu7x") == {"target:tpu7x": 1.0}, "never a place on an h200 node"
 
 
 def test_a_station_for_each_gpu_of_the_nodes_that_offer_the_target(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,11 @@ import pytest
 from testkit.pool import FAMILY, drain, genome, pool_settings
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.fitness.evaluation import Verdict
+from tilewright.workers.cluster.crew import Crew
 from tilewright.workers.cluster.head_start import HeadStart
-from tilewright.workers.cluster.pool import RETRIES, RayPool
+from tilewright.workers.cluster.pool import RayPool
 from tilewright.workers.cluster.ray_start import PoolUnavailable
+from tilewright.workers.cluster.retries import RETRIES
 from tilewright.workers.cluster.settings import PoolSettings
 
 
@@ -53,7 +55,7 @@ def test_workers_are_started_beside_one_device_where_this_process_has_too_few_pl
 
 def test_ray_starts_once_there_is_a_first_verdict_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[float] = []
-    monkeypatch.setattr(RayPool, "_made_workers", lambda pool: begun.append(time.monotonic()) or ([], []))
+    monkeypatch.setattr(RayPool, "_made_workers", lambda pool: begun.append(time.monotonic()) or Crew([], []))
     monkeypatch.setattr(HeadStart, "measures", True)
     pool = RayPool(pool_settings(gpus=1, count=17))
     pool.open()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -11,17 +14,18 @@ import pytest
 
 from testkit.mistakes import HARMLESS, planted
 from tilewright.fitness.gates import read_gates
-from tilewright.seeds.operator import SnrGate
+from tilewright.fitness.score import product_flops
+from tilewright.seeds.operator import SnrGate, Workload
 from tilewright.workers.intake import judge
-from tilewright.workers.intake.draws import draw
+from tilewright.workers.intake.draws import draw, draws
 from tilewright.workers.intake.operator import Operand, Result, TakenOperator
 from tilewright.workers.intake.small_shapes import looped
 
 ROWS = Operand("x", "float32", ("M", "N"))
 
 
-def _spread(number: int = 0, seed: int = 3, m: int = 64, n: int = 70) -> np.ndarray:
-    return draw(ROWS, {"M": m, "N": n}, "spread", 4, np.random.default_rng(seed), number)
+def _spread(seed: int = 3, m: int = 64, n: int = 70) -> np.ndarray:
+    return draw(ROWS, {"M": m, "N": n}, "spread", 4, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -35,8 +39,9 @@ def test_a_spread_has_outliers_of_both_signs_a_tiny_row_and_one_of_zeros(seed: i
 
 def test_outliers_of_two_operands_are_never_multiplied() -> None:
     for seed in range(6):
-        rng = np.random.default_rng(seed)
-        first, second = (draw(ROWS, {"M": 32, "N": 32}, "spread", 4, rng, n) for n in range(2))
+        factors = (Operand("a", "float32", ("M", "K")), Operand("b", "float32", ("K", "N")))
+        made = draws(factors, {"M": 32, "K": 32, "N": 32}, "spread", 4, np.random.default_rng(seed))
+        first, second = made["a"], made["b"]
         columns = {int(c) for c in np.argwhere(np.abs(first) > 200)[:, 1]}
         rows = {int(r) for r in np.argwhere(np.abs(second) > 200)[:, 0]}
         assert columns and rows and not columns & rows
@@ -68,6 +73,61 @@ def test_values_clipped_at_a_hundred_show() -> None:
         for clipped in (np.minimum(inputs, 100.0), np.maximum(inputs, -100.0)):
             assert _refused((2 * clipped).astype(np.float32), 2 * inputs, exact)
         assert not _refused((2 * inputs).astype(np.float32), 2 * inputs, exact)
+
+
+def _swiglu(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return a / (1 + np.exp(-a)) * b
+
+
+def _add_norm(x: np.ndarray, r: np.ndarray, w: np.ndarray) -> np.ndarray:
+    added = x + r
+    return added / np.sqrt(np.square(added).mean(axis=1, keepdims=True) + 1e-6) * w
+
+
+def _scaled(a: np.ndarray, b: np.ndarray, s: np.ndarray) -> np.ndarray:
+    return a @ b * s
+
+
+FUNCTIONS = {
+    "swiglu": (_swiglu, {"a": ("M", "N"), "b": ("M", "N")}),
+    "add and norm": (_add_norm, {"x": ("M", "N"), "r": ("M", "N"), "w": ("N",)}),
+    "product": (_scaled, {"a": ("M", "K"), "b": ("K", "N"), "s": ("N",)}),
+}
+"""Functions of bfloat16 operands of these shapes, with a bfloat16 result."""
+
+CLIPS = (8.0, 50.0, 100.0, 1000.0, -8.0, -100.0, -1000.0)
+"""Above, or below where it is negative."""
+
+
+def _clipped(values: np.ndarray, at: float) -> np.ndarray:
+    return np.minimum(values, at) if at > 0 else np.maximum(values, at)
+
+
+@pytest.mark.parametrize("kind", ["spread", "far"])
+@pytest.mark.parametrize("shape", [(7, 70, 37), (144, 160, 144), (135, 137, 139)], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_each_clipped_operand_shows_at_each_checked_shape(
+    name: str, shape: tuple[int, int, int], kind: str
+) -> None:
+    function, axes = FUNCTIONS[name]
+    operands = [Operand(o, "bfloat16", along) for o, along in axes.items()]
+    dims = dict(zip("MNK", shape, strict=True))
+    for seed in range(3):
+        made = draws(operands, dims, kind, 4, np.random.default_rng(seed))
+        wanted = function(*(a.astype(np.float64) for a in made.values()))
+        narrow = {o: a.astype(np.float32) for o, a in made.items()}
+        honest = function(*narrow.values()).astype(ml_dtypes.bfloat16)
+        bound, why = judge.bar([judge.read(honest, wanted)], ["bfloat16"], "bfloat16", "")
+        assert bound is not None, why
+        assert not _refused(honest, wanted, bound)
+        for operand, at in itertools.product(made, CLIPS):
+            if abs(at) > (32 if len(axes[operand]) == 1 else 256) and kind == "spread":
+                continue  # as large as outliers of that kind are
+            if (name, operand) == ("swiglu", "a") and at < 0:
+                continue  # its gate is shut there
+            twin = function(*({**narrow, operand: _clipped(narrow[operand], at)}).values())
+            assert _refused(twin.astype(ml_dtypes.bfloat16), wanted, bound), (seed, operand, at)
 
 
 def test_a_wide_result_of_narrow_operands_keeps_its_own_precision() -> None:
@@ -136,6 +196,51 @@ def test_planted_mistakes_are_modules_that_differ() -> None:
     assert {"tail", "place", "stale", "precision", "race", "loop", "values"} <= kinds
     assert all(isinstance(ast.parse(text), ast.Module) for text in texts)
     assert {name for name, _ in planted(SOURCE, HARMLESS)} >= {"exp2 for exp", "a reciprocal for a quotient"}
+
+
+def test_products_are_asked_only_of_a_reference_that_multiplies_matrices() -> None:
+    result = Result("o0", "float32", ("M", "N", "K"))
+    called, small = (Workload(name, {"M": m, "N": 8, "K": 16}) for name, m in (("called", 4), ("small", 2)))
+
+    def least(**work: int) -> list[int]:
+        operator = TakenOperator("a/taken", "refs.py:f", "x", (ROWS,), (result,), {}, {}, work=work)
+        return [product_flops(operator, workload) for workload in (called, small)]
+
+    assert least() == least(called=0) == [0, 0], "element by element on three axes"
+    assert least(called=10**6) == [2 * 4 * 8 * 16, 2 * 8 * 16], (
+        "of a shape that was not counted, its elements"
+    )
+
+
+def test_a_block_larger_than_its_dimension_leaves_a_kernel_that_never_runs() -> None:
+    code = """
+import jax, jax.numpy as jnp
+from jax.experimental import pallas as pl
+from tilewright.workers.intake.operator import Operand
+from tilewright.workers.intake.pallas_trial import _legal, _traced
+
+def build(params):
+    block = params["block"]
+
+    def copy(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    @jax.jit
+    def run(x):
+        spec = pl.BlockSpec((block, 128), lambda i: (i, 0))
+        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        grid = (x.shape[0] // block,)
+        return pl.pallas_call(copy, grid=grid, in_specs=[spec], out_specs=spec, out_shape=out)(x)
+    return run
+
+operands = [Operand("x", "float32", ("M", 128))]
+found, idle = _legal({"block": (8, 16, 32, 64)}, {"block": 8}, [{"M": 32}, {"M": 64}],
+                     lambda dims, params: _traced(None, build, params, operands, dims))
+assert not idle, idle
+assert found == {"32": {"block": [8, 16, 32]}, "64": {"block": [8, 16, 32, 64]}}, found
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_whoever_writes_a_kernel_is_told_operands_results_and_the_reference(tmp_path: Path) -> None:

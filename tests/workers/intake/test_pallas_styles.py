@@ -90,3 +90,21 @@ def test_what_a_class_checks_of_its_fields_is_known_of_the_knobs(original: Modul
     knobs = {n: pallas.Knob(n, getattr(blocks, n), values, "") for n in ("outer", "inner")}
     assert pallas.declared({"outer": blocks, "inner": blocks}, knobs) == [("inner", "outer")]
     assert pallas.declared({"outer": blocks, "inner": original.Blocks(128, 64)}, knobs) == []
+
+
+def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path: Path) -> None:
+    """Beside it the whole text would be judged, with branches that a call that works does not take."""
+    file = tmp_path / "seven.py"
+    file.write_text(
+        "import jax\nfrom jax.experimental import pallas as pl\n\n\n"
+        "def twice(x, options=None):\n"
+        "    if x.shape[0] != 7:\n"
+        '        raise ValueError(f"want 7 rows, not {x.shape[0]}")\n\n'
+        "    def kernel(x_ref, o_ref):\n"
+        "        o_ref[...] = x_ref[...] * 2.0\n\n"
+        "    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)\n"
+        "    return pl.pallas_call(kernel, out_shape=shape, **(options or {}))(x)\n"
+    )
+    request = {"path": str(file), "function": "twice", "calls": ["f32[8, 128]"], "reference": ""}
+    told = [refusal["what"] for refusal in pallas.take(request)["refusals"]]
+    assert told == ["the call raises ValueError: want 7 rows, not 8"]
