@@ -156,7 +156,7 @@ class _Run:
     _workers_noted: bool = False
 
     def go(self) -> CampaignOutcome:
-        pool = self._pool = RayPool(pool_settings(self.resolved), device=self.device)
+        pool = self._pool = RayPool(pool_settings(self.resolved), device=self.device, say=self.display.note)
         config = self.resolved.config
         self.display.start(self.journal.meta("campaign"))
         references = self._references = References(pool, self.journal, config.seed)

@@ -19,7 +19,7 @@ from tilewright.workers.child.session import SessionDied
 from tilewright.workers.cluster.actor_health import Health
 from tilewright.workers.cluster.evaluator_actor import EvaluatorActor, Worker
 from tilewright.workers.cluster.local_ray import RayFolder
-from tilewright.workers.cluster.ray_start import PoolUnavailable, start_ray, target_resource
+from tilewright.workers.cluster.ray_start import PoolUnavailable, lacking, start_ray, target_resource
 from tilewright.workers.cluster.settings import PoolSettings
 from tilewright.workers.cluster.station_actor import ask_comparisons, calibrate, start_stations
 from tilewright.workers.cluster.work import WorkGenome, entries_of
@@ -32,11 +32,12 @@ CALIBRATION_SEED = 0
 
 @dataclass(frozen=True)
 class Crew:
-    """Actors on a Ray. ``scales`` of the devices of several stations, by device."""
+    """Actors on a Ray. ``scales`` of the devices of several stations, by device; ``lacking`` of a cluster for now."""
 
     workers: list[Worker]
     stations: list[ActorHandle]
     scales: Mapping[str, DeviceRatio] = field(default_factory=dict)
+    lacking: str = ""
 
 
 def made_crew(settings: PoolSettings, folder: RayFolder | None, compiler: str | None) -> Crew:
@@ -58,7 +59,7 @@ def made_crew(settings: PoolSettings, folder: RayFolder | None, compiler: str | 
         if settings.address:  # its place on the cluster may not be there yet
             worker.health.doubt(time.monotonic())
         workers.append(worker)
-    return Crew(workers, stations, scales)
+    return Crew(workers, stations, scales, lacking(target) if settings.address else "")
 
 
 def told(

@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +88,8 @@ class RayPool:
     _one_thread: threadpool_limits | None = None
     device: WarmDevice | None = None
     """Of a measured target, where one was started before the campaign; it is closed with this."""
+    say: Callable[[str], None] | None = None
+    """Told what the cluster lacks, so that nobody waits unaware."""
     judged_here: float = 0.0
     """CPU seconds of this process that the evaluations made in it have counted."""
     _retries: Retries = field(init=False)
@@ -156,6 +158,8 @@ class RayPool:
         futures.wait([made])
         self._let_threads()
         crew = made.result()
+        if crew.lacking and self.say is not None:
+            self.say(crew.lacking)
         self._workers, self._stations, self.scales = crew.workers, crew.stations, crew.scales
         if self._head is not None:  # jobs are judged here until they are as ready as this process is
             for worker in self._workers:

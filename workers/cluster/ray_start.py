@@ -9,10 +9,10 @@ from typing import Any
 
 import ray
 
+from tilewright.fitness.chips import Chip
+from tilewright.fitness.targets import Target
 from tilewright.workers.cluster.local_ray import RayFolder, handlers_kept
 from tilewright.workers.cluster.station_actor import offered_targets
-
-log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
 """How long the head of a cluster may take to accept a connection."""
@@ -28,10 +28,19 @@ def target_resource(target: str) -> dict[str, float]:
     So ``ray start --resources='{"target:tpu7x": 8}'`` keeps workers of other targets off a node, and says how many fit.
     A target that no node offers yet waits for one that joins, rather than for a place on another target's nodes.
     """
-    name, offered = f"target:{target}", offered_targets()
+    return {f"target:{target}": 1.0} if offered_targets() else {}
+
+
+def lacking(target: Target) -> str:
+    """What no node of the cluster has for a target, so that its workers wait for one that joins; nothing if one has."""
+    name, offered = f"target:{target.name}", offered_targets()
     if offered and name not in offered:
-        log.warning("no node of the cluster offers %s; it offers %s", name, ", ".join(sorted(offered)))
-    return {name: 1.0} if offered else {}
+        others = ", ".join(sorted(offered))
+        return f"no node of the cluster offers {name}, only {others}: workers wait for one that joins"
+    gpu = target.measured and not target.interpreted and not isinstance(target.part, Chip)
+    if gpu and not ray.cluster_resources().get("GPU"):
+        return f"no node of the cluster has a GPU for {target.name}: workers wait for one that joins"
+    return ""
 
 
 def start_ray(address: str | None, count: int, gpus: int, folder: RayFolder | None = None) -> None:

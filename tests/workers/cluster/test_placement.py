@@ -53,6 +53,18 @@ def test_workers_of_a_target_wait_for_its_nodes_where_any_target_is_offered(
     assert ray_start.target_resource("tpu7x") == {"target:tpu7x": 1.0}, "never a place on an h200 node"
 
 
+def test_what_a_cluster_lacks_for_a_target_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(target: str, **nodes: dict[str, float]) -> str:
+        monkeypatch.setattr(ray_start, "ray", cluster(monkeypatch, **nodes))
+        return ray_start.lacking(load_target(target))
+
+    assert "no node of the cluster has a GPU for h200" in said("h200", **{A: {"CPU": 4}})
+    assert said("h200", **{A: {"CPU": 4, "GPU": 1}}) == ""
+    assert said("tpu7x", **{A: {"CPU": 4}}) == "", "modelled on any node"
+    assert "offers target:tpu7x, only target:h200" in said("tpu7x", **{A: {"target:h200": 8}})
+    assert said("h200", **{A: {"target:h200": 8, "GPU": 1}}) == ""
+
+
 def test_a_station_for_each_gpu_of_the_nodes_that_offer_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = {
         A: {"target:h200": 8, "GPU": 2},
