@@ -148,16 +148,6 @@ def _bits(dtype: str, *names: str) -> Change:
     return change
 
 
-def _accumulator(dtype: str) -> Change:
-    def change(node: ast.AST) -> ast.AST | None:
-        call = _called(node, "tl.zeros", "tl.full")
-        if call is None or "tl.float32" not in ast.unparse(call):
-            return None
-        return _text(ast.unparse(call).replace("tl.float32", f"tl.{dtype}"))
-
-    return change
-
-
 def _rounded_sum(dtype: str) -> Change:
     """An accumulator that is kept in a narrower type from step to step."""
 
