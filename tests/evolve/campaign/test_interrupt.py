@@ -92,9 +92,9 @@ def test_a_comparison_that_takes_long_is_given_up_and_the_journal_says_so(
 
     campaign = SimpleNamespace(stop=lambda: None)
     resolved = SimpleNamespace(config=SimpleNamespace(seed=3))
-    display = SimpleNamespace(start=lambda name: None, stop=lambda: None)
+    display = SimpleNamespace(start=lambda name: None, stop=lambda: None, note=lambda message: None)
     monkeypatch.setattr("tilewright.evolve.run.pool_settings", lambda resolved: None)
-    monkeypatch.setattr("tilewright.evolve.run.RayPool", lambda settings, device: pool)
+    monkeypatch.setattr("tilewright.evolve.run.RayPool", lambda settings, **told: pool)
     monkeypatch.setattr(_Run, "_campaign", lambda run, references: campaign)
     monkeypatch.setattr(_Run, "_searched", compare)
     with Journal(tmp_path / "journal.sqlite", create=True, write=True) as journal:

@@ -31,7 +31,7 @@ WRONG = 66
 class InlinePool:
     """Stands in for the workers' pool: fitness is what a candidate adds to its steps; 66 is incorrect."""
 
-    def __init__(self, settings: object, device: object = None) -> None:
+    def __init__(self, settings: object, **told: object) -> None:
         self._queue: deque[Job] = deque()
         self.slots = 1
         self.judged_here = 0.0
