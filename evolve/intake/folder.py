@@ -108,9 +108,10 @@ def _elements(answer: Mapping[str, Any], dims: Mapping[str, int]) -> int:
 
 
 def _operand(row: Any) -> str:
-    name, dtype, shape, below, total, size = row
+    name, dtype, shape, below, total, size, edge = row
     bound = (f", below={below!r}" if below else "") + (f", total={total!r}" if total else "")
     bound += f", size={size!r}" if size != 1.0 else ""
+    bound += f", edge={edge!r}" if edge else ""
     return f"Operand({_text(name)}, {_text(dtype)}, {tuple(shape)!r}{bound})".replace("'", '"')
 
 

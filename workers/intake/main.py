@@ -22,6 +22,7 @@ import torch
 from tilewright.fitness import dialect
 from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake.arguments import parse
+from tilewright.workers.intake.bounds import bars
 from tilewright.workers.intake.call_site import (
     Oracle,
     Site,
@@ -38,6 +39,7 @@ from tilewright.workers.intake.evidence import (
     work_of,
 )
 from tilewright.workers.intake.itself import ITSELF, Own
+from tilewright.workers.intake.judge import wrong
 from tilewright.workers.intake.literals import Literals
 from tilewright.workers.intake.load import load
 from tilewright.workers.intake.operator import Operand
@@ -47,12 +49,10 @@ from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.intake.trial import (
     RUN_SECONDS,
     TooSlow,
-    bars,
     deep_shape,
     run,
     several_tiles,
     shapes_of,
-    wrong,
 )
 from tilewright.workers.runners.triton_common import load_module
 from tilewright.workers.runners.triton_guard import leave_interpreter_unguarded
@@ -306,7 +306,9 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
         "defaults": {k: defaults[k] for k in space},
         "points": taken.configurations(space, {k: defaults[k] for k in space}),
         "fixed": fixed,
-        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total, o.size] for o in site.operands],
+        "operands": [
+            [o.name, o.dtype, list(o.shape), o.below, o.total, o.size, o.edge] for o in site.operands
+        ],
         "orders": [dimensions.at(site.calls[0], place).order for place in site.places],
         "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place] for r in results],
         "call": reference.call,
