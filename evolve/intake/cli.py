@@ -44,6 +44,10 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
         "--args", action="append", default=[], metavar="CALL",
         help='how it is called, for example "f32[4096, 1024], dim=1"; again for another shape',
     )  # fmt: skip
+    parser.add_argument(
+        "--call", action="append", default=[], metavar="FILE[:NAME]",
+        help="a Python file whose `calls` are lists of arguments, or a function that makes them",
+    )  # fmt: skip
     parser.add_argument("--target", help="where it runs (default: this machine's GPU, else the interpreter)")
 
 
@@ -52,6 +56,7 @@ def _say(line: str) -> None:
 
 
 def _request(arguments: argparse.Namespace) -> Any:
+    from tilewright.evolve.intake.calls import calls_of
     from tilewright.evolve.intake.problem_seed import told
     from tilewright.evolve.intake.tune import Request, parse_place, resolve_reference
     from tilewright.workers.intake.arguments import BadCall, parse
@@ -62,16 +67,17 @@ def _request(arguments: argparse.Namespace) -> Any:
     path, function = parse_place(arguments.place)
     if function is None:
         raise UserError(told(path) or f"{arguments.place!r} names no function; write FILE.py:function.")
-    if not arguments.args:
+    texts = dict.fromkeys([*arguments.args, *(text for place in arguments.call for text in calls_of(place))])
+    if not texts:
         raise UserError(
             '--args is missing: say how the function is called, for example "f32[4096, 1024], dim=1".'
         )
     try:
-        for text in arguments.args:
+        for text in texts:
             parse(text)
     except BadCall as error:
         raise UserError(f"{error}.") from error
-    return Request(path, function, resolve_reference(arguments.reference or ITSELF), tuple(arguments.args))
+    return Request(path, function, resolve_reference(arguments.reference or ITSELF), tuple(texts))
 
 
 def _problem(place: str) -> Path:
@@ -96,7 +102,7 @@ def _tuned(arguments: argparse.Namespace, tell: Tell, taker: Any) -> int:
     from tilewright.workers.device.warm import started
 
     target = target_named(arguments.target)
-    if arguments.args:
+    if arguments.args or arguments.call:
         request = _request(arguments)
         where = arguments.out or Path(f"{request.name}_tuned")
     else:
@@ -132,7 +138,7 @@ def _check(arguments: argparse.Namespace) -> int:
     path, function = parse_place(arguments.place)
     if function is None:
         return _check_file(path, target)
-    if not arguments.args:
+    if not (arguments.args or arguments.call):
         raise UserError("check: a function needs --args; without a function the whole file is looked at.")
     request = _request(arguments)
     try:

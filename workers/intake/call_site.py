@@ -152,10 +152,7 @@ def wanted_of(request: Mapping[str, Any], site: Site) -> Any:
     if sum(math.prod(shape) for shape in shapes.values()) <= MOST_ZEROS:
         devices.append("cpu")  # for a reference that cannot be asked without data
     for device, call in itertools.product(devices, reference_calls(site)):
-        given = {
-            o.name: torch.zeros(shapes[o.name], dtype=getattr(torch, o.dtype), device=device)
-            for o in site.operands
-        }
+        given = {o.name: _blank(o, site.dims[0], device) for o in site.operands}
         try:
             with torch.no_grad(), torch.device(device):
                 result = eval(f"reference({call})", {"torch": torch, "reference": function, **given})
@@ -165,6 +162,14 @@ def wanted_of(request: Mapping[str, Any], site: Site) -> Any:
         if found:
             return found
     return None
+
+
+def _blank(operand: Operand, dims: Mapping[str, int], device: str) -> torch.Tensor:
+    """An operand of zeros; on the host of integers as the call bounds them, which may decide a result's shape."""
+    dtype = getattr(torch, operand.dtype)
+    if device == "cpu" and not (dtype.is_floating_point or dtype == torch.bool):
+        return torch.from_numpy(draw(operand, dims, "randn", 1, np.random.default_rng(1)))
+    return torch.zeros(operand.sizes(dims), dtype=dtype, device=device)
 
 
 def computes(

@@ -40,16 +40,14 @@ from tilewright.workers.intake.evidence import (
 from tilewright.workers.intake.itself import ITSELF, Own
 from tilewright.workers.intake.literals import Literals
 from tilewright.workers.intake.load import load
-from tilewright.workers.intake.operator import Operand
+from tilewright.workers.intake.operator import Operand, operand_row
 from tilewright.workers.intake.reference import function_of
+from tilewright.workers.intake.running import RUN_SECONDS, TooSlow, run
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.intake.trial import (
-    RUN_SECONDS,
-    TooSlow,
     bars,
     deep_shape,
-    run,
     several_tiles,
     shapes_of,
     wrong,
@@ -306,7 +304,7 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
         "defaults": {k: defaults[k] for k in space},
         "points": taken.configurations(space, {k: defaults[k] for k in space}),
         "fixed": fixed,
-        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total, o.size] for o in site.operands],
+        "operands": [operand_row(o) for o in site.operands],
         "orders": [dimensions.at(site.calls[0], place).order for place in site.places],
         "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place] for r in results],
         "call": reference.call,
