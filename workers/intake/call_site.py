@@ -43,6 +43,8 @@ class Site:
     dims: list[dict[str, int]] = field(default_factory=list)
     literals: Literals = field(default_factory=Literals)
     part: Mapping[str, Any] = field(default_factory=dict)
+    keeps: bool = False
+    """See ``Origin.keeps``."""
 
 
 def signature_names(function: Any, call: Call) -> list[str]:
@@ -114,7 +116,9 @@ def traced_at(site: Site, dims: Mapping[str, int], wanted: Any) -> Taken:
     origin = f"{Path(site.path).name}:{site.name}"
     shapes = {o.name: o.shape for o in site.operands}
     device = {f"D{name}_": value for name, value in device_numbers(site.part).items()}
-    return emit(trace, Origin(origin, site.literals.found, site.literals.names, shapes, device), wanted)
+    return emit(
+        trace, Origin(origin, site.literals.found, site.literals.names, shapes, device, site.keeps), wanted
+    )
 
 
 def reference_calls(site: Site) -> list[str]:

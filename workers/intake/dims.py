@@ -143,7 +143,7 @@ def _most_names(
             continue
         dims = _dims(shapes, names, calls)
         small = {n: s if s == kept else size * (2 + place) for place, (n, s) in enumerate(dims[0].items())}
-        if works(small, _named(raw, names)):
+        if works(small, [_bounded(o, dims[0]) for o in _named(raw, names)]):
             best = (count, names)
     return best[1] if best else None
 
@@ -170,7 +170,9 @@ def _in_blocks(raw: Sequence[Operand], shapes: Sequence[Sizes], calls: int, work
             made = [tuple(said.get(n, n) if isinstance(n, str) else n for n in shape) for shape in names]
             largest = max(LEAST_UNIT, *(_counts(text)[1] for text in said.values()))
             kept = [name for name in dims[0] if name not in said]
-            if works({name: largest * (2 + place) for place, name in enumerate(kept)}, _named(raw, made)):
+            small = {name: largest * (2 + place) for place, name in enumerate(kept)}
+            whole = {name: dims[0][name] for name in kept}
+            if works(small, [_bounded(o, whole) for o in _named(raw, made)]):
                 return made
     return []
 

@@ -161,6 +161,17 @@ def shared_out(x, begins):
     return y
 
 
+@triton.jit
+def _filled(x_ptr, slot_ptr, cache_ptr, cols, BLOCK: tl.constexpr):
+    at, slot = tl.arange(0, BLOCK), tl.load(slot_ptr + tl.program_id(0))
+    x = tl.load(x_ptr + tl.program_id(0) * cols + at, mask=at < cols)
+    tl.store(cache_ptr + slot * cols + at, x, mask=at < cols)
+
+
+def filled(x, slots, cache):
+    _filled[(x.shape[0],)](x, slots, cache, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+
+
 class Layer(torch.nn.Module):
     def __init__(self, share):
         super().__init__()
@@ -210,3 +221,9 @@ def plain_rooted(x):
 
 def plain_shared_out(x, begins):
     return torch.cat([x[a:b] / (b - a) for a, b in itertools.pairwise(begins)])
+
+
+def plain_filled(x, slots, cache):
+    cache = cache.clone()
+    cache[slots] = x
+    return cache
