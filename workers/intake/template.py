@@ -1,10 +1,11 @@
-"""Writes a plain Triton kernel for a problem whose reference is of a family that a template knows: a KernelBench file, or
-a flashinfer-bench Definition with a call.
+"""Writes a plain Triton kernel for a problem whose reference is of a family that a template knows.
+
+A problem is a KernelBench file, or a flashinfer-bench Definition with a call.
 
 Families: element by element; along one axis (sums, means, largest and smallest values, and what is done with them); a
 product of two matrices with what follows it element by element. The text is a user's file like any other, which is
 then taken in as it stands. ``python -m tilewright.workers.intake.template``: a request as JSON on stdin, ``{"path",
-"calls"}``; the answer ``{"source", "function", "call"}``, or ``{"refusals"}`` and how the problem is called, where it says so.
+"calls"}``; the answer ``{"source", "function", "call"}``, or ``{"refusals"}`` and the call, where the problem says it.
 """
 
 from __future__ import annotations
