@@ -108,7 +108,7 @@ def _require_listener(address: str) -> None:
 
 def _require_token(address: str) -> None:
     """Ray itself would offer a token that is refused for 20 s, with a line of log for each second."""
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
     if not address.rpartition(":")[2].isdigit() or address.startswith("ray://"):
         return
