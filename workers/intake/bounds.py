@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +14,11 @@ from tilewright.workers.intake.dtypes import is_float, is_narrow
 from tilewright.workers.intake.edges import negative_numbers, with_edges
 from tilewright.workers.intake.judge import wrong
 from tilewright.workers.intake.operator import Operand, Result
+from tilewright.workers.intake.running import Crashed, Running, TooSlow, run
+from tilewright.workers.intake.sizes import size_said
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
-from tilewright.workers.intake.trial import Crashed, Running, Shape, TooSlow, make, run
+from tilewright.workers.intake.trial import Shape, make
 
 OTHER_SEEDS = (3, 5)
 """Of inputs of very different size on which the kernel itself is run."""
@@ -151,28 +152,11 @@ def edged(
 def symbolic(
     dims: Mapping[str, int], small: Sequence[tuple[Mapping[str, int], Sequence[int]]], whole: Sequence[int]
 ) -> tuple[int | str, ...]:
-    """A result's shape by dimensions; products of neighbours as they come. ``small``: dimensions and the result's sizes
-    at shapes that were run, all of which must be as said."""
-    found: list[int | str] = []
-    for axis, size in enumerate(whole):
-        seen = [(dims, size), *((at, sizes[axis]) for at, sizes in small)]
-        if (said := _said(dims, seen)) is None:
-            raise Refusal(f"a result's size {size} follows from no dimension of the arguments")
-        found.append(said)
-    return tuple(found)
-
-
-def _said(dims: Mapping[str, int], seen: Sequence[tuple[Mapping[str, int], int]]) -> int | str | None:
-    """What says an axis' size at all these dimensions: one, a constant, one counted in blocks, or two multiplied."""
-    for name in dims:
-        if all(at[name] == size for at, size in seen):
-            return name
-    if len({size for _, size in seen}) == 1:
-        return int(seen[0][1])
-    for one, other in itertools.permutations(dims, 2):
-        if all(at[one] * at[other] == size for at, size in seen):
-            return f"{one}*{other}"
-    for name, power in itertools.product(dims, range(1, 13)):
-        if all(-(-at[name] // (1 << power)) == size for at, size in seen):
-            return f"{name}/{1 << power}"
-    return None
+    """A result's shape by dimensions. ``small``: dimensions and the result's sizes at shapes that were run, at all of
+    which it must be as said."""
+    axes = zip(*(sizes for _, sizes in small), whole, strict=True)
+    given = [*(at for at, _ in small), dims]
+    try:
+        return tuple(size_said([(at, int(n)) for at, n in zip(given, sizes, strict=True)]) for sizes in axes)
+    except LookupError as error:
+        raise Refusal(str(error)) from error

@@ -28,6 +28,8 @@ def with_edges(operands: Sequence[Operand], specials: Iterable[int], holds: Hold
 
 
 def _candidates(operand: Operand, specials: Sequence[int]) -> Iterator[str]:
+    if operand.form:
+        return  # offsets, distinct numbers: none is beside the others
     if operand.dtype == "bool":
         yield from ["rows"] if len(operand.shape) > 1 else []
     elif is_float(operand.dtype):

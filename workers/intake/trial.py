@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import os
-import signal
-import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -25,14 +20,10 @@ from tilewright.workers.intake.device import noted_device
 from tilewright.workers.intake.draws import draws
 from tilewright.workers.intake.itself import ITSELF
 from tilewright.workers.intake.judge import wrong
+from tilewright.workers.intake.running import RUN_SECONDS, TooSlow, run, timed
 from tilewright.workers.intake.small_shapes import check_dims, ladder, last_resorts, looped
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
-from tilewright.workers.runners.tensors import to_numpy, to_torch
-from tilewright.workers.runners.triton_guard import Canaries, LaunchGuard
-
-RUN_SECONDS = 12
-"""Most that one run in the interpreter may take."""
 
 MOST_TILE = 256
 """Largest literal that is taken for a tile when a shape of several tiles is made."""
@@ -45,66 +36,6 @@ LOOPED_ELEMENTS = 1 << 21
 
 SLOW_SECONDS = 3.0
 """A shape that takes longer is the only one that is checked, with fewer kinds of inputs."""
-
-
-class TooSlow(Exception):
-    """A run in the interpreter took too long."""
-
-
-class Crashed(Exception):
-    """A run in the interpreter ended its process: a kernel that reads or writes where no tensor is."""
-
-
-def run(module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """The outputs of a taken module, run in a process of its own. Raises what it raises, TooSlow, Crashed."""
-    return Running(module, params, inputs).outputs()
-
-
-class Running:
-    """A taken module in a process of its own, beside others. ``outputs`` must be called, once."""
-
-    def __init__(self, module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> None:
-        self._receive, send = multiprocessing.Pipe(duplex=False)
-        sys.stdout.flush()
-        self._pid = os.fork()
-        if self._pid == 0:
-            self._receive.close()
-            _answer(send, module, params, inputs)
-        send.close()
-
-    def outputs(self) -> list[np.ndarray]:
-        """What ``launch`` returned. Raises what it raises, TooSlow, Crashed."""
-        try:
-            if not self._receive.poll(RUN_SECONDS):
-                os.kill(self._pid, signal.SIGKILL)
-                raise TooSlow
-            said = self._receive.recv()
-        except EOFError:
-            raise Crashed("its process ends: a kernel reads or writes where no tensor is") from None
-        finally:
-            self._receive.close()
-            os.waitpid(self._pid, 0)
-        if isinstance(said, Exception):
-            raise said
-        return list(said)
-
-
-def _answer(send: Any, module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> NoReturn:
-    """In the forked process: outputs or the exception, and its end."""
-    said: Any
-    try:
-        canaries = Canaries()
-        tensors = {name: canaries.copy(to_torch(array, "cpu")) for name, array in inputs.items()}
-        with LaunchGuard(canaries):
-            results = module.launch(tensors, dict(params))
-        canaries.inspect()
-        said = [to_numpy(result) for result in results]
-    except Exception as error:  # noqa: BLE001 - told to the parent
-        said = RuntimeError(f"{type(error).__name__}: {error}".splitlines()[0][:300])
-    try:
-        send.send(said)
-    finally:
-        os._exit(0)
 
 
 def id_of(dims: Mapping[str, int]) -> str:
@@ -226,9 +157,7 @@ def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any,
         try:
             inputs = make(site, small, "randn", 4)
             answers = reference.settle(site, inputs) if not reference.call else reference(inputs)
-            began = time.monotonic()
-            outputs = run(module, defaults, inputs)
-            took = time.monotonic() - began
+            outputs, took = timed(module, defaults, inputs)
             if small in wide and took > LOOPED_SECONDS:
                 continue
             slow = slow or took > SLOW_SECONDS
