@@ -13,7 +13,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from testkit.mistakes import HARMLESS, planted
+from testkit.harmless import HARMLESS
+from testkit.mistakes import MISTAKES
+from testkit.planting import planted
 from tilewright.fitness.gates import read_gates
 from tilewright.fitness.score import product_flops
 from tilewright.seeds.operator import SnrGate, Workload
@@ -261,7 +263,7 @@ def launch(inputs, params):
 
 
 def test_planted_mistakes_are_modules_that_differ() -> None:
-    made = list(planted(SOURCE))
+    made = list(planted(SOURCE, MISTAKES))
     texts = [text for _, text in made]
     assert len(set(texts)) == len(texts) > 20
     kinds = {name.partition(":")[0] for name, _ in made}
