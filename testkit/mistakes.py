@@ -152,16 +152,16 @@ def _uncast(node: ast.AST) -> ast.AST | None:
 
 def _lost(node: ast.AST) -> ast.AST | None:
     """A store of which every fifth program's is lost, as where two write one place."""
-    called = node.value if isinstance(node, ast.Expr) else None
-    if called is not None and called(called, "tl.store"):
+    value = node.value if isinstance(node, ast.Expr) else None
+    if value is not None and called(value, "tl.store"):
         return ast.parse(f"if tl.program_id(0) % 5 != 1:\n    {ast.unparse(node)}").body[0]
     return None
 
 
 def _late(node: ast.AST) -> ast.AST | None:
     """A store that programs far into the grid leave out."""
-    called = node.value if isinstance(node, ast.Expr) else None
-    if called is not None and called(called, "tl.store"):
+    value = node.value if isinstance(node, ast.Expr) else None
+    if value is not None and called(value, "tl.store"):
         return ast.parse(
             f"if tl.program_id(0) < tl.num_programs(0) - 1 or tl.program_id(0) == 0:\n    {ast.unparse(node)}"
         ).body[0]
