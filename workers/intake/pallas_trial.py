@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
 import re
 import time
@@ -22,6 +24,7 @@ from tilewright.workers.intake.arguments import Literal
 from tilewright.workers.intake.draws import draw
 from tilewright.workers.intake.knobs import said_of
 from tilewright.workers.intake.operator import Operand, as_result
+from tilewright.workers.intake.pallas_module import beside_and_objections
 from tilewright.workers.intake.pallas_text import Knob, Refused
 from tilewright.workers.intake.reference import function_of, run_reference
 
@@ -46,7 +49,7 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
     reference = function_of(request["reference"])
     build = load_build(source)
     defaults = {k.name: k.default for k in knobs}
-    ways = _reference_ways(calls[0], operands, places)
+    ways = _reference_ways(calls[0], operands, places, reference)
     state: dict[str, str] = {}
 
     def answers(inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -117,7 +120,7 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
         lambda sizes, params: _traced(target.chip, build, params, operands, sizes),
     )
     knobs = [replace(k, values=_anywhere(k, legal)) for k in knobs]
-    space, fixed, held = _evidence(
+    space, fixed, held, tied = _evidence(
         [k for k in knobs if k.name not in idle], defaults, shapes, results, runs, below
     )
     why = "other values change nothing on these shapes"
@@ -129,10 +132,28 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
         source,
         count=1,
     )
-    text = said_of(text, {k.name: repr(k.default) for k in knobs if k.name not in space})
+    text = said_of(
+        text,
+        {
+            k.name: f'params["{tied[k.name]}"]' if k.name in tied else repr(k.default)
+            for k in knobs
+            if k.name not in space
+        },
+    )
     _eval_shapes(
         target.chip, load_build(text), {n: defaults[n] for n in space}, operands, shapes[0][0]
     )  # it stands
+    seed = {n: defaults[n] for n in space}
+    beside, objections = beside_and_objections(
+        target.chip, load_build(text), seed, operands, results, all_dims
+    )
+    if objections:
+        return {"refusals": [{"line": 0, "what": what} for what in objections]}
+    if beside:
+        names = ", ".join(sorted(name.removeprefix("stablehlo.") for name in beside))
+        notes.append(
+            f"beside its kernels the function computes {names}: candidates may, too, and the time counts"
+        )
     legal = {
         label: {n: [v for v in taken_there[n] if v in space[n]] for n in space}
         for label, taken_there in legal.items()
@@ -143,7 +164,7 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
         "defaults": {k: defaults[k] for k in space}, "fixed": fixed,
         "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total, o.size] for o in operands],
         "results": results, "call": state["call"], "precision": state["precision"], "check": [s[0] for s in shapes],
-        "constraints": within, "judged_notes": notes,
+        "constraints": within, "judged_notes": notes, "beside": sorted(beside),
         "kinds": kinds, "spread": 2, "legal": legal, "independent": [], "dims": all_dims,
         "work": _work(reference, state["call"], operands, all_dims),
     }  # fmt: skip
@@ -161,10 +182,9 @@ def interpreted(
 ) -> list[np.ndarray]:
     """The outputs of a ``build`` under the interpreter that gates use."""
     from tilewright.workers.runners.pallas_check import interpret
-    from tilewright.workers.runners.pallas_trace import mesh_of
 
     pltpu.reset_tpu_interpret_mode_state()  # what a kernel that failed left behind would fail the next
-    with mesh_of({"kind": chip.device_kind, "cores": chip.cores}):
+    with _on(chip):
         tensors = [jax.ShapeDtypeStruct(shape, _np(dtype)) for _, shape, dtype in specs]
         closed = jax.jit(build(dict(params))).trace(*tensors).jaxpr
         settings = pltpu.InterpretParams(out_of_bounds_reads="raise", uninitialized_memory="nan")
@@ -172,22 +192,40 @@ def interpreted(
         return [np.asarray(r) for r in compiled(*(inputs[name] for name, _, _ in specs))]
 
 
+def _on(chip: Any) -> contextlib.AbstractContextManager[Any]:
+    """While it is entered, code is traced for a chip: a pipeline within a kernel asks which one."""
+    from tilewright.workers.runners.pallas_trace import mesh_of
+
+    return mesh_of({"kind": chip.device_kind, "cores": chip.cores})
+
+
 def _eval_shapes(
     chip: Any, build: Any, params: Mapping[str, Any], operands: Sequence[Operand], dims: Mapping[str, int]
 ) -> list[tuple[int, ...]]:
     tensors = [jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in operands]
-    found = jax.eval_shape(build(dict(params)), *tensors)
+    with _on(chip):
+        found = jax.eval_shape(build(dict(params)), *tensors)
     return [tuple(leaf.shape) for leaf in jax.tree_util.tree_leaves(found)]
 
 
-def _reference_ways(call: Any, operands: Sequence[Operand], places: Sequence[Any]) -> list[str]:
+def _reference_ways(
+    call: Any, operands: Sequence[Operand], places: Sequence[Any], reference: Any
+) -> list[str]:
+    """Ways to call the reference, the likeliest first: as the function is, without keywords that it does not know (as
+    of block sizes), by position alone, with the tensors alone."""
     by_place = {p: o.name for o, p in zip(operands, places, strict=True)}
     positional = [by_place.get((n,), repr(v)) for n, v in enumerate(call.arguments)]
     keyword = [
         f"{k}={by_place.get((k,), repr(v))}" for k, v in call.keywords.items() if not isinstance(v, Literal)
     ]
     tensors = [o.name for o in operands]
-    return list(dict.fromkeys(", ".join(w) for w in ([*positional, *keyword], positional, tensors)))
+    try:
+        taken = set(inspect.signature(reference).parameters)
+    except (TypeError, ValueError):  # of a function that is not Python's
+        taken = set()
+    known = [k for k in keyword if k.partition("=")[0] in taken]
+    ways = ([*positional, *keyword], [*positional, *known], positional, [*tensors, *known], tensors)
+    return list(dict.fromkeys(", ".join(way) for way in ways))
 
 
 def _np(dtype: str) -> Any:
@@ -277,7 +315,8 @@ def _traced(
 ) -> str:
     """What the function does there, as text. Raises what it raises, and Refused where a kernel never runs."""
     tensors = [jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in operands]
-    closed = jax.make_jaxpr(build(dict(params)))(*tensors)
+    with _on(chip):
+        closed = jax.make_jaxpr(build(dict(params)))(*tensors)
     if _never_runs(closed.jaxpr):
         raise Refused(f"the grid is empty for {dict(dims)} and {dict(params)}: the kernel never runs")
     return re.sub(r"0x[0-9a-f]+", "", str(closed))
@@ -300,7 +339,8 @@ def _legal(
     traced: Callable[[Mapping[str, int], Mapping[str, int]], str],
 ) -> tuple[dict[str, dict[str, list[int]]], set[str]]:
     """By shape and knob: the values at which the function can be traced there, the other knobs at their defaults or,
-    if those are smaller, at that value (a block of a block). And the knobs of which no value changes anything."""
+    if those are smaller, at that value (a block of a block), or those of the same default too (square blocks).
+    And the knobs of which no value changes anything."""
     found: dict[str, dict[str, list[int]]] = {}
     telling: set[str] = set()
     began = time.monotonic()
@@ -314,7 +354,8 @@ def _legal(
             kept = []
             for value in values:
                 others = {n: max(v, value) for n, v in defaults.items()}
-                for params in ({**defaults, name: value}, {**others, name: value}):
+                alike = {n: value if v == defaults[name] else v for n, v in defaults.items()}
+                for params in ({**defaults, name: value}, {**others, name: value}, alike):
                     try:
                         text = traced(dims, params)
                     except Exception:  # noqa: BLE001 - a value that this shape does not take
@@ -340,9 +381,9 @@ def _evidence(
     results: Sequence[Any],
     runs: Any,
     declared: Sequence[Below] = (),
-) -> tuple[dict[str, Any], list[Any], list[Below]]:
-    """Which knobs only tile, which stay as they are and why, and which may not be above which, beside those that
-    were ``declared``."""
+) -> tuple[dict[str, Any], list[Any], list[Below], dict[str, str]]:
+    """Which knobs only tile, which stay as they are and why, which may not be above which, beside those that were
+    ``declared``, and which are another one: both are one size, and only work as such."""
     from tilewright.fitness.gates import failure, read_gates
     from tilewright.seeds.operator import BitExactGate, SnrGate
 
@@ -351,6 +392,7 @@ def _evidence(
     space: dict[str, Any] = {}
     fixed: list[Any] = []
     below: list[Below] = list(declared)
+    tied: dict[str, str] = {}
     small, inputs, wanted, _ = shapes[-1]
     truth = {r[0]: {r[0]: as_result(w, r[1])} for r, w in zip(results, wanted, strict=False)}
 
@@ -371,6 +413,11 @@ def _evidence(
         return next((o for o in others if not late() and good({knob.name: value, o: value})), "")
 
     for knob in knobs:
+        if knob.name in tied:
+            fixed.append(
+                {"name": knob.name, "value": knob.default, "why": f"works only as large as {tied[knob.name]}"}
+            )
+            continue
         kept, tried = [knob.default], 0
         for value in sorted(knob.values, key=lambda v: abs(math.log2(v / knob.default))):
             if value == knob.default:
@@ -390,13 +437,24 @@ def _evidence(
         if len(kept) > 1:
             space[knob.name] = tuple(sorted(kept))
             continue
+        alike = [k for k in knobs if k.default == knob.default and k.name not in {*space, *tied}]
+        groups = [[knob, other] for other in alike if other is not knob] + ([alike] if len(alike) > 2 else [])
+        for group in groups:
+            common = [v for v in knob.values if v != knob.default and all(v in k.values for k in group)]
+            kept = [v for v in common if not late() and good({k.name: v for k in group})]
+            if kept:
+                space[knob.name] = tuple(sorted([knob.default, *kept]))
+                tied.update({k.name: knob.name for k in group if k is not knob})
+                break
+        if knob.name in space:
+            continue
         why = (
             "another value gives another answer, or none: it is part of the meaning"
             if tried
             else "no time to try other values"
         )
         fixed.append({"name": knob.name, "value": knob.default, "why": why})
-    return space, fixed, [(n, o) for n, o in below if n in space and o in space]
+    return space, fixed, [(n, o) for n, o in below if n in space and o in space], tied
 
 
 def _work(
