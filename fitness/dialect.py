@@ -30,6 +30,7 @@ _DEF = re.compile(r"\s*(async\s+)?def\b")
 
 _FORBIDDEN: dict[type[ast.AST], str] = {
     ast.Global: "a global statement",
+    ast.Nonlocal: "a nonlocal statement",
     ast.ClassDef: "a class",
     ast.AsyncFunctionDef: "an async function",
     ast.AsyncFor: "an async loop",
@@ -47,8 +48,7 @@ _FORBIDDEN: dict[type[ast.AST], str] = {
 
 _KNOWN = (
     ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.FunctionDef, ast.Return, ast.If, ast.For, ast.While,
-    ast.Break, ast.Continue, ast.Pass, ast.Nonlocal, ast.Assert, ast.Raise, ast.Import, ast.ImportFrom,
-    ast.alias, ast.arguments,
+    ast.Break, ast.Continue, ast.Pass, ast.Assert, ast.Raise, ast.Import, ast.ImportFrom, ast.alias, ast.arguments,
     ast.arg, ast.keyword, ast.Name, ast.Constant, ast.Attribute, ast.Call, ast.Subscript, ast.Slice, ast.Starred,
     ast.Tuple, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
     ast.comprehension, ast.Lambda, ast.IfExp, ast.NamedExpr, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare,

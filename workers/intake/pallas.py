@@ -26,6 +26,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from tilewright.fitness import dialect
 from tilewright.fitness.targets import load_target
@@ -62,6 +64,7 @@ def main() -> None:
 
 def take(request: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to a request, as of ``workers.intake.main``."""
+    _as_before()
     began = time.monotonic()
     path = str(Path(request["path"]).resolve())
     module, loader = load(Path(path), request["function"], Literals(), traced=False)
@@ -112,6 +115,19 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
     answer["notes"] = [*made.notes, *answer.pop("judged_notes", ())]
     answer["seconds"] = time.monotonic() - began
     return answer
+
+
+def _as_before() -> None:
+    """Names that public code has from older versions of JAX."""
+    for module, name, now in (
+        (pltpu, "TPUCompilerParams", pltpu.CompilerParams),
+        (pltpu, "TPUMemorySpace", pltpu.MemorySpace),
+        (pltpu, "ANY", pl.ANY),
+        (pl, "load", lambda ref, index: ref[index]),
+        (pl, "store", lambda ref, index, value: ref.__setitem__(index, value)),
+    ):
+        if not hasattr(module, name):
+            setattr(module, name, now)
 
 
 def declared(owners: Mapping[str, Any], knobs: Mapping[str, Knob]) -> list[tuple[str, str]]:

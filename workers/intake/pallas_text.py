@@ -34,8 +34,16 @@ MODULES = {
     "jax.tree": "jax.tree", "jax.tree_util": "jax.tree_util",
 }  # fmt: skip
 TAKEN = ALL_BUILTINS | frozenset(("jax", "jnp", "pl", "pltpu", "functools", "math", "build", "params"))
-_DROPPED_OPTIONS = frozenset(("debug", "interpret", "cost_estimate", "metadata", "name"))
+_DROPPED_OPTIONS = frozenset(
+    ("debug", "interpret", "cost_estimate", "metadata", "name", "input_output_aliases", "backend")
+)
+"""Options of a launch that only watch or place it. Operands that are reused as results are among them: where the kernel
+writes all of a result the answer is the same, and where it does not the comparison with the reference says so."""
+_COMPILER_OPTIONS = frozenset(
+    ("dimension_semantics", "allow_input_fusion", "vmem_limit_bytes", "fuse_transposed_lhs_in_matmul")
+)
 _RENAMED = {"TPUCompilerParams": "CompilerParams", "TPUMemorySpace": "MemorySpace"}
+"""Names of older versions of JAX."""
 
 
 class Refused(Exception):
@@ -348,10 +356,6 @@ class _Transform(ast.NodeTransformer):
             return None
         return ast.copy_location(ast.Assign([self.visit(node.target)], self.visit(node.value)), node)
 
-    def visit_Nonlocal(self, node: ast.Nonlocal) -> ast.AST:
-        node.names = [self._mapping.get(name, name) for name in node.names]
-        return node
-
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
         said = ast.Constant("refused by the function")
         return ast.copy_location(
@@ -387,6 +391,18 @@ class _Transform(ast.NodeTransformer):
             r"(jax\.debug|pl\.debug|print|logging|logger)", ast.unparse(node.value.func)
         ):
             return None
+        stored = re.fullmatch(r"(pl|pallas)\.store", ast.unparse(getattr(node.value, "func", node.value)))
+        if (
+            stored
+            and isinstance(node.value, ast.Call)
+            and len(node.value.args) == 3
+            and not node.value.keywords
+        ):
+            ref, index, value = node.value.args
+            made = ast.Assign([ast.Subscript(ref, index, ast.Store())], value)
+            return self.visit(
+                ast.copy_location(ast.fix_missing_locations(ast.copy_location(made, node)), node)
+            )
         node.value = self.visit(node.value)
         return node
 
@@ -395,6 +411,14 @@ class _Transform(ast.NodeTransformer):
         if called.endswith("pallas_call"):
             node.keywords = [k for k in node.keywords if k.arg not in _DROPPED_OPTIONS]
             node.keywords = [part for k in node.keywords for part in _plain_grid(k)]
+        if called.endswith("CompilerParams"):
+            node.keywords = [k for k in node.keywords if k.arg in _COMPILER_OPTIONS]
+        if (
+            re.fullmatch(r"(pl|plgpu|pltpu|pallas)\.load", called)
+            and len(node.args) == 2
+            and not node.keywords
+        ):
+            return self.visit(ast.copy_location(ast.Subscript(node.args[0], node.args[1], ast.Load()), node))
         self.generic_visit(node)
         for keyword in node.keywords:
             if keyword.arg is not None and isinstance(node.func, ast.Name | ast.Attribute):

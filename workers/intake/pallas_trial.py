@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 import re
@@ -24,7 +25,7 @@ from tilewright.workers.intake.arguments import Literal
 from tilewright.workers.intake.draws import draw
 from tilewright.workers.intake.knobs import said_of
 from tilewright.workers.intake.operator import Operand, as_result
-from tilewright.workers.intake.pallas_module import beside_and_objections
+from tilewright.workers.intake.pallas_module import check_blocks, lowered
 from tilewright.workers.intake.pallas_text import Knob, Refused
 from tilewright.workers.intake.reference import function_of, run_reference
 
@@ -93,7 +94,8 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
 
     operands, all_dims = dimensions.settle(operands, len(calls), works, size=8)
     state.clear()
-    shapes, why = _shapes(all_dims[0], operands, defaults, answers, runs)
+    lowers = functools.partial(_traced, target.chip, build, defaults, operands)
+    shapes, why = _shapes(all_dims[0], operands, defaults, answers, runs, lowers)
     if not shapes:
         return {
             "refusals": [
@@ -144,9 +146,10 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
         target.chip, load_build(text), {n: defaults[n] for n in space}, operands, shapes[0][0]
     )  # it stands
     seed = {n: defaults[n] for n in space}
-    beside, objections = beside_and_objections(
-        target.chip, load_build(text), seed, operands, results, all_dims
-    )
+    work = _work(reference, state["call"], operands, all_dims)
+    timed = {label_of(dims): dims for dims in all_dims}
+    made = [str(row[0]) for row in results]
+    beside, work, objections = lowered(target.chip, load_build(text), seed, operands, made, work, timed)
     if objections:
         return {"refusals": [{"line": 0, "what": what} for what in objections]}
     if beside:
@@ -166,7 +169,7 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
         "results": results, "call": state["call"], "precision": state["precision"], "check": [s[0] for s in shapes],
         "constraints": within, "judged_notes": notes, "beside": sorted(beside),
         "kinds": kinds, "spread": 2, "legal": legal, "independent": [], "dims": all_dims,
-        "work": _work(reference, state["call"], operands, all_dims),
+        "work": work,
     }  # fmt: skip
 
 
@@ -233,7 +236,12 @@ def _np(dtype: str) -> Any:
 
 
 def _shapes(
-    dims: Mapping[str, int], operands: Sequence[Operand], defaults: Mapping[str, int], answers: Any, runs: Any
+    dims: Mapping[str, int],
+    operands: Sequence[Operand],
+    defaults: Mapping[str, int],
+    answers: Any,
+    runs: Any,
+    lowers: Callable[[Mapping[str, int]], object],
 ) -> tuple[list[Any], str]:
     """Small shapes on which the default is right: multiples of blocks, then the whole if it is small."""
     largest = max([128, *(v for v in defaults.values() if v <= 1024)])
@@ -258,6 +266,7 @@ def _shapes(
             inputs = {o.name: draw(o, small, "randn", 2, rng) for o in operands}
             wanted = answers(inputs)
             outputs = runs(small, defaults, inputs)
+            lowers(small)
         except Refused as refusal:
             reasons.append(f"{label}: {refusal.what}")
             continue
@@ -313,12 +322,14 @@ def _results(
 def _traced(
     chip: Any, build: Any, params: Mapping[str, Any], operands: Sequence[Operand], dims: Mapping[str, int]
 ) -> str:
-    """What the function does there, as text. Raises what it raises, and Refused where a kernel never runs."""
+    """What the function does there, as text. Raises what it raises, ValueError for blocks that no TPU takes,
+    Refused where a kernel never runs."""
     tensors = [jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in operands]
     with _on(chip):
         closed = jax.make_jaxpr(build(dict(params)))(*tensors)
     if _never_runs(closed.jaxpr):
         raise Refused(f"the grid is empty for {dict(dims)} and {dict(params)}: the kernel never runs")
+    check_blocks(closed.jaxpr)
     return re.sub(r"0x[0-9a-f]+", "", str(closed))
 
 
@@ -345,7 +356,7 @@ def _legal(
     telling: set[str] = set()
     began = time.monotonic()
     for dims in shapes:
-        label = "x".join(str(n) for n in dims.values()) or "one"
+        label = label_of(dims)
         if label in found or time.monotonic() - began > LEGAL_SECONDS:
             continue
         found[label] = {}
@@ -457,13 +468,18 @@ def _evidence(
     return space, fixed, [(n, o) for n, o in below if n in space and o in space], tied
 
 
+def label_of(dims: Mapping[str, int]) -> str:
+    """The name of a shape."""
+    return "x".join(str(n) for n in dims.values()) or "one"
+
+
 def _work(
     reference: Any, call: str, operands: Sequence[Operand], all_dims: Sequence[Mapping[str, int]]
 ) -> dict[str, int]:
     """Floating-point operations of matrix products, as XLA counts them in the reference."""
     found = {}
     for dims in all_dims:
-        key = "x".join(str(n) for n in dims.values()) or "one"
+        key = label_of(dims)
         try:
             names = [o.name for o in operands]
             made = eval(

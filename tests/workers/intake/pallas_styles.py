@@ -135,19 +135,4 @@ m = 4096
 
 def shadowed(x):
     m, n = x.shape
-    return _launched(x)
-
-
-def counted(x):
-    turns = 0
-
-    def kernel(x_ref, o_ref):
-        def step():
-            nonlocal turns
-            turns += 1
-            return x_ref[...] * turns
-
-        step()
-        o_ref[...] = step()
-
-    return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+    return _launched(x) if m and n else x
