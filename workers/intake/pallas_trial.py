@@ -24,7 +24,7 @@ from tilewright.workers.intake import judge
 from tilewright.workers.intake.arguments import Literal
 from tilewright.workers.intake.draws import draw
 from tilewright.workers.intake.knobs import said_of
-from tilewright.workers.intake.operator import Operand, as_result
+from tilewright.workers.intake.operator import Operand, as_result, operand_row
 from tilewright.workers.intake.pallas_module import check_blocks, lowered
 from tilewright.workers.intake.pallas_text import Knob, Refused
 from tilewright.workers.intake.reference import function_of, run_reference
@@ -165,7 +165,7 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
     return {
         "source": text, "space": {k: list(v) for k, v in space.items()},
         "defaults": {k: defaults[k] for k in space}, "fixed": fixed,
-        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total, o.size] for o in operands],
+        "operands": [operand_row(o) for o in operands],
         "results": results, "call": state["call"], "precision": state["precision"], "check": [s[0] for s in shapes],
         "constraints": within, "judged_notes": notes, "beside": sorted(beside),
         "kinds": kinds, "spread": 2, "legal": legal, "independent": [], "dims": all_dims,
