@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from tilewright.workers.intake import judge
 from tilewright.workers.intake.call_site import Oracle, Site
 from tilewright.workers.intake.draws import FEW_VALUES, MOST_ANSWER, SET_APART, draws
 from tilewright.workers.intake.dtypes import is_float, is_narrow
-from tilewright.workers.intake.edges import negative_numbers, with_edges
+from tilewright.workers.intake.edges import DRAWS, negative_numbers, with_edges
 from tilewright.workers.intake.judge import wrong
 from tilewright.workers.intake.operator import Operand, Result
 from tilewright.workers.intake.running import Crashed, Running, TooSlow, run
@@ -75,7 +76,7 @@ def bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defa
 
     begun = [(shape, Running(module, defaults, shape.inputs["randn"])) for shape in shapes]
     outputs.update({(id(shape), "randn"): one.outputs() for shape, one in begun})
-    site.operands = edged(site, min(shapes, key=_size), module, defaults, reference)
+    site.operands = edged(site, shapes, module, defaults, reference)
     for kind in (*SET_APART, *FEW_VALUES):
         family: Collection[str] = SET_APART if kind in SET_APART else FEW_VALUES
         if any(stronger in shapes[0].inputs for stronger in family):
@@ -129,16 +130,24 @@ def _size(shape: Shape) -> int:
 
 
 def edged(
-    site: Site, shape: Shape, module: Any, defaults: Mapping[str, Any], reference: Oracle
+    site: Site, shapes: Sequence[Shape], module: Any, defaults: Mapping[str, Any], reference: Oracle
 ) -> list[Operand]:
-    """The operands with what they bear out of the ordinary, told on one shape."""
+    """The operands with what the reference bears on every shape, and the kernel on the smallest."""
+    smallest = min(shapes, key=_size)
 
     def holds(operands: Sequence[Operand]) -> bool:
-        inputs = draws(operands, shape.dims, "repeated", 4, np.random.default_rng(11))
+        def drawn(shape: Shape, seed: int) -> dict[str, np.ndarray]:
+            return draws(operands, shape.dims, "repeated", 4, np.random.default_rng(seed))
+
         try:
-            answers = reference(inputs)
-            finite = all(np.isfinite(a).all() for a in answers if a.dtype.kind == "f")
-            return finite and not wrong(run(module, defaults, inputs), answers, operands)
+            finite = all(
+                np.isfinite(a).all()
+                for shape, seed in itertools.product(shapes, range(DRAWS))
+                for a in reference(drawn(shape, seed))
+                if a.dtype.kind == "f"
+            )
+            inputs = drawn(smallest, 0)
+            return finite and not wrong(run(module, defaults, inputs), reference(inputs), operands)
         except Exception:  # noqa: BLE001 - what the reference or the kernel does not take is no edge
             return False
 

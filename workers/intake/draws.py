@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 OUTLIER = 4
 """An outlier is 2^4 times a usual value of a large row: its exponential overflows, and in float16 its square."""
 
-FAR = 7
-"""The same of the larger ones of ``far``: beyond what is clipped at a thousand."""
+FAR = 6
+"""The same of the larger ones of ``far``: beyond what is clipped at a thousand, and no larger: an exponential that is
+taken as a power of two rounds its argument, at 3072 by more than float32 sums explain."""
 
 TINY = 2.5
 """A row of values around 2^(-2.5 spread), where what is added under a root counts."""
@@ -203,12 +204,13 @@ def _set_apart(
 ) -> None:
     """Change normal values in place as ``draws`` says of ``spread``. Rows are those along the last axis."""
     placed = []
+    tiny_at = int(rng.integers(1 << 30))  # the same rows of every operand: what is added up is tiny, too
     for operand in operands:
         values = floats[operand.name]
         kept = np.zeros(values.shape, dtype=bool)
         placed.append(_Placed(operand.shape, values, kept, kept.copy(), kept.copy()))
         if values.ndim > 1:
-            _rows_apart(values, kept, spread, kind != "apart", rng)
+            _rows_apart(values, kept, spread, kind != "apart", tiny_at, rng)
     matrices = any(not _flat(one.values) for one in placed)
     for number, one in enumerate(placed):
         if not one.values.ndim:
@@ -226,17 +228,20 @@ def _flat(values: np.ndarray) -> bool:
 
 
 def _rows_apart(
-    values: np.ndarray, kept: np.ndarray, spread: int, zeros: bool, rng: np.random.Generator
+    values: np.ndarray, kept: np.ndarray, spread: int, zeros: bool, tiny_at: int, rng: np.random.Generator
 ) -> None:
-    """Rows of very different sizes, tiny ones and zeros among them where there are several."""
+    """Rows of very different sizes, tiny ones and zeros among them where there are several.
+
+    ``tiny_at``: a seed of which rows are tiny, and how much.
+    """
     rows = values.reshape(-1, 1) if _flat(values) else values.reshape(-1, values.shape[-1])
     stay = kept.reshape(rows.shape)
-    few, order = _few(len(rows)), rng.permutation(len(rows))
+    few, order, same = _few(len(rows)), rng.permutation(len(rows)), np.random.default_rng(tiny_at)
     rows *= np.exp2(rng.integers(-spread, spread + 1, (len(rows), 1)))
     if len(rows) > 3:
-        tiny = order[-2 * few : -few]
+        tiny = same.permutation(len(rows))[:few]
         largest = np.abs(rows[tiny]).max(axis=1, keepdims=True)
-        faint = np.resize(FAINT, (few, 1)) if few > 1 else rng.choice(FAINT)
+        faint = np.resize(FAINT, (few, 1)) if few > 1 else same.choice(FAINT)
         rows[tiny] *= faint * np.exp2(-TINY * spread) / np.maximum(largest, 1e-30)
         stay[tiny] = True
     if zeros and len(rows) > 1:

@@ -10,6 +10,9 @@ from typing import Any
 from tilewright.workers.intake.dtypes import is_float, is_narrow
 from tilewright.workers.intake.operator import Operand
 
+DRAWS = 8
+"""Draws on which the reference must stay finite: a label that meets minus infinity is rare."""
+
 Holds = Callable[[Sequence[Operand]], bool]
 """Whether reference and kernel take inputs of these operands, of kind ``repeated``."""
 

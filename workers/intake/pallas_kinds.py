@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from tilewright.workers.intake import judge
 from tilewright.workers.intake.draws import FEW_VALUES, MOST_ANSWER, SET_APART, draws
-from tilewright.workers.intake.edges import with_edges
+from tilewright.workers.intake.edges import DRAWS, with_edges
 from tilewright.workers.intake.operator import Operand
 
 Arrays = Mapping[str, np.ndarray]
@@ -48,7 +49,14 @@ class Kinds:
         self._seen = {"randn": [(s[3], s[2]) for s in shapes]}
         self.spread = 2
         self.operands = list(operands)
-        self.operands = with_edges(operands, numbers, lambda tried: self._fine("repeated", 2, 11, tried))
+        self.operands = with_edges(operands, numbers, self._holds)
+
+    def _holds(self, operands: Sequence[Operand]) -> bool:
+        """Whether reference, on every shape, and kernel, on the smallest, bear the operands' edges."""
+        every = itertools.product(self._shapes, range(DRAWS))
+        return all(
+            self._fine("repeated", 2, n, operands, run=False, dims=dims) for dims, n in every
+        ) and self._fine("repeated", 2, 0, operands)
 
     @property
     def borne(self) -> list[str]:
@@ -112,12 +120,13 @@ class Kinds:
         return None if judge.wrong(outputs, wanted, operands) else (outputs, wanted)
 
     def _fine(
-        self, kind: str, spread: int, seed: int, operands: Sequence[Operand], *, run: bool = True
-    ) -> bool:
+        self, kind: str, spread: int, seed: int, operands: Sequence[Operand], *, run: bool = True,
+        dims: Mapping[str, int] | None = None,
+    ) -> bool:  # fmt: skip
         if run:
             return self._pair(kind, spread, seed, operands, self._small) is not None
         try:
-            return _finite(self._answers(self._inputs(kind, spread, seed, operands, self._small)))
+            return _finite(self._answers(self._inputs(kind, spread, seed, operands, dims or self._small)))
         except Exception:  # noqa: BLE001 - inputs that the reference does not take
             return False
 
