@@ -52,7 +52,7 @@ JUDGE_EVERY = 3
 by chance."""
 
 ANEW = 5
-"""First points after the last earlier campaign was dropped: what it led to lies together, and mostly where it is bad."""
+"""First points after the last earlier campaign was dropped: what it led to lies together, where it is bad."""
 
 LOOK_ALWAYS = 400
 LOOK_SHARE = 12
