@@ -45,6 +45,7 @@ def operator_text(name: str, title: str, reference: str, answer: Mapping[str, An
     small = [n for n, dims in enumerate(answer["check"]) if dims in answer.get("small", answer["check"])]
     few = "CHECK" if len(small) == len(answer["check"]) else f"tuple(CHECK[n] for n in {tuple(small)})"
     calls = "".join(f"    {_workload(dims)},\n" for dims in answer["dims"])
+    beside = f"    beside=frozenset({sorted(answer['beside'])!r}),\n" if answer.get("beside") else ""
     points = ", points=POINTS" if answer.get("points") else ""
     return f'''"""{title}, judged by {reference}. Written by `tilewright tune`; yours to change.
 
@@ -76,7 +77,7 @@ OPERATOR = {kind}(
     kinds={tuple(answer["kinds"])!r},
     spread={answer["spread"]},
     work={ {k: v for k, v in answer["work"].items() if v}!r},
-    suites={{
+{beside}    suites={{
         "{CALLS}": Suite("{CALLS}", workloads=CALLS, check=CHECK),
         "{SMALL}": Suite("{SMALL}", workloads={few}, check=CHECK),
     }},

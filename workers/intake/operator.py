@@ -50,6 +50,9 @@ PRODUCT_OPERATIONS = 16
 LEAST_CODES = 0.995
 """Share of codes, fp8 or a quantiser's integers, that must be the reference's: sums in another order turn roundings."""
 
+MOST_KNOWN = 1 << 12
+"""Most values of an operand of integers that a modelled time depends on."""
+
 LARGE = 1 << 20
 """Elements above which operands are made on the device and the answer is sampled."""
 
@@ -95,6 +98,16 @@ class Result:
         return tuple(size_of(n, dims) for n in self.shape)
 
 
+def known_values(operands: Sequence[Operand], dims: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Values of small operands of int32, as one call may have them: a modelled time may depend on them."""
+    found = {}
+    for operand in operands:
+        if operand.dtype == "int32" and math.prod(operand.sizes(dims)) <= MOST_KNOWN:
+            rng = np.random.default_rng(zlib.crc32(operand.name.encode()))
+            found.update(draws([operand], dims, "randn", 0, rng))
+    return found
+
+
 @dataclass(frozen=True)
 class TakenOperator:
     """``call``: the reference's arguments as Python text over the operands' names. See ``Operator`` for the rest.
@@ -117,6 +130,8 @@ class TakenOperator:
     kinds: tuple[str, ...] = KINDS
     spread: int = 4
     constants: Mapping[str, int] = field(default_factory=dict)
+    beside: frozenset[str] = frozenset()
+    """See ``seeds.operator.BesideKernels``."""
 
     @property
     def input_kinds(self) -> tuple[str, ...]:
@@ -155,6 +170,10 @@ class TakenOperator:
         key = zlib.crc32(f"{workload.id}/{kind}".encode())
         rng = np.random.default_rng([seed, key])
         return draws(self.operands, workload.dims, kind, self.spread, rng)
+
+    def known(self, workload: Workload) -> Arrays:
+        """See ``seeds.operator.KnownOperands``: lengths, group sizes and tables as one call has them."""
+        return known_values(self.operands, workload.dims)
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
         found = self.answers(inputs)
