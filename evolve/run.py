@@ -14,8 +14,9 @@ from tilewright.evolve.campaign.conclusion import conclude_measured
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
 from tilewright.evolve.campaign.convergence import Convergence
 from tilewright.evolve.campaign.evaluator import Comparer
+from tilewright.evolve.campaign.finals import Finals
 from tilewright.evolve.campaign.interrupt import CtrlC
-from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start, StopReason
+from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, StopReason
 from tilewright.evolve.campaign.racing import Racing
 from tilewright.evolve.campaign.references import References
 from tilewright.evolve.campaign.resolve import Resolved, resolve
@@ -47,7 +48,6 @@ from tilewright.workers.device.warm import WarmDevice
 MIRROR_LOOK_SECONDS = 0.25
 """Between two looks, meanwhile, at whether the user has stopped waiting."""
 
-WINNER = "winner"
 WORKERS_READY = "workers_ready"
 """The event that workers have taken over from the process that started them."""
 
@@ -296,68 +296,10 @@ class _Run:
             return None
         if self.resolved.target.measured:
             return self._dispatch(campaign, pool)
-        return self._finals(campaign, references)
-
-    def _finals(self, campaign: Campaign, references: References) -> Genome | None:
-        """Check the finalists once more, harder; the fittest that passes wins, and where none does nobody.
-
-        A suite with final workloads times finalists, the best seed and baselines there. One without has their times
-        already: its finalists are checked in turn until one passes.
-        """
-        suite, search = self.resolved.suite, self.resolved.config.search
-        finalists = [candidate.genome for candidate, _ in campaign.history.fittest(search.finalists)]
-        if not finalists:
-            return None
-        self.display.note("final check: finalists, the best seed and baselines")
-        if suite.final:
-            for genome in finalists:
-                references.request(f"finalist:{genome.id}", Scope.FINAL, genome, verify=True)
-            best = self._best_start(campaign)
-            references.request(f"seed:{best.name}", Scope.FINAL, best.genome)
-            for kernel, genome in self.resolved.baselines:
-                references.request(kernel.name, Scope.FINAL, genome, kernel.name)
-            self._draw(references, finalists[0] if len(finalists) == 1 else None)
-            if not references.drain(lambda: self._progress(campaign)):
-                return None
-            winner = self._pick(finalists)
-        else:
-            winner = self._first_checked(finalists, campaign, references)
-        if winner is None:
-            if not self._interrupted:
-                self.display.note("no finalist passed the final check: there is no winner")
-            return None
-        self._draw(references, winner)
-        references.drain(lambda: self._progress(campaign))
-        return winner
-
-    def _best_start(self, campaign: Campaign) -> Start:
-        """The fittest of the seeds."""
-        found = [(campaign.history.evaluation(start.genome.id), start) for start in self.resolved.starts]
-        return max(found, key=lambda es: (es[0] and es[0].fitness) or 0.0)[1]
-
-    def _first_checked(
-        self, finalists: list[Genome], campaign: Campaign, references: References
-    ) -> Genome | None:
-        """The first that passes all kinds of inputs on all checked shapes and on a timed one."""
-        for genome in finalists:
-            references.request(f"finalist:{genome.id}", Scope.FINAL, genome, verify=True)
-            if not references.drain(lambda: self._progress(campaign)):
-                return None
-            if (winner := self._pick([genome])) is not None:
-                return winner
-        return None
-
-    def _draw(self, references: References, winner: Genome | None) -> None:
-        """Request the schedules to draw, the first seed's and, once it is known, the winner's.
-
-        What final workloads were timed with has its schedule: the winner's there beside the best seed's is drawn.
-        """
-        if self.resolved.suite.final:
-            return
-        start = self.resolved.starts[0]
-        if winner is not None:
-            references.request(WINNER, Scope.TIMELINE, winner)
-        references.request(f"seed:{start.name}", Scope.TIMELINE, start.genome)
+        finals = Finals(
+            self.resolved, self.journal, references, self.display.note, lambda: self._progress(campaign)
+        )
+        return finals.winner(campaign.history)
 
     def _dispatch(self, campaign: Campaign, pool: Comparer) -> Genome | None:
         """Measure the best genomes side by side and write the dispatch table; its default genome wins."""
@@ -369,17 +311,6 @@ class _Run:
             return conclude_measured(self.resolved, campaign.history, pool, self.journal, self.folder)
         finally:
             self._compared_seconds = time.monotonic() - began
-
-    def _pick(self, finalists: list[Genome]) -> Genome | None:
-        finals = self.journal.references(Scope.FINAL.value)
-        figures = [(finals.get(f"finalist:{genome.id}"), genome) for genome in finalists]
-        passed = [(e, g) for e, g in figures if e is not None and e.verdict is Verdict.OK]
-        if not passed:
-            return None
-        evaluation, winner = max(passed, key=lambda eg: eg[0].fitness or 0.0)
-        if WINNER not in finals:
-            self.journal.add_reference(WINNER, Scope.FINAL.value, evaluation)
-        return winner
 
     def _progress(self, campaign: Campaign) -> bool:
         self._show(campaign)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.fitness.evaluation import WorkloadFigures
@@ -28,6 +28,11 @@ class Headroom:
         return 1.0 if gap <= 0.0 else (self.before - self.now) / gap
 
     @property
+    def gain(self) -> float:
+        """Rate of the best over that of the first seed."""
+        return self.before / self.now
+
+    @property
     def left(self) -> float:
         """What could still be gained at most, as a factor."""
         return max(1.0, self.now / self.floor)
@@ -48,6 +53,11 @@ def headroom(
         if known and figures.workload in first:
             found.append(Headroom(figures.workload, first[figures.workload], figures.seconds, max(known)))
     return found
+
+
+def mean_gain(rows: Sequence[Headroom]) -> float:
+    """Geometric mean of the gains over workloads."""
+    return math.exp(math.fsum(math.log(row.gain) for row in rows) / len(rows))
 
 
 def mean_closed(rows: Iterable[Headroom]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ def add_commands(commands: Any, tell: Tell) -> None:
     tune.add_argument(
         "place",
         metavar="FILE:FUNCTION",
-        help="the function that launches the kernel, or a KernelBench problem's file",
+        help="the function that launches the kernel, or a file of KernelBench, JAXBench or flashinfer-bench",
     )
     _add_call(tune)
     tune.add_argument("--out", type=Path, help="folder to write the operator to (default: ./FUNCTION_tuned)")
@@ -44,6 +45,10 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
         "--args", action="append", default=[], metavar="CALL",
         help='how it is called, for example "f32[4096, 1024], dim=1"; again for another shape',
     )  # fmt: skip
+    parser.add_argument(
+        "--call", action="append", default=[], metavar="FILE[:NAME]",
+        help="a Python file whose `calls` are lists of arguments, or a function that makes them",
+    )  # fmt: skip
     parser.add_argument("--target", help="where it runs (default: this machine's GPU, else the interpreter)")
 
 
@@ -51,35 +56,40 @@ def _say(line: str) -> None:
     print(line)  # noqa: T201
 
 
-def _request(arguments: argparse.Namespace) -> Any:
-    from tilewright.evolve.intake.problem_seed import told
-    from tilewright.evolve.intake.tune import Request, parse_place, resolve_reference
+def _asked(arguments: argparse.Namespace) -> tuple[Path, Any]:
+    """The file, and what the command line says beside it. Raises UserError."""
+    from tilewright.evolve.intake.calls import calls_of
+    from tilewright.evolve.intake.problems import Asked
+    from tilewright.evolve.intake.tune import parse_place
     from tilewright.workers.intake.arguments import BadCall, parse
-    from tilewright.workers.intake.itself import ITSELF
 
-    if arguments.place.endswith(".json") and (said := told(Path(arguments.place))):
-        raise UserError(said)
     path, function = parse_place(arguments.place)
-    if function is None:
-        raise UserError(told(path) or f"{arguments.place!r} names no function; write FILE.py:function.")
-    if not arguments.args:
-        raise UserError(
-            '--args is missing: say how the function is called, for example "f32[4096, 1024], dim=1".'
-        )
+    texts = dict.fromkeys([*arguments.args, *(text for place in arguments.call for text in calls_of(place))])
     try:
-        for text in arguments.args:
+        for text in texts:
             parse(text)
     except BadCall as error:
         raise UserError(f"{error}.") from error
-    return Request(path, function, resolve_reference(arguments.reference or ITSELF), tuple(arguments.args))
+    return path, Asked(function or "", arguments.reference or "", tuple(texts))
 
 
-def _problem(place: str) -> Path:
-    """The file of a benchmark's problem. Raises UserError."""
-    path = Path(place)
-    if path.is_file() and path.suffix in (".py", ".json"):
-        return path
-    raise UserError(f"{place!r}: say how the function is called, with --args; a problem's file needs none.")
+def _begun(arguments: argparse.Namespace, target: Any, folder: Path) -> Any:
+    """What to tune; files that are written for it lie in ``folder``. Raises UserError."""
+    from tilewright.evolve.intake.problems import Begun, begun, is_problem
+    from tilewright.evolve.intake.tune import Request, resolve_reference
+    from tilewright.workers.intake.itself import ITSELF
+
+    path, asked = _asked(arguments)
+    if is_problem(path, asked):
+        return begun(path, asked, target, folder)
+    if not asked.function:
+        raise UserError(f"{arguments.place!r} names no function; write FILE.py:function.")
+    if not asked.calls:
+        raise UserError(
+            '--args is missing: say how the function is called, for example "f32[4096, 1024], dim=1".'
+        )
+    request = Request(path, asked.function, resolve_reference(asked.reference or ITSELF), asked.calls)
+    return Begun(request, request.name, {})
 
 
 def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
@@ -90,19 +100,23 @@ def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
 
 
 def _tuned(arguments: argparse.Namespace, tell: Tell, taker: Any) -> int:
+    from tilewright.evolve.intake.tune import target_named
+
+    target = target_named(arguments.target)
+    with tempfile.TemporaryDirectory(prefix="tilewright-begun-") as begun_in:
+        started_with = _begun(arguments, target, Path(begun_in))
+        return _run(arguments, tell, taker, target, started_with)
+
+
+def _run(arguments: argparse.Namespace, tell: Tell, taker: Any, target: Any, begun: Any) -> int:
     import tilewright
-    from tilewright.evolve.intake.tune import config_of, export, prepare, target_named
+    from tilewright.evolve.intake.problems import keep
+    from tilewright.evolve.intake.tune import config_of, export, prepare
     from tilewright.evolve.record.home import home_folder
     from tilewright.workers.device.warm import started
 
-    target = target_named(arguments.target)
-    if arguments.args:
-        request = _request(arguments)
-        where = arguments.out or Path(f"{request.name}_tuned")
-    else:
-        from tilewright.evolve.intake.problem_seed import seeded
-
-        request, where = seeded(_problem(arguments.place), target, arguments.out)
+    request = begun.request
+    where = arguments.out or Path(f"{begun.name}_tuned")
     overrides: dict[str, Any] = {"budget.evaluations": arguments.evaluations, "seed": arguments.seed}
     if arguments.seconds is not None:
         overrides["budget.wall_seconds"] = arguments.seconds
@@ -112,6 +126,7 @@ def _tuned(arguments: argparse.Namespace, tell: Tell, taker: Any) -> int:
     home = home_folder(arguments.home)
     with started(target) as device:
         answer = prepare(request, target, where, _say, taker)
+        keep(begun, where)
         from tilewright.evolve.run import run
         from tilewright.evolve.show.display import make_display
 
@@ -126,23 +141,23 @@ def _tuned(arguments: argparse.Namespace, tell: Tell, taker: Any) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.intake import preflight
-    from tilewright.evolve.intake.tune import NotTaken, parse_place, take, target_named
+    from tilewright.evolve.intake.problems import is_problem
+    from tilewright.evolve.intake.tune import NotTaken, take, target_named
 
     target = target_named(arguments.target)
-    path, function = parse_place(arguments.place)
-    if function is None:
+    path, asked = _asked(arguments)
+    if not asked.function and not is_problem(path, asked):
         return _check_file(path, target)
-    if not arguments.args:
-        raise UserError("check: a function needs --args; without a function the whole file is looked at.")
-    request = _request(arguments)
-    try:
-        answer = take(request, target)
-    except NotTaken as error:
-        _say(str(error))
-        return 2
-    _say(f"{path.name}:{function} can be tuned")
-    for line in preflight.screen(answer, request.reference, target.label):
-        _say(line)
+    with tempfile.TemporaryDirectory(prefix="tilewright-begun-") as folder:
+        request = _begun(arguments, target, Path(folder)).request
+        try:
+            answer = take(request, target)
+        except NotTaken as error:
+            _say(str(error))
+            return 2
+        _say(f"{arguments.place} can be tuned")
+        for line in preflight.screen(answer, request.reference, target.label):
+            _say(line)
     return 0
 
 

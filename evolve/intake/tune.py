@@ -55,14 +55,16 @@ class Request:
 
 
 def parse_place(text: str) -> tuple[Path, str | None]:
-    """``FILE:function`` or ``FILE``. Raises UserError."""
+    """``FILE:function`` or ``FILE``, of Python or of flashinfer-bench's JSON. Raises UserError."""
     file, colon, function = text.rpartition(":")
     if not colon:
         file, function = text, ""
     path = Path(file)
-    if path.suffix != ".py" or not path.is_file():
+    if path.suffix not in (".py", ".json"):
         raise UserError(f"{text!r} names no Python file; write FILE.py:function.")
-    return path, function or None
+    if not path.is_file():
+        raise UserError(f"{path} is no file here; write FILE.py:function.")
+    return path, None if path.suffix == ".json" else function or None
 
 
 def resolve_reference(text: str) -> str:
@@ -70,11 +72,24 @@ def resolve_reference(text: str) -> str:
     if text == ITSELF:
         return text
     file, colon, name = text.rpartition(":")
-    if not colon:
+    if not colon and Path(text).suffix in (".py", ".json"):
+        file, name = text, _judge_in(Path(text))
+    elif not colon:
         return text
     if not Path(file).is_file():
         raise UserError(f"--reference: {file} is no file.")
     return f"{Path(file).resolve()}:{name}"
+
+
+def _judge_in(path: Path) -> str:
+    """What a benchmark's problem calls its reference, for a file that is named alone. Raises UserError."""
+    from tilewright.evolve.intake.problems import kind_of
+    from tilewright.workers.intake.problem import JUDGES
+
+    kind = kind_of(path)
+    if not kind:
+        raise UserError(f"--reference: which function of {path}? Write {path}:FUNCTION.")
+    return JUDGES[kind]
 
 
 def take(

@@ -214,10 +214,24 @@ def reference_metrics(references: Mapping[str, Evaluation], scope: str, kind: st
 
 
 def cost_metrics(data: CampaignData) -> dict[str, float]:
-    """The bill, and the mean share of the gap to the floor that is closed."""
-    closed = mean_closed(data.headroom())
+    """The bill, and the share of the gap to the floor that is closed, in the mean and by workload."""
+    rows = data.headroom()
+    closed = mean_closed(rows)
     shares = {} if closed is None else {f"campaign/headroom_closed_{data.kind}": closed}
+    for row in rows:
+        shares[f"headroom_closed_{data.kind}/{row.workload.replace('/', '.')}"] = row.closed
     return {_key(k): v for k, v in {**data.bill.metrics(), **shares}.items()}
+
+
+def cost_line(data: CampaignData) -> str:
+    """What the campaign took and what it closed, in one line of Markdown."""
+    rows = data.bill.rows()
+    named = ("wall clock", "processors", "device", "tokens", "money", "per % gained")
+    parts = [f"{name} {rows[name]}" for name in named if name in rows]
+    closed = mean_closed(data.headroom())
+    if closed is not None:
+        parts.append(f"{closed:.1%} of the way from the first seed to the modelled floor (mean of workloads)")
+    return "Bill: " + "; ".join(_plain(part) for part in parts) + "."
 
 
 def campaign_note(
@@ -227,8 +241,9 @@ def campaign_note(
     best: Evaluation | None,
     finals: Mapping[str, Evaluation],
     report: str,
+    cost: str = "",
 ) -> str:
-    """Description of a campaign in Markdown. ``report``: where a link to the report leads."""
+    """Description of a campaign in Markdown. ``report``: where a link to the report leads; ``cost``: ``cost_line``."""
     verdicts = ", ".join(f"{n} {v}" for v, n in sorted(counts.items(), key=lambda vn: -vn[1])) or "none yet"
     unit = f"{target_text(facts.get('target'))}, {facts.get('target_kind')}"
     lines = [
@@ -257,6 +272,7 @@ def campaign_note(
                 f"| {w.roofline_fraction:.1%} |"
             )
     lines += [
+        *(["", cost] if cost else []),
         "",
         "Artifacts: `report.html` and `lineage.html` (open them here), their pictures as `.svg`, `winner.py`.",
     ]

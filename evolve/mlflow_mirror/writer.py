@@ -125,8 +125,9 @@ class Mirror:
         closing = state != "running"
         finals = self._journal.references(Scope.FINAL.value)
         report = f"#/experiments/{self._experiment}/runs/{self._parent}/artifacts/report.html"
-        note = run_content.campaign_note(self._facts, state, self._counts, self._best, finals, report)
         data = load(self._journal)
+        cost = run_content.cost_line(data) if closing else ""
+        note = run_content.campaign_note(self._facts, state, self._counts, self._best, finals, report, cost)
         self._write_view(data)
         self._client.log_batch(
             self._parent, tags=[RunTag("tilewright.state", state), RunTag(NOTE, note)], synchronous=True

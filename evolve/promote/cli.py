@@ -199,7 +199,11 @@ def _rollback(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.promote.library_commands import rollback
 
     left, now = rollback(_writer(arguments), arguments.operator, arguments.to, arguments.reason)
-    _say(f"{arguments.operator}: {left or 'nothing'} is no longer current; {now or 'nothing'} is")
+    if left is None or left == now:
+        said = f"{now} is current{'' if left else ' again'}"
+    else:
+        said = f"{left} is no longer current; " + (f"{now} is" if now else "the reference answers")
+    _say(f"{arguments.operator}: {said}")
     return 0
 
 

@@ -1,7 +1,7 @@
 """The reference that is promoted with a kernel: the operator's own modules, packed for programs to ask its oracle.
 
 The modules are found by following imports from the operator's; what comes from outside the seeds (NumPy, ml_dtypes) is
-not packed. Whether the packed reference answers as the operator does is tried out before it is promoted.
+not packed. A function that was taken in brings its reference's file.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import ast
 import io
 import re
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from tilewright.evolve.promote.runtime.oracle import PLACEHOLDER
+from tilewright.evolve.promote.taken_reference import files_of
 from tilewright.seeds import catalogue
 from tilewright.seeds.operator import Operator
+from tilewright.workers.intake.operator import TakenOperator
 
 _SEEDS = re.compile(r"\b(from|import)\s+(?:tilewright\.)?seeds\b")
 
@@ -38,6 +41,12 @@ def workload(dims):
 
 def packed_reference(operator: Operator, reference: str) -> bytes | None:
     """``reference.zip`` for the operator that a campaign names ``family/recipe``; None where it cannot stand alone."""
+    if isinstance(operator, TakenOperator):
+        try:
+            taken = files_of(operator)
+        except (OSError, SyntaxError, ValueError, KeyError):
+            return None
+        return None if taken is None else _zipped(taken)
     family, _, recipe = reference.rpartition("/")
     seeds = catalogue.HERE
     shipped = family in catalogue.families()
@@ -54,6 +63,10 @@ def packed_reference(operator: Operator, reference: str) -> bytes | None:
     files["__init__.py"] = _ROOT.format(
         name=operator.name, placeholder=PLACEHOLDER, module=module, recipe=recipe
     )
+    return _zipped(files)
+
+
+def _zipped(files: Mapping[str, str]) -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in sorted(files.items()):

@@ -11,7 +11,9 @@ from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.profile import Profile, profile_of
-from tilewright.evolve.report.units import duration_text, percent_text
+from tilewright.evolve.report.units import duration_text, gain_text, money_text, percent_text
+from tilewright.fitness.evaluation import FigureKind
+from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 
 SPENT = "spent"
@@ -26,8 +28,9 @@ _HOUR = 3600.0
 class Bill:
     """What a campaign took: seconds of devices held, of processors, of wall clock; tokens; money if there are prices.
 
-    ``profile`` says where the workers' time went. ``gain`` is the best fitness over the first seed's, ``None`` before
-    there are both. ``first_verdict`` in seconds from the start.
+    Seconds and tokens are counted, whatever the target. ``profile`` says where the workers' time went. ``gain`` is the
+    best fitness over the first seed's, ``None`` before there are both; ``target`` and ``kind`` are what it holds for.
+    ``first_verdict`` in seconds from the start.
     """
 
     device_seconds: float = 0.0
@@ -36,27 +39,36 @@ class Bill:
     wall_seconds: float = 0.0
     evaluations: int = 0
     gain: float | None = None
+    target: str = ""
+    kind: str = ""
     first_verdict: float | None = None
     profile: Profile = field(default_factory=Profile)
     prices: Mapping[str, float | str] = field(default_factory=dict)
 
     @property
-    def money(self) -> float | None:
-        """In ``prices["currency"]``; None where nothing has a price."""
-        rates = {name: float(price) for name, price in self.prices.items() if name != "currency" and price}
-        if not rates:
-            return None
+    def parts(self) -> dict[str, float]:
+        """Money by what it went to, for all that has a price."""
         used = {
-            "device_hour": self.device_seconds / _HOUR,
-            "cpu_hour": self.cpu_seconds / _HOUR,
-            "million_tokens": self.tokens / 1e6,
+            "device_hour": ("device", self.device_seconds / _HOUR),
+            "cpu_hour": ("processors", self.cpu_seconds / _HOUR),
+            "million_tokens": ("tokens", self.tokens / 1e6),
         }
-        return sum(used[name] * rate for name, rate in rates.items())
+        priced = {name: float(self.prices.get(name) or 0.0) for name in used}
+        return {used[name][0]: used[name][1] * price for name, price in priced.items() if price}
+
+    @property
+    def money(self) -> float | None:
+        """In ``currency``; None where nothing has a price."""
+        return math.fsum(self.parts.values()) if self.parts else None
+
+    @property
+    def currency(self) -> str:
+        return str(self.prices.get("currency", "USD"))
 
     @property
     def percents(self) -> float | None:
-        """Per cent gained over the first seed, as logarithms add up; None where nothing was."""
-        return None if not self.gain or self.gain <= 1.0 else 100.0 * math.log(self.gain)
+        """Per cent gained over the first seed; None where nothing was."""
+        return None if not self.gain or self.gain <= 1.0 else 100.0 * (self.gain - 1.0)
 
     def rows(self) -> dict[str, str]:
         """Names and texts for a table, every figure with its unit."""
@@ -74,11 +86,16 @@ class Bill:
             found["first verdict"] = f"after {duration_text(self.first_verdict)}"
         found |= self.profile.rows()
         if (money := self.money) is not None:
-            found["money"] = f"{money:.2f} {self.prices.get('currency', 'USD')}"
+            each = [f"{name} {money_text(part)}" for name, part in self.parts.items()]
+            found["money"] = f"{money_text(money)} {self.currency}: {', '.join(each)}"
+        if self.gain is not None:
+            of = f" ({self.target}, {self.kind})" if self.kind else ""
+            found["gained"] = f"{gain_text(self.gain)} over the first seed{of}"
         if (percents := self.percents) is not None:
             each = [f"{self.cpu_seconds / percents:.1f} s of CPU time"]
             each += [f"{self.device_seconds / percents:.1f} s of device"] if self.device_seconds else []
-            each += [f"{money / percents:.3f} {self.prices.get('currency', 'USD')}"] if money else []
+            each += [f"{self.tokens / percents:.0f} tokens"] if self.tokens else []
+            each += [f"{money_text(money / percents)} {self.currency}"] if money else []
             found["per % gained"] = ", ".join(each)
         return found
 
@@ -86,7 +103,7 @@ class Bill:
         """The same for a terminal."""
         rows = self.rows()
         wide = max(map(len, rows))
-        return ["bill", *(f"  {name:<{wide}}  {text}" for name, text in rows.items())]
+        return ["bill (seconds are measured)", *(f"  {name:<{wide}}  {text}" for name, text in rows.items())]
 
     def metrics(self) -> dict[str, float]:
         """Figures by name, units within the names."""
@@ -100,9 +117,12 @@ class Bill:
         if self.first_verdict is not None:
             found["bill/first_verdict_seconds"] = self.first_verdict
         if (money := self.money) is not None:
-            found["bill/money"] = money
+            found[f"bill/money_{self.currency}"] = money
+        if self.gain is not None:
+            found[f"bill/gained_percent_{self.kind}"] = 100.0 * (self.gain - 1.0)
         if (percents := self.percents) is not None:
-            each = {"device_seconds": self.device_seconds, "cpu_seconds": self.cpu_seconds, "money": money}
+            each = {"device_seconds": self.device_seconds, "cpu_seconds": self.cpu_seconds}
+            each |= {"tokens": float(self.tokens), f"money_{self.currency}": money or 0.0}
             found |= {f"bill/{name}_per_percent": spent / percents for name, spent in each.items() if spent}
         return found
 
@@ -124,14 +144,17 @@ def bill_of(journal: Journal, clock: Callable[[float], float]) -> Bill:
             spent["device"] += float(event.detail.get("device_seconds", 0.0))
     tokens = sum(Exchange.from_json(text).tokens for _, text in journal.exchanges())
     last = max([event.at for event in events] + [at for _, at in ended], default=0.0)
-    config = journal.meta("config") or {}
+    config, facts = journal.meta("config") or {}, journal.meta("campaign") or {}
+    kind = str(facts.get("target_kind", ""))
     return Bill(
         device_seconds=spent["device"],
         cpu_seconds=spent["cpu"],
         tokens=tokens,
         wall_seconds=clock(last),
         evaluations=len(rows),
-        gain=_gain(journal),
+        gain=None if kind == FigureKind.COMPILED.value else _gain(journal),
+        target=target_text(facts.get("target", "")),
+        kind=kind,
         first_verdict=clock(rows[0][3]) if rows else None,
         profile=profile_of(ended, clock),
         prices={k: v for k, v in (config.get("prices") or {}).items() if v is not None},

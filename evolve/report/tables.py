@@ -11,7 +11,7 @@ from tilewright.evolve.report.data import CampaignData, Named
 from tilewright.evolve.report.svg import clean, tag
 from tilewright.evolve.report.units import bytes_text, number_text, percent_text, rate_text, time_text
 from tilewright.fitness.evaluation import Evaluation, Verdict, WorkloadFigures
-from tilewright.fitness.headroom import mean_closed
+from tilewright.fitness.headroom import mean_closed, mean_gain
 from tilewright.seeds.operator import Scope
 
 OPEN_WORKLOADS = 6
@@ -85,12 +85,14 @@ def headroom_section(data: CampaignData) -> str:
     for row in rows:
         label = tag("th", clean(row.workload), scope="row")
         cells = (time_text(row.before), time_text(row.now), time_text(row.floor))
-        gains = (f"×{row.before / row.now:.3f}", percent_text(row.closed), f"×{row.left:.3f}")
+        gains = (f"×{row.gain:.3f}", percent_text(row.closed), f"×{row.left:.3f}")
         body.append(tag("tr", label + number_cells(*cells, *gains)))
     closed = mean_closed(rows)
     if closed is None:
         return ""
-    mean = tag("th", "mean", scope="row") + number_cells("", "", "", "", percent_text(closed), "")
+    mean = tag("th", "mean", scope="row") + number_cells(
+        "", "", "", f"×{mean_gain(rows):.3f}", percent_text(closed), ""
+    )
     body.append(tag("tr", mean))
     head = head_row("workload", "first seed", "winner", "floor", "speed-up", "gap closed", "left at most")
     return table(f"Times {data.kind} on {data.target_text}; floors are modelled", head, body)

@@ -39,6 +39,13 @@ def gain_text(ratio: float) -> str:
     return f"{(ratio - 1) * 100:+.1f} %"
 
 
+def money_text(amount: float) -> str:
+    """Two decimals, and of small amounts two digits: ``0.0013``."""
+    if amount == 0.0 or amount >= 0.1:
+        return f"{amount:.2f}"
+    return f"{amount:.{1 - math.floor(math.log10(amount))}f}"
+
+
 def number_text(value: object) -> str:
     """Any figure of a diagnosis."""
     if isinstance(value, bool) or not isinstance(value, int | float):

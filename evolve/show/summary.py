@@ -10,8 +10,9 @@ from pathlib import Path
 from tilewright.evolve.campaign import dispatch_table
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import CampaignData, judged, load
+from tilewright.evolve.report.units import gain_text, percent_text
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict, WorkloadFigures
-from tilewright.fitness.headroom import mean_closed
+from tilewright.fitness.headroom import mean_closed, mean_gain
 from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 
@@ -76,14 +77,21 @@ def _model(journal: Journal) -> list[str]:
 
 
 def _balance(data: CampaignData) -> list[str]:
-    """The bill, and the share of the gap to the floor that is closed."""
-    closed = mean_closed(data.headroom())
+    """The bill, and the share of the gap to the floor that is closed, in the mean and by workload."""
+    rows = data.headroom()
+    closed = mean_closed(rows)
     lines = data.bill.lines() if data.points else []
-    if closed is not None:
-        lines.append(
-            f"headroom: {closed:.1%} of the way from the first seed to the floor (mean of workloads)"
-        )
-    return lines
+    if closed is None:
+        return lines
+    lines.append(
+        f"headroom: {percent_text(closed)} of the way from the first seed to the floor, {gain_text(mean_gain(rows))} "
+        f"(mean of workloads; {data.target_text}, times {data.kind}, floors modelled)"
+    )
+    wide = max(len(row.workload) for row in rows)
+    return lines + [
+        f"  {row.workload:<{wide}}  {percent_text(row.closed)}, {gain_text(row.gain)}, at most ×{row.left:.2f} left"
+        for row in rows
+    ]
 
 
 def closing_lines(path: Path) -> list[str]:
@@ -159,7 +167,7 @@ def _best(facts: dict, evaluations: Sequence[Evaluation]) -> str:
 
 def _budget(facts: dict) -> str:
     limits = {k: v for k, v in (facts.get("budget") or {}).items() if v is not None}
-    return ", ".join(f"{value:g} {key}" for key, value in limits.items())
+    return ", ".join(f"until {v}" if key == "until" else f"{v:g} {key}" for key, v in limits.items())
 
 
 def _state(journal: Journal) -> str:

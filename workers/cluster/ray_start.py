@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -63,6 +66,7 @@ def start_ray(address: str | None, count: int, gpus: int, folder: RayFolder | No
     }
     if address:
         _require_listener(address)
+        _require_token(address)
         common["address"] = address
     else:
         common.update(
@@ -100,6 +104,41 @@ def _require_listener(address: str) -> None:
         raise PoolUnavailable(
             f"the Ray cluster at {address} cannot be joined: {error.strerror or error}"
         ) from error
+
+
+def _require_token(address: str) -> None:
+    """Ray itself would offer a token that is refused for 20 s, with a line of log for each second."""
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    if not address.rpartition(":")[2].isdigit() or address.startswith("ray://"):
+        return
+    try:
+        with _without_ray_log():
+            GcsClient(address=address)
+    except ray.exceptions.AuthenticationError as error:
+        raise PoolUnavailable(
+            f"the Ray cluster at {address} refuses this machine's token, or the lack of one: set RAY_AUTH_MODE=token "
+            "and RAY_AUTH_TOKEN_PATH to the cluster's"
+        ) from error
+    except Exception:  # noqa: BLE001 - a slow cluster: joining waits for it, and says what is wrong
+        return
+
+
+@contextlib.contextmanager
+def _without_ray_log() -> Iterator[None]:
+    """Without what Ray's own log says on the terminal meanwhile; whatever else is said is said afterwards."""
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            said.seek(0)
+            for line in said:
+                if b"gcs_client.cc" not in line:
+                    os.write(2, line)
 
 
 def first_line(error: BaseException) -> str:

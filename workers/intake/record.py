@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tilewright.workers.intake import read_values, symbols, torch_ops, view_text
+from tilewright.workers.intake import read_values, symbols, torch_ops
 from tilewright.workers.intake.device import DEVICE
 from tilewright.workers.intake.trace import Refusal, Trace, Var, caller, opened, user_line
+from tilewright.workers.intake.views import Views, foreign, sizes_of
 
 _VIEWS = {
     "view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "flatten", "expand", "narrow",
@@ -35,8 +36,9 @@ class Recording(TorchFunctionMode):
         self._work = torch_ops.TorchWork(
             trace,
             lambda value, sizes: self._allocated(_like(value), sizes),
-            lambda v: self._sizes(v, v.tensor.shape),
+            lambda v: sizes_of(v, v.tensor.shape),
         )
+        self._views = Views(trace, self._work)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -56,7 +58,7 @@ class Recording(TorchFunctionMode):
         if name in ("zero_", "fill_"):
             return self._reset(name, args)
         if name in ("copy_", "__setitem__"):
-            target = args[0] if name == "copy_" else self._view("__getitem__", _ITEM, args[:2], {})
+            target = args[0] if name == "copy_" else self._views.made("__getitem__", _ITEM, args[:2], {})
             self._assigned(target, args[-1], name)
             return args[0]
         if name in ("equal", "allclose"):
@@ -69,7 +71,7 @@ class Recording(TorchFunctionMode):
         if name == "broadcast_to":
             name, func = "expand", torch.Tensor.expand
         if name in _VIEWS or name in ("__getitem__", "chunk", "split", "unbind", "view_as_real"):
-            return self._view(name, func, args, options)
+            return self._views.made(name, func, args, options)
         if name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "nonzero", "numpy"):
             return self._read(name, args[0])
         if name == "data_ptr":
@@ -80,7 +82,7 @@ class Recording(TorchFunctionMode):
             return self._computed(name, func, args, options)
         result = func(*args, **_meta(options))
         if name not in _FREE:
-            self._foreign(name, result)
+            foreign(self._trace, name, result)
         return result
 
     # -- values that a wrapper reads -------------------------------------------------------------
@@ -130,19 +132,13 @@ class Recording(TorchFunctionMode):
             return name == "is_cuda"
         var = self._var(args[0])
         if name == "shape" and var is not None:
-            return torch.Size(self._sizes(var, value))
+            return torch.Size(sizes_of(var, value))
         if isinstance(value, torch.Tensor) and name in ("T", "mT", "data"):
             if var is None or name == "data":
                 return args[0] if name == "data" else value
             text = f"{var.name}.T" if name == "T" and value.dim() == 2 else f"{var.name}.transpose(-1, -2)"
-            return self._note_view(value, var, text)
+            return self._views.note(value, var, text)
         return value
-
-    def _sizes(self, var: Var, values: Sequence[int]) -> list[Any]:
-        return [
-            symbols.traced(int(v), f"{var.name}.shape[{n}]", frozenset(["shape"]))
-            for n, v in enumerate(values)
-        ]
 
     def _metadata(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         var, value = self._var(args[0]), func(*args, **options)
@@ -157,7 +153,7 @@ class Recording(TorchFunctionMode):
             text = f"{var.name}.shape[{place}]" if name == "size" else f"{var.name}.stride({place})"
             return symbols.traced(int(value), text, frozenset(["shape"]))
         if name == "size":
-            return torch.Size(self._sizes(var, value))
+            return torch.Size(sizes_of(var, value))
         return tuple(
             symbols.traced(int(v), f"{var.name}.stride({n})", frozenset(["shape"]))
             for n, v in enumerate(value)
@@ -166,6 +162,8 @@ class Recording(TorchFunctionMode):
     def _made(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         line = user_line()
         asked = dict(options)
+        if any(isinstance(size, torch.Tensor) for size in _sizes_given(name, args, options)):
+            raise Refusal(f"torch.{name} takes a size from a tensor's values", line)
         value = func(*args, **_meta(options))
         order = sorted(range(value.dim()), key=lambda n: -value.stride(n))
         dense = value.permute(order)
@@ -173,7 +171,7 @@ class Recording(TorchFunctionMode):
             raise Refusal(f"torch.{name} makes a tensor that is not contiguous", line)
         if name.endswith("_like"):
             base = self._var(args[0])
-            sizes: Sequence[Any] = self._sizes(base, value.shape) if base else list(value.shape)
+            sizes: Sequence[Any] = sizes_of(base, value.shape) if base else list(value.shape)
         else:
             given = args[1:] if name.startswith("new_") else args
             size = asked.get("size", given[0] if given else ())
@@ -184,13 +182,13 @@ class Recording(TorchFunctionMode):
         if "full" in name:
             number = asked.get("fill_value", args[-1])
         if isinstance(number, torch.Tensor):
-            self._foreign(name, value)
+            foreign(self._trace, name, value)
             return value
         if symbols.plain(number) != 0:
             var = self._work.filled(value, sizes, number, line)
             if var is not None:
                 return var.tensor
-            self._foreign(name, value)
+            foreign(self._trace, name, value)
             return value
         zeros = "empty" not in name
         if value.is_contiguous():
@@ -198,7 +196,7 @@ class Recording(TorchFunctionMode):
             return value
         made = self._allocated(dense.contiguous(), [sizes[n] for n in order], zeros=zeros)
         back = ", ".join(str(order.index(n)) for n in range(value.dim()))
-        return self._note_view(made.tensor.permute([order.index(n) for n in range(value.dim())]), made,
+        return self._views.note(made.tensor.permute([order.index(n) for n in range(value.dim())]), made,
                                f"{made.name}.permute({back})")  # fmt: skip
 
     def _allocated(self, value: torch.Tensor, sizes: Sequence[Any], *, zeros: bool = False) -> Var:
@@ -249,11 +247,11 @@ class Recording(TorchFunctionMode):
                 return tensor
         var = self._var(tensor)
         if var is None or var.foreign or var.kind == "foreign":
-            self._foreign(name, result)
+            foreign(self._trace, name, result)
             return result
         copy = self._work.copied(var, result.contiguous(), user_line(), "copy")
         if copy is None:
-            self._foreign(name, result)
+            foreign(self._trace, name, result)
             return result
         return copy.tensor
 
@@ -268,7 +266,7 @@ class Recording(TorchFunctionMode):
             var = self._work.computed(name, values, options, result, user_line())
             if var is not None:
                 return var.tensor
-        self._foreign(name, result)
+        foreign(self._trace, name, result)
         return result
 
     def _unread(self, value: Any) -> Any:
@@ -283,118 +281,9 @@ class Recording(TorchFunctionMode):
         size = args[0] if len(args) == 1 else value.shape[0]
         var = self._work.counted(value, size, start, step, user_line()) if plain and args else None
         if var is None:
-            self._foreign("arange", value)
+            foreign(self._trace, "arange", value)
             return value
         return var.tensor
-
-    def _view(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
-        var, value = self._var(args[0]), func(*args, **options)
-        if var is None:
-            return value
-        if isinstance(value, tuple | list):
-            return type(value)(self._parts(name, value, args, options, var))
-        if name == "expand_as":
-            name, args, options = "expand", (args[0], *self._sizes(var, value.shape)), {}
-        shared = value.untyped_storage()._cdata == args[0].untyped_storage()._cdata
-        if not shared:
-            return self._gathered(name, func, args, options, var, value)
-        if name == "__getitem__":
-            return self._note_view(value, var, f"{var.name}[{view_text.index(args[1])}]")
-        rest = [
-            *map(view_text.argument, args[1:]),
-            *(f"{k}={view_text.argument(v)}" for k, v in options.items()),
-        ]
-        if name == "unsqueeze" or name == "narrow":
-            return self._note_view(value, var, f"{var.name}[{view_text.sliced(name, args, options)}]")
-        if name == "movedim" or (name == "flatten" and not value.is_contiguous()):
-            self._foreign(name, value)
-            return value
-        if name in ("flatten", "unflatten", "expand_as", "view_as", "reshape_as"):
-            shape = ", ".join(str(n) for n in value.shape)
-            sizes = view_text.reshaped(args[0], value, self._sizes(var, args[0].shape)) or shape
-            return self._note_view(value, var, f"{var.name}.view(({sizes},))")
-        if value is args[0]:
-            return value
-        if name == "t":
-            return self._note_view(value, var, f"{var.name}.T" if value.dim() == 2 else var.name)
-        return self._note_view(value, var, f"{var.name}.{name}({', '.join(rest)})")
-
-    def _gathered(
-        self,
-        name: str,
-        func: Any,
-        args: Sequence[Any],
-        options: dict[str, Any],
-        var: Var,
-        value: torch.Tensor,
-    ) -> torch.Tensor:
-        """A reshape that torch can only make by a copy: a copy of ours, and a view of that."""
-        known = name in ("reshape", "flatten", "reshape_as") and not (var.foreign or var.kind == "foreign")
-        packed = self._work.copied(var, args[0].contiguous(), user_line()) if known else None
-        if packed is None:
-            self._foreign(name, value)
-            return value
-        return self._view(name, func, (packed.tensor, *args[1:]), options)
-
-    def _parts(
-        self,
-        name: str,
-        values: Sequence[torch.Tensor],
-        args: Sequence[Any],
-        options: Mapping[str, Any],
-        var: Var,
-    ) -> Iterator[torch.Tensor]:
-        """The parts that ``chunk``, ``split`` and ``unbind`` make, each as an index."""
-        given = (
-            args[2]
-            if len(args) > 2 and name != "unbind"
-            else args[1]
-            if len(args) > 1 and name == "unbind"
-            else 0
-        )
-        dim = int(symbols.plain(options.get("dim", given))) % var.tensor.dim()
-        whole = f"{var.name}.shape[{dim}]"
-        size, asked = var.tensor.shape[dim], args[1] if len(args) > 1 else options.get("chunks", 1)
-        at, said = 0, ""
-        for number, value in enumerate(values):
-            if name == "unbind":
-                where = str(number)
-            else:
-                width = value.shape[dim]
-                even = width * len(values) == size
-                here, until = (
-                    (f"{whole} * {number} // {len(values)}", f"{whole} * {number + 1} // {len(values)}")
-                    if even and (name == "chunk" or not isinstance(asked, tuple | list))
-                    else (str(at), str(at + width))
-                )
-                if isinstance(asked, tuple | list):
-                    here = said or "0"
-                    said = f"{here} + {symbols.code_of(asked[number])}"
-                    until = said
-                where, at = f"{here}:{until}", at + width
-            yield self._note_view(value, var, f"{var.name}[{':, ' * dim}{where}]")
-
-    def _note_view(self, value: torch.Tensor, base: Var, text: str) -> torch.Tensor:
-        known = self._trace.find(value)
-        if known is not None and known is base:
-            return value if id(value) in self._trace.vars else self._alias(value, base)
-        self._trace.add(
-            Var(self._trace.fresh_name("v"), value, "view", text, base, user_line(), base.foreign)
-        )
-        return value
-
-    def _alias(self, value: torch.Tensor, base: Var) -> torch.Tensor:
-        self._trace.vars[id(value)] = Var(base.name, value, "alias", None, base, base.line, base.foreign)
-        return value
-
-    def _foreign(self, name: str, result: Any) -> None:
-        line = user_line()
-        for part in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(part, torch.Tensor) and self._trace.vars.get(id(part)) is None:
-                found = self._trace.find(part)
-                if found is None or found.tensor is not part:
-                    var = Var(self._trace.fresh_name("u"), part, "foreign", None, None, line, name)
-                    self._trace.vars[id(part)] = var
 
 
 _ITEM = torch.Tensor.__getitem__
@@ -406,6 +295,15 @@ def _like(value: torch.Tensor) -> torch.Tensor:
 
 
 _METADATA = ("size", "stride", "numel", "nelement")
+
+
+def _sizes_given(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> Iterator[Any]:
+    """What is given as sizes to a function that makes a tensor."""
+    if name.endswith("_like"):
+        return
+    given = args[1:] if name.startswith("new_") else args
+    for size in (*(given[:1] if "full" in name else given), options.get("size", ())):
+        yield from size if isinstance(size, tuple | list) else (size,)
 
 
 def _meta(options: Mapping[str, Any]) -> dict[str, Any]:

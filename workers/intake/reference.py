@@ -48,7 +48,7 @@ def function_of(reference: str) -> Callable[..., Any]:
         module, _ = load(
             Path(path), None, Literals(), traced=False
         )  # with what the inputs of its making need
-        return _forward(getattr(module, name), module.get_init_inputs())
+        return forward_of(getattr(module, name), module.get_init_inputs())
     if isinstance(value, type) or not callable(value):
         raise LookupError(f"--reference: {reference} is no function")
     return value
@@ -72,7 +72,7 @@ def _definition(path: Path) -> Any:
     return made
 
 
-def _forward(model: Any, given: Sequence[Any]) -> Callable[..., Any]:
+def forward_of(model: Any, given: Sequence[Any]) -> Callable[..., Any]:
     """A KernelBench ``Model`` as a function of its inputs, with the weights of one seed, in the inputs' precision."""
     import torch
 

@@ -1,26 +1,32 @@
-"""Writes a plain Triton kernel for a KernelBench problem whose reference is of a family that a template knows.
+"""Writes a plain Triton kernel for a problem whose reference is of a family that a template knows.
+
+A problem is a KernelBench file, or a flashinfer-bench Definition with a call.
 
 Families: element by element; along one axis (sums, means, largest and smallest values, and what is done with them); a
 product of two matrices with what follows it element by element. The text is a user's file like any other, which is
-then taken in as it stands. ``python -m tilewright.workers.intake.template``: a request as JSON on stdin, ``{"path"}``;
-the answer ``{"source", "function", "call"}``, or ``{"refusals"}``.
+then taken in as it stands. ``python -m tilewright.workers.intake.template``: a request as JSON on stdin, ``{"path",
+"calls"}``; the answer ``{"source", "function", "call"}``, or ``{"refusals"}`` and the call, where the problem says it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tilewright.workers.intake.arguments import DTYPES, parse
 from tilewright.workers.intake.literals import Literals
 from tilewright.workers.intake.load import load
+from tilewright.workers.intake.reference import function_of
 from tilewright.workers.intake.template_text import FUNCTION, Step, matmul_text, pointwise_text, rows_text
 
 SHORT = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -43,7 +49,22 @@ REDUCED: Mapping[str, tuple[str, str, str]] = {
 }
 """Reductions: where they begin, how an element joins, and what is left of a block."""
 
-SHAPED = ("view", "_unsafe_view", "expand", "squeeze", "unsqueeze", "clone", "detach", "alias", "reshape")
+MOST_MADE = 1 << 26
+"""Elements up to which inputs are made, where integers among them have a bound to find."""
+
+SHAPED = (
+    "_to_copy",
+    "to",
+    "view",
+    "_unsafe_view",
+    "expand",
+    "squeeze",
+    "unsqueeze",
+    "clone",
+    "detach",
+    "alias",
+    "reshape",
+)
 PRODUCTS = ("mm", "bmm")
 DECOMPOSED = (
     "_softmax _log_softmax gelu elu leaky_relu hardtanh softplus hardsigmoid hardswish silu selu mish "
@@ -55,26 +76,68 @@ class Unfit(Exception):
     """The reference is of no family that a template knows. The message is one sentence."""
 
 
-def written(path: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Problem:
+    """What is computed, on tensors without memory, and how ``--args`` says it. ``why``: what no template can do about
+    it, empty where one may."""
+
+    compute: Callable[..., Any]
+    inputs: Sequence[torch.Tensor]
+    call: str
+    why: str = ""
+
+
+def written(path: Path, call: str = "") -> dict[str, Any]:
     """The answer for a problem's file. Raises Unfit."""
+    problem = read(path, call)
+    if problem.why:
+        raise Unfit(problem.why)
+    if not problem.inputs or not all(t.dtype in SHORT for t in problem.inputs):
+        raise Unfit("its inputs are not tensors of floats alone")
+    graph = _graph(problem.compute, problem.inputs)
+    name = re.sub(r"^[0-9_]+|[^a-z0-9_]|_+$", "", path.stem.lower()) or FUNCTION
+    return {"source": _text(graph, path.name).replace(FUNCTION, name), "function": name, "call": problem.call}
+
+
+def read(path: Path, call: str = "") -> Problem:
+    """The problem in a file. ``call``: for a Definition, which says none. Raises Unfit."""
+    if path.suffix == ".json":
+        given = parse(call)
+        inputs = [torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for t in given.tensors()]
+        other = len(inputs) < len(given.arguments) or given.keywords
+        return Problem(
+            function_of(f"{path}:run"), inputs, call, "it is called with numbers or lists" if other else ""
+        )
     module, _ = load(path, None, Literals(), traced=False)
     if not all(hasattr(module, name) for name in ("Model", "get_inputs")):
         raise Unfit("it has no Model and get_inputs")
     with torch.device("meta"):
-        given: list[Any] = getattr(module, "get_init_inputs", list)()
-        made = module.Model(*given)
-        inputs = module.get_inputs()
-    if any(True for _ in made.parameters()):
-        raise Unfit("its model has weights, which a template gives no arguments")
-    if not inputs or not all(isinstance(value, torch.Tensor) and value.dtype in SHORT for value in inputs):
-        raise Unfit("its inputs are not tensors of floats alone")
-    graph = _graph(made, inputs)
-    call = ", ".join(f"{SHORT[t.dtype]}[{', '.join(map(str, t.shape))}]" for t in inputs)
-    name = re.sub(r"^[0-9_]+|[^a-z0-9_]|_+$", "", path.stem.lower()) or FUNCTION
-    return {"source": _text(graph, path.name).replace(FUNCTION, name), "function": name, "call": call}
+        made = module.Model(*getattr(module, "get_init_inputs", list)())
+        values = module.get_inputs()
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    integers = any(not t.is_floating_point() for t in tensors)
+    if integers and sum(t.numel() for t in tensors) <= MOST_MADE:
+        values = module.get_inputs()  # which says what bounds them
+    weighted = next(made.parameters(), None) is not None
+    why = "its model has weights, which a template gives no arguments" if weighted else ""
+    if len(tensors) < len(values):
+        why = "its inputs are not tensors alone"
+    return Problem(made, tensors, ", ".join(map(_said, values)), why)
 
 
-def _graph(model: Any, inputs: Sequence[torch.Tensor]) -> list[Any]:
+def _said(value: Any) -> str:
+    """An input as ``--args`` has it."""
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_said, value))}]"
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    long = str(value.dtype).removeprefix("torch.")
+    text = f"{next((s for s, n in DTYPES.items() if n == long), long)}[{', '.join(map(str, value.shape))}]"
+    counted = long.startswith(("int", "uint")) and value.device.type != "meta" and value.numel()
+    return f"{text} < {int(value.max()) + 1}" if counted else text
+
+
+def _graph(compute: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[Any]:
     """Nodes of what it computes, in torch's small set of operations. Raises Unfit."""
     from torch._decomp import get_decompositions
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -83,11 +146,9 @@ def _graph(model: Any, inputs: Sequence[torch.Tensor]) -> list[Any]:
     named = [getattr(aten, name) for name in DECOMPOSED.split() if hasattr(aten, name)]
     table: Any = get_decompositions(named)
     try:
-        traced = make_fx(model, decomposition_table=table, tracing_mode="fake")(*inputs)
+        traced = make_fx(compute, decomposition_table=table, tracing_mode="fake")(*inputs)
     except Exception as error:
-        raise Unfit(
-            f"its model cannot be traced: {type(error).__name__}: {error}".splitlines()[0][:200]
-        ) from error
+        raise Unfit(f"it cannot be traced: {type(error).__name__}: {error}".splitlines()[0][:200]) from error
     traced.graph.eliminate_dead_code()
     return list(traced.graph.nodes)
 
@@ -265,12 +326,15 @@ def main() -> None:
     request = json.load(sys.stdin)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    path, call = Path(request["path"]), next(iter(request.get("calls") or ()), "")
+    answer: dict[str, Any]
     try:
-        answer = written(Path(request["path"]))
-    except Unfit as unfit:
-        answer = {"refusals": [{"line": 0, "what": str(unfit)}]}
+        answer = written(path, call)
     except Exception as error:  # noqa: BLE001 - whatever the user's file raises
-        answer = {"refusals": [{"line": 0, "what": f"{type(error).__name__}: {error}".splitlines()[0]}]}
+        said = str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {error}".splitlines()[0]
+        answer = {"refusals": [{"line": 0, "what": said}]}
+        with contextlib.suppress(Exception):  # a problem that cannot be read says no call
+            answer["call"] = read(path, call).call
     json.dump(answer, out)
     out.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +13,10 @@ import pytest
 from testkit.sample_campaign import SampleCampaign
 from testkit.spaces.tables import AtOnce
 from tilewright.evolve.campaign.evaluator import Job
+from tilewright.evolve.campaign.finals import Finals
 from tilewright.evolve.campaign.references import References
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import load
-from tilewright.evolve.run import _Run
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.seeds.operator import Scope
@@ -51,20 +50,19 @@ def test_without_final_workloads_finalists_are_checked_until_one_passes(
     checker = Checker({genome.id for genome in FINALISTS[:failing]})
     notes: list[str] = []
     fittest = [(SimpleNamespace(genome=genome), None) for genome in FINALISTS]
-    campaign = SimpleNamespace(history=SimpleNamespace(fittest=lambda count: fittest[:count]))
+    history = SimpleNamespace(fittest=lambda count: fittest[:count])
     resolved = SimpleNamespace(
         suite=SimpleNamespace(final=()),
         config=SimpleNamespace(search=SimpleNamespace(finalists=3)),
         starts=[SimpleNamespace(name="naive", genome=FINALISTS[0])],
     )
     with Journal(tmp_path / "journal.sqlite", create=True, write=True) as journal:
-        run = _Run(resolved, journal, tmp_path, tmp_path, SimpleNamespace(note=notes.append))  # type: ignore[arg-type]
-        run._last_shown = time.monotonic() + 1e6  # nothing to show
-        found = run._finals(campaign, References(checker, journal, 3))  # type: ignore[arg-type]
-        finals = [job for job in checker.jobs if job.scope is Scope.FINAL]
+        finals = Finals(resolved, journal, References(checker, journal, 3), notes.append, lambda: False)  # type: ignore[arg-type]
+        found = finals.winner(history)  # type: ignore[arg-type]
+        checks = [job for job in checker.jobs if job.scope is Scope.FINAL]
         assert found == (None if winner is None else FINALISTS[winner])
-        assert [job.genome for job in finals] == FINALISTS[:checked]
-        assert all(job.best == 0.0 < math.inf for job in finals), "held to the gates, seeds' own sources too"
+        assert [job.genome for job in checks] == FINALISTS[:checked]
+        assert all(job.best == 0.0 < math.inf for job in checks), "held to the gates, seeds' own sources too"
         assert ("winner" in journal.references("final")) == (winner is not None)
         assert any("no winner" in note for note in notes) == (winner is None)
 

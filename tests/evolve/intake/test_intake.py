@@ -10,7 +10,7 @@ import pytest
 
 from tests.evolve.intake import kernels
 from tilewright.evolve.campaign.resolve import resolve
-from tilewright.evolve.intake import child, folder, preflight, problem_seed, tune, winner
+from tilewright.evolve.intake import child, folder, preflight, problems, tune, winner
 from tilewright.fitness.dialect import check
 from tilewright.fitness.gates import failure, read_gates
 from tilewright.fitness.targets import load_target
@@ -221,7 +221,8 @@ def test_a_problem_begins_with_a_plain_kernel(tmp_path: Path) -> None:
         "dim = 1\n\ndef get_inputs():\n    return [torch.rand(512, 4096)]\n\n"
         "def get_init_inputs():\n    return [dim]\n"
     )
-    request, where = problem_seed.seeded(problem, load_target("interpreter"), tmp_path / "made")
-    assert request.calls == ("f32[512, 4096]",) and request.path.parent == where
+    asked = problems.Asked("", "", ())
+    request = problems.begun(problem, asked, load_target("interpreter"), tmp_path / "made").request
+    assert request.calls == ("f32[512, 4096]",) and request.path.parent == tmp_path / "made"
     answer = tune.take(request, load_target("interpreter"))
     assert set(answer["space"]) >= {"BLOCK", "num_warps"} and answer["results"][0][1] == "float32"

@@ -66,25 +66,21 @@ def test_no_refusal_goes_without_a_remedy_of_its_own(what: str) -> None:
     assert not told.remedy.startswith("see docs") and told.text().startswith("mine.py:3: ")
 
 
-def test_a_benchmarks_problem_is_told_from_a_file_without_a_function(tmp_path: Path) -> None:
-    import argparse
-
+def test_a_benchmarks_problem_with_weights_is_told_what_to_do(tmp_path: Path) -> None:
     import torch
 
-    from tilewright.evolve.errors import UserError
-    from tilewright.evolve.intake.cli import _request
     from tilewright.workers.intake.reference import function_of
+    from tilewright.workers.intake.template import read
 
     path = tmp_path / "level1_23.py"
     path.write_text(
         "import torch\n\n\nclass Model(torch.nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n"
-        "        self.dim, self.w = dim, torch.nn.Parameter(torch.ones(3))\n\n    def forward(self, x):\n"
-        "        return torch.softmax(x * self.w, self.dim)\n\n\ndef get_inputs():\n    return [torch.rand(9, 3)]\n\n\n"
-        "def get_init_inputs():\n    return [1]\n"
+        "        self.dim, self.w = dim, torch.nn.Parameter(torch.ones(3))\n\n    def forward(self, x, n):\n"
+        "        return torch.softmax(x * self.w, self.dim)\n\n\ndef get_inputs():\n"
+        "    return [torch.rand(9, 3), torch.randint(0, 1, (4,))]\n\n\ndef get_init_inputs():\n    return [1]\n"
     )
-    given = argparse.Namespace(place=str(path), args=["f32[2, 3]"], reference="torch.softmax")
-    with pytest.raises(UserError, match=r"is a problem of KernelBench.*--reference .*level1_23.py:Model"):
-        _request(given)
+    problem = read(path)
+    assert (problem.call, "weights" in problem.why) == ("f32[9, 3], i64[4] < 1", True)
     x = torch.randn(2, 3, dtype=torch.float64)
-    found = function_of(f"{path}:Model")(x)
+    found = function_of(f"{path}:Model")(x, None)
     assert found.dtype == torch.float64 and torch.equal(found, torch.softmax(x, 1))

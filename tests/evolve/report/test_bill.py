@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tilewright.evolve.mlflow_mirror.content import cost_line, cost_metrics
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.bill import SPENT, Bill
 from tilewright.evolve.report.data import load
 from tilewright.evolve.report.profile import profile_of
+from tilewright.evolve.report.units import money_text
+from tilewright.evolve.show.summary import status_lines
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
 
@@ -32,8 +35,10 @@ def evaluation(genome: Genome, seconds: float, **spent: float) -> Evaluation:
 def journal(tmp_path: Path):
     with Journal(tmp_path / "journal.sqlite", write=True, create=True) as journal:
         journal.set_meta(
-            "campaign", {"id": "c-001", "floors": {"w": {"mxu_seconds": 1.0}}, "seeds": ["first"]}
-        )
+            "campaign",
+            {"id": "c-001", "floors": {"w": {"mxu_seconds": 1.0}}, "seeds": ["first"], "target": "h200",
+             "target_kind": "measured", "budget": {"evaluations": 2, "until": "converged"}},
+        )  # fmt: skip
         prices = {"device_hour": 3600.0, "cpu_hour": 360.0, "million_tokens": 10.0, "currency": "EUR"}
         journal.set_meta("config", {"prices": prices})
         journal.add_event("started")
@@ -52,12 +57,41 @@ def test_it_adds_up_and_prices_what_was_recorded(journal: Journal) -> None:
     bill = load(journal).bill
     assert (bill.device_seconds, bill.cpu_seconds, bill.tokens) == (5.0, 20.0, 1_000_000)
     assert dict(bill.profile.stages) == {"compile": 2.0, "measure": 3.0}
-    assert bill.gain == 2.0 and bill.percents == pytest.approx(69.31, abs=0.01)
+    assert bill.gain == 2.0 and bill.percents == pytest.approx(100.0)
     assert bill.money == pytest.approx(5.0 + 2.0 + 10.0)
-    assert "17.00 EUR" in bill.rows()["money"] and "0.1 s of device" in bill.rows()["per % gained"]
-    assert bill.metrics()["bill/money"] == pytest.approx(17.0)
-    assert bill.metrics()["bill/money_per_percent"] == pytest.approx(17.0 / bill.percents)
-    assert bill.metrics()["bill/device_seconds_per_percent"] == pytest.approx(5.0 / bill.percents)
+    rows, metrics = bill.rows(), bill.metrics()
+    assert rows["money"] == "17.00 EUR: device 5.00, processors 2.00, tokens 10.00"
+    assert rows["gained"] == "×2.00 over the first seed (h200, measured)"
+    assert rows["per % gained"] == "0.2 s of CPU time, 0.1 s of device, 10000 tokens, 0.17 EUR"
+    assert metrics["bill/money_EUR"] == pytest.approx(17.0)
+    assert metrics["bill/money_EUR_per_percent"] == pytest.approx(0.17)
+    assert metrics["bill/device_seconds_per_percent"] == pytest.approx(0.05)
+    assert metrics["bill/tokens_per_percent"] == pytest.approx(1e4)
+    assert metrics["bill/gained_percent_measured"] == pytest.approx(100.0)
+
+
+def test_status_and_mlflow_say_it_too(journal: Journal, tmp_path: Path) -> None:
+    lines = status_lines(tmp_path / "journal.sqlite")
+    assert lines[1].endswith("budget 2 evaluations, until converged")
+    assert any("17.00 EUR" in line for line in lines)
+    mean, by_shape = lines[-2:]
+    assert mean == (
+        "headroom: 66.7 % of the way from the first seed to the floor, ×2.00 "
+        "(mean of workloads; h200, times measured, floors modelled)"
+    )
+    assert by_shape == "  w  66.7 %, ×2.00, at most ×2.00 left"
+    assert "money 17.00 EUR" in cost_line(load(journal)) and "66.7%" in cost_line(load(journal))
+    metrics = cost_metrics(load(journal))
+    assert metrics["headroom_closed_measured/w"] == pytest.approx(2 / 3)
+    assert metrics["campaign/headroom_closed_measured"] == pytest.approx(2 / 3)
+    assert metrics["bill/money_EUR"] == pytest.approx(17.0)
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"), [(0.0, "0.00"), (17.0, "17.00"), (0.0561, "0.056"), (0.0013, "0.0013")]
+)
+def test_small_amounts_keep_two_digits(amount: float, text: str) -> None:
+    assert money_text(amount) == text
 
 
 def test_headroom_reads_the_campaigns_floors(journal: Journal) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -51,6 +52,29 @@ def test_workers_are_started_beside_one_device_where_this_process_has_too_few_pl
         assert len(starts) == 1 + more
     finally:
         pool.close()
+
+
+def test_a_token_that_is_refused_is_told_at_once_and_a_slow_cluster_is_not(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import ray
+    import ray._raylet
+
+    from tilewright.workers.cluster import ray_start
+
+    said: list[Exception] = [ray.exceptions.AuthenticationError("no such token"), TimeoutError("slow")]
+
+    def client(address: str) -> None:
+        os.write(2, b"gcs_client.cc:210: Failed to get cluster ID\n")
+        os.write(2, b"something else\n")
+        raise said.pop(0)
+
+    monkeypatch.setattr(ray._raylet, "GcsClient", client)
+    with pytest.raises(PoolUnavailable, match=r"10\.0\.0\.1:6379 refuses this machine's token"):
+        ray_start._require_token("10.0.0.1:6379")
+    ray_start._require_token("10.0.0.1:6379")
+    ray_start._require_token("auto")
+    assert not said and capfd.readouterr().err == "something else\n" * 2
 
 
 def test_ray_starts_once_there_is_a_first_verdict_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

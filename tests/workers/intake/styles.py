@@ -1,6 +1,7 @@
 """Functions in the styles of public code, one kind of difficulty each. Taken in by ``test_styles``, never imported."""
 
 import importlib.util
+import itertools
 import os
 import tempfile
 
@@ -130,6 +131,119 @@ def increased(x):
     return y
 
 
+@triton.jit
+def _methods(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    _0 = tl.zeros((1,), dtype=x_ptr.dtype.element_ty)
+    _in = tl.load(x_ptr + at, mask=at < n, other=_0)
+    tl.store(y_ptr + at, (_in * _in + 1).log().exp().sqrt(), mask=at < n)
+
+
+def rooted(x):
+    y = torch.empty_like(x)
+    _methods[(triton.cdiv(x.numel(), 128),)](x, y, x.numel(), BLOCK=128)
+    return y
+
+
+@triton.jit
+def _parts(x_ptr, begin_ptr, y_ptr, cols, BLOCK: tl.constexpr):
+    begin, end = tl.load(begin_ptr + tl.program_id(0)), tl.load(begin_ptr + tl.program_id(0) + 1)
+    for row in range(begin, end):
+        for first in range(0, cols, BLOCK):
+            at = first + tl.arange(0, BLOCK)
+            x = tl.load(x_ptr + row * cols + at, mask=at < cols)
+            tl.store(y_ptr + row * cols + at, x / (end - begin), mask=at < cols)
+
+
+def shared_out(x, begins):
+    y = torch.zeros_like(x)
+    _parts[(begins.shape[0] - 1,)](x, begins, y, x.shape[1], BLOCK=16)
+    return y
+
+
+@triton.jit
+def _filled(x_ptr, slot_ptr, cache_ptr, cols, BLOCK: tl.constexpr):
+    at, slot = tl.arange(0, BLOCK), tl.load(slot_ptr + tl.program_id(0))
+    x = tl.load(x_ptr + tl.program_id(0) * cols + at, mask=at < cols)
+    tl.store(cache_ptr + slot * cols + at, x, mask=at < cols)
+
+
+def filled(x, slots, cache):
+    _filled[(x.shape[0],)](x, slots, cache, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+
+
+def _ready(arguments):
+    arguments["y_ptr"].zero_()
+
+
+class _Kernels:
+    SCALE = 3
+
+    @staticmethod
+    @triton.autotune(
+        [triton.Config({"BLOCK": b}, num_warps=2, pre_hook=_ready) for b in (64, 128)],
+        key=["n"],
+        prune_configs_by={"early_config_prune": lambda configs, arguments, **more: configs[:1]},
+        reset_to_zero=["y_ptr"],
+    )
+    @triton.heuristics({"EVEN": lambda arguments: arguments["n"] % arguments["BLOCK"] == 0})
+    @triton.jit
+    def _tripled(x_ptr, y_ptr, n, scale: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + at) if EVEN else tl.load(x_ptr + at, mask=at < n)
+        tl.atomic_add(y_ptr + at, x * scale, mask=at < n, sem="relaxed")
+
+    @classmethod
+    def tripled(cls, x):
+        y = torch.zeros_like(x)
+        cls._tripled[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel(), scale=cls.SCALE)
+        return y
+
+
+def tripled(x):
+    return _Kernels.tripled(x)
+
+
+@triton.jit
+def _flagged(x_ptr, y_ptr, n, cols, flag, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * cols + at, mask=at < cols, other=float("-inf"))
+    if flag:
+        x = tl.sort(x, descending=True)
+    tl.store(y_ptr + row * cols + at, x, mask=at < cols)
+
+
+@torch.compile(dynamic=True)
+def ordered(x, flag=True):
+    torch._check(x.dim() == 2 and x.shape[1] > 0)
+    y = torch.empty_like(x)
+    _flagged[(x.shape[0],)](x, y, x.numel(), x.shape[1], flag, BLOCK=triton.next_power_of_2(x.shape[1]))
+    return y
+
+
+_ALPHA = 0.5
+
+
+@triton.jit
+def _squashed(x):
+    return (_ALPHA * x).to(x.dtype) + 0.0 * x
+
+
+@triton.jit
+def _halves(x_ptr, y_ptr, cols, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    mask = at < cols
+    a = tl.load(x_ptr + tl.program_id(0) * 2 * cols + at, mask=mask)
+    b = tl.load(x_ptr + tl.program_id(0) * 2 * cols + cols + at, mask=mask)
+    tl.store(y_ptr + tl.program_id(0) * cols + at, _squashed(_ALPHA * (a + b)), mask=mask)
+
+
+def quartered(x, out):
+    assert x.shape[1] == 2 * out.shape[1]
+    _halves[(x.shape[0],)](x, out, out.shape[1], BLOCK=triton.next_power_of_2(out.shape[1]))
+
+
 class Layer(torch.nn.Module):
     def __init__(self, share):
         super().__init__()
@@ -171,3 +285,30 @@ def plain_increased(x):
 
 def plain_kept_rows(x, labels):
     return x
+
+
+def plain_rooted(x):
+    return (x * x + 1).sqrt()
+
+
+def plain_shared_out(x, begins):
+    return torch.cat([x[a:b] / (b - a) for a, b in itertools.pairwise(begins)])
+
+
+def plain_filled(x, slots, cache):
+    cache = cache.clone()
+    cache[slots] = x
+    return cache
+
+
+def plain_tripled(x):
+    return 3 * x
+
+
+def plain_ordered(x):
+    return x.sort(descending=True).values
+
+
+def plain_quartered(x, out):
+    a, b = x.chunk(2, dim=1)
+    return out.new_zeros(out.shape) + (a + b) / 4

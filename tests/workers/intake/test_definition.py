@@ -1,4 +1,4 @@
-"""A flashinfer-bench Definition as a reference, and at the command line."""
+"""A flashinfer-bench Definition as a reference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewright.evolve.cli import main
 from tilewright.workers.intake.reference import function_of, run_reference
 
 DEFINITION = {
@@ -34,14 +33,6 @@ def test_its_function_is_a_reference(definition: Path) -> None:
     definition.write_text('{"name": "x"}')
     with pytest.raises(LookupError, match="no Definition with a reference"):
         function_of(f"{definition}:run")
-
-
-def test_tuning_it_says_that_it_has_no_kernel(definition: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["tune", str(definition), "--reference", f"{definition}:run", "--args", "f32[4, 8]"]
-    assert main(given) == 2
-    told = capsys.readouterr().err
-    assert "a problem of flashinfer-bench" in told and f"--reference {definition}:run" in told
-    assert len(told.strip().splitlines()) == 1
 
 
 def test_a_reference_takes_one_thread_and_leaves_the_others_as_they_were() -> None:
