@@ -89,3 +89,11 @@ def test_equal_sizes_are_one_dimension_only_where_they_must_be() -> None:
 def test_a_size_may_be_a_product_or_a_quotient() -> None:
     assert size_of("M*N", {"M": 3, "N": 5}) == 15
     assert size_of("N/128", {"N": 300}) == 3
+
+
+@pytest.mark.parametrize(
+    "text", ["i32[64] < x", "i32[64] < -1", "i32[64] < 2.5", "f(3) < 4", "i32[64] < True"]
+)
+def test_a_bound_that_is_none_is_told(text: str) -> None:
+    with pytest.raises(BadCall, match=r"^--args: "):
+        parse(text)
