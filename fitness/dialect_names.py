@@ -19,40 +19,48 @@ _DTYPES = _names(
 )
 
 _JNP = _DTYPES | _names(
-    "abs absolute add all any arange argmax argmin array asarray astype atleast_1d atleast_2d bitwise_and bitwise_not "
-    "bitwise_or bitwise_xor broadcast_to cbrt ceil clip concatenate cos cosh cumsum divide dot dtype einsum empty "
-    "equal exp exp2 expand_dims expm1 eye finfo float_power floating floor floor_divide fmax fmin full full_like "
-    "greater greater_equal histogram iinfo inf inexact integer invert isfinite isinf isnan issubdtype kron left_shift "
-    "less less_equal linspace log log1p log2 logaddexp logical_and logical_not logical_or logical_xor matmul max "
-    "maximum mean min minimum mod moveaxis multiply nan ndarray ndim negative newaxis not_equal ones ones_like outer "
-    "pad pi positive power prod promote_types ravel reciprocal remainder repeat reshape result_type right_shift rint "
-    "roll round shape sign signbit signedinteger sin sinh size split sqrt square squeeze stack subtract sum swapaxes "
-    "tan tanh tensordot tile transpose tri tril triu true_divide trunc unsignedinteger vdot vstack hstack where zeros "
-    "zeros_like"
+    "abs absolute acos acosh add all any append arange arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax "
+    "argmin argsort argwhere array asarray asin asinh astype atan atan2 atanh atleast_1d atleast_2d average bincount "
+    "bitwise_and bitwise_not bitwise_or bitwise_xor broadcast_arrays broadcast_to cbrt ceil choose clip column_stack "
+    "compress concatenate copysign cos cosh count_nonzero cumprod cumsum degrees diag diagonal diff digitize divide "
+    "dot dstack dtype e einsum empty equal exp exp2 expand_dims expm1 eye fabs finfo flip fliplr flipud "
+    "float_power floating floor floor_divide fmax fmin fmod full full_like greater greater_equal heaviside histogram "
+    "hstack hypot identity iinfo inexact inf inner integer interp invert isclose isfinite isinf isnan issubdtype "
+    "kron ldexp left_shift less less_equal linspace log log10 log1p log2 logaddexp logaddexp2 logical_and "
+    "logical_not logical_or logical_xor matmul matrix_transpose matvec max maximum mean meshgrid min minimum mod "
+    "moveaxis multiply nan nan_to_num nanmax nanmin nansum ndarray ndim negative newaxis nextafter nonzero not_equal "
+    "number ones ones_like outer pad permute_dims pi positive power prod promote_types ptp radians ravel reciprocal "
+    "remainder repeat reshape result_type right_shift rint roll rot90 round searchsorted select shape sign signbit "
+    "signedinteger sin sinc sinh size sort split sqrt square squeeze stack std subtract sum swapaxes take "
+    "take_along_axis tan tanh tensordot tile trace transpose tri tril tril_indices triu triu_indices true_divide "
+    "trunc unpackbits unsignedinteger var vdot vecdot vectorize vstack where zeros zeros_like"
 )
 
 _LAX = _names(
-    "Precision DotAlgorithm DotAlgorithmPreset abs acos add argmax argmin batch_matmul bitcast_convert_type "
-    "bitwise_and bitwise_not bitwise_or bitwise_xor broadcast broadcast_in_dim broadcasted_iota cbrt ceil clamp "
-    "collapse concatenate cond convert_element_type cos cummax cumsum div dot dot_general dynamic_index_in_dim "
-    "dynamic_slice dynamic_slice_in_dim dynamic_update_slice dynamic_update_slice_in_dim eq erf exp exp2 "
-    "expand_dims expm1 floor fori_loop full full_like ge gt integer_pow iota is_finite le log log1p logistic lt max "
-    "min mul ne neg nextafter pad pow population_count reciprocal reduce reduce_max reduce_min reduce_precision "
-    "reduce_sum rem reshape rev round rsqrt scan select select_n shift_left shift_right_arithmetic "
-    "shift_right_logical sign sin slice slice_in_dim split sqrt square squeeze stop_gradient sub switch tanh "
-    "transpose while_loop"
+    "abs acos acosh add argmax argmin asin asinh associative_scan atan atan2 atanh batch_matmul bitcast_convert_type "
+    "bitwise_and bitwise_not bitwise_or bitwise_xor broadcast broadcast_in_dim broadcasted_iota cbrt ceil clamp clz "
+    "collapse concatenate cond convert_element_type cos cosh cumlogsumexp cummax cumprod cumsum digamma div dot "
+    "dot_general DotAlgorithm DotAlgorithmPreset DotDimensionNumbers dynamic_index_in_dim dynamic_slice "
+    "dynamic_slice_in_dim dynamic_update_index_in_dim dynamic_update_slice dynamic_update_slice_in_dim eq erf "
+    "erf_inv erfc exp exp2 expand_dims expm1 floor fori_loop full full_like ge gt index_in_dim integer_pow iota "
+    "is_finite le lgamma log log1p logistic lt map max min mul ne neg nextafter optimization_barrier pad "
+    "population_count pow Precision reciprocal reduce reduce_and reduce_max reduce_min reduce_or reduce_precision "
+    "reduce_prod reduce_sum reduce_xor rem reshape rev round rsqrt scan select select_n shift_left "
+    "shift_right_arithmetic shift_right_logical sign sin sinh slice slice_in_dim sort split sqrt square squeeze "
+    "stop_gradient sub switch tan tanh top_k transpose while_loop"
 )
 
 _PALLAS = _names(
-    "ANY BlockDim BlockSpec Blocked BoundedSlice Buffered Element GridSpec MemorySpace Squeezed align_to "
-    "broadcast_to cdiv dot ds dslice empty empty_like get_global loop multiple_of next_power_of_2 num_programs "
-    "pallas_call program_id reciprocal run_scoped squeezed when with_scoped strides_from_shape"
+    "align_to ANY BlockDim Blocked BlockSpec BoundedSlice broadcast_to Buffered cdiv CostEstimate dot ds dslice "
+    "Element empty empty_like get_global GridSpec loop MemorySpace multiple_of next_power_of_2 num_programs "
+    "pallas_call program_id reciprocal run_scoped Slice Squeezed squeezed strides_from_shape when with_scoped"
 )
 
 _PALLAS_TPU = _names(
-    "ARBITRARY PARALLEL CompilerParams GridDimensionSemantics HBM MemorySpace PrefetchScalarGridSpec SMEM "
-    "SemaphoreType VMEM async_copy bitcast dma_semaphore einshape emit_pipeline load make_async_copy "
-    "matmul_acc_lhs matmul_pop matmul_push_rhs pack_elementwise repeat roll store sync_copy touch unpack_elementwise"
+    "ARBITRARY async_copy bitcast CompilerParams dma_semaphore einshape emit_pipeline GridDimensionSemantics HBM "
+    "load make_async_copy matmul_acc_lhs matmul_pop matmul_push_rhs MemorySpace pack_elementwise PARALLEL "
+    "PrefetchScalarGridSpec prng_random_bits prng_seed repeat roll SemaphoreType SMEM stochastic_round store "
+    "sync_copy touch unpack_elementwise VMEM"
 )
 
 _TORCH = _DTYPES | _names("empty empty_like zeros zeros_like Tensor float8_e8m0fnu bool int long half float")
@@ -87,9 +95,13 @@ MODULES: Mapping[str, frozenset[str]] = {
     "__future__": _names("annotations"),
     "functools": _names("partial reduce"),
     "math": _MATH,
-    "jax": _names("Array ShapeDtypeStruct jit lax nn numpy"),
+    "jax": _names("Array ShapeDtypeStruct jit lax nn numpy tree tree_util vmap"),
+    "jax.tree": _names("flatten leaves map structure unflatten"),
+    "jax.tree_util": _names("tree_flatten tree_leaves tree_map tree_structure tree_unflatten"),
     "jax.nn": _names(
-        "elu gelu leaky_relu log_softmax logsumexp one_hot relu sigmoid silu softmax softplus swish tanh"
+        "celu elu gelu glu hard_sigmoid hard_silu hard_swish hard_tanh identity leaky_relu log_sigmoid log_softmax "
+        "logsumexp mish one_hot relu relu6 selu sigmoid silu soft_sign softmax softplus sparse_plus squareplus swish "
+        "tanh"
     ),
     "jax.numpy": _JNP,
     "jax.lax": _LAX,

@@ -26,6 +26,11 @@ SHAPE_OPERATIONS = frozenset(
 )
 """What may stand beside the kernels: rearranging operands, no arithmetic."""
 
+_NEVER_BESIDE = frozenset(
+    ["stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.dot_general", "stablehlo.convolution"]
+)
+"""Loops, branches on data, and what a kernel is written for."""
+
 MAX_CONSTANT_BYTES = 1 << 16
 MAX_KERNELS = 8
 
@@ -59,14 +64,25 @@ class ModuleFacts:
         return frozenset(item for kernel in self.kernels for item in kernel["signature"])
 
 
-def objection(facts: ModuleFacts, operand_names: Sequence[str], output_names: Sequence[str]) -> str | None:
-    """Why this module cannot be costed, in one line; None when it can."""
-    return _outside(facts, operand_names, output_names) or next(
+def objection(
+    facts: ModuleFacts,
+    operand_names: Sequence[str],
+    output_names: Sequence[str],
+    beside: frozenset[str] = frozenset(),
+) -> str | None:
+    """Why this module cannot be costed, in one line; None when it can.
+
+    ``beside``: operations that may stand beside the kernels (``seeds.operator.BesideKernels``). Where there are any, an
+    operand may be for them alone, and an output may be worked out further or by them.
+    """
+    return _outside(facts, operand_names, output_names, beside) or next(
         (reason for kernel in facts.kernels if (reason := _inside(kernel))), None
     )
 
 
-def _outside(facts: ModuleFacts, operand_names: Sequence[str], output_names: Sequence[str]) -> str | None:
+def _outside(
+    facts: ModuleFacts, operand_names: Sequence[str], output_names: Sequence[str], beside: frozenset[str]
+) -> str | None:
     if not facts.kernels:
         return "no Pallas kernel is left in the compiled module"
     if len(facts.kernels) > MAX_KERNELS:
@@ -75,16 +91,23 @@ def _outside(facts: ModuleFacts, operand_names: Sequence[str], output_names: Seq
         return "an HLO loop around the kernel: the simulator would count its body once"
     if facts.foreign_calls:
         return f"the module calls {', '.join(facts.foreign_calls)}"
-    others = sorted(set(facts.operations) - SHAPE_OPERATIONS)
+    others = sorted(set(facts.operations) - SHAPE_OPERATIONS - beside)
     if others:
         return f"work outside the Pallas kernel: {', '.join(others[:4])}"
     if facts.constant_bytes > MAX_CONSTANT_BYTES:
         return f"{facts.constant_bytes} bytes of constants in the module, at most {MAX_CONSTANT_BYTES} are allowed"
+    if beside:
+        return None
     if facts.unused_operands:
         return f"no kernel reads operand {operand_names[facts.unused_operands[0]]}"
     if facts.outputs_not_from_kernels:
         return f"output {output_names[facts.outputs_not_from_kernels[0]]} does not come from a kernel alone"
     return None
+
+
+def work_beside(facts: ModuleFacts) -> frozenset[str]:
+    """What a function's own module computes beside its kernels, where its time can be told: no loops, no products."""
+    return frozenset(facts.operations) - SHAPE_OPERATIONS - _NEVER_BESIDE
 
 
 def missing_work(facts: ModuleFacts, flops: int) -> str | None:

@@ -225,6 +225,17 @@ class KnownOperands(Protocol):
 
 
 @runtime_checkable
+class BesideKernels(Protocol):
+    """An operator's addition when the function it was taken from computes something beside its kernels, as a wrapper
+    that scales or sums its operands does. Candidates may do such work there, too; its time counts."""
+
+    @property
+    def beside(self) -> frozenset[str]:
+        """Operations that may stand beside the kernels of a module, as StableHLO names them."""
+        ...
+
+
+@runtime_checkable
 class LaneWork(Protocol):
     """An operator's addition when units other than the matrix units may bound it: what they do at least."""
 

@@ -228,14 +228,9 @@ def _noted(line: str) -> None:
 
 
 def _call_text(call: Any) -> str:
-    from tilewright.evolve.intake.winner import call_text
+    from tilewright.workers.intake.call_text import text_of
 
-    if isinstance(call, str):
-        return call
-    if not isinstance(call, tuple | list):
-        call = (call,)
-    keywords = call[-1] if call and isinstance(call[-1], dict) else {}
-    return call_text(call[: len(call) - 1] if keywords else call, keywords)
+    return text_of(call)
 
 
 def capture(module: str | ModuleType) -> Captured:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAIN, PALLAS = "main", "pallas"
 """The programs: for functions that launch Triton kernels, and for Pallas ones."""
 
-SECONDS = 300.0
+SECONDS = 600.0
 """Most that taking a function in may take."""
 
 _LAST_LINES = 4

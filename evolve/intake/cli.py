@@ -45,6 +45,10 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
         "--args", action="append", default=[], metavar="CALL",
         help='how it is called, for example "f32[4096, 1024], dim=1"; again for another shape',
     )  # fmt: skip
+    parser.add_argument(
+        "--call", action="append", default=[], metavar="FILE[:NAME]",
+        help="a Python file whose `calls` are lists of arguments, or a function that makes them",
+    )  # fmt: skip
     parser.add_argument("--target", help="where it runs (default: this machine's GPU, else the interpreter)")
 
 
@@ -54,17 +58,19 @@ def _say(line: str) -> None:
 
 def _asked(arguments: argparse.Namespace) -> tuple[Path, Any]:
     """The file, and what the command line says beside it. Raises UserError."""
+    from tilewright.evolve.intake.calls import calls_of
     from tilewright.evolve.intake.problems import Asked
     from tilewright.evolve.intake.tune import parse_place
     from tilewright.workers.intake.arguments import BadCall, parse
 
     path, function = parse_place(arguments.place)
+    texts = dict.fromkeys([*arguments.args, *(text for place in arguments.call for text in calls_of(place))])
     try:
-        for text in arguments.args:
+        for text in texts:
             parse(text)
     except BadCall as error:
         raise UserError(f"{error}.") from error
-    return path, Asked(function or "", arguments.reference or "", tuple(arguments.args))
+    return path, Asked(function or "", arguments.reference or "", tuple(texts))
 
 
 def _begun(arguments: argparse.Namespace, target: Any, folder: Path) -> Any:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.workers.intake.itself import ITSELF
-from tilewright.workers.intake.operator import LARGE, size_of
+from tilewright.workers.intake.operator import LARGE
+from tilewright.workers.intake.sizes import size_of
 
 RECIPE = "taken"
 SEED = "seed"
@@ -44,6 +45,7 @@ def operator_text(name: str, title: str, reference: str, answer: Mapping[str, An
     small = [n for n, dims in enumerate(answer["check"]) if dims in answer.get("small", answer["check"])]
     few = "CHECK" if len(small) == len(answer["check"]) else f"tuple(CHECK[n] for n in {tuple(small)})"
     calls = "".join(f"    {_workload(dims)},\n" for dims in answer["dims"])
+    beside = f"    beside=frozenset({sorted(answer['beside'])!r}),\n" if answer.get("beside") else ""
     points = ", points=POINTS" if answer.get("points") else ""
     return f'''"""{title}, judged by {reference}. Written by `tilewright tune`; yours to change.
 
@@ -75,7 +77,7 @@ OPERATOR = {kind}(
     kinds={tuple(answer["kinds"])!r},
     spread={answer["spread"]},
     work={ {k: v for k, v in answer["work"].items() if v}!r},
-    suites={{
+{beside}    suites={{
         "{CALLS}": Suite("{CALLS}", workloads=CALLS, check=CHECK),
         "{SMALL}": Suite("{SMALL}", workloads={few}, check=CHECK),
     }},
@@ -98,7 +100,10 @@ def _points(answer: Mapping[str, Any]) -> str:
 
 def _whole_is_fine(answer: Mapping[str, Any]) -> bool:
     """Whether operands may come from tables, value by value: sizes that add up to something may not."""
-    totals = any(row[4] for row in answer["operands"])
+    rows = answer["operands"]
+    if any(row[6] for row in rows):
+        return False
+    totals = any(row[4] for row in rows)
     return bool(answer["independent"]) or (not totals and "def launch(" in str(answer["source"]))
 
 
@@ -108,9 +113,10 @@ def _elements(answer: Mapping[str, Any], dims: Mapping[str, int]) -> int:
 
 
 def _operand(row: Any) -> str:
-    name, dtype, shape, below, total, size = row
+    name, dtype, shape, below, total, size, form, longest = row
     bound = (f", below={below!r}" if below else "") + (f", total={total!r}" if total else "")
     bound += f", size={size!r}" if size != 1.0 else ""
+    bound += (f", form={form!r}" if form else "") + (f", longest={longest}" if longest else "")
     return f"Operand({_text(name)}, {_text(dtype)}, {tuple(shape)!r}{bound})".replace("'", '"')
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
-from tilewright.workers.intake.arguments import Literal, parse
+from tilewright.workers.intake.arguments import parse
+from tilewright.workers.intake.call_text import value_text
 
 if TYPE_CHECKING:
     from tilewright.api import RecordedCampaign
@@ -178,7 +179,7 @@ def plain_arguments(
             return {"": "no such call"}
         bound.apply_defaults()
         named = dict(bound.arguments)
-    return {k: _value_text(v) for k, v in named.items() if not _is_tensor(v)}
+    return {k: value_text(v) for k, v in named.items() if not _is_tensor(v)}
 
 
 def _is_tensor(value: Any) -> bool:
@@ -239,15 +240,6 @@ def reference_text(reference: Any) -> str:
     return f"{path.resolve()}:{found}"
 
 
-_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
-
-
-def call_text(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> str:
-    """A call's values as ``--args`` has them: dtypes, shapes, and integers' bound."""
-    said = [_value_text(a) for a in arguments]
-    return ", ".join([*said, *(f"{k}={_value_text(v)}" for k, v in keywords.items())])
-
-
 def gaps_of(name: str, value: Any) -> str:
     """What is said of a tensor that does not fill its memory; empty where it does."""
     if not hasattr(value, "is_contiguous") or value.is_contiguous():
@@ -259,34 +251,3 @@ def gaps_of(name: str, value: Any) -> str:
         f"argument {name} has gaps (shape {list(value.shape)}, strides {list(value.stride())}): tuned as contiguous; "
         "such calls go to the original"
     )
-
-
-def _order(tensor: Any) -> list[int]:
-    """Its dimensions in the order in which they lie in memory; as they are where it is no plain permutation."""
-    plain = list(range(len(tensor.shape)))
-    if not hasattr(tensor, "is_contiguous") or tensor.is_contiguous():
-        return plain
-    order = sorted(plain, key=lambda n: -tensor.stride(n))
-    return order if tensor.permute(order).is_contiguous() else plain
-
-
-def _value_text(value: Any) -> str:
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        dtype = str(value.dtype).rpartition(".")[2]
-        order = _order(value)
-        shape = [int(value.shape[n]) for n in order]
-        text = f"{_SHORT.get(dtype, dtype)}[{', '.join(map(str, shape))}]"
-        if order != sorted(order):
-            text += f".permute({', '.join(str(order.index(n)) for n in range(len(order)))})"
-        if dtype.startswith(("int", "uint")):
-            text += f" < {int(value.max()) + 1}"
-        return text
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(_value_text, value)) + "]"
-    if isinstance(value, Literal):
-        return value.text
-    if type(value).__name__ == "dtype" and str(value).startswith("torch."):
-        return str(value)
-    if type(value).__name__ == "device":
-        return 'torch.device("cuda")'
-    return repr(value)

@@ -243,7 +243,7 @@ class SourceCrossover:
                 continue
             made = self._child(history, parent, mate, rng)
             genome = self._genome(made[0], made[1]) if made is not None else None
-            if made is not None and genome is not None and genome.id not in history:
+            if made is not None and genome is not None and not history.tried(genome):
                 return Proposal(genome, (parent.id, mate.id), Mutation(self.kind, self.name, made[2]))
         return None
 

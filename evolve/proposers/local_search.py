@@ -288,7 +288,7 @@ class _Climb:
 
     def _legal(self, row: Rows) -> bool:
         inside = all(0 <= place <= last for place, last in zip(row.tolist(), self._last, strict=True))
-        return inside and bool(self._space.legal_rows(row[None])[0])
+        return inside and self._space.is_legal_row(row)
 
 
 def _partners(space: Space) -> list[list[int]]:

@@ -76,7 +76,7 @@ class ParameterCrossover:
         if params == parent.genome.params or not space.legal(params):
             return None
         child = Genome(parent.genome.source, params)
-        if child.id in history:
+        if history.tried(child):
             return None
         detail = f"with {mate.genome.id[:8]}: {changes(parent.genome.params, child.params)}"
         parents = (parent.genome.id, mate.genome.id)

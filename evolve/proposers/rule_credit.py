@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilewright.evolve.record.history import Candidate, History, MutationKind
+from tilewright.evolve.record.sameness import THEN
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
 EXPLORE = 0.2
@@ -54,12 +55,12 @@ KNOB_PRIOR = 0.4
 _NICHE = re.compile(r"in the niche that ([a-z][a-z0-9_]*) opened: ")
 """How a point of a niche names the rule that opened it (``evolve.proposers.niches``)."""
 
-_STEP = re.compile(r"(?:^|; then )([a-z][a-z0-9_]*): ")
+_STEP = re.compile(rf"(?:^|{THEN})([a-z][a-z0-9_]*): ")
 
 
 def describe(steps: Sequence[tuple[str, str]]) -> str:
     """One line about (rule, description) steps, from which ``rules_of`` reads the rules back."""
-    return "; then ".join(f"{rule}: {description}" for rule, description in steps)
+    return THEN.join(f"{rule}: {description}" for rule, description in steps)
 
 
 def rules_of(detail: str) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar, overload
 
 import numpy as np
 
+from tilewright.evolve.record.sameness import Sameness, is_verified
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
 
@@ -158,6 +159,7 @@ class History:
         self._pending: dict[int, None] = {}
         self._best: tuple[Candidate, Evaluation] | None = None
         self._rewritten: dict[str, set[str]] = {}
+        self._sameness = Sameness()
         self.verdicts: Counter[Verdict] = Counter()
         self.candidates: Sequence[Candidate] = Rows(lambda: len(self._places), self._candidates.get)
         self.evaluated: Sequence[tuple[Candidate, Evaluation]] = Rows(lambda: len(self._order), self._pair)
@@ -167,6 +169,7 @@ class History:
         self._candidates.put(place, candidate)
         self._places[candidate.genome.id] = place
         self._pending[place] = None
+        self._sameness.note_tried(candidate.genome)
         if candidate.mutation.kind is MutationKind.REWRITE:
             for parent in candidate.parents:
                 source = self.candidate(parent).genome.source_id
@@ -179,6 +182,8 @@ class History:
         self._evaluations.put(place, evaluation)
         self._fitness.append(math.nan if evaluation.fitness is None else evaluation.fitness)
         self.verdicts[evaluation.verdict] += 1
+        if evaluation.artefact is not None:
+            self._note_compiled(candidate, evaluation.artefact)
         if evaluation.fitness is None:
             return
         if self._best is None or evaluation.fitness > (self._best[1].fitness or 0.0):
@@ -186,6 +191,18 @@ class History:
 
     def __contains__(self, genome_id: str) -> bool:
         return genome_id in self._places
+
+    def tried(self, genome: Genome, rewritten: tuple[Genome, str] | None = None) -> bool:
+        """Whether it was proposed before, or is presumed to compile to what something proposed before did.
+
+        ``rewritten``: the parent it was rewritten from, and the line that names the edits.
+        """
+        if genome.id in self._places:
+            return True
+        if is_verified(genome):
+            return False
+        idle = rewritten is not None and self._sameness.presumed_idle(rewritten[0], genome, rewritten[1])
+        return idle or self._sameness.presumed(genome)
 
     def candidate(self, genome_id: str) -> Candidate:
         return self._candidates.get(self._places[genome_id])
@@ -214,6 +231,12 @@ class History:
     def best(self) -> tuple[Candidate, Evaluation] | None:
         """The fittest, earliest integrated on a tie."""
         return self._best
+
+    def _note_compiled(self, candidate: Candidate, artefact: str) -> None:
+        self._sameness.note_compiled(candidate.genome, artefact)
+        if candidate.mutation.kind is MutationKind.REWRITE and len(candidate.parents) == 1:
+            parent = self.candidate(candidate.parents[0]).genome
+            self._sameness.note_rewritten(parent, candidate.genome, candidate.mutation.detail)
 
     def _pair(self, number: int) -> tuple[Candidate, Evaluation]:
         place = self._order[number]

@@ -250,8 +250,12 @@ class Space:
             row = self.encode(params)
         except KeyError:
             return None
+        return row if self.is_legal_row(row) else None
+
+    def is_legal_row(self, row: Rows) -> bool:
+        """Whether one row of value indices is legal; of many ``legal_rows`` is quicker."""
         places = row.tolist()
-        return row if all(rule.allows(places) for rule in self._rules) and self._is_member(row) else None
+        return all(rule.allows(places) for rule in self._rules) and self._is_member(row)
 
     def legal_rows(self, rows: Rows) -> np.ndarray:
         """bool [points]: which rows are legal."""

@@ -82,6 +82,20 @@ def test_each_rule_has_its_sentence(change, why):
     assert structure.objection(reversed_kernels, ["a", "w", "v"], ["c", "d", "e"]) == why
 
 
+def test_what_a_taken_function_computes_beside_its_kernels_may_stand_there():
+    own = having(
+        operations={"stablehlo.add": 1, "stablehlo.while": 1, "stablehlo.dot_general": 1, "func.return": 1}
+    )
+    assert structure.work_beside(own) == {"stablehlo.add"}, "no loops, no products"
+    added = having(operations={"stablehlo.add": 1}, unused_operands=[0], outputs_not_from_kernels=[0])
+    beside = frozenset({"stablehlo.add"})
+    assert structure.objection(added, ["a"], ["c"], beside) is None
+    assert structure.objection(own, ["a"], ["c"], beside).startswith("an HLO loop")
+    assert structure.objection(having(kernels=[]), [], [], beside).startswith("no Pallas kernel")
+    other = having(operations={"stablehlo.add": 1, "stablehlo.dot_general": 1})
+    assert structure.objection(other, [], [], beside) == OUTSIDE + "stablehlo.dot_general"
+
+
 def test_the_loop_is_named_before_other_work():
     facts = having(operations={"stablehlo.while": 1, "stablehlo.add": 1})
     assert structure.objection(facts, [], []).startswith("an HLO loop")

@@ -10,7 +10,7 @@ from signal import Signals
 from tilewright.fitness import gates, score, static_tpu, structure, time_model
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.fitness.llo import ParseError
-from tilewright.seeds.operator import Arrays, Workload
+from tilewright.seeds.operator import Arrays, BesideKernels, Workload
 from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
@@ -252,7 +252,8 @@ class CompileStage:
             return Failure(Verdict.INFRA_ERROR, f"{workload.id}: another module is compiled than was checked")
         operands = [spec.name for spec in request.inputs(workload)]
         results = [spec.name for spec in request.operator.outputs(workload)]
-        if (reason := structure.objection(facts, operands, results)) is not None:
+        beside = request.operator.beside if isinstance(request.operator, BesideKernels) else frozenset()
+        if (reason := structure.objection(facts, operands, results, beside)) is not None:
             return Failure(Verdict.IMPLAUSIBLE, reason)
         products = score.product_flops(request.operator, workload)
         if (reason := structure.missing_work(facts, products)) is not None:

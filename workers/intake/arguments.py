@@ -1,8 +1,10 @@
 """A call as text: ``f32[4096, 12672], dim=1``. Tensors by dtype and shape, all else as Python literals.
 
-``i64[512] < 32000`` are integers from 0 on, ``i32[4].sums(1024)`` such that add up, ``f32[512] * 0.01`` floats of that
-size; ``bf16[128, 64].T`` and ``bf16[2, 8, 64].permute(1, 0, 2)`` are views of memory of that shape; ``f32[]`` has no
-dimensions; ``x=f32[8]`` is by keyword; ``[f32[8], f32[8]]`` a list of tensors.
+``i64[512] < 32000`` are integers from 0 on, ``i32[4].sums(1024)`` such that add up, ``i64[9].offsets(1024)`` where
+parts begin, from 0 to 1024 (``.offsets(1024, 256)``: none longer than 256), ``i64[512].distinct() < 4096`` integers of
+which no two are alike, ``f32[512] * 0.01`` floats of that size; ``bf16[128, 64].T`` and
+``bf16[2, 8, 64].permute(1, 0, 2)`` are views of memory of that shape; ``f32[]`` has no dimensions; ``x=f32[8]`` is by
+keyword; ``[f32[8], f32[8]]`` a list of tensors.
 """
 
 from __future__ import annotations
@@ -17,13 +19,17 @@ from typing import Any
 DTYPES: Mapping[str, str] = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp16": "float16",
     "half": "float16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "f8": "float8_e4m3fn", "i64": "int64",
-    "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8", "bool": "bool",
+    "i32": "int32", "i16": "int16", "i8": "int8", "u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8",
+    "bool": "bool",
     **{n: n for n in ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32",
-                      "int16", "int8", "uint8")},
+                      "int16", "int8", "uint64", "uint32", "uint16", "uint8")},
 }  # fmt: skip
 
 
 _EMPTY_SHAPE = re.compile(r"(?<=\w)\[\s*\]")
+
+
+OFFSETS, DISTINCT = "offsets", "distinct"
 
 
 class BadCall(ValueError):
@@ -44,6 +50,12 @@ class TensorArgument:
 
     size: float = 1.0
     """Of floats, their standard deviation."""
+
+    form: str = ""
+    """Of integers: OFFSETS, from 0 to ``total``, or DISTINCT."""
+
+    longest: int = 0
+    """Of offsets, the most between two of them; 0: any."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +148,12 @@ def _value(node: ast.expr) -> Any:
                 f"--args: {ast.unparse(node)} must be integers that add up to one whole number above 0"
             )
         return replace(tensor, total=total[0])
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in (OFFSETS, DISTINCT)
+    ):
+        return _formed(node, node.func)
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("device", "torch.device"):
         return Literal('torch.device("cuda")')
     if isinstance(node, ast.List | ast.Tuple):
@@ -147,3 +165,26 @@ def _value(node: ast.expr) -> Any:
         if text.startswith(("torch.", "jnp.", "jax.")) and text.replace(".", "").replace("_", "").isalnum():
             return Literal(text)
         raise BadCall(f"--args: {text!r} is neither a tensor such as f32[8, 8] nor a plain value") from None
+
+
+def _formed(node: ast.Call, called: ast.Attribute) -> TensorArgument:
+    """``i64[9].offsets(1024)`` and ``i64[8].distinct()``."""
+    tensor, given = _value(called.value), [_value(a) for a in node.args]
+    integers = isinstance(tensor, TensorArgument) and "int" in tensor.dtype
+    if called.attr == DISTINCT:
+        if not integers or given:
+            raise BadCall(
+                f"--args: {ast.unparse(node)} must be a tensor of integers, and distinct() takes nothing"
+            )
+        return replace(tensor, form=DISTINCT)
+    if (
+        not integers
+        or len(tensor.shape) != 1
+        or tensor.shape[0] < 2
+        or len(given) not in (1, 2)
+        or not all(type(n) is int and n > 0 for n in given)
+    ):
+        raise BadCall(
+            f"--args: {ast.unparse(node)} must be integers along one axis, from 0 to one whole number above 0"
+        )
+    return replace(tensor, form=OFFSETS, total=given[0], longest=given[1] if len(given) == 2 else 0)

@@ -43,6 +43,8 @@ class Site:
     dims: list[dict[str, int]] = field(default_factory=list)
     literals: Literals = field(default_factory=Literals)
     part: Mapping[str, Any] = field(default_factory=dict)
+    keeps: bool = False
+    """See ``Origin.keeps``."""
 
 
 def signature_names(function: Any, call: Call) -> list[str]:
@@ -114,7 +116,9 @@ def traced_at(site: Site, dims: Mapping[str, int], wanted: Any) -> Taken:
     origin = f"{Path(site.path).name}:{site.name}"
     shapes = {o.name: o.shape for o in site.operands}
     device = {f"D{name}_": value for name, value in device_numbers(site.part).items()}
-    return emit(trace, Origin(origin, site.literals.found, site.literals.names, shapes, device), wanted)
+    return emit(
+        trace, Origin(origin, site.literals.found, site.literals.names, shapes, device, site.keeps), wanted
+    )
 
 
 def reference_calls(site: Site) -> list[str]:
@@ -152,10 +156,7 @@ def wanted_of(request: Mapping[str, Any], site: Site) -> Any:
     if sum(math.prod(shape) for shape in shapes.values()) <= MOST_ZEROS:
         devices.append("cpu")  # for a reference that cannot be asked without data
     for device, call in itertools.product(devices, reference_calls(site)):
-        given = {
-            o.name: torch.zeros(shapes[o.name], dtype=getattr(torch, o.dtype), device=device)
-            for o in site.operands
-        }
+        given = {o.name: _blank(o, site.dims[0], device) for o in site.operands}
         try:
             with torch.no_grad(), torch.device(device):
                 result = eval(f"reference({call})", {"torch": torch, "reference": function, **given})
@@ -165,6 +166,14 @@ def wanted_of(request: Mapping[str, Any], site: Site) -> Any:
         if found:
             return found
     return None
+
+
+def _blank(operand: Operand, dims: Mapping[str, int], device: str) -> torch.Tensor:
+    """An operand of zeros; on the host of integers as the call bounds them, which may decide a result's shape."""
+    dtype = getattr(torch, operand.dtype)
+    if device == "cpu" and not (dtype.is_floating_point or dtype == torch.bool):
+        return torch.from_numpy(draw(operand, dims, "randn", 1, np.random.default_rng(1)))
+    return torch.zeros(operand.sizes(dims), dtype=dtype, device=device)
 
 
 def computes(

@@ -9,6 +9,7 @@ from typing import Any
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS
 from tilewright.workers.intake.arguments import Call, TensorArgument
+from tilewright.workers.intake.names import public
 from tilewright.workers.intake.operator import Operand
 
 LETTERS = "MNKLPQRSUVWABCDEFGHIJ"
@@ -18,14 +19,18 @@ MOST, MOST_APART = 200, 120
 MULTIPLE = 16
 """Times the usual sizes are those that are tried next, for wrappers that cut a dimension into chunks."""
 
-BLOCKS = (128, 2, 64, 32, 16, 256, 512, 1024)
-"""Sizes of blocks that a dimension may count, the usual ones first; the half of another, too."""
+BLOCKS = (128, 2, 64, 32, 16, 256, 512, 1024, 8, 4)
+"""Sizes of blocks that a dimension may count, the usual ones first; the half of another, and numbers packed into one,
+too."""
 
 LEAST_UNIT = 16
 """Sizes that are tried are multiples of the largest block, and of this."""
 
 MOST_BLOCKS, MOST_WAYS, MOST_TRIES = 24, 32, 400
 """Ways to name dimensions, to say of each what it counts, and both together, that are tried."""
+
+KEEPABLE = (16, 256)
+"""Least and largest size of an axis that is tried as one that keeps it."""
 
 RESERVED = frozenset(("torch", "triton", "tl", "math", "inputs", "params", "reference"))
 Place = tuple[Any, ...]
@@ -72,13 +77,15 @@ def operands(
         tensors = [at(call, place) for call in calls]
         if any(len(t.shape) != len(tensors[0].shape) or t.dtype != tensors[0].dtype for t in tensors):
             raise Uneven(f"argument {name} has another rank or dtype in another call")
-        plain = name.lstrip("_") or "x"
+        plain = public(name, "x")
         while plain in ALL_BUILTINS or plain in RESERVED or plain in taken:
             plain += "_"
         sizes = tuple(tuple(t.shape[axis] for t in tensors) for axis in range(len(tensors[0].shape)))
         below, total = max(t.below for t in tensors), max(t.total for t in tensors)
-        size = tensors[0].size
-        made.append(Operand(plain, tensors[0].dtype, sizes, below, total, size))  # type: ignore[arg-type]
+        first, longest = tensors[0], max(t.longest for t in tensors)
+        made.append(
+            Operand(plain, first.dtype, sizes, below, total, first.size, first.form, longest)  # type: ignore[arg-type]
+        )
         places.append(place)
     return made, places
 
@@ -107,6 +114,9 @@ def settle(
         if best is None and len(set(shapes)) < len(shapes):
             apart = _assignments(shapes, apart=True)
             best = _most_names(raw, shapes, apart, MOST_APART, calls, both, unit)
+    for kept in _keepable(shapes) if best is None else ():
+        ways = _assignments(shapes)
+        best = best or _most_names(raw, shapes, ways, MOST_BLOCKS, calls, both, size, kept)
     best = best or _in_blocks(raw, shapes, calls, both) or None
     if best is None and surely is not None:
         best = _most_names(raw, shapes, _assignments(shapes), MOST, calls, works, size)
@@ -123,25 +133,33 @@ def _most_names(
     calls: int,
     works: Works,
     size: int,
+    kept: int = 0,
 ) -> list[Any] | None:
-    """Of the ways that work one with the most different names; None where none works."""
+    """Of the ways that work one with the most different names; None where none works. Axes of size ``kept`` keep it."""
     best: tuple[int, list[Any]] | None = None
     for names in itertools.islice(ways, most):
         count = len({n for shape in names for n in shape if isinstance(n, str)})
         if best is not None and count <= best[0]:
             continue
         dims = _dims(shapes, names, calls)
-        small = {name: size * (2 + place) for place, name in enumerate(dims[0])}
-        if works(small, _named(raw, names)):
+        small = {n: s if s == kept else size * (2 + place) for place, (n, s) in enumerate(dims[0].items())}
+        if works(small, [_bounded(o, dims[0]) for o in _named(raw, names)]):
             best = (count, names)
     return best[1] if best else None
+
+
+def _keepable(shapes: Sequence[Sizes]) -> list[int]:
+    """Sizes that a function may insist on, such as a head's: those between a tile's least and most in every call."""
+    sizes = {size[0] for shape in shapes for size in shape if len(set(size)) == 1}
+    return sorted(size for size in sizes if KEEPABLE[0] <= size <= KEEPABLE[1])
 
 
 def _in_blocks(raw: Sequence[Operand], shapes: Sequence[Sizes], calls: int, works: Works) -> list[Any]:
     """Names where a dimension counts blocks of another, as a scale for every 128 elements does, or is half of it; empty
     where none do. As few as will do count."""
     assignments = list(itertools.islice(_assignments(shapes), MOST_BLOCKS))
-    most = max(len({n for shape in names for n in shape}) for names in assignments)
+    assignments.sort(key=lambda names: -len({n for shape in names for n in shape}))
+    most = len({n for shape in assignments[0] for n in shape})
     tries = 0
     for number, names in itertools.product(range(1, most), assignments):
         dims = _dims(shapes, names, calls)
@@ -150,9 +168,11 @@ def _in_blocks(raw: Sequence[Operand], shapes: Sequence[Sizes], calls: int, work
             if tries > MOST_TRIES:
                 return []
             made = [tuple(said.get(n, n) if isinstance(n, str) else n for n in shape) for shape in names]
-            largest = max(LEAST_UNIT, *(int(text.partition("/")[2]) for text in said.values()))
+            largest = max(LEAST_UNIT, *(_counts(text)[1] for text in said.values()))
             kept = [name for name in dims[0] if name not in said]
-            if works({name: largest * (2 + place) for place, name in enumerate(kept)}, _named(raw, made)):
+            small = {name: largest * (2 + place) for place, name in enumerate(kept)}
+            whole = {name: dims[0][name] for name in kept}
+            if works(small, [_bounded(o, whole) for o in _named(raw, made)]):
                 return made
     return []
 
@@ -161,15 +181,22 @@ def _counted(dims: Sequence[Mapping[str, int]], number: int) -> Iterator[dict[st
     """Ways to say of so many dimensions which other one they count parts of, and of how many elements."""
     counts = {
         name: [
-            f"{other}/{by}" for by in BLOCKS for other in dims[0]
-            if other != name and all(-(-d[other] // by) == d[name] for d in dims)
+            *(f"{other}+1" for other in dims[0] if all(d[other] + 1 == d[name] for d in dims)),
+            *(f"{other}/{by}" for by in BLOCKS for other in dims[0]
+              if other != name and all(-(-d[other] // by) == d[name] for d in dims)),
         ]
         for name in dims[0]
     }  # fmt: skip
     for chosen in itertools.combinations([name for name, of in counts.items() if of], number):
         for ways in itertools.product(*(counts[name] for name in chosen)):
-            if not any(way.partition("/")[0] in chosen for way in ways):
+            if not any(_counts(way)[0] in chosen for way in ways):
                 yield dict(zip(chosen, ways, strict=True))
+
+
+def _counts(way: str) -> tuple[str, int]:
+    """The dimension that is counted, and how many of its elements make one."""
+    name, _, by = way.partition("/")
+    return name.partition("+")[0], int(by or 1)
 
 
 def _bounded(operand: Operand, dims: Mapping[str, int]) -> Operand:
@@ -193,7 +220,7 @@ def _dims(raw: Sequence[Sizes], names: Sequence[Any], calls: int) -> list[dict[s
     dims: list[dict[str, int]] = [{} for _ in range(calls)]
     for sizes, shape in zip(raw, names, strict=True):
         for size, name in zip(sizes, shape, strict=True):
-            if isinstance(name, str) and "/" not in name:
+            if isinstance(name, str) and name.isidentifier():
                 for call in range(calls):
                     dims[call][name] = size[call]
     return dims

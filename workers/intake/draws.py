@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.workers.intake.arguments import DISTINCT, OFFSETS
 from tilewright.workers.intake.dtypes import is_float, numpy_dtype
 
 if TYPE_CHECKING:
@@ -86,9 +87,31 @@ def _integers(operand: Operand, dims: Mapping[str, int], rng: np.random.Generato
         return rng.integers(0, 2, shape).astype(np.bool_)
     if operand.total:
         total = dims[operand.total] if isinstance(operand.total, str) else operand.total
+        if operand.form == OFFSETS:
+            return _offsets(shape[0], total, operand.longest, rng).astype(dtype)
         parts = math.prod(shape)
         return rng.multinomial(total, [1 / parts] * parts).reshape(shape).astype(dtype)
-    return rng.integers(least_of(operand), bound_of(operand, dims), shape).astype(dtype)
+    low, high, count = least_of(operand), bound_of(operand, dims), math.prod(shape)
+    if operand.form == DISTINCT and high - low >= count:
+        return (low + rng.permutation(high - low)[:count]).reshape(shape).astype(dtype)
+    return rng.integers(low, high, shape).astype(dtype)
+
+
+def _offsets(count: int, total: int, longest: int, rng: np.random.Generator) -> np.ndarray:
+    """Where parts of different lengths begin, and where the last one ends; none is empty where there is enough."""
+    parts = count - 1
+    shares = rng.uniform(0.5, 1.5, parts)
+    ends = np.round(np.cumsum(shares) / shares.sum() * total)
+    lengths = np.diff(ends, prepend=0).astype(np.int64)
+    most = max(longest, -(-total // parts)) if longest else total
+    for place in range(parts):  # what is too long goes to the next that has room
+        over = max(0, lengths[place] - most)
+        lengths[place] -= over
+        for other in range(parts):
+            moved = min(over, max(0, most - lengths[other]))
+            lengths[other] += moved
+            over -= moved
+    return np.concatenate([[0], np.cumsum(lengths)])
 
 
 @dataclass

@@ -29,7 +29,7 @@ def emit(trace: Trace, origin: Origin, wanted: Wanted) -> Taken:
 
 class _Emitter:
     def __init__(self, trace: Trace, origin: Origin) -> None:
-        self._trace, self._origin, self._dims = trace, origin.title, origin.dims
+        self._trace, self._origin, self._dims, self._keeps = trace, origin.title, origin.dims, origin.keeps
         self._kernels = Kernels()
         self._lifting = Lifting(trace, origin)
         self._kernels.refusals += trace.refusals
@@ -43,7 +43,7 @@ class _Emitter:
         for launch in launches:
             by_kernel.setdefault(id(launch.kernel.fn), []).append(launch.arguments)
         self._kernels.given = {fn: constants_of(given) for fn, given in by_kernel.items()}
-        results = results_of(self._trace, wanted)
+        results = results_of(self._trace, wanted, self._keeps)
         outputs = results.chosen
         self._notes += results.notes
         self._kernels.refusals += results.refusals

@@ -20,9 +20,9 @@ from tilewright.workers.intake.call_site import (
 from tilewright.workers.intake.knobs import Knob
 from tilewright.workers.intake.operator import Result, TakenOperator
 from tilewright.workers.intake.reference import to_tensor
+from tilewright.workers.intake.running import Running
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trial import (
-    Running,
     Shape,
     id_of,
 )

@@ -94,6 +94,10 @@ class PackageLoader(MetaPathFinder, Loader):
         self.user = ""
         """The name of the user's own module."""
 
+    def home(self, path: Path) -> Path:
+        """The folder of the user's code: of the package that a file lies in, else of the file."""
+        return self._root / self._package if self._package else path.parent
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -181,6 +185,8 @@ class PackageLoader(MetaPathFinder, Loader):
             if isinstance(hooked, ast.FunctionDef | ast.ClassDef):
                 hooked.decorator_list = [d for d in hooked.decorator_list if not _absent(d, module)]
             why = _ran(hooked, path, flags, module)
+            if why and isinstance(hooked, ast.FunctionDef):  # it may only annotate with what is not here
+                why = _ran(hooked, path, flags | __future__.annotations.compiler_flag, module)
             if isinstance(hooked, ast.FunctionDef) and is_kernel(statement):
                 why = unwrapped(hooked, why, module, functools.partial(_ran, hooked, path, flags, module))
             if why and isinstance(hooked, ast.ImportFrom):

@@ -40,16 +40,14 @@ from tilewright.workers.intake.evidence import (
 from tilewright.workers.intake.itself import ITSELF, Own
 from tilewright.workers.intake.literals import Literals
 from tilewright.workers.intake.load import load
-from tilewright.workers.intake.operator import Operand
+from tilewright.workers.intake.operator import Operand, operand_row
 from tilewright.workers.intake.reference import function_of
+from tilewright.workers.intake.running import RUN_SECONDS, TooSlow, run
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.intake.trial import (
-    RUN_SECONDS,
-    TooSlow,
     bars,
     deep_shape,
-    run,
     several_tiles,
     shapes_of,
     wrong,
@@ -266,6 +264,16 @@ def _reference(request: Mapping[str, Any], site: Site, module: Any, defaults: Ma
     )
 
 
+def _keeping(site: Site, taken: Taken) -> tuple[Taken, Any] | None:
+    """The module that keeps what arguments held where no kernel writes, as of a cache that is filled in places; None
+    where it is the same one."""
+    site.keeps = True
+    with noted_device(site.part):
+        kept = traced_at(site, site.dims[0], [(tuple(t.shape), t.dtype) for t in taken.outputs])
+    torch.set_default_device("cpu")
+    return None if kept.source == taken.source else (kept, load_module(kept.source))
+
+
 def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, Any]:
     """Checked shapes, gates, and knobs with their evidence."""
     torch.set_default_device("cpu")
@@ -279,6 +287,14 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
     places = _reference_places(request, site, taken)
     notes: list[str] = []
     shapes = shapes_of(request, site, taken, module, defaults, reference, notes)
+    if isinstance(shapes, str):
+        kept = _keeping(site, taken)
+        if kept is not None:
+            taken, module = kept
+            reference = _reference(request, site, module, defaults)
+            notes.clear()
+            kept_shapes = shapes_of(request, site, taken, module, defaults, reference, notes)
+            shapes = shapes if isinstance(kept_shapes, str) else kept_shapes
     if isinstance(shapes, str):
         return {"refusals": [{"line": 0, "what": shapes}], "notes": [*taken.notes, *notes]}
     count = len(shapes[0].answers["randn"])
@@ -312,7 +328,7 @@ def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, A
         "defaults": {k: defaults[k] for k in space},
         "points": taken.configurations(space, {k: defaults[k] for k in space}),
         "fixed": fixed,
-        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total, o.size] for o in site.operands],
+        "operands": [operand_row(o) for o in site.operands],
         "orders": [dimensions.at(site.calls[0], place).order for place in site.places],
         "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place] for r in results],
         "call": reference.call,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import keyword
 import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -37,3 +38,9 @@ def plain_function(function: Any) -> Any:
             seen = seen.__wrapped__
         else:
             return seen
+
+
+def public(name: str, otherwise: str) -> str:
+    """A name without the underscores before it, which the dialect forbids; a name still where that is none."""
+    plain = name.lstrip("_") or otherwise
+    return plain if plain.isidentifier() and not keyword.iskeyword(plain) else f"{otherwise}_{plain}"

@@ -19,12 +19,12 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, DECLARATIONS
+from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, DECLARATIONS, VALUE_ATTRIBUTES
 from tilewright.workers.intake import dead_branches
 from tilewright.workers.intake.device_library import OLD_HOMES, SAME, WRITTEN, whole_exponent
 from tilewright.workers.intake.load import Missing, Silent
 from tilewright.workers.intake.masks import is_mask, masks_of
-from tilewright.workers.intake.names import object_of
+from tilewright.workers.intake.names import object_of, public
 from tilewright.workers.intake.read_values import Head, with_heads
 
 _TAKEN = ALL_BUILTINS | frozenset(("torch", "triton", "tl", "launch", "math")) | frozenset(DECLARATIONS)
@@ -107,7 +107,7 @@ class Kernels:
         return made
 
     def _free(self, wanted: str) -> str:
-        name = wanted.lstrip("_") or "f"
+        name = public(wanted, "f")
         taken = set(self.functions) | set(self.constants) | set(self._names.values()) | _TAKEN
         while name in taken:
             name += "_k"
@@ -115,7 +115,7 @@ class Kernels:
 
     def constant(self, name: str, text: str) -> str:
         """A module constant; its name."""
-        new = name.lstrip("_") or "c"
+        new = public(name, "c")
         while new in _TAKEN or new in self.functions or self.constants.get(new, text) != text:
             new += "_c"
         self.constants[new] = text
@@ -186,7 +186,7 @@ class _Transform(ast.NodeTransformer):
                 continue
             new = name
             if new.startswith("_"):
-                new = new.lstrip("_") or "u"
+                new = public(new, "u")
             if new in _TAKEN:
                 new += "_"
             while new != name and (new in self._local or new in mapping.values()):
@@ -355,6 +355,8 @@ class _Transform(ast.NodeTransformer):
         found, value = self._object(node.func)
         if found and isinstance(value, torch.dtype | type) and node.args:
             pass
+        if not found:
+            _unbound(node)
         self.generic_visit(node)
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name and name == self._owner.spelt("pow") and (exponent := whole_exponent(node)):
@@ -369,6 +371,17 @@ class _Transform(ast.NodeTransformer):
         if ast.unparse(node.func) == "tl.constexpr" and len(node.args) == 1:
             return node.args[0]
         return node
+
+
+def _unbound(node: ast.Call) -> None:
+    """A function of the language that is called as a tensor's method, ``x.log()``, by its own name."""
+    func = node.func
+    if not isinstance(func, ast.Attribute) or func.attr in VALUE_ATTRIBUTES:
+        return
+    if hasattr(tl.tensor, func.attr) and callable(getattr(tl, func.attr, None)):
+        node.args.insert(0, func.value)
+        language = ast.copy_location(ast.Name("tl", ast.Load()), node)
+        node.func = ast.copy_location(ast.Attribute(language, func.attr, ast.Load()), node)
 
 
 def _transposed(node: ast.Call) -> None:

@@ -32,6 +32,7 @@ from tilewright.workers.intake.contract import contract_of
 from tilewright.workers.intake.draws import bound_of, draws, least_of
 from tilewright.workers.intake.dtypes import is_float, is_narrow, numpy_dtype
 from tilewright.workers.intake.reference import function_of, run_reference
+from tilewright.workers.intake.sizes import size_of
 
 KINDS = ("randn", "spread", "repeated")
 SAMPLED = 48
@@ -49,25 +50,18 @@ PRODUCT_OPERATIONS = 16
 LEAST_CODES = 0.995
 """Share of codes, fp8 or a quantiser's integers, that must be the reference's: sums in another order turn roundings."""
 
+MOST_KNOWN = 1 << 12
+"""Most values of an operand of integers that a modelled time depends on."""
+
 LARGE = 1 << 20
 """Elements above which operands are made on the device and the answer is sampled."""
-
-
-def size_of(size: int | str, dims: Mapping[str, int]) -> int:
-    """A number, a dimension, or a product of dimensions such as ``M*N``; ``N/128`` is a quotient, rounded up."""
-    if isinstance(size, int):
-        return size
-    found = 1
-    for part in size.split("*"):
-        name, _, by = part.partition("/")
-        found *= -(-dims[name] // int(by or 1))
-    return found
 
 
 @dataclass(frozen=True)
 class Operand:
     """``shape``: sizes or names of dimensions. ``below``: exclusive bound of integers, a number or a dimension;
-    ``total``: what they add up to, likewise (group sizes). ``size``: standard deviation of floats."""
+    ``total``: what they add up to, likewise (group sizes). ``size``: standard deviation of floats. ``form``: "offsets"
+    are where parts begin, from 0 to ``total``, none more than ``longest`` apart; of "distinct" no two are alike."""
 
     name: str
     dtype: str
@@ -75,9 +69,17 @@ class Operand:
     below: int | str = 0
     total: int | str = 0
     size: float = 1.0
+    form: str = ""
+    longest: int = 0
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(size_of(n, dims) for n in self.shape)
+
+
+def operand_row(operand: Operand) -> list[Any]:
+    """An operand as a child tells it: its fields, in their order."""
+    row = [getattr(operand, field.name) for field in dataclasses.fields(operand)]
+    return [list(value) if isinstance(value, tuple) else value for value in row]
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,16 @@ class Result:
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(size_of(n, dims) for n in self.shape)
+
+
+def known_values(operands: Sequence[Operand], dims: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Values of small operands of int32, as one call may have them: a modelled time may depend on them."""
+    found = {}
+    for operand in operands:
+        if operand.dtype == "int32" and math.prod(operand.sizes(dims)) <= MOST_KNOWN:
+            rng = np.random.default_rng(zlib.crc32(operand.name.encode()))
+            found.update(draws([operand], dims, "randn", 0, rng))
+    return found
 
 
 @dataclass(frozen=True)
@@ -118,6 +130,8 @@ class TakenOperator:
     kinds: tuple[str, ...] = KINDS
     spread: int = 4
     constants: Mapping[str, int] = field(default_factory=dict)
+    beside: frozenset[str] = frozenset()
+    """See ``seeds.operator.BesideKernels``."""
 
     @property
     def input_kinds(self) -> tuple[str, ...]:
@@ -156,6 +170,10 @@ class TakenOperator:
         key = zlib.crc32(f"{workload.id}/{kind}".encode())
         rng = np.random.default_rng([seed, key])
         return draws(self.operands, workload.dims, kind, self.spread, rng)
+
+    def known(self, workload: Workload) -> Arrays:
+        """See ``seeds.operator.KnownOperands``: lengths, group sizes and tables as one call has them."""
+        return known_values(self.operands, workload.dims)
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
         found = self.answers(inputs)

@@ -7,6 +7,7 @@ candidate is.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import itertools
@@ -16,13 +17,17 @@ import re
 import sys
 import textwrap
 import time
+import traceback
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from tilewright.fitness import dialect
 from tilewright.fitness.targets import load_target
@@ -34,6 +39,7 @@ from tilewright.workers.intake.load import load
 from tilewright.workers.intake.names import plain_function
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.pallas_cut import as_text
+from tilewright.workers.intake.pallas_lift import AUTOMATIC, names_block
 from tilewright.workers.intake.pallas_observed import UNKNOWN, Observed, observe, traced
 from tilewright.workers.intake.pallas_plain import plain
 from tilewright.workers.intake.pallas_text import TAKEN, Knob, Module, Refused, around
@@ -54,22 +60,21 @@ def main() -> None:
             raise
         answer = {"refusals": [{"line": 0, "what": str(error)}]}
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-        import traceback
-
         traceback.print_exc()
-        text = str(error).splitlines()[0] if str(error) else ""
-        answer = {"refusals": [{"line": 0, "what": f"the call raises {type(error).__name__}: {text}"}]}
+        answer = {"refusals": [raised(error, str(Path(request["path"]).resolve().parent))]}
     json.dump(answer, out)
     out.close()
 
 
 def take(request: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to a request, as of ``workers.intake.main``."""
+    _as_before()
     began = time.monotonic()
     path = str(Path(request["path"]).resolve())
     module, loader = load(Path(path), request["function"], Literals(), traced=False)
     if not request["function"]:
         return _surveyed(module, path, loader.missing)
+    home = loader.home(Path(path))
     function: Any = module
     for name in request["function"].split("."):
         if not hasattr(function, name):
@@ -80,9 +85,11 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
     calls = [parse(text) for text in request["calls"]]
     parameters = list(inspect.signature(plain_function(function)).parameters)
     origin = f"{Path(path).name}:{request['function']}"
+    given = calls
+    calls = _resolved(function, calls, home)
 
     def made_with(observed: Observed | None) -> tuple[Module, str, list[Operand], Any, Any, list[Knob]]:
-        made = Module(observed=observed)
+        made = Module(observed=observed, reserved=frozenset(p.strip("_") for p in parameters))
         entry = made.take(function, entry=True)
         operands, said, places = _operands(calls, parameters)
         knobs = _knobs(made, calls[0], function, said)
@@ -92,9 +99,9 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
     violations = _violations(made, source, path)
     if violations:
         observed = _observed(function, calls[0], Path(path))
-        if isinstance(observed, str):
+        if isinstance(observed, dict):
             # what its text has beside that may lie in branches that a call that works does not take
-            violations = [{"line": 0, "what": f"the call raises {observed}", "file": path}]
+            violations = [observed]
         else:
             made, source, operands, said, places, knobs = made_with(observed)
             while _frozen(made, observed, _violations(made, source, path), function):
@@ -110,10 +117,23 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
     if violations:
         return answer
     below = declared(made.observed.owners, made.knobs) if made.observed is not None else []
-    answer.update(judged(request, source, operands, calls, knobs, said, places, below))
+    answer.update(judged(request, source, operands, given, knobs, said, places, below))
     answer["notes"] = [*made.notes, *answer.pop("judged_notes", ())]
     answer["seconds"] = time.monotonic() - began
     return answer
+
+
+def _as_before() -> None:
+    """Names that public code has from older versions of JAX."""
+    for module, name, now in (
+        (pltpu, "TPUCompilerParams", pltpu.CompilerParams),
+        (pltpu, "TPUMemorySpace", pltpu.MemorySpace),
+        (pltpu, "ANY", pl.ANY),
+        (pl, "load", lambda ref, index: ref[index]),
+        (pl, "store", lambda ref, index, value: ref.__setitem__(index, value)),
+    ):
+        if not hasattr(module, name):
+            setattr(module, name, now)
 
 
 def declared(owners: Mapping[str, Any], knobs: Mapping[str, Knob]) -> list[tuple[str, str]]:
@@ -146,8 +166,7 @@ def _frozen(made: Module, observed: Observed, violations: Sequence[Mapping[str, 
         key
         for name, key in made.places.items()
         if any((made.files[name], line) in at for line in made.lines[name].values())
-        and as_text(observed.returned.get(key, UNKNOWN))
-        not in ("", "None")  # what returns None does something
+        and _says(key, as_text(observed.returned.get(key, UNKNOWN)))
     }
     found -= {
         *observed.frozen,
@@ -160,24 +179,86 @@ def _frozen(made: Module, observed: Observed, violations: Sequence[Mapping[str, 
     return bool(found)
 
 
-def _observed(function: Any, call: Call, path: Path) -> Observed | str:
-    """What the call does; or what it raises."""
+def _resolved(function: Any, calls: Sequence[Call], home: Path) -> list[Call]:
+    """Calls with the block sizes that a function works out where they are not given (``block_q=None``, ``"auto"``):
+    what it was seen to choose, or what does the same; only if the first call then does what it did."""
+    parameters = inspect.signature(plain_function(function)).parameters
+    call, code = calls[0], plain_function(function).__code__
+    given = {*list(parameters)[: len(call.arguments)], *call.keywords}
+    asked = [
+        p.name for p in parameters.values()
+        if p.name not in given and names_block(p.name) and (p.default is None or isinstance(p.default, str))
+    ]  # fmt: skip
+    observed = _observed(function, call, home) if asked else {}
+    if not isinstance(observed, Observed):
+        return list(calls)
+    held = observed.held.get((code.co_filename, code.co_firstlineno), {})
+    plain = _traced(function, call)
+
+    def same(sizes: Mapping[str, int]) -> bool:
+        return bool(sizes) and _traced(function, replace(call, keywords={**call.keywords, **sizes})) == plain
+
+    sizes = {name: held[name] for name in asked if is_size(held.get(name))}
+    sizes = sizes if same(sizes) else {}
+    for name in (n for n in asked if n not in sizes):
+        sizes.update(next(({name: v} for v in AUTOMATIC if same({**sizes, name: v})), {}))
+    return [replace(one, keywords={**one.keywords, **sizes}) for one in calls]
+
+
+def _traced(function: Any, call: Call) -> str:
+    """What a call does, as text; empty where it raises."""
+    chip = load_target("tpu7x").chip
+    try:
+        with mesh_of({"kind": chip.device_kind, "cores": chip.cores}):
+            return re.sub(r"0x[0-9a-f]+", "", str(_run(function, call)()))
+    except Exception:  # noqa: BLE001 - whatever the user's code raises
+        return ""
+
+
+def _run(function: Any, call: Call) -> Callable[[], Any]:
+    """The call on shapes, to be made where a chip is known."""
 
     def given(value: Any) -> Any:
         if isinstance(value, TensorArgument):
             return jax.ShapeDtypeStruct(value.shape, jnp.dtype(value.dtype))
         if isinstance(value, Literal):
             return eval(value.text, {"jnp": jnp, "jax": jax})
-        return [given(v) for v in value] if isinstance(value, list) else value
+        return type(value)(given(v) for v in value) if isinstance(value, list | tuple) else value
 
-    keywords = {k: given(v) for k, v in call.keywords.items()}
+    return traced(
+        function, [given(v) for v in call.arguments], {k: given(v) for k, v in call.keywords.items()}
+    )
+
+
+def _says(key: tuple[str, int], returned: str) -> bool:
+    """Whether a function's text returned a plain value: one that returns nothing at all does something."""
+    if returned != "None":
+        return bool(returned)
+    file, first = key
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    made = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
+    found = next((n for n in made if min([n.lineno, *(d.lineno for d in n.decorator_list)]) == first), None)
+    return found is not None and any(isinstance(n, ast.Return) and n.value for n in ast.walk(found))
+
+
+def _observed(function: Any, call: Call, home: Path) -> Observed | dict[str, Any]:
+    """What the call does; or the refusal that says what it raises."""
     chip = load_target("tpu7x").chip
     try:
-        run = traced(function, [given(v) for v in call.arguments], keywords)
+        run = _run(function, call)
+        jax.clear_caches()  # what was traced before would not run again
         with mesh_of({"kind": chip.device_kind, "cores": chip.cores}):
-            return observe(run, path.parent, chip.device_kind)
+            return observe(run, home, chip.device_kind)
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        return raised(error, str(home))
+
+
+def raised(error: Exception, home: str) -> dict[str, Any]:
+    """The refusal of a call that raises: what, and the last line below ``home`` that was left by it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(home)]
+    where = {"line": frames[-1].lineno or 0, "file": frames[-1].filename} if frames else {"line": 0}
+    said = str(error).splitlines()[0][:200] if str(error) else frames[-1].line if frames else ""
+    return {**where, "what": f"the call raises {type(error).__name__}: {said}"}
 
 
 def _surveyed(module: Any, path: str, missing: Sequence[str]) -> dict[str, Any]:
@@ -232,7 +313,7 @@ _FEW = (1, 2, 4, 8, 16, 32)
 
 def _knobs(made: Module, call: Any, function: Any, said: dict[Any, str]) -> list[Knob]:
     """Whole numbers among the call's arguments and the function's defaults, and literals that were lifted."""
-    found = list(made.knobs.values())
+    found = [*made.knobs.values(), *made.knobs_below]
     for name, knob in made.knobs.items():
         if made.observed is None:  # else the text says params itself
             said[name] = f'params["{knob.name}"]'
@@ -279,7 +360,7 @@ def _source(
     defaults = {k.name: k.default for k in knobs}
     head = f"SPACE = {space!r}\nDEFAULTS = {defaults!r}\nCONSTRAINTS = {{}}\n"
     inner = ""
-    if made.observed is not None:
+    if made.observed is not None or made.knobs_below:
         inner, functions = textwrap.indent(functions, "    ") + "\n\n", ""
     return (
         f'"""Taken from {Path(origin).name}."""\n\n{imports}import jax\nimport jax.numpy as jnp\n'

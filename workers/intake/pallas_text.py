@@ -25,15 +25,25 @@ from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS
 from tilewright.workers.intake.knobs import is_size
 from tilewright.workers.intake.names import object_of, plain_function
 from tilewright.workers.intake.pallas_cut import cut
+from tilewright.workers.intake.pallas_lift import launches, lift, names_block
 from tilewright.workers.intake.pallas_observed import Observed
 
 MODULES = {
     "jax": "jax", "jax.numpy": "jnp", "jax.lax": "jax.lax", "jax.nn": "jax.nn", "jax.experimental.pallas": "pl",
     "jax.experimental.pallas.tpu": "pltpu", "functools": "functools", "math": "math",
+    "jax.tree": "jax.tree", "jax.tree_util": "jax.tree_util",
 }  # fmt: skip
 TAKEN = ALL_BUILTINS | frozenset(("jax", "jnp", "pl", "pltpu", "functools", "math", "build", "params"))
-_DROPPED_OPTIONS = frozenset(("debug", "interpret", "cost_estimate", "metadata", "name"))
+_DROPPED_OPTIONS = frozenset(
+    ("debug", "interpret", "cost_estimate", "metadata", "name", "input_output_aliases", "backend")
+)
+"""Options of a launch that only watch or place it. Operands that are reused as results are among them: where the kernel
+writes all of a result the answer is the same, and where it does not the comparison with the reference says so."""
+_COMPILER_OPTIONS = frozenset(
+    ("dimension_semantics", "allow_input_fusion", "vmem_limit_bytes", "fuse_transposed_lhs_in_matmul")
+)
 _RENAMED = {"TPUCompilerParams": "CompilerParams", "TPUMemorySpace": "MemorySpace"}
+"""Names of older versions of JAX."""
 
 
 class Refused(Exception):
@@ -65,7 +75,13 @@ class Module:
     notes: list[str] = field(default_factory=list)
     knobs: dict[str, Knob] = field(default_factory=dict)
     observed: Observed | None = None
-    """What one call did: functions are cut down to that, and stand within ``build``."""
+    """What one call did: functions are cut down to that."""
+    knobs_below: list[Knob] = field(default_factory=list)
+    """Block sizes that functions name themselves, which so stand within ``build``."""
+    below: dict[str, int] = field(default_factory=dict)
+    """Names and values of those."""
+    reserved: frozenset[str] = frozenset()
+    """Names of the parameters of the function that is called."""
 
     _names: dict[int, str] = field(default_factory=dict)
 
@@ -88,6 +104,17 @@ class Module:
             node = cut(node, file, fn.__globals__, self.observed, self._size, fn.__code__.co_firstlineno)
         elif entry:
             self._lift(node, fn)
+        if launches(fn):
+            closure = {
+                n: c.cell_contents for n, c in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+            }
+            lift(
+                node,
+                fn.__globals__,
+                closure,
+                self.lifted,
+                {a.arg for a in node.args.kwonlyargs} if entry else (),
+            )
         _named_defaults(node)
         methods = self.observed.methods if self.observed is not None else {}
         made = _Transform(self, fn.__globals__, {**methods, **dict(cells)}, node).visit(node)
@@ -121,12 +148,13 @@ class Module:
             if isinstance(value, ast.Constant) and isinstance(value.value, int) and is_size(value.value):
                 lifted.append((statement.targets[0].id, value.value, statement.lineno))
                 node.body[place] = ast.copy_location(ast.Pass(), statement)
-        globals_used = {
-            n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
-        }
+        names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+        bound = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+        bound |= {a.arg for a in ast.walk(node) if isinstance(a, ast.arg)}
+        globals_used = {n.id for n in names if isinstance(n.ctx, ast.Load)} - bound
         for name in sorted(globals_used):
             known = fn.__globals__.get(name)
-            if is_size(known):
+            if is_size(known) and not names_block(name):  # a block's is one knob wherever it is named
                 lifted.append((name, known, node.lineno))
         for name, size, line in lifted:
             node.args.kwonlyargs.append(ast.arg(name))
@@ -142,6 +170,17 @@ class Module:
         plain = name.strip("_").lower()
         self.knobs.setdefault(name, Knob(plain, value, around(value), f"field {name} at line {line}"))
         return f'params["{plain}"]'
+
+    def lifted(self, name: str, value: int, line: int) -> str:
+        """The text of a block size below the function that is called: one knob for a name and a value."""
+        plain, known, count = name.strip("_").lower(), "", 0
+        while not known or known in self.reserved or self.below.get(known, value) != value:
+            count += 1
+            known = plain if count == 1 else f"{plain}_{count}"
+        if known not in self.below:
+            self.below[known] = value
+            self.knobs_below.append(Knob(known, value, around(value), f"{name} = {value} at line {line}"))
+        return f'params["{known}"]'
 
     def constant(self, name: str, text: str) -> str:
         new = name.strip("_") or "c"
@@ -236,7 +275,7 @@ class _Transform(ast.NodeTransformer):
         return node
 
     def _said(self, node: ast.expr, value: Any, name: str) -> ast.AST:
-        text = self._text(value, name)
+        text = self._text(value, name, node.lineno)
         return node if text is None else self._expression(node, text)
 
     def _expression(self, node: ast.expr, text: str) -> ast.AST:
@@ -245,7 +284,7 @@ class _Transform(ast.NodeTransformer):
             ast.copy_location(part, node)
         return made
 
-    def _text(self, value: Any, name: str) -> str | None:
+    def _text(self, value: Any, name: str, line: int = 0) -> str | None:
         if isinstance(value, types.ModuleType):
             found = MODULES.get(value.__name__)
             return "jnp" if found is None and value is np else found
@@ -259,6 +298,8 @@ class _Transform(ast.NodeTransformer):
             return "math.prod"
         if isinstance(value, type) and issubclass(value, np.generic) and hasattr(jnp, value.__name__):
             return f"jnp.{value.__name__}"
+        if is_size(value) and names_block(name):
+            return self._module.lifted(name, value, line)
         if isinstance(value, bool | int | float | str) or value is None:
             if value is None:
                 return "None"
@@ -350,6 +391,18 @@ class _Transform(ast.NodeTransformer):
             r"(jax\.debug|pl\.debug|print|logging|logger)", ast.unparse(node.value.func)
         ):
             return None
+        stored = re.fullmatch(r"(pl|pallas)\.store", ast.unparse(getattr(node.value, "func", node.value)))
+        if (
+            stored
+            and isinstance(node.value, ast.Call)
+            and len(node.value.args) == 3
+            and not node.value.keywords
+        ):
+            ref, index, value = node.value.args
+            made = ast.Assign([ast.Subscript(ref, index, ast.Store())], value)
+            return self.visit(
+                ast.copy_location(ast.fix_missing_locations(ast.copy_location(made, node)), node)
+            )
         node.value = self.visit(node.value)
         return node
 
@@ -358,6 +411,14 @@ class _Transform(ast.NodeTransformer):
         if called.endswith("pallas_call"):
             node.keywords = [k for k in node.keywords if k.arg not in _DROPPED_OPTIONS]
             node.keywords = [part for k in node.keywords for part in _plain_grid(k)]
+        if called.endswith("CompilerParams"):
+            node.keywords = [k for k in node.keywords if k.arg in _COMPILER_OPTIONS]
+        if (
+            re.fullmatch(r"(pl|plgpu|pltpu|pallas)\.load", called)
+            and len(node.args) == 2
+            and not node.keywords
+        ):
+            return self.visit(ast.copy_location(ast.Subscript(node.args[0], node.args[1], ast.Load()), node))
         self.generic_visit(node)
         for keyword in node.keywords:
             if keyword.arg is not None and isinstance(node.func, ast.Name | ast.Attribute):

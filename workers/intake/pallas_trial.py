@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import math
 import re
 import time
@@ -21,7 +24,8 @@ from tilewright.workers.intake import judge
 from tilewright.workers.intake.arguments import Literal
 from tilewright.workers.intake.draws import draw
 from tilewright.workers.intake.knobs import said_of
-from tilewright.workers.intake.operator import Operand, as_result
+from tilewright.workers.intake.operator import Operand, as_result, operand_row
+from tilewright.workers.intake.pallas_module import check_blocks, lowered
 from tilewright.workers.intake.pallas_text import Knob, Refused
 from tilewright.workers.intake.reference import function_of, run_reference
 
@@ -46,7 +50,7 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
     reference = function_of(request["reference"])
     build = load_build(source)
     defaults = {k.name: k.default for k in knobs}
-    ways = _reference_ways(calls[0], operands, places)
+    ways = _reference_ways(calls[0], operands, places, reference)
     state: dict[str, str] = {}
 
     def answers(inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -90,7 +94,8 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
 
     operands, all_dims = dimensions.settle(operands, len(calls), works, size=8)
     state.clear()
-    shapes, why = _shapes(all_dims[0], operands, defaults, answers, runs)
+    lowers = functools.partial(_traced, target.chip, build, defaults, operands)
+    shapes, why = _shapes(all_dims[0], operands, defaults, answers, runs, lowers)
     if not shapes:
         return {
             "refusals": [
@@ -117,7 +122,7 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
         lambda sizes, params: _traced(target.chip, build, params, operands, sizes),
     )
     knobs = [replace(k, values=_anywhere(k, legal)) for k in knobs]
-    space, fixed, held = _evidence(
+    space, fixed, held, tied = _evidence(
         [k for k in knobs if k.name not in idle], defaults, shapes, results, runs, below
     )
     why = "other values change nothing on these shapes"
@@ -129,10 +134,29 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
         source,
         count=1,
     )
-    text = said_of(text, {k.name: repr(k.default) for k in knobs if k.name not in space})
+    text = said_of(
+        text,
+        {
+            k.name: f'params["{tied[k.name]}"]' if k.name in tied else repr(k.default)
+            for k in knobs
+            if k.name not in space
+        },
+    )
     _eval_shapes(
         target.chip, load_build(text), {n: defaults[n] for n in space}, operands, shapes[0][0]
     )  # it stands
+    seed = {n: defaults[n] for n in space}
+    work = _work(reference, state["call"], operands, all_dims)
+    timed = {label_of(dims): dims for dims in all_dims}
+    made = [str(row[0]) for row in results]
+    beside, work, objections = lowered(target.chip, load_build(text), seed, operands, made, work, timed)
+    if objections:
+        return {"refusals": [{"line": 0, "what": what} for what in objections]}
+    if beside:
+        names = ", ".join(sorted(name.removeprefix("stablehlo.") for name in beside))
+        notes.append(
+            f"beside its kernels the function computes {names}: candidates may, too, and the time counts"
+        )
     legal = {
         label: {n: [v for v in taken_there[n] if v in space[n]] for n in space}
         for label, taken_there in legal.items()
@@ -141,11 +165,11 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
     return {
         "source": text, "space": {k: list(v) for k, v in space.items()},
         "defaults": {k: defaults[k] for k in space}, "fixed": fixed,
-        "operands": [[o.name, o.dtype, list(o.shape), o.below, o.total, o.size] for o in operands],
+        "operands": [operand_row(o) for o in operands],
         "results": results, "call": state["call"], "precision": state["precision"], "check": [s[0] for s in shapes],
-        "constraints": within, "judged_notes": notes,
+        "constraints": within, "judged_notes": notes, "beside": sorted(beside),
         "kinds": kinds, "spread": 2, "legal": legal, "independent": [], "dims": all_dims,
-        "work": _work(reference, state["call"], operands, all_dims),
+        "work": work,
     }  # fmt: skip
 
 
@@ -161,10 +185,9 @@ def interpreted(
 ) -> list[np.ndarray]:
     """The outputs of a ``build`` under the interpreter that gates use."""
     from tilewright.workers.runners.pallas_check import interpret
-    from tilewright.workers.runners.pallas_trace import mesh_of
 
     pltpu.reset_tpu_interpret_mode_state()  # what a kernel that failed left behind would fail the next
-    with mesh_of({"kind": chip.device_kind, "cores": chip.cores}):
+    with _on(chip):
         tensors = [jax.ShapeDtypeStruct(shape, _np(dtype)) for _, shape, dtype in specs]
         closed = jax.jit(build(dict(params))).trace(*tensors).jaxpr
         settings = pltpu.InterpretParams(out_of_bounds_reads="raise", uninitialized_memory="nan")
@@ -172,22 +195,40 @@ def interpreted(
         return [np.asarray(r) for r in compiled(*(inputs[name] for name, _, _ in specs))]
 
 
+def _on(chip: Any) -> contextlib.AbstractContextManager[Any]:
+    """While it is entered, code is traced for a chip: a pipeline within a kernel asks which one."""
+    from tilewright.workers.runners.pallas_trace import mesh_of
+
+    return mesh_of({"kind": chip.device_kind, "cores": chip.cores})
+
+
 def _eval_shapes(
     chip: Any, build: Any, params: Mapping[str, Any], operands: Sequence[Operand], dims: Mapping[str, int]
 ) -> list[tuple[int, ...]]:
     tensors = [jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in operands]
-    found = jax.eval_shape(build(dict(params)), *tensors)
+    with _on(chip):
+        found = jax.eval_shape(build(dict(params)), *tensors)
     return [tuple(leaf.shape) for leaf in jax.tree_util.tree_leaves(found)]
 
 
-def _reference_ways(call: Any, operands: Sequence[Operand], places: Sequence[Any]) -> list[str]:
+def _reference_ways(
+    call: Any, operands: Sequence[Operand], places: Sequence[Any], reference: Any
+) -> list[str]:
+    """Ways to call the reference, the likeliest first: as the function is, without keywords that it does not know (as
+    of block sizes), by position alone, with the tensors alone."""
     by_place = {p: o.name for o, p in zip(operands, places, strict=True)}
     positional = [by_place.get((n,), repr(v)) for n, v in enumerate(call.arguments)]
     keyword = [
         f"{k}={by_place.get((k,), repr(v))}" for k, v in call.keywords.items() if not isinstance(v, Literal)
     ]
     tensors = [o.name for o in operands]
-    return list(dict.fromkeys(", ".join(w) for w in ([*positional, *keyword], positional, tensors)))
+    try:
+        taken = set(inspect.signature(reference).parameters)
+    except (TypeError, ValueError):  # of a function that is not Python's
+        taken = set()
+    known = [k for k in keyword if k.partition("=")[0] in taken]
+    ways = ([*positional, *keyword], [*positional, *known], positional, [*tensors, *known], tensors)
+    return list(dict.fromkeys(", ".join(way) for way in ways))
 
 
 def _np(dtype: str) -> Any:
@@ -195,7 +236,12 @@ def _np(dtype: str) -> Any:
 
 
 def _shapes(
-    dims: Mapping[str, int], operands: Sequence[Operand], defaults: Mapping[str, int], answers: Any, runs: Any
+    dims: Mapping[str, int],
+    operands: Sequence[Operand],
+    defaults: Mapping[str, int],
+    answers: Any,
+    runs: Any,
+    lowers: Callable[[Mapping[str, int]], object],
 ) -> tuple[list[Any], str]:
     """Small shapes on which the default is right: multiples of blocks, then the whole if it is small."""
     largest = max([128, *(v for v in defaults.values() if v <= 1024)])
@@ -220,6 +266,7 @@ def _shapes(
             inputs = {o.name: draw(o, small, "randn", 2, rng) for o in operands}
             wanted = answers(inputs)
             outputs = runs(small, defaults, inputs)
+            lowers(small)
         except Refused as refusal:
             reasons.append(f"{label}: {refusal.what}")
             continue
@@ -275,11 +322,14 @@ def _results(
 def _traced(
     chip: Any, build: Any, params: Mapping[str, Any], operands: Sequence[Operand], dims: Mapping[str, int]
 ) -> str:
-    """What the function does there, as text. Raises what it raises, and Refused where a kernel never runs."""
+    """What the function does there, as text. Raises what it raises, ValueError for blocks that no TPU takes,
+    Refused where a kernel never runs."""
     tensors = [jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in operands]
-    closed = jax.make_jaxpr(build(dict(params)))(*tensors)
+    with _on(chip):
+        closed = jax.make_jaxpr(build(dict(params)))(*tensors)
     if _never_runs(closed.jaxpr):
         raise Refused(f"the grid is empty for {dict(dims)} and {dict(params)}: the kernel never runs")
+    check_blocks(closed.jaxpr)
     return re.sub(r"0x[0-9a-f]+", "", str(closed))
 
 
@@ -300,12 +350,13 @@ def _legal(
     traced: Callable[[Mapping[str, int], Mapping[str, int]], str],
 ) -> tuple[dict[str, dict[str, list[int]]], set[str]]:
     """By shape and knob: the values at which the function can be traced there, the other knobs at their defaults or,
-    if those are smaller, at that value (a block of a block). And the knobs of which no value changes anything."""
+    if those are smaller, at that value (a block of a block), or those of the same default too (square blocks).
+    And the knobs of which no value changes anything."""
     found: dict[str, dict[str, list[int]]] = {}
     telling: set[str] = set()
     began = time.monotonic()
     for dims in shapes:
-        label = "x".join(str(n) for n in dims.values()) or "one"
+        label = label_of(dims)
         if label in found or time.monotonic() - began > LEGAL_SECONDS:
             continue
         found[label] = {}
@@ -314,7 +365,8 @@ def _legal(
             kept = []
             for value in values:
                 others = {n: max(v, value) for n, v in defaults.items()}
-                for params in ({**defaults, name: value}, {**others, name: value}):
+                alike = {n: value if v == defaults[name] else v for n, v in defaults.items()}
+                for params in ({**defaults, name: value}, {**others, name: value}, alike):
                     try:
                         text = traced(dims, params)
                     except Exception:  # noqa: BLE001 - a value that this shape does not take
@@ -340,9 +392,9 @@ def _evidence(
     results: Sequence[Any],
     runs: Any,
     declared: Sequence[Below] = (),
-) -> tuple[dict[str, Any], list[Any], list[Below]]:
-    """Which knobs only tile, which stay as they are and why, and which may not be above which, beside those that
-    were ``declared``."""
+) -> tuple[dict[str, Any], list[Any], list[Below], dict[str, str]]:
+    """Which knobs only tile, which stay as they are and why, which may not be above which, beside those that were
+    ``declared``, and which are another one: both are one size, and only work as such."""
     from tilewright.fitness.gates import failure, read_gates
     from tilewright.seeds.operator import BitExactGate, SnrGate
 
@@ -351,6 +403,7 @@ def _evidence(
     space: dict[str, Any] = {}
     fixed: list[Any] = []
     below: list[Below] = list(declared)
+    tied: dict[str, str] = {}
     small, inputs, wanted, _ = shapes[-1]
     truth = {r[0]: {r[0]: as_result(w, r[1])} for r, w in zip(results, wanted, strict=False)}
 
@@ -371,6 +424,11 @@ def _evidence(
         return next((o for o in others if not late() and good({knob.name: value, o: value})), "")
 
     for knob in knobs:
+        if knob.name in tied:
+            fixed.append(
+                {"name": knob.name, "value": knob.default, "why": f"works only as large as {tied[knob.name]}"}
+            )
+            continue
         kept, tried = [knob.default], 0
         for value in sorted(knob.values, key=lambda v: abs(math.log2(v / knob.default))):
             if value == knob.default:
@@ -390,13 +448,29 @@ def _evidence(
         if len(kept) > 1:
             space[knob.name] = tuple(sorted(kept))
             continue
+        alike = [k for k in knobs if k.default == knob.default and k.name not in {*space, *tied}]
+        groups = [[knob, other] for other in alike if other is not knob] + ([alike] if len(alike) > 2 else [])
+        for group in groups:
+            common = [v for v in knob.values if v != knob.default and all(v in k.values for k in group)]
+            kept = [v for v in common if not late() and good({k.name: v for k in group})]
+            if kept:
+                space[knob.name] = tuple(sorted([knob.default, *kept]))
+                tied.update({k.name: knob.name for k in group if k is not knob})
+                break
+        if knob.name in space:
+            continue
         why = (
             "another value gives another answer, or none: it is part of the meaning"
             if tried
             else "no time to try other values"
         )
         fixed.append({"name": knob.name, "value": knob.default, "why": why})
-    return space, fixed, [(n, o) for n, o in below if n in space and o in space]
+    return space, fixed, [(n, o) for n, o in below if n in space and o in space], tied
+
+
+def label_of(dims: Mapping[str, int]) -> str:
+    """The name of a shape."""
+    return "x".join(str(n) for n in dims.values()) or "one"
 
 
 def _work(
@@ -405,7 +479,7 @@ def _work(
     """Floating-point operations of matrix products, as XLA counts them in the reference."""
     found = {}
     for dims in all_dims:
-        key = "x".join(str(n) for n in dims.values()) or "one"
+        key = label_of(dims)
         try:
             names = [o.name for o in operands]
             made = eval(

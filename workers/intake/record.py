@@ -162,6 +162,8 @@ class Recording(TorchFunctionMode):
     def _made(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         line = user_line()
         asked = dict(options)
+        if any(isinstance(size, torch.Tensor) for size in _sizes_given(name, args, options)):
+            raise Refusal(f"torch.{name} takes a size from a tensor's values", line)
         value = func(*args, **_meta(options))
         order = sorted(range(value.dim()), key=lambda n: -value.stride(n))
         dense = value.permute(order)
@@ -293,6 +295,15 @@ def _like(value: torch.Tensor) -> torch.Tensor:
 
 
 _METADATA = ("size", "stride", "numel", "nelement")
+
+
+def _sizes_given(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> Iterator[Any]:
+    """What is given as sizes to a function that makes a tensor."""
+    if name.endswith("_like"):
+        return
+    given = args[1:] if name.startswith("new_") else args
+    for size in (*(given[:1] if "full" in name else given), options.get("size", ())):
+        yield from size if isinstance(size, tuple | list) else (size,)
 
 
 def _meta(options: Mapping[str, Any]) -> dict[str, Any]:

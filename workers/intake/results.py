@@ -23,8 +23,9 @@ class Results:
     refusals: list[tuple[int, str]] = field(default_factory=list)
 
 
-def results_of(trace: Trace, wanted: Wanted) -> Results:
-    """The results of a call that launches kernels. Raises Refusal where none has a shape that is wanted."""
+def results_of(trace: Trace, wanted: Wanted, keeps: bool = False) -> Results:
+    """The results of a call that launches kernels. ``keeps``: what an argument held stays where no kernel writes.
+    Raises Refusal where none has a shape that is wanted."""
     candidates: list[tuple[Var, torch.Tensor]] = []
     for result in trace.results:
         var = trace.find(result)
@@ -35,7 +36,7 @@ def results_of(trace: Trace, wanted: Wanted) -> Results:
     for var in trace.inputs.values():
         use = _use(trace, var, written)
         if use != "read":
-            replaced[var.name] = "fresh" if use == "written" else "copied"
+            replaced[var.name] = "fresh" if use == "written" and not keeps else "copied"
             if all(var is not other for other, _ in candidates):
                 candidates.append((var, var.tensor))
     candidates = [(v, t) for v, t in candidates if root_of(v).kind != "input" or root_of(v).name in replaced]

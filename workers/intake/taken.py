@@ -78,3 +78,5 @@ class Origin:
     names: Mapping[str, str]
     dims: Mapping[str, Sequence[Any]]
     device: Mapping[str, int]
+    keeps: bool = False
+    """Whether arguments that kernels write keep what they held elsewhere."""

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import os
-import signal
-import sys
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -33,14 +28,11 @@ from tilewright.workers.intake.operator import (
     Result,
     is_code,
 )  # fmt: skip
+from tilewright.workers.intake.running import RUN_SECONDS, Crashed, Running, TooSlow, run, timed
+from tilewright.workers.intake.sizes import size_said
 from tilewright.workers.intake.small_shapes import check_dims, ladder, last_resorts, looped
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
-from tilewright.workers.runners.tensors import to_numpy, to_torch
-from tilewright.workers.runners.triton_guard import Canaries, LaunchGuard
-
-RUN_SECONDS = 12
-"""Most that one run in the interpreter may take."""
 
 MOST_REASONS = 3
 """Reasons that are told of a kernel that agrees nowhere."""
@@ -62,66 +54,6 @@ LOOPED_ELEMENTS = 1 << 21
 
 SLOW_SECONDS = 3.0
 """A shape that takes longer is the only one that is checked, with fewer kinds of inputs."""
-
-
-class TooSlow(Exception):
-    """A run in the interpreter took too long."""
-
-
-class Crashed(Exception):
-    """A run in the interpreter ended its process: a kernel that reads or writes where no tensor is."""
-
-
-def run(module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """The outputs of a taken module, run in a process of its own. Raises what it raises, TooSlow, Crashed."""
-    return Running(module, params, inputs).outputs()
-
-
-class Running:
-    """A taken module in a process of its own, beside others. ``outputs`` must be called, once."""
-
-    def __init__(self, module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> None:
-        self._receive, send = multiprocessing.Pipe(duplex=False)
-        sys.stdout.flush()
-        self._pid = os.fork()
-        if self._pid == 0:
-            self._receive.close()
-            _answer(send, module, params, inputs)
-        send.close()
-
-    def outputs(self) -> list[np.ndarray]:
-        """What ``launch`` returned. Raises what it raises, TooSlow, Crashed."""
-        try:
-            if not self._receive.poll(RUN_SECONDS):
-                os.kill(self._pid, signal.SIGKILL)
-                raise TooSlow
-            said = self._receive.recv()
-        except EOFError:
-            raise Crashed("its process ends: a kernel reads or writes where no tensor is") from None
-        finally:
-            self._receive.close()
-            os.waitpid(self._pid, 0)
-        if isinstance(said, Exception):
-            raise said
-        return list(said)
-
-
-def _answer(send: Any, module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> NoReturn:
-    """In the forked process: outputs or the exception, and its end."""
-    said: Any
-    try:
-        canaries = Canaries()
-        tensors = {name: canaries.copy(to_torch(array, "cpu")) for name, array in inputs.items()}
-        with LaunchGuard(canaries):
-            results = module.launch(tensors, dict(params))
-        canaries.inspect()
-        said = [to_numpy(result) for result in results]
-    except Exception as error:  # noqa: BLE001 - told to the parent
-        said = RuntimeError(f"{type(error).__name__}: {error}".splitlines()[0][:300])
-    try:
-        send.send(said)
-    finally:
-        os._exit(0)
 
 
 def id_of(dims: Mapping[str, int]) -> str:
@@ -243,9 +175,7 @@ def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any,
         try:
             inputs = make(site, small, "randn", 4)
             answers = reference.settle(site, inputs) if not reference.call else reference(inputs)
-            began = time.monotonic()
-            outputs = run(module, defaults, inputs)
-            took = time.monotonic() - began
+            outputs, took = timed(module, defaults, inputs)
             if small in wide and took > LOOPED_SECONDS:
                 continue
             slow = slow or took > SLOW_SECONDS
@@ -394,28 +324,9 @@ def bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defa
 
 
 def symbolic(site: Site, shape: Shape, small: Sequence[int], whole: Sequence[int]) -> tuple[int | str, ...]:
-    """A result's shape by dimensions; products of neighbours as they come."""
-    dims = site.dims[0]
-    found: list[int | str] = []
-    for one, other in zip(small, whole, strict=True):
-        fits = [n for n in dims if dims[n] == other and shape.dims[n] == one]
-        if fits:
-            found.append(fits[0])
-            continue
-        if one == other:
-            found.append(int(one))
-            continue
-        pairs = [
-            p
-            for p in itertools.permutations(dims, 2)
-            if dims[p[0]] * dims[p[1]] == other and shape.dims[p[0]] * shape.dims[p[1]] == one
-        ]
-        parts = [(n, 1 << k) for n in dims for k in range(1, 13)
-                 if -(-dims[n] // (1 << k)) == other and -(-shape.dims[n] // (1 << k)) == one]  # fmt: skip
-        if parts and not pairs:
-            found.append(f"{parts[0][0]}/{parts[0][1]}")
-            continue
-        if not pairs:
-            raise Refusal(f"a result's size {other} follows from no dimension of the arguments")
-        found.append("*".join(pairs[0]))
-    return tuple(found)
+    """A result's shape by dimensions."""
+    seen = zip(small, whole, strict=True)
+    try:
+        return tuple(size_said([(shape.dims, int(one)), (site.dims[0], int(other))]) for one, other in seen)
+    except LookupError as error:
+        raise Refusal(str(error)) from error

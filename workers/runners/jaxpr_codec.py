@@ -20,6 +20,7 @@ import numpy as np
 from jax._src import core, literals, tree_util
 from jax._src.mesh import Mesh
 from jax._src.named_sharding import UNSPECIFIED, NamedSharding, UnspecifiedValue
+from jax._src.pallas import core as pallas_core
 from jax._src.state import types as state
 
 from tilewright.workers.child.frames import dtype_named
@@ -266,6 +267,7 @@ _VALUES: Mapping[type, Callable[[_Writer, Any], Any]] = {
     tree_util.PyTreeDef: _Writer._tree,
     UnspecifiedValue: lambda writer, value: {"u": 0},
     Mesh: _Writer._mesh,
+    pallas_core.DynamicGridDim: lambda writer, value: {"gd": 0},
     literals.TypedInt: lambda writer, value: {"ti": [int(value), value.dtype.name]},
     literals.TypedFloat: lambda writer, value: {"tf": [float(value).hex(), value.dtype.name]},
     literals.TypedNdArray: _Writer._typed_array,
@@ -349,6 +351,10 @@ class _Reader:
             return getattr(self, f"_read_{_TAGS[tag]}")(data[tag], data)
         finally:
             self._depth -= 1
+
+    def _read_grid_size(self, item: Any, data: Any) -> Any:
+        """The size of an axis of a grid that an operand holds."""
+        return pallas_core.dynamic_grid_dim
 
     def _read_float(self, item: Any, data: Any) -> float:
         return float.fromhex(item)
@@ -454,6 +460,7 @@ def _refers(data: Any) -> bool:
 
 
 _TAGS = {
+    "gd": "grid_size",
     "f": "float", "t": "tuple", "l": "list", "d": "dict", "cj": "closed", "cr": "again", "oj": "open",
     "dt": "dtype", "a": "array", "sa": "shaped", "ns": "sharding", "ref": "reference", "T": "tree", "e": "enum",
     "o": "object", "nt": "record", "u": "unspecified", "m": "mesh", "ti": "int", "tf": "real",

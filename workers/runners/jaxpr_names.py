@@ -24,12 +24,12 @@ from jax._src.state import types as state
 
 _LAX = (
     "abs acos acosh add and argmax argmin asin asinh atan atan2 atanh bitcast_convert_type broadcast_in_dim cbrt "
-    "ceil clamp clz concatenate convert_element_type copy cos cosh div dot_general empty empty2 eq exp exp2 expm1 "
-    "floor ge gt imag integer_pow iota is_finite le log log1p logistic lt max min mul mulhi ne neg nextafter not "
-    "optimization_barrier or pad population_count pow real reduce reduce_and reduce_max reduce_min reduce_or "
-    "reduce_precision reduce_prod reduce_sum reduce_xor rem reshape rev round rsqrt select_n shift_left "
-    "shift_right_arithmetic shift_right_logical sign sin sinh sort split sqrt square squeeze stack sub tan tanh "
-    "tile top_k transpose unstack xor"
+    "ceil clamp clz concatenate convert_element_type copy cos cosh div dot_general empty empty2 eq eq_to exp exp2 "
+    "expm1 floor ge gt imag integer_pow iota is_finite le le_to log log1p logistic lt lt_to max min mul mulhi ne "
+    "neg nextafter not optimization_barrier or pad population_count pow real reduce reduce_and reduce_max "
+    "reduce_min reduce_or reduce_precision reduce_prod reduce_sum reduce_xor rem reshape rev round rsqrt select_n "
+    "shift_left shift_right_arithmetic shift_right_logical sign sin sinh sort split sqrt square squeeze stack sub "
+    "tan tanh tile top_k transpose unstack xor"
 )
 _SPECIAL = "erf erf_inv erfc lgamma digamma"
 _SLICING = (

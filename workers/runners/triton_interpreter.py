@@ -25,6 +25,16 @@ NARROW: Mapping[Any, type] = {
 """Types the interpreter keeps as integers, with the numpy types of the same bits."""
 
 
+MATHS = (
+    "exp", "exp2", "log", "log2", "cos", "sin", "sqrt", "sqrt_rn", "rsqrt", "abs", "erf", "floor", "ceil",
+)  # fmt: skip
+"""Functions that are methods of a tensor, too, which the interpreter forgets."""
+
+
+def _method(name: str) -> Callable[[Any], Any]:
+    return lambda tensor: getattr(tl.math, name)(tensor)
+
+
 def repair() -> None:
     """Change the interpreter of this process. Calling it twice changes nothing more."""
     builder = interpreter.InterpreterBuilder
@@ -82,6 +92,8 @@ def repair() -> None:
         tensor.__bool__ = lambda self: (
             bool(np.asarray(self.handle.data).reshape(-1)[0]) if np.size(self.handle.data) == 1 else True
         )
+        for name in MATHS:
+            setattr(tensor, name, _method(name))
 
     interpreter._patch_lang_tensor = patch
     old_dot_scaled = interpreter.interpreter_semantic.dot_scaled

@@ -167,7 +167,7 @@ class ParameterProposer:
 
     def _offer(self, history: History, base: Candidate, space: Space, row: Rows) -> Proposal | None:
         genome = Genome(base.genome.source, space.decode(row))
-        if genome.id in history:
+        if history.tried(genome):
             return None
         self._spaces.remember(genome, row.copy())
         detail = changes(base.genome.params, genome.params)

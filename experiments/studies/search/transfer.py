@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -24,6 +23,8 @@ from scipy.stats import spearmanr
 from testkit.spaces.tables import SPACES, Table, read_tables
 from testkit.spaces.transfer import SHARES, Pair, compare, drawn, search, suites
 from tilewright.evolve.proposers.surrogate import proposer
+from tilewright.evolve.proposers.surrogate.agreement import misleads
+from tilewright.evolve.proposers.surrogate.records import SourceRecords
 
 
 def describe(pairs: Sequence[Pair]) -> str:
@@ -81,28 +82,51 @@ LARGE = 300
 """Points of tables on which a transfer that misleads is tried."""
 
 
-def describe_misled(tables: Sequence[Table], seeds: int) -> str:
-    """Mean score over tables and seeds at each mark: cold, after random points of the same table, after the same points
-    with their fitness inverted, and after these when nobody notices."""
-    lines = ["| what the model is told of earlier | " + " | ".join(f"n={mark}" for mark in MARKS) + " |"]
-    lines.append("| --- |" + " --- |" * len(MARKS))
+def describe_misled(suite: str, table: Table, seeds: int) -> str:
+    """Mean score over seeds at each mark: cold, after random points of the same table, after the same points with their
+    fitness inverted, and after these when nobody notices; and after how many evaluations they were dropped."""
+    rows = []
     for name, inverted, noticed in (
         ("nothing", None, True),
         (f"{EARLIER_POINTS} points, right", False, True),
         (f"{EARLIER_POINTS} points, inverted", True, True),
         ("the same, had they not been dropped", True, False),
     ):
-        curves = []
-        for table in tables:
-            for seed in range(seeds):
-                told = [] if inverted is None else [drawn(table, EARLIER_POINTS, seed, inverted=inverted)]
-                with nullcontext() if noticed else patch.object(proposer, "misleads", lambda *_: False):
-                    history = search(table, seed, told, MARKS[-1])
-                scores = [table.fraction(candidate.genome) for candidate in history.candidates]
-                curves.append(np.maximum.accumulate(scores)[[mark - 1 for mark in MARKS]])
-        means = np.mean(curves, axis=0)
-        lines.append(f"| {name} | " + " | ".join(f"{mean:.3f}" for mean in means) + " |")
-    return "\n".join(lines) + "\n"
+        curves, dropped = [], []
+        for seed in range(seeds):
+            told = [] if inverted is None else [drawn(table, EARLIER_POINTS, seed, inverted=inverted)]
+            judged = _Judged(noticed)
+            with patch.object(proposer, "misleads", judged):
+                history = search(table, seed, told, MARKS[-1])
+            scores = [table.fraction(candidate.genome) for candidate in history.candidates]
+            curves.append(np.maximum.accumulate(scores)[[mark - 1 for mark in MARKS]])
+            dropped += judged.dropped
+        means = " | ".join(f"{mean:.3f}" for mean in np.mean(curves, axis=0))
+        when = f"{len(dropped)} of {seeds}, after {np.median(dropped):.0f}" if dropped else "none"
+        rows.append(f"| {suite} | {name} | {means} | {when if told else ''} |")
+    return "\n".join(rows) + "\n"
+
+
+MISLED_HEAD = (
+    f"| suite | what the model is told of earlier | {' | '.join(f'n={mark}' for mark in MARKS)} | dropped |\n"
+    + "| --- |"
+    + " --- |" * (2 + len(MARKS))
+    + "\n"
+)
+
+
+class _Judged:
+    """``misleads``, or nobody who notices; ``dropped``: own records when an earlier campaign was dropped."""
+
+    def __init__(self, noticed: bool) -> None:
+        self._noticed = noticed
+        self.dropped: list[int] = []
+
+    def __call__(self, earlier: SourceRecords, own: SourceRecords) -> bool:
+        found = self._noticed and misleads(earlier, own)
+        if found:
+            self.dropped.append(len(own.rows))
+        return found
 
 
 SCREENED = 1
@@ -157,6 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--spaces", type=Path, default=SPACES / "own")
     parser.add_argument("--only", default="", help="suites whose name holds this")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--misled", type=int, default=10, help="seeds of the transfer that misleads")
     parser.add_argument("--out", type=Path, help="write this Markdown file")
     told = parser.parse_args(arguments)
     known = {name: tables for name, tables in suites(read_tables(told.spaces)).items() if told.only in name}
@@ -166,14 +191,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed in range(told.seeds)
         for pair in compare(suite, tables, seed)
     ]
-    large = [tables[0] for tables in known.values() if len(tables[0].times) > LARGE]
+    large = {name: tables[0] for name, tables in known.items() if len(tables[0].times) > LARGE}
     parts = (
         describe(pairs),
         describe_agreement([agreement(s, t) for s, t in known.items()]),
         describe_screening([screening(s, t) for s, t in known.items()]),
-        *([describe_misled(large, told.seeds)] if large else []),
     )
     text = "\n".join(parts)
+    if large:
+        text += "\n" + MISLED_HEAD + "".join(describe_misled(s, t, told.misled) for s, t in large.items())
     sys.stdout.write(text)
     if told.out:
         command = " ".join(["python -m experiments.studies.search.transfer", *(arguments or sys.argv[1:])])

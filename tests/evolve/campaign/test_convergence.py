@@ -9,7 +9,7 @@ import pytest
 
 from testkit.spaces.campaigns import Setting, table_campaign
 from testkit.spaces.tables import Table
-from tilewright.evolve.campaign.convergence import LEAST_EVALUATIONS, Convergence, Limits
+from tilewright.evolve.campaign.convergence import LEAST_EVALUATIONS, LEAST_GAIN, Convergence, Outlook
 from tilewright.evolve.campaign.loop import Budget, StopReason
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
@@ -60,10 +60,29 @@ def test_on_the_floor_there_is_nothing_left_to_gain() -> None:
 
 
 def test_a_model_that_expects_nothing_ends_a_silence_sooner() -> None:
-    limits = Limits()
-    told = after(1.0, *[2.0] * max(LEAST_EVALUATIONS, limits.least))
+    told = after(1.0, *[2.0] * 119)
     assert not told.reached() and not told.reached(lambda: 0.01) and told.reached(lambda: 1e-5)
     assert not after(*[1.0 / (1.0 + 0.01 * n) for n in range(90)]).reached(lambda: 0.0)
+
+
+def test_less_is_expected_the_longer_a_search_and_the_less_its_model_expects() -> None:
+    outlook = Outlook()
+    aged = [outlook.expected_gain(count, 0.005) for count in (50, 100, 200, 400, 1600)]
+    trusted = [outlook.expected_gain(150, told) for told in (0.0, 1e-4, 1e-2, 1.0)]
+    assert aged == sorted(aged, reverse=True) and trusted == sorted(trusted)
+    assert outlook.expected_gain(1600, 1.0) < LEAST_GAIN, "no model keeps a search alive for ever"
+
+
+def test_an_improvement_within_the_last_third_keeps_a_search_going() -> None:
+    late = after(*[2.0] * 400, 1.0, *[2.0] * 150)
+    assert not late.reached(lambda: 1e-5)
+    assert after(*[2.0] * 400, 1.0, *[2.0] * 250).reached(lambda: 1e-5)
+
+
+def test_the_closer_the_floor_the_less_is_expected() -> None:
+    silent = [2.0] * 99
+    far, near = after(1.0, *silent, floor=0.5), after(1.0, *silent, floor=0.98)
+    assert near.expected_gain(lambda: 0.005) < LEAST_GAIN < far.expected_gain(lambda: 0.005)
 
 
 def test_a_search_stops_once_its_model_expects_nothing() -> None:
@@ -76,7 +95,7 @@ def test_a_search_stops_once_its_model_expects_nothing() -> None:
     campaign = table_campaign(table, 1, Setting(300))
     campaign.plan = dataclasses.replace(campaign.plan, budget=Budget(300, until_converged=True))
     assert campaign.run() is StopReason.CONVERGED
-    assert len(campaign.history.evaluated) < LEAST_EVALUATIONS + 2 * Limits().least
+    assert len(campaign.history.evaluated) < 200
     best = campaign.history.best
     assert best is not None and table.fraction(best[0].genome) == 1.0
     told = campaign.foretell(campaign.history)

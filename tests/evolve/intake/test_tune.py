@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tilewright.evolve.campaign.loop import Order
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.intake.calls import calls_of
 from tilewright.evolve.intake.tune import COMPILE_SECONDS, IN_FLIGHT, Request, config_of
 from tilewright.fitness.targets import load_target
 from tilewright.workers.cluster.pool import MOST_SEATS
@@ -31,3 +35,12 @@ def test_a_modelled_target_has_no_device_to_start() -> None:
     with started(load_target("interpreter")) as device:
         assert device is not None and device.address is None
     assert device.station.cpu_seconds == 0.0, "ended with the block"
+
+
+def test_calls_of_a_file_are_asked_of_a_process_of_their_own(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "mine.py"
+    file.write_text("print('noise')\ncalls = ['f32[4]', 'f32[8], dim=1']\n")
+    assert calls_of(str(file)) == ["f32[4]", "f32[8], dim=1"]
+    with pytest.raises(UserError, match="names no file"):
+        calls_of(str(tmp_path / "gone.py"))

@@ -91,3 +91,48 @@ class Blocks:
     def __post_init__(self):
         if self.inner > self.outer or self.outer % self.inner:
             raise ValueError("inner must divide outer")
+
+
+BLOCK_ROWS = 8
+
+
+def _scale_kernel(x_ref, o_ref):
+    o_ref[...] = x_ref[...] * 2.0
+
+
+def _launched(x, *, block_cols=128, **options):
+    spec = pl.BlockSpec((BLOCK_ROWS, block_cols), lambda i, j: (i, j))
+    grid = (x.shape[0] // BLOCK_ROWS, x.shape[1] // block_cols)
+    out_shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(_scale_kernel, grid=grid, in_specs=[spec], out_specs=spec, out_shape=out_shape)(x)
+
+
+def below(x):
+    return _launched(x)
+
+
+def below_said(x):
+    return _launched(x, block_cols=256)
+
+
+def _chosen(columns):
+    return 256 if columns % 256 == 0 else columns
+
+
+def chosen(x, block_cols=None):
+    if block_cols is None:
+        block_cols = _chosen(x.shape[1])
+    return _launched(x, block_cols=block_cols)
+
+
+def chosen_within(x, block_cols="auto"):
+    size = _chosen(x.shape[1]) if block_cols == "auto" else block_cols
+    return _launched(x, block_cols=size)
+
+
+m = 4096
+
+
+def shadowed(x):
+    m, n = x.shape
+    return _launched(x) if m and n else x

@@ -1,6 +1,7 @@
 """Functions in the styles of public code, one kind of difficulty each. Taken in by ``test_styles``, never imported."""
 
 import importlib.util
+import itertools
 import os
 import tempfile
 
@@ -130,6 +131,47 @@ def increased(x):
     return y
 
 
+@triton.jit
+def _methods(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    _0 = tl.zeros((1,), dtype=x_ptr.dtype.element_ty)
+    _in = tl.load(x_ptr + at, mask=at < n, other=_0)
+    tl.store(y_ptr + at, (_in * _in + 1).log().exp().sqrt(), mask=at < n)
+
+
+def rooted(x):
+    y = torch.empty_like(x)
+    _methods[(triton.cdiv(x.numel(), 128),)](x, y, x.numel(), BLOCK=128)
+    return y
+
+
+@triton.jit
+def _parts(x_ptr, begin_ptr, y_ptr, cols, BLOCK: tl.constexpr):
+    begin, end = tl.load(begin_ptr + tl.program_id(0)), tl.load(begin_ptr + tl.program_id(0) + 1)
+    for row in range(begin, end):
+        for first in range(0, cols, BLOCK):
+            at = first + tl.arange(0, BLOCK)
+            x = tl.load(x_ptr + row * cols + at, mask=at < cols)
+            tl.store(y_ptr + row * cols + at, x / (end - begin), mask=at < cols)
+
+
+def shared_out(x, begins):
+    y = torch.zeros_like(x)
+    _parts[(begins.shape[0] - 1,)](x, begins, y, x.shape[1], BLOCK=16)
+    return y
+
+
+@triton.jit
+def _filled(x_ptr, slot_ptr, cache_ptr, cols, BLOCK: tl.constexpr):
+    at, slot = tl.arange(0, BLOCK), tl.load(slot_ptr + tl.program_id(0))
+    x = tl.load(x_ptr + tl.program_id(0) * cols + at, mask=at < cols)
+    tl.store(cache_ptr + slot * cols + at, x, mask=at < cols)
+
+
+def filled(x, slots, cache):
+    _filled[(x.shape[0],)](x, slots, cache, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+
+
 class Layer(torch.nn.Module):
     def __init__(self, share):
         super().__init__()
@@ -171,3 +213,17 @@ def plain_increased(x):
 
 def plain_kept_rows(x, labels):
     return x
+
+
+def plain_rooted(x):
+    return (x * x + 1).sqrt()
+
+
+def plain_shared_out(x, begins):
+    return torch.cat([x[a:b] / (b - a) for a, b in itertools.pairwise(begins)])
+
+
+def plain_filled(x, slots, cache):
+    cache = cache.clone()
+    cache[slots] = x
+    return cache

@@ -6,7 +6,8 @@ import pytest
 from tilewright.workers.intake import dims
 from tilewright.workers.intake.arguments import BadCall, Literal, TensorArgument, parse
 from tilewright.workers.intake.draws import draw
-from tilewright.workers.intake.operator import Operand, size_of
+from tilewright.workers.intake.operator import Operand
+from tilewright.workers.intake.sizes import size_of, size_said
 
 
 def test_a_call_is_read() -> None:
@@ -97,3 +98,51 @@ def test_a_size_may_be_a_product_or_a_quotient() -> None:
 def test_a_bound_that_is_none_is_told(text: str) -> None:
     with pytest.raises(BadCall, match=r"^--args: "):
         parse(text)
+
+
+def test_offsets_are_read_and_drawn() -> None:
+    (offsets,) = parse("i64[9].offsets(1024, 200)").arguments
+    assert (offsets.form, offsets.total, offsets.longest) == ("offsets", 1024, 200)
+    for seed in range(5):
+        operand = Operand("x", "int64", (9,), total="M", form="offsets", longest=200)
+        made = draw(operand, {"M": 1024}, "randn", 4, np.random.default_rng(seed))
+        lengths = np.diff(made)
+        assert made[0] == 0 and made[-1] == 1024 and lengths.min() > 0 and lengths.max() <= 200
+        assert len(set(lengths)) > 1
+        few = draw(operand, {"M": 5}, "randn", 4, np.random.default_rng(seed))
+        assert few[0] == 0 and few[-1] == 5 and np.diff(few).min() >= 0
+
+
+def test_distinct_integers_are_read_and_drawn() -> None:
+    (slots,) = parse("i32[64].distinct() < 70").arguments
+    assert (slots.form, slots.below) == ("distinct", 70)
+    made = draw(
+        Operand("x", "int32", (64,), below=70, form="distinct"), {}, "randn", 4, np.random.default_rng(0)
+    )
+    assert len(set(made)) == 64 and made.min() >= 0 and made.max() < 70
+
+
+@pytest.mark.parametrize(
+    "text", ["f32[8].offsets(4)", "i64[8, 8].offsets(4)", "i64[8].offsets()", "f32[8].distinct()"]
+)
+def test_forms_of_what_is_no_row_of_integers_are_refused(text: str) -> None:
+    with pytest.raises(BadCall, match="integers"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        ([({"M": 7, "N": 5}, 7), ({"M": 64, "N": 32}, 64)], "M"),
+        ([({"M": 7, "N": 5}, 40), ({"M": 64, "N": 32}, 256)], "8*N"),
+        ([({"M": 7}, 128), ({"M": 1000}, 1024)], "M/128*128"),
+        ([({"M": 7, "N": 5}, 12), ({"M": 64, "N": 32}, 96)], "M+N"),
+        ([({"M": 7, "N": 5, "K": 3}, 105), ({"M": 64, "N": 32, "K": 2}, 4096)], "M*N*K"),
+        ([({"M": 7}, 6), ({"M": 64}, 6)], 6),
+    ],
+)
+def test_sizes_of_results_are_said_by_dimensions(
+    seen: list[tuple[dict[str, int], int]], said: int | str
+) -> None:
+    assert size_said(seen) == said
+    assert all(size_of(said, dims) == size for dims, size in seen)

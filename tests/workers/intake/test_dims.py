@@ -101,3 +101,23 @@ def _chunks(dims: Mapping[str, int], given: list[Operand]) -> bool:
 def test_a_dimension_that_is_cut_into_chunks_is_tried_with_whole_ones() -> None:
     shapes, dims = _settled("bf16[8,8192,128]", _chunks)
     assert len(set(shapes[0])) == 3 and list(dims.values()) == [8, 8192, 128]
+
+
+def test_a_head_that_must_keep_its_size_keeps_it() -> None:
+    def works(dims: Mapping[str, int], given: list[Operand]) -> bool:
+        q, k = (o.sizes(dims) for o in given)
+        return q == k and q[-1] in (64, 128)
+
+    shapes, dims = _settled("f16[2,8,1024,64], f16[2,8,1024,64]", works)
+    assert (
+        len(dims) == 4 and shapes[0] == shapes[1] == tuple(dims) and list(dims.values()) == [2, 8, 1024, 64]
+    )
+
+
+def test_packed_codes_are_an_eighth_and_offsets_one_more() -> None:
+    def works(dims: Mapping[str, int], given: list[Operand]) -> bool:
+        q, s, begins, lengths = (o.sizes(dims) for o in given)
+        return s[1] == 8 * q[1] and q[0] == 128 * s[0] and begins[0] == lengths[0] + 1
+
+    shapes, _ = _settled("i32[1024,256], f16[8,2048], i64[5], i32[4]", works)
+    assert shapes == [("M", "L/8"), ("M/128", "L"), ("Q+1",), ("Q",)]

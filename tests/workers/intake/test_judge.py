@@ -215,6 +215,7 @@ def test_products_are_asked_only_of_a_reference_that_multiplies_matrices() -> No
 def test_a_block_larger_than_its_dimension_leaves_a_kernel_that_never_runs() -> None:
     code = """
 import jax, jax.numpy as jnp
+from tilewright.fitness.targets import load_target
 from jax.experimental import pallas as pl
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.pallas_trial import _legal, _traced
@@ -235,7 +236,7 @@ def build(params):
 
 operands = [Operand("x", "float32", ("M", 128))]
 found, idle = _legal({"block": (8, 16, 32, 64)}, {"block": 8}, [{"M": 32}, {"M": 64}],
-                     lambda dims, params: _traced(None, build, params, operands, dims))
+                     lambda dims, params: _traced(load_target("tpu7x").chip, build, params, operands, dims))
 assert not idle, idle
 assert found == {"32": {"block": [8, 16, 32]}, "64": {"block": [8, 16, 32, 64]}}, found
 """

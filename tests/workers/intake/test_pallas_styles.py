@@ -108,3 +108,24 @@ def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path: Path) ->
     request = {"path": str(file), "function": "twice", "calls": ["f32[8, 128]"], "reference": ""}
     told = [refusal["what"] for refusal in pallas.take(request)["refusals"]]
     assert told == ["the call raises ValueError: want 7 rows, not 8"]
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("below", {"block_cols": 128, "block_rows": 8}),
+        ("below_said", {"block_cols": 256, "block_rows": 8}),
+        ("chosen", {"block_cols": 256, "block_rows": 8}),
+        ("chosen_within", {"block_cols": 256, "block_rows": 8}),
+        ("shadowed", {"block_cols": 128, "block_rows": 8}),
+    ],
+)
+def test_block_sizes_below_the_function_and_those_it_chooses_are_knobs(
+    taken: Any, original: ModuleType, name: str, params: dict[str, int]
+) -> None:
+    source, refusals = taken(name)
+    assert refusals == []
+    assert eval(re.search(r"DEFAULTS = (.*)", source)[1]) == params  # type: ignore[index]
+    function = getattr(original, name)
+    assert text_of(load_build(source)(params)) == text_of(function)
+    assert text_of(load_build(source)({**params, "block_cols": 64})) != text_of(function)

@@ -19,13 +19,15 @@ STYLES = Path(__file__).with_name("styles.py")
 CALLS = {
     "shared": "f32[30, 20], i64[30] < 5", "kept_rows": "f32[30, 20], i64[30] < 5", "cubed": "f32[30, 50]",
     "doubled": "f32[3, 5000]", "halved": "f32[30, 20]", "increased": "f32[30, 20]", "Layer": "f32[30, 20]",
+    "rooted": "f32[30, 20]", "shared_out": "f32[30, 20], i64[5].offsets(30)",
 }  # fmt: skip
 
 CHILD = """
 import json, sys
 import numpy as np, torch
 from tilewright.workers.intake import main
-from tilewright.workers.intake.trial import make, run
+from tilewright.workers.intake.running import run
+from tilewright.workers.intake.trial import make
 from tilewright.workers.runners.triton_common import load_module
 from tilewright.workers.runners.triton_guard import leave_interpreter_unguarded
 from tilewright.workers.runners.triton_interpreter import repair

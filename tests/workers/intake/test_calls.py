@@ -1,0 +1,56 @@
+"""Calls that a user's file makes, as texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tilewright.workers.intake.arguments import parse  # noqa: E402
+from tilewright.workers.intake.call_text import text_of  # noqa: E402
+from tilewright.workers.intake.calls import texts  # noqa: E402
+
+FILE = """
+import torch
+
+def calls():
+    begins = torch.tensor([0, 100, 250, 1024], device="cuda")
+    x = torch.zeros(1024, 64, device=torch.device("cuda"), dtype=torch.bfloat16)
+    return [(x, begins, 512), (x.half(), begins.to("cuda"), {"slots": torch.randperm(64).cuda(), "scale": 0.5})]
+
+inputs = (torch.zeros(3, 4).T, torch.ones(8, dtype=torch.int32))
+several = ["f32[4]", "f32[8]"]
+"""
+
+
+def test_what_counts_of_tensors_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(FILE)
+    first, second = texts(file)
+    assert first == "bf16[1024, 64], int64[4].offsets(1024, 774), 512"
+    assert second == (
+        "f16[1024, 64], int64[4].offsets(1024, 774), slots=int64[64].distinct() < 64, scale=0.5"
+    )
+    assert texts(file, "inputs") == ["f32[3, 4].permute(1, 0), int32[8] < 2"]
+    assert texts(file, "several") == ["f32[4]", "f32[8]"]
+    with pytest.raises(LookupError, match="has nothing named other"):
+        texts(file, "other")
+
+
+def test_what_is_said_of_integers_is_read_again() -> None:
+    few = torch.tensor([5, 5, 7])
+    sparse = torch.tensor([3, 90000])
+    begins = torch.tensor([0, 0, 9])
+    given = parse(text_of((few, sparse, begins, torch.arange(40)))).arguments
+    assert [(t.form, t.below, t.total) for t in given] == [
+        ("", 8, 0), ("", 90001, 0), ("offsets", 0, 9), ("distinct", 40, 0),
+    ]  # fmt: skip
+
+
+def test_a_file_without_calls_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "none.py"
+    file.write_text("x = 1\n")
+    with pytest.raises(LookupError, match="has no calls"):
+        texts(file)

@@ -1,0 +1,50 @@
+"""Sizes of tensors as text over the dimensions of a call: ``M*N``, ``N/128``, ``8*N``, ``M/128*128``, ``M+N``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+MOST_TIMES = 64
+"""Most elements that are made of one, as 8 codes of 4 bits are of 32, and most that a size is above another."""
+
+POWERS = tuple(1 << n for n in range(1, 13))
+
+
+def size_of(size: int | str, dims: Mapping[str, int]) -> int:
+    """A number, or a product of parts; a part is a dimension, a number, or a sum of them, and ``/128`` after it divides
+    it, rounded up."""
+    if isinstance(size, int):
+        return size
+    found = 1
+    for part in size.split("*"):
+        terms, _, by = part.partition("/")
+        total = sum(dims[term] if term in dims else int(term) for term in terms.split("+"))
+        found *= -(-total // int(by or 1))
+    return found
+
+
+def size_said(seen: Sequence[tuple[Mapping[str, int], int]]) -> int | str:
+    """The simplest text that gives a result's size at every shape it was seen at; a number where it is always the same.
+    Raises LookupError where none does."""
+    dims, size = seen[-1]
+    for text in _texts(dims, size, len({size for _, size in seen}) == 1):
+        if all(size_of(text, given) == found for given, found in seen):
+            return text
+    raise LookupError(f"a result's size {size} follows from no dimension of the arguments")
+
+
+def _texts(dims: Mapping[str, int], size: int, constant: bool) -> Iterator[int | str]:
+    yield from dims
+    if constant:
+        yield size
+    for few in (2, 3):
+        yield from ("*".join(names) for names in itertools.combinations(dims, few))
+    yield from (f"{n}/{by}" for n in dims for by in POWERS)
+    yield from (f"{times}*{n}" for n in dims for times in range(2, MOST_TIMES + 1))
+    yield from (f"{n}/{by}*{by}" for n in dims for by in POWERS)
+    yield from (f"{n}+{more}" for n in dims for more in range(1, MOST_TIMES + 1))
+    yield from ("+".join(names) for names in itertools.combinations(dims, 2))
+    for one, other in itertools.permutations(dims, 2):
+        yield from (f"{one}*{other}/{by}" for by in POWERS)
+        yield from (f"{times}*{one}*{other}" for times in (2, 3, 4, 8))
