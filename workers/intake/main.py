@@ -22,6 +22,7 @@ import torch
 from tilewright.fitness import dialect
 from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake.arguments import parse
+from tilewright.workers.intake.bounds import bars
 from tilewright.workers.intake.call_site import (
     Oracle,
     Site,
@@ -38,6 +39,7 @@ from tilewright.workers.intake.evidence import (
     work_of,
 )
 from tilewright.workers.intake.itself import ITSELF, Own
+from tilewright.workers.intake.judge import wrong
 from tilewright.workers.intake.literals import Literals
 from tilewright.workers.intake.load import load
 from tilewright.workers.intake.operator import Operand, operand_row
@@ -46,11 +48,9 @@ from tilewright.workers.intake.running import RUN_SECONDS, TooSlow, run
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.intake.trial import (
-    bars,
     deep_shape,
     several_tiles,
     shapes_of,
-    wrong,
 )
 from tilewright.workers.runners.triton_common import load_module
 from tilewright.workers.runners.triton_guard import leave_interpreter_unguarded
