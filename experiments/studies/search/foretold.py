@@ -2,9 +2,9 @@
 
     python -m experiments.studies.search.foretold JOURNAL...
 
-Every proposal of a recorded campaign is judged by what was integrated when it was made (``evolve.record.sameness``), and
-held against what it compiled to. A repeat is one whose artefact an earlier candidate had, be it a ``duplicate`` or timed
-twice as both were under way. Figures are counts; nothing is compiled or timed.
+Every proposal of a recorded campaign is judged by what was integrated when it was made (``evolve.record.sameness``),
+and held against what it compiled to. A repeat is one whose artefact an earlier candidate had, be it a ``duplicate``
+or timed twice as both were under way. Figures are counts; nothing is compiled or timed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from experiments.studies.records.say import say
 from tilewright.evolve.record.history import History, MutationKind
 from tilewright.evolve.record.journal import Journal
 
@@ -68,8 +69,8 @@ def replayed(journal: Journal) -> Foretold:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("journals", nargs="+", type=Path)
-    print("| campaign | evaluations | repeats | foretold | new code foretold, part of the best |")
-    print("| --- | ---: | ---: | ---: | --- |")
+    say("| campaign | evaluations | repeats | foretold | new code foretold, part of the best |")
+    say("| --- | ---: | ---: | ---: | --- |")
     for path in parser.parse_args(arguments).journals:
         with Journal(path) as journal:
             found, name = replayed(journal), (journal.meta("campaign") or {}).get("id", path.stem)
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         right, missed = found.counts[True, True], found.counts[True, False]
         wrong = ", ".join(f"{part:.3f}" for part in found.wrong) or "none"
-        print(f"| {name} | {found.evaluations} | {right + missed} | {right} | {wrong} |")
+        say(f"| {name} | {found.evaluations} | {right + missed} | {right} | {wrong} |")
     return 0
 
 
