@@ -55,6 +55,10 @@ def main() -> None:
         answer = take(request)
     except Refused as refusal:
         answer = {"refusals": [{"line": refusal.line, "what": refusal.what}]}
+    except LookupError as error:
+        if not str(error).startswith("--reference"):
+            raise
+        answer = {"refusals": [{"line": 0, "what": str(error)}]}
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
         traceback.print_exc()
         answer = {"refusals": [raised(error, str(Path(request["path"]).resolve().parent))]}
@@ -76,6 +80,8 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
         if not hasattr(function, name):
             raise Refused(f"{Path(path).name} defines no {request['function']}")
         function = getattr(function, name)
+    if not callable(function):
+        raise Refused(f"{request['function']} of {Path(path).name} is no function")
     calls = [parse(text) for text in request["calls"]]
     parameters = list(inspect.signature(plain_function(function)).parameters)
     origin = f"{Path(path).name}:{request['function']}"
