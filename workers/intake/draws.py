@@ -55,11 +55,14 @@ def draws(
     """A call's operands by name: normal values; ``spread``: rows of sizes apart by 2^±spread, outliers above and below
     zero that meet ordinary values of the other operands, tiny rows and rows of zeros; ``far``: the same with larger
     outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
-    ``repeated``: few distinct values. Integers are as the call bounds them (``bound_of``)."""
-    made, floats = {}, {}
+    ``repeated``: few distinct values. Integers are as the call bounds them (``bound_of``); offsets of the same total,
+    as of queries and keys, are the same ones."""
+    made: dict[str, np.ndarray] = {}
+    floats: dict[str, np.ndarray] = {}
     for operand in operands:
         if operand.dtype == "bool" or not is_float(operand.dtype):
-            made[operand.name] = _integers(operand, dims, rng)
+            alike = next((o for o in operands if o.name in made and _same_parts(o, operand)), None)
+            made[operand.name] = made[alike.name].copy() if alike else _integers(operand, dims, rng)
             continue
         values = rng.standard_normal(operand.sizes(dims))
         made[operand.name] = floats[operand.name] = values
@@ -95,6 +98,12 @@ def _integers(operand: Operand, dims: Mapping[str, int], rng: np.random.Generato
     if operand.form == DISTINCT and high - low >= count:
         return (low + rng.permutation(high - low)[:count]).reshape(shape).astype(dtype)
     return rng.integers(low, high, shape).astype(dtype)
+
+
+def _same_parts(one: Operand, other: Operand) -> bool:
+    """Whether two operands are offsets that cut the same total alike."""
+    cuts = [(o.form, o.total, o.longest, o.shape, o.dtype) for o in (one, other)]
+    return one.form == OFFSETS and cuts[0] == cuts[1]
 
 
 def _offsets(count: int, total: int, longest: int, rng: np.random.Generator) -> np.ndarray:

@@ -5,7 +5,7 @@ import pytest
 
 from tilewright.workers.intake import dims
 from tilewright.workers.intake.arguments import BadCall, Literal, TensorArgument, parse
-from tilewright.workers.intake.draws import draw
+from tilewright.workers.intake.draws import draw, draws
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.sizes import size_of, size_said
 
@@ -103,6 +103,15 @@ def test_offsets_are_read_and_drawn() -> None:
         assert len(set(lengths)) > 1
         few = draw(operand, {"M": 5}, "randn", 4, np.random.default_rng(seed))
         assert few[0] == 0 and few[-1] == 5 and np.diff(few).min() >= 0
+
+
+def test_offsets_of_one_total_are_alike() -> None:
+    parts = [
+        Operand(n, "int32", (5,), total=total, form="offsets")
+        for n, total in (("q", 64), ("k", 64), ("v", 80))
+    ]
+    made = draws(parts, {}, "randn", 4, np.random.default_rng(0))
+    assert (made["q"] == made["k"]).all() and made["v"][-1] == 80
 
 
 def test_distinct_integers_are_read_and_drawn() -> None:
