@@ -300,7 +300,8 @@ def bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defa
     outputs.update({(id(shape), "randn"): one.outputs() for shape, one in begun})
     results = []
     for number, tensor in enumerate(taken.outputs):
-        shape_of = symbolic(site, shapes[0], outputs[id(shapes[0]), "randn"][number].shape, tensor.shape)
+        small = [(shape.dims, outputs[id(shape), "randn"][number].shape) for shape in shapes]
+        shape_of = symbolic([*small, (site.dims[0], tensor.shape)])
         bound, why, narrow = bound_of(number, shapes[0].inputs)
         said = f"result {number} is judged as of {narrow}, to which the kernel itself converts"
         notes += [said] if narrow else []
@@ -311,10 +312,11 @@ def bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defa
     return results, "", spread
 
 
-def symbolic(site: Site, shape: Shape, small: Sequence[int], whole: Sequence[int]) -> tuple[int | str, ...]:
-    """A result's shape by dimensions."""
-    seen = zip(small, whole, strict=True)
+def symbolic(seen: Sequence[tuple[Mapping[str, int], Sequence[int]]]) -> tuple[int | str, ...]:
+    """A result's shape by dimensions, from its shapes at several ones, the call's own last. Raises Refusal."""
     try:
-        return tuple(size_said([(shape.dims, int(one)), (site.dims[0], int(other))]) for one, other in seen)
+        return tuple(
+            size_said([(dims, int(shape[axis])) for dims, shape in seen]) for axis in range(len(seen[-1][1]))
+        )
     except LookupError as error:
         raise Refusal(str(error)) from error

@@ -140,6 +140,7 @@ def test_forms_of_what_is_no_row_of_integers_are_refused(text: str) -> None:
         ([({"M": 7, "N": 5}, 12), ({"M": 64, "N": 32}, 96)], "M+N"),
         ([({"M": 7, "N": 5, "K": 3}, 105), ({"M": 64, "N": 32, "K": 2}, 4096)], "M*N*K"),
         ([({"M": 7}, 6), ({"M": 64}, 6)], 6),
+        ([({"K": 64, "L": 64}, 64), ({"K": 64, "L": 32}, 32), ({"K": 64, "L": 64}, 64)], "L"),
     ],
 )
 def test_sizes_of_results_are_said_by_dimensions(
