@@ -70,7 +70,8 @@ def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
     inexact, sums = least > ROUNDED, max(ROUNDED, least)
     if gate.worst is not None:
         worst = max(gate.worst, least)
-        return Allowance(worst, worst, rounded=False, zero=min(worst, sums), inexact=inexact)
+        zero = min(worst, sums) if gate.zero is None else gate.zero
+        return Allowance(worst, worst, rounded=False, zero=zero, inexact=inexact)
     if gate.min_db >= ROUNDING_DB:
         return Allowance(sums, sums if inexact else sums * SIGN, rounded=True, inexact=inexact)
     return Allowance(math.inf, math.inf, rounded=False)

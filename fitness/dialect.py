@@ -24,7 +24,9 @@ MAX_STRING = 4096
 ENTRIES = {"build": 1, "launch": 2}
 """Entry function to its number of parameters."""
 
-_CONTROL = re.compile(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
+MAX_BITS = 256
+_CONTROL = re.compile(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Among them those that show a line's characters in another order than Python reads them."""
 _CODING = re.compile(r"[ \t]*#.*?coding[:=][ \t]*([-\w.]+)")
 _DEF = re.compile(r"\s*(async\s+)?def\b")
 
@@ -125,6 +127,8 @@ def _size(tree: ast.AST) -> int:
 
 
 def _too_long(value: object) -> bool:
+    if isinstance(value, int):
+        return value.bit_length() > MAX_BITS
     return isinstance(value, bytes) or (isinstance(value, str) and len(value) > MAX_STRING)
 
 
@@ -327,7 +331,8 @@ class _Checker:
             if self._attribute(node):
                 return
         elif isinstance(node, ast.Constant) and _too_long(node.value):
-            self._say(node, f"bytes or a string of more than {MAX_STRING} characters")
+            what = f"a string of more than {MAX_STRING} characters, or a number of more than {MAX_BITS} bits"
+            self._say(node, f"bytes, {what}")
         for child in ast.iter_child_nodes(node):
             self._node(child)
 

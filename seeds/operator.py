@@ -92,7 +92,8 @@ class SnrGate:
     rounds within, where another order of operations turns a rounding, states its own. ``counted`` names a reference of
     bool arrays over leading axes of the outputs: what they leave out may be anything. All counts without one.
     ``usual`` names a reference of how large each element usually is, from the operands: the root of the sum of its
-    squared products. Where there is none that is guessed from the elements around it.
+    squared products. Where there is none that is guessed from the elements around it. ``zero``: the share of the same
+    kind as ``worst`` below which an element may be a zero; None: what sums in float32 explain.
     """
 
     name: str
@@ -101,6 +102,7 @@ class SnrGate:
     worst: float | None = None
     counted: str | None = None
     usual: str | None = None
+    zero: float | None = None
 
 
 @dataclass(frozen=True)

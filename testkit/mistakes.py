@@ -1,39 +1,12 @@
-"""Mistakes to plant in a kernel module of Triton, and harmless changes: what a judge must tell apart.
-
-Each is a change of the syntax tree at one place; ``planted`` yields a source for each of the first places it finds.
-"""
+"""Mistakes to plant in a kernel module of Triton: what a judge must refuse."""
 
 from __future__ import annotations
 
 import ast
-import copy
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-Change = Callable[[ast.AST], ast.AST | None]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A change; at how many places a module is changed, one at a time, or (0) at all of them at once; in the kernels,
-    or in ``launch``."""
-
-    change: Change
-    places: int = 1
-    launch: bool = False
-
-
-def _called(node: ast.AST, *names: str) -> ast.Call | None:
-    return node if isinstance(node, ast.Call) and ast.unparse(node.func) in names else None
-
-
-def _text(source: str) -> ast.expr:
-    return ast.parse(source, mode="eval").body
-
-
-def _keyword(call: ast.Call, name: str) -> ast.keyword | None:
-    return next((k for k in call.keywords if k.arg == name), None)
+from testkit.planting import Change, Kind, called, expression, keyword
 
 
 def _tail_short(node: ast.AST) -> ast.AST | None:
@@ -54,8 +27,8 @@ def _tail_long(node: ast.AST) -> ast.AST | None:
 
 def _unmasked(*names: str) -> Change:
     def change(node: ast.AST) -> ast.AST | None:
-        call = _called(node, *names)
-        if call is None or _keyword(call, "mask") is None:
+        call = called(node, *names)
+        if call is None or keyword(call, "mask") is None:
             return None
         call.keywords = [k for k in call.keywords if k.arg not in ("mask", "other")]
         return call
@@ -65,8 +38,8 @@ def _unmasked(*names: str) -> Change:
 
 def _padding(node: ast.AST) -> ast.AST | None:
     """What stands in for elements beyond the end."""
-    call = _called(node, "tl.load")
-    other = call and _keyword(call, "other")
+    call = called(node, "tl.load")
+    other = call and keyword(call, "other")
     if call is None or other is None:
         return None
     other.value = ast.Constant(0.0 if "inf" in ast.unparse(other.value) else 1.0)
@@ -74,7 +47,7 @@ def _padding(node: ast.AST) -> ast.AST | None:
 
 
 def _neighbour(node: ast.AST) -> ast.AST | None:
-    call = _called(node, "tl.load")
+    call = called(node, "tl.load")
     if call is None:
         return None
     call.args[0] = ast.BinOp(call.args[0], ast.Add(), ast.Constant(1))
@@ -103,7 +76,7 @@ def _size(node: ast.AST) -> ast.AST | None:
 
 def _stale_sum(node: ast.AST) -> ast.AST | None:
     """A sum, a largest value or a product that is an eighth too small, as one of an earlier step is."""
-    call = _called(node, "tl.sum", "tl.dot", "tl.max")
+    call = called(node, "tl.sum", "tl.dot", "tl.max")
     return ast.BinOp(call, ast.Mult(), ast.Constant(0.875)) if call is not None else None
 
 
@@ -114,7 +87,7 @@ def _forgotten(node: ast.AST) -> ast.AST | None:
 
 def _first_alone(node: ast.AST) -> ast.AST | None:
     """Loads in a loop that are those of its first turn."""
-    call = _called(node, "tl.load")
+    call = called(node, "tl.load")
     if call is None or not isinstance(call.args[0], ast.BinOp):
         return None
     names = [
@@ -125,7 +98,7 @@ def _first_alone(node: ast.AST) -> ast.AST | None:
     if not names:
         return None
     changed = re.sub(rf"\b{names[0].id}\b", "0", ast.unparse(call.args[0]))
-    call.args[0] = _text(changed)
+    call.args[0] = expression(changed)
     return call
 
 
@@ -133,17 +106,17 @@ def _bits(dtype: str, *names: str) -> Change:
     """What a call gives, or stores, rounded to a narrower type first."""
 
     def change(node: ast.AST) -> ast.AST | None:
-        call = _called(node, *names)
+        call = called(node, *names)
         if call is None:
             return None
         if names == ("tl.store",):
             if len(call.args) < 2:
                 return None
-            call.args[1] = _text(
+            call.args[1] = expression(
                 f"({ast.unparse(call.args[1])}).to(tl.float32).to(tl.{dtype}).to(tl.float32)"
             )
             return call
-        return _text(f"({ast.unparse(call)}).to(tl.float32).to(tl.{dtype}).to(tl.float32)")
+        return expression(f"({ast.unparse(call)}).to(tl.float32).to(tl.{dtype}).to(tl.float32)")
 
     return change
 
@@ -160,7 +133,7 @@ def _rounded_sum(dtype: str) -> Change:
                 and any(w in value for w in ("dot", "sum", "*", "b_yi"))
             ):
                 return ast.parse(f"{name} = ({name} + {value}).to(tl.{dtype}).to(tl.float32)").body[0]
-        product = _called(node.value, "tl.dot") if isinstance(node, ast.Assign) else None
+        product = called(node.value, "tl.dot") if isinstance(node, ast.Assign) else None
         if isinstance(node, ast.Assign) and product is not None and len(product.args) == 3:
             name = ast.unparse(node.targets[0])
             return ast.parse(f"{name} = {ast.unparse(product)}.to(tl.{dtype}).to(tl.float32)").body[0]
@@ -179,16 +152,16 @@ def _uncast(node: ast.AST) -> ast.AST | None:
 
 def _lost(node: ast.AST) -> ast.AST | None:
     """A store of which every fifth program's is lost, as where two write one place."""
-    called = node.value if isinstance(node, ast.Expr) else None
-    if called is not None and _called(called, "tl.store"):
+    value = node.value if isinstance(node, ast.Expr) else None
+    if value is not None and called(value, "tl.store"):
         return ast.parse(f"if tl.program_id(0) % 5 != 1:\n    {ast.unparse(node)}").body[0]
     return None
 
 
 def _late(node: ast.AST) -> ast.AST | None:
     """A store that programs far into the grid leave out."""
-    called = node.value if isinstance(node, ast.Expr) else None
-    if called is not None and _called(called, "tl.store"):
+    value = node.value if isinstance(node, ast.Expr) else None
+    if value is not None and called(value, "tl.store"):
         return ast.parse(
             f"if tl.program_id(0) < tl.num_programs(0) - 1 or tl.program_id(0) == 0:\n    {ast.unparse(node)}"
         ).body[0]
@@ -197,42 +170,42 @@ def _late(node: ast.AST) -> ast.AST | None:
 
 def _short_loop(node: ast.AST) -> ast.AST | None:
     """A loop that ends one step early where it has several."""
-    if isinstance(node, ast.For) and (call := _called(node.iter, "range", "tl.range")):
+    if isinstance(node, ast.For) and (call := called(node.iter, "range", "tl.range")):
         if len(call.args) == 3:
             start, stop, step = map(ast.unparse, call.args)
             if step.startswith("-"):
-                call.args[1] = _text(f"{step[1:]} if {start} > {step[1:]} else {stop}")
+                call.args[1] = expression(f"{step[1:]} if {start} > {step[1:]} else {stop}")
             else:
-                call.args[1] = _text(f"{stop} - ({step} if {stop} > {step} else 0)")
+                call.args[1] = expression(f"{stop} - ({step} if {stop} > {step} else 0)")
         else:
             stop = ast.unparse(call.args[-1])
-            call.args[-1] = _text(f"{stop} - (1 if {stop} > 1 else 0)")
+            call.args[-1] = expression(f"{stop} - (1 if {stop} > 1 else 0)")
         return node
     return None
 
 
 def _two_steps(node: ast.AST) -> ast.AST | None:
     """A loop that runs twice at most."""
-    if isinstance(node, ast.For) and (call := _called(node.iter, "range", "tl.range")):
+    if isinstance(node, ast.For) and (call := called(node.iter, "range", "tl.range")):
         if len(call.args) == 3:
             start, stop, step = map(ast.unparse, call.args)
             if step.startswith("-"):
-                call.args[1] = _text(f"max({start} + 2 * ({step}), {stop})")
+                call.args[1] = expression(f"max({start} + 2 * ({step}), {stop})")
             else:
-                call.args[1] = _text(f"min({stop}, {start} + 2 * ({step}))")
+                call.args[1] = expression(f"min({stop}, {start} + 2 * ({step}))")
         else:
-            call.args[-1] = _text(f"min({ast.unparse(call.args[-1])}, 2)")
+            call.args[-1] = expression(f"min({ast.unparse(call.args[-1])}, 2)")
         return node
     return None
 
 
 def _whole_blocks(node: ast.AST) -> ast.AST | None:
     """A count of blocks without the last part."""
-    call = _called(node, "tl.cdiv", "triton.cdiv")
+    call = called(node, "tl.cdiv", "triton.cdiv")
     if call is None:
         return None
     size, block = map(ast.unparse, call.args)
-    return _text(f"max({size} // ({block}), 1)")
+    return expression(f"max({size} // ({block}), 1)")
 
 
 def _small_grid(node: ast.AST) -> ast.AST | None:
@@ -245,7 +218,7 @@ def _small_grid(node: ast.AST) -> ast.AST | None:
         grid = node.slice
         if isinstance(grid, ast.Tuple) and not getattr(node, "done", False):
             first = ast.unparse(grid.elts[0])
-            grid.elts[0] = _text(f"max({first} - 1, 1)")
+            grid.elts[0] = expression(f"max({first} - 1, 1)")
             return node
     return None
 
@@ -254,13 +227,13 @@ def _values(condition: str, value: str) -> Change:
     """A loaded value that is another one where ``condition`` holds of ``x``."""
 
     def change(node: ast.AST) -> ast.AST | None:
-        call = _called(node, "tl.load")
+        call = called(node, "tl.load")
         if call is None or any(w in ast.unparse(call.args[0]) for w in ("label", "seq", "idx", "cu_")):
             return None
         text = ast.unparse(call)
         x = f"({text})"
         wide = f"{x}.to(tl.float32)"
-        return _text(
+        return expression(
             f"tl.where({condition.replace('x', wide)}, {value.replace('x', wide)}, {wide}).to({x}.dtype)"
         )
 
@@ -269,20 +242,20 @@ def _values(condition: str, value: str) -> Change:
 
 def _stabiliser(node: ast.AST) -> ast.AST | None:
     """The largest value that exponents are taken relative to, left out."""
-    call = _called(node, "tl.max")
+    call = called(node, "tl.max")
     return ast.BinOp(call, ast.Mult(), ast.Constant(0.0)) if call is not None else None
 
 
 def _maximum_alone(node: ast.AST) -> ast.AST | None:
     """A running largest value that forgets what went before."""
-    call = _called(node, "tl.maximum")
+    call = called(node, "tl.maximum")
     return call.args[0] if call is not None else None
 
 
 def _epsilon(factor: str) -> Change:
     def change(node: ast.AST) -> ast.AST | None:
         if isinstance(node, ast.Name) and node.id in ("eps", "epsilon") and isinstance(node.ctx, ast.Load):
-            return _text(f"{node.id} * {factor}")
+            return expression(f"{node.id} * {factor}")
         return None
 
     return change
@@ -298,11 +271,58 @@ def _sign(node: ast.AST) -> ast.AST | None:
 
 def _flush(node: ast.AST) -> ast.AST | None:
     """Exponents clipped, as of a fast approximation."""
-    call = _called(node, "tl.exp", "tl.exp2")
+    call = called(node, "tl.exp", "tl.exp2")
     if call is None:
         return None
-    call.args[0] = _text(f"tl.maximum({ast.unparse(call.args[0])}, -4.0)")
+    call.args[0] = expression(f"tl.maximum({ast.unparse(call.args[0])}, -4.0)")
     return call
+
+
+def _begins_at(value: float) -> Change:
+    """A running largest value, or what stands in for one, that begins at a number and not below all."""
+
+    def change(node: ast.AST) -> ast.AST | None:
+        if isinstance(node, ast.UnaryOp) and ast.unparse(node) == "-float('inf')":
+            return expression(str(value))
+        return None
+
+    return change
+
+
+def _later_equal(node: ast.AST) -> ast.AST | None:
+    """Of equals the later one."""
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Gt):
+        node.ops[0] = ast.GtE()
+        return node
+    return None
+
+
+def _case_forgotten(node: ast.AST) -> ast.AST | None:
+    """A value that is treated as any other: a label that is ignored."""
+    if (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Compare)
+        and isinstance(node.test.ops[0], ast.Eq)
+    ):
+        node.test = ast.Constant(False)
+        return node
+    return None
+
+
+def _without(*names: str) -> Change:
+    """A function's argument in its place."""
+
+    def change(node: ast.AST) -> ast.AST | None:
+        call = called(node, *names)
+        return call.args[0] if call is not None else None
+
+    return change
+
+
+def _other_program(node: ast.AST) -> ast.AST | None:
+    """Programs in pairs that do one's work."""
+    call = called(node, "tl.program_id")
+    return expression(f"{ast.unparse(call)} // 2 * 2") if call is not None else None
 
 
 MISTAKES: Mapping[str, Kind] = {
@@ -347,99 +367,13 @@ MISTAKES: Mapping[str, Kind] = {
     "values: exponents clipped": Kind(_flush, 2),
     "values: epsilon left out": Kind(_epsilon("0.0"), 0),
     "values: epsilon ten times": Kind(_epsilon("10.0"), 0),
+    "values: begins at zero": Kind(_begins_at(0.0), 3),
+    "values: begins at -100": Kind(_begins_at(-100.0), 3),
+    "values: the later of equals": Kind(_later_equal, 2),
+    "values: a case forgotten": Kind(_case_forgotten, 2),
+    "values: no absolute": Kind(_without("tl.abs"), 2),
+    "values: no rounding": Kind(_without("tl.floor", "tl.ceil", "libdevice.rint", "libdevice.round"), 2),
+    "place: another program's": Kind(_other_program, 3),
     "sign": Kind(_sign, 2),
 }  # fmt: skip
 """By name: what a hurried or a clever mutation does wrong."""
-
-
-def _exp2(node: ast.AST) -> ast.AST | None:
-    call = _called(node, "tl.exp")
-    return _text(f"tl.exp2(({ast.unparse(call.args[0])}) * 1.4426950408889634)") if call else None
-
-
-def _reciprocal(node: ast.AST) -> ast.AST | None:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        return _text(f"({ast.unparse(node.left)}) * (1.0 / ({ast.unparse(node.right)}))")
-    return None
-
-
-def _root(node: ast.AST) -> ast.AST | None:
-    call = _called(node, "tl.rsqrt")
-    return _text(f"1.0 / tl.sqrt({ast.unparse(call.args[0])})") if call else None
-
-
-def _logistic(node: ast.AST) -> ast.AST | None:
-    call = _called(node, "tl.sigmoid")
-    return _text(f"1.0 / (1.0 + tl.exp(-({ast.unparse(call.args[0])})))") if call else None
-
-
-def _fused(node: ast.AST) -> ast.AST | None:
-    call = _called(node.value, "tl.dot") if isinstance(node, ast.AugAssign) else None
-    if not isinstance(node, ast.AugAssign) or call is None or len(call.args) != 2 or call.keywords:
-        return None
-    name = ast.unparse(node.target)
-    first, second = map(ast.unparse, call.args)
-    return ast.parse(f"{name} = tl.dot({first}, {second}, {name})").body[0]
-
-
-def _swapped(node: ast.AST) -> ast.AST | None:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Add):
-        left, right = ast.unparse(node.left), ast.unparse(node.right)
-        if "load" not in left + right and "offs" not in left + right:
-            node.left, node.right = node.right, node.left
-            return node
-    return None
-
-
-HARMLESS: Mapping[str, Kind] = {
-    "exp2 for exp": Kind(_exp2, 0),
-    "a reciprocal for a quotient": Kind(_reciprocal, 0),
-    "a quotient for rsqrt": Kind(_root, 0),
-    "exp for sigmoid": Kind(_logistic, 0),
-    "products added in the unit": Kind(_fused, 0),
-    "operands the other way round": Kind(_swapped, 0),
-}
-"""By name: roundings in another order, which no recipe forbids."""
-
-
-def planted(source: str, kinds: Mapping[str, Kind] = MISTAKES) -> Iterator[tuple[str, str]]:
-    """Name and source of each changed module, those that say the same left out."""
-    seen = {ast.unparse(ast.parse(source))}
-    for name, kind in kinds.items():
-        for number in range(max(kind.places, 1)):
-            tree = ast.parse(source)
-            walker = _Planted(kind.change, number if kind.places else None)
-            for function in tree.body:
-                if isinstance(function, ast.FunctionDef) and _meant(function, kind.launch):
-                    walker.visit(function)
-            if not walker.done:
-                break
-            text = ast.unparse(ast.fix_missing_locations(tree))
-            if text not in seen:
-                seen.add(text)
-                yield (f"{name} ({number + 1})" if kind.places > 1 else name), text
-
-
-def _meant(function: ast.FunctionDef, launch: bool) -> bool:
-    if launch or function.name == "launch":
-        return launch and function.name == "launch"
-    return not function.name.startswith(("torch_", "copy_argument"))
-
-
-class _Planted(ast.NodeTransformer):
-    """Changes the place of a number, or every one."""
-
-    def __init__(self, change: Change, place: int | None) -> None:
-        self._change, self._place, self._met, self.done = change, place, 0, False
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        if self._place is not None and self.done:
-            return node
-        made = self._change(copy.deepcopy(node))
-        if made is not None:
-            self._met += 1
-            if self._place is None or self._met - 1 == self._place:
-                self.done = True
-                return ast.copy_location(made, node)
-        found: ast.AST = self.generic_visit(node)
-        return found

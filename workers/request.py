@@ -254,6 +254,6 @@ def duplicate(request: KernelRequest, artefact: str | None) -> Failure | None:
 
 
 def one_line(text: str, limit: int = 240) -> str:
-    """Text as a verdict's reason: one line, cut."""
-    line = " ".join(text.split())
+    """Text as a verdict's reason: one line, cut, and nothing in it that a terminal would obey: a candidate wrote it."""
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
     return line if len(line) <= limit else line[: limit - 3] + "..."

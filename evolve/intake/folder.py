@@ -113,10 +113,11 @@ def _elements(answer: Mapping[str, Any], dims: Mapping[str, int]) -> int:
 
 
 def _operand(row: Any) -> str:
-    name, dtype, shape, below, total, size, form, longest = row
+    name, dtype, shape, below, total, size, form, longest, edge = row
     bound = (f", below={below!r}" if below else "") + (f", total={total!r}" if total else "")
     bound += f", size={size!r}" if size != 1.0 else ""
     bound += (f", form={form!r}" if form else "") + (f", longest={longest}" if longest else "")
+    bound += f", edge={edge!r}" if edge else ""
     return f"Operand({_text(name)}, {_text(dtype)}, {tuple(shape)!r}{bound})".replace("'", '"')
 
 

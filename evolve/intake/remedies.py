@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 _REMEDIES: Sequence[tuple[str, str]] = (
+    (r"^--reference: ", "write module.name, such as torch.softmax, or FILE.py:function, of plain torch or JAX"),
+    (r"is no function$", "name a function at the file's module level, or Class.method"),
+    (r"must be Tensor, not \w*Tracer|not a valid JAX type", "a TPU takes Pallas functions, this one is torch's: say "
+     "--target cuda, or interpreter"),
     (r"^torch computes (\S+)", "do it in the kernel, or before the call and pass the result as an argument"),
     (r"reads a tensor's values", "pass the value as a plain argument of the call"),
     (r"a tensor that is not contiguous", "allocate it contiguous and give the kernel its strides"),

@@ -21,11 +21,20 @@ DECLARATIONS = ("SPACE", "DEFAULTS", "CONSTRAINTS")
 
 @lru_cache(maxsize=4096)
 def normalise(source: str) -> str:
-    """Source without comments, layout, docstrings and declarations; unparsable text is returned as it is."""
+    """Source without comments, layout, docstrings and declarations; text that cannot be parsed, or written again, is
+    returned as it is."""
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _written(ast.parse(source))
+    except (
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # a number of thousands of digits has no text
         return source
+
+
+def _written(tree: ast.Module) -> str:
     tree.body = [node for node in tree.body if not _declares(node)]
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(
@@ -46,7 +55,7 @@ def _declares(node: ast.stmt) -> bool:
 
 def source_id(source: str) -> str:
     """Identity of a source apart from parameter values: 16 hex digits."""
-    return hashlib.sha256(normalise(source).encode()).hexdigest()[:16]
+    return hashlib.sha256(normalise(source).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

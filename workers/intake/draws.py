@@ -34,8 +34,27 @@ MANY, MOST = 32, 16
 TRIED = 8
 """Places that are tried for an outlier, of the operand's own remainder and then of any."""
 
+FAINT = (1.0, 2.0**-10, 2.0**-20)
+"""Tiny rows are so much smaller again, in turn: what stands for a scale of nothing (1e-5, 1e-8) shows."""
+
+ONE_SIDE = 8.0
+"""Rows of one sign are so many standard deviations from zero: beyond every value. Some are 16 times as far."""
+
+EDGE_EVERY, LEAST_EDGED = 16, 4
+"""One element of so many, at least one, is its operand's edge; rows of floats that are shorter have none."""
+
+MOST_ANSWER = 1e30
+"""Largest answer to inputs of very different size: beyond, float32 may overflow in the next draw."""
+
 SET_APART = ("far", "spread", "apart")
 """Kinds with outliers, the most telling first: a kernel is given the first of them that it bears."""
+
+FEW_VALUES: Mapping[str, Sequence[float]] = {
+    "shifted": (ONE_SIDE, -ONE_SIDE, -ONE_SIDE, -16 * ONE_SIDE),
+    "sided": (ONE_SIDE, -ONE_SIDE),
+    "repeated": (),
+}
+"""Kinds with few distinct values, likewise, and by what their rows are shifted."""
 
 
 def bound_of(operand: Operand, dims: Mapping[str, int]) -> int:
@@ -55,20 +74,23 @@ def draws(
     """A call's operands by name: normal values; ``spread``: rows of sizes apart by 2^±spread, outliers above and below
     zero that meet ordinary values of the other operands, tiny rows and rows of zeros; ``far``: the same with larger
     outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
-    ``repeated``: few distinct values. Integers are as the call bounds them (``bound_of``); offsets of the same total,
-    as of queries and keys, are the same ones."""
+    ``repeated``: few distinct values, and each operand's ``edge``; ``sided``: the same with rows of one sign;
+    ``shifted``: with some farther from zero. Integers are as the call bounds them (``bound_of``); offsets of the same
+    total, as of queries and keys, are the same ones."""
     made: dict[str, np.ndarray] = {}
     floats: dict[str, np.ndarray] = {}
     for operand in operands:
         if operand.dtype == "bool" or not is_float(operand.dtype):
             alike = next((o for o in operands if o.name in made and _same_parts(o, operand)), None)
-            made[operand.name] = made[alike.name].copy() if alike else _integers(operand, dims, rng)
+            drawn = made[alike.name].copy() if alike else _integers(operand, dims, kind in FEW_VALUES, rng)
+            made[operand.name] = drawn
             continue
         values = rng.standard_normal(operand.sizes(dims))
         made[operand.name] = floats[operand.name] = values
-        if kind == "repeated":
+        if kind in FEW_VALUES:
             np.round(values * 2, out=values)
             values /= 2
+            _one_sided(operand, values, FEW_VALUES[kind], rng)
     if kind in SET_APART:
         _set_apart([o for o in operands if o.name in floats], floats, kind, spread, rng)
     return {
@@ -84,20 +106,35 @@ def draw(
     return draws([operand], dims, kind, spread, rng)[operand.name]
 
 
-def _integers(operand: Operand, dims: Mapping[str, int], rng: np.random.Generator) -> np.ndarray:
+def _integers(operand: Operand, dims: Mapping[str, int], edges: bool, rng: np.random.Generator) -> np.ndarray:
+    """Both ends of their range are among them; with ``edges`` the operand's, too."""
     dtype, shape = numpy_dtype(operand.dtype), operand.sizes(dims)
+    edges = edges and bool(operand.edge)
     if operand.dtype == "bool":
-        return rng.integers(0, 2, shape).astype(np.bool_)
+        drawn = rng.integers(0, 2, shape).astype(np.bool_)
+        if edges and drawn.ndim > 1:
+            rows = drawn.reshape(-1, drawn.shape[-1])
+            chosen = rng.permutation(len(rows))[: max(2, len(rows) // EDGE_EVERY)]
+            rows[chosen] = (np.arange(len(chosen)) % 2 == 1)[:, None]
+        return drawn
     if operand.total:
         total = dims[operand.total] if isinstance(operand.total, str) else operand.total
         if operand.form == OFFSETS:
             return _offsets(shape[0], total, operand.longest, rng).astype(dtype)
         parts = math.prod(shape)
-        return rng.multinomial(total, [1 / parts] * parts).reshape(shape).astype(dtype)
+        shares = rng.permutation(_uneven(parts)) if edges else np.full(parts, 1 / parts)
+        return rng.multinomial(total, shares).reshape(shape).astype(dtype)
     low, high, count = least_of(operand), bound_of(operand, dims), math.prod(shape)
     if operand.form == DISTINCT and high - low >= count:
         return (low + rng.permutation(high - low)[:count]).reshape(shape).astype(dtype)
-    return rng.integers(low, high, shape).astype(dtype)
+    drawn = rng.integers(low, high, shape).astype(dtype)
+    flat = drawn.reshape(-1)
+    order = rng.permutation(flat.size)
+    if flat.size > 3:
+        flat[order[:2]] = (low, high - 1)
+    if edges and flat.size > 1:
+        flat[order[-max(1, flat.size // EDGE_EVERY) :]] = int(operand.edge)
+    return drawn
 
 
 def _same_parts(one: Operand, other: Operand) -> bool:
@@ -121,6 +158,29 @@ def _offsets(count: int, total: int, longest: int, rng: np.random.Generator) -> 
             lengths[other] += moved
             over -= moved
     return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def _uneven(parts: int) -> np.ndarray:
+    """Shares of a total: one has half of it, a quarter of the others nothing."""
+    shares = np.full(parts, 1.0)
+    shares[: parts // 4] = 0.0
+    shares[-1] = max(1.0, shares[:-1].sum())
+    made: np.ndarray = shares / shares.sum()
+    return made
+
+
+def _one_sided(
+    operand: Operand, values: np.ndarray, shifts: Sequence[float], rng: np.random.Generator
+) -> None:
+    """Most rows all above or all below zero, and the operand's edge at some places."""
+    if shifts and values.ndim and values.shape[-1] > 1:
+        rows = values.reshape(-1, values.shape[-1])
+        rows += rng.choice((0.0, *shifts), (len(rows), 1))
+    if operand.edge and values.ndim and values.shape[-1] >= LEAST_EDGED:
+        rows = values.reshape(-1, values.shape[-1])
+        count = max(1, rows.shape[1] // EDGE_EVERY)
+        for row in rng.permutation(len(rows))[: max(1, len(rows) // 4)]:  # of no axis all are
+            rows[row, rng.permutation(rows.shape[1])[:count]] = float(operand.edge)
 
 
 @dataclass
@@ -186,7 +246,8 @@ def _rows_apart(
     if len(rows) > 3:
         tiny = order[-2 * few : -few]
         largest = np.abs(rows[tiny]).max(axis=1, keepdims=True)
-        rows[tiny] *= np.exp2(-TINY * spread) / np.maximum(largest, 1e-30)
+        faint = np.resize(FAINT, (few, 1)) if few > 1 else rng.choice(FAINT)
+        rows[tiny] *= faint * np.exp2(-TINY * spread) / np.maximum(largest, 1e-30)
         stay[tiny] = True
     if zeros and len(rows) > 1:
         rows[order[-few:]] = 0

@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from tilewright.fitness import detail, gates
 from tilewright.seeds.operator import AgreementGate, BitExactGate, SnrGate
-from tilewright.workers.intake.operator import Operand
+from tilewright.workers.intake.operator import LEAST_CODES, Operand, is_code
 
 EXPECTED_DB: Mapping[str, float] = {"float64": 100.0, "float32": 90.0, "float16": 60.0, "bfloat16": 45.0}
 """What one rounding to a dtype leaves, with room; by the narrowest dtype of operands and results."""
@@ -134,6 +135,34 @@ def bar_of_text(
     return found, why, ""
 
 
+def wrong(
+    outputs: Sequence[np.ndarray], answers: Sequence[np.ndarray], operands: Sequence[Operand] = ()
+) -> str:
+    """A coarse look: another function, or a shape outside the kernel's domain; no judgement of precision."""
+    for number, (output, answer) in enumerate(zip(outputs, answers, strict=False)):
+        if output.shape != answer.shape:
+            return f"result {number} has shape {list(output.shape)}, the reference's {list(answer.shape)}"
+        if output.dtype.kind in "iub":
+            share = float(np.mean(output == answer)) if output.size else 1.0
+            if share < (LEAST_CODES if is_code(output.dtype.name, operands) else 1.0):
+                return f"result {number}: {share:.1%} of its integers are the reference's"
+            continue
+        reading = read(output, np.asarray(answer, dtype=np.float64))
+        if not np.isfinite(output.astype(np.float64)).all() and np.abs(answer).max(initial=0.0) > _largest(
+            output.dtype
+        ):
+            return (f"result {number} overflows: {output.dtype.name} holds up to {_largest(output.dtype):g}, and the "
+                    f"reference says {np.abs(answer).max():.6g}")  # fmt: skip
+        if not reading.db > 20:
+            return (f"result {number} is {reading.db:.1f} dB from the reference; element {list(reading.place)} is "
+                    f"{reading.found:.6g} where the reference says {reading.wanted:.6g}")  # fmt: skip
+    return ""
+
+
+def _largest(dtype: np.dtype) -> float:
+    return float(ml_dtypes.finfo(dtype).max)
+
+
 def exact(output: np.ndarray, reference: np.ndarray) -> float:
     """Share of elements with the reference's bits."""
     return gates.agreement(output, reference)
@@ -149,4 +178,5 @@ __all__ = [
     "bar_of_text",
     "exact",
     "read",
+    "wrong",
 ]

@@ -22,6 +22,7 @@ import torch
 from tilewright.fitness import dialect
 from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake.arguments import parse
+from tilewright.workers.intake.bounds import bars
 from tilewright.workers.intake.call_site import (
     Oracle,
     Site,
@@ -38,6 +39,7 @@ from tilewright.workers.intake.evidence import (
     work_of,
 )
 from tilewright.workers.intake.itself import ITSELF, Own
+from tilewright.workers.intake.judge import wrong
 from tilewright.workers.intake.literals import Literals
 from tilewright.workers.intake.load import load
 from tilewright.workers.intake.operator import Operand, operand_row
@@ -46,11 +48,9 @@ from tilewright.workers.intake.running import RUN_SECONDS, TooSlow, run
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 from tilewright.workers.intake.trial import (
-    bars,
     deep_shape,
     several_tiles,
     shapes_of,
-    wrong,
 )
 from tilewright.workers.runners.triton_common import load_module
 from tilewright.workers.runners.triton_guard import leave_interpreter_unguarded
@@ -69,6 +69,10 @@ def main() -> None:
         answer = {"refusals": [{"line": 0, "what": str(error)}]}
     except Refusal as refusal:
         answer = {"refusals": [{"line": refusal.line, "what": refusal.what}]}
+    except LookupError as error:
+        if not str(error).startswith("--reference"):
+            raise
+        answer = {"refusals": [{"line": 0, "what": str(error)}]}
     except TooSlow:
         what = f"a checked shape takes more than {RUN_SECONDS} s in the interpreter, on a machine as busy as this"
         answer = {"refusals": [{"line": 0, "what": what}]}
@@ -126,6 +130,8 @@ def _recorded(request: Mapping[str, Any]) -> tuple[Site, Taken]:
             owner, function = function, getattr(function, name)
             if isinstance(owner, type) and "self" in getattr(function, "__code__", _NO_CODE).co_varnames[:1]:
                 function = getattr(_made(owner, module), name)
+        if not callable(function):
+            raise Refusal(f"{request['function']} of {Path(path).name} is no function")
         if isinstance(function, type) and callable(getattr(function, "forward", None)):
             function = _made(function, module).forward  # a layer: its kernels are launched there
         site = Site(

@@ -61,7 +61,11 @@ LARGE = 1 << 20
 class Operand:
     """``shape``: sizes or names of dimensions. ``below``: exclusive bound of integers, a number or a dimension;
     ``total``: what they add up to, likewise (group sizes). ``size``: standard deviation of floats. ``form``: "offsets"
-    are where parts begin, from 0 to ``total``, none more than ``longest`` apart; of "distinct" no two are alike."""
+    are where parts begin, from 0 to ``total``, none more than ``longest`` apart; of "distinct" no two are alike.
+
+    ``edge``: what it may hold out of the ordinary: ``-inf``, the number of a label that is ignored, ``rows`` of bools
+    that are all of one value, ``none`` for parts of a total that are of very different size, nothing among them.
+    """
 
     name: str
     dtype: str
@@ -71,6 +75,7 @@ class Operand:
     size: float = 1.0
     form: str = ""
     longest: int = 0
+    edge: str = ""
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(size_of(n, dims) for n in self.shape)
@@ -155,7 +160,9 @@ class TakenOperator:
             if is_narrow(result.dtype) or is_code(result.dtype, self.operands):
                 found.append(AgreementGate(result.name, result.name, (result.name,), LEAST_CODES))
             elif is_float(result.dtype):
-                found.append(SnrGate(result.name, result.name, result.min_db, result.worst))
+                bounds = (result.min_db, result.worst)
+                # a recipe that rounds within gives zeros where few distinct values nearly cancel
+                found.append(SnrGate(result.name, result.name, *bounds, zero=result.worst))
             else:
                 found.append(BitExactGate(result.name, result.name, (result.name,)))
         return tuple(found)

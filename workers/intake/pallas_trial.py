@@ -23,8 +23,11 @@ from tilewright.workers.intake import dims as dimensions
 from tilewright.workers.intake import judge
 from tilewright.workers.intake.arguments import Literal
 from tilewright.workers.intake.draws import draw
+from tilewright.workers.intake.dtypes import is_float, is_narrow
+from tilewright.workers.intake.edges import negative_numbers
 from tilewright.workers.intake.knobs import said_of
 from tilewright.workers.intake.operator import Operand, as_result, operand_row
+from tilewright.workers.intake.pallas_kinds import Kinds
 from tilewright.workers.intake.pallas_module import check_blocks, lowered
 from tilewright.workers.intake.pallas_text import Knob, Refused
 from tilewright.workers.intake.reference import function_of, run_reference
@@ -103,12 +106,20 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
             ]
         }
     notes: list[str] = []
+    multiplies = "dot_general" in _traced(target.chip, build, defaults, operands, shapes[0][0])
+    products = judge.factors(operands, shapes[0][0]) if multiplies else ""
+    numbers = negative_numbers((reference,), (*calls[0].arguments, *calls[0].keywords.values()))
+    kinds = Kinds(operands, numbers, shapes, answers, lambda sizes, inputs: runs(sizes, defaults, inputs))
+    operands = kinds.operands
     results, failed = _results(
         operands,
         shapes,
         all_dims[0],
         lambda sizes: _eval_shapes(target.chip, build, defaults, operands, sizes),
-        source,
+        lambda number, dtype, kind: judge.bar_of_text(
+            kinds.readings(number, kind), [o.dtype for o in operands], dtype, products, source
+        ),
+        kinds,
         notes,
     )
     if failed:
@@ -161,14 +172,13 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
         label: {n: [v for v in taken_there[n] if v in space[n]] for n in space}
         for label, taken_there in legal.items()
     }
-    kinds = ["randn", "repeated"]
     return {
         "source": text, "space": {k: list(v) for k, v in space.items()},
         "defaults": {k: defaults[k] for k in space}, "fixed": fixed,
         "operands": [operand_row(o) for o in operands],
         "results": results, "call": state["call"], "precision": state["precision"], "check": [s[0] for s in shapes],
         "constraints": within, "judged_notes": notes, "beside": sorted(beside),
-        "kinds": kinds, "spread": 2, "legal": legal, "independent": [], "dims": all_dims,
+        "kinds": kinds.borne, "spread": kinds.spread, "legal": legal, "independent": [], "dims": all_dims,
         "work": work,
     }  # fmt: skip
 
@@ -286,10 +296,16 @@ def _shapes(
 
 
 def _results(
-    operands: Sequence[Operand], shapes: Sequence[Any], whole: Mapping[str, int], shapes_at: Any, source: str,
-    notes: list[str],
+    operands: Sequence[Operand], shapes: Sequence[Any], whole: Mapping[str, int], shapes_at: Any,
+    bound_of: Callable[[int, str, Sequence[str]], Any], kinds: Kinds, notes: list[str],
 ) -> tuple[list[Any], str]:  # fmt: skip
     results = []
+    floats = [
+        (n, o.dtype.name)
+        for n, o in enumerate(shapes[0][3][: len(shapes[0][2])])
+        if is_float(o.dtype.name) and not is_narrow(o.dtype.name)
+    ]
+    kinds.settle(lambda names: [bound_of(n, dtype, names)[0] for n, dtype in floats])
     # sizes that differ; small ones stay small, since functions have loops over heads and streams
     unlike = {n: 4096 << place if s > 64 else s * (place + 2) for place, (n, s) in enumerate(whole.items())}
     try:
@@ -307,9 +323,7 @@ def _results(
             names.append(fits[0] if fits else int(size))
         min_db, worst = 0.0, None
         if dtype.startswith(("float", "bfloat")) and not dtype.startswith("float8"):
-            readings = [judge.read(s[3][number], s[2][number].astype(np.float64)) for s in shapes]
-            known = [o.dtype for o in operands]
-            bound, why, narrow = judge.bar_of_text(readings, known, dtype, "float32", source)
+            bound, why, narrow = bound_of(number, dtype, kinds.borne)
             if narrow:
                 notes.append(f"result {number} is judged as of {narrow}, to which the kernel itself converts")
             if bound is None:
@@ -329,7 +343,8 @@ def _traced(
         closed = jax.make_jaxpr(build(dict(params)))(*tensors)
     if _never_runs(closed.jaxpr):
         raise Refused(f"the grid is empty for {dict(dims)} and {dict(params)}: the kernel never runs")
-    check_blocks(closed.jaxpr)
+    with _on(chip):
+        check_blocks(closed.jaxpr)
     return re.sub(r"0x[0-9a-f]+", "", str(closed))
 
 

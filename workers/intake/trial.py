@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from tilewright.workers.intake import judge
 from tilewright.workers.intake.call_site import (
     Oracle,
     Site,
@@ -19,29 +17,19 @@ from tilewright.workers.intake.call_site import (
     wanted_of,
 )
 from tilewright.workers.intake.device import noted_device
-from tilewright.workers.intake.draws import SET_APART, draws
-from tilewright.workers.intake.dtypes import is_float, is_narrow
+from tilewright.workers.intake.draws import draws
 from tilewright.workers.intake.itself import ITSELF
-from tilewright.workers.intake.operator import (
-    LEAST_CODES,
-    Operand,
-    Result,
-    is_code,
-)  # fmt: skip
-from tilewright.workers.intake.running import RUN_SECONDS, Crashed, Running, TooSlow, run, timed
-from tilewright.workers.intake.sizes import size_said
+from tilewright.workers.intake.judge import wrong
+from tilewright.workers.intake.running import RUN_SECONDS, TooSlow, run, timed
 from tilewright.workers.intake.small_shapes import check_dims, ladder, last_resorts, looped
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 
+MOST_REASONS = 3
+"""Reasons that are told of a kernel that agrees nowhere."""
+
 MOST_TILE = 256
 """Largest literal that is taken for a tile when a shape of several tiles is made."""
-
-OTHER_SEEDS = (3, 5)
-"""Of inputs of very different size on which the kernel itself is run."""
-
-MOST = 1e30
-"""Largest answer to inputs of very different size: beyond, float32 may overflow in the next draw."""
 
 NO_TILES = frozenset(("num_warps", "num_stages"))
 
@@ -191,132 +179,16 @@ def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any,
             continue
         found.append(Shape(small, {"randn": inputs}, {"randn": answers}, small in wide))
     if not found:
-        said = "; ".join(f"{label}: {why}" for label, why in reasons.items())
-        return f"the kernel agrees with the reference on no small shape: {said}"
+        return f"the kernel agrees with the reference on no small shape: {said_once(reasons)}"
     notes += [f"not checked at {label}: {why}" for label, why in reasons.items()]
     return found
 
 
-def wrong(
-    outputs: Sequence[np.ndarray], answers: Sequence[np.ndarray], operands: Sequence[Operand] = ()
-) -> str:
-    """A coarse look: another function, or a shape outside the kernel's domain; no judgement of precision."""
-    for number, (output, answer) in enumerate(zip(outputs, answers, strict=False)):
-        if output.shape != answer.shape:
-            return f"result {number} has shape {list(output.shape)}, the reference's {list(answer.shape)}"
-        if output.dtype.kind in "iub":
-            share = float(np.mean(output == answer)) if output.size else 1.0
-            if share < (LEAST_CODES if is_code(output.dtype.name, operands) else 1.0):
-                return f"result {number}: {share:.1%} of its integers are the reference's"
-            continue
-        reading = judge.read(output, np.asarray(answer, dtype=np.float64))
-        if not np.isfinite(output.astype(np.float64)).all() and np.abs(answer).max(initial=0.0) > _largest(
-            output.dtype
-        ):
-            return (f"result {number} overflows: {output.dtype.name} holds up to {_largest(output.dtype):g}, and the "
-                    f"reference says {np.abs(answer).max():.6g}")  # fmt: skip
-        if not reading.db > 20:
-            return (f"result {number} is {reading.db:.1f} dB from the reference; element {list(reading.place)} is "
-                    f"{reading.found:.6g} where the reference says {reading.wanted:.6g}")  # fmt: skip
-    return ""
-
-
-def _largest(dtype: np.dtype) -> float:
-    return float(ml_dtypes.finfo(dtype).max)
-
-
-def bars(request: Mapping[str, Any], site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any],
-          shapes: list[Shape], places: Sequence[int], reference: Oracle, notes: list[str]
-          ) -> tuple[list[Result], str, int]:  # fmt: skip
-    """Results with their bounds, from all kinds of inputs; why the seed is wrong; the spread that it bears."""
-    outputs: dict[tuple[int, str], list[np.ndarray]] = {}
-    spread = 4
-    largest = max(shapes, key=lambda s: sum(a.size for a in s.inputs["randn"].values()))
-
-    def bears(kind: str, attempt: int, seed: int) -> bool:
-        """Whether it takes inputs of another seed, twice as far apart as those of gates: some draws overflow."""
-        inputs = make(site, largest.dims, kind, attempt, seed)
-        answers = reference(inputs)
-        if not all(np.abs(a).max(initial=0.0) < MOST for a in answers if a.dtype.kind == "f"):
-            return False
-        try:
-            return seed not in OTHER_SEEDS or not wrong(run(module, defaults, inputs), answers, site.operands)
-        except (TooSlow, Crashed, RuntimeError):
-            return False
-
-    products = any("tl.dot" in t.text for t in taken.kernels.functions.values())
-    factors = judge.factors(site.operands, shapes[0].dims) if products else ""
-    kernels = " ".join(t.text for t in taken.kernels.functions.values())
-    dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in taken.outputs]
-
-    def bound_of(number: int, kinds: Collection[str]) -> tuple[judge.Bar | None, str, str]:
-        """``judge.bar_of_text`` of a result on these kinds of inputs; without bounds where it is of no wide float."""
-        if not is_float(dtypes[number]) or is_narrow(dtypes[number]):
-            return judge.Bar(0.0, None), "", ""
-        readings = [
-            judge.read(outputs[id(s), kind][number], s.answers[kind][places[number]])
-            for s in shapes
-            for kind in kinds
-        ]
-        known = [o.dtype for o in site.operands]
-        return judge.bar_of_text(readings, known, dtypes[number], factors, kernels)
-
-    def explained(kind: str) -> bool:
-        """Whether dtypes explain what a kernel's own answers are off."""
-        return all(bound_of(number, (kind,))[0] is not None for number in range(len(dtypes)))
-
-    for kind in (*SET_APART, "repeated"):
-        if kind in SET_APART and any(stronger in shapes[0].inputs for stronger in SET_APART):
-            continue  # says less
-        for attempt in (4,) if kind == "far" else (4, 2, 1):
-            fine, running = True, []
-            for shape in shapes:
-                inputs = make(site, shape.dims, kind, attempt)
-                answers = reference(inputs)
-                fine = fine and all(np.isfinite(a).all() for a in answers if a.dtype.kind == "f")
-                shape.inputs[kind], shape.answers[kind] = inputs, answers
-                running.append(Running(module, defaults, inputs) if fine else None)
-            for shape, one in zip(shapes, running, strict=True):
-                try:
-                    made = one.outputs() if one is not None else []
-                except (TooSlow, Crashed, RuntimeError):
-                    made, fine = [], False
-                fine = fine and not wrong(made, shape.answers[kind], site.operands)
-                outputs[id(shape), kind] = made
-            if fine and kind == "far":
-                fine = explained(kind)
-            if fine and kind != "repeated":
-                fine = all(bears(kind, attempt + 1, seed) for seed in range(24))
-            if fine:
-                spread = attempt if kind != "repeated" else spread
-                break
-        else:
-            if kind != "far":  # those of the next kind are as many, and no larger than most kernels bear
-                notes.append(f"inputs of kind {kind} are left out: the kernel itself fails on them")
-            for shape in shapes:
-                shape.inputs.pop(kind)
-                shape.answers.pop(kind)
-    begun = [(shape, Running(module, defaults, shape.inputs["randn"])) for shape in shapes]
-    outputs.update({(id(shape), "randn"): one.outputs() for shape, one in begun})
-    results = []
-    for number, tensor in enumerate(taken.outputs):
-        small = [(shape.dims, outputs[id(shape), "randn"][number].shape) for shape in shapes]
-        shape_of = symbolic([*small, (site.dims[0], tensor.shape)])
-        bound, why, narrow = bound_of(number, shapes[0].inputs)
-        said = f"result {number} is judged as of {narrow}, to which the kernel itself converts"
-        notes += [said] if narrow else []
-        if bound is None:
-            return [], f"result {number}: {why}", spread
-        dtype = dtypes[number]
-        results.append(Result(f"o{number}", dtype, shape_of, bound.min_db, bound.worst, places[number]))
-    return results, "", spread
-
-
-def symbolic(seen: Sequence[tuple[Mapping[str, int], Sequence[int]]]) -> tuple[int | str, ...]:
-    """A result's shape by dimensions, from its shapes at several ones, the call's own last. Raises Refusal."""
-    try:
-        return tuple(
-            size_said([(dims, int(shape[axis])) for dims, shape in seen]) for axis in range(len(seen[-1][1]))
-        )
-    except LookupError as error:
-        raise Refusal(str(error)) from error
+def said_once(reasons: Mapping[str, str]) -> str:
+    """Reasons by shape as one text, each once, and how many more there are of many."""
+    shapes: dict[str, list[str]] = {}
+    for label, why in reasons.items():
+        shapes.setdefault(why, []).append(label)
+    said = [f"{', '.join(labels)}: {why}" for why, labels in shapes.items()]
+    more = [f"and {len(said) - MOST_REASONS} more"] if len(said) > MOST_REASONS else []
+    return "; ".join([*said[:MOST_REASONS], *more])

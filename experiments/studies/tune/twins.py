@@ -18,7 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from testkit.mistakes import HARMLESS, MISTAKES, planted
+from testkit.harmless import HARMLESS
+from testkit.mistakes import MISTAKES
+from testkit.planting import planted
 
 POINTS = 8
 """Other points of the space that are tried."""

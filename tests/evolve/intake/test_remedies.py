@@ -10,6 +10,9 @@ import pytest
 from tilewright.evolve.intake.remedies import _REMEDIES, refused, remedy
 
 SAID = (
+    "--reference: torch.sofmax names nothing",
+    "NUMBER of mine.py is no function",
+    "the call raises TypeError: empty_like(): argument 'input' (position 1) must be Tensor, not DynamicJaxprTracer",
     "torch computes sort outside a kernel",
     "the wrapper reads a tensor's values (item)",
     "a grid is worked out from a tensor's values",

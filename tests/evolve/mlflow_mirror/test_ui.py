@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from testkit.browser import browser_page, missing_browser
-from testkit.mlflow_pages import PLAIN_PAGE, MlflowPages
+from testkit.mlflow_pages import MlflowPages
 from testkit.sample_campaign import SampleCampaign, write_sample
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.mlflow_mirror import process as mirror_process
@@ -53,6 +53,16 @@ def test_a_taken_port_gives_the_next_one(monkeypatch: pytest.MonkeyPatch) -> Non
         ui.free_port("192.0.2.1", 5000)
     with pytest.raises(UserError, match=r"--port: 0 must be from 1 to"):
         ui.free_port("127.0.0.1", 0)
+
+
+def test_a_server_of_this_machine_alone_answers_to_its_own_name() -> None:
+    made = ui.server_environment({"A": "b", "MLFLOW_SERVER_ALLOWED_HOSTS": "mine"}, "127.0.0.1")
+    assert made["MLFLOW_SERVER_ALLOWED_HOSTS"] == "mine" and made["A"] == "b"
+    assert made["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"] == f"http://{ui.OWN_NAME}:*"
+    hosts = ui.server_environment({}, "localhost")["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
+    assert {"127.0.0.1:*", f"{ui.OWN_NAME}:*", "10.*"} <= set(hosts) and "*" not in hosts
+    assert "MLFLOW_SERVER_ALLOWED_HOSTS" not in ui.server_environment({}, "0.0.0.0")
+    assert (ui.shown("0.0.0.0"), ui.shown("localhost")) == ("0.0.0.0", ui.OWN_NAME)
 
 
 def test_which_campaigns_are_late(tmp_path: Path) -> None:
@@ -93,12 +103,14 @@ def test_a_server_that_comes_late_shows_campaigns_and_ends_whole(tmp_path: Path)
         assert mirror_process.read_progress(here).complete
         assert mirror.wait(120), (there.parent / mirror_process.LOG).read_text()
         assert mirror.lag() == 0
-        with browser_page(1440, 1000, storage=PLAIN_PAGE) as browser, Journal(there) as journal:
+        shown = address.replace("127.0.0.1", ui.OWN_NAME)
+        with browser_page(1440, 1000) as browser, Journal(there) as journal:
             data = load(journal)
-            pages = MlflowPages(browser, address, address, data, settle=0.0)
+            pages = MlflowPages(browser, shown, address, data, settle=0.0)
             assert sorted(pages.candidates) == list(range(8))
             _look(pages, browser, data)
-            own = (address, f"blob:{address}", "data:", "about:")
+            assert not browser.page.get_by_text("MLflow Assistant").count(), "a first visit is not covered"
+            own = (shown, f"blob:{shown}", "data:", "about:")
             assert [r for r in browser.requests if not r.startswith(own)] == []
     _await(lambda: not _answers(f"{address}/health"))
 

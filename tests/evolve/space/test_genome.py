@@ -32,3 +32,10 @@ def test_parameters_count_and_their_order_does_not() -> None:
     assert Genome(BASE, {"a": 1, "b": 2}).id == Genome(BASE, {"b": 2, "a": 1}).id
     assert Genome(BASE, {"a": 1}).id != Genome(BASE, {"a": 2}).id
     assert Genome(BASE, {"a": 1}).id != Genome(BASE, {"a": True}).id
+
+
+@pytest.mark.parametrize("text", ["X = 0x" + "f" * 6000, "# \ud800", "X = " + "-" * 20000 + "1", "\x00"])
+def test_text_that_cannot_be_written_again_has_an_identity_too(text: str) -> None:
+    """A model's answer is identified before the dialect has looked at it."""
+    found = Genome(text, {"a": 1})
+    assert len(found.id) == 16 and found.source_id == source_id(text) != source_id("X = 1")

@@ -92,6 +92,14 @@ def test_a_size_may_be_a_product_or_a_quotient() -> None:
     assert size_of("N/128", {"N": 300}) == 3
 
 
+@pytest.mark.parametrize(
+    "text", ["i32[64] < x", "i32[64] < -1", "i32[64] < 2.5", "f(3) < 4", "i32[64] < True"]
+)
+def test_a_bound_that_is_none_is_told(text: str) -> None:
+    with pytest.raises(BadCall, match=r"^--args: "):
+        parse(text)
+
+
 def test_offsets_are_read_and_drawn() -> None:
     (offsets,) = parse("i64[9].offsets(1024, 200)").arguments
     assert (offsets.form, offsets.total, offsets.longest) == ("offsets", 1024, 200)

@@ -24,7 +24,9 @@ def text_of(function: Any) -> str:
     """What a function does at the call's shape, without names and places."""
     jaxpr = str(jax.make_jaxpr(function)(jax.ShapeDtypeStruct((64, 512), "float32")))
     return re.sub(
-        r"0x[0-9a-f]+|name_and_src_info=.*|name=\S+|debug_info=.*| at .*:\d+|out_tree=.*", "", jaxpr
+        r"0x[0-9a-f]+|name_and_src_info=.*|name=\S+|cost_estimate=.*|debug_info=.*| at .*:\d+|out_tree=.*",
+        "",
+        jaxpr,
     )
 
 
@@ -118,6 +120,7 @@ def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path: Path) ->
         ("chosen", {"block_cols": 256, "block_rows": 8}),
         ("chosen_within", {"block_cols": 256, "block_rows": 8}),
         ("shadowed", {"block_cols": 128, "block_rows": 8}),
+        ("asked", {"block_cols": 256}),
     ],
 )
 def test_block_sizes_below_the_function_and_those_it_chooses_are_knobs(
