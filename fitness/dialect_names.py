@@ -146,7 +146,8 @@ VALUE_ATTRIBUTES = _names(
     "make_ring max mbarrier mean min multiply ndim numel pop permute power prod ravel reshape reduce reverse "
     "set shape size slice sort split squeeze start store stride sum swapaxes tma to trans transpose values "
     "view wait warpgroup_mma warpgroup_mma_wait wait_recv wait_send join mask_shape expand fill_ zero_ "
-    "is_floating is_int_signed is_int_unsigned int_bitwidth"
+    "is_floating is_int_signed is_int_unsigned int_bitwidth primitive_bitwidth fp_mantissa_width is_int is_fp8 is_fp16 "
+    "is_bf16 is_fp32 is_fp64 is_int1 is_int8 is_int16 is_int32 is_int64 is_uint8 is_uint16 is_uint32 is_uint64"
 ) - _names("handle item mask_shape apply reduce")
 """Attributes of values (arrays, references, tuples, descriptors) a kernel may use."""
 

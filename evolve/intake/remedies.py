@@ -43,6 +43,7 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"cannot be made without arguments", "name a function, or give the file get_init_inputs"),
     (r"worked out from a tensor's values|takes a size from a tensor's values",
      "give the number to the function as a plain argument"),
+    (r"the constant \w+ is a", "write its value into the kernel, or pass it as an argument"),
     (r"defines no", "name a function at the file's module level, or Class.method"),
     (r"ModuleNotFoundError|is not there", "install what it imports, or move the function to a file of its own"),
     (r"the call raises", "try the same call by itself; every argument of the function must be given in --args"),

@@ -41,6 +41,7 @@ SAID = (
     "a checked shape takes more than 12 s in the interpreter, on a machine as busy as this",
     "the kernel's own answer is not the reference's: result 0",
     "a result's size 7 follows from no dimension of the arguments",
+    "the constant accumulator is a function",
     "mine.py defines no softmax",
     "the call raises ModuleNotFoundError: No module named 'vllm'",
     "the call raises ValueError: two dimensions",

@@ -5,7 +5,7 @@ import pytest
 
 from tilewright.workers.intake import dims
 from tilewright.workers.intake.arguments import BadCall, Literal, TensorArgument, parse
-from tilewright.workers.intake.draws import draw
+from tilewright.workers.intake.draws import draw, draws
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.sizes import size_of, size_said
 
@@ -113,6 +113,15 @@ def test_offsets_are_read_and_drawn() -> None:
         assert few[0] == 0 and few[-1] == 5 and np.diff(few).min() >= 0
 
 
+def test_offsets_of_one_total_are_alike() -> None:
+    parts = [
+        Operand(n, "int32", (5,), total=total, form="offsets")
+        for n, total in (("q", 64), ("k", 64), ("v", 80))
+    ]
+    made = draws(parts, {}, "randn", 4, np.random.default_rng(0))
+    assert (made["q"] == made["k"]).all() and made["v"][-1] == 80
+
+
 def test_distinct_integers_are_read_and_drawn() -> None:
     (slots,) = parse("i32[64].distinct() < 70").arguments
     assert (slots.form, slots.below) == ("distinct", 70)
@@ -139,6 +148,7 @@ def test_forms_of_what_is_no_row_of_integers_are_refused(text: str) -> None:
         ([({"M": 7, "N": 5}, 12), ({"M": 64, "N": 32}, 96)], "M+N"),
         ([({"M": 7, "N": 5, "K": 3}, 105), ({"M": 64, "N": 32, "K": 2}, 4096)], "M*N*K"),
         ([({"M": 7}, 6), ({"M": 64}, 6)], 6),
+        ([({"K": 64, "L": 64}, 64), ({"K": 64, "L": 32}, 32), ({"K": 64, "L": 64}, 64)], "L"),
     ],
 )
 def test_sizes_of_results_are_said_by_dimensions(

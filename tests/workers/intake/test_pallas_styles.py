@@ -14,6 +14,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 from tilewright.workers.intake import pallas  # noqa: E402
+from tilewright.workers.intake.pallas_lift import launches  # noqa: E402
 from tilewright.workers.runners.pallas_trace import load_build  # noqa: E402
 
 STYLES = Path(__file__).with_name("pallas_styles.py")
@@ -132,3 +133,8 @@ def test_block_sizes_below_the_function_and_those_it_chooses_are_knobs(
     function = getattr(original, name)
     assert text_of(load_build(source)(params)) == text_of(function)
     assert text_of(load_build(source)({**params, "block_cols": 64})) != text_of(function)
+
+
+def test_a_function_launches_what_its_own_code_launches_and_no_library_is_read(original: ModuleType) -> None:
+    assert launches(original.below) and launches(original._launched) and not launches(original._chosen)
+    assert not launches(jax.numpy.searchsorted)
