@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
+from tilewright.evolve.campaign.target_names import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.fitness.chips import CHIPS, Chip
 from tilewright.fitness.targets import MEASURED_TPUS, TPU, Target, UnknownTarget, load_target, targets
@@ -51,7 +52,7 @@ def examine_target(name: str) -> Diagnosis:
         finding = _tpu()
     else:
         try:
-            target = load_target(name)
+            target = load_target(named_target(name))
         except UnknownTarget as error:
             raise UserError(f"{error}.") from error
         finding = _tpu(target.chip) if name in MEASURED_TPUS else _target(target)

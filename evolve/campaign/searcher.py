@@ -17,6 +17,7 @@ from tilewright.evolve.campaign.transfer import Led, leads_of, read_earlier, rec
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.proposers.crossover import SourceCrossover
 from tilewright.evolve.proposers.llm.client import (
+    BudgetSpent,
     ChatClient,
     Exchange,
     ExchangeStore,
@@ -39,7 +40,7 @@ from tilewright.evolve.proposers.surrogate.records import SourceRecords
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import POINTS, History, Proposer
 from tilewright.evolve.record.home import JOURNAL, find_campaign
-from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.record.journal import TOKENS_SPENT, Journal
 from tilewright.fitness import dialect
 from tilewright.seeds.operator import Told
 
@@ -139,8 +140,25 @@ class Replay:
         self.own.add_exchange(key, text)
 
 
+@dataclass
+class RecordedBudget(TokenBudget):
+    """One whose end is in the journal, once."""
+
+    journal: Journal | None = None
+
+    def reserve(self, tokens: int) -> None:
+        """Raises BudgetSpent."""
+        try:
+            super().reserve(tokens)
+        except BudgetSpent as error:
+            if self.journal is not None:
+                self.journal.add_event(TOKENS_SPENT, said=str(error))
+                self.journal = None
+            raise
+
+
 def _chat_client(config: LlmConfig, journal: Journal, home: Path) -> ChatClient:
-    budget = TokenBudget(config.total_tokens)
+    budget = RecordedBudget(config.total_tokens, journal=journal)
     if config.replay is not None:
         return _replaying(config.replay, config.model, journal, home, budget)
     assert config.model is not None

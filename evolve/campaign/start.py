@@ -13,6 +13,7 @@ from tilewright.evolve.record.system import system
 from tilewright.fitness import time_model
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import FigureKind
+from tilewright.fitness.targets import Target
 from tilewright.workers.toolchains import tpu as tpu_toolchain
 from tilewright.workers.toolchains import triton as triton_toolchain
 from tilewright.workers.toolchains.libtpu_simulator import missing_parts
@@ -33,8 +34,11 @@ _TOOLS = (
 
 def require_toolchain(resolved: Resolved) -> None:
     """Raises UserError where the target cannot be used on this machine, or from it."""
-    target = resolved.target
-    remote = resolved.config.workers.address is not None
+    require_usable(resolved.target, resolved.config.workers.address is not None)
+
+
+def require_usable(target: Target, remote: bool) -> None:
+    """Raises UserError where it cannot be used on this machine; ``remote``: from it, on a cluster."""
     if target.measured:
         absent = (
             tpu_toolchain.missing_parts(target.part, remote=remote)
@@ -46,7 +50,7 @@ def require_toolchain(resolved: Resolved) -> None:
     else:
         absent = missing_parts()
     if absent:
-        raise UserError(f"target: {resolved.target.name} cannot be used here: {absent}.")
+        raise UserError(f"target: {target.name} cannot be used here: {absent}.")
 
 
 def require_same_kernels(journal: Journal, resolved: Resolved) -> None:

@@ -12,8 +12,8 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.record.home import JOURNAL, find_campaign, home_folder
 
 OF_CAMPAIGNS = ("tokamax", "tpu-inference")
-OF_LIBRARIES = ("standalone", "flashinfer-bench")
-OF_EITHER = ("vllm", "sglang")
+OF_LIBRARIES = ("standalone",)
+OF_EITHER = ("flashinfer-bench", "vllm", "sglang")
 
 
 def add_command(commands: Any, say: Callable[[str], None]) -> None:
@@ -53,10 +53,12 @@ def _is_operator(what: str) -> bool:
 
 
 def _of_campaign(arguments: argparse.Namespace) -> dict[str, str]:
-    from tilewright.evolve.export import block_fp8, tokamax, tpu_inference
+    from tilewright.evolve.export import block_fp8, tokamax, tpu_inference, tuned
     from tilewright.evolve.export.choice import agreed
 
     campaign = find_campaign(home_folder(arguments.home), arguments.what)
+    if arguments.format == "flashinfer-bench":
+        return tuned.files(campaign)
     if arguments.format in OF_EITHER:
         return block_fp8.of_campaign(campaign / JOURNAL, arguments.format)
     write = {"tokamax": tokamax.files, "tpu-inference": tpu_inference.files}[arguments.format]
@@ -76,7 +78,7 @@ def _of_library(arguments: argparse.Namespace) -> dict[str, str]:
         known = ", ".join(writer.operators()) or "none"
         raise UserError(f"export {arguments.format}: name a promoted operator (promoted: {known}).")
     table = promoted(writer, arguments.what, arguments.target)
-    if arguments.format in OF_EITHER:
+    if arguments.format in OF_EITHER and arguments.format != "flashinfer-bench":
         return block_fp8.of_table(table, arguments.format)
     write = {"standalone": standalone.files, "flashinfer-bench": flashinfer_bench.files}[arguments.format]
     return write(table)

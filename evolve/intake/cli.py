@@ -100,9 +100,11 @@ def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
 
 
 def _tuned(arguments: argparse.Namespace, tell: Tell, taker: Any) -> int:
+    from tilewright.evolve.campaign.start import require_usable
     from tilewright.evolve.intake.tune import target_named
 
     target = target_named(arguments.target)
+    require_usable(target, remote=False)
     with tempfile.TemporaryDirectory(prefix="tilewright-begun-") as begun_in:
         started_with = _begun(arguments, target, Path(begun_in))
         return _run(arguments, tell, taker, target, started_with)
@@ -112,10 +114,11 @@ def _run(arguments: argparse.Namespace, tell: Tell, taker: Any, target: Any, beg
     import tilewright
     from tilewright.evolve.intake.problems import keep
     from tilewright.evolve.intake.tune import config_of, export, prepare
-    from tilewright.evolve.record.home import home_folder
+    from tilewright.evolve.record.home import home_folder, require_writable
     from tilewright.workers.device.warm import started
 
     request = begun.request
+    home = home_folder(arguments.home)
     where = arguments.out or Path(f"{begun.name}_tuned")
     overrides: dict[str, Any] = {"budget.evaluations": arguments.evaluations, "seed": arguments.seed}
     if arguments.seconds is not None:
@@ -123,7 +126,8 @@ def _run(arguments: argparse.Namespace, tell: Tell, taker: Any, target: Any, beg
     if arguments.no_mlflow:
         overrides["mlflow.enabled"] = False
     config_of(request, target, where, overrides)  # bad numbers are told before anything is done
-    home = home_folder(arguments.home)
+    for folder, key in ((where, "--out"), (home, "home")):
+        require_writable(folder, key)
     with started(target) as device:
         answer = prepare(request, target, where, _say, taker)
         keep(begun, where)
@@ -147,6 +151,8 @@ def _check(arguments: argparse.Namespace) -> int:
     target = target_named(arguments.target)
     path, asked = _asked(arguments)
     if not asked.function and not is_problem(path, asked):
+        if asked.calls or asked.reference:
+            raise UserError(f"which function of {path}? Write {path}:FUNCTION.")
         return _check_file(path, target)
     with tempfile.TemporaryDirectory(prefix="tilewright-begun-") as folder:
         request = _begun(arguments, target, Path(folder)).request
@@ -173,6 +179,7 @@ def _findings(path: Path, target: Any) -> Iterator[str]:
     import ast
 
     from tilewright.evolve.intake import child
+    from tilewright.evolve.intake.problems import unreadable
     from tilewright.evolve.intake.remedies import Refused, refused, remedy
     from tilewright.fitness import dialect
 
@@ -180,7 +187,7 @@ def _findings(path: Path, target: Any) -> Iterator[str]:
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
     except (SyntaxError, ValueError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as Python: {error}.") from error
+        raise UserError(f"{unreadable(path, error)}.") from error
     names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     entry = next((name for name in ("launch", "build") if name in names), None)
     if entry is not None:
@@ -191,6 +198,8 @@ def _findings(path: Path, target: Any) -> Iterator[str]:
             yield f"{path.name}: a kernel module of the dialect ({entry})"
         return
     answer = child.ask(path, None, "", (), target, "pallas" if target.entry == "build" else "main")
+    if not answer.get("kernels") and not answer.get("functions"):
+        raise UserError(f"{path.name} holds no kernel and no function.")
     refusals = refused(answer.get("refusals", ()), path.name)
     for found in refusals:
         yield found.text()

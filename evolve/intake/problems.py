@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child
@@ -77,7 +76,7 @@ def begun(path: Path, asked: Asked, target: Target, folder: Path) -> Begun:
             solved = flashinfer.is_solution(path)
             return (_solution if solved else _definition)(path, asked, target, folder)
     except (flashinfer.NoTrace, OSError) as error:
-        raise UserError(f"{_said(path, error)}.") from error
+        raise UserError(f"{unreadable(path, error)}.") from error
     if kind == JAXBENCH:
         _for(target, kind, pallas=True)
         return _workload(path, asked, target)
@@ -176,7 +175,7 @@ def _calls_in(path: Path, target: Target) -> tuple[str, ...]:
         try:
             return tuple(flashinfer.calls_of(flashinfer.read_definition(path)))
         except (flashinfer.NoTrace, OSError) as error:
-            raise UserError(f"{_said(path, error)}.") from error
+            raise UserError(f"{unreadable(path, error)}.") from error
     answer = child.ask(path, None, "", (), target, "jax_problem" if kind == JAXBENCH else "template")
     if "call" not in answer:
         raise UserError(
@@ -197,16 +196,19 @@ def _defined(path: Path) -> set[str]:
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError, OSError) as error:
-        raise UserError(f"{_said(path, error)}.") from error
+        raise UserError(f"{unreadable(path, error)}.") from error
     return {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
 
 
-def _said(path: Path, error: Exception) -> str:
+def unreadable(path: Path, error: Exception) -> str:
+    """Why a file cannot be used, as a sentence without its end."""
     if isinstance(error, flashinfer.NoTrace):
         return str(error)
     if isinstance(error, OSError):
-        return f"{path}: cannot be read: {error.strerror}"
-    return f"{path}: cannot be read as Python: {error}"
+        return f"{path} cannot be read: {error.strerror}"
+    if isinstance(error, SyntaxError):
+        return f"{path} is not Python: line {error.lineno}, {error.msg}"
+    return f"{path} is not Python: {error}"
 
 
 def _name(text: str) -> str:
@@ -235,4 +237,4 @@ def _told(path: Path, kind: str, why: str) -> str:
     )
 
 
-__all__: Any = ["Asked", "Begun", "begun", "is_problem", "keep", "kind_of"]
+__all__ = ["Asked", "Begun", "begun", "is_problem", "keep", "kind_of", "unreadable"]

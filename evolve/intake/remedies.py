@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 _REMEDIES: Sequence[tuple[str, str]] = (
+    (r"^--reference: ", "write module.name, such as torch.softmax, or FILE.py:function, of plain torch or JAX"),
+    (r"is no function$", "name a function at the file's module level, or Class.method"),
+    (r"must be Tensor, not \w*Tracer|not a valid JAX type", "a TPU takes Pallas functions, this one is torch's: say "
+     "--target cuda, or interpreter"),
     (r"^torch computes (\S+)", "do it in the kernel, or before the call and pass the result as an argument"),
     (r"reads a tensor's values", "pass the value as a plain argument of the call"),
     (r"a tensor that is not contiguous", "allocate it contiguous and give the kernel its strides"),
@@ -39,6 +43,7 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"cannot be made without arguments", "name a function, or give the file get_init_inputs"),
     (r"worked out from a tensor's values|takes a size from a tensor's values",
      "give the number to the function as a plain argument"),
+    (r"the constant \w+ is a", "write its value into the kernel, or pass it as an argument"),
     (r"defines no", "name a function at the file's module level, or Class.method"),
     (r"ModuleNotFoundError|is not there", "install what it imports, or move the function to a file of its own"),
     (r"the call raises", "try the same call by itself; every argument of the function must be given in --args"),

@@ -44,6 +44,15 @@ SERVER_SETTINGS = {
     "GIT_PYTHON_REFRESH": "quiet",
 }
 
+LOOPBACK = ("127.0.0.1", "localhost")
+OWN_NAME = "tilewright.localhost"
+"""Browsers know every name below localhost as this machine (RFC 6761, 6.3). MLflow 3.17 opens its assistant over a page
+on a first visit where the address is ``localhost`` or ``127.0.0.1``, and has no setting for it; under another name it
+does not."""
+
+PRIVATE_HOSTS = ("192.168.*", "10.*", *(f"172.{n}.*" for n in range(16, 32)))
+"""Further hosts that MLflow serves unless told otherwise."""
+
 
 def serve_ui(
     home: Path,
@@ -60,7 +69,7 @@ def serve_ui(
     port to show it on. Where MLflow is somebody's server already, it only says the link.
     """
     uri = uri or store_uri(home)
-    wanted = campaign or next(iter(reversed(campaigns(home))), None)
+    wanted = campaign or _newest(home)
     if uri.startswith(("http:", "https:")):
         page = _page(wanted, uri)
         if not page:
@@ -75,7 +84,7 @@ def serve_ui(
     log = home / SERVER_LOG
     with open(log, "ab") as output:
         children = [
-            _start(server_command(home, uri, host, chosen), {**environment, **SERVER_SETTINGS}, output)
+            _start(server_command(home, uri, host, chosen), server_environment(environment, host), output)
         ]
         if late:
             children.append(_start(mirror_command(late, home, uri), environment, output))
@@ -84,7 +93,10 @@ def serve_ui(
         address = f"http://{host}:{chosen}"
         if _answers(address, children[0]):
             _until_mirrored(wanted, uri, children)
-            say(f"MLflow: {link(address, _page(wanted, uri))}  (Ctrl-C ends it)")
+            said = link(f"http://{shown(host)}:{chosen}", _page(wanted, uri))
+            say(f"MLflow: {said}  (Ctrl-C ends it)")
+            if shown(host) != host:
+                say(f"        for a program that does not know {OWN_NAME}, it is {address}")
         code = children[0].wait()
     except KeyboardInterrupt:
         code = 0
@@ -96,6 +108,12 @@ def serve_ui(
     return 0
 
 
+def _newest(home: Path) -> Path | None:
+    """The newest campaign that MLflow has or will have; without one the newest."""
+    known = list(reversed(campaigns(home)))
+    return next((c for c in known if _wants_mlflow(c / JOURNAL)), next(iter(known), None))
+
+
 def closing_link(campaign: Path, home: Path, env: Mapping[str, str] = os.environ) -> str | None:
     """What the end of a run says of MLflow: one link, and the command that serves it where no server does."""
     uri = store_uri(home, env)
@@ -104,7 +122,7 @@ def closing_link(campaign: Path, home: Path, env: Mapping[str, str] = os.environ
         return None
     if uri.startswith(("http:", "https:")):
         return f"MLflow: {link(uri, page)}"
-    return f"MLflow: tilewright ui {campaign.name}  serves {link('http://127.0.0.1:5000', page)}"
+    return f"MLflow: tilewright ui {campaign.name}  serves {link(f'http://{OWN_NAME}:5000', page)}"
 
 
 def link(address: str, page: str) -> str:
@@ -151,6 +169,21 @@ def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
     for child in children:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGTERM)
+
+
+def shown(host: str) -> str:
+    """The name by which a link calls a host that the server binds to."""
+    return OWN_NAME if host in LOOPBACK else host
+
+
+def server_environment(environment: Mapping[str, str], host: str) -> dict[str, str]:
+    """The server's, which answers to its own name where it is bound to this machine alone."""
+    names = (*LOOPBACK, OWN_NAME)
+    allowed = {
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join((*names, *(f"{name}:*" for name in names), *PRIVATE_HOSTS)),
+        "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": f"http://{OWN_NAME}:*",
+    }
+    return {**(allowed if host in LOOPBACK else {}), **environment, **SERVER_SETTINGS}
 
 
 def server_command(home: Path, uri: str, host: str, port: int) -> list[str]:

@@ -53,7 +53,7 @@ def files_of(operator: TakenOperator) -> dict[str, str] | None:
     if path == "itself" or operator.reference.startswith("itself:"):
         return None
     if colon:
-        text = _judge(Path(path))
+        text = judge_of(Path(path))
         if text is None:
             return None
         files["judge.py"] = text
@@ -71,7 +71,7 @@ def files_of(operator: TakenOperator) -> dict[str, str] | None:
     return files
 
 
-def _judge(path: Path) -> str | None:
+def judge_of(path: Path) -> str | None:
     """The reference's file, or a Definition's; None where it imports files beside it."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import tempfile
 from pathlib import Path
 
 from tilewright.evolve.errors import UserError
@@ -59,6 +61,24 @@ def new_campaign(home: Path, name: str) -> Path:
             f"home: cannot write to {root}: {error.strerror}; choose a writable folder with --home or ${ENVIRONMENT}."
         ) from error
     return folder
+
+
+def require_writable(folder: Path, key: str) -> None:
+    """Raises UserError, which names ``key``, for a folder that nothing can be written into, if need be after making it.
+
+    Nothing is made or changed.
+    """
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        if not place.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise UserError(
+            f"{key}: cannot write to {folder}: {error.strerror}; choose a writable folder."
+        ) from error
 
 
 def discard(folder: Path) -> None:

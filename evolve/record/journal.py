@@ -53,6 +53,9 @@ _CANDIDATES = (
 _MOST_TEXTS = 512
 """Sources whose text stays in memory."""
 
+TOKENS_SPENT = "tokens_spent"
+"""The event that a language model's budget of tokens covers no other question; ``said``: what was needed."""
+
 VOLATILE = ("wall_seconds", "spent", "worker", "log")
 """Fields of an evaluation that differ between runs of the same campaign."""
 

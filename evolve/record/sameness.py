@@ -1,9 +1,9 @@
 """Which genomes are presumed to compile to code that was there before, by what has compiled alike so far.
 
 Three kinds of evidence. Two sources that compiled to one artefact at a point, as where one has a hint in a branch that
-the point's parameters leave out; a parameter of which two values gave one artefact, all others equal, as stages of a
+the point's parameters leave out; two values of a parameter that gave one artefact, all else equal, as of stages of a
 loop that nothing pipelines; and an edit that changed nothing. What held there is presumed to hold elsewhere. As it may
-hang on the other parameters, the nearest point decides of all at which a pair, a parameter or an edit was seen.
+hang on the other parameters, the nearest point decides, and only among values that were seen, unless it always held.
 
 It is a presumption: a share of what it would pass over is compiled all the same (``is_verified``), and one that differs
 says so from then on.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 
 from tilewright.evolve.space.genome import Genome, Value
@@ -37,6 +37,9 @@ HELD = 4096
 LOOKED_AT = 128
 """Latest points of a source, and latest observations of a parameter or an edit, that are looked at."""
 
+OFTEN = 3
+"""So many times, and never otherwise, is a rule: of less, only points among those seen are foretold."""
+
 REACHED = 16
 """Sources that one presumption goes over: what equals an equal is equal."""
 
@@ -57,8 +60,8 @@ class Sameness:
         self._points: dict[str, dict[Point, None]] = {}
         """By source the points at which it was tried."""
 
-        self._parameters: dict[str, deque[Seen]] = {}
-        """By parameter, at which source and others' values it was seen to matter or not to."""
+        self._parameters: dict[tuple[str, Value], deque[Seen]] = {}
+        """By value of a parameter, at which source and others' values another was seen to differ or not to."""
 
         self._edits: dict[str, deque[Seen]] = {}
         self._artefacts: dict[str, None] = {}
@@ -91,9 +94,12 @@ class Sameness:
             names = _differing(point, other)
             if known is None or not names or (known != artefact and len(names) > 1):
                 continue  # nothing is known, or it may be any of them
+            values = dict(point), dict(other)
             for name in names:
-                seen = self._parameters.setdefault(name, deque(maxlen=LOOKED_AT))
-                seen.append((_without(name, source, point), known != artefact))
+                for held in values:
+                    if name in held:
+                        seen = self._parameters.setdefault((name, held[name]), deque(maxlen=LOOKED_AT))
+                        seen.append((_without(name, source, point), known != artefact))
 
     def note_rewritten(self, parent: Genome, child: Genome, detail: str) -> None:
         """Of a rewrite whose artefact is known; ``detail`` names its edits."""
@@ -113,12 +119,12 @@ class Sameness:
             return False
         point, idle = point_of(genome), _Idle(self._parameters, genome)
         reached, ahead = {genome.source_id}, deque([genome.source_id])
-        if any(idle.all_of(_differing(point, other)) for other in self._latest(genome.source_id)):
+        if any(idle.alike(other) for other in self._latest(genome.source_id)):
             return True
         while ahead and len(reached) <= REACHED:
             for alike in self._alike(ahead.popleft(), point):
                 if alike not in reached:
-                    if any(idle.all_of(_differing(point, other)) for other in self._latest(alike)):
+                    if any(idle.alike(other) for other in self._latest(alike)):
                         return True
                     reached.add(alike)
                     ahead.append(alike)
@@ -151,20 +157,21 @@ class Sameness:
 
 
 class _Idle:
-    """Which parameters are presumed not to matter at a genome, each looked up once."""
+    """Which values of parameters are presumed to be one at a genome, each looked up once."""
 
-    def __init__(self, parameters: dict[str, deque[Seen]], genome: Genome) -> None:
+    def __init__(self, parameters: Mapping[tuple[str, Value], Collection[Seen]], genome: Genome) -> None:
         self._parameters, self._genome = parameters, genome
-        self._known: dict[str, bool] = {}
+        self._known: dict[tuple[str, Value], bool] = {}
 
-    def all_of(self, names: Iterable[str]) -> bool:
-        return all(self._is(name) for name in names)
+    def alike(self, other: Point) -> bool:
+        """Whether the genome's point and this one are."""
+        return all(map(self._is, set(point_of(self._genome)) ^ set(other)))
 
-    def _is(self, name: str) -> bool:
-        if name not in self._known:
-            where = _without(name, self._genome.source_id, point_of(self._genome))
-            self._known[name] = _same_at(self._parameters.get(name, ()), where)
-        return self._known[name]
+    def _is(self, value: tuple[str, Value]) -> bool:
+        if value not in self._known:
+            where = _without(value[0], self._genome.source_id, point_of(self._genome))
+            self._known[value] = _same_at(self._parameters.get(value, ()), where)
+        return self._known[value]
 
 
 def point_of(genome: Genome) -> Point:
@@ -193,8 +200,16 @@ def _without(name: str, source: str, point: Point) -> frozenset[tuple[str, Value
 
 
 def _same_at(seen: Iterable[Seen], here: frozenset[tuple[str, Value]]) -> bool:
-    """Whether the code did not differ where it was seen nearest, and as near as that nowhere did."""
-    nearest = {False: math.inf, True: math.inf}
+    """Whether the code is presumed not to differ here either.
+
+    Where it differed somewhere, or was seen seldom: nearer to here it did not, and with every value that is here.
+    """
+    nearest, values, same = {False: math.inf, True: math.inf}, set[tuple[str, Value]](), 0
     for place, differed in seen:
         nearest[differed] = min(nearest[differed], len(here ^ place))
-    return nearest[False] < nearest[True]
+        if not differed:
+            same += 1
+            values |= here & place
+    if nearest[True] == math.inf and same >= OFTEN:
+        return True
+    return nearest[False] < nearest[True] and all(pair in values or pair[0] == _SOURCE for pair in here)

@@ -103,7 +103,8 @@ def bill_section(data: CampaignData) -> str:
     rows = (
         tag("tr", tag("th", clean(k), scope="row") + tag("td", clean(v))) for k, v in data.bill.rows().items()
     )
-    return tag("div", tag("table", "".join(rows), class_="narrow"), class_="scroll")
+    caption = tag("caption", "Seconds by the clocks of the campaign and its workers")
+    return tag("div", tag("table", caption + "".join(rows), class_="narrow"), class_="scroll")
 
 
 def verdicts_section(data: CampaignData) -> str:

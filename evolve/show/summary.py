@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tilewright.evolve.campaign import dispatch_table
-from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.record.journal import TOKENS_SPENT, Journal
 from tilewright.evolve.report.data import CampaignData, judged, load
 from tilewright.evolve.report.units import gain_text, percent_text
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict, WorkloadFigures
@@ -64,7 +64,7 @@ def _model(journal: Journal) -> list[str]:
     """What became of the questions to a language model: unanswered ones with the last reason, and the tokens."""
     asked = [json.loads(text) for _, text in journal.exchanges()]
     if not asked:
-        return []
+        return _spent(journal)
     failed = [exchange["error"] for exchange in asked if exchange.get("error")]
     tokens = sum(e.get("prompt_tokens", 0) + e.get("completion_tokens", 0) for e in asked)
     used = sum(candidate.mutation.kind == "llm" for candidate in journal.candidates())
@@ -73,7 +73,13 @@ def _model(journal: Journal) -> list[str]:
         said += f", {len(failed)} unanswered (last: {failed[-1]})"
     unused = len(asked) - len(failed) - used
     why = f", {unused} could not be used (campaign.log says why)" if unused > 0 else ""
-    return [f"{said}, {used} answers became candidates{why}"]
+    return [f"{said}, {used} answers became candidates{why}", *_spent(journal)]
+
+
+def _spent(journal: Journal) -> list[str]:
+    """That the budget of tokens covers no other question."""
+    said = [event.detail.get("said", "") for event in journal.events() if event.kind == TOKENS_SPENT]
+    return [f"llm.total_tokens: the model is asked no more, since {said[-1]}"] if said else []
 
 
 def _balance(data: CampaignData) -> list[str]:

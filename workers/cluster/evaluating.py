@@ -37,14 +37,15 @@ LAGGING = b"lagging"
 class Evaluating:
     """Owns the cascade for one (operator, target, suite), and evaluates one job at a time."""
 
-    def __init__(self, settings_json: bytes) -> None:
+    def __init__(self, settings_json: bytes, truth: Truth | None = None) -> None:
+        """``truth``: of the operator, where several in one process share it."""
         settings = json.loads(settings_json)
         self._settings = settings
         self.operator = load_operator(settings["operator"])
         self.target = load_target(settings["target"])
         self._heard = Heard()
         self._name = f"{self._address()}:{os.getpid()}"
-        self._cascade = None if self.target.measured else self._made(None)
+        self._cascade = None if self.target.measured else self._made(None, truth=truth)
 
     def prepare(
         self,
@@ -98,8 +99,9 @@ class Evaluating:
                 samples=samples,
                 pace=pace,
             )
-        kind = CompileOnlyCascade if target.compile_only else ModelledCascade
-        return kind(self.operator, target, suite, limits, scratch=scratch)
+        if target.compile_only:
+            return CompileOnlyCascade(self.operator, target, suite, limits, scratch=scratch)
+        return ModelledCascade(self.operator, target, suite, limits, scratch=scratch, truth=truth)
 
     def evaluate(self, request: bytes, station: Any) -> bytes:
         """One job as JSON, in and out (see ``work.request_for`` and ``Evaluation``); or ``LAGGING``.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.fitness.evaluation import Evaluation
+from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
 from tilewright.workers.cluster.artefacts import Told
 from tilewright.workers.cluster.evaluating import Evaluating
@@ -22,7 +23,7 @@ from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import Champion, Entry
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.device.warm import WarmDevice
-from tilewright.workers.request import Truth
+from tilewright.workers.request import ENTRIES, Truth
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +55,11 @@ class HeadStart:
 
         ``device``: of a measured target. Its station is closed with this, and its compiler is not.
         """
-        scratch = json.loads(settings_json)["scratch"]
-        made = [Evaluating(settings_json) for _ in range(seats)]
+        settings = json.loads(settings_json)
+        scratch, shared = settings["scratch"], None
+        if device is None:  # one answer of the oracle serves them all
+            shared = Truth(load_operator(settings["operator"]), ENTRIES * seats)
+        made = [Evaluating(settings_json, shared) for _ in range(seats)]
         self._device = device
         self._station = SharedStation(device.station) if device is not None else None
         self._samples: Samples | None = None

@@ -49,6 +49,9 @@ SEATS, MOST_SEATS = 12, 16
 """Jobs for one GPU that are judged at once in this process while Ray starts; and where they are all that there may be,
 so that Ray is not needed."""
 
+FEW_SEATS = 4
+"""The same where nothing is measured: judging takes a quarter of its children's time, and of one interpreter."""
+
 HEAD_LOOK_SECONDS = 0.02
 """How long an answer of theirs may lie while workers are waited for."""
 
@@ -90,8 +93,8 @@ class RayPool:
     """Of a measured target, where one was started before the campaign; it is closed with this."""
     say: Callable[[str], None] | None = None
     """Told what the cluster lacks, so that nobody waits unaware."""
-    judged_here: float = 0.0
-    """CPU seconds of this process that the evaluations made in it have counted."""
+    _judged: float = 0.0
+    """CPU seconds of a head start that has ended."""
     _retries: Retries = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,8 +114,7 @@ class RayPool:
         try:
             if target.measured and self.device is None:
                 self.device = warm_device(target, Path(self._folder.scratch))
-            seats = settings.count if settings.count <= MOST_SEATS else SEATS
-            seats = seats if settings.gpus else 1
+            seats = _seats(settings, measured=target.measured)
             scratch = str(self._folder.scratch)
             self._head = HeadStart(told(settings, {}, scratch, self._compiler), seats, self.device)
         except OSError as error:
@@ -134,9 +136,9 @@ class RayPool:
             self.start()
 
     def start_more(self) -> None:
-        """``start_beside``, unless this process judges on one device as many jobs at once as there would be workers."""
+        """``start_beside``, unless this process judges as many jobs at once as there would be workers."""
         head = self._head
-        if head is None or not head.measures or head.seats < self.settings.count:
+        if head is None or head.seats < self.settings.count:
             self.start_beside()
 
     def start_beside(self) -> None:
@@ -181,6 +183,11 @@ class RayPool:
     @property
     def _compiler(self) -> str | None:
         return self.device.address if self.device is not None else None
+
+    @property
+    def judged_here(self) -> float:
+        """CPU seconds of this process that the evaluations made in it have counted."""
+        return self._judged + (self._head.cpu_seconds if self._head is not None else 0.0)
 
     @property
     def retried(self) -> int:
@@ -366,7 +373,7 @@ class RayPool:
     def _end_head(self) -> None:
         if self._head is not None:
             self._head.close()
-            self.judged_here += self._head.cpu_seconds
+            self._judged += self._head.cpu_seconds
             self._head = None
             self._let_threads()
 
@@ -399,3 +406,10 @@ class RayPool:
             evaluation = self._retries.fault(item, f"worker {worker.number} did not answer in time")
             finished += self._retries.settle(item, evaluation, self._queue)
         return finished
+
+
+def _seats(settings: PoolSettings, *, measured: bool) -> int:
+    """Jobs that this process judges at once; an interpreter, which times what it runs, has one."""
+    if settings.gpus:
+        return settings.count if settings.count <= MOST_SEATS else SEATS
+    return settings.count if not measured and settings.count <= FEW_SEATS else 1

@@ -111,9 +111,10 @@ def _value(node: ast.expr) -> Any:
             raise BadCall(f"--args: the sizes of {ast.unparse(node)} must be whole numbers above 0")
         return TensorArgument(DTYPES[name], shape)
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt) and len(node.ops) == 1:
-        tensor, bound = _value(node.left), ast.literal_eval(node.comparators[0])
-        if isinstance(tensor, TensorArgument) and isinstance(bound, int):
-            return replace(tensor, below=bound)
+        tensor, bound = _value(node.left), _value(node.comparators[0])
+        if not isinstance(tensor, TensorArgument) or type(bound) is not int or bound < 1:
+            raise BadCall(f"--args: {ast.unparse(node)} must be a tensor below a whole number above 0")
+        return replace(tensor, below=bound)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         sides = _value(node.left), _value(node.right)
         tensor, size = sides if isinstance(sides[0], TensorArgument) else sides[::-1]

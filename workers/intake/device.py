@@ -236,6 +236,8 @@ def noted_device(part: Mapping[str, int]) -> Iterator[None]:
         (torch.cuda, "current_stream", lambda *a: stream),
         (torch.cuda, "stream", null),
         (torch.cuda, "_lazy_init", lambda: None),
+        (torch, "compile", _uncompiled),
+        (torch, "_check", _checked),
         (subprocess, "run", _asked(str(part.get("product", "GPU")))),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
@@ -252,6 +254,17 @@ def noted_device(part: Mapping[str, int]) -> Iterator[None]:
             setattr(owner, name, value)
         if active is not None:
             triton.runtime.driver.set_active(active)
+
+
+def _uncompiled(model: Any = None, **options: Any) -> Any:
+    """``torch.compile``, as a call or as a decorator, that leaves its function as it is."""
+    return model if model is not None else lambda function: function
+
+
+def _checked(condition: Any, message: Callable[[], str] | None = None) -> None:
+    """``torch._check`` of a condition on sizes."""
+    if not condition:
+        raise RuntimeError(message() if message is not None else "Expected cond to be True, but got False")
 
 
 def _asked(product: str) -> Callable[..., Any]:

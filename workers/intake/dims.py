@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ MOST_BLOCKS, MOST_WAYS, MOST_TRIES = 24, 32, 400
 """Ways to name dimensions, to say of each what it counts, and both together, that are tried."""
 
 KEEPABLE = (16, 256)
-"""Least and largest size of an axis that is tried as one that keeps it."""
+"""Least and largest size of an axis that is tried as one that keeps it, by itself; smaller ones do together."""
 
 RESERVED = frozenset(("torch", "triton", "tl", "math", "inputs", "params", "reference"))
 Place = tuple[Any, ...]
@@ -133,25 +133,29 @@ def _most_names(
     calls: int,
     works: Works,
     size: int,
-    kept: int = 0,
+    kept: Collection[int] = (),
 ) -> list[Any] | None:
-    """Of the ways that work one with the most different names; None where none works. Axes of size ``kept`` keep it."""
+    """Of the ways that work one with the most different names; None where none works. Axes of sizes that are ``kept``
+    keep them."""
     best: tuple[int, list[Any]] | None = None
     for names in itertools.islice(ways, most):
         count = len({n for shape in names for n in shape if isinstance(n, str)})
         if best is not None and count <= best[0]:
             continue
         dims = _dims(shapes, names, calls)
-        small = {n: s if s == kept else size * (2 + place) for place, (n, s) in enumerate(dims[0].items())}
+        small = {n: s if s in kept else size * (2 + place) for place, (n, s) in enumerate(dims[0].items())}
         if works(small, [_bounded(o, dims[0]) for o in _named(raw, names)]):
             best = (count, names)
     return best[1] if best else None
 
 
-def _keepable(shapes: Sequence[Sizes]) -> list[int]:
-    """Sizes that a function may insist on, such as a head's: those between a tile's least and most in every call."""
+def _keepable(shapes: Sequence[Sizes]) -> list[set[int]]:
+    """Sizes to keep together: the few elements of a batch or a filter, and with them one that a function may insist on,
+    such as a head's."""
     sizes = {size[0] for shape in shapes for size in shape if len(set(size)) == 1}
-    return sorted(size for size in sizes if KEEPABLE[0] <= size <= KEEPABLE[1])
+    few = {size for size in sizes if size < KEEPABLE[0]}
+    larger = sorted(size for size in sizes if KEEPABLE[0] <= size <= KEEPABLE[1])
+    return [*([few] if few else []), *({size} for size in larger), *(few | {size} for size in larger if few)]
 
 
 def _in_blocks(raw: Sequence[Operand], shapes: Sequence[Sizes], calls: int, works: Works) -> list[Any]:

@@ -76,11 +76,15 @@ def draws(
     zero that meet ordinary values of the other operands, tiny rows and rows of zeros; ``far``: the same with larger
     outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
     ``repeated``: few distinct values, and each operand's ``edge``; ``sided``: the same with rows of one sign;
-    ``shifted``: with some farther from zero. Integers are as the call bounds them (``bound_of``)."""
-    made, floats = {}, {}
+    ``shifted``: with some farther from zero. Integers are as the call bounds them (``bound_of``); offsets of the same
+    total, as of queries and keys, are the same ones."""
+    made: dict[str, np.ndarray] = {}
+    floats: dict[str, np.ndarray] = {}
     for operand in operands:
         if operand.dtype == "bool" or not is_float(operand.dtype):
-            made[operand.name] = _integers(operand, dims, kind in FEW_VALUES, rng)
+            alike = next((o for o in operands if o.name in made and _same_parts(o, operand)), None)
+            drawn = made[alike.name].copy() if alike else _integers(operand, dims, kind in FEW_VALUES, rng)
+            made[operand.name] = drawn
             continue
         values = rng.standard_normal(operand.sizes(dims))
         made[operand.name] = floats[operand.name] = values
@@ -132,6 +136,12 @@ def _integers(operand: Operand, dims: Mapping[str, int], edges: bool, rng: np.ra
     if edges and flat.size > 1:
         flat[order[-max(1, flat.size // EDGE_EVERY) :]] = int(operand.edge)
     return drawn
+
+
+def _same_parts(one: Operand, other: Operand) -> bool:
+    """Whether two operands are offsets that cut the same total alike."""
+    cuts = [(o.form, o.total, o.longest, o.shape, o.dtype) for o in (one, other)]
+    return one.form == OFFSETS and cuts[0] == cuts[1]
 
 
 def _offsets(count: int, total: int, longest: int, rng: np.random.Generator) -> np.ndarray:

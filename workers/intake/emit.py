@@ -18,6 +18,7 @@ from tilewright.workers.intake.knobs import constexprs
 from tilewright.workers.intake.lifting import Lifting
 from tilewright.workers.intake.normalise import Kernels, Text, dtype_name, is_jitted
 from tilewright.workers.intake.results import results_of, root_of
+from tilewright.workers.intake.sizes import size_code
 from tilewright.workers.intake.taken import Origin, Taken, Wanted
 from tilewright.workers.intake.trace import Launch, Refusal, Trace, Var, Work
 
@@ -125,12 +126,13 @@ class _Emitter:
 
     def _fresh_shape(self, var: Var, replaced: Mapping[str, str]) -> str:
         """The shape of an output argument, said by the shapes of what is truly given."""
-        said = []
-        for size, dim in zip(var.tensor.shape, self._dims[var.name], strict=True):
-            places = [(n, axis) for n, shape in self._dims.items() if n not in replaced
-                      for axis, other in enumerate(shape) if isinstance(dim, str) and other == dim]  # fmt: skip
-            said.append(f'inputs["{places[0][0]}"].shape[{places[0][1]}]' if places else str(int(size)))
-        return ", ".join(said)
+        places = {
+            dim: f'inputs["{name}"].shape[{axis}]'
+            for name, shape in self._dims.items() if name not in replaced
+            for axis, dim in enumerate(shape) if isinstance(dim, str)
+        }  # fmt: skip
+        said = zip(var.tensor.shape, self._dims[var.name], strict=True)
+        return ", ".join(size_code(dim, places) or str(int(size)) for size, dim in said)
 
     def _used_vars(self, launches: Sequence[Launch], outputs: Sequence[Var]) -> set[str]:
         used: set[str] = set()

@@ -69,6 +69,10 @@ def main() -> None:
         answer = {"refusals": [{"line": 0, "what": str(error)}]}
     except Refusal as refusal:
         answer = {"refusals": [{"line": refusal.line, "what": refusal.what}]}
+    except LookupError as error:
+        if not str(error).startswith("--reference"):
+            raise
+        answer = {"refusals": [{"line": 0, "what": str(error)}]}
     except TooSlow:
         what = f"a checked shape takes more than {RUN_SECONDS} s in the interpreter, on a machine as busy as this"
         answer = {"refusals": [{"line": 0, "what": what}]}
@@ -126,6 +130,8 @@ def _recorded(request: Mapping[str, Any]) -> tuple[Site, Taken]:
             owner, function = function, getattr(function, name)
             if isinstance(owner, type) and "self" in getattr(function, "__code__", _NO_CODE).co_varnames[:1]:
                 function = getattr(_made(owner, module), name)
+        if not callable(function):
+            raise Refusal(f"{request['function']} of {Path(path).name} is no function")
         if isinstance(function, type) and callable(getattr(function, "forward", None)):
             function = _made(function, module).forward  # a layer: its kernels are launched there
         site = Site(

@@ -270,7 +270,7 @@ class _Transform(ast.NodeTransformer):
             return None
         return None
 
-    def _constant(self, name: str, value: Any, line: int) -> str:
+    def _constant(self, name: str, value: Any, line: int) -> str | None:
         from tilewright.workers.intake.symbols import number_text, plain
 
         value = plain(value)
@@ -278,6 +278,9 @@ class _Transform(ast.NodeTransformer):
             return f"tl.{dtype_name(value)}"
         if value is None:
             return "None"
+        if not isinstance(value, bool | int | float | str):
+            self._owner.refusals.append((line, f"the constant {name} is a {type(value).__name__}"))
+            return None
         return self._owner.constant(name, f"tl.constexpr({number_text(value)})")
 
     def _absent(self, name: str, line: int) -> str | None:

@@ -55,6 +55,10 @@ def main() -> None:
         answer = take(request)
     except Refused as refusal:
         answer = {"refusals": [{"line": refusal.line, "what": refusal.what}]}
+    except LookupError as error:
+        if not str(error).startswith("--reference"):
+            raise
+        answer = {"refusals": [{"line": 0, "what": str(error)}]}
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
         traceback.print_exc()
         answer = {"refusals": [raised(error, str(Path(request["path"]).resolve().parent))]}
@@ -76,6 +80,8 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
         if not hasattr(function, name):
             raise Refused(f"{Path(path).name} defines no {request['function']}")
         function = getattr(function, name)
+    if not callable(function):
+        raise Refused(f"{request['function']} of {Path(path).name} is no function")
     calls = [parse(text) for text in request["calls"]]
     parameters = list(inspect.signature(plain_function(function)).parameters)
     origin = f"{Path(path).name}:{request['function']}"
@@ -92,7 +98,7 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
     made, source, operands, said, places, knobs = made_with(None)
     violations = _violations(made, source, path)
     if violations:
-        observed = _observed(function, calls[0], Path(path))
+        observed = _observed(function, calls[0], home)
         if isinstance(observed, dict):
             # what its text has beside that may lie in branches that a call that works does not take
             violations = [observed]
@@ -240,11 +246,21 @@ def _observed(function: Any, call: Call, home: Path) -> Observed | dict[str, Any
     chip = load_target("tpu7x").chip
     try:
         run = _run(function, call)
-        jax.clear_caches()  # what was traced before would not run again
+        _forget(home)
         with mesh_of({"kind": chip.device_kind, "cores": chip.cores}):
             return observe(run, home, chip.device_kind)
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
         return raised(error, str(home))
+
+
+def _forget(home: Path) -> None:
+    """Empty caches: what was traced or asked before would not run again."""
+    jax.clear_caches()
+    for module in list(sys.modules.values()):
+        if (getattr(module, "__file__", None) or "").startswith(str(home)):
+            for value in list(vars(module).values()):
+                if callable(clear := getattr(value, "cache_clear", None)) and not isinstance(value, type):
+                    clear()
 
 
 def raised(error: Exception, home: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def launches(function: Any, seen: set[int] | None = None) -> bool:
     """Whether a function, or what it calls by name, launches a kernel."""
     seen = set() if seen is None else seen
     fn = plain_function(function)
-    if not isinstance(fn, types.FunctionType) or id(fn) in seen:
+    if not isinstance(fn, types.FunctionType) or id(fn) in seen or _library(str(fn.__module__)):
         return False
     seen.add(id(fn))
     names = set(_names(fn.__code__))
@@ -50,6 +50,11 @@ def launches(function: Any, seen: set[int] | None = None) -> bool:
     }
     known = {**fn.__globals__, **cells}
     return any(launches(known[name], seen) for name in names if name in known)
+
+
+def _library(module: str) -> bool:
+    """Whether a module is JAX's own, but for the kernels that it comes with."""
+    return module.partition(".")[0] in ("jax", "jaxlib", "numpy") and ".pallas.ops." not in module
 
 
 def _held(cell: Any) -> bool:

@@ -11,7 +11,7 @@ import re
 import sys
 import textwrap
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,17 +85,20 @@ class Module:
 
     _names: dict[int, str] = field(default_factory=dict)
 
-    def take(self, function: Any, entry: bool = False, wanted: str = "") -> str:
-        """Add a function and what it reaches, under the ``wanted`` name if that is free; its name."""
+    def take(self, function: Any, entry: bool = False, wanted: str = "", avoid: Collection[str] = ()) -> str:
+        """Add a function and what it reaches, under the ``wanted`` name if that is free; its name.
+
+        ``avoid``: local names of who calls it, of which ``limit = _limit()`` has one.
+        """
         fn = plain_function(function)
         if id(fn) in self._names:
             return self._names[id(fn)]
-        name = self._free(wanted or fn.__name__)
+        name = self._free(wanted or fn.__name__.replace("<lambda>", "expression"), avoid)
         self._names[id(fn)] = name
         lines, start = inspect.getsourcelines(fn)
         tree = ast.parse(textwrap.dedent("".join(lines)))
         ast.increment_lineno(tree, start - 1)
-        node = tree.body[0]
+        node = _named_lambda(tree.body[0], name)
         if not isinstance(node, ast.FunctionDef):
             raise Refused(f"{fn.__name__} is no plain function", start)
         cells = zip(fn.__code__.co_freevars, (c.cell_contents for c in fn.__closure__ or ()), strict=True)
@@ -132,9 +135,14 @@ class Module:
         self.lines[name] = found
         return name
 
-    def _free(self, wanted: str) -> str:
+    @property
+    def functions_named(self) -> frozenset[str]:
+        """Names of functions that were taken."""
+        return frozenset(self._names.values())
+
+    def _free(self, wanted: str, avoid: Collection[str] = ()) -> str:
         name = wanted.strip("_") or "f"
-        while name in TAKEN or name in self._names.values() or name in self.constants:
+        while name in {*TAKEN, *self._names.values(), *self.constants, *avoid}:
             name += "_f"
         return name
 
@@ -190,6 +198,18 @@ class Module:
         return new
 
 
+def _named_lambda(statement: ast.stmt, name: str) -> ast.stmt:
+    """``name = lambda x: ...`` as a function; any other statement as it is."""
+    value = getattr(statement, "value", None)
+    if not (isinstance(statement, ast.Assign) and isinstance(value, ast.Lambda)):
+        return statement
+    body: list[ast.stmt] = [ast.copy_location(ast.Return(value.body), value)]
+    made = ast.parse(f"def {name}(): pass").body[0]
+    assert isinstance(made, ast.FunctionDef)
+    made.args, made.body = value.args, body
+    return ast.fix_missing_locations(ast.copy_location(made, statement))
+
+
 def _plain_grid(keyword: ast.keyword) -> list[ast.keyword]:
     """A grid specification without scalars to prefetch as the plain keywords it is made of, which rewrites follow."""
     value = keyword.value
@@ -242,6 +262,7 @@ class _Transform(ast.NodeTransformer):
         bound += [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
         bound += [n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef) and n is not node]
         self._local = set(bound)
+        arguments = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
         self._mapping: dict[str, str] = {}
         for name in bound:
             new = name
@@ -249,7 +270,7 @@ class _Transform(ast.NodeTransformer):
                 new = "step"
             elif name.startswith("_") and name != "_":
                 new = name.strip("_") or "u"
-            if new in TAKEN:
+            if new in TAKEN or (new in module.functions_named and name not in arguments):
                 new += "_"
             while new != name and (new in self._local or new in self._mapping.values()):
                 new += "_"
@@ -318,7 +339,8 @@ class _Transform(ast.NodeTransformer):
             if library or home.partition(".")[0] in sys.stdlib_module_names:
                 return None  # the library's own: the dialect knows it or does not
             methods = self._module.observed.methods if self._module.observed is not None else {}
-            return self._module.take(plain, wanted=name if methods.get(name) is value else "")
+            mine = {*self._local, *self._mapping.values()}
+            return self._module.take(plain, wanted=name if methods.get(name) is value else "", avoid=mine)
         return None
 
     # -- statements ------------------------------------------------------------------------------

@@ -343,7 +343,8 @@ def _traced(
         closed = jax.make_jaxpr(build(dict(params)))(*tensors)
     if _never_runs(closed.jaxpr):
         raise Refused(f"the grid is empty for {dict(dims)} and {dict(params)}: the kernel never runs")
-    check_blocks(closed.jaxpr)
+    with _on(chip):
+        check_blocks(closed.jaxpr)
     return re.sub(r"0x[0-9a-f]+", "", str(closed))
 
 

@@ -29,29 +29,35 @@ def function_of(reference: str) -> Callable[..., Any]:
     if path.endswith(".json"):
         module: Any = _definition(Path(path))
     elif colon:
-        from tilewright.workers.intake.literals import Literals
-        from tilewright.workers.intake.load import load
-
-        module, _ = load(Path(path), name, Literals(), traced=False)
+        module = _file(Path(path), name)
     else:
         parts = reference.split(".")
         module, name = _module(parts)
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
-            raise LookupError(f"--reference: {reference} names nothing")
+            where = f"{Path(path).name} defines no {name}" if colon else f"{reference} names nothing"
+            raise LookupError(f"--reference: {where}")
         value = getattr(value, part)
     if isinstance(value, type) and hasattr(module, "get_init_inputs"):
-        from tilewright.workers.intake.literals import Literals
-        from tilewright.workers.intake.load import load
-
-        module, _ = load(
-            Path(path), None, Literals(), traced=False
-        )  # with what the inputs of its making need
+        module = _file(Path(path), None)  # with what the inputs of its making need
         return forward_of(getattr(module, name), module.get_init_inputs())
     if isinstance(value, type) or not callable(value):
         raise LookupError(f"--reference: {reference} is no function")
     return value
+
+
+def _file(path: Path, name: str | None) -> types.ModuleType:
+    """A file's module, with what ``name`` needs, or all. Raises LookupError where it is not Python."""
+    from tilewright.workers.intake.literals import Literals
+    from tilewright.workers.intake.load import load
+
+    try:
+        return load(path, name, Literals(), traced=False)[0]
+    except SyntaxError as error:
+        raise LookupError(
+            f"--reference: line {error.lineno} of {path.name} is not Python: {error.msg}"
+        ) from error
 
 
 @functools.cache

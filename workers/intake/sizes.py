@@ -24,6 +24,21 @@ def size_of(size: int | str, dims: Mapping[str, int]) -> int:
     return found
 
 
+def size_code(size: int | str, places: Mapping[str, str]) -> str:
+    """A size as Python over ``places``, the texts of sizes that are known; empty where those do not give it."""
+    if size in places:
+        return places[str(size)]
+    made = []
+    for part in str(size).split("*"):
+        terms, _, by = part.partition("/")
+        known = [places.get(term, term if term.isdigit() else "") for term in terms.split("+")]
+        if not all(known):
+            return ""
+        text = " + ".join(known)
+        made.append(f"triton.cdiv({text}, {by})" if by else f"({text})" if len(known) > 1 else text)
+    return " * ".join(made)
+
+
 def size_said(seen: Sequence[tuple[Mapping[str, int], int]]) -> int | str:
     """The simplest text that gives a result's size at every shape it was seen at; a number where it is always the same.
     Raises LookupError where none does."""

@@ -25,6 +25,9 @@ from tilewright.workers.intake.small_shapes import check_dims, ladder, last_reso
 from tilewright.workers.intake.taken import Taken
 from tilewright.workers.intake.trace import Refusal
 
+MOST_REASONS = 3
+"""Reasons that are told of a kernel that agrees nowhere."""
+
 MOST_TILE = 256
 """Largest literal that is taken for a tile when a shape of several tiles is made."""
 
@@ -176,7 +179,16 @@ def shapes_of(request: Mapping[str, Any], site: Site, taken: Taken, module: Any,
             continue
         found.append(Shape(small, {"randn": inputs}, {"randn": answers}, small in wide))
     if not found:
-        said = "; ".join(f"{label}: {why}" for label, why in reasons.items())
-        return f"the kernel agrees with the reference on no small shape: {said}"
+        return f"the kernel agrees with the reference on no small shape: {said_once(reasons)}"
     notes += [f"not checked at {label}: {why}" for label, why in reasons.items()]
     return found
+
+
+def said_once(reasons: Mapping[str, str]) -> str:
+    """Reasons by shape as one text, each once, and how many more there are of many."""
+    shapes: dict[str, list[str]] = {}
+    for label, why in reasons.items():
+        shapes.setdefault(why, []).append(label)
+    said = [f"{', '.join(labels)}: {why}" for why, labels in shapes.items()]
+    more = [f"and {len(said) - MOST_REASONS} more"] if len(said) > MOST_REASONS else []
+    return "; ".join([*said[:MOST_REASONS], *more])

@@ -31,6 +31,26 @@ MATHS = (
 """Functions that are methods of a tensor, too, which the interpreter forgets."""
 
 
+REFLECTED: Mapping[str, str] = {
+    "__add__": "__radd__", "__sub__": "__rsub__", "__mul__": "__rmul__", "__truediv__": "__rtruediv__",
+    "__floordiv__": "__rfloordiv__", "__mod__": "__rmod__", "__lt__": "__gt__", "__le__": "__ge__", "__gt__": "__lt__",
+    "__ge__": "__le__", "__eq__": "__eq__", "__ne__": "__ne__", "__and__": "__rand__", "__or__": "__ror__",
+    "__lshift__": "__rlshift__", "__rshift__": "__rrshift__",
+}  # fmt: skip
+"""What a constant before a tensor computes, and the tensor's own name for it."""
+
+
+def _reflected(plain: Callable[[Any, Any], Any], other_way: str) -> Callable[[Any, Any], Any]:
+    """An operation of a constant that gives a tensor with a tensor, and no constant that holds one."""
+
+    def operation(constant: Any, other: Any) -> Any:
+        if isinstance(other, tl.tensor):
+            return getattr(other, other_way)(constant.value)
+        return plain(constant, other)
+
+    return operation
+
+
 def _method(name: str) -> Callable[[Any], Any]:
     return lambda tensor: getattr(tl.math, name)(tensor)
 
@@ -75,7 +95,10 @@ def repair() -> None:
     old_argument = interpreter._implicit_cvt
 
     def argument(value: Any) -> Any:
-        """A float argument is a float32 scalar of the language, as it is on a device, and no Python number."""
+        """A float argument is a float32 scalar of the language, as it is on a device, and no Python number; of a truth
+        value the interpreter makes an integer of another size than it says."""
+        if type(value) is bool:
+            return tl.tensor(interpreter.TensorHandle(np.array([value]), tl.int1), tl.int1)
         if type(value) is float:
             return tl.tensor(
                 interpreter.TensorHandle(np.array([value], dtype=np.float32), tl.float32), tl.float32
@@ -83,6 +106,8 @@ def repair() -> None:
         return old_argument(value)
 
     interpreter._implicit_cvt = argument
+    for name, other_way in REFLECTED.items():
+        setattr(tl.constexpr, name, _reflected(getattr(tl.constexpr, name), other_way))
     old_patch = interpreter._patch_lang_tensor
 
     def patch(tensor: Any, *rest: Any) -> None:

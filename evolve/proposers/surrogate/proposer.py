@@ -51,6 +51,9 @@ JUDGE_EVERY = 3
 """Records between two times that earlier campaigns are held against this one: who is asked often enough is once wrong
 by chance."""
 
+ANEW = 5
+"""First points after the last earlier campaign was dropped: what it led to lies together, where it is bad."""
+
 LOOK_ALWAYS = 400
 LOOK_SHARE = 12
 """The model looks at its pool again after each record, and from 400 records on after the 12th part of what is beyond
@@ -86,6 +89,9 @@ class SurrogateProposer:
         self._view: View | None = None
         self._least_successes = 1 if earlier else LEAST_SUCCESSES
         self._next_fit = self._next_look = self._next_judgement = 0
+        self._anew = 0
+        """Proposals that must have been made before there is a model again."""
+
         self._proposed: dict[str, set[int]] = {}
         self._pending: dict[int, Candidate] = {}
         self._proposed_after: list[int] = []
@@ -162,6 +168,9 @@ class SurrogateProposer:
         model = self._view.model if self._view is not None else None
         if self._drop_misleading(count, sources):
             model = None
+            if not self._earlier:
+                self._anew, self._view = self._proposed_by_now() + ANEW, None
+                return
         if model is None or tuple(sources) != model.sources:
             model = Model(sources, self._earlier)
         self._next_fit = count + _interval(count)
@@ -183,10 +192,12 @@ class SurrogateProposer:
     def _knows_enough(self, count: int) -> bool:
         successes = sum(records.successes for records in self._records.sources)
         first = self._first_points()
-        # as many as were proposed when the latest record came, whenever this is asked
-        proposed = bisect_left(self._proposed_after, self._records.folded)
-        begun = proposed >= first and count >= min(first, FEWEST_RECORDS)
+        begun = self._proposed_by_now() >= max(first, self._anew) and count >= min(first, FEWEST_RECORDS)
         return begun and successes >= self._least_successes
+
+    def _proposed_by_now(self) -> int:
+        """As many as were proposed when the latest record came, whenever this is asked."""
+        return bisect_left(self._proposed_after, self._records.folded)
 
     def _first_points(self) -> int:
         if self._earlier:

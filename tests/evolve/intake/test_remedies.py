@@ -10,6 +10,9 @@ import pytest
 from tilewright.evolve.intake.remedies import _REMEDIES, refused, remedy
 
 SAID = (
+    "--reference: torch.sofmax names nothing",
+    "NUMBER of mine.py is no function",
+    "the call raises TypeError: empty_like(): argument 'input' (position 1) must be Tensor, not DynamicJaxprTracer",
     "torch computes sort outside a kernel",
     "the wrapper reads a tensor's values (item)",
     "a grid is worked out from a tensor's values",
@@ -38,6 +41,7 @@ SAID = (
     "a checked shape takes more than 12 s in the interpreter, on a machine as busy as this",
     "the kernel's own answer is not the reference's: result 0",
     "a result's size 7 follows from no dimension of the arguments",
+    "the constant accumulator is a function",
     "mine.py defines no softmax",
     "the call raises ModuleNotFoundError: No module named 'vllm'",
     "the call raises ValueError: two dimensions",

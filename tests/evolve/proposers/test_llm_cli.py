@@ -18,7 +18,7 @@ from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.cli import main
 from tilewright.evolve.mlflow_mirror import process as mirror_process
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.show.summary import status_lines
+from tilewright.evolve.show.summary import closing_lines, status_lines
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Scope
 
@@ -250,6 +250,11 @@ def test_a_spent_budget_leaves_the_rest_to_other_proposers(
     assert 1 <= asked == len(details(cli, "asked-001")) < 15
     assert len(details(cli, "asked-001", "parameter")) == 15 - asked
     assert [r.getMessage() for r in caplog.records if "no more model calls" in r.getMessage()]
+    told = status_lines(journal_of(cli, "asked-001"))
+    (spent,) = (
+        line for line in told if line.startswith("llm.total_tokens: the model is asked no more, since ")
+    )
+    assert "of 3500 are left" in spent and spent in closing_lines(journal_of(cli, "asked-001"))
     replayed = run(cli, campaign_file(cli), "--llm-replay", "asked-001")
     assert replayed == 0 and content(cli, "asked-002") == record
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
-from tilewright.evolve.record.sameness import VERIFIED, edits_of, is_verified
+from tilewright.evolve.record.sameness import OFTEN, VERIFIED, edits_of, is_verified
 from tilewright.evolve.space.genome import Genome, Value
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
@@ -69,9 +69,10 @@ def compiler() -> Compiler:
 def test_sources_that_compiled_alike_are_presumed_to_at_points_that_one_was_tried_at(
     compiler: Compiler,
 ) -> None:
-    compiler.add(compiler.genome("plain"))
-    assert not compiler.passed_over("hinted"), "nothing is known of it"
-    compiler.add(compiler.genome("hinted"))
+    for block in range(OFTEN):
+        compiler.add(compiler.genome("plain", block=block))
+        assert not compiler.passed_over("hinted", block=block), "too little is known of it"
+        compiler.add(compiler.genome("hinted", block=block))
     compiler.add(compiler.genome("plain", block=128))
     assert compiler.passed_over("hinted", block=128)
     assert not compiler.passed_over("hinted", block=256), "neither was tried there"
@@ -79,31 +80,45 @@ def test_sources_that_compiled_alike_are_presumed_to_at_points_that_one_was_trie
 
 
 def test_the_nearest_point_decides_whether_two_sources_are_alike(compiler: Compiler) -> None:
-    for early in (False, True):
-        for source in ("plain", "hinted"):
-            compiler.add(compiler.genome(source, early=early))
-    for early in (False, True):
-        compiler.add(compiler.genome("plain", early=early, block=128))
+    for source in ("plain", "hinted"):
+        compiler.add(compiler.genome(source, early=True))
+        compiler.add(compiler.genome(source))
+        compiler.add(compiler.genome(source, block=128, stages=2))
+    compiler.add(compiler.genome("plain", block=128))
+    compiler.add(compiler.genome("plain", early=True, block=128))
     assert compiler.passed_over("hinted", block=128)
     assert not compiler.passed_over("hinted", early=True, block=128)
 
 
+def test_of_a_value_that_was_never_seen_nothing_is_presumed_once_they_differed(compiler: Compiler) -> None:
+    for source in ("plain", "hinted"):
+        compiler.add(compiler.genome(source, early=True))
+        for block in range(OFTEN):
+            compiler.add(compiler.genome(source, block=block))
+    compiler.add(compiler.genome("plain", block=128))
+    assert not compiler.passed_over("hinted", block=128)
+
+
 def test_what_equals_an_equal_is_equal(compiler: Compiler) -> None:
-    compiler.add(compiler.genome("plain"))
-    compiler.add(compiler.genome("hinted"))
-    compiler.add(compiler.genome("hinted", block=128))
-    compiler.add(compiler.genome("third", block=128))
+    for block in range(OFTEN):
+        compiler.add(compiler.genome("plain", block=block))
+        compiler.add(compiler.genome("hinted", block=block))
+        compiler.add(compiler.genome("hinted", block=block + 100))
+        compiler.add(compiler.genome("third", block=block + 100))
     compiler.add(compiler.genome("plain", block=256))
     assert compiler.passed_over("third", block=256)
 
 
 def test_values_of_a_parameter_that_did_not_matter_are_one(compiler: Compiler) -> None:
     for piped in (False, True):
-        for stages in (1, 2):
+        for stages in (1, 2, 3):
             compiler.add(compiler.genome("plain", piped=piped, stages=stages))
+    for stages in (1, 2, 3):
+        compiler.add(compiler.genome("plain", block=128, early=True, stages=stages))
     compiler.add(compiler.genome("plain", block=128))
     compiler.add(compiler.genome("plain", block=128, piped=True))
     assert compiler.passed_over("plain", block=128, stages=3)
+    assert not compiler.passed_over("plain", block=128, stages=4), "a value nobody has seen"
     assert not compiler.passed_over("plain", block=128, stages=3, piped=True)
     assert not compiler.passed_over("plain", block=256, stages=3), "another block is another kernel"
 
@@ -113,7 +128,8 @@ def test_an_edit_that_changed_nothing_is_presumed_to_change_nothing_where_it_is_
 ) -> None:
     parent, detail = compiler.genome("plain"), HINT.format("evict_last")
     compiler.add(parent)
-    compiler.add(compiler.genome("hinted"), parent, detail)
+    for number in range(OFTEN):
+        compiler.add(compiler.genome(f"hinted {number}"), parent, detail)
     rewritten = compiler.genome("with another hint")
     again = HINT.format("evict_first")
     assert compiler.history.tried(rewritten, (parent, again)), "another hint at the same place"

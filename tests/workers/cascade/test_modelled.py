@@ -145,6 +145,31 @@ def test_finalists_are_verified_and_what_is_only_timed_is_not(monkeypatch):
     assert notes.requests[0].unmeasured == (shape(96),) and notes.requests[0].measured == (shape(32),)
 
 
+@pytest.mark.parametrize(
+    ("fails", "stage"),
+    [(None, Stage.MEASURE), ("check", Stage.CHECK), ("verify", Stage.CHECK), ("measure", Stage.MEASURE)],
+)
+def test_a_finalist_passes_the_gates_while_it_is_simulated(monkeypatch, fails, stage):
+    notes = Notes(monkeypatch, fails=fails)
+    found = judged(scope=Scope.FINAL)
+    assert (found.stage, found.verdict is Verdict.OK) == (stage, fails is None)
+    labels = [ran[0] for ran in notes.ran]
+    assert labels[:2] == ["trace alone", "compile alone"], "lowered and described before either begins"
+    verified = ["verify"] if fails != "check" else []
+    assert sorted(labels[2:]) == sorted(["check", *verified, "compile", "measure"])
+    beside = {
+        id(request.launcher)
+        for request, label in zip(notes.requests, labels, strict=True)
+        if label in ("check", "verify")
+    }
+    alone = {
+        id(request.launcher)
+        for request, label in zip(notes.requests, labels, strict=True)
+        if label in ("compile", "measure")
+    }
+    assert len(beside) == 1 and not beside & alone, "a template forks one child at a time"
+
+
 def test_a_race_compiles_after_it_has_judged_every_module(monkeypatch):
     notes = Notes(monkeypatch)
     race = Race((Rung(("m32",), 0.0, 0.0),), (({"vmem": "0-8MiB"}, 1.0),), {"m32": 0.0})

@@ -12,7 +12,7 @@ from tilewright.evolve.campaign.evaluator import Job
 from tilewright.fitness.evaluation import Verdict
 from tilewright.workers.cluster.crew import Crew
 from tilewright.workers.cluster.head_start import HeadStart
-from tilewright.workers.cluster.pool import RayPool
+from tilewright.workers.cluster.pool import FEW_SEATS, RayPool
 from tilewright.workers.cluster.ray_start import PoolUnavailable
 from tilewright.workers.cluster.retries import RETRIES
 from tilewright.workers.cluster.settings import PoolSettings
@@ -75,6 +75,23 @@ def test_a_token_that_is_refused_is_told_at_once_and_a_slow_cluster_is_not(
     ray_start._require_token("10.0.0.1:6379")
     ray_start._require_token("auto")
     assert not said and capfd.readouterr().err == "something else\n" * 2
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, 0), (FEW_SEATS, 0), (FEW_SEATS + 1, 1)])
+def test_few_workers_of_a_model_are_threads_of_this_process_and_need_no_ray(
+    count: int, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[RayPool] = []
+    monkeypatch.setattr(RayPool, "start_beside", lambda pool: starts.append(pool))
+    monkeypatch.setattr("tilewright.workers.cascade.modelled.Template.warm", lambda template: None)
+    pool = RayPool(pool_settings(count=count))
+    pool.open()
+    try:
+        pool.start_more()
+        assert len(starts) == more
+        assert pool._head is not None and pool._head.seats == (1 if more else count)
+    finally:
+        pool.close()
 
 
 def test_ray_starts_once_there_is_a_first_verdict_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

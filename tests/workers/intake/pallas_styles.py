@@ -136,3 +136,29 @@ m = 4096
 def shadowed(x):
     m, n = x.shape
     return _launched(x) if m and n else x
+
+
+rounded = lambda size, by: -(-size // by) * by  # noqa: E731
+
+
+@functools.cache
+def _limit():
+    return 1 << 20 if jax.devices()[0].platform == "tpu" else None
+
+
+def asked(x, block_cols=None):
+    columns = rounded(x.shape[1], 128)
+    limit = _limit()
+    if block_cols is None:
+        block_cols = _chosen(columns)
+    spec = pl.BlockSpec((8, block_cols), lambda i, j: (i, j))
+    grid = (x.shape[0] // 8, columns // block_cols)
+    return pl.pallas_call(
+        _scale_kernel,
+        grid=grid,
+        in_specs=[spec],
+        out_specs=spec,
+        name="asked" if limit else "plain",
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        cost_estimate=pl.CostEstimate(1, 1, 1),
+    )(x)

@@ -172,6 +172,78 @@ def filled(x, slots, cache):
     _filled[(x.shape[0],)](x, slots, cache, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
 
 
+def _ready(arguments):
+    arguments["y_ptr"].zero_()
+
+
+class _Kernels:
+    SCALE = 3
+
+    @staticmethod
+    @triton.autotune(
+        [triton.Config({"BLOCK": b}, num_warps=2, pre_hook=_ready) for b in (64, 128)],
+        key=["n"],
+        prune_configs_by={"early_config_prune": lambda configs, arguments, **more: configs[:1]},
+        reset_to_zero=["y_ptr"],
+    )
+    @triton.heuristics({"EVEN": lambda arguments: arguments["n"] % arguments["BLOCK"] == 0})
+    @triton.jit
+    def _tripled(x_ptr, y_ptr, n, scale: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + at) if EVEN else tl.load(x_ptr + at, mask=at < n)
+        tl.atomic_add(y_ptr + at, x * scale, mask=at < n, sem="relaxed")
+
+    @classmethod
+    def tripled(cls, x):
+        y = torch.zeros_like(x)
+        cls._tripled[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel(), scale=cls.SCALE)
+        return y
+
+
+def tripled(x):
+    return _Kernels.tripled(x)
+
+
+@triton.jit
+def _flagged(x_ptr, y_ptr, n, cols, flag, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * cols + at, mask=at < cols, other=float("-inf"))
+    if flag:
+        x = tl.sort(x, descending=True)
+    tl.store(y_ptr + row * cols + at, x, mask=at < cols)
+
+
+@torch.compile(dynamic=True)
+def ordered(x, flag=True):
+    torch._check(x.dim() == 2 and x.shape[1] > 0)
+    y = torch.empty_like(x)
+    _flagged[(x.shape[0],)](x, y, x.numel(), x.shape[1], flag, BLOCK=triton.next_power_of_2(x.shape[1]))
+    return y
+
+
+_ALPHA = 0.5
+
+
+@triton.jit
+def _squashed(x):
+    return (_ALPHA * x).to(x.dtype) + 0.0 * x
+
+
+@triton.jit
+def _halves(x_ptr, y_ptr, cols, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    mask = at < cols
+    a = tl.load(x_ptr + tl.program_id(0) * 2 * cols + at, mask=mask)
+    b = tl.load(x_ptr + tl.program_id(0) * 2 * cols + cols + at, mask=mask)
+    tl.store(y_ptr + tl.program_id(0) * cols + at, _squashed(_ALPHA * (a + b)), mask=mask)
+
+
+def quartered(x, out):
+    assert x.shape[1] == 2 * out.shape[1]
+    _halves[(x.shape[0],)](x, out, out.shape[1], BLOCK=triton.next_power_of_2(out.shape[1]))
+
+
 class Layer(torch.nn.Module):
     def __init__(self, share):
         super().__init__()
@@ -227,3 +299,16 @@ def plain_filled(x, slots, cache):
     cache = cache.clone()
     cache[slots] = x
     return cache
+
+
+def plain_tripled(x):
+    return 3 * x
+
+
+def plain_ordered(x):
+    return x.sort(descending=True).values
+
+
+def plain_quartered(x, out):
+    a, b = x.chunk(2, dim=1)
+    return out.new_zeros(out.shape) + (a + b) / 4

@@ -5,7 +5,7 @@ import pytest
 
 from tilewright.workers.intake import dims
 from tilewright.workers.intake.arguments import BadCall, Literal, TensorArgument, parse
-from tilewright.workers.intake.draws import draw
+from tilewright.workers.intake.draws import draw, draws
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.sizes import size_of, size_said
 
@@ -92,6 +92,14 @@ def test_a_size_may_be_a_product_or_a_quotient() -> None:
     assert size_of("N/128", {"N": 300}) == 3
 
 
+@pytest.mark.parametrize(
+    "text", ["i32[64] < x", "i32[64] < -1", "i32[64] < 2.5", "f(3) < 4", "i32[64] < True"]
+)
+def test_a_bound_that_is_none_is_told(text: str) -> None:
+    with pytest.raises(BadCall, match=r"^--args: "):
+        parse(text)
+
+
 def test_offsets_are_read_and_drawn() -> None:
     (offsets,) = parse("i64[9].offsets(1024, 200)").arguments
     assert (offsets.form, offsets.total, offsets.longest) == ("offsets", 1024, 200)
@@ -103,6 +111,15 @@ def test_offsets_are_read_and_drawn() -> None:
         assert len(set(lengths)) > 1
         few = draw(operand, {"M": 5}, "randn", 4, np.random.default_rng(seed))
         assert few[0] == 0 and few[-1] == 5 and np.diff(few).min() >= 0
+
+
+def test_offsets_of_one_total_are_alike() -> None:
+    parts = [
+        Operand(n, "int32", (5,), total=total, form="offsets")
+        for n, total in (("q", 64), ("k", 64), ("v", 80))
+    ]
+    made = draws(parts, {}, "randn", 4, np.random.default_rng(0))
+    assert (made["q"] == made["k"]).all() and made["v"][-1] == 80
 
 
 def test_distinct_integers_are_read_and_drawn() -> None:
@@ -131,6 +148,7 @@ def test_forms_of_what_is_no_row_of_integers_are_refused(text: str) -> None:
         ([({"M": 7, "N": 5}, 12), ({"M": 64, "N": 32}, 96)], "M+N"),
         ([({"M": 7, "N": 5, "K": 3}, 105), ({"M": 64, "N": 32, "K": 2}, 4096)], "M*N*K"),
         ([({"M": 7}, 6), ({"M": 64}, 6)], 6),
+        ([({"K": 64, "L": 64}, 64), ({"K": 64, "L": 32}, 32), ({"K": 64, "L": 64}, 64)], "L"),
     ],
 )
 def test_sizes_of_results_are_said_by_dimensions(

@@ -28,7 +28,7 @@ def definition(tmp_path: Path) -> Path:
 
 def test_its_function_is_a_reference(definition: Path) -> None:
     assert function_of(f"{definition}:run")(21) == 42
-    with pytest.raises(LookupError, match="names nothing"):
+    with pytest.raises(LookupError, match="defines no walk"):
         function_of(f"{definition}:walk")
     definition.write_text('{"name": "x"}')
     with pytest.raises(LookupError, match="no Definition with a reference"):

@@ -121,3 +121,12 @@ def test_packed_codes_are_an_eighth_and_offsets_one_more() -> None:
 
     shapes, _ = _settled("i32[1024,256], f16[8,2048], i64[5], i32[4]", works)
     assert shapes == [("M", "L/8"), ("M/128", "L"), ("Q+1",), ("Q",)]
+
+
+def test_the_few_elements_of_a_batch_and_a_filter_stay() -> None:
+    def works(dims: Mapping[str, int], given: list[Operand]) -> bool:
+        x, w = (o.sizes(dims) for o in given)
+        return x[1] == w[1] and w[2] <= x[2] and w[3] <= x[3] and w[2] * w[3] <= 81
+
+    shapes, _ = _settled("f32[2,18,12,12], f32[20,18,3,3]", works)
+    assert shapes == [("M", "N", "K", "L"), ("P", "N", "Q", "R")]

@@ -297,22 +297,23 @@ from tilewright.workers.intake.pallas_trial import _legal, _traced
 def build(params):
     block = params["block"]
 
-    def copy(x_ref, o_ref):
-        o_ref[...] = x_ref[...]
+    def scale(x_ref, w_ref, o_ref):
+        o_ref[...] = x_ref[...] * w_ref[...]
 
     @jax.jit
-    def run(x):
-        spec = pl.BlockSpec((block, 128), lambda i: (i, 0))
+    def run(x, w):
+        spec, vector = pl.BlockSpec((block, 128), lambda i: (i, 0)), pl.BlockSpec((128,), lambda i: (0,))
         out = jax.ShapeDtypeStruct(x.shape, x.dtype)
         grid = (x.shape[0] // block,)
-        return pl.pallas_call(copy, grid=grid, in_specs=[spec], out_specs=spec, out_shape=out)(x)
+        return pl.pallas_call(scale, grid=grid, in_specs=[spec, vector], out_specs=spec, out_shape=out)(x, w)
     return run
 
-operands = [Operand("x", "float32", ("M", 128))]
-found, idle = _legal({"block": (8, 16, 32, 64)}, {"block": 8}, [{"M": 32}, {"M": 64}],
+operands = [Operand("x", "float32", ("M", 128)), Operand("w", "float32", ("K",))]
+found, idle = _legal({"block": (4, 8, 16, 32, 64)}, {"block": 8}, [{"M": 32, "K": 512}, {"M": 64, "K": 512}],
                      lambda dims, params: _traced(load_target("tpu7x").chip, build, params, operands, dims))
 assert not idle, idle
-assert found == {"32": {"block": [8, 16, 32]}, "64": {"block": [8, 16, 32, 64]}}, found
+wanted = {"32x512": {"block": [8, 16, 32]}, "64x512": {"block": [8, 16, 32, 64]}}
+assert found == wanted, found  # no TPU takes blocks of four rows
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -14,6 +14,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 from tilewright.workers.intake import pallas  # noqa: E402
+from tilewright.workers.intake.pallas_lift import launches  # noqa: E402
 from tilewright.workers.runners.pallas_trace import load_build  # noqa: E402
 
 STYLES = Path(__file__).with_name("pallas_styles.py")
@@ -24,7 +25,9 @@ def text_of(function: Any) -> str:
     """What a function does at the call's shape, without names and places."""
     jaxpr = str(jax.make_jaxpr(function)(jax.ShapeDtypeStruct((64, 512), "float32")))
     return re.sub(
-        r"0x[0-9a-f]+|name_and_src_info=.*|name=\S+|debug_info=.*| at .*:\d+|out_tree=.*", "", jaxpr
+        r"0x[0-9a-f]+|name_and_src_info=.*|name=\S+|cost_estimate=.*|debug_info=.*| at .*:\d+|out_tree=.*",
+        "",
+        jaxpr,
     )
 
 
@@ -118,6 +121,7 @@ def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path: Path) ->
         ("chosen", {"block_cols": 256, "block_rows": 8}),
         ("chosen_within", {"block_cols": 256, "block_rows": 8}),
         ("shadowed", {"block_cols": 128, "block_rows": 8}),
+        ("asked", {"block_cols": 256}),
     ],
 )
 def test_block_sizes_below_the_function_and_those_it_chooses_are_knobs(
@@ -129,3 +133,8 @@ def test_block_sizes_below_the_function_and_those_it_chooses_are_knobs(
     function = getattr(original, name)
     assert text_of(load_build(source)(params)) == text_of(function)
     assert text_of(load_build(source)({**params, "block_cols": 64})) != text_of(function)
+
+
+def test_a_function_launches_what_its_own_code_launches_and_no_library_is_read(original: ModuleType) -> None:
+    assert launches(original.below) and launches(original._launched) and not launches(original._chosen)
+    assert not launches(jax.numpy.searchsorted)
