@@ -8,6 +8,8 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,12 +21,13 @@ from testkit.planting import planted
 from tilewright.fitness.gates import read_gates
 from tilewright.fitness.score import product_flops
 from tilewright.seeds.operator import SnrGate, Workload
-from tilewright.workers.intake import judge
+from tilewright.workers.intake import bounds, judge
 from tilewright.workers.intake.bounds import symbolic
 from tilewright.workers.intake.draws import draw, draws
 from tilewright.workers.intake.edges import negative_numbers, with_edges
 from tilewright.workers.intake.operator import Operand, Result, TakenOperator
 from tilewright.workers.intake.small_shapes import looped
+from tilewright.workers.intake.trial import Shape, make
 
 ROWS = Operand("x", "float32", ("M", "N"))
 
@@ -328,3 +331,36 @@ def test_whoever_writes_a_kernel_is_told_operands_results_and_the_reference(tmp_
     assert "double(x, 1)" in told and "```" not in told, "the first block of code in a prompt is the kernel"
     known = TakenOperator("a/taken", "torch.softmax", "x, dim=1", (ROWS,), (result,), {}, {}).contract
     assert "torch.softmax" in known and "x, dim=1" in known
+
+
+def test_a_cancellation_that_float32_explains_only_of_nearer_sizes_gets_those(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def computed(inputs: dict[str, np.ndarray], dtype: type) -> list[np.ndarray]:
+        x, state = (inputs[name].astype(dtype) for name in ("x", "state"))
+        return [(16 * x + state**3) - state**3]
+
+    class Kernel:
+        def __init__(self, module: object, params: object, inputs: dict[str, np.ndarray]) -> None:
+            self.inputs = inputs
+
+        def outputs(self) -> list[np.ndarray]:
+            return computed(self.inputs, np.float32)
+
+    def answer(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        return computed(inputs, np.float64)
+
+    monkeypatch.setattr(bounds, "Running", Kernel)
+    monkeypatch.setattr(bounds, "run", lambda *told: Kernel(*told).outputs())
+    monkeypatch.setattr(bounds, "edged", lambda site, *told: site.operands)
+    operands = [ROWS, Operand("state", "float32", ("M", 1))]
+    dims = {"M": 16, "N": 32}
+    site: Any = SimpleNamespace(operands=operands, dims=[dims], calls=[])
+    result = SimpleNamespace(dtype="torch.float32", shape=(16, 32))
+    taken: Any = SimpleNamespace(kernels=SimpleNamespace(functions={}), outputs=[result])
+    inputs = make(site, dims, "randn", 4)
+    shape = Shape(dims, {"randn": inputs}, {"randn": answer(inputs)})
+    reference: Any = answer
+    results, why, spread = bounds.bars({}, site, taken, None, {}, [shape], [0], reference, [])
+    assert not why and len(results) == 1
+    assert "spread" in shape.inputs and spread < 4
