@@ -102,6 +102,7 @@ def test_what_is_stopped_is_never_an_elite_nor_the_best_nor_compared(
         assert (evaluation.projected is not None) == (evaluation.verdict is Verdict.OUTPACED)
 
 
+@pytest.mark.slow
 def test_racing_saves_measurements_and_finds_what_is_found_without(tmp_path: Path) -> None:
     """A single run's winner is luck: the mean of several, under the same seeds."""
     table, found = suite(5), {True: [], False: []}

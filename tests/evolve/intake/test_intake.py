@@ -213,6 +213,7 @@ def test_without_a_reference_the_function_as_it_stands_is_the_judge(files: Path,
         assert (found is None) is passes, mistake
 
 
+@pytest.mark.slow
 def test_a_problem_begins_with_a_plain_kernel(tmp_path: Path) -> None:
     problem = tmp_path / "23_Log_softmax.py"
     problem.write_text(

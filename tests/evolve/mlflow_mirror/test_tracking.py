@@ -207,7 +207,9 @@ class Unreliable:
         return call
 
 
-@pytest.mark.parametrize("carried_out", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "carried_out", [pytest.param(False, marks=pytest.mark.slow, id="before"), pytest.param(True, id="after")]
+)
 def test_any_single_call_may_fail(home: Path, uri: str, carried_out: bool) -> None:
     """Every call of a whole mirroring fails once, each in a campaign of its own."""
     failed = 0

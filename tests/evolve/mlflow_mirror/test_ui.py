@@ -81,6 +81,7 @@ def test_which_campaigns_are_late(tmp_path: Path) -> None:
 
 
 @needs_browser
+@pytest.mark.slow
 def test_a_server_that_comes_late_shows_campaigns_and_ends_whole(tmp_path: Path) -> None:
     """A mirror writes to a server that is not there yet; ``serve_ui`` then makes its store from other journals.
 
