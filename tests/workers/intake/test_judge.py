@@ -295,7 +295,8 @@ import jax, jax.numpy as jnp
 from tilewright.fitness.targets import load_target
 from jax.experimental import pallas as pl
 from tilewright.workers.intake.operator import Operand
-from tilewright.workers.intake.pallas_trial import _legal, _traced
+from tilewright.workers.intake.pallas_evidence import legal_values
+from tilewright.workers.intake.pallas_trial import _traced
 
 def build(params):
     block = params["block"]
@@ -312,7 +313,7 @@ def build(params):
     return run
 
 operands = [Operand("x", "float32", ("M", 128)), Operand("w", "float32", ("K",))]
-found, idle = _legal({"block": (4, 8, 16, 32, 64)}, {"block": 8}, [{"M": 32, "K": 512}, {"M": 64, "K": 512}],
+found, idle = legal_values({"block": (4, 8, 16, 32, 64)}, {"block": 8}, [{"M": 32, "K": 512}, {"M": 64, "K": 512}],
                      lambda dims, params: _traced(load_target("tpu7x").chip, build, params, operands, dims))
 assert not idle, idle
 wanted = {"32x512": {"block": [8, 16, 32]}, "64x512": {"block": [8, 16, 32, 64]}}
