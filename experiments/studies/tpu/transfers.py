@@ -30,7 +30,7 @@ from tilewright.workers.request import GIB, Limits
 from tilewright.workers.toolchains.libtpu_simulator import toolchain
 
 OUT = Path(__file__).resolve().parents[2] / "records" / "tpu" / "transfers.md"
-RULES = ("pallas_emit_pipeline", "pallas_double_buffered_copy", "pallas_manual_copy")
+RULES = ("pallas_emit_pipeline",)
 LIMITS = Limits(trace=ChildLimits(600.0, 8 * GIB), compile=ChildLimits(900.0, 12 * GIB))
 
 
@@ -73,8 +73,7 @@ def main(arguments: Sequence[str]) -> None:
         "",
         f"Modelled by time model {time_model.VERSION} (jax {versions['jax']}, libtpu {versions['libtpu']}), in us",
         "a call. Made by `python -m experiments.studies.tpu.transfers`. *Over the grid*: the time of the kernel whose",
-        "copies the rule wrote, over that of the kernel it was made of. `manual_copy` starts a copy and waits for",
-        "it: no pipeline, and slower on a TPU as well.",
+        "copies the rule wrote, over that of the kernel it was made of.",
         "",
         "| target | kernel | shape | copies | time, us | over the grid |",
         "| --- | --- | --- | --- | --: | --: |",
