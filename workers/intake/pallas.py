@@ -44,7 +44,7 @@ from tilewright.workers.intake.pallas_observed import UNKNOWN, Observed, observe
 from tilewright.workers.intake.pallas_plain import plain
 from tilewright.workers.intake.pallas_text import TAKEN, Knob, Module, Refused, around
 from tilewright.workers.intake.pallas_trial import judged
-from tilewright.workers.runners.pallas_trace import mesh_of
+from tilewright.workers.runners.pallas.trace import mesh_of
 
 
 def main() -> None:
