@@ -23,7 +23,7 @@ from tilewright.seeds.sampled import sampling
 from tilewright.workers.child.frames import Frame, FrameReader, sender
 from tilewright.workers.intake.judge.reference import function_of, is_jax, run_reference
 from tilewright.workers.intake.operator import SampledOperator
-from tilewright.workers.runners.tensors import DeviceElements, to_torch
+from tilewright.workers.runners.triton.tensors import DeviceElements, to_torch
 
 LIMIT = 1 << 20
 """Most bytes of one question."""

@@ -93,7 +93,7 @@ class Server:
 
     def __call__(self, **operands: Any) -> list[Any]:
         """The module's results as torch tensors, of operands likewise."""
-        from tilewright.workers.runners.tensors import to_numpy, to_torch
+        from tilewright.workers.runners.triton.tensors import to_numpy, to_torch
 
         asked = Frame("run", arrays={n: to_numpy(t.contiguous()) for n, t in operands.items()})
         with self._turn:
@@ -128,9 +128,9 @@ class Server:
 def main() -> None:
     """Answer frames until there are no more."""
     from tilewright.workers.runners import bare_module
-    from tilewright.workers.runners.tensors import to_numpy, to_torch
-    from tilewright.workers.runners.triton_guard import leave_interpreter_unguarded
-    from tilewright.workers.runners.triton_interpreter import repair
+    from tilewright.workers.runners.triton.interpreter_rounding import repair
+    from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
+    from tilewright.workers.runners.triton.tensors import to_numpy, to_torch
 
     path = Path(sys.argv[1])
     out = os.dup(1)

@@ -47,11 +47,11 @@ def lowered(
     ``work``: FLOP of the products in the reference, which may do more than it must: all of a masked square, every
     matrix for every row. What the function itself does is enough.
     """
-    from tilewright.workers.runners.jaxpr_codec import decode, encode
-    from tilewright.workers.runners.known import bind
-    from tilewright.workers.runners.mosaic import module_facts
-    from tilewright.workers.runners.pallas_check import exported
-    from tilewright.workers.runners.pallas_trace import mesh_of, trace
+    from tilewright.workers.runners.mosaic.facts import module_facts
+    from tilewright.workers.runners.mosaic.known_operands import bind
+    from tilewright.workers.runners.pallas.check import exported
+    from tilewright.workers.runners.pallas.jaxpr_codec import decode, encode
+    from tilewright.workers.runners.pallas.trace import mesh_of, trace
 
     beside: frozenset[str] = frozenset()
     found, needed = [], {}

@@ -44,7 +44,7 @@ from tilewright.workers.intake.source.knobs import is_size
 from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.source.names import plain_function
-from tilewright.workers.runners.pallas_trace import mesh_of
+from tilewright.workers.runners.pallas.trace import mesh_of
 
 
 def main() -> None:

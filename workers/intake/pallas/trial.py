@@ -40,7 +40,7 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
 
     ``below``: pairs of knobs of which the first may not be above the second, as the user's own classes say.
     """
-    from tilewright.workers.runners.pallas_trace import load_build
+    from tilewright.workers.runners.pallas.trace import load_build
 
     target = load_target("tpu7x")
     reference = function_of(request["reference"])
@@ -187,7 +187,7 @@ def interpreted(
     chip: Any, build: Any, params: Mapping[str, Any], specs: Sequence[Any], inputs: Mapping[str, np.ndarray]
 ) -> list[np.ndarray]:
     """The outputs of a ``build`` under the interpreter that gates use."""
-    from tilewright.workers.runners.pallas_check import interpret
+    from tilewright.workers.runners.pallas.check import interpret
 
     pltpu.reset_tpu_interpret_mode_state()  # what a kernel that failed left behind would fail the next
     with _on(chip):
@@ -200,7 +200,7 @@ def interpreted(
 
 def _on(chip: Any) -> contextlib.AbstractContextManager[Any]:
     """While it is entered, code is traced for a chip: a pipeline within a kernel asks which one."""
-    from tilewright.workers.runners.pallas_trace import mesh_of
+    from tilewright.workers.runners.pallas.trace import mesh_of
 
     return mesh_of({"kind": chip.device_kind, "cores": chip.cores})
 

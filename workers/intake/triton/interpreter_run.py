@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tilewright.workers.runners.tensors import to_numpy, to_torch
-from tilewright.workers.runners.triton_guard import Canaries, LaunchGuard
+from tilewright.workers.runners.triton.launch_guard import Canaries, LaunchGuard
+from tilewright.workers.runners.triton.tensors import to_numpy, to_torch
 
 RUN_SECONDS = 12
 """Seconds of a processor that one run in the interpreter may take."""

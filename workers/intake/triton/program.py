@@ -52,9 +52,9 @@ from tilewright.workers.intake.triton.trial import (
     several_tiles,
     shapes_of,
 )
-from tilewright.workers.runners.triton_common import load_module
-from tilewright.workers.runners.triton_guard import leave_interpreter_unguarded
-from tilewright.workers.runners.triton_interpreter import repair
+from tilewright.workers.runners.triton.candidate import load_module
+from tilewright.workers.runners.triton.interpreter_rounding import repair
+from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
 
 _OUTSIDE = re.compile(r"the name u\d+ is not defined")
 

@@ -26,10 +26,10 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners.failures import describe
-from tilewright.workers.runners.jaxpr_codec import Artefact, decode
-from tilewright.workers.runners.mosaic import fingerprint
-from tilewright.workers.runners.pallas_sampled import Program, places
-from tilewright.workers.runners.pallas_trace import check_form, mesh_of, specs_of
+from tilewright.workers.runners.mosaic.facts import fingerprint
+from tilewright.workers.runners.pallas.jaxpr_codec import Artefact, decode
+from tilewright.workers.runners.pallas.sampled_grid import Program, places
+from tilewright.workers.runners.pallas.trace import check_form, mesh_of, specs_of
 
 Answer = Callable[[Frame], None]
 

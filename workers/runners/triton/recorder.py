@@ -37,9 +37,9 @@ from tilewright.workers.plans.format import (
     Tensor,
     TensorMap,
 )
-from tilewright.workers.runners.tensors import bits_of, torch_dtype
-from tilewright.workers.runners.triton_common import checked_results
-from tilewright.workers.runners.triton_guard import FRESH, RESET, VIEWS, ZEROS, ForeignWork
+from tilewright.workers.runners.triton.candidate import checked_results
+from tilewright.workers.runners.triton.launch_guard import FRESH, RESET, VIEWS, ZEROS, ForeignWork
+from tilewright.workers.runners.triton.tensors import bits_of, torch_dtype
 
 SHIFT = 1 << 12
 """Bytes by which addresses of the second call differ; a multiple of every alignment a kernel is compiled for."""

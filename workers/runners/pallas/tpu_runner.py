@@ -4,7 +4,7 @@ With an ``interpreted`` chip the same runner works on the CPU through Pallas' in
 
 No candidate's Python comes here: entries are {id}, with a blob ``plan/entry/workload`` for each workload, the data that
 its Python traced to in another process (``workers.device.trace_ahead``). What is checked and timed is that, compiled
-under a name of ours. Jobs and answers are those of ``workers.runners.torch_device``.
+under a name of ours. Jobs and answers are those of ``workers.runners.triton.torch_runner``.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from jax.extend.core import jaxpr_as_fun
 
 from tilewright.seeds.sampled import places, stream
 from tilewright.workers.child.frames import Frame, FrameReader
-from tilewright.workers.runners.device import ALIVE_SECONDS, Answer, DeviceRunner, far_behind
-from tilewright.workers.runners.jaxpr_codec import decode
-from tilewright.workers.runners.pallas_check import artefact_of, interpret
-from tilewright.workers.runners.pallas_trace import check_form, mesh_of
-from tilewright.workers.runners.tpu_clock import Clock, ProfilerClock, Program, WallClock, overheads
+from tilewright.workers.runners.device_runner import ALIVE_SECONDS, Answer, DeviceRunner, far_behind
+from tilewright.workers.runners.pallas.check import artefact_of, interpret
+from tilewright.workers.runners.pallas.clock import Clock, ProfilerClock, Program, WallClock, overheads
+from tilewright.workers.runners.pallas.jaxpr_codec import decode
+from tilewright.workers.runners.pallas.trace import check_form, mesh_of
 
 PROGRAMS = 64
 """Compiled programs that are kept, for one candidate and one shape each."""

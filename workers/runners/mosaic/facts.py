@@ -3,7 +3,7 @@
 Read from the IR that will be compiled, never from what the candidate says. Conditions and loop bounds that
 depend on data are found by taint: a scalar is known only if it follows from grid indices and constants through
 ``arith`` operations; whatever is loaded, reduced or extracted is data, but for loads from tables of known values
-(``workers.runners.known``).
+(``workers.runners.mosaic.known_operands``).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 
-from tilewright.workers.runners import mosaic_ir as read
-from tilewright.workers.runners.known import Bound, Tables
-from tilewright.workers.runners.mosaic_ir import ModuleError
-from tilewright.workers.runners.scalar_flow import Unresolved, matmul_flops
+from tilewright.workers.runners.mosaic import ir as read
+from tilewright.workers.runners.mosaic.ir import ModuleError
+from tilewright.workers.runners.mosaic.known_operands import Bound, Tables
+from tilewright.workers.runners.mosaic.scalar_flow import Unresolved, matmul_flops
 
 __all__ = ["ModuleError", "fingerprint", "module_facts"]
 

@@ -7,13 +7,13 @@ all here, in the process that never ran candidate code:
 * integer operations of the surrounding program that depend on known operands alone are evaluated (StableHLO's
   reference interpreter) and become constants, as they would be for one run;
 * kernel operands in scalar memory (scalar prefetch, or operands that the kernel keeps there) thus have known values,
-  which the rules on control flow use (``workers.runners.mosaic``);
+  which the rules on control flow use (``workers.runners.mosaic.facts``);
 * the module that is simulated writes these values into that memory itself, once, when the first block's position is
   computed or the body begins. Loads, branches and the blocks that are fetched or kept are then simulated as they
   would run; the cost is one scalar store a value.
 
-Whatever is known, the simulated module's kernels divide no scalars (``workers.runners.divisions``) and take no integer
-from a float of a grid index (``workers.runners.steps``).
+Whatever is known, the simulated module's kernels divide no scalars (``workers.runners.mosaic.scalar_division``)
+and take no integer from a float of a grid index (``workers.runners.mosaic.index_steps``).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
-from tilewright.workers.runners import mosaic_ir as read
-from tilewright.workers.runners.bodies import body_of, replace_body, serialized_module
-from tilewright.workers.runners.divisions import without_divisions
-from tilewright.workers.runners.steps import as_steps
+from tilewright.workers.runners.mosaic import ir as read
+from tilewright.workers.runners.mosaic.bodies import body_of, replace_body, serialized_module
+from tilewright.workers.runners.mosaic.index_steps import as_steps
+from tilewright.workers.runners.mosaic.scalar_division import without_divisions
 
 MAX_VALUES = 1 << 14
 """Most values of all tables of one kernel: what fits scalar memory many times over, and costs few cycles."""

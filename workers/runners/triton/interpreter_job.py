@@ -10,8 +10,8 @@ with ``ready``. Job data: ``runner_config``, and that of the kind.
 from __future__ import annotations
 
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.runners.device import Answer
-from tilewright.workers.runners.triton_device import Runner
+from tilewright.workers.runners.device_runner import Answer
+from tilewright.workers.runners.triton.interpreter_runner import Runner
 
 
 def prepare() -> None:

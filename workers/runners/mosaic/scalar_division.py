@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from tilewright.workers.runners import mosaic_ir as read
+from tilewright.workers.runners.mosaic import ir as read
 
 _WORD = 31
 _DIVISIONS = ("arith.divsi", "arith.remsi", "arith.divui", "arith.remui", "arith.floordivsi")

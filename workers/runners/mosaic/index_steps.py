@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from tilewright.workers.runners import mosaic_ir as read
+from tilewright.workers.runners.mosaic import ir as read
 
 MAX_STEPS = 64
 """Places at which such a value may change: each is three scalar operations."""

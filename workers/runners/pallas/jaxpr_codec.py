@@ -24,7 +24,7 @@ from jax._src.pallas import core as pallas_core
 from jax._src.state import types as state
 
 from tilewright.workers.child.frames import dtype_named
-from tilewright.workers.runners import jaxpr_names as names
+from tilewright.workers.runners.pallas import jaxpr_names as names
 
 MAX_DEPTH = 64
 MAX_VALUES = 2_000_000

@@ -23,8 +23,8 @@ from triton.compiler import ASTSource
 
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners.failures import error_frame
-from tilewright.workers.runners.triton_common import Answer, load_module
-from tilewright.workers.runners.triton_record import Recorder
+from tilewright.workers.runners.triton.candidate import Answer, load_module
+from tilewright.workers.runners.triton.recorder import Recorder
 
 _CACHE = "TRITON_CACHE_DIR"
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import jax
 
-from tilewright.workers.runners.tpu_profile import ProfileError, program_seconds, read_profile
+from tilewright.workers.runners.pallas.profile import ProfileError, program_seconds, read_profile
 
 
 @dataclass(frozen=True)

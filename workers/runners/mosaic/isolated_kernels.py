@@ -5,7 +5,7 @@ an axis and a part of an axis inside it, or an operation of XLA around a kernel 
 time model takes from the simulation which copies there are, their bytes and what waits for them, and nothing of their
 addresses. So each kernel here stands alone, on operands of its own, and an array whose blocks stride twice is replaced
 by one of the same blocks side by side: same grid, same blocks copied and kept at the same steps, same bytes. What stood
-around the kernels is costed by its bytes (``workers.runners.around``).
+around the kernels is costed by its bytes (``workers.runners.mosaic.xla_operations``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
-from tilewright.workers.runners import mosaic_ir as read
-from tilewright.workers.runners.bodies import body_of, replace_body, serialized_module
+from tilewright.workers.runners.mosaic import ir as read
+from tilewright.workers.runners.mosaic.bodies import body_of, replace_body, serialized_module
 
 _WINDOW = {"transform_indices", "window_bounds", "pipeline_mode", "window_kind"}
 

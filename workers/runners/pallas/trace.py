@@ -23,7 +23,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from tilewright.workers.child.frames import Frame, dtype_named
 from tilewright.workers.runners import bare_module
 from tilewright.workers.runners.failures import describe
-from tilewright.workers.runners.jaxpr_codec import encode
+from tilewright.workers.runners.pallas.jaxpr_codec import encode
 
 Answer = Callable[[Frame], None]
 CANDIDATE_FILE = "candidate.py"

@@ -2,7 +2,7 @@
 
 What is checked and timed here is data (``workers.plans``): compiled code, grids, sizes, arguments by role. No
 candidate's Python is ever imported, and Triton is not needed. Jobs and answers are those of
-``workers.runners.torch_device``; entries are {id}, with a blob ``plan/entry/workload`` for each workload.
+``workers.runners.triton.torch_runner``; entries are {id}, with a blob ``plan/entry/workload`` for each workload.
 
 A call's buffers lie between canaries at places that change, and every byte of them is known before the call. Nothing
 that a kernel could leave in memory for a later call of its own survives until then: buffers and canaries are written
@@ -24,10 +24,16 @@ from tilewright.workers.child.frames import Frame
 from tilewright.workers.plans import driver
 from tilewright.workers.plans.format import Plan
 from tilewright.workers.plans.replay import Codes, Ready
-from tilewright.workers.runners.tensors import Tensors, torch_dtype
-from tilewright.workers.runners.torch_device import Call, TorchDevice
-from tilewright.workers.runners.triton_clock import Clock, GpuClock, nothing
-from tilewright.workers.runners.triton_guard import CANARY, CANARY_BYTES, POISON, Canaries, OutsideWrite
+from tilewright.workers.runners.triton.clock import Clock, GpuClock, nothing
+from tilewright.workers.runners.triton.launch_guard import (
+    CANARY,
+    CANARY_BYTES,
+    POISON,
+    Canaries,
+    OutsideWrite,
+)
+from tilewright.workers.runners.triton.tensors import Tensors, torch_dtype
+from tilewright.workers.runners.triton.torch_runner import Call, TorchDevice
 
 ENTRIES = 24
 """Candidates whose code stays on the device."""

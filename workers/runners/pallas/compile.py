@@ -1,10 +1,10 @@
 """Compile child: trusted code only. Turns exported modules into libtpu's dumps for the parent to read.
 
 Job data: ``topology`` (such as ``tpu7x:1x1x1``), ``workloads`` [{id, inputs, outputs, calling_convention, known}],
-where ``known`` are values of operands by number (see ``workers.runners.known``),
+where ``known`` are values of operands by number (see ``workers.runners.mosaic.known_operands``),
 ``facts_only`` ids that are described but not compiled; blobs: module by workload id. The dump flags are in
 LIBTPU_INIT_ARGS and name folders ``llo`` and ``prof`` of the working directory.
-Answers: one ``facts`` per workload (see ``workers.runners.mosaic``), then one ``compiled`` per workload with
+Answers: one ``facts`` per workload (see ``workers.runners.mosaic.facts``), then one ``compiled`` per workload with
 the folder that holds its dumps, or one ``error``.
 """
 
@@ -22,10 +22,10 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tilewright.workers.child.frames import Frame, dtype_named
-from tilewright.workers.runners.apart import restated
 from tilewright.workers.runners.failures import describe
-from tilewright.workers.runners.known import bind
-from tilewright.workers.runners.mosaic import ModuleError, module_facts
+from tilewright.workers.runners.mosaic.facts import ModuleError, module_facts
+from tilewright.workers.runners.mosaic.isolated_kernels import restated
+from tilewright.workers.runners.mosaic.known_operands import bind
 
 Answer = Callable[[Frame], None]
 
@@ -69,7 +69,8 @@ def _compile(workload: Mapping[str, Any], module: bytes, device: Any) -> Any:
     """AOT-compile for a device that is not there.
 
     AUTO layouts: with fixed ones XLA may insert relayout copies, which cost time and which libtpu's
-    simulator cannot model. Kernels whose blocks stride twice are compiled alone (see ``workers.runners.apart``).
+    simulator cannot model. Kernels whose blocks stride twice are compiled alone
+    (see ``workers.runners.mosaic.isolated_kernels``).
     """
     described = workload
     if (alone := restated(module)) is not None:

@@ -10,9 +10,9 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import JITFunction  # noqa: E402 - needs triton
 
-from tilewright.workers.runners.tensors import torch_dtype  # noqa: E402
-from tilewright.workers.runners.triton_common import checked_results, load_module  # noqa: E402
-from tilewright.workers.runners.triton_guard import Canaries, ForeignWork, LaunchGuard, OutsideWrite  # noqa: E402
+from tilewright.workers.runners.triton.candidate import checked_results, load_module  # noqa: E402
+from tilewright.workers.runners.triton.launch_guard import Canaries, ForeignWork, LaunchGuard, OutsideWrite  # noqa: E402
+from tilewright.workers.runners.triton.tensors import torch_dtype  # noqa: E402
 
 FOREIGN = {
     "cast": lambda x: x.to(torch.float16),

@@ -10,7 +10,7 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from tilewright.workers.runners import mosaic_ir as read
+from tilewright.workers.runners.mosaic import ir as read
 
 
 def body_of(call: Any) -> tuple[dict[str, Any], read.MosaicKernel]:

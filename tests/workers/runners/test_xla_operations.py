@@ -2,7 +2,7 @@
 
 import pytest
 
-from tilewright.workers.runners.around import Around, Uncountable, operations_around
+from tilewright.workers.runners.mosaic.xla_operations import Around, Uncountable, operations_around
 
 HLO = """HloModule jit_f, entry_computation_layout={(bf16[256,512]{1,0}, bf16[512,128]{1,0})->bf16[256,128]{1,0}}
 

@@ -21,10 +21,17 @@ from typing import Any, Protocol
 import torch
 
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.runners.device import ALIVE_SECONDS, Answer, DeviceRunner, far_behind
-from tilewright.workers.runners.tensors import Checksums, Operands, Sampler, Tensors, to_numpy, to_torch
-from tilewright.workers.runners.triton_clock import LONG_SECONDS, Clock, nothing
-from tilewright.workers.runners.triton_guard import Canaries, OutsideWrite
+from tilewright.workers.runners.device_runner import ALIVE_SECONDS, Answer, DeviceRunner, far_behind
+from tilewright.workers.runners.triton.clock import LONG_SECONDS, Clock, nothing
+from tilewright.workers.runners.triton.launch_guard import Canaries, OutsideWrite
+from tilewright.workers.runners.triton.tensors import (
+    Checksums,
+    Operands,
+    Sampler,
+    Tensors,
+    to_numpy,
+    to_torch,
+)
 
 _SPOILING = (
     "CUDA error",

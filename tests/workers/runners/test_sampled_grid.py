@@ -12,9 +12,9 @@ import jax.numpy as jnp  # noqa: E402
 from jax.experimental import pallas as pl  # noqa: E402
 from jax.experimental.pallas import tpu as pltpu  # noqa: E402
 
-from tilewright.workers.runners import pallas_sampled  # noqa: E402
-from tilewright.workers.runners.pallas_check import SETTINGS, interpret  # noqa: E402
-from tilewright.workers.runners.pallas_trace import mesh_of  # noqa: E402
+from tilewright.workers.runners.pallas import sampled_grid  # noqa: E402
+from tilewright.workers.runners.pallas.check import SETTINGS, interpret  # noqa: E402
+from tilewright.workers.runners.pallas.trace import mesh_of  # noqa: E402
 
 F32 = jnp.float32
 X = np.random.default_rng(0).standard_normal((1000, 256), dtype=np.float32)
@@ -120,7 +120,7 @@ def in_one_step(x):
 def _found(function, where, **options):
     with mesh_of({"kind": "TPU7x", "cores": 1}):
         jaxpr = jax.jit(function).trace(jax.ShapeDtypeStruct(X.shape, F32)).jaxpr
-        program = pallas_sampled.Program(jaxpr, [X])
+        program = sampled_grid.Program(jaxpr, [X])
         (found,) = program.run({0: where}, SETTINGS, **options)
         (whole,) = jax.jit(lambda x: interpret(jaxpr, [x], SETTINGS))(X)
     return found, np.asarray(whole)[np.ix_(*where)], program
@@ -130,13 +130,13 @@ def _found(function, where, **options):
 def steps(monkeypatch):
     """Steps of every kernel that was interpreted."""
     seen = []
-    interpreted = pallas_sampled._interpret
+    interpreted = sampled_grid._interpret
 
     def counted(params, operands, indices, settings):
         seen.append(int(np.prod([len(axis) for axis in indices])))
         return interpreted(params, operands, indices, settings)
 
-    monkeypatch.setattr(pallas_sampled, "_interpret", counted)
+    monkeypatch.setattr(sampled_grid, "_interpret", counted)
     return seen
 
 

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.runners import pallas_check, pallas_compile, pallas_trace
+from tilewright.workers.runners.pallas import check as pallas_check
+from tilewright.workers.runners.pallas import compile as pallas_compile
+from tilewright.workers.runners.pallas import trace as pallas_trace
 
 SOURCE = """
 import jax

@@ -3,7 +3,7 @@
 Checks their answers and times them.
 
 The one measured device whose process runs a candidate's Python: interpreting needs it. Its times say nothing of any
-kernel. Jobs and answers are those of ``workers.runners.torch_device``, entries are {id, source, params}.
+kernel. Jobs and answers are those of ``workers.runners.triton.torch_runner``, entries are {id, source, params}.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import triton
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners.gluon_emulator.install import install as install_emulator
 from tilewright.workers.runners.gluon_emulator.install import is_gluon
-from tilewright.workers.runners.tensors import Tensors, torch_dtype
-from tilewright.workers.runners.torch_device import Call, TorchDevice
-from tilewright.workers.runners.triton_clock import CpuClock, nothing
-from tilewright.workers.runners.triton_common import checked_results, load_module
-from tilewright.workers.runners.triton_guard import Canaries, LaunchGuard, leave_interpreter_unguarded
-from tilewright.workers.runners.triton_interpreter import repair as repair_interpreter
+from tilewright.workers.runners.triton.candidate import checked_results, load_module
+from tilewright.workers.runners.triton.clock import CpuClock, nothing
+from tilewright.workers.runners.triton.interpreter_rounding import repair as repair_interpreter
+from tilewright.workers.runners.triton.launch_guard import Canaries, LaunchGuard, leave_interpreter_unguarded
+from tilewright.workers.runners.triton.tensors import Tensors, torch_dtype
+from tilewright.workers.runners.triton.torch_runner import Call, TorchDevice
 
 MODULES = 24
 """Candidates whose modules are kept."""

@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch")
 
 from tilewright.workers.child.frames import Frame  # noqa: E402
 from tilewright.workers.plans.format import Output, Plan, Tensor  # noqa: E402
-from tilewright.workers.runners import plan_device  # noqa: E402
-from tilewright.workers.runners.triton_clock import CpuClock  # noqa: E402
+from tilewright.workers.runners.triton import plan_runner  # noqa: E402
+from tilewright.workers.runners.triton.clock import CpuClock  # noqa: E402
 
 SHAPE = (16, 32)
 SIZE = 4 * 16 * 32
@@ -32,7 +32,7 @@ def plan_of(tag: str, buffers: tuple[int, ...] = (SIZE,)) -> Plan:
 
 
 class Processor:
-    """Has the members of ``plan_device.Device``."""
+    """Has the members of ``plan_runner.Device``."""
 
     def __init__(self, kernels: dict[str, Kernel]) -> None:
         self.kernels, self.scrubbed, self.released = kernels, 0, 0
@@ -71,7 +71,7 @@ def doubled(addresses: list[int]) -> None:
     at(addresses[1])[:] = 2 * at(addresses[0])
 
 
-class Runner(plan_device.Runner):
+class Runner(plan_runner.Runner):
     def __init__(self, **kernels: Kernel) -> None:
         torch.set_default_device("cpu")
         self.processor = Processor(kernels)
@@ -227,8 +227,8 @@ def test_a_plan_for_other_tensors_or_damaged_is_refused() -> None:
 
 def test_the_runner_needs_no_triton_and_no_module_loader() -> None:
     program = (
-        "import sys, tilewright.workers.runners.plan_device; "
-        "print(*sorted({'triton', 'tilewright.workers.runners.triton_common'} & set(sys.modules)))"
+        "import sys, tilewright.workers.runners.triton.plan_runner; "
+        "print(*sorted({'triton', 'tilewright.workers.runners.triton.candidate'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

@@ -19,7 +19,7 @@ LEAST_PACED = 2
 
 
 class DeviceRunner:
-    """Serves ``check`` and ``time`` jobs; their frames are told in ``workers.runners.triton_device``."""
+    """Serves ``check`` and ``time`` jobs; their frames are told in ``workers.runners.triton.interpreter_runner``."""
 
     def run(self, job: Frame, answer: Answer) -> None:
         """Serve one job; failures of a candidate become an ``error`` frame."""
