@@ -127,8 +127,8 @@ def replayed(operator: Operator, kernel: SeedKernel, data: bytes) -> Json:
     """One plan beside its module."""
     import torch
 
-    from tilewright.workers.runners.tensors import to_torch
-    from tilewright.workers.runners.triton_common import load_module
+    from tilewright.workers.runners.triton.candidate import load_module
+    from tilewright.workers.runners.triton.tensors import to_torch
 
     plan, params = Plan.from_bytes(data), point_of(kernel)
     arrays = operator.make_inputs(first_check(operator), 3, operator.input_kinds[0])

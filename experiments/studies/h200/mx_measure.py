@@ -22,7 +22,7 @@ from experiments.studies.records.say import say
 from tilewright.fitness.gates import failure, read_gates
 from tilewright.seeds.operator import Operator, SeedKernel, Workload
 from tilewright.seeds.sampled import TABLE
-from tilewright.workers.runners.tensors import bits_of, to_numpy, to_torch
+from tilewright.workers.runners.triton.tensors import bits_of, to_numpy, to_torch
 
 Call = Callable[[], Any]
 

@@ -305,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     take_in(cases, folder)
     if options.take_in:
         return
-    from tilewright.workers.runners.triton_compile import prepare as prepare_compiler
+    from tilewright.workers.runners.triton.compile import prepare as prepare_compiler
 
     prepare_compiler()
     begun = time.monotonic()

@@ -24,7 +24,7 @@ SECONDS = 60.0
 
 def judged(path: Path) -> dict[str, Any]:
     """Format, the sizes' cap at which it ran, and what is against it."""
-    from tilewright.workers.intake.problem import NoProblem, own_gate, read
+    from tilewright.workers.intake.formats.problem import NoProblem, own_gate, read
 
     began, why, kind = time.monotonic(), "", ""
     for cap in CAPS:
