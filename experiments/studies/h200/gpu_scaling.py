@@ -32,8 +32,8 @@ import numpy as np
 from tilewright.evolve.campaign.config import parse_config
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import Budget, Campaign, Order, Plan
+from tilewright.evolve.campaign.preparation import pool_settings
 from tilewright.evolve.campaign.resolve import Resolved, resolve
-from tilewright.evolve.campaign.worker_settings import pool_settings
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import History, Mutation, MutationKind, Proposal
 from tilewright.evolve.record.journal import Journal

@@ -22,9 +22,9 @@ from testkit import CAMPAIGNS
 from testkit.faults.device import FAULTS
 from tilewright.evolve.campaign.config import load_config
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
+from tilewright.evolve.campaign.preparation import pool_settings
 from tilewright.evolve.campaign.resolve import Resolved, resolve
 from tilewright.evolve.campaign.searcher import build_searcher
-from tilewright.evolve.campaign.worker_settings import pool_settings
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal

@@ -2,7 +2,7 @@
 
     python -m experiments.studies.search.foretold JOURNAL...
 
-Every proposal of a recorded campaign is judged by what was integrated when it was made (``evolve.record.sameness``),
+Every proposal of a recorded campaign is judged by what was integrated when it was made (``evolve.record.duplicates``),
 and held against what it compiled to. A repeat is one whose artefact an earlier candidate had, be it a ``duplicate``
 or timed twice as both were under way. Figures are counts; nothing is compiled or timed.
 """
