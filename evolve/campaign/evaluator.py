@@ -1,4 +1,4 @@
-"""The interface between search and evaluation: search sees no device and no Ray. Reference jobs run beside the search."""
+"""The interface between search and evaluation, through which search sees no device and no Ray, and reference jobs."""
 
 from __future__ import annotations
 
