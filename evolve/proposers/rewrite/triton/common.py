@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import libcst as cst
-
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Language
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.place_rule import PlaceRule
@@ -23,11 +21,6 @@ class NodeRule(PlaceRule[TritonKernel]):
         for view in jit_kernels(kernel, entry_only=self.launched):
             if not self.launched or len(view.launches) == 1:
                 yield view
-
-
-def short(kernel: KernelSource, node: cst.CSTNode) -> str:
-    """One line of a node, for descriptions."""
-    return " ".join(kernel.code(node).split())[:60]
 
 
 def add_device_helper(edit: Edit, kernel: TritonKernel, text: str) -> None:
