@@ -11,7 +11,7 @@ import inspect
 import json
 from pathlib import Path
 
-from tilewright.evolve.promote.runtime.oracle import PLACEHOLDER
+from tilewright.library.oracle import PLACEHOLDER
 from tilewright.workers.intake import dtypes, reference
 from tilewright.workers.intake.operator import TakenOperator
 

@@ -30,6 +30,8 @@ from typing import Any
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.fitness.targets import load_target
+from tilewright.library.plans.format import Plan
+from tilewright.library.plans.replay import Ready
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Operator, SeedKernel, Workload
 from tilewright.workers.cascade.measured import MeasuredCascade
@@ -38,8 +40,6 @@ from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.run_once import ChildOutcome
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.station import LocalStation, compile_children
-from tilewright.workers.plans.format import Plan
-from tilewright.workers.plans.replay import Ready
 
 RECIPES = (
     "gemm_fp8_blockwise/gemm_nt", "gemm_fp8_blockwise/gemm_nt_rows", "gemm_fp8_blockwise/quant_1x128",

@@ -28,9 +28,9 @@ from experiments.studies.records.say import say
 from tilewright.evolve.campaign.config import parse_config
 from tilewright.evolve.campaign.resolve import Resolved, objection, resolve
 from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
-from tilewright.evolve.promote.runtime import store
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Verdict
+from tilewright.library import store
 from tilewright.seeds.operator import Suite, Workload
 from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.child.run_once import ChildLimits

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 from experiments.studies.h200.fp8_contenders import scaled_product
 from experiments.studies.rewrites.point_cases import Case
-from tilewright.workers.plans.format import Plan
-from tilewright.workers.plans.replay import Ready
+from tilewright.library.plans.format import Plan
+from tilewright.library.plans.replay import Ready
 
 Json = dict[str, Any]
 Tensors = dict[str, torch.Tensor]

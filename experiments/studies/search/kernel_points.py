@@ -29,9 +29,9 @@ import numpy as np
 from testkit.compile_ahead import compiled, described, start
 from tilewright.evolve.space.space import Space, read_declarations
 from tilewright.fitness.targets import load_target
+from tilewright.library.plans.format import Plan
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Operator, SeedKernel, Workload
-from tilewright.workers.plans.format import Plan
 
 Json = dict[str, Any]
 
@@ -218,7 +218,7 @@ class Bench:
 
     def measure(self, number: int) -> Json:
         """``ms``, or ``error``. Raises RuntimeError where the device's context is lost."""
-        from tilewright.workers.plans.replay import Ready
+        from tilewright.library.plans.replay import Ready
 
         torch = self._torch
         blob = (self._plans / f"{self._kernel}-{number}.{self._shape}.plan").read_bytes()

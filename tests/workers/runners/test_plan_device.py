@@ -15,8 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tilewright.library.plans.format import Output, Plan, Tensor  # noqa: E402
 from tilewright.workers.child.frames import Frame  # noqa: E402
-from tilewright.workers.plans.format import Output, Plan, Tensor  # noqa: E402
 from tilewright.workers.runners import plan_device  # noqa: E402
 from tilewright.workers.runners.triton_clock import CpuClock  # noqa: E402
 
