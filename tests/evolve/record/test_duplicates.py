@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from tilewright.evolve.record.duplicates import OFTEN, VERIFIED, edits_of, is_verified
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
-from tilewright.evolve.record.sameness import OFTEN, VERIFIED, edits_of, is_verified
 from tilewright.evolve.space.genome import Genome, Value
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
@@ -157,12 +157,12 @@ def test_a_place_is_told_without_what_is_put_there() -> None:
 
 
 def test_long_campaigns_forget_what_is_old(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.evolve.record.sameness.HELD", 8)
+    monkeypatch.setattr("tilewright.evolve.record.duplicates.HELD", 8)
     for block in range(30):
         compiler.add(compiler.genome("plain", block=block))
         compiler.add(compiler.genome("hinted", block=block))
     compiler.add(compiler.genome("plain", block=30))
     assert compiler.passed_over("hinted", block=30)
-    sameness = compiler.history._sameness
-    assert len(sameness._at) == 8
-    assert all(len(points) <= 8 for points in sameness._points.values())
+    model = compiler.history._duplicates
+    assert len(model._at) == 8
+    assert all(len(points) <= 8 for points in model._points.values())

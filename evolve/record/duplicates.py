@@ -50,7 +50,7 @@ _CHOICE = re.compile(r"[^:]* on ")
 """What is put on a place, in the line of an edit: the place matters, for code that is not there."""
 
 
-class Sameness:
+class DuplicateModel:
     """A fold over proposals and artefacts, for ``History``: what it says depends on nothing else."""
 
     def __init__(self) -> None:
