@@ -10,10 +10,10 @@ from tilewright.evolve.campaign.worker_settings import unit_of
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.record.system import system
-from tilewright.fitness import time_model
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.targets import Target
+from tilewright.fitness.tpu import time_model
 from tilewright.workers.toolchains import tpu as tpu_toolchain
 from tilewright.workers.toolchains import triton as triton_toolchain
 from tilewright.workers.toolchains.libtpu_simulator import missing_parts

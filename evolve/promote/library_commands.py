@@ -21,8 +21,8 @@ from tilewright.evolve.promote.runtime import store
 from tilewright.evolve.promote.serving import legal_shapes
 from tilewright.evolve.promote.verify import Contender, Refusal, verify
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness import time_model
 from tilewright.fitness.evaluation import FigureKind
+from tilewright.fitness.tpu import time_model
 
 TOLERANCE = {FigureKind.MODELLED: 1e-3, FigureKind.MEASURED: 0.05}
 """Relative difference between a receipt's figure and its repetition that is still the same."""

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.fitness.descriptors import describe
 from tilewright.fitness.race import Race
 from tilewright.fitness.targets import load_target
+from tilewright.fitness.tpu.schedule import describe
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cascade.compile_only import CompileOnlyCascade

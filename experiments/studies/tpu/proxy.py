@@ -26,8 +26,8 @@ from experiments.studies.tpu import step_code as fallback
 from testkit import RECORDS
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.chips import CHIPS
-from tilewright.fitness.structure import ModuleFacts
 from tilewright.fitness.targets import load_target
+from tilewright.fitness.tpu.structure import ModuleFacts
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import SeedKernel, Suite, Workload
 from tilewright.workers.cascade.modelled import ModelledCascade, pallas_template

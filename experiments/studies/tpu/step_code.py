@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tilewright.fitness.chips import Chip
-from tilewright.fitness.llo import ParseError, matmul_type
+from tilewright.fitness.tpu.llo import ParseError, matmul_type
 
 _BUNDLE = re.compile(r"^ *(?:0x[0-9a-f]+|0) +(?:[A-Z]{2})? *: *((?:> *)*)\{(.*)$", re.MULTILINE)
 _MATMUL = re.compile(r"= (?:\([^)\n]*\) )?(vmatmul[\w.]*)")

@@ -19,9 +19,9 @@ import numpy as np
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
 from tilewright.evolve.proposers.rewrite.registry import pallas_rules
 from tilewright.evolve.space.space import Space
-from tilewright.fitness import time_model
 from tilewright.fitness.evaluation import WorkloadFigures
 from tilewright.fitness.targets import load_target
+from tilewright.fitness.tpu import time_model
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import SeedKernel, Suite, Workload
 from tilewright.workers.cascade.modelled import ModelledCascade
