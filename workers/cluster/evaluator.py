@@ -8,9 +8,9 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewright.fitness.descriptors import describe
 from tilewright.fitness.race import Race
 from tilewright.fitness.targets import load_target
+from tilewright.fitness.tpu.schedule import describe
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cascade.base import Cascade
