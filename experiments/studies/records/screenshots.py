@@ -22,8 +22,8 @@ from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.compare import pair_of, write_comparison
 from tilewright.evolve.report.data import CampaignData, load
-from tilewright.evolve.report.graph import PAGE
 from tilewright.evolve.report.html import write_report
+from tilewright.evolve.report.lineage_page import PAGE
 from tilewright.evolve.show.watch import JournalView
 
 SECTIONS = {
