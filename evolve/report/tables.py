@@ -21,7 +21,7 @@ from tilewright.evolve.report.text import (
     time_text,
 )
 from tilewright.fitness.evaluation import Evaluation, Verdict, WorkloadFigures
-from tilewright.fitness.headroom import mean_closed, mean_gain
+from tilewright.fitness.score import mean_closed, mean_gain
 from tilewright.seeds.operator import Scope
 
 OPEN_WORKLOADS = 6

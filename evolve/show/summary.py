@@ -15,7 +15,7 @@ from tilewright.evolve.report.change import winner_change
 from tilewright.evolve.report.data import FINALIST_PREFIX, WINNER, CampaignData, judge_lines, load
 from tilewright.evolve.report.text import gain_text, percent_text, printable, speed_text
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict
-from tilewright.fitness.headroom import mean_closed, mean_gain
+from tilewright.fitness.score import mean_closed, mean_gain
 from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 

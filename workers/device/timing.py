@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.fitness import gates, intervals, score
-from tilewright.fitness.detail import INEXACT
+from tilewright.fitness.elements import INEXACT
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Arrays, Operator, TensorSpec, Workload
 from tilewright.seeds.sampled import Heavy, Sample, Sampled, sampling
@@ -40,7 +40,7 @@ _RESOURCES = re.compile(
     re.I,
 )
 _FOUND_OUT = {"ForeignWork": Verdict.IMPLAUSIBLE, "OutsideWrite": Verdict.INCORRECT}
-"""Verdicts by what ``workers.runners.triton_guard`` raises."""
+"""Verdicts by what ``workers.runners.triton.launch_guard`` raises."""
 
 _MEMORY_FAULT = re.compile(
     r"illegal memory access|misaligned address|illegal address|illegal instruction", re.I

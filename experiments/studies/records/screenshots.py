@@ -28,11 +28,10 @@ from tilewright.evolve.show.watch import JournalView
 
 SECTIONS = {
     "lineage": "Lineage of the winner",
-    "timeline": "Where the time goes",
-    "shapes": "Winner against each kernel",
+    "change": "Winner against seed",
+    "timeline": "Where the kernel's time goes",
     "roofline": "Roofline",
-    "credit": "Which mutations earned it",
-    "archive": "Archive",
+    "credit": "Credit of proposers and rules",
 }
 """Parts of the report that get a picture of their own, by file name."""
 

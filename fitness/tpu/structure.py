@@ -1,0 +1,136 @@
+"""Rules on what a compiled module may contain, so that the simulator cannot be fooled by it.
+
+The simulator counts an HLO loop's body once, assumes one outcome of a branch on data and a trip count of a loop it
+cannot bound, and costs nothing for what is folded away. Modules with any of these have no trustworthy time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SHAPE_OPERATIONS = frozenset(
+    [
+        "stablehlo.reshape",
+        "stablehlo.transpose",
+        "stablehlo.broadcast_in_dim",
+        "stablehlo.slice",
+        "stablehlo.pad",
+        "stablehlo.concatenate",
+        "stablehlo.convert",
+        "stablehlo.constant",
+        "stablehlo.custom_call",
+        "func.return",
+    ]
+)
+"""What may stand beside the kernels: rearranging operands, no arithmetic."""
+
+_NEVER_BESIDE = frozenset(
+    ["stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.dot_general", "stablehlo.convolution"]
+)
+"""Loops, branches on data, and what a kernel is written for."""
+
+MAX_CONSTANT_BYTES = 1 << 16
+MAX_KERNELS = 8
+
+
+@dataclass(frozen=True)
+class ModuleFacts:
+    """Facts the compile child read from one module (see ``workers.runners.mosaic.facts``)."""
+
+    fingerprint: str
+    operations: Mapping[str, int]
+    foreign_calls: Sequence[str]
+    constant_bytes: int
+    unused_operands: Sequence[int]
+    outputs_not_from_kernels: Sequence[int]
+    kernels: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> ModuleFacts:
+        """From a ``facts`` frame. Raises KeyError when a key is missing."""
+        return cls(**{name: data[name] for name in cls.__dataclass_fields__})
+
+    @property
+    def matmul_flops(self) -> int | None:
+        """FLOP of the kernels' matrix products, exactly; None when control flow could not be followed."""
+        counts = [kernel["matmul_flops"] for kernel in self.kernels]
+        return None if None in counts else sum(counts)
+
+    @property
+    def signature(self) -> frozenset[str]:
+        """Kinds of operations in the kernels, whatever their sizes."""
+        return frozenset(item for kernel in self.kernels for item in kernel["signature"])
+
+
+def objection(
+    facts: ModuleFacts,
+    operand_names: Sequence[str],
+    output_names: Sequence[str],
+    beside: frozenset[str] = frozenset(),
+) -> str | None:
+    """Why this module cannot be costed, in one line; None when it can.
+
+    ``beside``: operations that may stand beside the kernels (``seeds.operator.BesideKernels``). Where there are any, an
+    operand may be for them alone, and an output may be worked out further or by them.
+    """
+    return _outside(facts, operand_names, output_names, beside) or next(
+        (reason for kernel in facts.kernels if (reason := _inside(kernel))), None
+    )
+
+
+def _outside(
+    facts: ModuleFacts, operand_names: Sequence[str], output_names: Sequence[str], beside: frozenset[str]
+) -> str | None:
+    if not facts.kernels:
+        return "no Pallas kernel is left in the compiled module"
+    if len(facts.kernels) > MAX_KERNELS:
+        return f"{len(facts.kernels)} Pallas kernels in one module, at most {MAX_KERNELS} are allowed"
+    if "stablehlo.while" in facts.operations:
+        return "an HLO loop around the kernel: the simulator would count its body once"
+    if facts.foreign_calls:
+        return f"the module calls {', '.join(facts.foreign_calls)}"
+    others = sorted(set(facts.operations) - SHAPE_OPERATIONS - beside)
+    if others:
+        return f"work outside the Pallas kernel: {', '.join(others[:4])}"
+    if facts.constant_bytes > MAX_CONSTANT_BYTES:
+        return f"{facts.constant_bytes} bytes of constants in the module, at most {MAX_CONSTANT_BYTES} are allowed"
+    if beside:
+        return None
+    if facts.unused_operands:
+        return f"no kernel reads operand {operand_names[facts.unused_operands[0]]}"
+    if facts.outputs_not_from_kernels:
+        return f"output {output_names[facts.outputs_not_from_kernels[0]]} does not come from a kernel alone"
+    return None
+
+
+def work_beside(facts: ModuleFacts) -> frozenset[str]:
+    """What a function's own module computes beside its kernels, where its time can be told: no loops, no products."""
+    return frozenset(facts.operations) - SHAPE_OPERATIONS - _NEVER_BESIDE
+
+
+def missing_work(facts: ModuleFacts, flops: int) -> str | None:
+    """Why the kernels cannot have computed ``flops`` of matrix products, in one line; None when they can."""
+    done = facts.matmul_flops
+    if done is None and (flops or any(item.startswith("tpu.matmul") for item in facts.signature)):
+        return "the kernel's control flow cannot be followed, so its work cannot be counted"
+    if done is not None and done < flops:
+        return f"the kernel's products are {done / flops:.3f} of the operator's FLOP"
+    return None
+
+
+def _inside(kernel: Mapping[str, Any]) -> str | None:
+    if min(kernel["grid"], default=1) < 0:
+        return "the grid has a size that is not known before the run"
+    if 0 in kernel["grid"]:
+        return f"the grid {' x '.join(map(str, kernel['grid']))} is empty: the kernel never runs"
+    if kernel["data_branches"]:
+        return "a branch inside the kernel depends on data: the simulator would assume its outcome"
+    if kernel["data_loops"] or kernel["while_loops"]:
+        return "a loop inside the kernel has a trip count that is not known before the run"
+    if kernel["loads_in_index_maps"]:
+        return "a block's position depends on data: the simulator would assume it"
+    if kernel["constant_bytes"] > MAX_CONSTANT_BYTES:
+        return f"{kernel['constant_bytes']} bytes of constants in the kernel, at most {MAX_CONSTANT_BYTES} allowed"
+    return None

@@ -1,0 +1,182 @@
+"""What a reference and a kernel's own answers say about each other: gates, and why a seed is wrong."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from tilewright.fitness import elements, gates
+from tilewright.seeds.operator import AgreementGate, BitExactGate, SnrGate
+from tilewright.workers.intake.operator import LEAST_CODES, Operand, is_code
+
+EXPECTED_DB: Mapping[str, float] = {"float64": 100.0, "float32": 90.0, "float16": 60.0, "bfloat16": 45.0}
+"""What one rounding to a dtype leaves, with room; by the narrowest dtype of operands and results."""
+
+PRODUCTS_DB: Mapping[str, float] = {"float32": 54.0, "float8": 60.0, "float16": 84.0, "int8": 90.0}
+"""What products of matrices leave of a float32 result on a GPU: it keeps 10 bits of each float32 factor, and 14 bits
+of sums of float8 products; products of 16 bits are exact and their sums, as integers, nearly so."""
+
+ROOM_DB = 14.0
+"""Roundings within a recipe, between its steps, may cost this much beside."""
+
+_KIND: Mapping[str, str] = {
+    "int8": "int8", "uint8": "int8", "float16": "float16", "bfloat16": "float16",
+    "float8_e4m3fn": "float8", "float8_e5m2": "float8",
+}  # fmt: skip
+
+OWN_ROOM_DB = 10.0
+"""So much better than a wider result's own bar a seed must be for it to hold: what a target's functions may cost."""
+
+CAP: Mapping[str, float] = {"float64": 2.0**-20, "float32": 2.0**-9, "float16": 2.0**-7, "bfloat16": 2.0**-4}
+"""Most that one element may be off, as a share of what is usual around it."""
+
+
+@dataclass
+class Reading:
+    """One output on one set of inputs: SNR in dB, and the share that its worst element needs beside rounding."""
+
+    db: float
+    needed: float
+    place: tuple[int, ...]
+    found: float
+    wanted: float
+
+
+def read(output: np.ndarray, reference: np.ndarray) -> Reading:
+    """Of a float output."""
+    db = gates.snr_db(output, reference)
+    columns = output.shape[-1] if output.ndim else 1
+    found = output.astype(np.float64).reshape(-1, columns)
+    wanted = reference.astype(np.float64).reshape(-1, columns)
+    rounded, unit = elements._rounded(wanted, output.dtype)
+    around = elements._around(wanted)
+    with np.errstate(all="ignore"):
+        excess = np.abs(found - wanted) - unit - np.abs(rounded - wanted)
+        share = np.where(excess > 0, excess / np.maximum(around, 1e-300), 0.0)
+        share = np.where(np.isfinite(found), share, np.inf)
+    flat = int(np.argmax(share)) if share.size else 0
+    place = np.unravel_index(flat, output.shape or (1,))
+    needed = float(share.reshape(-1)[flat]) if share.size else 0.0
+    return Reading(
+        db,
+        needed,
+        tuple(int(n) for n in place),
+        float(found.reshape(-1)[flat]),
+        float(wanted.reshape(-1)[flat]),
+    )
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A float output's bounds."""
+
+    min_db: float
+    worst: float | None
+
+
+def factors(operands: Sequence[Operand], dims: Mapping[str, int]) -> str:
+    """The kind of what products multiply, a key of ``PRODUCTS_DB``: the widest of the two largest matrices."""
+    matrices = [o for o in operands if len(o.shape) > 1 and o.dtype != "bool"]
+    largest = sorted(matrices, key=lambda o: -math.prod(o.sizes(dims)))[:2]
+    found = {_KIND.get(o.dtype, "float32") for o in largest}
+    return next((k for k in ("float32", "float16", "float8", "int8") if k in found), "float32")
+
+
+def bar(
+    readings: Sequence[Reading], operands: Sequence[str], result: str, products: str
+) -> tuple[Bar | None, str]:
+    """The bounds that dtypes explain, seconded by the seed's own error; None and why where the seed is outside.
+
+    ``products``: the kind of factors of the kernel's products of matrices (a key of ``PRODUCTS_DB``), "" for none. A
+    seed that keeps the precision of a result wider than its operands sets the bar at that.
+    """
+    dtypes = (*operands, result)
+    narrow = [d for d in ("bfloat16", "float16", "float32", "float64") if d in dtypes]
+    kind = narrow[0] if narrow else "float32"
+    loose = kind == "float32" and products in ("float32", "float8")
+    expected = PRODUCTS_DB[products] if kind == "float32" and products else EXPECTED_DB[kind]
+    least = min((r.db for r in readings), default=np.inf)
+    worst = max(readings, key=lambda r: r.needed)
+    cap = 2.0**-6 if loose else CAP[kind]
+    if not least >= expected - ROOM_DB or not worst.needed <= cap:
+        shown = min(readings, key=lambda r: r.db) if not least >= expected - ROOM_DB else worst
+        where = (
+            f"element {list(worst.place)} is {worst.found:.6g} where the reference says {worst.wanted:.6g}"
+        )
+        return None, f"{shown.db:.1f} dB where {kind} explains {expected - ROOM_DB:.0f} dB; {where}"
+    own = PRODUCTS_DB[products] if products and result == "float32" else EXPECTED_DB.get(result, 0.0)
+    if least >= own + OWN_ROOM_DB:
+        expected = max(expected, own)
+    min_db = expected if least >= expected + 3 else least - 3
+    share = None
+    if loose:
+        share = max(2.0**-8, 2 * worst.needed)
+    elif worst.needed > elements.ROUNDED / 2 or min_db < elements.ROUNDING_DB or least < expected + 8:
+        share = max(2 * worst.needed, elements.ROUNDED * 2)
+    return Bar(round(float(min_db), 1), share), ""
+
+
+def bar_of_text(
+    readings: Sequence[Reading], operands: Sequence[str], result: str, products: str, source: str
+) -> tuple[Bar | None, str, str]:
+    """``bar``; where the seed is outside it, that of a narrower float which the seed's own text converts to. Also the
+    name of that float, empty where it was not needed."""
+    found, why = bar(readings, operands, result, products)
+    named = [d for d in ("float16", "bfloat16") if re.search(rf"\b{d}\b", source)]
+    for narrow in named if found is None else ():
+        again, _ = bar(readings, [*operands, narrow], result, products)
+        if again is not None:
+            return again, "", narrow
+    return found, why, ""
+
+
+def wrong(
+    outputs: Sequence[np.ndarray], answers: Sequence[np.ndarray], operands: Sequence[Operand] = ()
+) -> str:
+    """A coarse look: another function, or a shape outside the kernel's domain; no judgement of precision."""
+    for number, (output, answer) in enumerate(zip(outputs, answers, strict=False)):
+        if output.shape != answer.shape:
+            return f"result {number} has shape {list(output.shape)}, the reference's {list(answer.shape)}"
+        if output.dtype.kind in "iub":
+            share = float(np.mean(output == answer)) if output.size else 1.0
+            if share < (LEAST_CODES if is_code(output.dtype.name, operands) else 1.0):
+                return f"result {number}: {share:.1%} of its integers are the reference's"
+            continue
+        reading = read(output, np.asarray(answer, dtype=np.float64))
+        if not np.isfinite(output.astype(np.float64)).all() and np.abs(answer).max(initial=0.0) > _largest(
+            output.dtype
+        ):
+            return (f"result {number} overflows: {output.dtype.name} holds up to {_largest(output.dtype):g}, and the "
+                    f"reference says {np.abs(answer).max():.6g}")  # fmt: skip
+        if not reading.db > 20:
+            return (f"result {number} is {reading.db:.1f} dB from the reference; element {list(reading.place)} is "
+                    f"{reading.found:.6g} where the reference says {reading.wanted:.6g}")  # fmt: skip
+    return ""
+
+
+def _largest(dtype: np.dtype) -> float:
+    return float(ml_dtypes.finfo(dtype).max)
+
+
+def exact(output: np.ndarray, reference: np.ndarray) -> float:
+    """Share of elements with the reference's bits."""
+    return gates.agreement(output, reference)
+
+
+__all__ = [
+    "AgreementGate",
+    "Bar",
+    "BitExactGate",
+    "Reading",
+    "SnrGate",
+    "bar",
+    "bar_of_text",
+    "exact",
+    "read",
+    "wrong",
+]
