@@ -194,10 +194,10 @@ def _recording(source: str | None) -> str | None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.campaign.config import campaign_file, load_config
-    from tilewright.evolve.campaign.early import device_of
+    from tilewright.evolve.campaign.targets import starting_device
 
     config = load_config(campaign_file(arguments.campaign), _overrides(arguments))
-    with device_of(config) as device:  # which starts while the rest is imported
+    with starting_device(config) as device:  # it starts while the rest is imported
         from tilewright.evolve.run import run
         from tilewright.evolve.show.display import make_display
 

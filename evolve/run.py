@@ -10,31 +10,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tilewright.evolve.campaign.conclusion import conclude_measured
+from tilewright.evolve.campaign.conclusion import Finals, conclude_measured
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
 from tilewright.evolve.campaign.convergence import Convergence
-from tilewright.evolve.campaign.evaluator import Comparer
-from tilewright.evolve.campaign.finals import Finals
+from tilewright.evolve.campaign.evaluator import Comparer, References
 from tilewright.evolve.campaign.interrupt import CtrlC
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, StopReason
-from tilewright.evolve.campaign.racing import Racing
-from tilewright.evolve.campaign.references import References
-from tilewright.evolve.campaign.resolve import Resolved, resolve
-from tilewright.evolve.campaign.searcher import build_searcher, with_earlier
-from tilewright.evolve.campaign.start import (
+from tilewright.evolve.campaign.preparation import (
+    pool_settings,
     require_same_kernels,
     require_same_model,
-    require_toolchain,
     write_meta,
 )
-from tilewright.evolve.campaign.worker_settings import pool_settings
+from tilewright.evolve.campaign.racing import Racing
+from tilewright.evolve.campaign.resolve import Resolved, resolve
+from tilewright.evolve.campaign.searcher import build_searcher, with_earlier
+from tilewright.evolve.campaign.targets import require_usable
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.mlflow_mirror.process import MirrorProcess, start_mirror
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import History
-from tilewright.evolve.record.home import JOURNAL, REPORT, discard, new_campaign
+from tilewright.evolve.record.home import JOURNAL, REPORT, discard, logbook, new_campaign
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.record.logbook import logbook
 from tilewright.evolve.report.bill import SPENT
 from tilewright.evolve.show.display import Display, Snapshot
 from tilewright.evolve.space.genome import Genome
@@ -83,7 +80,7 @@ def run(
     interrupted the caller's process ends by ``os._exit``: what dies with it is not waited for.
     """
     resolved = with_earlier(resolve(config), home)
-    require_toolchain(resolved)
+    require_usable(resolved.target, remote=config.workers.address is not None)
     folder = new_campaign(home, config.name)
     try:
         with Journal(folder / JOURNAL, write=True, create=True) as journal:
@@ -124,7 +121,7 @@ def resume(
                 update={"workers": config.workers.model_copy(update={"address": address})}
             )
         resolved = resolve(config)
-        require_toolchain(resolved)
+        require_usable(resolved.target, remote=config.workers.address is not None)
         require_same_kernels(journal, resolved)
         require_same_model(journal, resolved)
         if any(event.kind == "finished" for event in journal.events()):

@@ -37,7 +37,7 @@ MAX_KERNELS = 8
 
 @dataclass(frozen=True)
 class ModuleFacts:
-    """Facts the compile child read from one module (see ``workers.runners.mosaic``)."""
+    """Facts the compile child read from one module (see ``workers.runners.mosaic.facts``)."""
 
     fingerprint: str
     operations: Mapping[str, int]

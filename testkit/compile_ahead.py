@@ -34,7 +34,7 @@ def start(cache: str) -> None:
     global _runner  # one per process of the pool
     os.environ["TRITON_CACHE_DIR"] = cache
     os.chdir(tempfile.mkdtemp())
-    from tilewright.workers.runners.triton_compile import Runner
+    from tilewright.workers.runners.triton.compile import Runner
 
     _runner = Runner({"capability": 90, "smem_bytes": SMEM_BYTES})
 

@@ -5,7 +5,8 @@ from tilewright.workers.child.frames import Frame
 
 
 def traced(source, params=PARAMS, m=256, n=256, k=512):
-    from tilewright.workers.runners import pallas_check, pallas_trace
+    from tilewright.workers.runners.pallas import check as pallas_check
+    from tilewright.workers.runners.pallas import trace as pallas_trace
 
     def tensor(name, *shape):
         return {"name": name, "shape": list(shape), "dtype": "bfloat16"}
@@ -30,7 +31,7 @@ def traced(source, params=PARAMS, m=256, n=256, k=512):
 
 
 def facts(source, **options):
-    from tilewright.workers.runners.mosaic import module_facts
+    from tilewright.workers.runners.mosaic.facts import module_facts
 
     frame = traced(source, **options)
     assert frame.kind == "traced", dict(frame.data)
@@ -38,7 +39,7 @@ def facts(source, **options):
 
 
 def refusal(module):
-    from tilewright.workers.runners.mosaic import ModuleError, module_facts
+    from tilewright.workers.runners.mosaic.facts import ModuleError, module_facts
 
     try:
         module_facts(module)
@@ -49,8 +50,8 @@ def refusal(module):
 
 def scalars_followed(source, **options):
     """Products and scalar divisions of a kernel, as it was sent and as it is simulated."""
-    from tilewright.workers.runners.known import bind
-    from tilewright.workers.runners.mosaic import module_facts
+    from tilewright.workers.runners.mosaic.facts import module_facts
+    from tilewright.workers.runners.mosaic.known_operands import bind
 
     module = traced(source, **options).blobs["module"]
     bound = bind(module, {})
@@ -64,8 +65,8 @@ def scalars_followed(source, **options):
 def _count(module, name):
     from jax._src.interpreters import mlir
 
-    from tilewright.workers.runners import mosaic_ir as read
-    from tilewright.workers.runners.bodies import body_of
+    from tilewright.workers.runners.mosaic import ir as read
+    from tilewright.workers.runners.mosaic.bodies import body_of
 
     with mlir.make_ir_context():
         calls = [op for op in read.walk(read.parse(module)) if read.is_kernel(op)]
@@ -80,7 +81,7 @@ def side_by_side(shape, block):
     from jax import export
     from jax.experimental import pallas as pl
 
-    from tilewright.workers.runners.apart import kernels_apart
+    from tilewright.workers.runners.mosaic.isolated_kernels import kernels_apart
 
     grid = tuple(size // part for size, part in zip(shape, block, strict=True))
     spec = pl.BlockSpec(block, lambda *place: place)
@@ -112,8 +113,8 @@ def walked(lengths, *, by_data=False):
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
-    from tilewright.workers.runners.known import bind
-    from tilewright.workers.runners.mosaic import module_facts
+    from tilewright.workers.runners.mosaic.facts import module_facts
+    from tilewright.workers.runners.mosaic.known_operands import bind
 
     def walk(lengths_ref, state_ref, data_ref, x_ref, o_ref):
         point = pl.program_id(0)
@@ -145,8 +146,9 @@ def walked(lengths, *, by_data=False):
 
 def looks_for_races(source):
     """Whether the interpreter looks for races in a kernel."""
-    from tilewright.workers.runners import pallas_check, pallas_trace
-    from tilewright.workers.runners.jaxpr_codec import decode
+    from tilewright.workers.runners.pallas import check as pallas_check
+    from tilewright.workers.runners.pallas import trace as pallas_trace
+    from tilewright.workers.runners.pallas.jaxpr_codec import decode
 
     frames = []
     workload = {

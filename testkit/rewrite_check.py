@@ -147,7 +147,7 @@ def main() -> None:
     if task["language"] == "pallas":
         interpret_pallas()
     else:
-        from tilewright.workers.runners.triton_interpreter import repair
+        from tilewright.workers.runners.triton.interpreter_rounding import repair
 
         repair()
     signal.signal(signal.SIGPROF, _alarm)

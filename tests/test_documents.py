@@ -86,7 +86,9 @@ def test_every_option_of_a_study_that_a_page_names_is_one(page: Path) -> None:
     lost = []
     for module, words in STUDY.findall(_text(page)):
         path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
-        source = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if not path.is_file():  # a record names the program that made it, at the commit it names
+            continue
+        source = path.read_text(encoding="utf-8")
         lost += [f"{module} {option}" for option in OPTION.findall(words) if f'"{option}"' not in source]
     assert not lost
 

@@ -184,7 +184,7 @@ def _tuned(
     from tilewright.evolve.intake import winner
     from tilewright.evolve.record.home import home_folder
     from tilewright.workers.device.warm import started
-    from tilewright.workers.intake.itself import ITSELF
+    from tilewright.workers.intake.judge.self_reference import ITSELF
 
     if isinstance(function, Captured):
         captured = function.first()
@@ -228,7 +228,7 @@ def _noted(line: str) -> None:
 
 
 def _call_text(call: Any) -> str:
-    from tilewright.workers.intake.call_text import text_of
+    from tilewright.workers.intake.calls.call_values import text_of
 
     return text_of(call)
 

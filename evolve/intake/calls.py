@@ -9,13 +9,13 @@ from pathlib import Path
 
 from tilewright.evolve.errors import UserError
 
-PROGRAM = "tilewright.workers.intake.calls"
+PROGRAM = "tilewright.workers.intake.calls.file_calls"
 SECONDS = 120
 """Most that a file may take to make its calls."""
 
 
 def calls_of(place: str) -> list[str]:
-    """The calls of ``FILE`` or ``FILE:NAME`` as texts (see ``workers/intake/calls.py``). Raises UserError."""
+    """The calls that ``FILE`` or ``FILE:NAME`` holds, as texts. Raises UserError."""
     file, name = (place, "") if Path(place).is_file() else place.rpartition(":")[::2]
     if not file or not Path(file).is_file():
         raise UserError(f"--call: {place!r} names no file; write FILE.py, or FILE.py:NAME.")

@@ -114,7 +114,7 @@ class Captured:
         return restore
 
     def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        from tilewright.workers.intake.call_text import call_text
+        from tilewright.workers.intake.calls.call_values import call_text
 
         @functools.wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:

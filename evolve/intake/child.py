@@ -1,4 +1,4 @@
-"""Asks the child that takes kernels in (``workers.intake.main``)."""
+"""Asks the child that takes kernels in (``workers.intake.triton.program``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilewright.workers.child.launch import ROOT
 if TYPE_CHECKING:
     from tilewright.fitness.targets import Target
 
-MAIN, PALLAS = "main", "pallas"
+MAIN, PALLAS = "triton.program", "pallas.program"
 """The programs: for functions that launch Triton kernels, and for Pallas ones."""
 
 SECONDS = 600.0

@@ -61,7 +61,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Path, Any]:
     from tilewright.evolve.intake.calls import calls_of
     from tilewright.evolve.intake.problems import Asked
     from tilewright.evolve.intake.tune import parse_place
-    from tilewright.workers.intake.arguments import BadCall, parse
+    from tilewright.workers.intake.calls.call_text import BadCall, parse
 
     path, function = parse_place(arguments.place)
     texts = dict.fromkeys([*arguments.args, *(text for place in arguments.call for text in calls_of(place))])
@@ -77,7 +77,7 @@ def _begun(arguments: argparse.Namespace, target: Any, folder: Path) -> Any:
     """What to tune; files that are written for it lie in ``folder``. Raises UserError."""
     from tilewright.evolve.intake.problems import Begun, begun, is_problem
     from tilewright.evolve.intake.tune import Request, resolve_reference
-    from tilewright.workers.intake.itself import ITSELF
+    from tilewright.workers.intake.judge.self_reference import ITSELF
 
     path, asked = _asked(arguments)
     if is_problem(path, asked):
@@ -100,7 +100,7 @@ def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
 
 
 def _tuned(arguments: argparse.Namespace, tell: Tell, taker: Any) -> int:
-    from tilewright.evolve.campaign.start import require_usable
+    from tilewright.evolve.campaign.targets import require_usable
     from tilewright.evolve.intake.tune import target_named
 
     target = target_named(arguments.target)
@@ -197,7 +197,7 @@ def _findings(path: Path, target: Any) -> Iterator[str]:
         if not violations:
             yield f"{path.name}: a kernel module of the dialect ({entry})"
         return
-    answer = child.ask(path, None, "", (), target, "pallas" if target.entry == "build" else "main")
+    answer = child.ask(path, None, "", (), target, child.PALLAS if target.entry == "build" else child.MAIN)
     if not answer.get("kernels") and not answer.get("functions"):
         raise UserError(f"{path.name} holds no kernel and no function.")
     refusals = refused(answer.get("refusals", ()), path.name)

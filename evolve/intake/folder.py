@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.workers.intake.itself import ITSELF
+from tilewright.workers.intake.calls.sizes import size_of
+from tilewright.workers.intake.judge.self_reference import ITSELF
 from tilewright.workers.intake.operator import LARGE
-from tilewright.workers.intake.sizes import size_of
 
 RECIPE = "taken"
 SEED = "seed"

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tilewright.workers.intake.itself import ITSELF
+from tilewright.workers.intake.judge.self_reference import ITSELF
 
 _SHORT = {
     "float32": "f32",
@@ -64,7 +64,7 @@ def screen(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[s
 
 def _agreement(dtype: str, operands: Any) -> str:
     """What the gate of a result without a bound in dB asks."""
-    from tilewright.workers.intake.dtypes import is_narrow
+    from tilewright.workers.intake.calls.dtypes import is_narrow
     from tilewright.workers.intake.operator import LEAST_CODES, Operand, is_code
 
     codes = is_narrow(dtype) or is_code(dtype, [Operand(o[0], o[1], ()) for o in operands])

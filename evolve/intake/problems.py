@@ -16,8 +16,8 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child
 from tilewright.evolve.intake.tune import Request, resolve_reference
 from tilewright.fitness.targets import Target
-from tilewright.workers.intake import flashinfer
-from tilewright.workers.intake.problem import JUDGES
+from tilewright.workers.intake.formats import flashinfer
+from tilewright.workers.intake.formats.problem import JUDGES
 
 KERNELBENCH, JAXBENCH, FLASHINFER = JUDGES
 ANSWER = "ModelNew"
@@ -147,7 +147,7 @@ def _templated(
     path: Path, kind: str, reference: str, calls: Sequence[str], call: str, target: Target, folder: Path
 ) -> Begun:
     """Begin with a plain kernel. ``call``: for a reference that does not say its own."""
-    answer = child.ask(path, None, "", [call] if call else [], target, "template")
+    answer = child.ask(path, None, "", [call] if call else [], target, "formats.template")
     if refusals := answer.get("refusals"):
         raise UserError(_told(path, kind, f"there is no template for it, since {refusals[0]['what']}"))
     name = str(answer["function"])
@@ -176,7 +176,9 @@ def _calls_in(path: Path, target: Target) -> tuple[str, ...]:
             return tuple(flashinfer.calls_of(flashinfer.read_definition(path)))
         except (flashinfer.NoTrace, OSError) as error:
             raise UserError(f"{unreadable(path, error)}.") from error
-    answer = child.ask(path, None, "", (), target, "jax_problem" if kind == JAXBENCH else "template")
+    answer = child.ask(
+        path, None, "", (), target, "formats.jaxbench" if kind == JAXBENCH else "formats.template"
+    )
     if "call" not in answer:
         raise UserError(
             f"{path.name} does not say how it is called, since {answer['refusals'][0]['what']}: add --args."

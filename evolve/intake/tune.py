@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
-from tilewright.evolve.campaign.target_names import named_target
+from tilewright.evolve.campaign.targets import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child, folder, preflight
 from tilewright.evolve.intake.remedies import Refused, refused
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
-from tilewright.workers.intake.itself import ITSELF
+from tilewright.workers.intake.judge.self_reference import ITSELF
 
 MODELLED = "tpu7x"
 IN_FLIGHT = (4, 16)
@@ -84,7 +84,7 @@ def resolve_reference(text: str) -> str:
 def _judge_in(path: Path) -> str:
     """What a benchmark's problem calls its reference, for a file that is named alone. Raises UserError."""
     from tilewright.evolve.intake.problems import kind_of
-    from tilewright.workers.intake.problem import JUDGES
+    from tilewright.workers.intake.formats.problem import JUDGES
 
     kind = kind_of(path)
     if not kind:
@@ -156,7 +156,7 @@ def _ready(request: Request) -> None:
     """Import what the campaign will need and evaluate the reference's file: seconds that the child takes, too."""
     import tilewright.evolve.proposers.rewrite.registry
     import tilewright.evolve.run  # noqa: F401
-    from tilewright.workers.intake.reference import function_of
+    from tilewright.workers.intake.judge.reference import function_of
 
     with contextlib.suppress(Exception):  # the child says it better
         function_of(request.reference)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
-from tilewright.workers.intake.arguments import parse
-from tilewright.workers.intake.call_text import value_text
+from tilewright.workers.intake.calls.call_text import parse
+from tilewright.workers.intake.calls.call_values import value_text
 
 if TYPE_CHECKING:
     from tilewright.api import RecordedCampaign

@@ -16,7 +16,7 @@ from typing import Any
 
 from tilewright.evolve.campaign.config import parse_config
 from tilewright.evolve.campaign.resolve import Resolved, objection, resolve
-from tilewright.evolve.campaign.target_names import named_target
+from tilewright.evolve.campaign.targets import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.command import MakeEvaluator
 from tilewright.evolve.promote.judge import own_figures

@@ -12,7 +12,8 @@ import json
 from pathlib import Path
 
 from tilewright.evolve.promote.runtime.oracle import PLACEHOLDER
-from tilewright.workers.intake import dtypes, reference
+from tilewright.workers.intake.calls import dtypes
+from tilewright.workers.intake.judge import reference
 from tilewright.workers.intake.operator import TakenOperator
 
 _INTAKE = "tilewright.workers.intake"

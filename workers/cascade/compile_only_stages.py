@@ -64,7 +64,7 @@ def describe_children(scratch: Path | None = None) -> FreshChildren:
     """Children that compile and describe, one for each candidate, for every target."""
     return FreshChildren(
         "describe.",
-        ("tilewright.workers.runners.triton_describe",),
+        ("tilewright.workers.runners.triton.describe",),
         {},
         triton_toolchain.compile_environment(),
         scratch,

@@ -50,7 +50,7 @@ _ALLOCATOR = {
 """For glibc, which reads it when a template starts: libtpu's simulator allocates gigabytes in small pieces, on one
 thread, and asking the kernel for them piece by piece takes a twelfth of its time."""
 
-_PRELOADED = tuple(f"tilewright.workers.runners.pallas_{name}" for name in ("trace", "check", "compile"))
+_PRELOADED = tuple(f"tilewright.workers.runners.pallas.{name}" for name in ("trace", "check", "compile"))
 
 
 class ModelledCascade(Cascade):

@@ -2,7 +2,7 @@
 
 A kernel may be right on small shapes and wrong on large ones. Large ones are looked at in samples: some rows and
 columns of each output, the last ones always, for which the check child runs the grid steps that they depend on and no
-others (``workers.runners.pallas_sampled``).
+others (``workers.runners.pallas.sampled_grid``).
 """
 
 from __future__ import annotations

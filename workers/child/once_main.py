@@ -13,15 +13,15 @@ import sys
 from pathlib import Path
 
 RUNNERS = {
-    "compile.compile": "tilewright.workers.runners.triton_compile",
-    "describe.compile": "tilewright.workers.runners.triton_describe",
-    "interpret.hello": "tilewright.workers.runners.interpreted",
-    "interpret.check": "tilewright.workers.runners.interpreted",
-    "interpret.time": "tilewright.workers.runners.interpreted",
-    "pallas.trace": "tilewright.workers.runners.pallas_trace",
-    "pallas.check": "tilewright.workers.runners.pallas_check",
-    "pallas.compile": "tilewright.workers.runners.pallas_compile",
-    "pallas.probe": "tilewright.workers.runners.pallas_probe",
+    "compile.compile": "tilewright.workers.runners.triton.compile",
+    "describe.compile": "tilewright.workers.runners.triton.describe",
+    "interpret.hello": "tilewright.workers.runners.triton.interpreter_job",
+    "interpret.check": "tilewright.workers.runners.triton.interpreter_job",
+    "interpret.time": "tilewright.workers.runners.triton.interpreter_job",
+    "pallas.trace": "tilewright.workers.runners.pallas.trace",
+    "pallas.check": "tilewright.workers.runners.pallas.check",
+    "pallas.compile": "tilewright.workers.runners.pallas.compile",
+    "pallas.probe": "tilewright.workers.runners.pallas.probe",
 }
 """Job kind to the module whose ``run(job, answer)`` serves it."""
 

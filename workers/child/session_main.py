@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 RUNNERS = {
-    "plan.device": "tilewright.workers.runners.plan_device",
-    "tpu.device": "tilewright.workers.runners.tpu_device",
+    "plan.device": "tilewright.workers.runners.triton.plan_runner",
+    "tpu.device": "tilewright.workers.runners.pallas.tpu_runner",
 }
 """Runner name to the module with a ``Runner(config)`` that has ``hello`` (JSON-able) and ``run(job, answer)``."""
 

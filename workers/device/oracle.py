@@ -1,7 +1,7 @@
 """The oracle on a device: a process of ours that holds the operator's reference and has never held a candidate.
 
-What it is asked and what it answers is told in ``workers.intake.oracle``. It is started when first asked, and holds the
-device while it computes, so that nothing is timed beside it.
+``workers.intake.judge.reference_process`` says what it is asked and what it answers. It starts with the first question,
+and holds the device while it computes, so that nothing is timed beside it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class DeviceOracle:
         }
         self._reader = FrameReader(_LIMIT)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tilewright.workers.intake.oracle"],
+            [sys.executable, "-m", "tilewright.workers.intake.judge.reference_process"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
         )  # fmt: skip
         ready = self._heard(self._process, START_SECONDS)

@@ -161,7 +161,7 @@ class LocalStation:
         if not isinstance(device, Chip) and device.interpreted:
             self._keeper = FreshChildren(
                 "interpret.",
-                ("tilewright.workers.runners.interpreted",),
+                ("tilewright.workers.runners.triton.interpreter_job",),
                 {"product": device.product},
                 triton_toolchain.environment(device),
                 scratch,
@@ -287,7 +287,7 @@ def compile_children(gpu: Gpu, scratch: Path | None = None, address: str | None 
     """Children that compile ahead, one for each candidate. ``address``: see ``FreshChildren``."""
     return FreshChildren(
         "compile.",
-        ("tilewright.workers.runners.triton_compile",),
+        ("tilewright.workers.runners.triton.compile",),
         {"capability": gpu.capability, "smem_bytes": gpu.smem_bytes},
         triton_toolchain.compile_environment(),
         scratch,

@@ -40,7 +40,7 @@ _RESOURCES = re.compile(
     re.I,
 )
 _FOUND_OUT = {"ForeignWork": Verdict.IMPLAUSIBLE, "OutsideWrite": Verdict.INCORRECT}
-"""Verdicts by what ``workers.runners.triton_guard`` raises."""
+"""Verdicts by what ``workers.runners.triton.launch_guard`` raises."""
 
 _MEMORY_FAULT = re.compile(
     r"illegal memory access|misaligned address|illegal address|illegal instruction", re.I

@@ -1,6 +1,6 @@
 """Tracing ahead of a TPU or a model of one: a child that runs a candidate's Python, once, and hands back data.
 
-What it traced to (see ``workers.runners.jaxpr_codec``) is all that other children are given of a candidate.
+What it traced to (see ``workers.runners.pallas.jaxpr_codec``) is all that other children are given of a candidate.
 """
 
 from __future__ import annotations

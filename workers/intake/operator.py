@@ -28,11 +28,11 @@ from tilewright.seeds.operator import (
     Workload,
 )  # fmt: skip
 from tilewright.seeds.sampled import TABLE, WINDOW, Elements, Sample, normal_table, spread_picks
-from tilewright.workers.intake.contract import contract_of
-from tilewright.workers.intake.draws import bound_of, draws, least_of
-from tilewright.workers.intake.dtypes import is_float, is_narrow, numpy_dtype
-from tilewright.workers.intake.reference import function_of, run_reference
-from tilewright.workers.intake.sizes import size_of
+from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
+from tilewright.workers.intake.calls.sizes import size_of
+from tilewright.workers.intake.judge.contract import contract_of
+from tilewright.workers.intake.judge.inputs import bound_of, draws, least_of
+from tilewright.workers.intake.judge.reference import function_of, run_reference
 
 KINDS = ("randn", "spread", "repeated")
 SAMPLED = 48

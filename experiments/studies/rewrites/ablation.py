@@ -32,9 +32,9 @@ from experiments.studies.rewrites.ablation_report import write_report
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
 from tilewright.evolve.campaign.evaluator import Evaluator, Job
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan
+from tilewright.evolve.campaign.preparation import pool_settings
 from tilewright.evolve.campaign.resolve import Resolved, resolve
 from tilewright.evolve.campaign.searcher import build_searcher
-from tilewright.evolve.campaign.worker_settings import pool_settings
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal

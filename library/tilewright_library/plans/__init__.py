@@ -2,7 +2,7 @@
 
 A ``Plan`` (``format``) holds one shape's kernels as compiled code, their grids, and every argument by role: an address
 in an input, an output or a scratch buffer, a tensor map over one, or a number. It is made by
-``workers.runners.triton_record`` in a child that has neither device nor operands, checked in full wherever it is read
+``workers.runners.triton.recorder`` in a child that has neither device nor operands, checked in full wherever it is read
 (``Plan.from_bytes``), and launched by ``replay``, which needs the CUDA driver's library and nothing else: no Triton, no
 torch, no module of the kernel's author.
 

@@ -17,9 +17,9 @@ from tilewright.evolve.record.history import Candidate, History, Mutation, Mutat
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness.targets import load_target
-from tilewright.workers.intake.knobs import Knob
-from tilewright.workers.intake.normalise import Kernels
-from tilewright.workers.intake.taken import MOST_CONFIGURATIONS, Taken
+from tilewright.workers.intake.source.knobs import Knob
+from tilewright.workers.intake.triton.kernel_module import MOST_CONFIGURATIONS, Taken
+from tilewright.workers.intake.triton.kernel_text import Kernels
 
 TUNED = """
 import torch

@@ -16,7 +16,7 @@ from tilewright.fitness.gates import failure, read_gates
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
-from tilewright.workers.intake.itself import ITSELF
+from tilewright.workers.intake.judge.self_reference import ITSELF
 from tilewright.workers.intake.operator import Operand, Result, TakenOperator
 
 CALL = "bf16[4096, 512], eps=1e-6"

@@ -16,7 +16,7 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child, problems, tune
 from tilewright.evolve.intake.problems import Asked, begun, is_problem
 from tilewright.fitness.targets import load_target
-from tilewright.workers.intake import flashinfer
+from tilewright.workers.intake.formats import flashinfer
 
 HERE, TPU = load_target("interpreter"), load_target("tpu7x")
 NOTHING = Asked("", "", ())
@@ -119,7 +119,7 @@ def test_a_definition_says_its_calls_or_what_is_missing(traces: Path) -> None:
 def test_a_definition_begins_with_a_template_or_is_told_why_not(
     traces: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tilewright.workers.intake.template import written
+    from tilewright.workers.intake.formats.template import written
 
     asked = []
 
@@ -133,7 +133,7 @@ def test_a_definition_begins_with_a_template_or_is_told_why_not(
     data["reference"] = "import torch\n\ndef run(x):\n    return (2 * x.to(torch.float32)).to(x.dtype)\n"
     path.write_text(json.dumps(data))
     found = begun(path, NOTHING, HERE, traces / "made")
-    assert asked == [("template", ("f16[700, 8]",))] and found.request.calls[2] == "f16[3, 8]"
+    assert asked == [("formats.template", ("f16[700, 8]",))] and found.request.calls[2] == "f16[3, 8]"
     assert found.request.reference == f"{path}:run" and (traces / "made/rows_h8_plain.py").is_file()
     names = [
         n.name for n in ast.parse(found.files["rows_h8_plain.py"]).body if isinstance(n, ast.FunctionDef)
@@ -150,7 +150,7 @@ def test_a_definition_begins_with_a_template_or_is_told_why_not(
 def test_a_function_is_called_as_its_references_problem_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tilewright.workers.intake.jax_problem import call_of
+    from tilewright.workers.intake.formats.jaxbench import call_of
 
     problem, kernel = tmp_path / "23_rows.py", tmp_path / "answer.py"
     problem.write_text(MODEL)

@@ -73,8 +73,8 @@ def test_no_refusal_goes_without_a_remedy_of_its_own(what: str) -> None:
 def test_a_benchmarks_problem_with_weights_is_told_what_to_do(tmp_path: Path) -> None:
     import torch
 
-    from tilewright.workers.intake.reference import function_of
-    from tilewright.workers.intake.template import read
+    from tilewright.workers.intake.formats.template import read
+    from tilewright.workers.intake.judge.reference import function_of
 
     path = tmp_path / "level1_23.py"
     path.write_text(

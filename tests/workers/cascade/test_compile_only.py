@@ -19,7 +19,7 @@ from tilewright.workers.request import GIB, Limits
 
 pytest.importorskip("triton")
 
-FINDINGS = ROOT / "experiments" / "studies" / "compile_only" / "isa_findings"
+FINDINGS = ROOT / "testkit" / "fixtures" / "isa_findings"
 PATIENT = Limits(trace=ChildLimits(60.0), compile=ChildLimits(150.0, 8 * GIB))
 OPERATOR = load_operator(f"{FINDINGS}/wgrad")
 SOURCE = OPERATOR.kernels["wgrad"].source

@@ -24,7 +24,7 @@ from tilewright.workers.device.comparison import CONTROL, Comparison, compare
 from tilewright.workers.device.station import Entry, LocalStation, compile_children, station_fault
 from tilewright.workers.plans.format import Plan
 from tilewright.workers.request import GIB, Limits
-from tilewright.workers.runners.triton_clock import GpuClock
+from tilewright.workers.runners.triton.clock import GpuClock
 from tilewright.workers.toolchains import triton as triton_toolchain
 
 pytest.importorskip("triton")
@@ -220,7 +220,7 @@ def test_seed_kernels_and_faults_on_the_gpu():
 def test_an_interrupted_host_does_not_lengthen_the_wall_clock(monkeypatch):
     """Another process may take the core away for milliseconds; the least of a few readings is the call's own."""
     ticks = iter([0.0, 0.5, 20.0, 20.3])
-    monkeypatch.setattr("tilewright.workers.runners.triton_clock.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("tilewright.workers.runners.triton.clock.time.perf_counter", lambda: next(ticks))
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     clock = GpuClock.__new__(GpuClock)
     clock._rested = 0.0
@@ -256,7 +256,7 @@ def test_the_last_call_of_a_burst_is_seen_by_the_wall_clock(monkeypatch):
     clock = GpuClock.__new__(GpuClock)
     clock._rested, clock._event, clock._sleep = 0.0, Event, spin
     clock._flush = SimpleNamespace(zero_=lambda: None)
-    monkeypatch.setattr("tilewright.workers.runners.triton_clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("tilewright.workers.runners.triton.clock.time.perf_counter", lambda: now[0])
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     burst = clock.burst(call, 3)
     assert (

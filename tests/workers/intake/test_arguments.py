@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from tilewright.workers.intake import dims
-from tilewright.workers.intake.arguments import BadCall, Literal, TensorArgument, parse
-from tilewright.workers.intake.draws import draw, draws
+from tilewright.workers.intake.calls import dimensions as dims
+from tilewright.workers.intake.calls.call_text import BadCall, Literal, TensorArgument, parse
+from tilewright.workers.intake.calls.sizes import size_of, size_said
+from tilewright.workers.intake.judge.inputs import draw, draws
 from tilewright.workers.intake.operator import Operand
-from tilewright.workers.intake.sizes import size_of, size_said
 
 
 def test_a_call_is_read() -> None:

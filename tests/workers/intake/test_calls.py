@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tilewright.workers.intake.arguments import parse  # noqa: E402
-from tilewright.workers.intake.call_text import text_of  # noqa: E402
-from tilewright.workers.intake.calls import texts  # noqa: E402
+from tilewright.workers.intake.calls.call_text import parse  # noqa: E402
+from tilewright.workers.intake.calls.call_values import text_of  # noqa: E402
+from tilewright.workers.intake.calls.file_calls import texts  # noqa: E402
 
 FILE = """
 import torch

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewright.workers.intake.reference import function_of, run_reference
+from tilewright.workers.intake.judge.reference import function_of, run_reference
 
 DEFINITION = {
     "name": "scale_h8",

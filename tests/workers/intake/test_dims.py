@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from tilewright.workers.intake.arguments import parse
-from tilewright.workers.intake.dims import operands, settle, slots
-from tilewright.workers.intake.draws import draw
+from tilewright.workers.intake.calls.call_text import parse
+from tilewright.workers.intake.calls.dimensions import operands, settle, slots
+from tilewright.workers.intake.judge.inputs import draw
 from tilewright.workers.intake.operator import Operand
 
 

@@ -21,13 +21,14 @@ from testkit.planting import planted
 from tilewright.fitness.gates import read_gates
 from tilewright.fitness.score import product_flops
 from tilewright.seeds.operator import SnrGate, Workload
-from tilewright.workers.intake import bounds, judge
-from tilewright.workers.intake.bounds import symbolic
-from tilewright.workers.intake.draws import draw, draws
-from tilewright.workers.intake.edges import negative_numbers, with_edges
+from tilewright.workers.intake.judge import bounds as judge
+from tilewright.workers.intake.judge.edges import negative_numbers, with_edges
+from tilewright.workers.intake.judge.inputs import draw, draws
 from tilewright.workers.intake.operator import Operand, Result, TakenOperator
-from tilewright.workers.intake.small_shapes import looped
-from tilewright.workers.intake.trial import Shape, make
+from tilewright.workers.intake.triton import bars as bounds
+from tilewright.workers.intake.triton.bars import symbolic
+from tilewright.workers.intake.triton.small_shapes import looped
+from tilewright.workers.intake.triton.trial import Shape, make
 
 ROWS = Operand("x", "float32", ("M", "N"))
 
@@ -295,8 +296,8 @@ import jax, jax.numpy as jnp
 from tilewright.fitness.targets import load_target
 from jax.experimental import pallas as pl
 from tilewright.workers.intake.operator import Operand
-from tilewright.workers.intake.pallas_evidence import legal_values
-from tilewright.workers.intake.pallas_trial import _traced
+from tilewright.workers.intake.pallas.knob_evidence import legal_values
+from tilewright.workers.intake.pallas.trial import _traced
 
 def build(params):
     block = params["block"]

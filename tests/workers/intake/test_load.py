@@ -6,9 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from tilewright.workers.intake.literals import Literals
-from tilewright.workers.intake.load import Missing, PackageLoader, load
-from tilewright.workers.intake.symbols import code_of
+from tilewright.workers.intake.source.literals import Literals
+from tilewright.workers.intake.source.load import Missing, PackageLoader, load
+from tilewright.workers.intake.source.traced_numbers import code_of
 
 FILE = """
 from not_here.version import Version
@@ -74,7 +74,7 @@ def test_decorators_and_operations_leave_functions_as_they_are(loaded) -> None:
 
 
 def test_the_grid_of_a_launch_and_a_float_before_a_size_keep_where_they_come_from(loaded) -> None:
-    from tilewright.workers.intake.symbols import traced
+    from tilewright.workers.intake.source.traced_numbers import traced
 
     module, _ = loaded
     seen = {}

@@ -17,7 +17,7 @@ from tilewright.seeds.sampled import sampling
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.device.oracle import DeviceOracle
 from tilewright.workers.device.timing import Samples
-from tilewright.workers.intake import oracle
+from tilewright.workers.intake.judge import reference_process as oracle
 from tilewright.workers.intake.operator import Operand, Result, SampledOperator, thinned
 
 LARGE = Workload("512x384x256", {"M": 512, "N": 384, "K": 256})

@@ -8,10 +8,10 @@ from types import ModuleType
 
 import pytest
 
-from tilewright.workers.intake.literals import Literals
-from tilewright.workers.intake.load import load
-from tilewright.workers.intake.masks import is_mask, masks_of
-from tilewright.workers.intake.normalise import definition
+from tilewright.workers.intake.source.literals import Literals
+from tilewright.workers.intake.source.load import load
+from tilewright.workers.intake.triton.kernel_text import definition
+from tilewright.workers.intake.triton.masks import is_mask, masks_of
 
 triton = pytest.importorskip("triton")
 

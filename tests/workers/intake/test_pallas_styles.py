@@ -13,9 +13,9 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
-from tilewright.workers.intake import pallas  # noqa: E402
-from tilewright.workers.intake.pallas_lift import launches  # noqa: E402
-from tilewright.workers.runners.pallas_trace import load_build  # noqa: E402
+from tilewright.workers.intake.pallas import program as pallas  # noqa: E402
+from tilewright.workers.intake.pallas.block_sizes import launches  # noqa: E402
+from tilewright.workers.runners.pallas.trace import load_build  # noqa: E402
 
 STYLES = Path(__file__).with_name("pallas_styles.py")
 CALL = "f32[64, 512]"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright.workers.intake.pallas_plain import plain
+from tilewright.workers.intake.pallas.argument_names import plain
 
 CALLED = """def single(batch, q_ref, k_ref, o_ref, *, scale, steps):
     o_ref[batch] = q_ref[batch] * scale + k_ref[batch] * steps"""

@@ -27,12 +27,12 @@ CALLS = {
 CHILD = """
 import json, sys
 import numpy as np, torch
-from tilewright.workers.intake import main
-from tilewright.workers.intake.running import run
-from tilewright.workers.intake.trial import make
-from tilewright.workers.runners.triton_common import load_module
-from tilewright.workers.runners.triton_guard import leave_interpreter_unguarded
-from tilewright.workers.runners.triton_interpreter import repair
+from tilewright.workers.intake.triton import program as main
+from tilewright.workers.intake.triton.interpreter_run import run
+from tilewright.workers.intake.triton.trial import make
+from tilewright.workers.runners.triton.candidate import load_module
+from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
+from tilewright.workers.runners.triton.interpreter_rounding import repair
 
 path, calls, part = json.load(sys.stdin)
 answers = {}

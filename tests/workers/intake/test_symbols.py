@@ -1,6 +1,6 @@
 """Numbers that remember their expression."""
 
-from tilewright.workers.intake import symbols
+from tilewright.workers.intake.source import traced_numbers as symbols
 
 
 def _n(value: int) -> symbols.TracedInt:

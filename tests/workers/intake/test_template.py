@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tilewright.workers.intake.template import Unfit, written
+from tilewright.workers.intake.formats.template import Unfit, written
 
 PROBLEM = """
 import torch

@@ -191,7 +191,7 @@ def test_triton_may_hand_a_descriptor_s_encoder_the_other_arguments(
     encode: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it does from 3.8 on."""
-    from tilewright.workers.runners import triton_record
+    from tilewright.workers.runners.triton import recorder as triton_record
 
     monkeypatch.setattr(triton_record.nvidia, "make_tensordesc_arg", encode)
     assert triton_record._described_by_triton("value", {"block_size": [64]}) == [

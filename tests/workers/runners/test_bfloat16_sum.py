@@ -12,7 +12,7 @@ tl = pytest.importorskip("triton.language")
 @pytest.mark.parametrize("axis", [0, 1, None])
 @pytest.mark.parametrize("size", [1, 7, 128])
 def test_a_sum_of_bfloat16_rounds_as_pairs_do(axis: int | None, size: int) -> None:
-    from tilewright.workers.runners.triton_interpreter import _summed
+    from tilewright.workers.runners.triton.interpreter_rounding import _summed
 
     values = (
         np.random.default_rng(size).standard_normal((3, size)).astype(ml_dtypes.bfloat16).astype(np.float32)
@@ -27,7 +27,7 @@ def test_a_sum_of_bfloat16_rounds_as_pairs_do(axis: int | None, size: int) -> No
 
 
 def test_a_number_becomes_a_scalar_of_a_narrow_type() -> None:
-    from tilewright.workers.runners.triton_interpreter import _constant_of
+    from tilewright.workers.runners.triton.interpreter_rounding import _constant_of
 
     made = _constant_of(tl.bfloat16)(None, 0.3)
     assert made.dtype == tl.bfloat16 and made.data.view(ml_dtypes.bfloat16)[0] == ml_dtypes.bfloat16(0.3)

@@ -14,7 +14,7 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 from testkit import twins
 from tilewright.workers.child.frames import Frame, sender
-from tilewright.workers.runners import pallas_trace
+from tilewright.workers.runners.pallas import trace as pallas_trace
 shapes = {"a": [256, 512], "b": [512, 256], "c": [256, 256]}
 tensors = [{"name": n, "shape": s, "dtype": "bfloat16"} for n, s in shapes.items()]
 workload = {"id": "w", "inputs": tensors[:2], "outputs": tensors[2:]}
@@ -32,8 +32,8 @@ CHECK = """
 import gc, os, sys, types
 sys.path.insert(0, sys.argv[1])
 from tilewright.workers.child.frames import FrameReader
-from tilewright.workers.runners import pallas_check
-from tilewright.workers.runners.pallas_trace import CANDIDATE_FILE
+from tilewright.workers.runners.pallas import check as pallas_check
+from tilewright.workers.runners.pallas.trace import CANDIDATE_FILE
 (job,) = FrameReader(1 << 30).feed(sys.stdin.buffer.read())
 held = []
 pallas_check.run(job, held.append)

@@ -11,9 +11,9 @@ from testkit import twins
 
 jax = pytest.importorskip("jax")
 
-from tilewright.workers.runners import jaxpr_codec as codec  # noqa: E402
-from tilewright.workers.runners.pallas_check import exported  # noqa: E402
-from tilewright.workers.runners.pallas_trace import load_build, mesh_of, trace  # noqa: E402
+from tilewright.workers.runners.pallas import jaxpr_codec as codec  # noqa: E402
+from tilewright.workers.runners.pallas.check import exported  # noqa: E402
+from tilewright.workers.runners.pallas.trace import load_build, mesh_of, trace  # noqa: E402
 
 CHIP = {"kind": "TPU7x", "cores": 1}
 HEAD = """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tilewright.workers.runners.pallas_trace import NestedKernel, load_build, mesh_of, trace
+from tilewright.workers.runners.pallas.trace import NestedKernel, load_build, mesh_of, trace
 
 TENSOR = {"shape": [8, 128], "dtype": "float32"}
 WORKLOAD = {"id": "w", "inputs": [{"name": "x", **TENSOR}], "outputs": [{"name": "y", **TENSOR}]}

@@ -54,7 +54,7 @@ def main(spec: dict[str, Any]) -> None:
         )
     hlo = text_of(compiled)
     if spec.get("mode") == "around":
-        from tilewright.workers.runners.around import operations_around
+        from tilewright.workers.runners.mosaic.xla_operations import operations_around
 
         told["around"] = [vars(operation) for operation in operations_around(hlo)]
     memory = compiled.memory_analysis()
@@ -92,7 +92,7 @@ def kernels_of(hlo: str) -> list[str]:
 
 def products(module: bytes) -> int | None:
     """FLOP of the kernels' matrix products, by their own control flow; None where it cannot be followed."""
-    from tilewright.workers.runners.mosaic import module_facts
+    from tilewright.workers.runners.mosaic.facts import module_facts
 
     counts = [kernel["matmul_flops"] for kernel in module_facts(module)["kernels"]]
     return None if None in counts else sum(counts)
@@ -106,7 +106,7 @@ def dots(module: bytes) -> int:
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import stablehlo
 
-    from tilewright.workers.runners import mosaic_ir as read
+    from tilewright.workers.runners.mosaic import ir as read
 
     total = 0
     with mlir.make_ir_context(), ir.Location.unknown():
@@ -128,7 +128,7 @@ def alone(exported: Any, module: bytes, spec: dict[str, Any]) -> tuple[Any, byte
     import jax
     import numpy as np
 
-    from tilewright.workers.runners.apart import kernels_apart
+    from tilewright.workers.runners.mosaic.isolated_kernels import kernels_apart
 
     kernels = kernels_apart(module)
     if "tables" in spec:
@@ -202,7 +202,7 @@ def export(function: Any, shapes: list[Any]) -> Any:
 
 def bind(module: bytes, known: dict[int, Any]) -> bytes:
     """The module with known tables written by its kernels."""
-    from tilewright.workers.runners.known import bind as bound
+    from tilewright.workers.runners.mosaic.known_operands import bind as bound
 
     return bound(module, known, constants=True).costed
 

@@ -16,8 +16,8 @@ def cut_grids(module: bytes, steps: int) -> tuple[bytes, list[float]]:
     from jax._src.interpreters import mlir
     from jaxlib.mlir import ir
 
-    from tilewright.workers.runners import mosaic_ir as read
-    from tilewright.workers.runners.bodies import body_of, replace_body, serialized_module
+    from tilewright.workers.runners.mosaic import ir as read
+    from tilewright.workers.runners.mosaic.bodies import body_of, replace_body, serialized_module
 
     with mlir.make_ir_context(), ir.Location.unknown():
         parsed = read.parse(module)
@@ -39,8 +39,8 @@ def emptied(module: bytes) -> bytes:
     from jax._src.interpreters import mlir
     from jaxlib.mlir import ir
 
-    from tilewright.workers.runners import mosaic_ir as read
-    from tilewright.workers.runners.bodies import body_of, replace_body, serialized_module
+    from tilewright.workers.runners.mosaic import ir as read
+    from tilewright.workers.runners.mosaic.bodies import body_of, replace_body, serialized_module
 
     with mlir.make_ir_context(), ir.Location.unknown():
         parsed = read.parse(module)

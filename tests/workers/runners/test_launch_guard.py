@@ -1,0 +1,92 @@
+"""What ``launch`` may do beside its kernels, and that writes beside its tensors are seen. No kernel runs here."""
+
+import pytest
+
+from tilewright.evolve.space.space import read_declarations
+from tilewright.seeds.gemm_fp8_blockwise.operator import operators
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from triton.runtime.jit import JITFunction  # noqa: E402 - needs triton
+
+from tilewright.workers.runners.triton.candidate import checked_results, load_module  # noqa: E402
+from tilewright.workers.runners.triton.launch_guard import Canaries, ForeignWork, LaunchGuard, OutsideWrite  # noqa: E402
+from tilewright.workers.runners.triton.tensors import torch_dtype  # noqa: E402
+
+FOREIGN = {
+    "cast": lambda x: x.to(torch.float16),
+    "product": lambda x: x.transpose(0, 1).dot(x),
+    "sum": lambda x: x.sum(),
+    "copy by reshape": lambda x: x.transpose(0, 1).reshape(-1),
+    "write by index": lambda x: x.view(-1).__setitem__(0, x[1, 1]),
+    "branch on data": lambda x: 1 if x[0, 0] > 0 else 2,
+    "truth of a value": lambda x: bool(x[0, 0]),
+    "zeros of a value": lambda x: torch.zeros_like(x) + 1,
+}
+ALLOWED = {
+    "views": lambda x: x.view(-1)[3:9].reshape(2, 3).transpose(0, 1).unsqueeze(0).squeeze(0),
+    "fresh": lambda x: (torch.empty(3, 5), torch.empty_like(x), torch.zeros((2, 2), dtype=torch.int32)),
+    "reset": lambda x: torch.empty(4, 4).zero_(),
+    "nothing": lambda x: torch.empty(0, 7),
+}
+
+
+@pytest.mark.parametrize("canaries", [None, Canaries()], ids=["ahead", "on a device"])
+@pytest.mark.parametrize("work", FOREIGN.values(), ids=FOREIGN)
+def test_foreign_work_raises(work, canaries):
+    with pytest.raises(ForeignWork, match="work outside the kernel"), LaunchGuard(canaries):
+        work(torch.ones(4, 4))
+
+
+@pytest.mark.parametrize("work", ALLOWED.values(), ids=ALLOWED)
+def test_tensors_and_views_are_allowed(work):
+    x = torch.ones(4, 4)
+    plain = work(x)
+    with LaunchGuard(canaries := Canaries()):
+        guarded = work(x)
+    canaries.inspect()
+    pairs = [*zip(plain, guarded, strict=True)] if isinstance(plain, tuple) else [(plain, guarded)]
+    for one, other in pairs:
+        assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
+
+
+def test_fresh_memory_is_not_a_number_and_zeros_are_zero():
+    with LaunchGuard(Canaries()):
+        fresh, zeros = torch.empty(8), torch.zeros(8)
+    assert bool(fresh.isnan().all()) and not bool(zeros.any())
+
+
+@pytest.mark.parametrize("place", [-1, 8, 8 + 4000, -4000])
+def test_a_write_beside_a_tensor_is_seen(place):
+    canaries = Canaries()
+    made = canaries.copy(torch.arange(8, dtype=torch.float32))
+    canaries.inspect()
+    assert made.tolist() == list(range(8))
+    made.as_strided((1,), (1,), made.storage_offset() + place).fill_(0.0)
+    with pytest.raises(OutsideWrite):
+        canaries.inspect()
+
+
+def test_every_seed_kernel_launches_under_the_guard(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    launched = []
+    monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **options: launched.append(kernel))
+    seen = 0
+    for operator in operators().values():
+        workload = next(iter(operator.suites.values())).workloads[0]
+        for kernel in operator.kernels.values():
+            module = load_module(kernel.source)
+            point = {**read_declarations(kernel.source).defaults, **kernel.overrides}
+            with torch.device("meta"), LaunchGuard():
+                inputs = {
+                    s.name: torch.empty(s.shape, dtype=torch_dtype(s.dtype))
+                    for s in operator.inputs(workload)
+                }
+                made = module.launch(inputs, point)
+            outputs = [
+                {"name": s.name, "shape": list(s.shape), "dtype": s.dtype} for s in operator.outputs(workload)
+            ]
+            checked_results(made, outputs)
+            seen += 1
+    assert len(launched) >= seen >= 10

@@ -1,0 +1,234 @@
+"""The runner that launches plans, on honest and hostile ones. A processor of our own stands in for a GPU: it runs the
+Python kernel that a plan names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tilewright.workers.child.frames import Frame  # noqa: E402
+from tilewright.workers.plans.format import Output, Plan, Tensor  # noqa: E402
+from tilewright.workers.runners.triton import plan_runner  # noqa: E402
+from tilewright.workers.runners.triton.clock import CpuClock  # noqa: E402
+
+SHAPE = (16, 32)
+SIZE = 4 * 16 * 32
+Kernel = Callable[[list[int]], None]
+
+
+def plan_of(tag: str, buffers: tuple[int, ...] = (SIZE,)) -> Plan:
+    """A plan without steps: the processor runs the kernel of this name for it."""
+    output = Output("y", "float32", SHAPE, buffer=0, offset=0)
+    return Plan(90, (Tensor("x", "float32", SHAPE),), (output,), buffers, (), (), {"kernel": tag})
+
+
+class Processor:
+    """Has the members of ``plan_runner.Device``."""
+
+    def __init__(self, kernels: dict[str, Kernel]) -> None:
+        self.kernels, self.scrubbed, self.released = kernels, 0, 0
+
+    def stream(self) -> int:
+        return 0
+
+    def codes(self) -> Any:
+        return self
+
+    def close(self) -> None:
+        return
+
+    def ready(self, plan: Plan, codes: Any) -> Any:
+        kernel = self.kernels[plan.toolchain["kernel"]]
+
+        def launch(addresses: list[int], stream: int) -> None:
+            kernel(addresses)
+
+        launch.plan, launch.place = plan, len  # type: ignore[attr-defined]
+        return launch
+
+    def scrub(self) -> None:
+        self.scrubbed += 1
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def at(address: int, count: int = SIZE // 4) -> np.ndarray:
+    """The floats there."""
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+
+
+def doubled(addresses: list[int]) -> None:
+    at(addresses[1])[:] = 2 * at(addresses[0])
+
+
+class Runner(plan_runner.Runner):
+    def __init__(self, **kernels: Kernel) -> None:
+        torch.set_default_device("cpu")
+        self.processor = Processor(kernels)
+        self._start("cpu", CpuClock(), self.processor)  # type: ignore[arg-type]
+
+
+def described(name: str) -> dict[str, Any]:
+    return {"name": name, "shape": list(SHAPE), "dtype": "float32"}
+
+
+WORKLOAD = {"id": "w", "inputs": [described("x")], "outputs": [described("y")]}
+
+
+def served(runner: Runner, kind: str, *tags: str, **changes: Any) -> list[Frame]:
+    rng = np.random.default_rng(3)
+    arrays = {
+        "w/gauss/x": rng.standard_normal(SHAPE, np.float32),
+        "w/x": rng.standard_normal(SHAPE, np.float32),
+    }
+    data = {
+        "entries": [{"id": tag} for tag in tags],
+        "workloads": [WORKLOAD],
+        "seed": 5,
+        "rounds": 2,
+        "calls": 3,
+    }
+    data["check"] = [{"workload": "w", "kinds": ["gauss"]}]
+    blobs = {f"plan/{tag}/w": plan_of(tag, **changes).to_bytes() for tag in tags}
+    found: list[Frame] = []
+    runner.run(Frame(kind, data, arrays, blobs), found.append)
+    return [frame for frame in found if frame.kind != "alive"]
+
+
+def test_an_honest_plan_is_checked_and_timed() -> None:
+    runner = Runner(doubled=doubled)
+    (checked,) = served(runner, "check", "doubled")
+    assert checked.kind == "checked" and not checked.data["inputs_changed"]
+    rng = np.random.default_rng(3)
+    assert np.array_equal(checked.arrays["y"], 2 * rng.standard_normal(SHAPE, np.float32))
+    (timed,) = served(runner, "time", "doubled", "doubled")
+    assert (
+        timed.kind == "timed"
+        and [[len(calls) for calls in entry] for entry in timed.data["rounds"]] == [[3, 3]] * 2
+    )
+    wanted = 2 * rng.standard_normal(SHAPE, np.float32)
+    assert np.array_equal(timed.arrays["0/y"], wanted) and np.array_equal(timed.arrays["1/y"], wanted)
+    assert runner.processor.scrubbed >= 14 and runner.processor.released == 1
+
+
+def test_buffers_move_and_hold_nothing_of_an_earlier_call() -> None:
+    seen: list[tuple[int, bool]] = []
+
+    def watching(addresses: list[int]) -> None:
+        held = [np.ctypeslib.as_array((ctypes.c_uint8 * SIZE).from_address(a)) for a in addresses[1:]]
+        seen.append((addresses[1], all((bytes_ == 0xFF).all() for bytes_ in held)))
+        doubled(addresses)
+        at(addresses[2])[:] = at(addresses[1])
+
+    runner = Runner(watching=watching)
+    (timed,) = served(runner, "time", "watching", buffers=(SIZE, SIZE))
+    assert timed.kind == "timed"
+    assert len(seen) == 1 + 2 * 3 and all(fresh for _, fresh in seen), (
+        "a guarded call, and two rounds of three"
+    )
+    assert len({address for address, _ in seen}) > 2
+
+
+def partly(addresses: list[int]) -> None:
+    at(addresses[1])[:256] = 2 * at(addresses[0])[:256]
+
+
+def beside(addresses: list[int]) -> None:
+    doubled(addresses)
+    at(addresses[1] + SIZE, 1)[:] = 1.0
+
+
+def before(addresses: list[int]) -> None:
+    doubled(addresses)
+    at(addresses[1] - 4, 1)[:] = 1.0
+
+
+def into_input(addresses: list[int]) -> None:
+    doubled(addresses)
+    at(addresses[0], 1)[:] = 1.0
+
+
+def test_what_a_part_of_the_grid_leaves_out_is_not_a_number() -> None:
+    (checked,) = served(Runner(partly=partly), "check", "partly")
+    assert np.isnan(checked.arrays["y"].reshape(-1)[256:]).all()
+    (timed,) = served(Runner(partly=partly), "time", "partly")
+    assert np.isnan(timed.arrays["0/y"].reshape(-1)[256:]).all()
+
+
+@pytest.mark.parametrize("kernel", [beside, before])
+@pytest.mark.parametrize("kind", ["check", "time"])
+def test_a_write_beside_a_buffer_is_found_out(kernel: Kernel, kind: str) -> None:
+    (error,) = served(Runner(wrong=kernel), kind, "wrong")
+    assert error.kind == "error" and error.data["type"] == "OutsideWrite" and error.data["spoiled"]
+
+
+def test_a_write_to_an_input_is_told() -> None:
+    (checked,) = served(Runner(wrong=into_input), "check", "wrong")
+    assert checked.data["inputs_changed"]
+    (timed, *_) = served(Runner(wrong=into_input), "time", "wrong")
+    assert timed.data["inputs_changed"]
+
+
+def test_a_write_to_operands_of_another_workload_is_found_out() -> None:
+    runner = Runner(doubled=doubled)
+    kept: list[int] = []
+
+    def elsewhere(addresses: list[int]) -> None:
+        doubled(addresses)
+        at(kept[0], 1)[:] = 7.0
+
+    def noting(addresses: list[int]) -> None:
+        kept.append(addresses[0])
+        doubled(addresses)
+
+    runner.processor.kernels.update(noting=noting, elsewhere=elsewhere)
+    served(runner, "time", "noting")
+    job_arrays = {"v/x": np.ones(SHAPE, np.float32)}
+    data = {
+        "entries": [{"id": "elsewhere"}],
+        "workloads": [{**WORKLOAD, "id": "v"}],
+        "seed": 5,
+        "rounds": 1,
+        "calls": 1,
+    }
+    found: list[Frame] = []
+    runner.run(
+        Frame("time", data, job_arrays, {"plan/elsewhere/v": plan_of("elsewhere").to_bytes()}), found.append
+    )
+    assert [f.kind for f in found if f.kind != "alive"][-1] == "error"
+    assert "operands of other workloads" in found[-1].data["message"]
+
+
+def test_a_plan_for_other_tensors_or_damaged_is_refused() -> None:
+    runner = Runner(doubled=doubled)
+    other = {**WORKLOAD, "outputs": [{**described("y"), "shape": [32, 16]}]}
+    data = {
+        "entries": [{"id": "doubled"}],
+        "workloads": [other],
+        "check": [{"workload": "w", "kinds": ["gauss"]}],
+    }
+    arrays = {"w/gauss/x": np.ones(SHAPE, np.float32)}
+    found: list[Frame] = []
+    runner.run(Frame("check", data, arrays, {"plan/doubled/w": plan_of("doubled").to_bytes()}), found.append)
+    assert found[-1].kind == "error" and "not for the tensors of w" in found[-1].data["message"]
+    runner.run(Frame("check", data, arrays, {"plan/doubled/w": b"TWPLAN01"}), found.append)
+    assert found[-1].data["type"] == "PlanError"
+
+
+def test_the_runner_needs_no_triton_and_no_module_loader() -> None:
+    program = (
+        "import sys, tilewright.workers.runners.triton.plan_runner; "
+        "print(*sorted({'triton', 'tilewright.workers.runners.triton.candidate'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

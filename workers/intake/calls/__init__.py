@@ -1,0 +1,1 @@
+"""The text of a call, and what it says: dtypes, sizes, dimensions."""

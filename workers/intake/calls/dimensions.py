@@ -1,0 +1,270 @@
+"""The dimensions of a call: which sizes of its tensors are one and the same, and what they are called."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Any
+
+from tilewright.fitness.dialect_names import ALL_BUILTINS
+from tilewright.workers.intake.calls.call_text import Call, TensorArgument
+from tilewright.workers.intake.operator import Operand
+from tilewright.workers.intake.source.names import public
+
+LETTERS = "MNKLPQRSUVWABCDEFGHIJ"
+MOST, MOST_APART = 200, 120
+"""Ways to name dimensions that are tried, with tensors of one shape alike and each by itself."""
+
+MULTIPLE = 16
+"""Times the usual sizes are those that are tried next, for wrappers that cut a dimension into chunks."""
+
+BLOCKS = (128, 2, 64, 32, 16, 256, 512, 1024, 8, 4)
+"""Sizes of blocks that a dimension may count, the usual ones first; the half of another, and numbers packed into one,
+too."""
+
+LEAST_UNIT = 16
+"""Sizes that are tried are multiples of the largest block, and of this."""
+
+MOST_BLOCKS, MOST_WAYS, MOST_TRIES = 24, 32, 400
+"""Ways to name dimensions, to say of each what it counts, and both together, that are tried."""
+
+KEEPABLE = (16, 256)
+"""Least and largest size of an axis that is tried as one that keeps it, by itself; smaller ones do together."""
+
+RESERVED = frozenset(("torch", "triton", "tl", "math", "inputs", "params", "reference"))
+Place = tuple[Any, ...]
+Sizes = tuple[tuple[int, ...], ...]
+"""By axis, its size in every call."""
+
+
+class Uneven(ValueError):
+    """Calls that differ in more than sizes. The message is one sentence."""
+
+
+def at(call: Call, place: Place) -> Any:
+    """The argument at a place: a position or a keyword, then places in lists."""
+    value: Any = call.keywords[place[0]] if isinstance(place[0], str) else call.arguments[place[0]]
+    for part in place[1:]:
+        value = value[part]
+    return value
+
+
+def slots(calls: Sequence[Call], names: Sequence[str]) -> list[tuple[str, Place]]:
+    """Names and places of the tensors of a call; ``names`` are those of its positional arguments."""
+    found: list[tuple[str, Place]] = []
+
+    def walk(value: Any, name: str, place: Place) -> None:
+        if isinstance(value, TensorArgument):
+            found.append((name, place))
+        elif isinstance(value, tuple | list):
+            for n, part in enumerate(value):
+                walk(part, f"{name}_{n}", (*place, n))
+
+    for n, value in enumerate(calls[0].arguments):
+        walk(value, names[n], (n,))
+    for key, value in calls[0].keywords.items():
+        walk(value, key, (key,))
+    return found
+
+
+def operands(
+    calls: Sequence[Call], found: Sequence[tuple[str, Place]], taken: Set[str]
+) -> tuple[list[Operand], list[Place]]:
+    """Operands whose shapes are ``Sizes``, not yet named. Raises Uneven."""
+    made, places = [], []
+    for name, place in found:
+        tensors = [at(call, place) for call in calls]
+        if any(len(t.shape) != len(tensors[0].shape) or t.dtype != tensors[0].dtype for t in tensors):
+            raise Uneven(f"argument {name} has another rank or dtype in another call")
+        plain = public(name, "x")
+        while plain in ALL_BUILTINS or plain in RESERVED or plain in taken:
+            plain += "_"
+        sizes = tuple(tuple(t.shape[axis] for t in tensors) for axis in range(len(tensors[0].shape)))
+        below, total = max(t.below for t in tensors), max(t.total for t in tensors)
+        first, longest = tensors[0], max(t.longest for t in tensors)
+        made.append(
+            Operand(plain, first.dtype, sizes, below, total, first.size, first.form, longest)  # type: ignore[arg-type]
+        )
+        places.append(place)
+    return made, places
+
+
+Works = Callable[[Mapping[str, int], list[Operand]], bool]
+
+
+def settle(
+    raw: Sequence[Operand], calls: int, works: Works, size: int = 16, surely: Works | None = None
+) -> tuple[list[Operand], list[dict[str, int]]]:
+    """Operands with named dimensions, and those of every call: as many different ones as ``works`` bears.
+
+    Two axes of one size need not be one dimension, and of a square matrix mostly are not; nor need tensors of one shape
+    be of the same dimensions. ``works`` is asked with small sizes, multiples of ``size``, that all differ, and where it
+    bears none with larger ones. What ``surely`` bears too, which may cost more, is preferred.
+    """
+    shapes: list[Any] = [tuple(o.shape) for o in raw]
+
+    def both(dims: Mapping[str, int], operands: list[Operand]) -> bool:
+        return works(dims, operands) and (surely is None or surely(dims, operands))
+
+    best: list[Any] | None = None
+    for unit in (size, MULTIPLE * size):
+        if best is None:
+            best = _most_names(raw, shapes, _assignments(shapes), MOST, calls, both, unit)
+        if best is None and len(set(shapes)) < len(shapes):
+            apart = _assignments(shapes, apart=True)
+            best = _most_names(raw, shapes, apart, MOST_APART, calls, both, unit)
+    for kept in _keepable(shapes) if best is None else ():
+        ways = _assignments(shapes)
+        best = best or _most_names(raw, shapes, ways, MOST_BLOCKS, calls, both, size, kept)
+    best = best or _in_blocks(raw, shapes, calls, both) or None
+    if best is None and surely is not None:
+        best = _most_names(raw, shapes, _assignments(shapes), MOST, calls, works, size)
+    chosen = best or next(_assignments(shapes, merged=True))
+    dims = _dims(shapes, chosen, calls)
+    return [_bounded(o, dims[0]) for o in _named(raw, chosen)], dims
+
+
+def _most_names(
+    raw: Sequence[Operand],
+    shapes: Sequence[Sizes],
+    ways: Iterator[list[Any]],
+    most: int,
+    calls: int,
+    works: Works,
+    size: int,
+    kept: Collection[int] = (),
+) -> list[Any] | None:
+    """Of the ways that work one with the most different names; None where none works. Axes of sizes that are ``kept``
+    keep them."""
+    best: tuple[int, list[Any]] | None = None
+    for names in itertools.islice(ways, most):
+        count = len({n for shape in names for n in shape if isinstance(n, str)})
+        if best is not None and count <= best[0]:
+            continue
+        dims = _dims(shapes, names, calls)
+        small = {n: s if s in kept else size * (2 + place) for place, (n, s) in enumerate(dims[0].items())}
+        if works(small, [_bounded(o, dims[0]) for o in _named(raw, names)]):
+            best = (count, names)
+    return best[1] if best else None
+
+
+def _keepable(shapes: Sequence[Sizes]) -> list[set[int]]:
+    """Sizes to keep together: the few elements of a batch or a filter, and with them one that a function may insist on,
+    such as a head's."""
+    sizes = {size[0] for shape in shapes for size in shape if len(set(size)) == 1}
+    few = {size for size in sizes if size < KEEPABLE[0]}
+    larger = sorted(size for size in sizes if KEEPABLE[0] <= size <= KEEPABLE[1])
+    return [*([few] if few else []), *({size} for size in larger), *(few | {size} for size in larger if few)]
+
+
+def _in_blocks(raw: Sequence[Operand], shapes: Sequence[Sizes], calls: int, works: Works) -> list[Any]:
+    """Names where a dimension counts blocks of another, as a scale for every 128 elements does, or is half of it; empty
+    where none do. As few as will do count."""
+    assignments = list(itertools.islice(_assignments(shapes), MOST_BLOCKS))
+    assignments.sort(key=lambda names: -len({n for shape in names for n in shape}))
+    most = len({n for shape in assignments[0] for n in shape})
+    tries = 0
+    for number, names in itertools.product(range(1, most), assignments):
+        dims = _dims(shapes, names, calls)
+        for said in itertools.islice(_counted(dims, number), MOST_WAYS):
+            tries += 1
+            if tries > MOST_TRIES:
+                return []
+            made = [tuple(said.get(n, n) if isinstance(n, str) else n for n in shape) for shape in names]
+            largest = max(LEAST_UNIT, *(_counts(text)[1] for text in said.values()))
+            kept = [name for name in dims[0] if name not in said]
+            small = {name: largest * (2 + place) for place, name in enumerate(kept)}
+            whole = {name: dims[0][name] for name in kept}
+            if works(small, [_bounded(o, whole) for o in _named(raw, made)]):
+                return made
+    return []
+
+
+def _counted(dims: Sequence[Mapping[str, int]], number: int) -> Iterator[dict[str, str]]:
+    """Ways to say of so many dimensions which other one they count parts of, and of how many elements."""
+    counts = {
+        name: [
+            *(f"{other}+1" for other in dims[0] if all(d[other] + 1 == d[name] for d in dims)),
+            *(f"{other}/{by}" for by in BLOCKS for other in dims[0]
+              if other != name and all(-(-d[other] // by) == d[name] for d in dims)),
+        ]
+        for name in dims[0]
+    }  # fmt: skip
+    for chosen in itertools.combinations([name for name, of in counts.items() if of], number):
+        for ways in itertools.product(*(counts[name] for name in chosen)):
+            if not any(_counts(way)[0] in chosen for way in ways):
+                yield dict(zip(chosen, ways, strict=True))
+
+
+def _counts(way: str) -> tuple[str, int]:
+    """The dimension that is counted, and how many of its elements make one."""
+    name, _, by = way.partition("/")
+    return name.partition("+")[0], int(by or 1)
+
+
+def _bounded(operand: Operand, dims: Mapping[str, int]) -> Operand:
+    """With bounds that are a dimension's size, or more than half of it, as that dimension: valid at any size."""
+    own = set(operand.shape)
+    others = {n: s for n, s in dims.items() if n not in own}
+    below, total = operand.below, operand.total
+    if isinstance(below, int) and below > 2:
+        near = [n for n, s in others.items() if below <= s < 2 * below]
+        below = min(near, key=lambda n: others[n], default=below)
+    if isinstance(total, int) and total:
+        total = next((n for n, s in others.items() if s == total), total)
+    return replace(operand, below=below, total=total)
+
+
+def _named(raw: Sequence[Operand], names: Sequence[Any]) -> list[Operand]:
+    return [replace(o, shape=shape) for o, shape in zip(raw, names, strict=True)]
+
+
+def _dims(raw: Sequence[Sizes], names: Sequence[Any], calls: int) -> list[dict[str, int]]:
+    dims: list[dict[str, int]] = [{} for _ in range(calls)]
+    for sizes, shape in zip(raw, names, strict=True):
+        for size, name in zip(sizes, shape, strict=True):
+            if isinstance(name, str) and name.isidentifier():
+                for call in range(calls):
+                    dims[call][name] = size[call]
+    return dims
+
+
+def _assignments(raw: Sequence[Sizes], *, merged: bool = False, apart: bool = False) -> Iterator[list[Any]]:
+    """Ways to name axes: tensors of one shape alike, unless ``apart``; axes of one size as one dimension or another."""
+    keys: list[Any] = list(range(len(raw))) if apart else list(raw)
+    sizes_of = dict(zip(keys, raw, strict=True))
+    shapes = list(sizes_of)
+
+    def go(
+        place: int, axis: int, known: dict[Any, list[str]], names: tuple[Any, ...], made: dict[Any, Any]
+    ) -> Iterator[Any]:
+        if place == len(shapes):
+            yield made
+            return
+        shape = sizes_of[shapes[place]]
+        if axis == len(shape):
+            yield from go(place + 1, 0, known, (), {**made, shapes[place]: names})
+            return
+        size = shape[axis]
+        if set(size) == {1}:
+            yield from go(place, axis + 1, known, (*names, 1), made)
+            return
+        before = known.get(size, [])
+        total = sum(map(len, known.values()))
+        fresh = LETTERS[total] if total < len(LETTERS) else f"D{total}"
+        if merged and before:
+            options = before[:1]
+        else:
+            new = [fresh] if not before or (not merged and len(before) < 3) else []
+            options = (
+                [*new, *(n for n in before if n not in names)]
+                if place == 0
+                else [*(n for n in before if n not in names), *new]
+            )
+        for name in options:
+            more = known if name in before else {**known, size: [*before, name]}
+            yield from go(place, axis + 1, more, (*names, name), made)
+
+    for found in go(0, 0, {}, (), {}):
+        yield [found[key] for key in keys]

@@ -1,0 +1,86 @@
+"""The calls that a user's file makes, as texts: ``python -m tilewright.workers.intake.calls.file_calls FILE [NAME]``.
+
+The file runs once, in this process. It holds its calls under ``calls``, or makes them in a function of that name: a
+list of tuples of arguments, of which the last may be a dictionary of keywords; one such tuple will do, and so will
+texts as ``--args`` has them. ``get_inputs`` and ``inputs`` are one call. Where there is no GPU, tensors that are asked
+for on one are made on the host: what counts of them is their shape, dtype and which integers they hold.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from tilewright.workers.intake.calls.call_values import text_of
+
+NAMES = ("calls", "CALLS", "get_calls")
+ONE = ("get_inputs", "inputs", "create_inputs", "args")
+"""Names of many calls, and of one."""
+
+
+class _OnHost(TorchFunctionMode):
+    """Tensors that are asked for on a GPU lie on the host."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "cuda":
+            return args[0]
+        given = [torch.device("cpu") if _is_gpu(a) else a for a in args] if name == "to" else args
+        options = {
+            k: torch.device("cpu") if k == "device" and _is_gpu(v) else v for k, v in (kwargs or {}).items()
+        }
+        return func(*given, **options)
+
+
+def _is_gpu(value: Any) -> bool:
+    return isinstance(value, str | torch.device) and str(value).startswith("cuda")
+
+
+def texts(path: Path, name: str = "") -> list[str]:
+    """The calls of a file. Raises LookupError where it has none, and whatever the file raises."""
+    sys.path[:0] = [str(Path.cwd()), str(path.parent)]
+    if torch.cuda.is_available():
+        return _texts(path, name)
+    with _OnHost():
+        return _texts(path, name)
+
+
+def _texts(path: Path, name: str) -> list[str]:
+    module = runpy.run_path(str(path))
+    found = next((n for n in ((name,) if name else (*NAMES, *ONE)) if n in module), None)
+    if found is None:
+        wanted = f"named {name}" if name else f"no {' or '.join((*NAMES, *ONE))}"
+        raise LookupError(f"{path.name} has {'nothing ' if name else ''}{wanted}")
+    value = module[found]
+    value = value() if callable(value) else value
+    many = isinstance(value, list) and value and all(isinstance(c, tuple | list | dict | str) for c in value)
+    calls = value if many and (found not in ONE or isinstance(value[0], tuple)) else [value]
+    return [text_of(call) for call in calls]
+
+
+def main() -> None:
+    """Write the texts as JSON; of a file without calls, one sentence."""
+    answer: dict[str, Any]
+    try:
+        answer = {"calls": texts(Path(sys.argv[1]), *sys.argv[2:])}
+    except Exception as error:  # noqa: BLE001 - whatever the user's file raises is told
+        answer = {
+            "why": str(error)
+            if isinstance(error, LookupError)
+            else f"it raises {type(error).__name__}: {error}"
+        }
+    sys.stderr.flush()
+    sys.stdout.write(f"\n{json.dumps(answer)}\n")
+
+
+if __name__ == "__main__":
+    main()

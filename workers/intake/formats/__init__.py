@@ -1,0 +1,1 @@
+"""Reads benchmarks' files: KernelBench, JAXBench, flashinfer-bench."""

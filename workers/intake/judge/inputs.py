@@ -1,0 +1,323 @@
+"""Inputs for the gates of an operator that was taken in: distributions that show a mistake."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.workers.intake.calls.call_text import DISTINCT, OFFSETS
+from tilewright.workers.intake.calls.dtypes import is_float, numpy_dtype
+
+if TYPE_CHECKING:
+    from tilewright.workers.intake.operator import Operand
+
+OUTLIER = 4
+"""An outlier is 2^4 times a usual value of a large row: its exponential overflows, and in float16 its square."""
+
+FAR = 6
+"""The same of the larger ones of ``far``: beyond what is clipped at a thousand, and no larger: an exponential that is
+taken as a power of two rounds its argument, at 3072 by more than float32 sums explain."""
+
+TINY = 2.5
+"""A row of values around 2^(-2.5 spread), where what is added under a root counts."""
+
+APART = 4
+"""Outliers of several operands lie at places of different remainders by this, so that no two of them are multiplied."""
+
+MANY, MOST = 32, 16
+"""Rows for which there are more outliers, another tiny row and row of zeros, and the most there are of each."""
+
+TRIED = 8
+"""Places that are tried for an outlier, of the operand's own remainder and then of any."""
+
+FAINT = (1.0, 2.0**-10, 2.0**-20)
+"""Tiny rows are so much smaller again, in turn: what stands for a scale of nothing (1e-5, 1e-8) shows."""
+
+ONE_SIDE = 8.0
+"""Rows of one sign are so many standard deviations from zero: beyond every value. Some are 16 times as far."""
+
+EDGE_EVERY, LEAST_EDGED = 16, 4
+"""One element of so many, at least one, is its operand's edge; rows of floats that are shorter have none."""
+
+MOST_ANSWER = 1e30
+"""Largest answer to inputs of very different size: beyond, float32 may overflow in the next draw."""
+
+SET_APART = ("far", "spread", "apart")
+"""Kinds with outliers, the most telling first: a kernel is given the first of them that it bears."""
+
+FEW_VALUES: Mapping[str, Sequence[float]] = {
+    "shifted": (ONE_SIDE, -ONE_SIDE, -ONE_SIDE, -16 * ONE_SIDE),
+    "sided": (ONE_SIDE, -ONE_SIDE),
+    "repeated": (),
+}
+"""Kinds with few distinct values, likewise, and by what their rows are shifted."""
+
+
+def bound_of(operand: Operand, dims: Mapping[str, int]) -> int:
+    """Exclusive bound of an operand's integers; where the call names none, that of all codes of 8 bits, of others 2."""
+    below = dims[operand.below] if isinstance(operand.below, str) else operand.below
+    return below or {"int8": 128, "uint8": 256}.get(operand.dtype, 2)
+
+
+def least_of(operand: Operand) -> int:
+    """The least of an operand's integers: indices begin at 0, codes of int8 without a bound are of both signs."""
+    return -127 if operand.dtype == "int8" and not operand.below else 0
+
+
+def draws(
+    operands: Sequence[Operand], dims: Mapping[str, int], kind: str, spread: int, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """A call's operands by name: normal values; ``spread``: rows of sizes apart by 2^±spread, outliers above and below
+    zero that meet ordinary values of the other operands, tiny rows and rows of zeros; ``far``: the same with larger
+    outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
+    ``repeated``: few distinct values, and each operand's ``edge``; ``sided``: the same with rows of one sign;
+    ``shifted``: with some farther from zero. Integers are as the call bounds them (``bound_of``); offsets of the same
+    total, as of queries and keys, are the same ones."""
+    made: dict[str, np.ndarray] = {}
+    floats: dict[str, np.ndarray] = {}
+    for operand in operands:
+        if operand.dtype == "bool" or not is_float(operand.dtype):
+            alike = next((o for o in operands if o.name in made and _same_parts(o, operand)), None)
+            drawn = made[alike.name].copy() if alike else _integers(operand, dims, kind in FEW_VALUES, rng)
+            made[operand.name] = drawn
+            continue
+        values = rng.standard_normal(operand.sizes(dims))
+        made[operand.name] = floats[operand.name] = values
+        if kind in FEW_VALUES:
+            np.round(values * 2, out=values)
+            values /= 2
+            _one_sided(operand, values, FEW_VALUES[kind], rng)
+    if kind in SET_APART:
+        _set_apart([o for o in operands if o.name in floats], floats, kind, spread, rng)
+    return {
+        o.name: made[o.name] if o.name not in floats else (made[o.name] * o.size).astype(numpy_dtype(o.dtype))
+        for o in operands
+    }
+
+
+def draw(
+    operand: Operand, dims: Mapping[str, int], kind: str, spread: int, rng: np.random.Generator
+) -> np.ndarray:
+    """The only operand of a call, as ``draws`` says."""
+    return draws([operand], dims, kind, spread, rng)[operand.name]
+
+
+def _integers(operand: Operand, dims: Mapping[str, int], edges: bool, rng: np.random.Generator) -> np.ndarray:
+    """Both ends of their range are among them; with ``edges`` the operand's, too."""
+    dtype, shape = numpy_dtype(operand.dtype), operand.sizes(dims)
+    edges = edges and bool(operand.edge)
+    if operand.dtype == "bool":
+        drawn = rng.integers(0, 2, shape).astype(np.bool_)
+        if edges and drawn.ndim > 1:
+            rows = drawn.reshape(-1, drawn.shape[-1])
+            chosen = rng.permutation(len(rows))[: max(2, len(rows) // EDGE_EVERY)]
+            rows[chosen] = (np.arange(len(chosen)) % 2 == 1)[:, None]
+        return drawn
+    if operand.total:
+        total = dims[operand.total] if isinstance(operand.total, str) else operand.total
+        if operand.form == OFFSETS:
+            return _offsets(shape[0], total, operand.longest, rng).astype(dtype)
+        parts = math.prod(shape)
+        shares = rng.permutation(_uneven(parts)) if edges else np.full(parts, 1 / parts)
+        return rng.multinomial(total, shares).reshape(shape).astype(dtype)
+    low, high, count = least_of(operand), bound_of(operand, dims), math.prod(shape)
+    if operand.form == DISTINCT and high - low >= count:
+        return (low + rng.permutation(high - low)[:count]).reshape(shape).astype(dtype)
+    drawn = rng.integers(low, high, shape).astype(dtype)
+    flat = drawn.reshape(-1)
+    order = rng.permutation(flat.size)
+    if flat.size > 3:
+        flat[order[:2]] = (low, high - 1)
+    if edges and flat.size > 1:
+        flat[order[-max(1, flat.size // EDGE_EVERY) :]] = int(operand.edge)
+    return drawn
+
+
+def _same_parts(one: Operand, other: Operand) -> bool:
+    """Whether two operands are offsets that cut the same total alike."""
+    cuts = [(o.form, o.total, o.longest, o.shape, o.dtype) for o in (one, other)]
+    return one.form == OFFSETS and cuts[0] == cuts[1]
+
+
+def _offsets(count: int, total: int, longest: int, rng: np.random.Generator) -> np.ndarray:
+    """Where parts of different lengths begin, and where the last one ends; none is empty where there is enough."""
+    parts = count - 1
+    shares = rng.uniform(0.5, 1.5, parts)
+    ends = np.round(np.cumsum(shares) / shares.sum() * total)
+    lengths = np.diff(ends, prepend=0).astype(np.int64)
+    most = max(longest, -(-total // parts)) if longest else total
+    for place in range(parts):  # what is too long goes to the next that has room
+        over = max(0, lengths[place] - most)
+        lengths[place] -= over
+        for other in range(parts):
+            moved = min(over, max(0, most - lengths[other]))
+            lengths[other] += moved
+            over -= moved
+    return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def _uneven(parts: int) -> np.ndarray:
+    """Shares of a total: one has half of it, a quarter of the others nothing."""
+    shares = np.full(parts, 1.0)
+    shares[: parts // 4] = 0.0
+    shares[-1] = max(1.0, shares[:-1].sum())
+    made: np.ndarray = shares / shares.sum()
+    return made
+
+
+def _one_sided(
+    operand: Operand, values: np.ndarray, shifts: Sequence[float], rng: np.random.Generator
+) -> None:
+    """Most rows all above or all below zero, and the operand's edge at some places."""
+    if shifts and values.ndim and values.shape[-1] > 1:
+        rows = values.reshape(-1, values.shape[-1])
+        rows += rng.choice((0.0, *shifts), (len(rows), 1))
+    if operand.edge and values.ndim and values.shape[-1] >= LEAST_EDGED:
+        rows = values.reshape(-1, values.shape[-1])
+        count = max(1, rows.shape[1] // EDGE_EVERY)
+        for row in rng.permutation(len(rows))[: max(1, len(rows) // 4)]:  # of no axis all are
+            rows[row, rng.permutation(rows.shape[1])[:count]] = float(operand.edge)
+
+
+@dataclass
+class _Placed:
+    """An operand's values on their way. ``kept``: elements that stay: tiny rows, rows of zeros, what is ``outlying``.
+    ``met``: those that an outlier of another operand meets."""
+
+    axes: tuple[int | str, ...]
+    values: np.ndarray
+    kept: np.ndarray
+    outlying: np.ndarray
+    met: np.ndarray
+
+    def meeting(self, axes: Sequence[int | str], place: Sequence[int]) -> tuple[Any, ...] | None:
+        """Where it has the indices of an element of an operand of these axes; None where they share no axis."""
+        known: dict[str, Any] = {
+            name: at for name, at in zip(axes, place, strict=True) if isinstance(name, str)
+        }
+        named = (name if isinstance(name, str) else "" for name in self.axes)
+        index = tuple(known.get(name, slice(None)) for name in named)
+        return index if any(not isinstance(part, slice) for part in index) else None
+
+
+def _set_apart(
+    operands: Sequence[Operand],
+    floats: Mapping[str, np.ndarray],
+    kind: str,
+    spread: int,
+    rng: np.random.Generator,
+) -> None:
+    """Change normal values in place as ``draws`` says of ``spread``. Rows are those along the last axis."""
+    placed = []
+    tiny_at = int(rng.integers(1 << 30))  # the same rows of every operand: what is added up is tiny, too
+    for operand in operands:
+        values = floats[operand.name]
+        kept = np.zeros(values.shape, dtype=bool)
+        placed.append(_Placed(operand.shape, values, kept, kept.copy(), kept.copy()))
+        if values.ndim > 1:
+            _rows_apart(values, kept, spread, kind != "apart", tiny_at, rng)
+    matrices = any(not _flat(one.values) for one in placed)
+    for number, one in enumerate(placed):
+        if not one.values.ndim:
+            continue
+        small = matrices and one.values.ndim == 1  # a row of weights or of scales changes all of an answer
+        usual = 1 if small else min(spread, 4)
+        sizes = [2.0 ** (usual + OUTLIER)] + ([2.0 ** (min(spread, 4) + FAR)] if kind == "far" else [])
+        others = [other for other in placed if other is not one]
+        for place, value, partner in _outliers(one, number, sizes, rng):
+            _put(one, others, place, value, partner, rng)
+
+
+def _flat(values: np.ndarray) -> bool:
+    return values.ndim < 2 or math.prod(values.shape[:-1]) == 1
+
+
+def _rows_apart(
+    values: np.ndarray, kept: np.ndarray, spread: int, zeros: bool, tiny_at: int, rng: np.random.Generator
+) -> None:
+    """Rows of very different sizes, tiny ones and zeros among them where there are several.
+
+    ``tiny_at``: a seed of which rows are tiny, and how much.
+    """
+    rows = values.reshape(-1, 1) if _flat(values) else values.reshape(-1, values.shape[-1])
+    stay = kept.reshape(rows.shape)
+    few, order, same = _few(len(rows)), rng.permutation(len(rows)), np.random.default_rng(tiny_at)
+    rows *= np.exp2(rng.integers(-spread, spread + 1, (len(rows), 1)))
+    if len(rows) > 3:
+        tiny = same.permutation(len(rows))[:few]
+        largest = np.abs(rows[tiny]).max(axis=1, keepdims=True)
+        faint = np.resize(FAINT, (few, 1)) if few > 1 else same.choice(FAINT)
+        rows[tiny] *= faint * np.exp2(-TINY * spread) / np.maximum(largest, 1e-30)
+        stay[tiny] = True
+    if zeros and len(rows) > 1:
+        rows[order[-few:]] = 0
+        stay[order[-few:]] = True
+
+
+def _few(rows: int) -> int:
+    return min(MOST, 1 + rows // MANY)
+
+
+def _outliers(
+    one: _Placed, number: int, sizes: Sequence[float], rng: np.random.Generator
+) -> Iterator[tuple[list[tuple[int, ...]], float, float]]:
+    """Places to try, an outlier's value, and the sign of what it meets. One after the other: all sizes, signs, and
+    signs of what is met, those of one size and sign in a row."""
+    columns = one.values.shape[-1]
+    rows = one.values.size // columns
+    (own_down, down), (own_along, along) = _places(rows, number, rng), _places(columns, number, rng)
+    turn = 0
+    for _ in range(_few(rows if rows > 1 else columns // 8)):
+        for size, sign, partner in itertools.product(sizes, (1.0, -1.0), (1.0, -1.0)):
+            tried = [
+                (int(some[(turn // 2 + n) % len(some)]) * columns + int(other[(turn + n) % len(other)]))
+                for some, other in ((own_down, own_along), (down, along))
+                for n in range(TRIED)
+            ]
+            shape = one.values.shape
+            yield [_place(flat, shape) for flat in tried], sign * size * rng.uniform(1.0, 1.5), partner
+            turn += 1
+
+
+def _place(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(part) for part in np.unravel_index(flat, shape))
+
+
+def _places(size: int, number: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Indices in random order: those of the operand's own remainder, and all."""
+    order = rng.permutation(size)
+    return order[order % APART == number % APART] if size > APART else order, order
+
+
+def _put(
+    one: _Placed,
+    others: Sequence[_Placed],
+    places: Sequence[tuple[int, ...]],
+    value: float,
+    partner: float,
+    rng: np.random.Generator,
+) -> None:
+    """Set an outlier at the first place where it meets values that may be made ordinary ones; else where it may."""
+    free = [place for place in places if not one.kept[place] and not one.met[place]]
+    for place in free:
+        meets = [(other, at) for other in others if (at := other.meeting(one.axes, place)) is not None]
+        if any(other.kept[at].all() or other.outlying[at].any() for other, at in meets):
+            continue
+        for other, at in meets:
+            before = other.values[at]
+            signs = partner if before.ndim == 0 else rng.choice((-1.0, 1.0), before.shape)
+            ordinary = signs * rng.uniform(1.0, 3.0, before.shape)
+            other.values[at] = np.where(other.kept[at], before, ordinary)
+            other.met[at] = True
+        break
+    else:
+        if not free:
+            return
+        place = free[0]
+    one.values[place] = value
+    one.kept[place] = one.outlying[place] = True

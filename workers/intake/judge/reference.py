@@ -1,0 +1,194 @@
+"""A reference: the function that is meant, asked with numbers, its results as arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import json
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.workers.intake.calls.dtypes import EXTENDED, numpy_dtype
+
+
+def function_of(reference: str) -> Callable[..., Any]:
+    """The function that ``module.name`` or ``FILE:name`` stands for. Raises LookupError.
+
+    A flashinfer-bench Definition (``FILE.json:run``) holds its function's source. ``itself:FILE`` is a taken module, as
+    its own reference.
+    """
+    if reference.startswith("itself:"):
+        return _itself(reference.partition(":")[2])
+    path, colon, name = reference.rpartition(":")
+    if path.endswith(".json"):
+        module: Any = _definition(Path(path))
+    elif colon:
+        module = _file(Path(path), name)
+    else:
+        parts = reference.split(".")
+        module, name = _module(parts)
+    value: Any = module
+    for part in name.split("."):
+        if not hasattr(value, part):
+            where = f"{Path(path).name} defines no {name}" if colon else f"{reference} names nothing"
+            raise LookupError(f"--reference: {where}")
+        value = getattr(value, part)
+    if isinstance(value, type) and hasattr(module, "get_init_inputs"):
+        module = _file(Path(path), None)  # with what the inputs of its making need
+        return forward_of(getattr(module, name), module.get_init_inputs())
+    if isinstance(value, type) or not callable(value):
+        raise LookupError(f"--reference: {reference} is no function")
+    return value
+
+
+def _file(path: Path, name: str | None) -> types.ModuleType:
+    """A file's module, with what ``name`` needs, or all. Raises LookupError where it is not Python."""
+    from tilewright.workers.intake.source.literals import Literals
+    from tilewright.workers.intake.source.load import load
+
+    try:
+        return load(path, name, Literals(), traced=False)[0]
+    except SyntaxError as error:
+        raise LookupError(
+            f"--reference: line {error.lineno} of {path.name} is not Python: {error.msg}"
+        ) from error
+
+
+@functools.cache
+def _itself(path: str) -> Callable[..., Any]:
+    """A process for each module, which answers as often as it is asked."""
+    from tilewright.workers.intake.judge.self_reference import Server
+
+    return Server(Path(path))
+
+
+def _definition(path: Path) -> Any:
+    try:
+        source = json.loads(path.read_text(encoding="utf-8"))["reference"]
+        made = types.ModuleType(path.stem)
+        exec(compile(source, path.name, "exec"), made.__dict__)
+    except (OSError, ValueError, KeyError, TypeError, SyntaxError) as error:
+        raise LookupError(f"--reference: {path.name} is no Definition with a reference: {error}") from error
+    return made
+
+
+def forward_of(model: Any, given: Sequence[Any]) -> Callable[..., Any]:
+    """A KernelBench ``Model`` as a function of its inputs, with the weights of one seed, in the inputs' precision."""
+    import torch
+
+    torch.manual_seed(0)
+    keywords = len(given) == 2 and isinstance(given[0], list | tuple) and isinstance(given[1], dict)
+    made = model(*given[0], **given[1]) if keywords else model(*given)
+
+    def reference(*values: Any, **_: Any) -> Any:
+        floats = [v.dtype for v in values if hasattr(v, "is_floating_point") and v.is_floating_point()]
+        return (made.to(floats[0]) if floats else made)(*values)
+
+    return reference
+
+
+def _module(parts: Sequence[str]) -> tuple[Any, str]:
+    for cut in range(len(parts) - 1, 0, -1):
+        try:
+            return importlib.import_module(".".join(parts[:cut])), ".".join(parts[cut:])
+        except ModuleNotFoundError:
+            continue
+    raise LookupError(f"--reference: {'.'.join(parts)} cannot be imported")
+
+
+def run_reference(
+    function: Callable[..., Any], call: str, inputs: Mapping[str, Any], precision: str
+) -> list[np.ndarray]:
+    """Its results as arrays; floats are given in ``precision`` ("" for their own). Tensors stay on their device."""
+    if is_jax(function):
+        return _run_jax(function, call, inputs, precision)
+    import torch
+
+    given = {name: to_tensor(array, precision) for name, array in inputs.items()}
+    scope = {"torch": torch, "reference": function, **given}
+    with torch.no_grad(), _one_thread():
+        result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
+    return [to_array(part) for part in flat(result)]
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Others compile beside a reference on the host: threads that wait for each other take fifty times as long."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def is_jax(function: Callable[..., Any]) -> bool:
+    """Whether a reference speaks JAX: it is JAX's own, or its module imports it and no torch."""
+    module = str(getattr(function, "__module__", "") or "")
+    known = getattr(inspect.unwrap(function), "__globals__", {})
+    said = {str(getattr(v, "__name__", "")) for v in known.values() if inspect.ismodule(v)}
+    return module.partition(".")[0] in ("jax", "jaxlib") or (
+        "torch" not in said and any(n.startswith("jax") for n in said)
+    )
+
+
+def _run_jax(
+    function: Callable[..., Any], call: str, inputs: Mapping[str, np.ndarray], precision: str
+) -> list[np.ndarray]:
+    import jax
+
+    def given(array: np.ndarray) -> Any:
+        floats = array.dtype.kind == "f" or array.dtype.name in EXTENDED
+        return jax.numpy.asarray(array.astype(precision) if floats and precision else array)
+
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        scope = {
+            "jax": jax,
+            "jnp": jax.numpy,
+            "reference": function,
+            **{n: given(a) for n, a in inputs.items()},
+        }
+        result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
+        leaves = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(result)]
+    return [a.astype(np.float64) if a.dtype.name == "bfloat16" or a.dtype.kind == "f" else a for a in leaves]
+
+
+def flat(result: Any) -> list[Any]:
+    """The tensors of a result, in order."""
+    if isinstance(result, dict):
+        return flat(list(result.values()))
+    if isinstance(result, tuple | list):
+        return [tensor for part in result for tensor in flat(part)]
+    return [result] if hasattr(result, "detach") else []
+
+
+def to_tensor(array: Any, precision: str) -> Any:
+    """A torch tensor of the same values, of an array or a tensor; floats in ``precision`` unless it is empty."""
+    import torch
+
+    if isinstance(array, torch.Tensor):
+        return array.to(getattr(torch, precision)) if precision and array.is_floating_point() else array
+    if not (array.dtype.kind == "f" or array.dtype.name in EXTENDED):
+        return torch.from_numpy(np.ascontiguousarray(array).copy())
+    if precision:
+        return torch.from_numpy(array.astype(np.float64)).to(getattr(torch, precision))
+    return torch.from_numpy(array.astype(np.float64)).to(getattr(torch, array.dtype.name))
+
+
+def to_array(tensor: Any) -> np.ndarray:
+    """Its values: floats as float64 (of eight bits: as they are), all else as it is."""
+    tensor = tensor.detach().cpu()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name.startswith("float8"):
+        import torch
+
+        return tensor.contiguous().view(torch.uint8).numpy().view(numpy_dtype(name))
+    return tensor.double().numpy() if name.startswith(("float", "bfloat")) else tensor.numpy()

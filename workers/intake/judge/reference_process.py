@@ -1,0 +1,123 @@
+"""The process that runs references on a device, which is its argument.
+
+It holds the user's own reference and no candidate, ever, so that its answers may be believed; the processes that launch
+candidates cannot see into its memory. Frames in, frames out: ``sample`` {operator, seed} (see
+``SampledOperator.elsewhere``) is answered by ``sampled`` with arrays ``where/output/axis`` and ``due/output``, or by
+``failed`` {why}. A reference is believed on the device once it says there what it says on the host, of a small shape.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from tilewright.seeds.operator import Workload
+from tilewright.seeds.sampled import sampling
+from tilewright.workers.child.frames import Frame, FrameReader, sender
+from tilewright.workers.intake.judge.reference import function_of, is_jax, run_reference
+from tilewright.workers.intake.operator import SampledOperator
+from tilewright.workers.runners.triton.tensors import DeviceElements, to_torch
+
+LIMIT = 1 << 20
+"""Most bytes of one question."""
+
+ALIKE = {"float64": 1e-7, "float32": 1e-3, "": 3e-2}
+"""By precision, how far two devices' answers may be apart, as a share of the largest one."""
+
+CODES_ALIKE = 0.99
+"""Share of integers and 8-bit floats that two devices must agree on: roundings turn."""
+
+
+class Unlike(Exception):
+    """A reference that says something else on the device. The message is one sentence."""
+
+
+def main() -> None:
+    """Answer questions until there are no more."""
+    send = sender(os.dup(1))
+    os.dup2(2, 1)
+    device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
+    believed: set[str] = set()
+    reader = FrameReader(LIMIT)
+    try:
+        send(_ready(device))
+    except RuntimeError as error:
+        send(_failed(error))
+        return
+    while data := os.read(0, 1 << 16):
+        for frame in reader.feed(data):
+            try:
+                send(_sampled(frame.data, device, believed))
+            except Exception as error:  # noqa: BLE001 - whatever the user's reference raises: the host is asked then
+                send(_failed(error))
+            if device != "cpu":
+                torch.cuda.empty_cache()
+
+
+def _ready(device: str) -> Frame:
+    """Which device there is. Raises RuntimeError where there is none."""
+    if device == "cpu":
+        return Frame("ready", {})
+    torch.backends.cudnn.allow_tf32 = False
+    torch.zeros(1, device=device)
+    return Frame("ready", {"identity": str(torch.cuda.get_device_properties().uuid)})
+
+
+def _failed(error: Exception) -> Frame:
+    return Frame("failed", {"why": f"{type(error).__name__}: {error}".splitlines()[0][:200]})
+
+
+def _sampled(data: Mapping[str, Any], device: str, believed: set[str]) -> Frame:
+    """Raises Unlike, and what the reference raises."""
+    operator = SampledOperator.of_data(data["operator"])
+    function = function_of(operator.reference)
+    if is_jax(function):
+        raise Unlike("a reference that speaks JAX runs on the host")
+    key = json.dumps(data["operator"], sort_keys=True)
+    with torch.device(device):
+        if key not in believed:
+            _compare(operator, function, device)
+            believed.add(key)
+        row = data["operator"]["workload"]
+        workload = Workload(row["id"], row["dims"])
+        elements = functools.partial(DeviceElements, device=device)
+        sample = sampling(operator, workload, int(data["seed"]), operator.tables(), elements)
+    arrays = {f"due/{name}": found[name] for name, found in sample.references.items()}
+    for name, axes in sample.where.items():
+        arrays.update({f"where/{name}/{n}": np.asarray(axis) for n, axis in enumerate(axes)})
+    return Frame("sampled", {"axes": {name: len(axes) for name, axes in sample.where.items()}}, arrays)
+
+
+def _compare(operator: SampledOperator, function: Callable[..., Any], device: str) -> None:
+    """Raises Unlike where host and device differ on the smallest checked shape, or there is none."""
+    shapes = sorted(operator.suites["all"].check, key=operator.bytes)
+    if not shapes:
+        raise Unlike("there is no small shape to compare host and device on")
+    inputs = operator.make_inputs(shapes[0], 1, "randn")
+    with torch.device("cpu"):
+        host = run_reference(function, operator.call, inputs, operator.precision)
+    given = {name: to_torch(array, device) for name, array in inputs.items()}
+    found = run_reference(function, operator.call, given, operator.precision)
+    for result in operator.results:
+        one, other = host[result.place], found[result.place]
+        if one.shape != other.shape:
+            raise Unlike(f"{result.name} has another shape on the device")
+        if one.dtype.kind != "f":
+            same = np.mean(one.view(np.uint8) == other.view(np.uint8)) if one.size else 1.0
+            fine = bool(same >= CODES_ALIKE)
+        else:
+            far = np.abs(one - other).max(initial=0.0)
+            fine = bool(far <= ALIKE[operator.precision] * max(np.abs(one).max(initial=0.0), 1e-30))
+        if not fine:
+            raise Unlike(f"{result.name} is another on the device")
+
+
+if __name__ == "__main__":
+    main()

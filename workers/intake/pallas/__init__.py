@@ -1,0 +1,1 @@
+"""Takes a Pallas function in: copies its text, and finds its block sizes."""

@@ -1,0 +1,146 @@
+"""Evidence for the knobs of a taken ``build``: values that a shape takes, values that change no answer."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tilewright.fitness.gates import failure, read_gates
+from tilewright.seeds.operator import BitExactGate, SnrGate
+from tilewright.workers.intake.operator import as_result
+from tilewright.workers.intake.pallas.function_text import Knob
+
+EVIDENCE_SECONDS = 60.0
+LEGAL_SECONDS = 20.0
+
+Below = tuple[str, str]
+"""Two knobs of which the first may not be above the second: a block of a block."""
+
+
+def legal_values(
+    space: Mapping[str, Sequence[int]],
+    defaults: Mapping[str, int],
+    shapes: Sequence[Mapping[str, int]],
+    traced: Callable[[Mapping[str, int], Mapping[str, int]], str],
+) -> tuple[dict[str, dict[str, list[int]]], set[str]]:
+    """By shape and knob: the values at which the function can be traced there, the other knobs at their defaults or,
+    if those are smaller, at that value (a block of a block), or those of the same default too (square blocks).
+    And the knobs of which no value changes anything."""
+    found: dict[str, dict[str, list[int]]] = {}
+    telling: set[str] = set()
+    began = time.monotonic()
+    for dims in shapes:
+        label = label_of(dims)
+        if label in found or time.monotonic() - began > LEGAL_SECONDS:
+            continue
+        found[label] = {}
+        plain = traced(dims, defaults)
+        for name, values in space.items():
+            kept = []
+            for value in values:
+                others = {n: max(v, value) for n, v in defaults.items()}
+                alike = {n: value if v == defaults[name] else v for n, v in defaults.items()}
+                for params in ({**defaults, name: value}, {**others, name: value}, alike):
+                    try:
+                        text = traced(dims, params)
+                    except Exception:  # noqa: BLE001 - a value that this shape does not take
+                        telling.add(name)
+                        continue
+                    kept.append(value)
+                    telling |= {name} if text != plain else set()
+                    break
+            found[label][name] = kept
+    return found, set(space) - telling if found else set()
+
+
+def anywhere(knob: Knob, legal: Mapping[str, Mapping[str, Sequence[int]]]) -> tuple[int, ...]:
+    """Its values that some shape takes."""
+    taken = {v for by_knob in legal.values() for v in by_knob.get(knob.name, knob.values)}
+    return tuple(v for v in knob.values if v in taken or v == knob.default) if legal else knob.values
+
+
+def evidence(
+    knobs: Sequence[Knob],
+    defaults: Mapping[str, int],
+    shapes: Sequence[Any],
+    results: Sequence[Any],
+    runs: Any,
+    declared: Sequence[Below] = (),
+) -> tuple[dict[str, Any], list[Any], list[Below], dict[str, str]]:
+    """Which knobs only tile, which stay as they are and why, which may not be above which, beside those that were
+    ``declared``, and which are another one: both are one size, and only work as such."""
+    began = time.monotonic()
+    gates = [SnrGate(r[0], r[0], r[3], r[4]) if r[3] else BitExactGate(r[0], r[0], (r[0],)) for r in results]
+    space: dict[str, Any] = {}
+    fixed: list[Any] = []
+    below: list[Below] = list(declared)
+    tied: dict[str, str] = {}
+    small, inputs, wanted, _ = shapes[-1]
+    truth = {r[0]: {r[0]: as_result(w, r[1])} for r, w in zip(results, wanted, strict=False)}
+
+    def late() -> bool:
+        return time.monotonic() - began > EVIDENCE_SECONDS
+
+    def good(params: Mapping[str, int]) -> bool:
+        try:
+            outputs = runs(small, {**defaults, **params}, inputs)
+            named = {r[0]: o for r, o in zip(results, outputs, strict=False)}
+            return failure(read_gates(gates, named, truth, "randn"), gates) is None
+        except Exception:  # noqa: BLE001 - a value that does not work is no knob's
+            return False
+
+    def within(knob: Knob, value: int) -> str:
+        """The knob that must be as large for this value to work; empty where none is."""
+        others = [k.name for k in knobs if k.name != knob.name and k.default < value and value in k.values]
+        return next((o for o in others if not late() and good({knob.name: value, o: value})), "")
+
+    for knob in knobs:
+        if knob.name in tied:
+            fixed.append(
+                {"name": knob.name, "value": knob.default, "why": f"works only as large as {tied[knob.name]}"}
+            )
+            continue
+        kept, tried = [knob.default], 0
+        for value in sorted(knob.values, key=lambda v: abs(math.log2(v / knob.default))):
+            if value == knob.default:
+                continue
+            if late():
+                kept.append(value)  # untried: the campaign's gates judge it
+                continue
+            tried += 1
+            outer = next((o for n, o in below if n == knob.name), "")
+            raised = {outer: value} if outer and value > defaults[outer] else {}
+            lowered = {n: value for n, o in below if o == knob.name and value < defaults[n]}
+            fits = good({knob.name: value, **raised, **lowered})
+            if not fits and not outer and value > knob.default and (outer := within(knob, value)):
+                below.append((knob.name, outer))
+                fits = True
+            kept += [value] if fits else []
+        if len(kept) > 1:
+            space[knob.name] = tuple(sorted(kept))
+            continue
+        alike = [k for k in knobs if k.default == knob.default and k.name not in {*space, *tied}]
+        groups = [[knob, other] for other in alike if other is not knob] + ([alike] if len(alike) > 2 else [])
+        for group in groups:
+            common = [v for v in knob.values if v != knob.default and all(v in k.values for k in group)]
+            kept = [v for v in common if not late() and good({k.name: v for k in group})]
+            if kept:
+                space[knob.name] = tuple(sorted([knob.default, *kept]))
+                tied.update({k.name: knob.name for k in group if k is not knob})
+                break
+        if knob.name in space:
+            continue
+        why = (
+            "another value gives another answer, or none: it is part of the meaning"
+            if tried
+            else "no time to try other values"
+        )
+        fixed.append({"name": knob.name, "value": knob.default, "why": why})
+    return space, fixed, [(n, o) for n, o in below if n in space and o in space], tied
+
+
+def label_of(dims: Mapping[str, int]) -> str:
+    """The name of a shape."""
+    return "x".join(str(n) for n in dims.values()) or "one"

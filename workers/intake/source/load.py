@@ -1,0 +1,383 @@
+"""Imports a user's file without running what stands around its functions, its literals made traceable.
+
+Statements of the module run one by one. What fails (a package that is not here, a device that is not there) leaves a
+placeholder that says why once it is used; what merely does something (a benchmark, a print, a test) is left out. Other
+files of the same package are imported in the same way.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import functools
+import importlib
+import importlib.util
+import linecache
+import re
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+from tilewright.workers.intake.source.decorators import is_kernel, unwrapped
+from tilewright.workers.intake.source.literals import HOOK, Hooked, Literals, hooks
+
+_KEPT_CALLS = ("sys.", "os.", "warnings.", "logging.")
+_HARMLESS = (
+    ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign,
+    ast.AugAssign, ast.If, ast.Try,
+)  # fmt: skip
+
+
+class Missing:
+    """Stands for a name whose statement failed. Whatever is done with it says why."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self._said = f"{name} is not there: {why}"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(self._said)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and isinstance(args[0], types.FunctionType | type):
+            return args[0]  # a decorator that is not here decorates nothing
+        raise ModuleNotFoundError(self._said)
+
+    def __getitem__(self, item: Any) -> Missing:
+        return self  # of an annotation
+
+    def __or__(self, other: Any) -> Missing:
+        return self
+
+    __ror__ = __or__
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()
+
+
+_LOGS = ("logger", "log", "logging")
+
+
+class Silent:
+    """Stands for a logger that is not there: takes everything and says nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("fn", "rewriter") or name.startswith("__"):
+            raise AttributeError(name)  # no kernel, and nothing that holds one
+        return Silent()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return None
+
+
+class _Package(types.ModuleType):
+    """A package that is not covered by a part of it: after ``from .scale import scale``, ``scale`` is the function."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, types.ModuleType) and name in self.__dict__.get("_tilewright_origins", ()):
+            return
+        super().__setattr__(name, value)
+
+
+class PackageLoader(MetaPathFinder, Loader):
+    """Finds and runs the modules below ``root`` (the folder that holds the user's top package)."""
+
+    def __init__(self, root: Path, package: str, literals: Literals, traced: bool = True) -> None:
+        self._root = root
+        self._package = package
+        self._hooks = hooks(literals)
+        self._traced = traced
+        self.missing: list[str] = []
+        self.user = ""
+        """The name of the user's own module."""
+
+    def home(self, path: Path) -> Path:
+        """The folder of the user's code: of the package that a file lies in, else of the file."""
+        return self._root / self._package if self._package else path.parent
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        top = fullname.partition(".")[0]
+        if top != self._package if self._package else top in sys.stdlib_module_names:
+            return None
+        place = self._root.joinpath(*fullname.split("."))
+        if (place / "__init__.py").is_file():
+            spec = _SPEC(
+                fullname, place / "__init__.py", loader=self, submodule_search_locations=[str(place)]
+            )
+        elif place.with_suffix(".py").is_file():
+            spec = _SPEC(fullname, place.with_suffix(".py"), loader=self)
+        elif place.is_dir() and self._package:
+            spec = ModuleSpec(fullname, None, is_package=True)
+            spec.submodule_search_locations = [str(place)]
+        else:
+            return None
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run its statements one by one, except for those of a package's own ``__init__``: its parts are loaded."""
+        path = str(module.__file__)
+        if Path(path).name == "__init__.py":
+            module.__dict__["__getattr__"] = self._lazily(module, path)
+            return
+        self.run(module, path)
+
+    def _lazily(self, module: types.ModuleType, path: str) -> Any:
+        """What a package's ``__init__`` imports, once asked for; for what it defines itself all of it runs."""
+        origins: dict[str, tuple[str, str]] = {}
+        module.__class__ = _Package
+        module.__dict__["_tilewright_origins"] = origins
+        for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                base = "." * node.level + (node.module or "")
+                for item in node.names:
+                    origins[item.asname or item.name] = (base, item.name)
+
+        def find(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            if name in origins:
+                base, item = origins[name]
+                source = importlib.import_module(base, module.__name__)
+                if source is module:
+                    return importlib.import_module(f"{module.__name__}.{item}")
+                if hasattr(source, item):
+                    return getattr(source, item)
+                return importlib.import_module(f"{source.__name__}.{item}")
+            if importlib.util.find_spec(f"{module.__name__}.{name}") is not None:
+                return importlib.import_module(f"{module.__name__}.{name}")
+            if HOOK + "literal" not in module.__dict__:
+                self.run(module, path)
+                if name in module.__dict__:
+                    return module.__dict__[name]
+            raise AttributeError(f"{module.__name__} has no {name}")
+
+        return find
+
+    def run(self, module: types.ModuleType, path: str, wanted: str | None = None) -> None:
+        """``wanted``: assignments are run only where that function may need them."""
+        text = Path(path).read_text(encoding="utf-8")
+        linecache.getlines(path)
+        module.__dict__.update(self._hooks)
+        tree = ast.parse(text, path)
+        needed = _needed(tree, wanted) if wanted else None
+        future = [
+            n.name
+            for s in tree.body
+            if isinstance(s, ast.ImportFrom) and s.module == "__future__"
+            for n in s.names
+        ]
+        flags = __future__.annotations.compiler_flag if "annotations" in future else 0
+        # what the user's file does below its functions is a benchmark; what a package's file does sets it up
+        helper = wanted is None and bool(self._package) and module.__name__ != self.user
+        for statement in tree.body:
+            if not _kept(statement, needed, helper):
+                continue
+            bound = list(_bound(statement))
+            hooked = ast.fix_missing_locations(Hooked(path).visit(statement)) if self._traced else statement
+            if isinstance(hooked, ast.FunctionDef | ast.ClassDef):
+                hooked.decorator_list = [d for d in hooked.decorator_list if not _absent(d, module)]
+            why = _ran(hooked, path, flags, module)
+            if why and isinstance(hooked, ast.FunctionDef):  # it may only annotate with what is not here
+                why = _ran(hooked, path, flags | __future__.annotations.compiler_flag, module)
+            if isinstance(hooked, ast.FunctionDef) and is_kernel(statement):
+                why = unwrapped(hooked, why, module, functools.partial(_ran, hooked, path, flags, module))
+            if why and isinstance(hooked, ast.ImportFrom):
+                _usual(hooked, module)
+            if why and isinstance(hooked, ast.If) and (taken := _open_branch(hooked, path, flags, module)):
+                self.missing.append(f"line {statement.lineno}: {why}: its {taken} branch is taken")
+                continue
+            if why:
+                self.missing.append(f"line {statement.lineno}: {why}")
+                for name in bound:
+                    quiet = name.strip("_").lower() in _LOGS
+                    module.__dict__.setdefault(name, Silent() if quiet else Missing(name, why))
+
+
+def _ran(statement: ast.AST, path: str, flags: int, module: types.ModuleType) -> str:
+    """Run a statement of a module; what it raises, empty where it does not."""
+    try:
+        code = compile(ast.Module([statement], []), path, "exec", flags, dont_inherit=True)  # type: ignore[list-item]
+        exec(code, module.__dict__)
+    except Exception as error:  # noqa: BLE001 - whatever the user's statement raises
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return ""
+
+
+_USUAL = {
+    "triton": "triton", "tl": "triton.language", "torch": "torch", "F": "torch.nn.functional", "nn": "torch.nn",
+    "np": "numpy", "jax": "jax", "jnp": "jax.numpy", "lax": "jax.lax", "pl": "jax.experimental.pallas",
+    "pltpu": "jax.experimental.pallas.tpu",
+}  # fmt: skip
+
+
+def _usual(node: ast.ImportFrom, module: types.ModuleType) -> None:
+    """What everybody calls so, where a package that is not here would have handed it on (``from x import tl``)."""
+    for item in node.names:
+        name = item.asname or item.name
+        if name in _USUAL and importlib.util.find_spec(_USUAL[name].partition(".")[0]):
+            module.__dict__.setdefault(name, importlib.import_module(_USUAL[name]))
+
+
+def _absent(decorator: ast.expr, module: types.ModuleType) -> bool:
+    """Whether a decorator is of a package that is not here: it decorates nothing."""
+    node = decorator
+    while isinstance(node, ast.Call | ast.Attribute):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return isinstance(node, ast.Name) and isinstance(module.__dict__.get(node.id), Missing)
+
+
+def _open_branch(node: ast.If, path: str, flags: int, module: types.ModuleType) -> str:
+    """Run the first branch that can be run of an ``if`` whose test asks for what is not here; its name."""
+    try:
+        eval(compile(ast.Expression(node.test), path, "eval", flags, dont_inherit=True), module.__dict__)
+        return ""  # the test is not at fault
+    except Exception:  # noqa: BLE001 - whatever the user's statement raises
+        for name, body in (("first", node.body), ("other", node.orelse)):
+            if body and not any(_ran(part, path, flags, module) for part in body):
+                return name
+    return ""
+
+
+_REGISTRATION = re.compile(r"(\w+\.)*(def(vjp|jvp|jvps)|define|impl|\w*register\w*)\(")
+
+
+def _registers(statement: ast.Expr) -> bool:
+    """Whether it makes a rule or an operation known, of a function that stands elsewhere."""
+    return _REGISTRATION.match(ast.unparse(statement)) is not None
+
+
+def _kept(statement: ast.stmt, needed: set[str] | None, helper: bool) -> bool:
+    if isinstance(statement, ast.Expr):
+        if helper and isinstance(statement.value, ast.Call):
+            return True
+        return isinstance(statement.value, ast.Call) and (
+            _registers(statement) or ast.unparse(statement).startswith(_KEPT_CALLS)
+        )
+    if not isinstance(statement, _HARMLESS):
+        return False
+    if isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test):
+        return False
+    if needed is not None and (
+        isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) or _loads(statement)
+    ):
+        return any(name in needed or name == "*" for name in _bound(statement))
+    return True
+
+
+def _loads(statement: ast.stmt) -> bool:
+    """Whether it does nothing but import, also with a way out, and of what is not loaded: seconds, at times."""
+    if isinstance(statement, ast.Try):
+        parts: list[ast.stmt] = [*statement.body, *(s for h in statement.handlers for s in h.body)]
+        if not all(isinstance(part, ast.Import | ast.ImportFrom | ast.Assign | ast.Pass) for part in parts):
+            return False
+    elif not isinstance(statement, ast.Import | ast.ImportFrom):
+        return False
+    for node in ast.walk(statement):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module not in sys.modules:
+            return True
+        if isinstance(node, ast.Import) and any(item.name not in sys.modules for item in node.names):
+            return True
+    return False
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for item in node.names:
+                yield item.asname or item.name.split(".")[0]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+
+
+def _needed(tree: ast.Module, wanted: str) -> set[str]:
+    """Names that a function may reach, through whatever the module defines."""
+    uses: dict[str, set[str]] = {}
+    left, seen = [wanted.split(".")[0]], set()
+    for statement in tree.body:
+        if isinstance(statement, ast.Expr):
+            if _registers(statement):
+                left += [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
+            continue
+        used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        # what a function calls its own variables is nobody else's
+        defined = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        for name in list(_bound(statement))[: 1 if defined else None]:
+            uses.setdefault(name, set()).update(used)
+    while left:
+        name = left.pop()
+        if name not in seen:
+            seen.add(name)
+            left += uses.get(name, ())
+    return seen
+
+
+_SPEC = importlib.util.spec_from_file_location
+
+
+def _read_as_others(loader: PackageLoader) -> None:
+    """Files that a package writes while it runs and then imports by their place are read as the user's own are."""
+
+    def spec_of(name: str, location: Any = None, **given: Any) -> ModuleSpec | None:
+        if location is not None and str(location).endswith(".py"):
+            given.setdefault("loader", loader)
+        return _SPEC(name, location, **given)
+
+    importlib.util.spec_from_file_location = spec_of
+
+
+def _home(path: Path) -> tuple[Path, list[str]]:
+    """The folder from which a file's package is imported, and the file's place below it.
+
+    A package's folders have an ``__init__.py``, or one of them has the name by which the file imports its package.
+    """
+    parts, root = [path.stem], path.parent
+    while (root / "__init__.py").is_file():
+        parts.insert(0, root.name)
+        root = root.parent
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            imported |= {item.name.partition(".")[0] for item in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            imported.add(node.module.partition(".")[0])
+    for folder in (root, *root.parents) if parts[0] not in imported else ():
+        if folder.name in imported and importlib.util.find_spec(folder.name) is None:
+            return folder.parent, [*path.parent.relative_to(folder.parent).parts, path.stem]
+    return root, parts
+
+
+def load(
+    path: Path, function: str | None, literals: Literals, *, traced: bool = True
+) -> tuple[types.ModuleType, PackageLoader]:
+    """The module of a file, as part of the package it lies in. Raises OSError, SyntaxError."""
+    path = path.resolve()
+    root, parts = _home(path)
+    loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", literals, traced)
+    if traced:
+        from tilewright.workers.intake.source.torch_library import keep_plain
+
+        keep_plain()
+        _read_as_others(loader)
+    name = ".".join(parts) if len(parts) > 1 else f"tilewright_taken_{path.stem}".replace("-", "_")
+    sys.meta_path.insert(0, loader)
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    spec = _SPEC(name, path)
+    assert spec is not None
+    for depth in range(1, len(parts)):
+        importlib.import_module(".".join(parts[:depth]))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    loader.user = name
+    loader.run(module, str(path), function)
+    return module, loader

@@ -1,0 +1,1 @@
+"""Takes a function that launches Triton kernels in: records one call, and writes a kernel module."""

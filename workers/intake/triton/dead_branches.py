@@ -1,0 +1,124 @@
+"""A kernel without the branches that its launches rule out: ``if bias_ptr is not None`` where it is given None.
+
+What stands there is never compiled, so it may name what is not defined, or what no candidate may use.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from tilewright.workers.intake.source.traced_numbers import Traced
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Something:
+    """Stands for an argument of which only this is known: it is not None."""
+
+
+SOMETHING = Something()
+
+
+def constants_of(launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Parameters that every launch gives the same constant, by name: plain values, or SOMETHING for a tensor."""
+    found: dict[str, Any] = {}
+    for place, arguments in enumerate(launches):
+        here = {name: _constant(value) for name, value in arguments.items() if _is_constant(value)}
+        found = here if place == 0 else {n: v for n, v in found.items() if n in here and _same(v, here[n])}
+    return found
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or (
+        isinstance(value, (*_PLAIN, tl.constexpr)) and not isinstance(value, Traced)
+    )
+
+
+def _constant(value: Any) -> Any:
+    value = value.value if isinstance(value, tl.constexpr) else value
+    return value if isinstance(value, _PLAIN) else SOMETHING
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and one == other)
+
+
+def cut(node: ast.FunctionDef, known: Mapping[str, Any], scope: Mapping[str, Any]) -> ast.FunctionDef:
+    """The function without branches that constants rule out. ``scope``: its global names."""
+    stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    local = stored | {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - local
+    settled = {n: _constant(scope[n]) for n in names if n in scope and _is_constant(scope[n])}
+    settled.update({n: v for n, v in known.items() if n not in stored})
+    made = _Cut(settled).visit(node)
+    assert isinstance(made, ast.FunctionDef)
+    return made
+
+
+class _Cut(ast.NodeTransformer):
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        self._known = known
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        if isinstance(node, ast.FunctionDef | ast.If | ast.For | ast.While | ast.With) and not node.body:
+            node.body = [ast.copy_location(ast.Pass(), node)]
+        return node
+
+    def visit_If(self, node: ast.If) -> Any:
+        decided = self._truth(node.test)
+        if decided is None:
+            return self.generic_visit(node)
+        made: list[ast.stmt] = []
+        for statement in node.body if decided else node.orelse:
+            result = self.visit(statement)
+            made += result if isinstance(result, list) else [result]
+        return made
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        decided = self._truth(node.test)
+        if decided is None:
+            return self.generic_visit(node)
+        return self.visit(node.body if decided else node.orelse)
+
+    def _truth(self, node: ast.expr) -> bool | None:
+        """What a test comes to, where constants alone decide it."""
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            inner = self._truth(node.operand)
+            return None if inner is None else not inner
+        if isinstance(node, ast.BoolOp):
+            parts = [self._truth(value) for value in node.values]
+            decisive = isinstance(node.op, ast.Or)
+            if decisive in parts:
+                return decisive
+            return None if None in parts else not decisive
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            return self._compared(node.left, node.ops[0], node.comparators[0])
+        found, value = self._value(node)
+        return bool(value) if found and value is not SOMETHING else None
+
+    def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> bool | None:
+        (one, a), (other, b) = self._value(left), self._value(right)
+        if not (one and other):
+            return None
+        if isinstance(op, ast.Is | ast.IsNot):
+            if not (a is None or b is None):
+                return None
+            return (a is b) == isinstance(op, ast.Is)
+        if isinstance(op, ast.Eq | ast.NotEq) and SOMETHING not in (a, b):
+            return bool(a == b) == isinstance(op, ast.Eq)
+        return None
+
+    def _value(self, node: ast.expr) -> tuple[bool, Any]:
+        if isinstance(node, ast.Constant):
+            return True, node.value
+        if isinstance(node, ast.Attribute) and node.attr == "value":
+            node = node.value
+        if isinstance(node, ast.Name) and node.id in self._known:
+            return True, self._known[node.id]
+        return False, None

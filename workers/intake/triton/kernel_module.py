@@ -1,0 +1,82 @@
+"""A module made from a recording, with its knobs, and what is known beside the recording."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tilewright.workers.intake.source.knobs import Knob, said_of
+from tilewright.workers.intake.triton.kernel_text import Kernels
+
+MOST_CONFIGURATIONS = 16
+"""Of a long list as many are tried as a campaign of 64 evaluations can spare a quarter for."""
+
+
+@dataclass
+class Taken:
+    """A module made from a recording."""
+
+    source: str
+    knobs: list[Knob]
+    outputs: list[torch.Tensor]
+    kernels: Kernels
+    notes: list[str] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)
+    ties: dict[str, str] = field(default_factory=dict)
+    """Echoes that follow a knob, by name."""
+
+    def with_space(self, space: Mapping[str, Sequence[Any]], defaults: Mapping[str, Any]) -> str:
+        """The module with the knobs that are in ``space``; the others as constants of their default."""
+        defaulted = {knob.name: repr(knob.default) for knob in self.knobs if knob.name not in space}
+        said = {
+            **defaulted,
+            **{echo: f'params["{name}"]' for echo, name in self.ties.items() if name in space},
+        }
+        text = said_of(self.source, said)
+        declared = {name: tuple(values) for name, values in space.items()}
+        head = f"SPACE = {_literal(declared)}\nDEFAULTS = {_literal(dict(defaults))}\nCONSTRAINTS = {{}}\n"
+        return text.replace("SPACE = {}\n", head, 1)
+
+    def configurations(
+        self, space: Mapping[str, Sequence[Any]], defaults: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """The points of ``space`` that the file's own tuners choose between, without the default one: at most
+        ``MOST_CONFIGURATIONS``, spread over their list."""
+        tuned = {knob.name: knob.configured for knob in self.knobs if knob.configured and knob.name in space}
+        count = max(map(len, tuned.values()), default=0)
+        points = [
+            {
+                **{n: defaults[n] for n in space},
+                **{n: values[i] for n, values in tuned.items() if i < len(values)},
+            }
+            for i in range(count)
+        ]
+        distinct = [p for i, p in enumerate(points) if p not in points[:i] and p != dict(defaults)]
+        wanted = min(len(distinct), MOST_CONFIGURATIONS)
+        return [distinct[i * len(distinct) // wanted] for i in range(wanted)]
+
+
+def _literal(value: Mapping[str, Any]) -> str:
+    inner = "".join(f"    {k!r}: {v!r},\n" for k, v in value.items())
+    return ("{\n" + inner + "}").replace("'", '"') if value else "{}"
+
+
+Wanted = Sequence[tuple[tuple[int, ...], torch.dtype]] | None
+"""Shapes and dtypes of the results that are judged; None: all there are."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What is known beside a recording: where it is from, literals by atom (value, file, line) and the names they were
+    given, operands' dimensions, and the device's figures by atom."""
+
+    title: str
+    literals: Mapping[str, tuple[int, str, int]]
+    names: Mapping[str, str]
+    dims: Mapping[str, Sequence[Any]]
+    device: Mapping[str, int]
+    keeps: bool = False
+    """Whether arguments that kernels write keep what they held elsewhere."""

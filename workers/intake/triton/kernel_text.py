@@ -1,0 +1,429 @@
+"""A kernel function of a user's file as text of the dialect: what it reaches, names and decorators put right.
+
+What is mechanical is changed (underscores, type annotations, library functions under another name); what is not stays
+as it is, and the dialect says what it has against it.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, DECLARATIONS, VALUE_ATTRIBUTES
+from tilewright.workers.intake.source.load import Missing, Silent
+from tilewright.workers.intake.source.names import object_of, public
+from tilewright.workers.intake.triton import dead_branches
+from tilewright.workers.intake.triton.libdevice import OLD_HOMES, SAME, WRITTEN, whole_exponent
+from tilewright.workers.intake.triton.masks import is_mask, masks_of
+from tilewright.workers.intake.triton.scalar_reads import Head, with_heads
+
+_TAKEN = ALL_BUILTINS | frozenset(("torch", "triton", "tl", "launch", "math")) | frozenset(DECLARATIONS)
+
+_DROPPED = ("device_print", "static_print", "device_assert", "print", "assume")
+"""What changes no answer. An assumption that does not hold, as of ``pid > 0``, is refused by the interpreter."""
+
+
+@dataclass
+class Text:
+    """One function: its name in the module, its text, and the user's file and line of each of its lines."""
+
+    name: str
+    text: str
+    file: str
+    lines: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class Kernels:
+    """The functions and constants that launched kernels reach. ``parameters``: by function, old name to new."""
+
+    constants: dict[str, str] = field(default_factory=dict)
+    functions: dict[str, Text] = field(default_factory=dict)
+    parameters: dict[str, dict[str, str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    refusals: list[tuple[int, str]] = field(default_factory=list)
+    maths: bool = False
+    given: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    """By the identity of a launched function: parameters that its launches give a constant."""
+    _names: dict[int, str] = field(default_factory=dict)
+    _spelt: dict[str, str] = field(default_factory=dict)
+    _kept: list[Any] = field(default_factory=list)
+
+    def take(self, kernel: Any) -> str:
+        """Add a jitted function and what it reaches; its name."""
+        fn = _function(kernel)
+        if id(fn) in self._names:
+            return self._names[id(fn)]
+        name = self._free(fn.__name__)
+        self._names[id(fn)] = name
+        self._kept.append(fn)
+        node, file = definition(fn)
+        scope = _closure(fn)
+        node = dead_branches.cut(node, self.given.get(id(fn), {}), {**fn.__globals__, **scope})
+        mapping: dict[str, str] = {}
+        transform = _Transform(self, fn.__globals__, scope, node, mapping)
+        self.parameters[name] = mapping
+        made = transform.visit(node)
+        made.name = name
+        made.decorator_list = [ast.Name("triton.jit", ast.Load())]
+        made.returns = None
+        ast.fix_missing_locations(made)
+        text = ast.unparse(made)
+        self.functions[name] = Text(name, text, file, _lines(made, text))
+        return name
+
+    def keep_used(self, launch: str) -> None:
+        """Leave out functions that neither ``launch`` nor any that it reaches names."""
+        used: set[str] = set()
+        left = [launch]
+        while left:
+            words = set(re.findall(r"\w+", left.pop())) - used
+            used |= words
+            left += [self.functions[name].text for name in words if name in self.functions]
+        for name in [name for name in self.functions if name not in used]:
+            del self.functions[name]
+
+    def variant(self, name: str, heads: Mapping[str, Head]) -> str:
+        """A function that was taken, making parameters of what is given for them; its name."""
+        known = self.functions[name]
+        again = next(
+            (n for n, t in self.functions.items() if t.text == with_heads(known.text, n, heads)), None
+        )
+        if again is not None:
+            return again
+        made = self._free(f"{name}_read")
+        lines = {line + len(heads): of for line, of in known.lines.items()}
+        self.functions[made] = Text(made, with_heads(known.text, made, heads), known.file, lines)
+        return made
+
+    def _free(self, wanted: str) -> str:
+        name = public(wanted, "f")
+        taken = set(self.functions) | set(self.constants) | set(self._names.values()) | _TAKEN
+        while name in taken:
+            name += "_k"
+        return name
+
+    def constant(self, name: str, text: str) -> str:
+        """A module constant; its name."""
+        new = public(name, "c")
+        while new in _TAKEN or new in self.functions or self.constants.get(new, text) != text:
+            new += "_c"
+        self.constants[new] = text
+        return new
+
+    def spelt(self, name: str) -> str:
+        """The name of a function of the device's library that was spelt out; empty where it was not."""
+        return self._spelt.get(name, "")
+
+    def written(self, name: str) -> str:
+        """A function of the device's library, spelt out; its name."""
+        if name not in self._spelt:
+            text = WRITTEN[name]
+            plain = text[4 : text.index("(")]
+            called = self._spelt[name] = self._free(plain)
+            text = f"@triton.jit\n{text.replace(plain, called, 1)}".rstrip()
+            self.functions[called] = Text(called, text, "")
+            self.notes.append(f"libdevice.{name} is spelt out as {called}()")
+        return self._spelt[name]
+
+
+def definition(fn: types.FunctionType) -> tuple[ast.FunctionDef, str]:
+    """The syntax of a function with the lines of its file. Raises OSError."""
+    lines, start = inspect.getsourcelines(fn)
+    file = inspect.getsourcefile(fn) or ""
+    import textwrap
+
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    ast.increment_lineno(tree, start - 1)
+    node = tree.body[0]
+    assert isinstance(node, ast.FunctionDef)
+    return node, file
+
+
+def _closure(fn: types.FunctionType) -> dict[str, Any]:
+    cells = fn.__closure__ or ()
+    return {name: cell.cell_contents for name, cell in zip(fn.__code__.co_freevars, cells, strict=True)}
+
+
+def _lines(made: ast.AST, text: str) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for new, old in zip(ast.walk(ast.parse(text)), [None, *ast.walk(made)], strict=False):
+        if old is not None and hasattr(new, "lineno") and hasattr(old, "lineno"):
+            found.setdefault(new.lineno, old.lineno)
+    return found
+
+
+class _Transform(ast.NodeTransformer):
+    """Rewrites one kernel. ``mapping``: what its own names become."""
+
+    def __init__(
+        self, owner: Kernels, known: Mapping[str, Any], closure: Mapping[str, Any], node: ast.FunctionDef,
+        mapping: dict[str, str],
+    ) -> None:  # fmt: skip
+        self._owner, self._known, self._closure, self._mapping = owner, known, closure, mapping
+        arguments = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        self._arguments = frozenset(arguments)
+        bound = [
+            *arguments,
+            *(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)),
+        ]
+        self._local = set(bound)
+        self._masks = masks_of(node)
+        tests = (n.test for n in ast.walk(node) if isinstance(n, ast.If | ast.While | ast.IfExp | ast.Assert))
+        self._tests = {id(n) for test in tests for n in ast.walk(test)}
+        for name in bound:
+            if name == "_" or name in mapping:
+                continue
+            new = name
+            if new.startswith("_"):
+                new = public(new, "u")
+            if new in _TAKEN:
+                new += "_"
+            while new != name and (new in self._local or new in mapping.values()):
+                new += "_"
+            mapping[name] = new
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        """``and`` of masks, which Triton's compiler reads as of their elements and its interpreter as Python does."""
+        found = id(node) not in self._tests and is_mask(node, self._masks)
+        self.generic_visit(node)
+        if not found:
+            return node
+        kind = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
+        joined = node.values[0]
+        for value in node.values[1:]:
+            joined = ast.copy_location(ast.BinOp(joined, kind, value), node)
+        return joined
+
+    # -- names -----------------------------------------------------------------------------------
+
+    def _object(self, node: ast.expr) -> tuple[bool, Any]:
+        return object_of(node, self._local, (self._closure, self._known))
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in self._local:
+            return ast.copy_location(ast.Name(self._mapping.get(node.id, node.id), node.ctx), node)
+        found, value = self._object(node)
+        return self._said(node, value, node.id) if found else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        found, value = self._object(node)
+        if found and not isinstance(value, types.ModuleType):
+            return self._said(node, value, node.attr)
+        if node.attr == "element_ty" and isinstance(node.value, ast.Attribute) and node.value.attr == "type":
+            node.value.attr = "dtype"
+        if node.attr == "cast":
+            node.attr = "to"
+        if not found and ast.unparse(node.value) in OLD_HOMES and (node.attr in SAME or node.attr in WRITTEN):
+            said = self._library(node.attr, node.lineno)
+            return node if said is None else ast.copy_location(ast.parse(said, mode="eval").body, node)
+        if node.attr == "value" and isinstance(node.value, ast.Name) and node.value.id in self._arguments:
+            return self.visit(node.value)
+        node.value = self.visit(node.value)
+        return node
+
+    def _said(self, node: ast.expr, value: Any, name: str) -> ast.AST:
+        text = self._text(value, name, getattr(node, "lineno", 0))
+        if text is None:
+            return node
+        made = ast.parse(text, mode="eval").body
+        for part in ast.walk(made):
+            ast.copy_location(part, node)
+        return made
+
+    def _text(self, value: Any, name: str, line: int) -> str | None:
+        """How the module says a global value; None: as it is."""
+        if getattr(builtins, name, None) is value and name in BUILTINS:
+            return name
+        if isinstance(value, Missing | Silent):
+            return self._absent(name, line)
+        if is_jitted(value):
+            module = getattr(_function(value), "__module__", "")
+            if module.startswith("triton.language"):
+                return _language(value, name)
+            return self._owner.take(value)
+        if isinstance(value, types.ModuleType):
+            return {"triton": "triton", "triton.language": "tl", "math": "math"}.get(value.__name__)
+        module = getattr(value, "__module__", None) or ""
+        if module.endswith("libdevice"):
+            return self._library(getattr(value, "__name__", name), line)
+        said = _language(value, name)
+        if said is not None:
+            return said
+        if value is triton.cdiv or (name in ("cdiv", "next_power_of_2") and callable(value)):
+            return "tl.cdiv" if name == "cdiv" else f"triton.{name}"
+        if isinstance(value, tl.constexpr):
+            return self._constant(name, value.value, line)
+        if isinstance(value, bool | int | float | str | tl.dtype) or value is None:
+            return self._constant(name, value, line)
+        if isinstance(value, torch.dtype):
+            return None
+        return None
+
+    def _constant(self, name: str, value: Any, line: int) -> str | None:
+        from tilewright.workers.intake.source.traced_numbers import number_text, plain
+
+        value = plain(value)
+        if isinstance(value, tl.dtype):
+            return f"tl.{dtype_name(value)}"
+        if value is None:
+            return "None"
+        if not isinstance(value, bool | int | float | str):
+            self._owner.refusals.append((line, f"the constant {name} is a {type(value).__name__}"))
+            return None
+        return self._owner.constant(name, f"tl.constexpr({number_text(value)})")
+
+    def _absent(self, name: str, line: int) -> str | None:
+        """A function of a package that is not here, where the language has one of that name."""
+        if name not in SAME and name not in WRITTEN and not callable(getattr(tl, name, None)):
+            return None
+        said = f"line {line}: {name} is of a package that is not here: triton.language's is taken"
+        if said not in self._owner.notes:
+            self._owner.notes.append(said)
+        return self._library(name, line) if name in SAME or name in WRITTEN else f"tl.{name}"
+
+    def _library(self, name: str, line: int) -> str | None:
+        if name in SAME:
+            return SAME[name]
+        if name in WRITTEN:
+            return self._owner.written(name)
+        self._owner.refusals.append((line, f"the device library's function {name}"))
+        return None
+
+    # -- statements ------------------------------------------------------------------------------
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+            said = "" if argument.annotation is None else ast.unparse(argument.annotation)
+            argument.annotation = ast.parse("tl.constexpr", mode="eval").body if "constexpr" in said else None
+            argument.arg = self._mapping.get(argument.arg, argument.arg)
+        node.args.defaults = [self.visit(default) for default in node.args.defaults]
+        body: list[ast.stmt] = []
+        for place, statement in enumerate(node.body):
+            if place == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                continue  # its docstring stays in the user's file
+            made = self.visit(statement)
+            if made is not None:
+                body.append(made)
+        node.body = body or [ast.Pass()]
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        if isinstance(node.value, ast.Constant):
+            return None
+        if isinstance(node.value, ast.Call):
+            called = ast.unparse(node.value.func).rpartition(".")[2]
+            if called in _DROPPED:
+                self._owner.notes.append(f"line {node.lineno}: {called} is left out")
+                return None
+        node.value = self.visit(node.value)
+        return node
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST | None:
+        self._owner.notes.append(f"line {node.lineno}: an assertion within a kernel is left out")
+        return None
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        said = ast.unparse(node.annotation)
+        if "constexpr" in said:
+            node.annotation = ast.parse("tl.constexpr", mode="eval").body
+            node.target = self.visit(node.target)
+            node.value = None if node.value is None else self.visit(node.value)
+            return node
+        assert node.value is not None
+        made = ast.Assign([self.visit(node.target)], self.visit(node.value))
+        return ast.copy_location(made, node)
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        self.generic_visit(node)
+        node.body = node.body or [ast.copy_location(ast.Pass(), node)]
+        return node
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self.generic_visit(node)
+        node.body = node.body or [ast.copy_location(ast.Pass(), node)]
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        found, value = self._object(node.func)
+        if found and isinstance(value, torch.dtype | type) and node.args:
+            pass
+        if not found:
+            _unbound(node)
+        self.generic_visit(node)
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name and name == self._owner.spelt("pow") and (exponent := whole_exponent(node)):
+            node.func = ast.copy_location(ast.Name(self._owner.written(f"pow{exponent}"), ast.Load()), node)
+            del node.args[-1]
+        if name in self._owner.parameters:
+            renamed = self._owner.parameters[name]
+            for keyword in node.keywords:
+                keyword.arg = renamed.get(keyword.arg, keyword.arg) if keyword.arg else None
+        if ast.unparse(node.func) == "tl.dot":
+            _transposed(node)
+        if ast.unparse(node.func) == "tl.constexpr" and len(node.args) == 1:
+            return node.args[0]
+        return node
+
+
+def _unbound(node: ast.Call) -> None:
+    """A function of the language that is called as a tensor's method, ``x.log()``, by its own name."""
+    func = node.func
+    if not isinstance(func, ast.Attribute) or func.attr in VALUE_ATTRIBUTES:
+        return
+    if hasattr(tl.tensor, func.attr) and callable(getattr(tl, func.attr, None)):
+        node.args.insert(0, func.value)
+        language = ast.copy_location(ast.Name("tl", ast.Load()), node)
+        node.func = ast.copy_location(ast.Attribute(language, func.attr, ast.Load()), node)
+
+
+def _transposed(node: ast.Call) -> None:
+    """``trans_a`` and ``trans_b`` of a product, which the language once had, as transposed operands."""
+    for place, name in enumerate(("trans_a", "trans_b")):
+        given = next((k for k in node.keywords if k.arg == name), None)
+        if given is None or not isinstance(given.value, ast.Constant) or len(node.args) < 2:
+            continue
+        node.keywords.remove(given)
+        if given.value.value:
+            called = ast.parse("tl.trans(x)", mode="eval").body
+            assert isinstance(called, ast.Call)
+            called.args = [node.args[place]]
+            node.args[place] = ast.copy_location(called, node)
+
+
+def _function(value: Any) -> Any:
+    while hasattr(value, "fn"):
+        value = value.fn
+    return value
+
+
+def is_jitted(value: Any) -> bool:
+    return hasattr(value, "rewriter") or type(value).__name__ in ("JITFunction", "Autotuner", "Heuristics")
+
+
+def dtype_name(value: tl.dtype) -> str:
+    return next(n for n in dir(tl) if isinstance(getattr(tl, n), tl.dtype) and getattr(tl, n) == value)
+
+
+def _language(value: Any, name: str) -> str | None:
+    """A function or dtype of Triton's language by its place there."""
+    if getattr(tl, name, None) is value:
+        return f"tl.{name}"
+    if getattr(tl.math, name, None) is value:
+        return f"tl.{name}" if hasattr(tl, name) else f"tl.math.{name}"
+    found = next((n for n in dir(tl) if not n.startswith("_") and getattr(tl, n) is value), None)
+    return (
+        None
+        if found is None or isinstance(value, bool | int | float | str) or value is None
+        else f"tl.{found}"
+    )

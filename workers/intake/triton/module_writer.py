@@ -1,0 +1,284 @@
+"""A recorded call as a module of the dialect: kernels, ``launch``, and the knobs between them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+import triton.language as tl
+from triton.runtime.jit import TensorWrapper
+
+from tilewright.workers.intake.calls.sizes import size_code
+from tilewright.workers.intake.source import traced_numbers as symbols
+from tilewright.workers.intake.source.knobs import constexprs
+from tilewright.workers.intake.triton import scalar_reads as read_values
+from tilewright.workers.intake.triton import torch_kernels as torch_ops
+from tilewright.workers.intake.triton.copies import COPY, COPY_TEXT
+from tilewright.workers.intake.triton.dead_branches import constants_of
+from tilewright.workers.intake.triton.kernel_module import Origin, Taken, Wanted
+from tilewright.workers.intake.triton.kernel_text import Kernels, Text, dtype_name, is_jitted
+from tilewright.workers.intake.triton.knob_finder import Lifting
+from tilewright.workers.intake.triton.results import results_of, root_of
+from tilewright.workers.intake.triton.trace import Launch, Refusal, Trace, Var, Work
+
+
+def emit(trace: Trace, origin: Origin, wanted: Wanted) -> Taken:
+    """The module of a recording. Raises Refusal."""
+    return _Emitter(trace, origin).module(wanted)
+
+
+class _Emitter:
+    def __init__(self, trace: Trace, origin: Origin) -> None:
+        self._trace, self._origin, self._dims, self._keeps = trace, origin.title, origin.dims, origin.keeps
+        self._kernels = Kernels()
+        self._lifting = Lifting(trace, origin)
+        self._kernels.refusals += trace.refusals
+        self._notes: list[str] = list(trace.notes)
+
+    def module(self, wanted: Wanted) -> Taken:
+        launches = [step for step in self._trace.steps if isinstance(step, Launch)]
+        if not launches:
+            raise Refusal("the call launches no Triton kernel")
+        by_kernel: dict[int, list[Mapping[str, Any]]] = {}
+        for launch in launches:
+            by_kernel.setdefault(id(launch.kernel.fn), []).append(launch.arguments)
+        self._kernels.given = {fn: constants_of(given) for fn, given in by_kernel.items()}
+        results = results_of(self._trace, wanted, self._keeps)
+        outputs = results.chosen
+        self._notes += results.notes
+        self._kernels.refusals += results.refusals
+        body = self._statements(launches, outputs, results.replaced)
+        self._kernels.keep_used(body)
+        constants = "".join(f"{n} = {t}\n" for n, t in self._kernels.constants.items())
+        functions = "\n\n".join(t.text for t in self._kernels.functions.values())
+        maths = "import math\n\n" if "math." in body else ""
+        source = (
+            f'"""Taken from {self._origin}."""\n\n{maths}import torch\nimport triton\nimport triton.language as tl\n\n'
+            f"SPACE = {{}}\n\n{constants}\n\n{functions}\n\n\ndef launch(inputs, params):\n{body}"
+        )
+        if "TensorDescriptor(" in body:
+            source = source.replace(
+                "import triton.language as tl\n",
+                "import triton.language as tl\n"
+                "from triton.tools.tensor_descriptor import TensorDescriptor\n", 1)  # fmt: skip
+        notes = [*self._notes, *self._lifting.notes, *self._kernels.notes]
+        tensors = [var.tensor for var in outputs]
+        return Taken(source, list(self._lifting.knobs.values()), tensors, self._kernels, notes)
+
+    def _statements(
+        self, launches: Sequence[Launch], outputs: Sequence[Var], replaced: Mapping[str, str]
+    ) -> str:
+        lines: list[str] = []
+        used = self._used_vars(launches, outputs)
+        for name, var in self._trace.inputs.items():
+            if name in replaced:
+                if replaced[name] == "copied":
+                    given = f'inputs["{name}"]'
+                    lines.append(f"{name} = torch.empty_like({given})")
+                    lines.append(
+                        f"{COPY}[(triton.cdiv({name}.numel(), 4096),)]({given}, {name}, {name}.numel(), 4096)"
+                    )
+                    self._kernels.functions.setdefault(COPY, Text(COPY, COPY_TEXT, ""))
+                    self._notes.append(
+                        f"{name} is changed in place: it is copied first, and the copy's time counts"
+                    )
+                else:
+                    shape = self._fresh_shape(var, replaced)
+                    lines.append(f"{name} = torch.empty(({shape},), dtype={var.tensor.dtype})")
+            else:
+                lines.append(f'{name} = inputs["{name}"]')
+        for step in self._trace.steps:
+            if isinstance(step, Launch):
+                lines += self._launch(step, launches)
+            elif isinstance(step, Work):
+                if root_of(step.target).name in used:
+                    lines.append(self._work(step))
+            elif isinstance(step, tuple):
+                var, method = step
+                if root_of(var).name in used:
+                    lines.append(f"{var.name}.{method}()")
+            elif step.name in used and step.text is not None:
+                lines.append(f"{step.name} = {self._lifting.resolved(step.text)}")
+        returned = []
+        for place, var in enumerate(outputs):
+            returned.append(var.name)
+            if not var.tensor.is_contiguous():
+                returned[-1] = f"r{place}"
+                shape = "".join(f"{var.name}.shape[{axis}], " for axis in range(var.tensor.dim()))
+                lines.append(f"r{place} = torch.empty(({shape}), dtype={var.tensor.dtype})")
+                target = Var(
+                    f"r{place}", torch.empty_like(var.tensor, memory_format=torch.contiguous_format), "fresh"
+                )
+                own = Trace({})
+                if not torch_ops.elementwise(own, "copy", "x0", [var], target, var.line):
+                    raise Refusal("a result is a view of more than six dimensions", var.line)
+                lines.append(self._work(own.steps[0]))
+        lines.append(f"return ({', '.join(returned)},)")
+        return "".join(f"    {_tidy(line)}\n" for line in lines)
+
+    def _work(self, work: Work) -> str:
+        """The launch of a kernel of ours."""
+        self._kernels.functions.setdefault(work.kernel, Text(work.kernel, work.text, ""))
+        place = f"line {work.line}: " if work.line else ""
+        self._notes.append(f"{place}torch's {work.what} becomes a kernel, whose time counts")
+        return self._lifting.resolved(work.call)
+
+    def _fresh_shape(self, var: Var, replaced: Mapping[str, str]) -> str:
+        """The shape of an output argument, said by the shapes of what is truly given."""
+        places = {
+            dim: f'inputs["{name}"].shape[{axis}]'
+            for name, shape in self._dims.items() if name not in replaced
+            for axis, dim in enumerate(shape) if isinstance(dim, str)
+        }  # fmt: skip
+        said = zip(var.tensor.shape, self._dims[var.name], strict=True)
+        return ", ".join(size_code(dim, places) or str(int(size)) for size, dim in said)
+
+    def _used_vars(self, launches: Sequence[Launch], outputs: Sequence[Var]) -> set[str]:
+        used: set[str] = set()
+        texts: list[str] = []
+        works = [step for step in self._trace.steps if isinstance(step, Work)]
+
+        def add(var: Var) -> None:
+            if var.name in used:
+                return
+            used.add(var.name)
+            if var.foreign or var.kind == "foreign":
+                self._kernels.refusals.append((var.line, f"torch computes {var.foreign} outside a kernel"))
+            if var.base is not None:
+                add(var.base)
+            if var.text:
+                texts.append(var.text)
+            for work in works:
+                if root_of(work.target).name == root_of(var).name:
+                    texts.append(work.call)
+                    for read in (*work.reads, work.target):
+                        add(read)
+
+        for launch in launches:
+            for value in (*launch.arguments.values(), *launch.grid):
+                if isinstance(value, torch.Tensor):
+                    found = self._trace.find(value)
+                    if found is None:
+                        raise Refusal(
+                            "a kernel is given a tensor that is neither argument nor made by the call",
+                            launch.line,
+                        )
+                    add(found)
+                elif isinstance(value, TensorWrapper):
+                    add(self._descriptor_base(value, launch.line))
+                elif isinstance(value, symbols.Traced):
+                    texts.append(value.code)
+                    for atom in value.atoms & set(self._trace.reads):
+                        add(self._trace.reads[atom])
+                elif hasattr(value, "block_shape") and hasattr(value, "base"):
+                    add(self._descriptor_base(value, launch.line))
+        for var in outputs:
+            add(var)
+        by_name = {step.name: step for step in self._trace.steps if isinstance(step, Var)}
+        place = 0
+        while place < len(texts):
+            for name in re.findall(r"\b[tvu]\d+\b", texts[place]):
+                if name in by_name:
+                    add(by_name[name])
+            place += 1
+        return used
+
+    def _descriptor_base(self, value: Any, line: int) -> Var:
+        found = self._trace.find(value.base)
+        if found is None:
+            raise Refusal("a descriptor is of a tensor that is neither argument nor made by the call", line)
+        return found
+
+    def _launch(self, launch: Launch, launches: Sequence[Launch]) -> list[str]:
+        kernel = launch.kernel
+        fixed = constexprs(kernel.fn)
+        name = self._reading(launch, fixed)
+        for parameter, value in launch.arguments.items():
+            if parameter in fixed and isinstance(value, symbols.Traced) and "compiled" not in value.atoms:
+                self._lifting.lift(value, parameter, launch)
+        self._lifting.note_echoes(launch, fixed)
+        arguments = []
+        for parameter, value in launch.arguments.items():
+            if read_values.is_read(value):
+                arguments += self._given(parameter, value)
+            else:
+                arguments.append(self._argument(parameter, value, parameter in fixed, launch))
+        missing = [p for p in kernel.arg_names if p not in launch.arguments]
+        if missing:
+            raise Refusal(f"the launch of {kernel.fn.__name__} leaves out {', '.join(missing)}", launch.line)
+        options = self._lifting.options(launch, name, launches)
+        grid = ", ".join(self._lifting.number(g, launch.line) for g in launch.grid)
+        return [f"{name}[({grid},)]({', '.join([*arguments, *options])})"]
+
+    def _reading(self, launch: Launch, fixed: Collection[str]) -> str:
+        """The kernel of a launch, loading itself what the wrapper read from tensors; its name."""
+        heads = {}
+        for parameter, value in launch.arguments.items():
+            if read_values.is_read(value):
+                head = self._head(parameter, value)
+                if head is None or parameter in fixed:
+                    what = f"argument {parameter} of a kernel is worked out from a tensor's values"
+                    self._kernels.refusals.append((launch.line, what))
+                else:
+                    heads[self._renamed_parameter(launch, parameter)] = head
+        if any(map(read_values.is_read, launch.grid)):
+            self._kernels.refusals.append((launch.line, "a grid is worked out from a tensor's values"))
+        name = self._kernels.take(launch.kernel)
+        return self._kernels.variant(name, heads) if heads else name
+
+    def _renamed_parameter(self, launch: Launch, parameter: str) -> str:
+        return self._kernels.parameters[self._kernels.take(launch.kernel)].get(parameter, parameter)
+
+    def _head(self, parameter: str, value: Any) -> read_values.Head | None:
+        return read_values.head(parameter, value.code, self._trace.reads)
+
+    def _given(self, parameter: str, value: Any) -> list[str]:
+        """What a kernel is given in place of a number that was read from a tensor."""
+        head = self._head(parameter, value)
+        texts = head.given.values() if head is not None else ()
+        return [
+            self._trace.reads[t].name if t in self._trace.reads else self._lifting.resolved(t) for t in texts
+        ]
+
+    def _argument(self, parameter: str, value: Any, constexpr: bool, launch: Launch) -> str:
+        if isinstance(value, TensorWrapper):
+            base = self._trace.find(value.base)
+            if base is None:
+                raise Refusal(
+                    "a kernel is given a tensor that is neither argument nor made by the call", launch.line
+                )
+            return f"triton.reinterpret({base.name}, tl.{dtype_name(value.dtype)})"
+        if isinstance(value, torch.Tensor):
+            found = self._trace.find(value)
+            assert found is not None
+            return found.name
+        if value is None or isinstance(value, str):
+            return repr(value)
+        if isinstance(value, bool):
+            return repr(value)
+        if isinstance(value, int | float):
+            return self._lifting.number(value, launch.line, parameter, constexpr, launch)
+        if isinstance(value, tl.constexpr):
+            return self._argument(parameter, value.value, True, launch)
+        if isinstance(value, tl.dtype):
+            return f"tl.{dtype_name(value)}"
+        if isinstance(value, torch.dtype):
+            name = str(value).removeprefix("torch.")
+            return f"tl.{ {'float8_e4m3fn': 'float8e4nv', 'float8_e5m2': 'float8e5'}.get(name, name) }"
+        if isinstance(value, tuple | list):
+            return f"({', '.join(self._argument(parameter, v, constexpr, launch) for v in value)},)"
+        if is_jitted(value):
+            return self._kernels.take(value)
+        if hasattr(value, "block_shape") and hasattr(value, "base"):
+            base = self._descriptor_base(value, launch.line)
+            parts = [[self._lifting.number(n, launch.line, parameter, True, launch) for n in part]
+                     for part in (value.shape, value.strides, value.block_shape)]  # fmt: skip
+            return f"TensorDescriptor({base.name}, {', '.join('[' + ', '.join(p) + ']' for p in parts)})"
+        raise Refusal(f"argument {parameter} of a kernel is a {type(value).__name__}", launch.line)
+
+
+def _tidy(line: str) -> str:
+    return ast.unparse(ast.parse(line)) if not line.startswith("return") else line

@@ -1,0 +1,293 @@
+"""The device a wrapper is recorded on: its figures, a driver, and launches that are noted and not run."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import triton
+from triton.runtime import autotuner, interpreter, jit
+
+from tilewright.workers.intake.source import traced_numbers as symbols
+from tilewright.workers.intake.source.knobs import constexprs
+from tilewright.workers.intake.triton.trace import Launch, current, user_line
+
+DEVICE = torch.device("cuda", 0)
+
+
+class _Properties(dict):
+    """What a driver says of the target, each number an atom."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(name) from error
+
+
+def device_numbers(part: Mapping[str, Any]) -> dict[str, int]:
+    """What a wrapper may ask of a device, under the names that CUDA, Triton and torch have for it."""
+    return {
+        "multiprocessor_count": part["multiprocessors"],
+        "multi_processor_count": part["multiprocessors"],
+        "max_num_regs": 65536,
+        "regs_per_multiprocessor": 65536,
+        "max_shared_mem": part["smem_bytes"],
+        "shared_memory_per_block_optin": part["smem_bytes"],
+        "shared_memory_per_multiprocessor": part["smem_bytes"] + 1024,
+        "warpSize": 32,
+        "warp_size": 32,
+        "total_memory": 80 << 30,
+        "max_threads_per_multi_processor": 2048,
+    }
+
+
+def device_properties(part: Mapping[str, Any]) -> _Properties:
+    """The same, each number with its atom."""
+    found = _Properties()
+    for name, value in device_numbers(part).items():
+        found[name] = symbols.traced(int(value), f"D{name}_", frozenset(["device", f"D{name}_"]))
+    found["major"], found["minor"] = divmod(part["capability"], 10)
+    found["name"] = part.get("product", "GPU")
+    return found
+
+
+class _Driver:
+    """Stands in for Triton's driver."""
+
+    def __init__(self, part: Mapping[str, int]) -> None:
+        self._part = part
+        self.utils = types.SimpleNamespace(get_device_properties=lambda *_: device_properties(part))
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self._part["capability"], 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return DEVICE
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+    def is_active(self) -> bool:
+        return True
+
+
+class _Compiled:
+    """What ``kernel.warmup`` gives: figures of code that nobody has compiled, and a way to launch."""
+
+    def __init__(self, kernel: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        self._kernel, self._arguments, self._options = kernel, dict(arguments), dict(options)
+        unknown = frozenset(["device", "compiled"])
+        self.n_regs = symbols.traced(32, "Dn_regs_", unknown)
+        self.n_spills = 0
+        shared = symbols.traced(1024, "Dshared_", unknown)
+        self.metadata = types.SimpleNamespace(
+            shared=shared, num_warps=options.get("num_warps", 4), name="kernel"
+        )
+        self.asm: dict[str, str] = {}
+        self.function = self.module = None
+
+    def _init_handles(self) -> None:
+        return
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            known = self._arguments
+            names = self._kernel.arg_names
+            given = dict(zip(names, args, strict=False))
+            note(self._kernel, grid, {**known, **given}, {**self._options, **kwargs})
+
+        return launch
+
+
+def note(kernel: Any, grid: Any, named: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Add a launch to the recording."""
+    trace = current()
+    if trace is None:
+        raise RuntimeError("a kernel is launched at import")
+    if callable(grid):
+        grid = grid(dict(named))
+    shape = tuple(grid) if isinstance(grid, tuple | list | torch.Size) else (grid,)
+    kept = {
+        k: v for k, v in options.items()
+        if k in ("num_warps", "num_stages", "num_ctas", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "kpack",
+                 "enable_fp_fusion", "launch_pdl", "launch_cooperative_grid") and v is not None
+    }  # fmt: skip
+    ordered = {name: _tensor_of(named[name]) for name in kernel.arg_names if name in named}
+    launch = Launch(kernel, shape, ordered, kept, user_line(), trace.configs.get(kernel.fn.__name__, ()))
+    trace.steps.append(launch)
+    return _Compiled(kernel, named, kept)
+
+
+def _tensor_of(value: Any) -> Any:
+    """The tensor below an object of a package that stands for one whole (it has a ``data_ptr`` and one tensor)."""
+    if isinstance(value, torch.Tensor) or not callable(getattr(value, "data_ptr", None)):
+        return value
+    below = [part for part in vars(value).values() if isinstance(part, torch.Tensor)]
+    same = len(below) == 1 and value.data_ptr() == 0 and getattr(value, "dtype", None) == below[0].dtype
+    return below[0] if same else value
+
+
+def _run(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
+    names = list(self.arg_names)
+    named = dict(zip(names, args, strict=False))
+    named.update({k: v for k, v in kwargs.items() if k in names})
+    options = {k: v for k, v in kwargs.items() if k not in names}
+    for name, parameter in _signature(self.fn).items():
+        if name not in named and parameter is not _EMPTY:
+            named[name] = _default(self, name, parameter)
+    if warmup:
+        return _Compiled(self, named, options)
+    return note(self, grid, named, options)
+
+
+def _default(kernel: Any, name: str, value: Any) -> Any:
+    """The default of a kernel's parameter: of a compile-time one, such as a block's size, traced as a literal is."""
+    trace = current()
+    value = getattr(value, "value", value)
+    if trace is None or type(value) is not int or value < 2 or name not in constexprs(kernel.fn):
+        return value
+    atom = f"K{kernel.fn.__name__}__{name}_"
+    trace.atoms[atom] = value
+    return symbols.traced(value, atom, frozenset([atom]))
+
+
+_EMPTY = object()
+
+
+def _signature(fn: Any) -> dict[str, Any]:
+    import inspect
+
+    return {
+        n: (_EMPTY if p.default is inspect.Parameter.empty else p.default)
+        for n, p in inspect.signature(fn).parameters.items()
+    }
+
+
+def _tuned(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """An autotuner takes its first configuration; its values are knobs."""
+    trace = current()
+    configs = [config.all_kwargs() for config in self.configs]
+    if trace is None or not configs:
+        return self.fn.run(*args, **kwargs)
+    kernel = self.fn
+    while not isinstance(kernel, interpreter.InterpretedFunction | jit.JITFunction):
+        kernel = kernel.fn
+    name = kernel.fn.__name__
+    trace.configs[name] = tuple(configs)
+    chosen = dict(configs[len(configs) // 2 if len(configs) > 2 else 0])
+    config = self.configs[len(configs) // 2 if len(configs) > 2 else 0]
+    values = {}
+    for key, value in chosen.items():
+        if key == "ir_override":
+            continue
+        atom = f"C{name}__{key}_"
+        trace.atoms[atom] = value
+        traceable = isinstance(value, int) and not isinstance(value, bool)
+        values[key] = symbols.traced(value, atom, frozenset([atom])) if traceable else value
+    named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **values}
+    for reset in self.reset_to_zero:
+        named[reset].zero_()
+    if config.pre_hook is not None:
+        config.pre_hook(named)
+    return self.fn.run(*args, **{**kwargs, **values})
+
+
+@contextlib.contextmanager
+def noted_device(part: Mapping[str, int]) -> Iterator[None]:
+    """While open, torch and Triton speak of the target's device, and no kernel runs."""
+    driver = _Driver(part)
+    properties = lambda *a, **k: device_properties(part)  # noqa: E731
+    null = lambda *a, **k: contextlib.nullcontext()  # noqa: E731
+    stream = types.SimpleNamespace(cuda_stream=0, wait_stream=lambda *a: None)
+    changes: list[tuple[Any, str, Any]] = [
+        (interpreter.InterpretedFunction, "run", _run),
+        (jit.JITFunction, "run", _run),
+        (
+            triton.knobs.runtime,
+            "interpret",
+            False,
+        ),  # packages ask what a real kernel has: its source, its key
+        (autotuner.Autotuner, "run", _tuned),
+        (triton, "cdiv", symbols.call("triton.cdiv", lambda a, b: -(-a // b))),
+        (triton, "next_power_of_2", symbols.call("triton.next_power_of_2", _next_power)),
+        (torch.cuda, "get_device_properties", properties),
+        (torch.cuda, "get_device_capability", lambda *a: divmod(part["capability"], 10)),
+        (torch.cuda, "get_device_name", lambda *a: str(part.get("product", "GPU"))),
+        (torch.cuda, "is_available", lambda: True),
+        (torch.cuda, "current_device", lambda: 0),
+        (torch.cuda, "device_count", lambda: 1),
+        (torch.cuda, "device", null),
+        (torch.cuda, "device_of", null),
+        (torch.cuda, "set_device", lambda *a: None),
+        (torch.cuda, "synchronize", lambda *a: None),
+        (torch.cuda, "current_stream", lambda *a: stream),
+        (torch.cuda, "stream", null),
+        (torch.cuda, "_lazy_init", lambda: None),
+        (torch, "compile", _uncompiled),
+        (torch, "_check", _checked),
+        (subprocess, "run", _asked(str(part.get("product", "GPU")))),
+    ]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    active = triton.runtime.driver.active if _has_driver() else None
+    for owner, name, value in changes:
+        setattr(owner, name, value)
+    triton.runtime.driver.set_active(driver)
+    torch.set_default_device("meta")
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+        for owner, name, value in before:
+            setattr(owner, name, value)
+        if active is not None:
+            triton.runtime.driver.set_active(active)
+
+
+def _uncompiled(model: Any = None, **options: Any) -> Any:
+    """``torch.compile``, as a call or as a decorator, that leaves its function as it is."""
+    return model if model is not None else lambda function: function
+
+
+def _checked(condition: Any, message: Callable[[], str] | None = None) -> None:
+    """``torch._check`` of a condition on sizes."""
+    if not condition:
+        raise RuntimeError(message() if message is not None else "Expected cond to be True, but got False")
+
+
+def _asked(product: str) -> Callable[..., Any]:
+    """``subprocess.run`` for packages that ask the driver's own tool which device there is."""
+    run = subprocess.run
+
+    def asked(command: Any, *args: Any, **kwargs: Any) -> Any:
+        words = command.split() if isinstance(command, str) else list(command)
+        if words[:1] != ["nvidia-smi"]:
+            return run(command, *args, **kwargs)
+        text = bool(kwargs.get("text") or kwargs.get("universal_newlines") or kwargs.get("encoding"))
+        said = f"{product}\n"
+        return subprocess.CompletedProcess(command, 0, said if text else said.encode(), "" if text else b"")
+
+    return asked
+
+
+def _has_driver() -> bool:
+    try:
+        return triton.runtime.driver.active is not None
+    except Exception:  # noqa: BLE001 - no device is no fault here
+        return False
+
+
+def _next_power(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()

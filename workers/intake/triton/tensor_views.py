@@ -1,0 +1,138 @@
+"""How a wrapper looks at its tensors: views of a recorded call as text, and copies where torch needs one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tilewright.workers.intake.source import traced_numbers as symbols
+from tilewright.workers.intake.triton import torch_kernels as torch_ops
+from tilewright.workers.intake.triton import view_text
+from tilewright.workers.intake.triton.trace import Trace, Var, user_line
+
+
+def sizes_of(var: Var, values: Sequence[int]) -> list[Any]:
+    """Sizes of a tensor that carry their expressions."""
+    return [
+        symbols.traced(int(v), f"{var.name}.shape[{n}]", frozenset(["shape"])) for n, v in enumerate(values)
+    ]
+
+
+def foreign(trace: Trace, name: str, result: Any) -> None:
+    """Note tensors that torch alone could make: refused if a kernel or the caller is given them."""
+    line = user_line()
+    for part in result if isinstance(result, tuple | list) else (result,):
+        if isinstance(part, torch.Tensor) and trace.vars.get(id(part)) is None:
+            found = trace.find(part)
+            if found is None or found.tensor is not part:
+                var = Var(trace.fresh_name("u"), part, "foreign", None, None, line, name)
+                trace.vars[id(part)] = var
+
+
+class Views:
+    """Notes views in ``trace``; ``work`` makes the copies."""
+
+    def __init__(self, trace: Trace, work: torch_ops.TorchWork) -> None:
+        self._trace, self._work = trace, work
+
+    def made(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+        var, value = self._trace.find(args[0]), func(*args, **options)
+        if var is None:
+            return value
+        if isinstance(value, tuple | list):
+            return type(value)(self._parts(name, value, args, options, var))
+        if name == "expand_as":
+            name, args, options = "expand", (args[0], *sizes_of(var, value.shape)), {}
+        shared = value.untyped_storage()._cdata == args[0].untyped_storage()._cdata
+        if not shared:
+            return self._gathered(name, func, args, options, var, value)
+        if name == "__getitem__":
+            return self.note(value, var, f"{var.name}[{view_text.index(args[1])}]")
+        rest = [
+            *map(view_text.argument, args[1:]),
+            *(f"{k}={view_text.argument(v)}" for k, v in options.items()),
+        ]
+        if name == "unsqueeze" or name == "narrow":
+            return self.note(value, var, f"{var.name}[{view_text.sliced(name, args, options)}]")
+        if name == "movedim" or (name == "flatten" and not value.is_contiguous()):
+            foreign(self._trace, name, value)
+            return value
+        if name in ("flatten", "unflatten", "expand_as", "view_as", "reshape_as"):
+            shape = ", ".join(str(n) for n in value.shape)
+            sizes = view_text.reshaped(args[0], value, sizes_of(var, args[0].shape)) or shape
+            return self.note(value, var, f"{var.name}.view(({sizes},))")
+        if value is args[0]:
+            return value
+        if name == "t":
+            return self.note(value, var, f"{var.name}.T" if value.dim() == 2 else var.name)
+        return self.note(value, var, f"{var.name}.{name}({', '.join(rest)})")
+
+    def _gathered(
+        self,
+        name: str,
+        func: Any,
+        args: Sequence[Any],
+        options: dict[str, Any],
+        var: Var,
+        value: torch.Tensor,
+    ) -> torch.Tensor:
+        """A reshape that torch can only make by a copy: a copy of ours, and a view of that."""
+        known = name in ("reshape", "flatten", "reshape_as") and not (var.foreign or var.kind == "foreign")
+        packed = self._work.copied(var, args[0].contiguous(), user_line()) if known else None
+        if packed is None:
+            foreign(self._trace, name, value)
+            return value
+        return self.made(name, func, (packed.tensor, *args[1:]), options)
+
+    def _parts(
+        self,
+        name: str,
+        values: Sequence[torch.Tensor],
+        args: Sequence[Any],
+        options: Mapping[str, Any],
+        var: Var,
+    ) -> Iterator[torch.Tensor]:
+        """The parts that ``chunk``, ``split`` and ``unbind`` make, each as an index."""
+        given = (
+            args[2]
+            if len(args) > 2 and name != "unbind"
+            else args[1]
+            if len(args) > 1 and name == "unbind"
+            else 0
+        )
+        dim = int(symbols.plain(options.get("dim", given))) % var.tensor.dim()
+        whole = f"{var.name}.shape[{dim}]"
+        size, asked = var.tensor.shape[dim], args[1] if len(args) > 1 else options.get("chunks", 1)
+        at, said = 0, ""
+        for number, value in enumerate(values):
+            if name == "unbind":
+                where = str(number)
+            else:
+                width = value.shape[dim]
+                even = width * len(values) == size
+                here, until = (
+                    (f"{whole} * {number} // {len(values)}", f"{whole} * {number + 1} // {len(values)}")
+                    if even and (name == "chunk" or not isinstance(asked, tuple | list))
+                    else (str(at), str(at + width))
+                )
+                if isinstance(asked, tuple | list):
+                    here = said or "0"
+                    said = f"{here} + {symbols.code_of(asked[number])}"
+                    until = said
+                where, at = f"{here}:{until}", at + width
+            yield self.note(value, var, f"{var.name}[{':, ' * dim}{where}]")
+
+    def note(self, value: torch.Tensor, base: Var, text: str) -> torch.Tensor:
+        known = self._trace.find(value)
+        if known is not None and known is base:
+            return value if id(value) in self._trace.vars else self._alias(value, base)
+        self._trace.add(
+            Var(self._trace.fresh_name("v"), value, "view", text, base, user_line(), base.foreign)
+        )
+        return value
+
+    def _alias(self, value: torch.Tensor, base: Var) -> torch.Tensor:
+        self._trace.vars[id(value)] = Var(base.name, value, "alias", None, base, base.line, base.foreign)
+        return value

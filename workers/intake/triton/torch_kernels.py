@@ -1,0 +1,412 @@
+"""What torch computes between launches, as kernels of ours: elementwise functions, copies and reductions.
+
+A candidate may only launch kernels, and wrappers add up partial sums, scale a loss or cast a result with torch. Each
+such step becomes a kernel of the module, found by the search like any other, and its time counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tilewright.workers.intake.source import traced_numbers as symbols
+from tilewright.workers.intake.triton.trace import Trace, Var, Work
+
+MOST_DIMENSIONS = 6
+_BLOCK = 1024
+
+UNARY: Mapping[str, str] = {
+    "neg": "-x0", "abs": "tl.abs(x0)", "exp": "tl.exp(x0)", "log": "tl.log(x0)", "sqrt": "tl.sqrt(x0)",
+    "rsqrt": "tl.rsqrt(x0)", "sigmoid": "tl.sigmoid(x0)", "square": "x0 * x0", "reciprocal": "1.0 / x0",
+    "relu": "tl.maximum(x0, 0)", "silu": "x0 * tl.sigmoid(x0)", "exp2": "tl.exp2(x0)", "log2": "tl.log2(x0)",
+    "logical_not": "x0 == 0", "tanh": "2.0 * tl.sigmoid(2.0 * x0) - 1.0", "floor": "tl.floor(x0)",
+    "ceil": "tl.ceil(x0)", "sin": "tl.sin(x0)", "cos": "tl.cos(x0)", "log1p": "tl.log(1.0 + x0)",
+    "softplus": "tl.where(x0 > 20.0, x0, tl.log(1.0 + tl.exp(x0)))", "erf": "tl.erf(x0)",
+}  # fmt: skip
+"""torch's functions of one tensor."""
+
+BINARY: Mapping[str, str] = {
+    "add": "{0} + {1}", "sub": "{0} - {1}", "rsub": "{1} - {0}", "mul": "{0} * {1}", "div": "{0} / {1}",
+    "rdiv": "{1} / {0}", "maximum": "tl.maximum({0}, {1})", "minimum": "tl.minimum({0}, {1})", "eq": "{0} == {1}",
+    "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
+    "logaddexp": "tl.maximum({0}, {1}) + tl.log(1.0 + tl.exp(-tl.abs({0} - {1})))",
+    "logical_and": "({0} != 0) & ({1} != 0)", "logical_or": "({0} != 0) | ({1} != 0)",
+    "clamp_min": "tl.maximum({0}, {1})", "clamp_max": "tl.minimum({0}, {1})",
+}  # fmt: skip
+"""torch's functions of two tensors, or of a tensor and a number."""
+
+SAME_AS: Mapping[str, str] = {
+    "__add__": "add", "__radd__": "add", "__sub__": "sub", "__rsub__": "rsub", "__mul__": "mul", "__rmul__": "mul",
+    "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "__truediv__": "div",
+    "__rtruediv__": "rdiv", "__rdiv__": "rdiv", "__neg__": "neg", "negative": "neg", "absolute": "abs",
+    "__iadd__": "add_", "__imul__": "mul_", "__isub__": "sub_", "__itruediv__": "div_", "__idiv__": "div_",
+    "__pow__": "pow", "max": "amax", "min": "amin", "clip": "clamp",
+    "__eq__": "eq", "__ne__": "ne", "__lt__": "lt", "__le__": "le", "__gt__": "gt", "__ge__": "ge",
+}  # fmt: skip
+"""Other names of the same."""
+
+POWERS: Mapping[float, str] = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+"""Exponents of ``pow`` that are functions of one tensor."""
+
+COMPOSED = frozenset(("pow", "clamp", "where", "logsumexp", "softmax"))
+"""What is put together of the others."""
+
+_START: Mapping[str, str] = {"sum": "0", "mean": "0", "amax": '-float("inf")', "amin": 'float("inf")'}
+REDUCTIONS = frozenset(_START)
+
+
+def known(name: str) -> bool:
+    """Whether a kernel of ours can do it."""
+    plain = SAME_AS.get(name, name)
+    function = plain.removesuffix("_")
+    return function in UNARY or function in BINARY or plain in REDUCTIONS or plain in COMPOSED
+
+
+# -- elementwise ---------------------------------------------------------------------------------------
+
+
+def elementwise(
+    trace: Trace, what: str, expression: str, values: Sequence[Any], target: Var, line: int
+) -> bool:
+    """Add ``target[...] = expression`` over Vars and numbers, which broadcast; False where no kernel can."""
+    rank = target.tensor.dim()
+    operands = [v for v in values if isinstance(v, Var)]
+    compute = _computed(operands, values)
+    if rank > MOST_DIMENSIONS or compute is None:
+        return False
+    shape = target.tensor.shape
+    flat = all(v.tensor.is_contiguous() and v.tensor.shape == shape for v in (*operands, target))
+    names: list[str] = []
+    scalars: list[Any] = []
+    for value in values:
+        if isinstance(value, Var):
+            names.append(f"x{len(names) - len(scalars)}")
+        else:
+            names.append(f"c{len(scalars)}")
+            scalars.append(value)
+    filled = expression.format(*names) if "{" in expression else expression
+    dims = 0 if flat else rank
+    kernel = f"torch_{what.strip('_')}_{compute[3:]}_{'flat' if flat else f'{rank}d'}" + (
+        "_c" * len(scalars) if scalars else ""
+    )
+    text = _elementwise_text(kernel, len(operands), len(scalars), dims, compute, filled)
+    given = [
+        *(o.name for o in operands),
+        target.name,
+        *map(symbols.code_of, scalars),
+        f"{target.name}.numel()",
+    ]
+    if not flat:
+        given += [f"{target.name}.shape[{n}]" for n in range(1, rank)]
+        for operand in (*operands, target):
+            given += strides(operand, rank)
+    call = f"{kernel}[(triton.cdiv({target.name}.numel(), {_BLOCK}),)]({', '.join([*given, str(_BLOCK)])})"
+    trace.steps.append(Work(kernel, text, call, tuple(operands), target, what, line))
+    return True
+
+
+def strides(var: Var, rank: int) -> list[str]:
+    """Its strides as text, 0 along which it is repeated to ``rank`` dimensions."""
+    own = var.tensor.dim()
+    said = ["0"] * (rank - own)
+    return said + ["0" if size == 1 else f"{var.name}.stride({n})" for n, size in enumerate(var.tensor.shape)]
+
+
+def _computed(operands: Sequence[Var], values: Sequence[Any]) -> str | None:
+    """The dtype to compute in, of triton.language."""
+    dtypes = [o.tensor.dtype for o in operands]
+    if any(str(d).startswith(("torch.float8", "torch.complex")) for d in dtypes):
+        return None
+    if torch.float64 in dtypes:
+        return "tl.float64"
+    fractions = any(isinstance(v, float) for v in values if not isinstance(v, Var))
+    if fractions or any(d.is_floating_point for d in dtypes):
+        return "tl.float32"
+    return "tl.int64"
+
+
+def _elementwise_text(
+    kernel: str, tensors: int, scalars: int, rank: int, compute: str, expression: str
+) -> str:
+    inputs = [f"x{n}_ptr" for n in range(tensors)]
+    sizes = [f"n{n}" for n in range(1, rank)]
+    steps = [f"{p}_{n}" for p in (*(f"x{n}" for n in range(tensors)), "t") for n in range(rank)]
+    numbers = [f"c{n}" for n in range(scalars)]
+    head = ", ".join([*inputs, "target", *numbers, "size", *sizes, *steps, "BLOCK: tl.constexpr"])
+    body = ["at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)", "inside = at < size"]
+    body += _places(rank, [f"x{n}" for n in range(tensors)])
+    body += [f"x{n} = tl.load(x{n}_ptr + x{n}_at, mask=inside).to({compute})" for n in range(tensors)]
+    body.append(f"tl.store(target + t_at, {expression}, mask=inside)")
+    if tensors == 0:
+        body[-1] = f"tl.store(target + t_at, tl.zeros((BLOCK,), {compute}) + {expression}, mask=inside)"
+    return _function(kernel, head, body)
+
+
+def _places(rank: int, names: Sequence[str]) -> list[str]:
+    """Lines that make ``NAME_at`` and ``t_at`` of the number ``at`` of an element."""
+    every = [*names, "t"]
+    if rank == 0:
+        return [f"{name}_at = at" for name in every]
+    body, rest = [], "at"
+    for n in range(rank - 1, 0, -1):
+        body += [f"i{n} = {rest} % n{n}", f"r{n} = {rest} // n{n}"]
+        rest = f"r{n}"
+    body.append(f"i0 = {rest}")
+    return body + [f"{name}_at = {' + '.join(f'i{n} * {name}_{n}' for n in range(rank))}" for name in every]
+
+
+def _function(name: str, head: str, body: Sequence[str]) -> str:
+    return f"@triton.jit\ndef {name}({head}):\n" + "\n".join(f"    {row}" for row in body)
+
+
+# -- reductions ----------------------------------------------------------------------------------------
+
+
+def reduction(trace: Trace, what: str, source: Var, dim: int | None, target: Var, line: int) -> bool:
+    """Add ``target = what(source, dim)``, with or without the reduced dimension; ``dim`` None: of all, contiguous."""
+    dtype = source.tensor.dtype
+    exact = not dtype.is_floating_point
+    if str(dtype).startswith(("torch.float8", "torch.complex")) or (exact and what != "sum"):
+        return False
+    compute = "tl.int64" if exact else "tl.float64" if dtype == torch.float64 else "tl.float32"
+    rank = source.tensor.dim()
+    outer = [n for n in range(rank) if n != dim] if dim is not None else []
+    if len(outer) > MOST_DIMENSIONS:
+        return False
+    kept = target.tensor.dim() == rank
+    count, step = (
+        (f"{source.name}.numel()", "1")
+        if dim is None
+        else (f"{source.name}.shape[{dim}]", f"{source.name}.stride({dim})")
+    )
+    rows = dim is None or source.tensor.stride(dim) == 1 or target.tensor.numel() == 1
+    depth = len(outer)
+    kernel = f"torch_{what}_{compute[3:]}_{'rows' if rows else 'columns'}_{depth}d"
+    text = _reduction_text(kernel, what, depth, compute, rows)
+    given = [source.name, target.name, f"{target.name}.numel()" if depth else "1"]
+    given += [f"{source.name}.shape[{n}]" for n in outer[1:]]
+    given += [f"{source.name}.stride({n})" for n in outer]
+    given += [f"{target.name}.stride({n if kept else place})" for place, n in enumerate(outer)]
+    given += [count, step]
+    block = _BLOCK if rows else 128
+    grid = f"{target.name}.numel()" if rows else f"triton.cdiv({target.name}.numel(), {block})"
+    call = f"{kernel}[({grid},)]({', '.join([*given, str(block)])})"
+    trace.steps.append(Work(kernel, text, call, (source,), target, what, line))
+    return True
+
+
+def _reduction_text(kernel: str, what: str, rank: int, compute: str, rows: bool) -> str:
+    sizes = [f"n{n}" for n in range(1, rank)]
+    steps = [f"{p}_{n}" for p in ("x0", "t") for n in range(rank)]
+    head = ", ".join(["source", "target", "size", *sizes, *steps, "count", "step", "BLOCK: tl.constexpr"])
+    join = {"sum": "total + part", "mean": "total + part", "amax": "tl.maximum(total, part)",
+            "amin": "tl.minimum(total, part)"}[what]  # fmt: skip
+    whole = {"sum": "tl.sum", "mean": "tl.sum", "amax": "tl.max", "amin": "tl.min"}[what]
+    end = " / count" if what == "mean" else ""
+    start = _START[what]
+    places = _places(rank, ["x0"]) if rank else ["x0_at = at * 0", "t_at = at * 0"]
+    if rows:
+        body = [
+            "at = tl.program_id(0).to(tl.int64)",
+            *places,
+            f"total = tl.full((BLOCK,), {start}, {compute})",
+            "for first in range(0, count, BLOCK):",
+            "    k = first + tl.arange(0, BLOCK)",
+            f"    part = tl.load(source + x0_at + k * step, mask=k < count, other={start}).to({compute})",
+            f"    total = {join}",
+            f"tl.store(target + t_at, {whole}(total, axis=0){end})",
+        ]
+    else:
+        body = [
+            "at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)",
+            "inside = at < size",
+            *places,
+            f"total = tl.full((BLOCK,), {start}, {compute})",
+            "for k in range(0, count):",
+            f"    part = tl.load(source + x0_at + k * step, mask=inside, other={start}).to({compute})",
+            f"    total = {join}",
+            f"tl.store(target + t_at, total{end}, mask=inside)",
+        ]
+    return _function(kernel, head, body)
+
+
+# -- what torch was asked, taken apart ----------------------------------------------------------------
+
+Make = Callable[[torch.Tensor, Sequence[Any]], Var]
+"""Allocates a contiguous tensor like a value, of these sizes, and notes it."""
+
+
+class TorchWork:
+    """Notes torch's functions in a trace as work of kernels. ``make`` allocates; ``sizes`` says a Var's sizes."""
+
+    def __init__(self, trace: Trace, make: Make, sizes: Callable[[Var], Sequence[Any]]) -> None:
+        self._trace, self._make, self._sizes = trace, make, sizes
+
+    def copied(self, source: Var, value: torch.Tensor, line: int, what: str = "copy") -> Var | None:
+        """A contiguous copy of ``source``, in the dtype of ``value``."""
+        if value.dtype == torch.bool and source.tensor.dtype != torch.bool:
+            return None
+        target = self._make(value, self._sizes(source))
+        return target if elementwise(self._trace, what, "x0", [source], target, line) else None
+
+    def assigned(self, target: Var, value: Any, line: int) -> bool:
+        """``target[...] = value``."""
+        if isinstance(value, Var):
+            return elementwise(self._trace, "copy", "x0", [value], target, line)
+        return elementwise(self._trace, "fill", "{0}", [value], target, line)
+
+    def filled(self, value: torch.Tensor, sizes: Sequence[Any], number: Any, line: int) -> Var | None:
+        """A new tensor of one number."""
+        target = self._make(value, sizes)
+        return target if elementwise(self._trace, "fill", "{0}", [number], target, line) else None
+
+    def counted(self, value: torch.Tensor, size: Any, start: Any, step: Any, line: int) -> Var | None:
+        """A new tensor of whole numbers from ``start`` on."""
+        target = self._make(value, [size])
+        count = "{0} + {1} * at"
+        return target if elementwise(self._trace, "arange", count, [start, step], target, line) else None
+
+    def computed(
+        self, name: str, values: Sequence[Any], options: Mapping[str, Any], result: Any, line: int
+    ) -> Var | None:
+        """The result of torch's function ``name`` of Vars and numbers; None where no kernel says it."""
+        plain = SAME_AS.get(name, name)
+        if plain in COMPOSED:
+            return self._composed(plain, values, options, result, line)
+        if name in ("max", "min") and (len(values) > 1 or options or not isinstance(result, torch.Tensor)):
+            return None  # of two tensors, or with its places
+        if plain in REDUCTIONS:
+            return self._reduced(plain, values, options, result, line)
+        function = plain.removesuffix("_")
+        expression = UNARY.get(function) or BINARY.get(function)
+        wanted = 1 if function in UNARY else 2
+        if (
+            expression is None
+            or options
+            or len(values) != wanted
+            or not all(isinstance(v, Var | int | float) for v in values)
+        ):
+            return None
+        if plain.endswith("_"):
+            target = values[0]
+            if target.kind == "input":
+                return None
+        else:
+            target = self._make(result, self._shape(values, result))
+        return target if elementwise(self._trace, function, expression, values, target, line) else None
+
+    def _composed(
+        self, what: str, values: Sequence[Any], options: Mapping[str, Any], result: Any, line: int
+    ) -> Var | None:
+        if what == "where":
+            if len(values) != 3 or options or not all(isinstance(v, Var | int | float) for v in values):
+                return None
+            target = self._make(result, self._shape(values, result))
+            said = "tl.where({0} != 0, {1}, {2})"
+            return target if elementwise(self._trace, what, said, values, target, line) else None
+        source, rest = values[0], list(values[1:])
+        if not isinstance(source, Var):
+            return None
+        if what == "pow":
+            function = POWERS.get(symbols.plain(rest[0])) if len(rest) == 1 and not options else None
+            return self.computed(function, [source], {}, result, line) if function else None
+        if what == "clamp":
+            given = dict(zip(("min", "max"), rest, strict=False)) | dict(options)
+            current: Var | None = source
+            for side, bound in given.items():
+                if current is not None and bound is not None:
+                    current = self.computed(f"clamp_{side}", [current, bound], {}, result, line)
+            return current
+        return self._of_exponentials(what, source, rest, options, line)
+
+    def _of_exponentials(
+        self, what: str, source: Var, rest: Sequence[Any], options: Mapping[str, Any], line: int
+    ) -> Var | None:
+        """``softmax`` or ``logsumexp`` along one axis: the largest, exponentials below it, their sum."""
+        given = dict(zip(("dim",), rest, strict=False)) | dict(options)
+        dim, wide = given.pop("dim", None), source.tensor
+        if given or not isinstance(symbols.plain(dim), int) or not wide.dtype.is_floating_point:
+            return None
+        fine = wide.float() if wide.dtype != torch.float64 else wide
+        whole, row = (fine.amax(dim, keepdim=keep) for keep in (True, False))
+        top = self.computed("amax", [source, dim, True], {}, whole, line)
+        parts = top and self.computed("sub", [source, top], {}, fine, line)
+        powers = parts and self.computed("exp", [parts], {}, fine, line)
+        if powers is None:
+            return None
+        if what == "softmax":
+            total = self.computed("sum", [powers, dim, True], {}, whole, line)
+            return total and self.computed("div", [powers, total], {}, wide, line)
+        total = self.computed("sum", [powers, dim], {}, row, line)
+        logs = total and self.computed("log", [total], {}, row, line)
+        peak = self.computed("amax", [source, dim], {}, row, line)
+        return logs and peak and self.computed("add", [logs, peak], {}, row.to(wide.dtype), line)
+
+    def _shape(self, values: Sequence[Any], result: torch.Tensor) -> list[Any]:
+        """Sizes of a broadcast result, each from an operand that has it."""
+        found: list[Any] = []
+        for place, size in enumerate(result.shape):
+            behind = result.dim() - place
+            said: Any = int(size)
+            for value in values:
+                if (
+                    isinstance(value, Var)
+                    and value.tensor.dim() >= behind
+                    and value.tensor.shape[-behind] == size
+                ):
+                    said = self._sizes(value)[-behind]
+                    break
+            found.append(said)
+        return found
+
+    def _reduced(
+        self, what: str, values: Sequence[Any], options: Mapping[str, Any], result: torch.Tensor, line: int
+    ) -> Var | None:
+        source = values[0]
+        named = dict(zip(("dim", "keepdim"), values[1:], strict=False)) | dict(options)
+        dtype = named.pop("dtype", None)
+        dims = named.pop("dim", named.pop("axis", None))
+        keep = bool(named.pop("keepdim", False))
+        if named or not isinstance(source, Var) or (dtype is not None and dtype != result.dtype):
+            return None
+        rank = source.tensor.dim()
+        if dims is None or rank == 0:
+            places = list(range(rank))
+        else:
+            given = dims if isinstance(dims, tuple | list) else (dims,)
+            places = sorted(int(symbols.plain(d)) % rank for d in given)
+        if len(places) == rank:
+            if not source.tensor.is_contiguous():
+                packed = self.copied(source, source.tensor.contiguous(), line)
+                if packed is None:
+                    return None
+                source = packed
+            if keep:
+                return None
+            target = self._make(result, [])
+            return target if reduction(self._trace, what, source, None, target, line) else None
+        current = source
+        for place in reversed(places):  # the last first, so that places before it stay
+            last = place == places[0]
+            shape = list(current.tensor.shape)
+            sizes = list(self._sizes(current))
+            if keep:
+                shape[place], sizes[place] = 1, 1
+            else:
+                del shape[place], sizes[place]
+            like = (
+                result
+                if last
+                else torch.empty(
+                    shape,
+                    dtype=torch.float32 if result.dtype.is_floating_point else result.dtype,
+                    device="meta",
+                )
+            )
+            target = self._make(like, sizes)
+            if not reduction(self._trace, what, current, place, target, line):
+                return None
+            current = target
+        return current

@@ -1,0 +1,156 @@
+"""What one call of a wrapper did, as data: its tensors, its launches, and where in the user's files."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class Refusal(Exception):
+    """Why a wrapper cannot be taken in. ``line`` of the user's file, 0 if unknown."""
+
+    def __init__(self, what: str, line: int = 0) -> None:
+        super().__init__(what)
+        self.what, self.line = what, line
+
+
+@dataclass
+class Var:
+    """A tensor of the wrapper. ``text``: the expression that makes it, None for an input; ``base``: what it views."""
+
+    name: str
+    tensor: torch.Tensor
+    kind: str  # input, fresh, zeros, view, foreign
+    text: str | None = None
+    base: Var | None = None
+    line: int = 0
+    foreign: str = ""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A kernel of ours in place of torch: its name and text, its launch as text, what it reads and writes."""
+
+    kernel: str
+    text: str
+    call: str
+    reads: tuple[Var, ...]
+    target: Var
+    what: str
+    line: int
+
+
+@dataclass
+class Launch:
+    """One kernel launch: arguments by the kernel's parameter names, in their order."""
+
+    kernel: Any
+    grid: tuple[Any, ...]
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+    line: int
+    tuned: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass
+class Trace:
+    """What one call did, in order. ``steps``: Var (made), Launch, Work, or (Var, method) for a reset."""
+
+    inputs: dict[str, Var]
+    steps: list[Any] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    configs: dict[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+    """Kernel to its autotuner's configurations."""
+
+    reads: dict[str, Var] = field(default_factory=dict)
+    """Tensors of one element whose values the wrapper read, by the atoms that stand for the values."""
+    refusals: list[tuple[int, str]] = field(default_factory=list)
+    """What stands against the call although it went on: line and reason."""
+
+    vars: dict[int, Var] = field(default_factory=dict)
+    atoms: dict[str, Any] = field(default_factory=dict)
+    """Values of atoms that configurations and the device give."""
+
+    _count: int = 0
+
+    def fresh_name(self, hint: str) -> str:
+        self._count += 1
+        return f"{hint}{self._count}"
+
+    def find(self, tensor: torch.Tensor) -> Var | None:
+        var = self.vars.get(id(tensor))
+        if var is not None and var.tensor is tensor:
+            return var
+        for known in reversed(list(self.vars.values())):
+            same = known.tensor
+            if (
+                same.untyped_storage()._cdata == tensor.untyped_storage()._cdata
+                and same.shape == tensor.shape
+                and same.stride() == tensor.stride()
+                and same.storage_offset() == tensor.storage_offset()
+                and same.dtype == tensor.dtype
+            ):
+                return known
+        return None
+
+    def likely(self, var: Var) -> int:
+        """A value that an integer tensor of one element may have: of a sum, as many as it was summed over."""
+        for step in self.steps:
+            if isinstance(step, Work) and step.target is var and step.what == "sum":
+                return int(step.reads[0].tensor.numel())
+        return 1
+
+    def add(self, var: Var) -> Var:
+        self.vars[id(var.tensor)] = var
+        if var.kind != "input":
+            self.steps.append(var)
+        return var
+
+
+_current: list[Trace] = []
+_user_files: list[str] = []
+
+
+@contextlib.contextmanager
+def opened(trace: Trace, files: Sequence[str]) -> Iterator[None]:
+    """While open, launches are noted in ``trace``; ``files`` are the user's."""
+    _current.append(trace)
+    _user_files[:] = files
+    try:
+        yield
+    finally:
+        _current.pop()
+
+
+def current() -> Trace | None:
+    """The recording that is open."""
+    return _current[-1] if _current else None
+
+
+def caller() -> tuple[str, int]:
+    """File and line of the innermost code that is neither torch's nor ours."""
+    frame: types.FrameType | None = sys._getframe(1)
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(own):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
+
+
+def user_line() -> int:
+    """The innermost line of the user's files that is being run."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename in _user_files:
+            return frame.f_lineno
+        frame = frame.f_back
+    return 0

@@ -1,0 +1,1 @@
+"""Reading and rewriting of the Mosaic kernels in a compiled Pallas module."""

@@ -1,0 +1,298 @@
+"""Operands whose values are part of a timed workload, such as group sizes: bound before the module is costed.
+
+The simulator runs a kernel's scalar code for real, but knows nothing of what operands hold. Where a grid walks groups
+of given sizes, the operator states those of each workload (``seeds.operator.KnownOperands``), and three things follow,
+all here, in the process that never ran candidate code:
+
+* integer operations of the surrounding program that depend on known operands alone are evaluated (StableHLO's
+  reference interpreter) and become constants, as they would be for one run;
+* kernel operands in scalar memory (scalar prefetch, or operands that the kernel keeps there) thus have known values,
+  which the rules on control flow use (``workers.runners.mosaic.facts``);
+* the module that is simulated writes these values into that memory itself, once, when the first block's position is
+  computed or the body begins. Loads, branches and the blocks that are fetched or kept are then simulated as they
+  would run; the cost is one scalar store a value.
+
+Whatever is known, the simulated module's kernels divide no scalars (``workers.runners.mosaic.scalar_division``)
+and take no integer from a float of a grid index (``workers.runners.mosaic.index_steps``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax._src.interpreters import mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func, stablehlo
+
+from tilewright.workers.runners.mosaic import ir as read
+from tilewright.workers.runners.mosaic.bodies import body_of, replace_body, serialized_module
+from tilewright.workers.runners.mosaic.index_steps import as_steps
+from tilewright.workers.runners.mosaic.scalar_division import without_divisions
+
+MAX_VALUES = 1 << 14
+"""Most values of all tables of one kernel: what fits scalar memory many times over, and costs few cycles."""
+
+Tables = Mapping[int, np.ndarray]
+"""Number of an operand in scalar memory to the values it holds, in its shape."""
+
+Known = Mapping[int, Any]
+"""Number of an operand of the module to its values: an array of int32, or integers in row-major order."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A module as the child sent it, the same with known integers folded, and that with known tables written."""
+
+    original: bytes
+    folded: bytes
+    costed: bytes
+    tables: tuple[Tables, ...]
+
+
+def bind(serialized: bytes, known: Known, *, constants: bool = False) -> Bound:
+    """Bind operands of the exported module by number. Raises ``mosaic_ir.ModuleError`` for what cannot be bound.
+
+    With ``constants`` tables that are constants of the program are bound where no operand is known, too.
+    """
+    if not known and not constants:
+        return Bound(serialized, serialized, _followed(serialized), ())
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module = read.inlined(serialized)
+        _fold(module, known)
+        for call in _calls(read.main_function(module)):
+            _state_grid(call, known)
+        folded = serialized_module(module)
+        module = read.parse(folded)
+        tables = [_write_tables(call, known) for call in _calls(read.main_function(module))]
+        return Bound(serialized, folded, _followed(serialized_module(module)), tuple(tables))
+
+
+def _followed(serialized: bytes) -> bytes:
+    """The module with its kernels' scalar code written so that the simulator can follow it."""
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module = read.parse(serialized)
+        changed = [_scalars_followed(call) for call in read.walk(module) if read.is_kernel(call)]
+        return serialized_module(module) if any(changed) else serialized
+
+
+def _scalars_followed(call: Any) -> bool:
+    config, kernel = body_of(call)
+    with kernel.module.context, ir.Location.unknown():
+        changed = as_steps(kernel) + without_divisions(kernel) > 0
+    if changed:
+        replace_body(call, config, kernel.module)
+    return changed
+
+
+def _calls(main: Any) -> list[Any]:
+    return [op for op in read.walk(main) if read.is_kernel(op)]
+
+
+def _fold(module: Any, known: Known) -> None:
+    """Replace kernels' operands that follow from known operands alone by constants."""
+    main = read.main_function(module)
+    block = main.regions[0].blocks[0]
+    arguments = {block.arguments[number]: _dense(block.arguments[number], known[number]) for number in known}
+    inferred: set[Any] = set(arguments)
+    pure = []
+    for op in block.operations:
+        if _is_pure(op) and _needs(op) <= inferred:
+            pure.append(op)
+            inferred.update(op.operation.results)
+    operands = dict.fromkeys(v for call in _calls(main) for v in call.operands)
+    wanted = [v for v in operands if v in inferred and v not in arguments and _is_table(v)]
+    results = _evaluate(module, arguments, pure, wanted)
+    with ir.InsertionPoint.at_block_begin(block):
+        for value, found in results.items():
+            value.replace_all_uses_with(stablehlo.ConstantOp(found).results[0])
+    for op in reversed(pure):
+        if not any(list(result.uses) for result in op.operation.results):
+            op.operation.erase()
+
+
+def _is_table(value: Any) -> bool:
+    kind = ir.RankedTensorType(value.type)
+    return str(kind.element_type) == "i32" and math.prod(kind.shape) <= MAX_VALUES
+
+
+def _dense(value: Any, given: Any) -> Any:
+    kind = ir.RankedTensorType(value.type)
+    values = np.asarray(given, dtype=np.int32)
+    shape = tuple(kind.shape)
+    if str(kind.element_type) != "i32" or math.prod(shape) != values.size:
+        raise read.ModuleError(f"a known operand is {kind}, not {values.size} values of int32")
+    return _attribute(values.reshape(shape))
+
+
+def _attribute(values: np.ndarray) -> Any:
+    if values.ndim == 0:
+        return ir.DenseElementsAttr.get([ir.IntegerAttr.get(_type("i32"), int(values))], _type("tensor<i32>"))
+    return ir.DenseElementsAttr.get(np.ascontiguousarray(values).data)
+
+
+def _values(operand: Any, known: Known) -> np.ndarray | None:
+    """What a kernel's operand holds: a known argument's values, those of an int32 constant, or nothing known."""
+    kind = ir.RankedTensorType(operand.type)
+    shape = tuple(kind.shape)
+    if isinstance(operand.owner, ir.Block):
+        given = known.get(ir.BlockArgument(operand).arg_number)
+        return None if given is None else np.asarray(given, dtype=np.int32).reshape(shape)
+    if read.name_of(operand.owner) != "stablehlo.constant" or not _is_table(operand):
+        return None
+    dense = ir.DenseElementsAttr(operand.owner.operation.attributes["value"])
+    if dense.is_splat:
+        return np.full(shape, ir.IntegerAttr(dense.get_splat_value()).value, np.int32)
+    return np.array(dense, dtype=np.int32).reshape(shape)
+
+
+def _is_pure(op: Any) -> bool:
+    name = read.name_of(op)
+    return name == "func.call" or (name.startswith("stablehlo.") and name != "stablehlo.custom_call")
+
+
+def _needs(op: Any) -> set[Any]:
+    """Values an operation and its regions take from outside."""
+    inner = list(read.walk(op))
+    made = {result for i in inner for result in i.operation.results}
+    for region in [r for i in (op, *inner) for r in i.operation.regions]:
+        made.update(argument for block in region.blocks for argument in block.arguments)
+    taken = {operand for i in inner for operand in i.operation.operands}
+    return set(op.operation.operands) | (taken - made)
+
+
+def _evaluate(
+    module: Any, arguments: Mapping[Any, Any], pure: Sequence[Any], wanted: Sequence[Any]
+) -> dict[Any, Any]:
+    """Run the pure operations on the known operands: each wanted value to its constant."""
+    if not wanted:
+        return {}
+    program = ir.Module.create()
+    with ir.InsertionPoint(program.body):
+        inputs, outputs = [v.type for v in arguments], [v.type for v in wanted]
+        main: Any = func.FuncOp("main", (inputs, outputs))
+        for op in module.body.operations:
+            if read.function_name(op) != "main":
+                op.operation.clone()
+    entry = main.add_entry_block()
+    copies = dict(zip(arguments, entry.arguments, strict=True))
+    with ir.InsertionPoint(entry):
+        for op in pure:
+            copy = op.operation.clone()
+            for inside in (copy, *read.walk(copy)):
+                for number, operand in enumerate(inside.operation.operands):
+                    if operand in copies:
+                        inside.operation.operands[number] = copies[operand]
+            copies.update(zip(op.operation.results, copy.results, strict=True))
+        func.ReturnOp([copies[v] for v in wanted])
+    try:
+        results = stablehlo.eval_module(program, list(arguments.values()))
+    except Exception as error:
+        raise read.ModuleError(f"what follows from known operands cannot be evaluated: {error}") from error
+    return dict(zip(wanted, results, strict=True))
+
+
+def _state_grid(call: Any, known: Known) -> None:
+    """Write the sizes of a kernel's grid into it, where they come as operands whose values are known."""
+    config, kernel = body_of(call)
+    unstated = [axis for axis, size in enumerate(kernel.grid) if size < 0]
+    found = [_values(operand, known) for operand in list(call.operands)[: len(unstated)]]
+    sizes = [int(size) for size in found if size is not None]
+    if not unstated or len(sizes) < len(unstated):
+        return
+    grid = list(kernel.grid)
+    for axis, size in zip(unstated, sizes, strict=True):
+        grid[axis] = size
+    with kernel.module.context, ir.Location.unknown():
+        bounds = ir.DenseI64ArrayAttr.get(grid)
+        kernel.function.operation.attributes["iteration_bounds"] = bounds
+    replace_body(call, config, kernel.module)
+    attributes = {name: call.operation.attributes[name] for name in call.operation.attributes}
+    if "operand_layouts" in attributes:
+        attributes["operand_layouts"] = ir.ArrayAttr.get(list(attributes["operand_layouts"])[len(unstated) :])
+    with ir.InsertionPoint(call):
+        other = ir.Operation.create(
+            call.operation.name,
+            results=[result.type for result in call.operation.results],
+            operands=list(call.operands)[len(unstated) :],
+            attributes=attributes,
+        )
+    for old, new in zip(call.operation.results, other.results, strict=True):
+        old.replace_all_uses_with(new)
+    call.operation.erase()
+
+
+def _write_tables(call: Any, known: Known) -> Tables:
+    """Make a kernel fill those of its tables that are known; which those are."""
+    operands = {number: _values(operand, known) for number, operand in enumerate(call.operands)}
+    config, kernel = body_of(call)
+    tables = {
+        number: values
+        for number, values in operands.items()
+        if values is not None and min(kernel.grid, default=1) > 0 and kernel.is_table(number)
+    }
+    if sum(values.size for values in tables.values()) > MAX_VALUES:
+        raise read.ModuleError(f"a kernel with more than {MAX_VALUES} known values")
+    with kernel.module.context, ir.Location.unknown():
+        for early in (True, False):
+            # blocks may be placed by prefetched tables before the body runs, others are copied in by then
+            written = {n: values for n, values in tables.items() if (n < kernel.prefetched) is early}
+            if written:
+                placed = early and kernel.index_maps
+                _insert_stores(kernel, kernel.index_maps[0] if placed else kernel.function, written)
+    replace_body(call, config, kernel.module)
+    _replace_constants(call, tables)
+    return tables
+
+
+def _replace_constants(call: Any, tables: Tables) -> None:
+    """Give a kernel other constants for tables it fills: XLA would make equal or counted values by operations."""
+    with ir.InsertionPoint(call):
+        for number, values in tables.items():
+            if not isinstance(call.operands[number].owner, ir.Block):
+                squares = np.arange(values.size, dtype=np.int32).reshape(values.shape) ** 2
+                other = _attribute(squares)
+                call.operands[number] = stablehlo.ConstantOp(other).results[0]
+
+
+def _insert_stores(kernel: read.MosaicKernel, function: Any, tables: Tables) -> None:
+    """Fill tables where ``function`` begins, at the first grid point."""
+    block = function.operation.regions[0].blocks[0]
+    grid = list(block.arguments)[: len(kernel.grid)]
+    with ir.InsertionPoint.at_block_begin(block):
+        zero = _constant("i32", 0)
+        first = _constant("i1", 1)
+        for index in grid:
+            here = _operation(
+                "arith.cmpi", "i1", [index, zero], predicate=ir.IntegerAttr.get(_type("i64"), 0)
+            )
+            first = _operation("arith.andi", "i1", [first, here])
+        branch = ir.Operation.create("stable_mosaic.scf.if", operands=[first], regions=2)
+        then, other = (region.blocks.append() for region in branch.regions)
+    with ir.InsertionPoint(then):
+        for number, values in tables.items():
+            for place, value in np.ndenumerate(values):
+                table = block.arguments[len(kernel.grid) + number]
+                operands = [_constant("i32", int(value)), table, *(_constant("index", p) for p in place)]
+                ir.Operation.create("stable_mosaic.memref.store", operands=operands)
+        ir.Operation.create("stable_mosaic.scf.yield")
+    with ir.InsertionPoint(other):
+        ir.Operation.create("stable_mosaic.scf.yield")
+
+
+def _type(text: str) -> Any:
+    return ir.Type.parse(text)
+
+
+def _constant(kind: str, value: int) -> Any:
+    return _operation("arith.constant", kind, [], value=ir.IntegerAttr.get(_type(kind), value))
+
+
+def _operation(name: str, kind: str, operands: Sequence[Any], **attributes: Any) -> Any:
+    made = ir.Operation.create(
+        f"stable_mosaic.{name}", results=[_type(kind)], operands=operands, attributes=attributes
+    )
+    return made.results[0]

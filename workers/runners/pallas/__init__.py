@@ -1,0 +1,1 @@
+"""Children that trace, check, compile and time Pallas kernels."""

@@ -1,0 +1,194 @@
+"""Check child: trusted code only. Makes kernels from what a trace child wrote, lowers them, runs them on inputs.
+
+What is interpreted on the gates' inputs and what is lowered for the compiler are the same jaxpr, read from the same
+data; its hash goes with both. No module of a candidate's text is ever loaded here.
+
+Job data: ``chip`` (device kind, cores), ``workloads`` [{id, inputs, outputs}], ``lower`` [ids], ``check`` [{workload,
+kinds, sampled, whole}]; blobs: the artefact's text by workload; arrays: ``constant/workload/number``, the gates' inputs
+``workload/kind/operand``, and where a workload is sampled ``where/workload/output/axis`` (see ``pallas_sampled``).
+Answers, in order: one ``traced`` per id in ``lower`` (blob ``module``: portable StableHLO), one ``checked`` per
+(check workload, kind) with the outputs as arrays, or one ``error`` {phase, type, message}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+from jax._src.core import jaxprs_in_params
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax.experimental.pallas import tpu as pltpu
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.runners.failures import describe
+from tilewright.workers.runners.mosaic.facts import fingerprint
+from tilewright.workers.runners.pallas.jaxpr_codec import Artefact, decode
+from tilewright.workers.runners.pallas.sampled_grid import Program, places
+from tilewright.workers.runners.pallas.trace import check_form, mesh_of, specs_of
+
+Answer = Callable[[Frame], None]
+
+SETTINGS = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan")
+IN_ORDER = replace(SETTINGS, detect_races=False)
+"""For kernels without copies by hand and semaphores: one core does all in order, and remembering every access of every
+step to compare the next one with is what takes the time."""
+
+_BESIDE = ("dma_", "semaphore", "core_map", "shard_map", "barrier")
+"""What a primitive's name holds that lets something run beside the core."""
+
+
+def settings_of(closed: ClosedJaxpr) -> Any:
+    """How a kernel is interpreted: races are looked for where there can be any."""
+    return SETTINGS if _beside(closed.jaxpr) else IN_ORDER
+
+
+def _beside(jaxpr: Any) -> bool:
+    return any(
+        any(part in equation.primitive.name for part in _BESIDE)
+        or any(map(_beside, jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
+
+
+def run(job: Frame, answer: Answer) -> None:
+    """Serve one check job; what the kernel cannot do becomes an ``error`` frame."""
+    phase = "read"
+    try:
+        with mesh_of(job.data["chip"]):
+            artefacts = {w["id"]: _artefact(job, w["id"]) for w in job.data["workloads"]}
+            kernels = {}
+            for workload in job.data["workloads"]:
+                kernels[workload["id"]] = decode(artefacts[workload["id"]])
+                check_form(kernels[workload["id"]], workload)
+            phase = "lower"
+            for workload in job.data["workloads"]:
+                if workload["id"] in job.data["lower"]:
+                    answer(exported(workload, kernels[workload["id"]], artefacts[workload["id"]].hash))
+            phase = "check"
+            for check in job.data["check"]:
+                workload = next(w for w in job.data["workloads"] if w["id"] == check["workload"])
+                name = workload["id"]
+                if check.get("sampled"):
+                    _sample(workload, check, kernels[name], artefacts[name].hash, job.arrays, answer)
+                else:
+                    _check(workload, check["kinds"], kernels[name], artefacts[name].hash, job.arrays, answer)
+    except MemoryError as error:
+        answer(Frame("error", {"phase": phase, **describe(error)}))
+    except Exception as error:  # noqa: BLE001 - whatever a kernel raises is its answer
+        answer(Frame("error", {"phase": phase, **describe(error)}))
+
+
+def _artefact(job: Frame, name: str) -> Artefact:
+    prefix = f"constant/{name}/"
+    held = {k.removeprefix(prefix): a for k, a in job.arrays.items() if k.startswith(prefix)}
+    return artefact_of(job.blobs[name], held)
+
+
+def artefact_of(text: bytes, arrays: Mapping[str, np.ndarray]) -> Artefact:
+    """What a trace child wrote: the text, and its arrays by number."""
+    numbered = {int(number): array for number, array in arrays.items()}
+    return Artefact(text, tuple(numbered[number] for number in sorted(numbered)))
+
+
+def exported(workload: Mapping[str, Any], jaxpr: ClosedJaxpr, artefact: str) -> Frame:
+    """A ``traced`` frame. Raises TypeError for an operand that the kernel does not use."""
+    unchecked = [export.DisabledSafetyCheck.custom_call("tpu_custom_call")]
+    exporter = export.export(jax.jit(jaxpr_as_fun(jaxpr)), platforms=["tpu"], disabled_checks=unchecked)
+    exported = exporter(*specs_of(workload["inputs"]))
+    kept = list(exported.module_kept_var_idx)
+    if kept != list(range(len(workload["inputs"]))):
+        unused = [w["name"] for i, w in enumerate(workload["inputs"]) if i not in kept]
+        raise TypeError(f"the kernel does not use its operand {', '.join(unused)}")
+    module = exported.mlir_module_serialized
+    data = {
+        "workload": workload["id"],
+        "calling_convention": exported.calling_convention_version,
+        "fingerprint": fingerprint(module),
+        "artefact": artefact,
+    }
+    return Frame("traced", data, blobs={"module": module})
+
+
+def _check(
+    workload: Mapping[str, Any],
+    kinds: Sequence[str],
+    jaxpr: ClosedJaxpr,
+    artefact: str,
+    arrays: Mapping[str, np.ndarray],
+    answer: Answer,
+) -> None:
+    """Interpret the jaxpr on each kind of inputs, out-of-bounds reads raising, fresh memory NaN."""
+    settings = settings_of(jaxpr)
+    compiled = jax.jit(lambda *operands: interpret(jaxpr, operands, settings))
+    for kind in kinds:
+        prefix = f"{workload['id']}/{kind}/"
+        operands = [arrays[prefix + tensor["name"]] for tensor in workload["inputs"]]
+        results = [np.asarray(result) for result in compiled(*operands)]
+        outputs = {t["name"]: array for t, array in zip(workload["outputs"], results, strict=True)}
+        answer(_checked(workload, kind, artefact, outputs))
+
+
+def _sample(
+    workload: Mapping[str, Any],
+    check: Mapping[str, Any],
+    jaxpr: ClosedJaxpr,
+    artefact: str,
+    arrays: Mapping[str, np.ndarray],
+    answer: Answer,
+) -> None:
+    """The same for the steps of the grid on which chosen elements depend; the outputs are those elements."""
+    where = places(arrays, workload["id"], workload["outputs"])
+    for kind in check["kinds"]:
+        prefix = f"{workload['id']}/{kind}/"
+        operands = [arrays[prefix + tensor["name"]] for tensor in workload["inputs"]]
+        program = Program(jaxpr, operands)
+        found = program.run(where, settings_of(jaxpr), whole=bool(check["whole"]))
+        outputs = {t["name"]: array for t, array in zip(workload["outputs"], found, strict=True)}
+        answer(_checked(workload, kind, artefact, outputs, carries=program.carries))
+
+
+def _checked(
+    workload: Mapping[str, Any],
+    kind: str,
+    artefact: str,
+    outputs: Mapping[str, np.ndarray],
+    *,
+    carries: bool = False,
+) -> Frame:
+    races = interpret_pallas_call.races
+    data = {
+        "workload": workload["id"],
+        "kind": kind,
+        "races": bool(races is not None and races.races_found),
+        "artefact": artefact,
+        "carries": carries,
+    }
+    return Frame("checked", data, arrays=dict(outputs))
+
+
+def interpret(closed: ClosedJaxpr, operands: Sequence[Any], settings: Any) -> list[Any]:
+    """Evaluate a jaxpr with every Pallas call under the interpreter, whatever the candidate asked for."""
+    environment: dict[Any, Any] = {}
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else environment[atom]
+
+    environment.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    environment.update(zip(closed.jaxpr.invars, operands, strict=True))
+    for equation in closed.jaxpr.eqns:
+        values = [read(atom) for atom in equation.invars]
+        primitive, params = equation.primitive, dict(equation.params)
+        if primitive.name == "jit":
+            results = interpret(params["jaxpr"], values, settings)
+        else:
+            if primitive.name == "pallas_call":
+                params["interpret"] = settings
+            results = primitive.bind(*values, **primitive.get_bind_params(params))
+            results = results if primitive.multiple_results else [results]
+        environment.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in closed.jaxpr.outvars]

@@ -1,0 +1,1 @@
+"""Children that record, compile, interpret and time Triton and Gluon kernels."""

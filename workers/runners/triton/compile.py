@@ -1,0 +1,85 @@
+"""Compiles Triton and Gluon candidates on a CPU, ahead of the device that will measure them, into plans.
+
+A candidate's Python runs here and nowhere else: in a process without device, operands or clock. What it would launch
+on a workload's shapes becomes a plan (``workers.plans``), which is all that the device's process ever sees of it.
+
+Job ``compile``: ``source``, ``params``, ``workloads`` [{id, inputs, outputs}]. Answers: one ``compiled`` with a blob
+for each workload, its plan's bytes, or one ``error``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.runners.failures import error_frame
+from tilewright.workers.runners.triton.candidate import Answer, load_module
+from tilewright.workers.runners.triton.recorder import Recorder
+
+_CACHE = "TRITON_CACHE_DIR"
+
+NICENESS = 5
+
+
+@triton.jit
+def _nothing(out):  # type: ignore[no-untyped-def]
+    tl.store(out, 0.0)
+
+
+def prepare() -> None:
+    """Compile a kernel that does nothing, in the process that children are forked from.
+
+    Triton hashes all of its own files, asks its assembler for a version and imports its backend when it first compiles:
+    that is more than most candidates take, and forked children need not do it again. Many of them run at once, and none
+    is to hold up the process that holds the device.
+    """
+    os.nice(NICENESS)
+    kept = os.environ.get(_CACHE)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[_CACHE] = folder
+        try:
+            with contextlib.suppress(Exception):  # a child that is not prepared compiles all the same
+                triton.compile(ASTSource(_nothing, {"out": "*fp32"}, {}), target=GPUTarget("cuda", 90, 32))
+        finally:
+            del os.environ[_CACHE]
+            if kept is not None:
+                os.environ[_CACHE] = kept
+            tempfile.tempdir = None  # a child has a place of its own
+
+
+class Runner:
+    """Serves ``compile`` jobs. ``config``: ``capability``, ``smem_bytes``."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        torch.set_default_device("meta")
+        self._recorder = Recorder(int(config["capability"]), int(config["smem_bytes"]))
+        self.hello = {"torch": torch.__version__, "triton": triton.__version__}
+
+    def run(self, job: Frame, answer: Answer) -> None:
+        """Serve one job; failures of the candidate become an ``error`` frame."""
+        phase = "import"
+        try:
+            module = load_module(job.data["source"])
+            phase = "compile"
+            plans = {
+                workload["id"]: self._recorder.record(module.launch, job.data["params"], workload).to_bytes()
+                for workload in job.data["workloads"]
+            }
+            answer(Frame("compiled", blobs=plans))
+        except Exception as error:  # noqa: BLE001 - whatever a candidate raises is its answer
+            answer(error_frame(phase, error))
+
+
+def run(job: Frame, answer: Answer) -> None:
+    """Serve one job, in a process of its own."""
+    Runner(job.data["runner_config"]).run(job, answer)

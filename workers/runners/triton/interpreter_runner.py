@@ -1,0 +1,97 @@
+"""Runs Triton candidates through Triton's interpreter and Gluon ones through the emulator, on the CPU.
+
+Checks their answers and times them.
+
+The one measured device whose process runs a candidate's Python: interpreting needs it. Its times say nothing of any
+kernel. Jobs and answers are those of ``workers.runners.triton.torch_runner``, entries are {id, source, params}.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+import triton
+
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.runners.gluon_emulator.install import install as install_emulator
+from tilewright.workers.runners.gluon_emulator.install import is_gluon
+from tilewright.workers.runners.triton.candidate import checked_results, load_module
+from tilewright.workers.runners.triton.clock import CpuClock, nothing
+from tilewright.workers.runners.triton.interpreter_rounding import repair as repair_interpreter
+from tilewright.workers.runners.triton.launch_guard import Canaries, LaunchGuard, leave_interpreter_unguarded
+from tilewright.workers.runners.triton.tensors import Tensors, torch_dtype
+from tilewright.workers.runners.triton.torch_runner import Call, TorchDevice
+
+MODULES = 24
+"""Candidates whose modules are kept."""
+
+
+class Runner(TorchDevice):
+    """Serves ``check`` and ``time`` jobs. ``config``: ``product``."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        torch.set_default_device("cpu")
+        # the CPU's allocator gives no memory a second time on demand: fresh memory is filled with NaN instead
+        torch.use_deterministic_algorithms(True)
+        leave_interpreter_unguarded()
+        repair_interpreter()
+        super().__init__("cpu", CpuClock())
+        self.hello = {"torch": torch.__version__, "triton": triton.__version__, "device": config["product"]}
+        self._modules: OrderedDict[str, ModuleType] = OrderedDict()
+
+    def _call(
+        self, job: Frame, entry: Mapping[str, Any], workload: Mapping[str, Any], tensors: Tensors
+    ) -> Call:
+        key = entry["source"]
+        if key not in self._modules:
+            if is_gluon(key):
+                install_emulator()
+            self._modules[key] = load_module(entry["source"])
+            while len(self._modules) > MODULES:
+                self._modules.popitem(last=False)
+        self._modules.move_to_end(key)
+        return _Interpreted(self._modules[key], entry["params"], workload, tensors)
+
+
+class _Interpreted:
+    """A candidate's module on one workload's operands."""
+
+    def __init__(
+        self, module: ModuleType, params: Mapping[str, Any], workload: Mapping[str, Any], tensors: Tensors
+    ) -> None:
+        self._module, self._params = module, params
+        self._outputs, self._tensors = workload["outputs"], tensors
+
+    def guarded(self, canaries: Canaries, rest: Callable[[], object] = nothing) -> Tensors:
+        self.prepare()
+        rest()
+        with LaunchGuard(canaries):
+            made = self()
+        results = self.results(made)
+        canaries.inspect()
+        return results
+
+    def prepare(self) -> None:
+        """Leave NaN where the allocator will put the next outputs."""
+        spoilt = [_nans(spec) for spec in self._outputs]
+        del spoilt
+
+    def inspect(self) -> None:
+        return
+
+    def __call__(self) -> Any:
+        return self._module.launch(dict(self._tensors), dict(self._params))
+
+    def results(self, made: Any) -> Tensors:
+        return checked_results(made, self._outputs)
+
+
+def _nans(spec: Mapping[str, Any]) -> torch.Tensor:
+    """An output's memory, every byte 0xff: NaN in every float type."""
+    tensor = torch.empty(spec["shape"], dtype=torch_dtype(spec["dtype"]))
+    tensor.view(-1).view(torch.uint8).fill_(0xFF)
+    return tensor
