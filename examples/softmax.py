@@ -1,6 +1,6 @@
 """A plain Triton softmax over the rows of a matrix: what ``tilewright tune`` is pointed at in the README.
 
-    tilewright tune examples/softmax.py:softmax --reference torch.softmax --args "f32[4096, 12672], dim=1"
+tilewright tune examples/softmax.py:softmax --reference torch.softmax --args "f32[4096, 12672], dim=1"
 """
 
 import torch

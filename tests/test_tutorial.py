@@ -1,4 +1,4 @@
-"""docs/tutorial.md as printed: its ``sh`` and ``python`` blocks run in order, and print what its ``text`` blocks show."""
+"""docs/tutorial.md as printed: run its ``sh`` and ``python`` blocks in order, compare what its ``text`` blocks show."""
 
 from __future__ import annotations
 
