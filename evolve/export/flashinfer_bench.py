@@ -15,10 +15,10 @@ from typing import Any
 from tilewright.evolve.export import standalone
 from tilewright.evolve.export.choice import Disagreement
 from tilewright.evolve.export.promoted import PromotedTable
-from tilewright.evolve.promote.runtime.operands import Operand
+from tilewright.library.operands import Operand
 
 AUTHOR = "tilewright"
-_CONTRACT = ("tilewright.evolve.promote.runtime", "torch_contract.py")
+_CONTRACT = ("tilewright.library", "torch_contract.py")
 
 _REFERENCES = {
     "gemm_fp8_blockwise/gemm_nt": "product(inputs)[0]",

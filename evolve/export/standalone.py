@@ -11,8 +11,8 @@ from importlib import resources
 from tilewright.evolve.export.choice import Disagreement
 from tilewright.evolve.export.promoted import PromotedTable
 
-_RULE = ("tilewright.fitness", "dispatch_rule.py")
-_OPERANDS = ("tilewright.evolve.promote.runtime", "operands.py")
+_RULE = ("tilewright.library", "dispatch_rule.py")
+_OPERANDS = ("tilewright.library", "operands.py")
 
 _HEAD = '''"""{operator} for {target}: the promoted kernel that serves a shape. What was verified where: receipt.json.
 
