@@ -207,7 +207,7 @@ class Findings:
     """Per workload the hash of what was traced: of what is interpreted, and of what is compiled."""
     modules: dict[str, bytes] = field(default_factory=dict)
     plans: dict[str, bytes] = field(default_factory=dict)
-    """By workload, what a device launches: see ``workers.plans``."""
+    """By workload, what a device launches: see ``library.plans``."""
 
     conventions: dict[str, int] = field(default_factory=dict)
     claimed: dict[str, str] = field(default_factory=dict)

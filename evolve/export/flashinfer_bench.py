@@ -80,9 +80,7 @@ def of_operator(table: PromotedTable) -> dict[str, str]:
 
 def reference(operator: str, inputs: list[str]) -> str:
     """The functions of the library's torch contract, with ``run`` at the end."""
-    text = (
-        resources.files("tilewright.evolve.promote.runtime").joinpath("torch_contract.py").read_text("utf-8")
-    )
+    text = resources.files("tilewright.library").joinpath("torch_contract.py").read_text("utf-8")
     lines, kept = text.splitlines(), []
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FAMILY":

@@ -9,9 +9,9 @@ from typing import Any
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.library_writer import LibraryWriter
-from tilewright.evolve.promote.runtime import operands, store
 from tilewright.evolve.promote.version_files import fitted_operands
-from tilewright.fitness.dispatch_rule import all_told
+from tilewright.library import operands, store
+from tilewright.library.dispatch_rule import all_told
 from tilewright.seeds.catalogue import UnknownOperator, load_operator
 
 

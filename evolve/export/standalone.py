@@ -133,11 +133,11 @@ def modules(table: PromotedTable) -> dict[str, str]:
     return {
         "main.py": _HEAD.format(**fields) + (_JAX if pallas else _TORCH).format(**fields),
         **{f"{kernel.module}.py": kernel.data.decode("utf-8") for kernel in kernels},
-        "dispatch_rule.py": _source("tilewright.fitness", "dispatch_rule.py"),
-        "operands.py": _source("tilewright.evolve.promote.runtime", "operands.py"),
+        "dispatch_rule.py": _source("dispatch_rule.py"),
+        "operands.py": _source("operands.py"),
         "receipt.json": table.receipt.decode("utf-8"),
     }
 
 
-def _source(package: str, name: str) -> str:
-    return resources.files(package).joinpath(name).read_text(encoding="utf-8")
+def _source(name: str) -> str:
+    return resources.files("tilewright.library").joinpath(name).read_text("utf-8")

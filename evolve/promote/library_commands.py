@@ -17,12 +17,12 @@ from tilewright.evolve.campaign.resolve import resolve
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.command import MakeEvaluator
 from tilewright.evolve.promote.library_writer import TEMPORARY, LibraryError, LibraryWriter
-from tilewright.evolve.promote.runtime import store
 from tilewright.evolve.promote.serving import legal_shapes
 from tilewright.evolve.promote.verify import Contender, Refusal, verify
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness import time_model
 from tilewright.fitness.evaluation import FigureKind
+from tilewright.library import store
 
 TOLERANCE = {FigureKind.MODELLED: 1e-3, FigureKind.MEASURED: 0.05}
 """Relative difference between a receipt's figure and its repetition that is still the same."""

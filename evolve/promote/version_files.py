@@ -15,14 +15,14 @@ from tilewright.evolve.promote import sources
 from tilewright.evolve.promote.judge import Judgement
 from tilewright.evolve.promote.nominate import Nomination
 from tilewright.evolve.promote.reference_files import packed_reference
-from tilewright.evolve.promote.runtime import checks, operands, oracle, store
 from tilewright.evolve.promote.verify import Verified, gates_read
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.system import commit, version
 from tilewright.evolve.space.space import read_declarations
-from tilewright.fitness import dispatch_rule as rule
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target
+from tilewright.library import checks, operands, oracle, store
+from tilewright.library import dispatch_rule as rule
 from tilewright.seeds.operator import Operator, Workload
 
 GOLDEN_LIMIT = 4 << 20

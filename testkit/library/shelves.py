@@ -8,9 +8,9 @@ from typing import Any
 
 from tilewright.evolve.promote import sources
 from tilewright.evolve.promote.library_writer import LibraryWriter
-from tilewright.evolve.promote.runtime import store
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import read_declarations
+from tilewright.library import store
 from tilewright.seeds.catalogue import load_operator
 
 

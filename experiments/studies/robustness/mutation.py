@@ -50,7 +50,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "fitness/gates.py": GATES,
     "fitness/detail.py": ("tests/fitness/test_detail.py", "tests/fitness/test_gates.py", FROZEN),
     "fitness/intervals.py": ("tests/fitness/test_intervals.py", FROZEN),
-    "fitness/dispatch_rule.py": ("tests/fitness/test_dispatch_rule.py", FROZEN),
+    "library/tilewright_library/dispatch_rule.py": ("tests/library/test_dispatch_rule.py", FROZEN),
     "fitness/race.py": ("tests/fitness/test_race.py", FROZEN),
     "fitness/structure.py": ("tests/fitness/test_structure.py", FROZEN),
     "fitness/evaluation.py": ("tests/fitness/test_evaluation.py", FROZEN),
@@ -187,7 +187,8 @@ class _Mutated(MetaPathFinder, Loader):
 
 def imported_name(module: str) -> str:
     """``fitness/gates.py`` as it is imported."""
-    return "tilewright." + module.removesuffix(".py").replace("/", ".")
+    path = module.replace("library/tilewright_library/", "library/")
+    return "tilewright." + path.removesuffix(".py").replace("/", ".")
 
 
 def keep_apart(module: str, tests: Sequence[str]) -> None:

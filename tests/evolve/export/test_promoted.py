@@ -21,11 +21,11 @@ from tilewright.evolve.export import block_fp8, flashinfer_bench, standalone
 from tilewright.evolve.export.choice import Disagreement
 from tilewright.evolve.export.promoted import PromotedTable, promoted
 from tilewright.evolve.promote.library_writer import LibraryWriter
-from tilewright.evolve.promote.runtime import store
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+from tilewright.library import store
 from tilewright.seeds.catalogue import load_operator
 
 SHIPPED = LibraryWriter(Path(__file__).parents[3] / "library")

@@ -14,9 +14,9 @@ from tilewright.evolve.promote import library_writer as library_writer
 from tilewright.evolve.promote.command import Options
 from tilewright.evolve.promote.library_commands import check, collect, diff_lines, rollback
 from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
-from tilewright.evolve.promote.runtime import store
 from tilewright.evolve.promote.verify import Refusal
 from tilewright.fitness.evaluation import Evaluation
+from tilewright.library import store
 from tilewright.workers.toolchains import triton
 
 

@@ -8,11 +8,11 @@ import libcst as cst
 import numpy as np
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
-from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, resolve, small
+from tilewright.evolve.proposers.rewrite.dataflow import small
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.accumulation import accumulates, block_of, full_index
 from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
-from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, Ref, first_statement
+from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, Ref
 
 
 def _names(node: cst.CSTNode, name: str) -> list[cst.CSTNode]:
@@ -221,91 +221,3 @@ def _is_zero_fill(kernel: KernelSource, statement: cst.CSTNode | None, name: str
         "jax.numpy.full",
         "jax.numpy.full_like",
     )
-
-
-class AccumulateInOutput:
-    """Use a float32 output block as the accumulator instead of a scratch buffer."""
-
-    name = "pallas_accumulate_in_output"
-    language = Language.PALLAS
-    why = (
-        "An output block stays in VMEM while its index does not change, so it can hold the running sum itself: no "
-        "scratch, no final copy. Only for outputs as wide as the accumulator."
-    )
-
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            out = view.outputs[0] if len(view.outputs) == 1 else None
-            shape = view.args.get("out_shape")
-            if out is None or out.spec is None or shape is None:
-                continue
-            if "float32" not in kernel.code(resolve(kernel, shape.value)):
-                continue
-            for ref in view.scratch:
-                store = _final_copy(view, ref, out)
-                if store is not None and _same_block(view, ref, out):
-                    found.append(
-                        Site(
-                            f"{view.name}/{ref.name}",
-                            f"{view.name}: accumulate in {out.name} instead of {ref.name}",
-                            (view, ref, out, store),
-                        )
-                    )
-        return found
-
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, ref, out, store = site.payload
-        edit = Edit(kernel)
-        holder = kernel.enclosing(store, cst.FunctionDef)
-        alone = holder is not None and holder is not view.function and len(holder.body.body) == 1
-        edit.remove(holder if alone and holder is not None else store)
-        for node in _names(view.function, ref.name):
-            if not isinstance(kernel.parents[node], cst.Param):
-                edit.replace(node, out.name)
-        remove_scratch(edit, view, ref)
-        return edit.finish()
-
-
-def _same_block(view: PallasCall, ref: Ref, out: Ref) -> bool:
-    declared = ref.declared
-    if not isinstance(declared, cst.Call) or not declared.args or out.spec is None:
-        return False
-    shape = declared.args[0].value
-    code = view.kernel.code
-    return isinstance(shape, cst.Tuple) and [code(e.value) for e in shape.elements] == [
-        code(d) for d in out.spec.shape
-    ]
-
-
-def _final_copy(view: PallasCall, ref: Ref, out: Ref) -> cst.CSTNode | None:
-    """The statement ``out[...] = scratch[...]`` (maybe with astype) if it is the output's only use."""
-    uses = [n for n in _names(view.function, out.name) if not isinstance(view.kernel.parents[n], cst.Param)]
-    statements = {view.kernel.statement(n) for n in uses}
-    if len(statements) != 1:
-        return None
-    (statement,) = statements
-    line = small(statement)
-    if not isinstance(line, cst.Assign) or assigned_value(statement) is not None:
-        return None
-    value = line.value
-    if (
-        isinstance(value, cst.Call)
-        and isinstance(value.func, cst.Attribute)
-        and value.func.attr.value == "astype"
-    ):
-        value = value.func.value
-    source = isinstance(value, cst.Subscript) and full_index(value) and isinstance(value.value, cst.Name)
-    if source and value.value.value == ref.name and full_index(line.targets[0].target):  # type: ignore[attr-defined]
-        return statement
-    return None
-
-
-__all__ = [
-    "AccumulateInOutput",
-    "AccumulateInRef",
-    "AccumulateInValue",
-    "DropAccumulatorScratch",
-    "first_statement",
-    "remove_scratch",
-]

@@ -223,57 +223,6 @@ class DequantiseFirst:
         return edit.finish()
 
 
-class MergeGroupDots:
-    """One dot over all K groups instead of one per group, where no scale stands between them."""
-
-    name = "pallas_merge_group_dots"
-    language = Language.PALLAS
-    why = (
-        "When the operands are scaled beforehand the partials of all K groups add up inside the matrix unit: one "
-        "long dot needs no vector adds and fills a deep systolic array better than several short ones."
-    )
-
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            for number, item in enumerate(accumulates(view)):
-                dot = dot_of(kernel, expanded(view, item))
-                if item.loop is None or dot is None or dot.transposed or not isinstance(dot.node, cst.Call):
-                    continue
-                if item.statement in item.loop.body.body and item.whole:
-                    found.append(
-                        Site(
-                            _label(view, item, number),
-                            f"{view.name}: one dot for all iterations added to {_text(item.target)}",
-                            (view, item),
-                        )
-                    )
-        return found
-
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, item = site.payload
-        dot = dot_of(kernel, expanded(view, item))
-        assert dot is not None
-        assert isinstance(dot.node, cst.Call)
-        edit = Edit(kernel)
-        numpy = edit.ensure_import("jax.numpy", "jnp")
-        left, right = kernel.fresh("left_parts"), kernel.fresh("right_parts")
-        edit.before(item.loop, f"{left}, {right} = [], []")
-        edit.replace_statement(
-            item.statement, f"{left}.append({_text(dot.lhs)})\n{right}.append({_text(dot.rhs)})"
-        )
-        arguments = list(dot.node.args)
-        for position, name in ((0, left), (1, right)):
-            text = f"{numpy}.concatenate({name}, axis={1 - position})"
-            arguments[position] = arguments[position].with_changes(value=cst.parse_expression(text))
-        call = dot.node.with_changes(args=arguments, lpar=[], rpar=[])
-        target = _text(item.target)
-        edit.after(item.loop, f"{target} = {target} + {_text(call)}")
-        for statement in absorbed(view, item):
-            edit.remove(statement)
-        return edit.finish()
-
-
 class ReassociateScale:
     """``dot * (a * b)`` to ``(dot * a) * b`` and back."""
 

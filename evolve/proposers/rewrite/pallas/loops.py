@@ -21,9 +21,6 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     definitions,
     reads_of,
     small,
-    statements,
-    substitute,
-    target_names,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.chain import Chain, find_chain
@@ -232,69 +229,6 @@ class ForiToUnroll:
         return edit.finish()
 
 
-class FuseComprehension:
-    """Compute the elements of a list in the loop that consumes them."""
-
-    name = "pallas_fuse_comprehension"
-    language = Language.PALLAS
-    why = (
-        "Preparing all K groups before the first dot keeps them all live in registers; preparing each where it is used "
-        "shortens their lives and gives the scheduler vector work beside every dot."
-    )
-
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            for statement in view.body:
-                bound = assigned_value(statement)
-                if not bound or len(bound[0]) != 1 or not isinstance(bound[1], cst.ListComp):
-                    continue
-                loop = _consumer(view, bound[0][0])
-                if loop is not None and not bound[1].for_in.ifs and bound[1].for_in.inner_for_in is None:
-                    found.append(
-                        Site(
-                            f"{view.name}/{bound[0][0]}",
-                            f"{view.name}: compute {bound[0][0]} inside the loop that uses it",
-                            (view, statement, bound[1], loop),
-                        )
-                    )
-        return found
-
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, statement, made, loop = site.payload
-        edit = Edit(kernel)
-        position = kernel.fresh(target_names(made.for_in.target)[0] + "_item")
-        element = substitute(kernel, made.elt, {target_names(made.for_in.target)[0]: position})
-        over = kernel.code(made.for_in.iter)
-        target, iterated = loop.target, loop.iter
-        if kernel.code(iterated.func if isinstance(iterated, cst.Call) else iterated) == "enumerate":
-            number, item = (kernel.code(e.value) for e in target.elements)
-            edit.replace(target, f"{number}, {position}")
-            edit.replace(iterated, f"enumerate({over})")
-        else:
-            item = kernel.code(target)
-            edit.replace(target, position)
-            edit.replace(iterated, over)
-        edit.remove(statement)
-        edit.before(loop.body.body[0], f"{item} = {element}")
-        del view
-        return edit.finish()
-
-
-def _consumer(view: PallasCall, name: str) -> cst.For | None:
-    """The one loop over list ``name`` (or ``enumerate`` of it), if nothing else reads the list."""
-    uses = [n for n in walk(view.function) if isinstance(n, cst.Name) and n.value == name]
-    for loop in _loops(view):
-        text = view.kernel.code(loop.iter)
-        if len(uses) == 2 and (text == name or (text == f"enumerate({name})" and _pair(loop.target))):
-            return loop
-    return None
-
-
-def _pair(node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.Tuple) and len(node.elements) == 2
-
-
 class SkewLoop:
     """Compute what an iteration needs one iteration earlier (software pipelining of an unrolled loop)."""
 
@@ -370,6 +304,3 @@ def _inside(view: PallasCall, chain: Chain, loop: cst.For) -> set[cst.CSTNode]:
                 found.add(place)
                 wanted += reads_of(dedented(kernel, place))
     return found
-
-
-__all__ = ["ForiToUnroll", "FuseComprehension", "SkewLoop", "UnrollToFori", "statements"]

@@ -9,8 +9,8 @@ import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import walk
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, short
-from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, device_name
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, short
+from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
 
 
 def _tight(kernel: TritonKernel, node: cst.BaseExpression) -> str:
@@ -52,43 +52,3 @@ class ReciprocalToDivide(NodeRule):
     def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
         node, left, divisor = payload
         edit.replace(node, f"{_tight(kernel, left)} / {_tight(kernel, divisor)}")
-
-
-_CEIL = '''@{jit}
-def NAME(x):
-    """ceil(log2(x)) of positive normal float32 numbers, from their bits."""
-    bits = x.to({tl}.int32, bitcast=True)
-    exponent = ((bits >> 23) & 255) - 127
-    return (exponent + ((bits & 8388607) != 0).to({tl}.int32)).to({tl}.float32)'''
-_FLOOR = '''@{jit}
-def NAME(x):
-    """floor(log2(x)) of positive normal float32 numbers, from their bits."""
-    bits = x.to({tl}.int32, bitcast=True)
-    return (((bits >> 23) & 255) - 127).to({tl}.float32)'''
-
-
-class ExponentByBits(NodeRule):
-    """``ceil(log2(x))`` and ``floor(log2(x))`` from the bits of x."""
-
-    name = "triton_exponent_by_bits"
-    why = (
-        "A power-of-two scale needs the exponent only. Reading it from the bits is exact, where log2 rounds to the "
-        "wrong side next to powers of two, and avoids the special-function unit."
-    )
-
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
-        for node in walk(kernel.function):
-            if not isinstance(node, cst.Call) or len(node.args) != 1:
-                continue
-            outer = device_name(kernel.source, node.func).split(".")[-1]
-            inner = node.args[0].value
-            if outer not in ("ceil", "floor") or not isinstance(inner, cst.Call) or len(inner.args) != 1:
-                continue
-            if device_name(kernel.source, inner.func).split(".")[-1] == "log2":
-                yield f"bits for {short(kernel.source, node)}", (node, outer, inner.args[0].value)
-
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
-        node, outer, value = payload
-        name = kernel.source.fresh(f"{outer}_log2")
-        add_device_helper(edit, kernel, (_CEIL if outer == "ceil" else _FLOOR).replace("NAME", name))
-        edit.replace(node, f"{name}({kernel.source.code(value)})")

@@ -9,6 +9,7 @@ import pytest
 
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.targets import load_target
+from tilewright.library.plans.format import Plan
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Operator, SeedKernel, TensorSpec
 from tilewright.workers.child.frames import Frame
@@ -16,7 +17,6 @@ from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.run_once import Ending
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.station import compile_children
-from tilewright.workers.plans.format import Plan
 
 pytest.importorskip("triton")
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tilewright.workers.plans import driver, replay
-from tilewright.workers.plans.format import Fill, Launch, Output, Plan, Pointer, Scalar, Tensor, TensorMap
-from tilewright.workers.plans.replay import MOST_MAPS, Ready
+from tilewright.library.plans import driver, replay
+from tilewright.library.plans.format import Fill, Launch, Output, Plan, Pointer, Scalar, Tensor, TensorMap
+from tilewright.library.plans.replay import MOST_MAPS, Ready
 
 PTX = """
 .version 8.3

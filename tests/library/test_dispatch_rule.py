@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.fitness.dispatch_rule import REACH, Legality, Unserved, all_told, nearest, steps
+from tilewright.library.dispatch_rule import REACH, Legality, Unserved, all_told, nearest, steps
 
 ANYWHERE = Legality((), {})
 

@@ -17,13 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.fitness.targets import load_target
-from tilewright.workers.child.ending import Ending
-from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.fresh import FreshChildren
-from tilewright.workers.child.session import JobLimits
-from tilewright.workers.device.station import compile_children
-from tilewright.workers.plans.cubin import CubinError, read_cubin
-from tilewright.workers.plans.format import (
+from tilewright.library.plans.cubin import CubinError, read_cubin
+from tilewright.library.plans.format import (
     MAGIC,
     Fill,
     Launch,
@@ -35,6 +30,11 @@ from tilewright.workers.plans.format import (
     Tensor,
     TensorMap,
 )
+from tilewright.workers.child.ending import Ending
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.fresh import FreshChildren
+from tilewright.workers.child.session import JobLimits
+from tilewright.workers.device.station import compile_children
 
 pytest.importorskip("triton")
 
