@@ -27,7 +27,7 @@ from tilewright.evolve.report.diffs import full_diff
 from tilewright.evolve.report.tables import flatten
 from tilewright.evolve.report.units import rate_text, time_text
 from tilewright.fitness.evaluation import UNIT_SLUGS, Evaluation, Verdict
-from tilewright.fitness.headroom import mean_closed
+from tilewright.fitness.score import mean_closed
 from tilewright.fitness.targets import target_text
 
 KEY_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6000, 5000

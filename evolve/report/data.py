@@ -11,7 +11,7 @@ from tilewright.evolve.record.history import Candidate, MutationKind
 from tilewright.evolve.record.journal import Event, Journal
 from tilewright.evolve.report.bill import Bill, bill_of
 from tilewright.fitness.evaluation import Evaluation, Reached, Verdict
-from tilewright.fitness.headroom import Headroom, headroom
+from tilewright.fitness.score import Headroom, headroom
 from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 

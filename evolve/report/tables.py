@@ -11,7 +11,7 @@ from tilewright.evolve.report.data import CampaignData, Named
 from tilewright.evolve.report.svg import clean, tag
 from tilewright.evolve.report.units import bytes_text, number_text, percent_text, rate_text, time_text
 from tilewright.fitness.evaluation import Evaluation, Verdict, WorkloadFigures
-from tilewright.fitness.headroom import mean_closed, mean_gain
+from tilewright.fitness.score import mean_closed, mean_gain
 from tilewright.seeds.operator import Scope
 
 OPEN_WORKLOADS = 6

@@ -12,7 +12,7 @@ from tilewright.evolve.record.journal import TOKENS_SPENT, Journal
 from tilewright.evolve.report.data import CampaignData, judged, load
 from tilewright.evolve.report.units import gain_text, percent_text
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict, WorkloadFigures
-from tilewright.fitness.headroom import mean_closed, mean_gain
+from tilewright.fitness.score import mean_closed, mean_gain
 from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 

@@ -3,22 +3,23 @@
 libtpu's simulator gives every copy a fixed latency and a rate that no other copy takes from, so its cycles are right
 about the core and wrong about memory. What it executed is kept instead: the copies in the order in which they were
 started, what each wait waits for, and how many cycles the core worked in between, its waits for copies left out.
-``fitness.memory`` runs that again with one memory that all copies share.
+``fitness.tpu.memory`` runs that again with one memory that all copies share.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 
-from tilewright.fitness.flags import Flags
-from tilewright.fitness.llo import GRANULE_BYTES, ParseError
-from tilewright.fitness.timeline import WAITS, CriticalPath, first_instructions, issue_cycles
+from tilewright.fitness.tpu.llo import GRANULE_BYTES, ParseError
+from tilewright.fitness.tpu.timeline import WAITS, CriticalPath, first_instructions, issue_cycles
 
 _EVENT = re.compile(rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?dma\.([\w.]+)([^\n]*)")
 _GRANULES = re.compile(rb"size_in_granules=\*/([0-9]{1,15})(?![0-9])")
@@ -26,6 +27,21 @@ _DESTINATION = re.compile(rb"dst_syncflagno=\*/(?:%(s[0-9]{1,15})_|\[#allocation
 _WAIT = re.compile(
     rb"^(?: \[[^\]\n]*\])? *(?:%(s[0-9]{1,15})_\w+|\[#allocation([0-9]{1,9})[^\]\n]*\]), ([0-9]{1,15})"
 )
+
+_MADE = re.compile(
+    rb"\n  %(s[0-9]{1,15})_\w+ = (?:\([^)\n]*\) )?(?:scalar_lea\.sflag|smov\.u32) \[#allocation([0-9]{1,9})[^\]\n]*\]"
+)
+_COPIED = re.compile(
+    rb"\n  %(s[0-9]{1,15})_\w+ = (?:\([^)\n]*\) )?(?:scalar_lea\.sflag|smov\.u32) %(s[0-9]{1,15})_"
+)
+_LOADED = re.compile(
+    rb"\n  %(s[0-9]{1,15})_\w+ = (?:\([^)\n]*\) )?sld \[smem:\[#allocation([0-9]{1,9})_spill\]\]"
+)
+_STORED = re.compile(
+    rb"\n  %[0-9]{1,15} = (?:\([^)\n]*\) )?sst \[smem:\[#allocation([0-9]{1,9})_spill\]\] %(s[0-9]{1,15})_"
+)
+_FAR = 64
+"""Registers followed before a flag counts as unknown."""
 
 
 class Kind(IntEnum):
@@ -159,3 +175,53 @@ def _direction(opcode: bytes, operands: bytes) -> Kind:
             return Kind.READ
         return Kind.WRITE if b"-to-hbm" in operands else Kind.LOCAL
     return Kind.LOCAL
+
+
+class Flags:
+    """The semaphores ("flags") of one dump of executed bundles that copies signal and waits name.
+
+    A dump names a flag by its allocation or by a register. Registers are numbered in the order of execution and each is
+    written once, so the origin of one can be read off: an allocation, another register, or a spill slot of scalar
+    memory, which holds what was last stored there.
+    """
+
+    def __init__(self, bundles: bytes) -> None:
+        self._bundles = bundles
+        self._made = dict(_MADE.findall(bundles))
+
+    def of(self, register: bytes) -> bytes:
+        """The allocation of the flag that a register (``s123``) points to; empty where that cannot be followed."""
+        for _ in range(_FAR):
+            if register in self._made:
+                return self._made[register]
+            source = self._source(register)
+            if source is None:
+                return b""
+            register = source
+        return b""
+
+    def _source(self, register: bytes) -> bytes | None:
+        if register in self._copied:
+            return self._copied[register]
+        if register not in self._loaded:
+            return None
+        place, slot = self._loaded[register]
+        places, stored = self._stored[slot]
+        before = bisect_left(places, place)
+        return stored[before - 1] if before else None
+
+    @cached_property
+    def _copied(self) -> dict[bytes, bytes]:
+        return dict(_COPIED.findall(self._bundles))
+
+    @cached_property
+    def _loaded(self) -> dict[bytes, tuple[int, bytes]]:
+        return {found[1]: (found.start(), found[2]) for found in _LOADED.finditer(self._bundles)}
+
+    @cached_property
+    def _stored(self) -> dict[bytes, tuple[list[int], list[bytes]]]:
+        stored: dict[bytes, tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
+        for found in _STORED.finditer(self._bundles):
+            stored[found[1]][0].append(found.start())
+            stored[found[1]][1].append(found[2])
+        return stored

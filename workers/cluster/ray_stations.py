@@ -13,9 +13,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
@@ -23,59 +21,56 @@ from tilewright.seeds.sampled import Sample
 from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import START_SECONDS, JobLimits, SessionDied
+from tilewright.workers.cluster.placement import station_resources
 from tilewright.workers.device import calibration
 from tilewright.workers.device.comparison import EFFORT, Comparison, compare
 from tilewright.workers.device.station import Champion, DeviceRatio, Entry, LocalStation, OperandSeeds
-from tilewright.workers.toolchains import tpu as tpu_toolchain
 
 CALIBRATION_SECONDS = 180.0
 """How long stations may take to start, compile the reference kernel and time it."""
 
-TALK = "talk"
-"""The concurrency group of a station's calls that need no device: jobs of others hold them up no more."""
+QUERIES = "queries"
+"""The concurrency group of a station's calls that need no device, so that they do not wait for jobs."""
 
 JOBS = "jobs"
-"""That of jobs on the device: they take turns, and the next one is unpacked beside the one that has it."""
+"""The group of jobs on the device: one runs while the next one is unpacked."""
 
 ORACLE = "oracle"
-"""That of what the oracle is asked, which may take a while."""
+"""The group of questions to the oracle, which may take a while."""
 
-GROUPS = {TALK: 1, JOBS: 2, ORACLE: 1}
-
-SLIVER = 0.001
-"""Of a node's resource: enough to be placed there."""
+GROUPS = {QUERIES: 1, JOBS: 2, ORACLE: 1}
 
 CALIBRATION_EFFORT = (5, 3)
 """Rounds, and timed calls a round."""
 
 
 class StationActor:
-    """Runs in the Ray worker process that holds one GPU; one job at a time, and what is only asked waits for none."""
+    """Runs in the Ray worker process that holds one device. Jobs run one at a time; queries do not wait for them."""
 
     def __init__(self, target: str, scratch: str | None) -> None:
         self._target = load_target(target)
         self._station = LocalStation(self._target.hardware, Path(scratch) if scratch else None)
         self._seeds = OperandSeeds()
-        self._turn = threading.Lock()
+        self._device_lock = threading.Lock()
         self._hello: Mapping[str, Any] = {}
         with contextlib.suppress(OSError):  # the first job will say why
             self._station.warm()
 
-    @ray.method(concurrency_group=TALK)
+    @ray.method(concurrency_group=QUERIES)
     def hello(self) -> Mapping[str, Any]:
-        """As ``workers.device.station.Station``; a station without a device is told apart by its process."""
+        """See ``workers.device.station.Station``; a station without a device is identified by its process."""
         if not self._hello:
-            with self._turn:
+            with self._device_lock:
                 self._hello = {calibration.DEVICE: f"process {os.getpid()}", **self._station.hello()}
         return self._hello
 
-    @ray.method(concurrency_group=TALK)
+    @ray.method(concurrency_group=QUERIES)
     def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
         return self._seeds.seed(proposed, ahead=ahead)
 
     @ray.method(concurrency_group=JOBS)
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
-        with self._turn:
+        with self._device_lock:
             return self._station.run(job, limits)
 
     @ray.method(concurrency_group=ORACLE)
@@ -83,24 +78,19 @@ class StationActor:
         """See ``workers.device.station.Station``; once for all evaluators."""
         return self._station.sample(asked, seed)
 
-    @ray.method(concurrency_group=TALK)
+    @ray.method(concurrency_group=QUERIES)
     def champion(self, known: tuple[str, float] | None) -> Champion | float | None:
         """The champion with its plans, which are large; of one that the evaluator knows by id and fitness, the rest."""
         found = self._station.champion()
         return found.screens if found is not None and (found.entry.id, found.fitness) == known else found
 
-    @ray.method(concurrency_group=TALK)
+    @ray.method(concurrency_group=QUERIES)
     def claim(self, contender: str) -> bool:
         return self._station.claim(contender)
 
-    @ray.method(concurrency_group=TALK)
+    @ray.method(concurrency_group=QUERIES)
     def release(self, contender: str, crowned: Champion | None) -> None:
         self._station.release(contender, crowned)
-
-    @ray.method(concurrency_group=TALK)
-    def inherit(self, champion: Champion) -> None:
-        """See ``workers.device.station.LocalStation``."""
-        self._station.inherit(champion)
 
     def compare(
         self,
@@ -112,7 +102,7 @@ class StationActor:
     ) -> bytes:
         """See ``workers.device.comparison``; the answer as JSON."""
         made = load_operator(operator)
-        with self._turn:
+        with self._device_lock:
             found = compare(self._station, made, self._target, workloads, entries, seed, effort)
         return found.to_json().encode()
 
@@ -179,50 +169,15 @@ class RemoteStation:
 
 
 def start_stations(target: Target, gpus: int, scratch: str | None = None) -> list[ActorHandle]:
-    """One actor for each of ``gpus`` GPUs (0: all that the cluster has for the target) or for each TPU of the cluster.
+    """One actor for each device that ``placement.station_resources`` finds.
 
-    Under the interpreter ``gpus`` processes of this machine's CPU stand in for them, at least one. Their children's
-    folders are made in ``scratch``; None for each machine's own place for temporary files.
+    Their children's folders are made in ``scratch``; None for each machine's own place for temporary files.
     """
-    wanted: dict[str, Any]
-    if target.interpreted:
-        wanted, count = {"num_gpus": 0}, max(1, gpus)
-        if nodes := _nodes(target):
-            return [_station_on(nodes[n % len(nodes)][0], target, 0, scratch) for n in range(count)]
-    elif isinstance(target.part, Chip):
-        count = max(1, int(ray.cluster_resources().get(tpu_toolchain.RESOURCE, 1)))
-        wanted = {"resources": {tpu_toolchain.RESOURCE: 1}}
-    else:
-        places = [node for node, has in _nodes(target) for _ in range(int(has.get("GPU", 0)))]
-        if places and not gpus:
-            return [_station_on(node, target, 1, scratch) for node in places]
-        # a target that only others' nodes could take waits for a node that offers it
-        awaited = {f"target:{target.name}": SLIVER} if offered_targets() and not places else {}
-        wanted, count = {"num_gpus": 1, "resources": awaited}, max(1, gpus)
     remote: Any = ray.remote
-    actor = remote(num_cpus=0, max_restarts=-1, concurrency_groups=GROUPS, **wanted)(StationActor)
-    return [actor.remote(target.name, scratch) for _ in range(count)]
-
-
-def offered_targets() -> set[str]:
-    """The ``target:NAME`` resources of the cluster's nodes."""
-    return {name for name in ray.cluster_resources() if name.startswith("target:")}
-
-
-def _nodes(target: Target) -> list[tuple[str, dict[str, float]]]:
-    """Ids and resources of the nodes for a target: those that offer it; all, where no node offers any."""
-    alive = [(node["NodeID"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
-    return [one for one in alive if f"target:{target.name}" in one[1]] if offered_targets() else alive
-
-
-def _station_on(node: str, target: Target, gpus: int, scratch: str | None) -> ActorHandle:
-    """A station on a node; should the node be lost, on any. It refuses a GPU of another product."""
-    remote: Any = ray.remote
-    place = NodeAffinitySchedulingStrategy(node, soft=True)
-    options = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": -1, "concurrency_groups": GROUPS}
-    actor = remote(**options, scheduling_strategy=place)(StationActor)
-    made: ActorHandle = actor.remote(target.name, scratch)
-    return made
+    return [
+        remote(max_restarts=-1, concurrency_groups=GROUPS, **asked)(StationActor).remote(target.name, scratch)
+        for asked in station_resources(target, gpus)
+    ]
 
 
 def calibrate(

@@ -1,6 +1,6 @@
 """What libtpu's simulator says of a TPU kernel that no TPU ran: cycles, exact DMA bytes, events, and a diagnosis.
 
-The time is made of it in ``fitness.time_model``; ``docs/time_model.md`` says how it was checked and where it is off.
+``fitness.tpu.time_model`` turns it into a time; ``docs/time_model.md`` says how that was checked and where it is off.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.fitness.chips import Chip
-from tilewright.fitness.llo import (
+from tilewright.fitness.tpu.events import Events, read_events
+from tilewright.fitness.tpu.llo import (
     Executed,
     OperationCycles,
     ParseError,
@@ -20,9 +21,8 @@ from tilewright.fitness.llo import (
     scan_bundles,
     vmem_bytes,
 )
-from tilewright.fitness.replay import Events, read_events
-from tilewright.fitness.time_model import CALIBRATIONS, Modelled, time_of
-from tilewright.fitness.timeline import read_critical_path, read_timeline
+from tilewright.fitness.tpu.time_model import CALIBRATIONS, Modelled, time_of
+from tilewright.fitness.tpu.timeline import read_critical_path, read_timeline
 
 LATENCY_LIMIT = 0.5
 """Part of the time that the core may wait, and the latencies of copies come to, before a time is flagged."""
@@ -38,7 +38,7 @@ class StaticRun:
     executed: Executed
     vmem: int
     schedule: dict[str, Any] | None
-    """What ``fitness.timeline`` makes of the longest operation; None where its dumps do not say."""
+    """What ``fitness.tpu.timeline`` makes of the longest operation; None where its dumps do not say."""
 
     events: tuple[tuple[Events, int], ...] = ()
     """Copies and work of every operation, and how often it runs."""
@@ -94,7 +94,7 @@ def mxu_flops(executed: Executed, chip: Chip) -> int:
 def modelled(run: StaticRun, chip: Chip) -> Modelled:
     """The time of one call on one TensorCore."""
     lower = lower_bounds(run.executed, chip)
-    return time_of(run, chip.name, max(lower, key=lambda unit: lower[unit]))
+    return time_of(run.events, chip.name, max(lower, key=lambda unit: lower[unit]))
 
 
 def diagnosis(run: StaticRun, chip: Chip, time: Modelled) -> dict[str, Any]:
@@ -103,12 +103,12 @@ def diagnosis(run: StaticRun, chip: Chip, time: Modelled) -> dict[str, Any]:
     ``cycles``; ``mxu_busy``, ``valu_busy``, ``load_busy``, ``store_busy``, ``xlu_busy``; ``spill_stores`` and
     ``spill_loads`` (executed vector instructions); ``vmem_bytes``; ``dma_bytes``; ``core_seconds``
     (the core at work), ``hbm_seconds`` (the copies alone) and ``waited_seconds`` (the core waiting for copies);
-    ``seconds_low``, ``seconds_high`` (the interval) and ``error_class`` (see ``fitness.time_model``); ``bound``: the
+    ``seconds_low``, ``seconds_high`` (the interval) and ``error_class`` (see ``tpu.time_model``); ``bound``: the
     unit with the largest lower bound, or ``hbm``; ``unexplained``: the part of the cycles that the busiest unit does
     not account for (waiting);
     ``dma_latency``: the latencies of all copies over the time, more than 1 where they run side by side;
     ``caution``: what makes the time itself doubtful, if anything does; and ``overlap``, ``critical_path`` and, for a
-    run that is drawn, ``timeline`` (see ``fitness.timeline``).
+    run that is drawn, ``timeline`` (see ``fitness.tpu.timeline``).
     """
     cycles = max(1, run.cycles)
     lower = lower_bounds(run.executed, chip)
@@ -162,7 +162,7 @@ def implausible(
     """Why these figures cannot be those of the operator, in one line; None when they can.
 
     A kernel must pass the matrix units at least the FLOP of the operator's matrix ``products`` (a unit half
-    filled counts as full here; ``fitness.structure`` counts exactly), move at least 95 % of the bytes that
+    filled counts as full here; ``fitness.tpu.structure`` counts exactly), move at least 95 % of the bytes that
     must be moved, and not take less time than the chip's peak and bandwidth allow.
     """
     done = mxu_flops(run.executed, chip)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.fitness.chips import Chip
-from tilewright.fitness.llo import GRANULE_BYTES, ParseError, matmul_type, opcodes_of, unit_of
+from tilewright.fitness.tpu.llo import GRANULE_BYTES, ParseError, matmul_type, opcodes_of, unit_of
 
 BINS = 200
 MAX_CYCLES = 1 << 24

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.fitness.replay import Events, Kind
+from tilewright.fitness.tpu.events import Events, Kind
 
 
 @dataclass(frozen=True)

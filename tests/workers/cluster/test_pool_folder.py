@@ -1,4 +1,4 @@
-"""What a Ray of a campaign's own leaves behind: nothing, however it ends."""
+"""A pool on this machine leaves no file and no process behind, however it ends."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from testkit.pool import pool_settings
-from tilewright.workers.cluster import local_ray, pool
-from tilewright.workers.cluster.crew import Crew
-from tilewright.workers.cluster.local_ray import RayFolder, sweep
-from tilewright.workers.cluster.pool import RayPool
-from tilewright.workers.cluster.ray_start import PoolUnavailable
+from tilewright.workers.cluster import pool_folder, ray_start
+from tilewright.workers.cluster.local_pool import LocalPool
+from tilewright.workers.cluster.pool_folder import PoolFolder, sweep
+from tilewright.workers.cluster.ray_pool import RayPool
+from tilewright.workers.cluster.settings import PoolUnavailable
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_start_that_fails_leaves_no_file_and_no_process(
         children.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", folder]))
         raise Exception("the node did not start in time")
 
-    monkeypatch.setattr(pool.ray, "init", start_half)
+    monkeypatch.setattr(ray_start.ray, "init", start_half)
     broken = RayPool(pool_settings())
     try:
         with pytest.raises(PoolUnavailable, match="did not start in time"):
@@ -54,10 +54,13 @@ def test_a_start_that_fails_leaves_no_file_and_no_process(
 
 
 def test_what_a_killed_driver_left_is_removed_by_the_next_one(base: Path) -> None:
-    code = "import os; from tilewright.workers.cluster.local_ray import RayFolder; RayFolder(); os.kill(os.getpid(), 9)"
+    code = (
+        "import os; from tilewright.workers.cluster.pool_folder import PoolFolder; "
+        "PoolFolder(); os.kill(os.getpid(), 9)"
+    )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(base)}, check=False)
     (left,) = base.iterdir()
-    mine = RayFolder()
+    mine = PoolFolder()
     try:
         assert left.exists(), "young: its owner may not hold it yet"
         for folder in (left, mine.path):
@@ -74,8 +77,8 @@ def test_a_process_that_ends_at_once_leaves_its_folder_to_another(base: Path) ->
     """And what knows of the folder, wherever it is."""
     code = """
 import os, subprocess, sys
-from tilewright.workers.cluster.local_ray import RayFolder
-folder = RayFolder()
+from tilewright.workers.cluster.pool_folder import PoolFolder
+folder = PoolFolder()
 folder.close_later()
 left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(folder.path)],
                         stdout=subprocess.DEVNULL, start_new_session=True)
@@ -98,26 +101,29 @@ os._exit(130)
 
 
 def test_a_pool_is_left_before_it_has_closed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's start, which cannot be ended, is what takes longest."""
     over = threading.Event()
-    monkeypatch.setattr(pool, "LEAVE_SECONDS", 0.05)
-    monkeypatch.setattr(RayPool, "_made_workers", lambda pool: over.wait(20) and Crew([], []))
-    leaving = RayPool(pool_settings())
-    leaving.start_beside()
+    monkeypatch.setattr(pool_folder, "LEAVE_SECONDS", 0.05)
     began = time.monotonic()
-    leaving.leave()
+    PoolFolder().leave(lambda: over.wait(20) and None)
     assert time.monotonic() - began < 5
     over.set()
 
 
 def test_a_path_too_long_for_sockets_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/tmp/" + "a" * 60)
-    assert local_ray.temporary_base() == Path("/tmp")
+    assert pool_folder.temporary_base() == Path("/tmp")
     monkeypatch.setenv("RAY_TMPDIR", "/tmp/own")
-    assert local_ray.temporary_base() == Path("/tmp/own")
+    assert pool_folder.temporary_base() == Path("/tmp/own")
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("pool", "match"), [(RayPool, "Ray cannot start: "), (LocalPool, "no folder for temp")]
+)
+def test_a_folder_that_cannot_be_made_is_one_sentence(
+    pool: type[RayPool | LocalPool], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/dev/null/ray")
-    with pytest.raises(PoolUnavailable, match="Ray cannot start: "):
-        RayPool(pool_settings()).start()
+    made = pool(pool_settings())
+    with pytest.raises(PoolUnavailable, match=match):
+        made.start()
+    made.close()

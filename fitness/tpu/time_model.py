@@ -1,6 +1,6 @@
 """The calibrated time of a TPU kernel, with the error to expect of it. One version of it for every figure.
 
-    seconds = sum over operations of their replay (``fitness.memory``) + the chip's fixed cost of a call
+    seconds = sum over operations of their replay (``fitness.tpu.memory``) + the chip's fixed cost of a call
 
 The constants are fitted to kernel times that others measured and published; which, how well, and on which rows they
 were not fitted is in ``experiments/records/tpu_truth``. A change of formula or constants is a new ``VERSION``: figures
@@ -10,14 +10,11 @@ of different versions are not comparable, and every modelled figure says which i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tilewright.fitness.memory import Rules, replay
-
-if TYPE_CHECKING:
-    from tilewright.fitness.static_tpu import StaticRun
+from tilewright.fitness.tpu.events import Events
+from tilewright.fitness.tpu.memory import Rules, replay
 
 VERSION = 4
 """1: max(cycles / clock, HBM bytes / 0.8 of the bandwidth), no interval. 2: copies replayed through one memory.
@@ -115,11 +112,14 @@ CALIBRATIONS: Mapping[str, Calibration] = {
 few fitted rows of a class, or none, v6e's interval of it stands in."""
 
 
-def time_of(run: StaticRun, chip: str, bound: str) -> Modelled:
-    """The time of one call. ``bound``: the unit with the largest lower bound (see ``static_tpu.diagnosis``)."""
+def time_of(operations: Iterable[tuple[Events, int]], chip: str, bound: str) -> Modelled:
+    """The time of one call: every operation's events, and how often it runs.
+
+    ``bound``: the unit with the largest lower bound (see ``simulation.diagnosis``).
+    """
     calibration = CALIBRATIONS[chip]
     seconds, core, memory, waited, longest = calibration.call, 0.0, 0.0, 0.0, (0.0, math.inf)
-    for events, count in run.events:
+    for events, count in operations:
         passed = replay(events, calibration.rules)
         seconds += count * passed.seconds
         core += count * passed.core

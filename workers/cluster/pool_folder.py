@@ -1,8 +1,8 @@
-"""Where a Ray that a campaign starts for itself keeps its files, so that nothing of it is left.
+"""The folder of a pool on this machine: files of its children and of its own Ray, all removed however it ends.
 
 Ray writes some forty files a session (logs, sockets, ports) and leaves them, whether it ran or failed to start; a start
-that fails leaves its processes, too, until the driver ends. Here all of it has one folder, and ``close`` removes both.
-The folder of a driver that was killed is removed by the next one that starts.
+that fails leaves its processes, too, until the driver ends. ``PoolFolder.close`` removes both. The folder of a driver
+that was killed is removed by the next one that starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-PREFIX = "tw-ray-"
+PREFIX = "tw-pool-"
 _OWNER = "owner"
 _SOCKET_PATH_BYTES = 107
 _SOCKET = "/session_2026-11-21_18-25-38_253822_4194304/sockets/plasma_store"
@@ -30,12 +30,15 @@ _ROOM = _SOCKET_PATH_BYTES - len(_SOCKET) - len(f"/{PREFIX}12345678")
 _YOUNG_SECONDS = 60.0
 """A folder this young may not be locked by its owner yet."""
 
+LEAVE_SECONDS = 1.0
+"""How long a process that ends waits for an orderly end of what it started."""
+
 _PATIENCE_SECONDS = 5.0
 """For processes that were told to end, which may still be writing."""
 
 
-class RayFolder:
-    """A folder of its own for one local Ray, and within it ``scratch`` for what its workers write.
+class PoolFolder:
+    """A folder of its own for one pool, and within it ``scratch`` for the files of its workers.
 
     Workers are killed in the middle of an evaluation, and could not clean up. ``close`` may be called at any time,
     and again. Raises OSError where no folder can be made.
@@ -62,8 +65,15 @@ class RayFolder:
             start_new_session=True,
         )
         assert closer.stdin is not None
-        with closer.stdin as told:  # a command line that named the folder would have ``close`` end it
-            told.write(os.fsencode(self.path))
+        with closer.stdin as path:  # a command line that named the folder would have ``close`` end it
+            path.write(os.fsencode(self.path))
+
+    def leave(self, close: Callable[[], None]) -> None:
+        """Run ``close`` for ``LEAVE_SECONDS`` at most, in a process that ends right after; another does the rest."""
+        self.close_later()
+        closing = threading.Thread(target=close, daemon=True)
+        closing.start()
+        closing.join(LEAVE_SECONDS)
 
     def close(self) -> None:
         """End processes that still know of the folder, and remove it."""
@@ -73,17 +83,6 @@ class RayFolder:
         _remove(self.path)
         os.close(self._lock)
         self._lock = None
-
-
-@contextlib.contextmanager
-def handlers_kept() -> Iterator[None]:
-    """Have SIGTERM answered as before: Ray puts a handler of its own, which ends the process and cleans up nothing."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if before is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
 
 
 def temporary_base() -> Path:
