@@ -1,8 +1,8 @@
 """Architectures that candidates are compiled for without a device: what a program may use there, with sources.
 
 ``gfx950`` (AMD Instinct MI350/MI355X): LLVM's AMDGPU backend guide and AMD's CDNA 4 ISA and white paper: 512 unified
-32-bit vector registers per lane and SIMD, allocated in eights, at most 8 waves of 64 lanes on each of 4 SIMDs, 160 KiB of
-LDS per compute unit.
+32-bit vector registers per lane and SIMD, allocated in eights, at most 8 waves of 64 lanes on each of 4 SIMDs, 160 KiB
+of LDS per compute unit.
 ``sm_100`` (B200): the CUDA programming guide's table of compute capabilities: 65536 32-bit
 registers, 64 warps, 32 blocks and 228 KiB of shared memory per multiprocessor, 227 KiB per block, 1 KiB of it reserved;
 registers are allocated to warps in units of 256.

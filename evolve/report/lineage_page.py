@@ -8,43 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tilewright.evolve.record.history import Candidate
+from tilewright.evolve.report.change import source_diff
 from tilewright.evolve.report.data import CampaignData
-from tilewright.evolve.report.diffs import source_diff
-from tilewright.evolve.report.page import render_page
-from tilewright.evolve.report.svg import clean, tag
-from tilewright.evolve.report.whole import write_whole
-from tilewright.evolve.space.genome import Genome
+from tilewright.evolve.report.page import clean, render_page, tag, write_atomically
 
 PAGE = "lineage.html"
 
 DIFF_CHARACTERS = 6_000
-"""Of one source diff; the candidate's MLflow run has it whole."""
+"""Of one source diff; the candidate's MLflow run has all of it."""
 
 DIFFS_CHARACTERS = 12_000_000
-"""Of all source diffs in one page, earliest candidates first; the others say where to look."""
+"""Of all source diffs in one page, earliest candidates first; later candidates name the run that has the diff."""
 
-CUT = "\n... cut here; the candidate's MLflow run has the whole diff"
-LEFT_OUT = "left out to keep this page small; the candidate's MLflow run has the diff"
+CUT = "\n... cut here; the candidate's MLflow run has the complete diff"
+LEFT_OUT = "This page would be too large with this diff; the candidate's MLflow run has it."
 
 
 def write_lineage(data: CampaignData, path: Path) -> Path:
-    """Write the page to ``path``, whole or not at all, and return it. Raises OSError."""
-    return write_whole(path, render_lineage(data))
+    """Write the page to ``path`` and return ``path``. Raises OSError."""
+    return write_atomically(path, render_lineage(data))
 
 
 def render_lineage(data: CampaignData) -> str:
-    """The page as text. Its policy forbids any script but its own, and the network."""
+    """The page as text."""
     name = str(data.facts.get("id", "campaign"))
     facts = f"{data.facts.get('operator', '?')} on {data.target_text} ({data.kind}), {len(data.points)} evaluations"
     chooser = "".join(
         tag("button", clean(label), type="button", data_colour=key, aria_pressed=str(not number).lower())
         for number, (key, label) in enumerate(COLOURS.items())
     )
-    reset = tag("button", "whole campaign", type="button", id="reset")
-    winner = tag("button", "winner's line", type="button", id="winner")
+    reset = tag("button", "show all", type="button", id="reset")
+    winner = tag("button", "winner's ancestors", type="button", id="winner")
     bar = tag(
         "header",
         tag("h1", clean(name))
@@ -53,12 +49,12 @@ def render_lineage(data: CampaignData) -> str:
         + tag("p", "", id="legend"),
     )
     canvas = tag("canvas", "", id="graph", tabindex="0", aria_label="Candidates by proposal and fitness")
-    panel = tag("aside", tag("p", "Choose a candidate to see what it changed and measured."), id="panel")
+    panel = tag("aside", tag("p", "Click a candidate to see its changes and figures."), id="panel")
     return render_page(
         f"{name} lineage",
         bar + tag("main", canvas + panel),
-        script="graph.js",
-        styles=("picture.css", "graph.css"),
+        script="lineage.js",
+        styles=("picture.css", "lineage.css"),
         data=_payload(data),
     )
 
@@ -66,16 +62,16 @@ def render_lineage(data: CampaignData) -> str:
 COLOURS = {"mutation": "mutation", "verdict": "verdict", "gain": "gain over parent", "island": "island"}
 
 
-def _payload(data: CampaignData) -> dict[str, Any]:
-    """Columns by candidate in proposal order; texts and parameter values as numbers into lists of them."""
+def _payload(data: CampaignData) -> dict[str, object]:
+    """One row a candidate in proposal order; texts and parameter values are places in lists of them."""
     candidates = sorted(data.candidates.values(), key=lambda c: c.index)
-    place = {c.genome.id: n for n, c in enumerate(candidates)}
-    texts, names, values = _Numbers(), _Numbers(), _Numbers()
+    places = {c.genome.id: n for n, c in enumerate(candidates)}
+    texts, names, values = _Places(), _Places(), _Places()
     rows = []
-    workloads = _Numbers()
+    workloads = _Places()
     for candidate in candidates:
         evaluation = data.evaluations.get(candidate.genome.id)
-        parents = [place[p] for p in candidate.parents if p in place]
+        parents = [places[p] for p in candidate.parents if p in places]
         figures = [[workloads.of(f.workload), f.seconds] for f in evaluation.workloads] if evaluation else []
         rows.append(
             [
@@ -101,23 +97,23 @@ def _payload(data: CampaignData) -> dict[str, Any]:
         "values": values.known(),
         "workloads": workloads.known(),
         "diffs": _diffs(candidates, data.candidates),
-        "winner": place.get(data.winner.genome.id, -1) if data.winner else -1,
+        "winner": places.get(data.winner.genome.id, -1) if data.winner else -1,
         "target": f"{data.target_text}, {data.kind}",
         "unit": data.unit,
     }
 
 
-class _Numbers:
-    """Numbers distinct values in the order they are met."""
+class _Places:
+    """Numbers distinct values in the order of their first use."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
+        self._places: dict[str, int] = {}
 
     def of(self, value: object) -> int:
-        return self._numbers.setdefault(str(value), len(self._numbers))
+        return self._places.setdefault(str(value), len(self._places))
 
     def known(self) -> list[str]:
-        return list(self._numbers)
+        return list(self._places)
 
 
 def _diffs(candidates: Sequence[Candidate], by_genome: Mapping[str, Candidate]) -> dict[str, str]:
@@ -128,14 +124,10 @@ def _diffs(candidates: Sequence[Candidate], by_genome: Mapping[str, Candidate]) 
         parent = by_genome.get(candidate.parents[0]) if candidate.parents else None
         if parent is None or parent.genome.source == candidate.genome.source:
             continue
-        if size > DIFFS_CHARACTERS:
-            found[str(place)] = LEFT_OUT
-            continue
-        found[str(place)] = _diff(parent.genome, candidate.genome)
-        size += len(found[str(place)])
+        diff = LEFT_OUT
+        if size <= DIFFS_CHARACTERS:
+            diff = source_diff(parent.genome, candidate.genome)
+            diff = diff if len(diff) <= DIFF_CHARACTERS else diff[:DIFF_CHARACTERS] + CUT
+            size += len(diff)
+        found[str(place)] = diff
     return found
-
-
-def _diff(parent: Genome, child: Genome) -> str:
-    text = source_diff(parent, child)
-    return text if len(text) <= DIFF_CHARACTERS else text[:DIFF_CHARACTERS] + CUT

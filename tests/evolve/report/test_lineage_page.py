@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from testkit.browser import browser_page, missing_browser
-from testkit.sample_campaign import HOSTILE, SOURCE, write_sample
+from testkit.sample_campaign import HOSTILE, SOURCE
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
-from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.data import CampaignData, load
-from tilewright.evolve.report.graph import render_lineage, write_lineage
-from tilewright.evolve.report.whole import write_whole
+from tilewright.evolve.report.data import CampaignData
+from tilewright.evolve.report.lineage_page import render_lineage, write_lineage
+from tilewright.evolve.report.page import write_atomically
 from tilewright.evolve.space.genome import Genome, Value
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
 
@@ -91,9 +91,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_lineage(big_campaign(10_000), tmp_path_factory.mktemp("graph") / "lineage.html")
 
 
-def test_every_candidate_is_in_the_page_and_hostile_text_is_data(tmp_path: Path) -> None:
-    with Journal(write_sample(tmp_path / "c" / "journal.sqlite", 60)) as journal:
-        data = load(journal)
+def test_every_candidate_is_in_the_page_and_hostile_text_is_data(data: CampaignData) -> None:
     text = render_lineage(data)
     block = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
     assert block and "<" not in block[1]
@@ -107,11 +105,9 @@ def test_every_candidate_is_in_the_page_and_hostile_text_is_data(tmp_path: Path)
 
 
 def test_an_empty_campaign_has_a_page(tmp_path: Path) -> None:
-    assert '"rows":[]' in render_lineage(
-        big_campaign(1).__class__(**{**vars(big_campaign(1)), "candidates": {}, "winner": None})
-    )
+    assert '"rows":[]' in render_lineage(replace(big_campaign(1), candidates={}, winner=None))
     with pytest.raises(OSError, match="No such file"):
-        write_whole(tmp_path / "missing" / "x.html", "x")
+        write_atomically(tmp_path / "missing" / "x.html", "x")
 
 
 @needs_browser

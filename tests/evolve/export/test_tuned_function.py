@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from tilewright.evolve.export import tuned
+from tilewright.evolve.export import flashinfer_bench
 from tilewright.evolve.export.choice import Disagreement
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
@@ -41,9 +41,12 @@ def _files(
     Journal(campaign / JOURNAL, write=True, create=True).close()
     winner = SimpleNamespace(index=3, genome=SimpleNamespace(source=source, params={"one": 1}))
     facts = {"operator": "./rows/taken", "target": "h200"}
-    monkeypatch.setattr(tuned, "load", lambda _: SimpleNamespace(facts=facts, winner=winner))
-    monkeypatch.setattr(tuned, "load_operator", lambda _: operator)
-    return {path.partition("/")[0]: json.loads(text) for path, text in tuned.files(campaign).items()}
+    monkeypatch.setattr(flashinfer_bench, "load", lambda _: SimpleNamespace(facts=facts, winner=winner))
+    monkeypatch.setattr(flashinfer_bench, "load_operator", lambda _: operator)
+    return {
+        path.partition("/")[0]: json.loads(text)
+        for path, text in flashinfer_bench.of_campaign(campaign / JOURNAL).items()
+    }
 
 
 @pytest.mark.parametrize("said", ["torch.softmax", "Model"])
@@ -68,16 +71,9 @@ def test_definition_and_solution_say_the_same(
 
 
 def test_a_definition_that_judged_is_handed_on_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = {
-        "name": "rows_h8",
-        "axes": {"rows": {"type": "var"}},
-        "inputs": {
-            "A": {"shape": ["rows"], "dtype": "float32"},
-            "eps": {"shape": None, "dtype": "float32"},
-        },
-        "outputs": {},
-        "reference": "def run(A, eps): ...",
-    }
+    inputs = {"A": {"shape": ["rows"], "dtype": "float32"}, "eps": {"shape": None, "dtype": "float32"}}
+    axes, reference = {"rows": {"type": "var"}}, "def run(A, eps): ..."
+    whole = {"name": "rows_h8", "axes": axes, "inputs": inputs, "outputs": {}, "reference": reference}
     (tmp_path / "rows.json").write_text(json.dumps(whole))
     found = _files(tmp_path, monkeypatch, f"{tmp_path}/rows.json:run")
     assert found["definitions"] == whole

@@ -1,9 +1,22 @@
-"""Numbers as people read them. Every text carries its unit."""
+"""Figures and sources as text. Every figure carries its unit."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters of terminals, direction marks (which hide what a line says) and lone surrogates."""
+
+
+def printable(text: str) -> str:
+    """One line that is safe on a terminal: control characters are written as escapes, tabs as four spaces."""
+    return _CONTROL.sub(lambda m: repr(m[0])[1:-1], text.replace("\t", "    "))
+
+
+def shorten(text: str, most: int) -> str:
+    """``text`` in at most ``most`` characters; an ellipsis marks the cut."""
+    return text if len(text) <= most else text[: max(1, most - 1)] + "…"
 
 
 def time_text(seconds: float) -> str:
@@ -16,12 +29,12 @@ def time_text(seconds: float) -> str:
 
 def duration_text(seconds: float) -> str:
     """Wall time: ``74.2`` -> ``1 min 14 s``."""
-    whole = round(seconds)
-    if whole < 60:
+    rounded = round(seconds)
+    if rounded < 60:
         return f"{seconds:.1f} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60} s"
+    return f"{rounded // 3600} h {rounded % 3600 // 60} min"
 
 
 def rate_text(rate: float, unit: str = "TFLOP/s") -> str:
@@ -33,10 +46,13 @@ def percent_text(fraction: float) -> str:
 
 
 def gain_text(ratio: float) -> str:
-    """A ratio of rates as a change: ``1.074`` -> ``+7.4 %``; from double on, ``×2.41``."""
-    if ratio >= 2:
-        return f"×{ratio:.2f}"
-    return f"{(ratio - 1) * 100:+.1f} %"
+    """A ratio of rates in a table: ``1.074`` -> ``+7.4 %``; from double on, ``×2.41``."""
+    return f"×{ratio:.2f}" if ratio >= 2 else f"{(ratio - 1) * 100:+.1f} %"
+
+
+def speed_text(ratio: float, other: str) -> str:
+    """A ratio of rates in a sentence: ``1.45 × faster than bf16`` or ``1.10 × slower than bf16``."""
+    return f"{ratio:.2f} × faster than {other}" if ratio >= 1 else f"{1 / ratio:.2f} × slower than {other}"
 
 
 def money_text(amount: float) -> str:
@@ -61,18 +77,6 @@ def bytes_text(count: float) -> str:
             return f"{count:.4g} {unit}"
         count /= 1024
     return f"{count:.4g} GiB"
-
-
-def ticks(low: float, high: float, count: int = 5) -> Sequence[float]:
-    """Round values that cover [low, high], about ``count`` of them."""
-    if not math.isfinite(low) or not math.isfinite(high) or high <= low:
-        return [low]
-    raw = (high - low) / count
-    power = 10 ** math.floor(math.log10(raw))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [n * step for n in range(first, last + 1)]
 
 
 def _digits(value: float) -> str:
