@@ -19,8 +19,8 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.fitness import dialect
 from tilewright.fitness.chips import CHIPS
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
-from tilewright.fitness.llo import ParseError, read_profile, scan_bundles, vmem_bytes
-from tilewright.fitness.timeline import read_critical_path, read_timeline
+from tilewright.fitness.tpu.llo import ParseError, read_profile, scan_bundles, vmem_bytes
+from tilewright.fitness.tpu.timeline import read_critical_path, read_timeline
 from tilewright.library.store import NotServed, load_table
 from tilewright.workers.child.frames import Frame, FrameError, FrameReader, encode
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
 from tilewright.fitness.race import Race
-from tilewright.fitness.structure import ModuleFacts
 from tilewright.fitness.targets import Target
+from tilewright.fitness.tpu.structure import ModuleFacts
 from tilewright.seeds.operator import Arrays, KnownOperands, Operator, SeedKernel, TensorSpec, Workload
 from tilewright.seeds.sampled import OracleAt, crossing
 from tilewright.workers.child.frames import Frame, dtype_named

@@ -20,8 +20,8 @@ from tilewright.evolve.promote.library_writer import TEMPORARY, LibraryError, Li
 from tilewright.evolve.promote.serving import legal_shapes
 from tilewright.evolve.promote.verify import Contender, Refusal, verify
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness import time_model
 from tilewright.fitness.evaluation import FigureKind
+from tilewright.fitness.tpu import time_model
 from tilewright.library import store
 
 TOLERANCE = {FigureKind.MODELLED: 1e-3, FigureKind.MEASURED: 0.05}

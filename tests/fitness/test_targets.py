@@ -104,7 +104,7 @@ def test_peaks_of_narrow_types_are_those_of_wide_ones_doubled():
         for kind, peak in part.peaks.items():
             assert part.peak(kind) == peak >= part.peak("bf16") * (kind != "f32")
         assert part.peak("unknown") == part.peaks["bf16"]
-    for hbm, peaks in gpus.KNOWN.values():
+    for hbm, peaks in gpus.RATES.values():
         assert all(round(peaks[kind] / peaks["bf16"], 1) == 2.0 for kind in peaks if kind != "bf16")
         assert 2e11 < hbm < 1e13
 
