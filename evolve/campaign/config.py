@@ -72,7 +72,7 @@ class SearchConfig(_Section):
     order: Order = Order.INDEX
     descriptors: tuple[str, ...] = ()
     """What is part of a candidate's cell beside the descriptors of the target: names of parameters and, on modelled
-    targets, ``overlap``, ``spills``, ``stall`` and ``bound`` (see ``fitness.descriptors``)."""
+    targets, ``overlap``, ``spills``, ``stall`` and ``bound`` (see ``fitness.tpu.schedule``)."""
 
     transfer: Literal["auto"] | tuple[str, ...] = "auto"
     """Finished campaigns (ids, or paths of their folders) whose points this search starts from; ``auto``: the latest of

@@ -10,10 +10,10 @@ from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.record.system import system
-from tilewright.fitness import time_model
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.score import rate_unit
+from tilewright.fitness.tpu import time_model
 from tilewright.workers.cluster.settings import PoolSettings
 from tilewright.workers.device.station import Entry
 from tilewright.workers.toolchains import triton as triton_toolchain

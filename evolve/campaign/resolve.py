@@ -13,10 +13,10 @@ from tilewright.evolve.campaign.targets import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.space.genome import Genome, Value
 from tilewright.evolve.space.space import Space, SpaceError, nearest
-from tilewright.fitness.descriptors import FIGURES
 from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.score import floors
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
+from tilewright.fitness.tpu.schedule import FIGURES
 from tilewright.seeds.catalogue import UnknownOperator, load_operator
 from tilewright.seeds.operator import Operator, SeedKernel, Suite, Workload
 

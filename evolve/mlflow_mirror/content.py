@@ -18,16 +18,16 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from tilewright.evolve.mlflow_mirror.view import EVALUATION, FAILED, best_metric, fitness_metric, gain_metric
 from tilewright.evolve.record.history import Candidate
+from tilewright.evolve.report.change import full_diff
 from tilewright.evolve.report.data import CampaignData
-from tilewright.evolve.report.diffs import full_diff
 from tilewright.evolve.report.tables import flatten
-from tilewright.evolve.report.units import rate_text, time_text
+from tilewright.evolve.report.text import rate_text, time_text
 from tilewright.fitness.evaluation import UNIT_SLUGS, Evaluation, Verdict
-from tilewright.fitness.headroom import mean_closed
+from tilewright.fitness.score import mean_closed
 from tilewright.fitness.targets import target_text
 
 KEY_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6000, 5000
@@ -361,7 +361,7 @@ def _key(name: str) -> str:
     return re.sub(r"/{2,}", "/", _UNSAFE.sub("_", name)).strip("/. ")[:KEY_LENGTH] or "unnamed"
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

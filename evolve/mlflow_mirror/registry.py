@@ -16,8 +16,8 @@ from tilewright.evolve.mlflow_mirror.content import CANDIDATE, UID, campaign_uid
 from tilewright.evolve.mlflow_mirror.process import SETTINGS, store_uri
 from tilewright.evolve.promote.command import PromotionOutcome
 from tilewright.evolve.promote.library_writer import LibraryWriter
-from tilewright.evolve.promote.runtime import store
 from tilewright.evolve.record.journal import Journal
+from tilewright.library import store
 
 CHAMPION, PREVIOUS = "champion", "previous"
 FOLDER = "promotion"

@@ -29,7 +29,7 @@ from tilewright.evolve.mlflow_mirror.traces import TraceWriter
 from tilewright.evolve.record.history import Candidate, MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import CampaignData, load
-from tilewright.evolve.report.files import campaign_files
+from tilewright.evolve.report.html import campaign_files
 from tilewright.fitness.evaluation import UNIT_SLUGS, Evaluation
 from tilewright.seeds.operator import Scope
 

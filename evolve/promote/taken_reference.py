@@ -11,12 +11,10 @@ import inspect
 import json
 from pathlib import Path
 
-from tilewright.evolve.promote.runtime.oracle import PLACEHOLDER
+from tilewright.library.oracle import PLACEHOLDER
 from tilewright.workers.intake.calls import dtypes
 from tilewright.workers.intake.judge import reference
 from tilewright.workers.intake.operator import TakenOperator
-
-_INTAKE = "tilewright.workers.intake"
 
 _ROOT = '''"""The reference of {name}: {said}, called as ({call})."""
 
@@ -49,12 +47,12 @@ def workload(dims):
 
 def files_of(operator: TakenOperator) -> dict[str, str] | None:
     """Texts by path; None where the reference cannot stand alone. Raises OSError, SyntaxError."""
-    path, colon, name = operator.reference.rpartition(":")
+    judge, colon, name = operator.reference.rpartition(":")
     files: dict[str, str] = {}
-    if path == "itself" or operator.reference.startswith("itself:"):
+    if judge == "itself" or operator.reference.startswith("itself:"):
         return None
     if colon:
-        text = judge_of(Path(path))
+        text = judge_of(Path(judge))
         if text is None:
             return None
         files["judge.py"] = text
@@ -62,13 +60,17 @@ def files_of(operator: TakenOperator) -> dict[str, str] | None:
     else:
         function = f"    return reference.function_of({operator.reference!r})"
     files["__init__.py"] = _ROOT.format(
-        name=operator.name, said=f"{Path(path).name}:{name}" if colon else name, call=operator.call,
+        name=operator.name, said=f"{Path(judge).name}:{name}" if colon else name, call=operator.call,
         placeholder=PLACEHOLDER, precision=operator.precision, function=function,
         places=[(result.name, result.place) for result in operator.results],
     )  # fmt: skip
-    for module in (reference, dtypes):
-        own = Path(inspect.getfile(module))
-        files[own.name] = own.read_text(encoding="utf-8").replace(_INTAKE, PLACEHOLDER)
+    modules = {module.__name__: Path(inspect.getfile(module)) for module in (reference, dtypes)}
+    for own in modules.values():
+        text = own.read_text(encoding="utf-8")
+        for imported, path in modules.items():
+            text = text.replace(imported, f"{PLACEHOLDER}.{path.stem}")
+        # what only a taken function's own file or process needs is never reached in the package
+        files[own.name] = text.replace("tilewright.workers.intake", PLACEHOLDER)
     return files
 
 

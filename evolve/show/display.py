@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tilewright.evolve.report.units import duration_text, gain_text, rate_text, time_text
+from tilewright.evolve.report.text import duration_text, gain_text, rate_text, time_text
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.fitness.targets import target_text
 

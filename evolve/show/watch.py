@@ -16,7 +16,7 @@ from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Event, Journal
 from tilewright.evolve.report.data import CampaignClock
-from tilewright.evolve.report.units import duration_text
+from tilewright.evolve.report.text import duration_text
 from tilewright.evolve.show.display import Display, Snapshot
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.seeds.operator import Scope

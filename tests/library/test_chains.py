@@ -10,14 +10,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from testkit.library.memory_plans import MemoryLauncher, MemoryPlan  # noqa: E402
-from tilewright.evolve.promote.runtime import (  # noqa: E402
+from tilewright.library import (  # noqa: E402
     store,
     torch_contract,
     torch_eager,
     torch_launch,
     torch_ops,
 )
-from tilewright.evolve.promote.runtime.torch_eager import Layer  # noqa: E402
+from tilewright.library.torch_eager import Layer  # noqa: E402
 
 M, N, K = 256, 384, 128
 

@@ -70,7 +70,8 @@ def confine_child(
     give_up_privileges()
     network = drop_network()
     package = root / "tilewright"
-    packages = (package / "__init__.py", *(package / name for name in ("workers", "fitness", "seeds")))
+    parts = ("__init__.py", "workers", "fitness", "seeds", "library/__init__.py", "library/plans")
+    packages = (package / name for name in parts)
     files = restrict_files(
         Path.cwd(),
         (*packages, *map(Path, readable)),

@@ -121,14 +121,14 @@ def test_a_whole_campaign(journal_path: Path, uri: str, tmp_path: Path) -> None:
         and "× bf16; tpu7x, modelled. [Report](#/experiments/" in note
     )
     files = {f.path for f in MlflowClient(uri).list_artifacts(parent.info.run_id)}
-    assert {"report.html", "lineage.html", "archive.svg", "shapes.svg", "roofline.svg"} <= files
+    assert {"report.html", "lineage.html", "convergence.svg", "lineage.svg"} <= files
     assert parent.inputs.dataset_inputs[0].dataset.name == "quickstart"
     assert "4096x4096x4096" in parent.data.tags["mlflow.note.content"]
     assert "reference_seconds_modelled/final.4096x4096x4096.winner" in parent.data.metrics
     assert "reference_fitness_tflops_modelled/suite.bf16" in parent.data.metrics
     report = text_of(uri, parent.info.run_id, "report.html", tmp_path)
     assert "tilewright campaign" in report and "finished" in report
-    assert text_of(uri, parent.info.run_id, "timeline.svg", tmp_path).startswith("<svg")
+    assert text_of(uri, parent.info.run_id, "lineage.svg", tmp_path).startswith("<svg")
     assert "def build" in text_of(uri, parent.info.run_id, "winner.py", tmp_path)
     child = next(c for c in children.values() if c.data.tags["mutation"] == "parameter")
     assert {f"seconds_modelled/{w}" for w in ("1024x2048x2048", "2048x2048x2048")} <= {

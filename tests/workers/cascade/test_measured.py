@@ -13,6 +13,7 @@ from testkit import FIXTURES
 from tilewright.fitness.evaluation import FigureKind, Stage, Verdict
 from tilewright.fitness.race import Race, Rung
 from tilewright.fitness.targets import load_target
+from tilewright.library.plans.format import Plan
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
 from tilewright.workers.cascade.measured import MeasuredCascade
@@ -22,7 +23,6 @@ from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.comparison import CONTROL, Comparison, compare
 from tilewright.workers.device.station import Entry, LocalStation, compile_children, station_fault
-from tilewright.workers.plans.format import Plan
 from tilewright.workers.request import GIB, Limits
 from tilewright.workers.runners.triton.clock import GpuClock
 from tilewright.workers.toolchains import triton as triton_toolchain

@@ -16,7 +16,7 @@ from jax._src.core import jaxprs_in_params
 from jax._src.pallas.mosaic import lowering
 from jax._src.pallas.mosaic.core import CoreType
 
-from tilewright.fitness import structure
+from tilewright.fitness.tpu import structure
 from tilewright.workers.intake.operator import Operand, known_values
 from tilewright.workers.runners.failures import describe
 
