@@ -9,10 +9,10 @@ from pathlib import Path
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.report.charts import Axis, comparison_svg, switched_charts
-from tilewright.evolve.report.credit import by_proposer, credit_svg
+from tilewright.evolve.report.credit import by_proposer, credit_table
 from tilewright.evolve.report.data import CampaignData
 from tilewright.evolve.report.lineage import change_markup
-from tilewright.evolve.report.page import chart, clean, note, render_page, section, tag, write_atomically
+from tilewright.evolve.report.page import clean, note, render_page, section, tag, write_atomically
 from tilewright.evolve.report.tables import fact_list, flatten, head_row, table, text_row
 from tilewright.evolve.report.text import duration_text, gain_text, number_text, rate_text, time_text
 from tilewright.fitness.evaluation import Evaluation
@@ -137,7 +137,7 @@ def _verdicts(pair: ComparedCampaigns) -> str:
 
 def _credit(pair: ComparedCampaigns) -> str:
     return "".join(
-        tag("h3", clean(name)) + chart(credit_svg(data, rows, "proposer"), f"Credit in {name}")
+        tag("h3", clean(name)) + credit_table(data, rows, "proposer")
         for name, data in zip(pair.names, pair.both, strict=True)
         if (rows := by_proposer(data))
     )

@@ -10,6 +10,7 @@ from typing import Any
 from tilewright.evolve.record.history import Candidate, MutationKind
 from tilewright.evolve.record.journal import Event, Journal
 from tilewright.evolve.report.bill import Bill, bill_of
+from tilewright.evolve.report.text import speed_text
 from tilewright.fitness.evaluation import Evaluation, Reached, Verdict
 from tilewright.fitness.score import Headroom, headroom
 from tilewright.fitness.targets import target_text
@@ -173,6 +174,23 @@ class CampaignData:
                     if figures.workload == workload and isinstance(found, Mapping):
                         return _seconds(found)
         return {}
+
+
+def rival_speeds(finals: Mapping[str, Evaluation]) -> str:
+    """The winner against each rival: ``1.48 × faster than bf16, tied with seed naive (within its 90 % interval)``.
+
+    Empty without a winner or a rival. They tie if the 90 % interval of the winner's modelled rate covers the rival's.
+    """
+    winner = finals.get(WINNER)
+    if winner is None or not winner.fitness:
+        return ""
+    return ", ".join(
+        f"tied with {name.replace(':', ' ')} (within its 90 % interval)"
+        if winner.even_with(rival)
+        else speed_text(winner.fitness / rival.fitness, name.replace(":", " "))
+        for name, rival in finals.items()
+        if rival.fitness and name != WINNER and not name.startswith(FINALIST_PREFIX)
+    )
 
 
 def judge_lines(evaluations: Iterable[Evaluation]) -> list[str]:

@@ -12,7 +12,7 @@ from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report import tables
 from tilewright.evolve.report.change import winner_change
 from tilewright.evolve.report.charts import Axis, convergence_svg, switched_charts
-from tilewright.evolve.report.credit import by_proposer, by_rule, credit_svg
+from tilewright.evolve.report.credit import by_proposer, by_rule, credit_table
 from tilewright.evolve.report.data import CampaignData, judge_lines, load
 from tilewright.evolve.report.lineage import candidate_details, change_markup, drawn_ancestors, lineage_svg
 from tilewright.evolve.report.lineage_page import PAGE, render_lineage, write_lineage
@@ -177,18 +177,15 @@ def _roofline(data: CampaignData) -> str:
 
 
 def _credit(data: CampaignData) -> str:
-    pictures = [
-        chart(credit_svg(data, rows, what), f"Credit by {what}")
-        for what, rows in (("proposer", by_proposer(data)), ("rule", by_rule(data)))
-        if rows
-    ]
-    if not pictures:
+    named = (("proposer", by_proposer(data)), ("rule", by_rule(data)))
+    parts = [credit_table(data, rows, what) for what, rows in named if rows]
+    if not parts:
         return ""
     caption = (
         "A record is a candidate faster than all candidates before it. Its share of the gain is the share of the "
         "logarithm, so that all shares add up to the step from the best seed to the best candidate."
     )
-    return "".join(pictures) + note(caption)
+    return "".join(parts) + note(caption)
 
 
 def _lineage(data: CampaignData) -> str:

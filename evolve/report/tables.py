@@ -60,33 +60,29 @@ def _scope_tables(data: CampaignData, scope: Scope) -> str:
 
 
 def _summary_table(data: CampaignData, scope: Scope, rows: Sequence[Named]) -> str:
-    base = _reference(rows)
-    body = []
-    for row in rows:
-        if row.evaluation.fitness is None:
-            body.append(_failed_row(row, 2))
-            continue
-        ratio = _ratio(row.evaluation.fitness, base.evaluation.fitness if base else None)
-        body.append(_kernel_row(row, number_cells(rate_text(row.evaluation.fitness, data.unit), ratio)))
-    head = head_row("kernel", f"fitness ({clean(data.kind)})", _ratio_head(base))
-    return table(
-        f"Geometric mean over the {scope.value} workloads, {data.target_text}, {data.kind}", head, body
-    )
+    body = [
+        _failed_row(row, 1)
+        if row.evaluation.fitness is None
+        else _kernel_row(row, number_cells(rate_text(row.evaluation.fitness, data.unit)))
+        for row in rows
+    ]
+    caption = f"Geometric mean over the {scope.value} workloads, {data.target_text}, {data.kind}"
+    return table(caption, head_row("kernel", f"fitness ({clean(data.kind)})"), body)
 
 
 def _workload_table(data: CampaignData, workload: str, rows: Sequence[Named]) -> str:
     figures = [(row, _figures(row.evaluation, workload)) for row in rows]
     known = sorted(((r, f) for r, f in figures if f is not None), key=lambda rf: rf[1].seconds)
-    base = _reference([row for row, _ in known])
-    base_rate = next((f.rate for row, f in known if row is base), None)
-    body = []
-    for row, f in known:
-        cells = (rate_text(f.rate, f.unit), percent_text(f.roofline_fraction), _ratio(f.rate, base_rate))
-        body.append(_kernel_row(row, _time_cell(f) + number_cells(*cells)))
-    body += [_failed_row(row, 4) for row, f in figures if f is None]
+    body = [
+        _kernel_row(
+            row, _time_cell(f) + number_cells(rate_text(f.rate, f.unit), percent_text(f.roofline_fraction))
+        )
+        for row, f in known
+    ]
+    body += [_failed_row(row, 3) for row, f in figures if f is None]
     for name, seconds in data.floors(workload).items():
-        body.append(text_row(f"floor: {_words(name)}", time_text(seconds), "", "", "", class_="floor"))
-    head = head_row("kernel", "time", "rate", "of roofline", _ratio_head(base))
+        body.append(text_row(f"floor: {_words(name)}", time_text(seconds), "", "", class_="floor"))
+    head = head_row("kernel", "time", "rate", "of roofline")
     return table(f"{workload} on {data.target_text}, {data.kind}", head, body)
 
 
@@ -251,23 +247,6 @@ def _seconds(evaluation: Evaluation) -> dict[str, float]:
 
 def _figures(evaluation: Evaluation, workload: str) -> WorkloadFigures | None:
     return next((w for w in evaluation.workloads if w.workload == workload), None)
-
-
-def _reference(rows: Sequence[Named]) -> Named | None:
-    """The kernel that speeds are relative to: a bf16 baseline, else any baseline, else the slowest seed."""
-    usable = [row for row in rows if row.evaluation.fitness]
-    baselines = [row for row in usable if row.role == "baseline"]
-    bf16 = [row for row in baselines if "bf16" in row.name]
-    seeds = [row for row in usable if row.role == "seed"]
-    return next(iter(bf16 or baselines or seeds[::-1]), None)
-
-
-def _ratio_head(base: Named | None) -> str:
-    return f"speed against {clean(base.name)}" if base else "speed"
-
-
-def _ratio(value: float, base: float | None) -> str:
-    return f"×{value / base:.2f}" if base else ""
 
 
 def table(caption: str, head: str, body: Sequence[str]) -> str:

@@ -41,28 +41,18 @@ class Timeline:
 def read_timeline(name: str, diagnosis: Mapping[str, object]) -> Timeline | None:
     """The timeline of a diagnosis, or None when it has none or a malformed one.
 
-    ``diagnosis["timeline"]`` is ``{"bins": [...], "lanes": {"MXU": [...]}, "unit": "cycles"}``; as many
-    bins as values are the ends (or, when the first is 0, the beginnings) of the bins, one more the edges. ``waits``
+    ``diagnosis["timeline"]`` is ``{"bins": [end of each bin], "lanes": {"MXU": [...]}, "unit": "cycles"}``. ``waits``
     may be there too, like ``lanes``.
     """
     raw = diagnosis.get("timeline")
     if not isinstance(raw, Mapping) or not isinstance(raw.get("lanes"), Mapping):
         return None
-    bins = _numbers(raw.get("bins"))
+    ends = _numbers(raw.get("bins"))
     lanes = {str(k): _numbers(v) for k, v in raw["lanes"].items()}
-    counts = {len(v) for v in lanes.values()}
-    if len(counts) != 1 or not bins or min(counts) == 0:
+    count = len(ends)
+    if not ends or not lanes or any(len(values) != count for values in lanes.values()):
         return None
-    count = counts.pop()
-    if len(bins) == count + 1:
-        ends = bins[1:]
-    elif len(bins) == count and bins[0] == 0 and count > 1:
-        ends = [*bins[1:], 2 * bins[-1] - bins[-2]]
-    elif len(bins) == count:
-        ends = bins
-    else:
-        return None
-    if any(b <= a for a, b in itertools.pairwise(ends)) or ends[0] <= 0:
+    if any(b <= a for a, b in itertools.pairwise([0.0, *ends])):
         return None
     waited = raw.get("waits")
     waits = {str(k): _numbers(v) for k, v in waited.items()} if isinstance(waited, Mapping) else {}

@@ -12,8 +12,8 @@ from pathlib import Path
 from tilewright.evolve.campaign import dispatch_table
 from tilewright.evolve.record.journal import TOKENS_SPENT, Journal
 from tilewright.evolve.report.change import winner_change
-from tilewright.evolve.report.data import FINALIST_PREFIX, WINNER, CampaignData, judge_lines, load
-from tilewright.evolve.report.text import gain_text, percent_text, printable, speed_text
+from tilewright.evolve.report.data import FINALIST_PREFIX, CampaignData, judge_lines, load, rival_speeds
+from tilewright.evolve.report.text import gain_text, percent_text, printable
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict
 from tilewright.fitness.score import mean_closed, mean_gain
 from tilewright.fitness.targets import target_text
@@ -58,7 +58,8 @@ def closing_lines(path: Path) -> list[str]:
         lines = [f"campaign {campaign} {data.state_text}"]
         for name, evaluation in sorted(rows.items(), key=lambda row: -(row[1].fitness or 0.0)):
             lines.append(f"  {name:16s} {figures(evaluation)}")
-        lines += _gain_lines(data, rows)
+        if speeds := rival_speeds(finals):
+            lines.append(f"The winner is {speeds} ({data.target_text}, {data.kind})")
         change = winner_change(data)
         lines += change.lines(campaign) if change else []
         lines += judge_lines(point.evaluation for point in data.points)
@@ -100,22 +101,6 @@ def _line(path: Path, data: CampaignData) -> str:
         f"{path.parent.name}  {facts.get('operator', '?')} on {target_text(facts.get('target', '?'))}  "
         f"{data.short_state}  {len(data.points)} evaluations  {best}"
     )
-
-
-def _gain_lines(data: CampaignData, rows: dict[str, Evaluation]) -> list[str]:
-    """The winner's speed against each rival; a tie where the model's error is larger than the difference."""
-    winner = rows.get(WINNER)
-    rivals = [(name.replace(":", " "), e) for name, e in rows.items() if e.fitness and name != WINNER]
-    if winner is None or not winner.fitness or not rivals:
-        return []
-    ties = [name for name, rival in rivals if winner.even_with(rival)]
-    speeds = [speed_text(winner.fitness / (e.fitness or 1.0), name) for name, e in rivals if name not in ties]
-    lines = [f"The winner is {' and '.join(speeds)} ({data.target_text}, {data.kind})"] if speeds else []
-    if ties:
-        lines.append(
-            f"The winner ties with {' and '.join(ties)}: the winner's 90 % interval covers the rival's rate"
-        )
-    return lines
 
 
 def _model_lines(journal: Journal) -> list[str]:

@@ -51,7 +51,7 @@ def test_a_comparison_shows_both(home: Path) -> None:
         assert f"{theirs.workloads[0].seconds * 1e6:.1f}"[:4] in text
         assert f"{(mine.fitness or 0) / (theirs.fitness or 1) * 100 - 100:+.1f} %" in text
     assert "tpu7x, modelled" in text and "from the winner of second-001 to the winner of first-001" in text
-    assert 'aria-label="Credit in second-001"' in page and "Configuration and toolchain are the same." in text
+    assert "Candidates by proposer" in text and "Configuration and toolchain are the same." in text
     drawn = ET.fromstring(comparison_svg((data, other), ("first-001", "second-001"), standalone=True))
     assert {"first-001", "second-001"} <= {text.strip() for text in drawn.itertext()}
     page = render_comparison(pair_of(data, replace(data, facts={**data.facts, "suite": "llm"})))

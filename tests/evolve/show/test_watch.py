@@ -113,15 +113,15 @@ def test_silence_and_a_busy_file_are_said_and_an_interruption_ends_it(
     display = Recorder()
     assert watch.watch(folder, display, later) == "interrupted"
     text = display.text.getvalue()
-    assert "no news for 2 min 0 s: busy with something long, or killed" in text
-    assert "cannot be read at the moment: database is locked" in text and "\n\n" not in text
+    assert "no new row for 2 min 0 s: the campaign is in a long step, or was killed" in text
+    assert "cannot read the journal at the moment: database is locked" in text and "\n\n" not in text
     sample.close()
 
 
 def test_a_folder_that_disappears_is_one_sentence(folder: Path) -> None:
     sample = SampleCampaign(folder / JOURNAL)
     sample.close()
-    with pytest.raises(UserError, match="quickstart-001 was removed while it was watched"):
+    with pytest.raises(UserError, match="quickstart-001 was removed while tilewright watched it"):
         watch.watch(folder, Recorder(), lambda seconds: (folder / JOURNAL).unlink(missing_ok=True))
 
 
