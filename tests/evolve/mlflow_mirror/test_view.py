@@ -30,8 +30,7 @@ def test_a_gene_with_a_value_a_candidate_explains_nothing() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.dictionaries(st.sampled_from("abc"), st.integers(0, 3)),
-            st.floats(0.0, 1e9, allow_nan=False),
+            st.dictionaries(st.sampled_from("abc"), st.integers(0, 3)), st.floats(0.0, 1e9, allow_nan=False)
         ),
         max_size=12,
     )
