@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 from pathlib import Path
 
 from tilewright.evolve.promote.runtime.oracle import PLACEHOLDER
@@ -16,7 +17,7 @@ from tilewright.workers.intake.calls import dtypes
 from tilewright.workers.intake.judge import reference
 from tilewright.workers.intake.operator import TakenOperator
 
-_INTAKE = "tilewright.workers.intake"
+_ROOM = re.compile(r"tilewright\.workers\.intake\.\w+(?=\.)")
 
 _ROOT = '''"""The reference of {name}: {said}, called as ({call})."""
 
@@ -68,7 +69,7 @@ def files_of(operator: TakenOperator) -> dict[str, str] | None:
     )  # fmt: skip
     for module in (reference, dtypes):
         own = Path(inspect.getfile(module))
-        files[own.name] = own.read_text(encoding="utf-8").replace(_INTAKE, PLACEHOLDER)
+        files[own.name] = _ROOM.sub(PLACEHOLDER, own.read_text(encoding="utf-8"))
     return files
 
 
