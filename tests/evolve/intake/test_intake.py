@@ -191,7 +191,7 @@ def test_a_pallas_function_is_cut_down_to_what_its_call_does(files: Path) -> Non
     (files / "plain_jax.py").write_text("import jax\n\ndef doubled(x):\n    return x + x\n")
     answer = tune.take(request, load_target("tpu7x"))
     assert set(answer["space"]) == {"block_rows", "block_cols"}
-    assert "isinstance" not in answer["source"] and "bias=flags['bias']" in answer["source"]
+    assert "isinstance" not in answer["source"] and "def body(x_ref, o_ref, *, bias)" in answer["source"]
 
 
 def test_without_a_reference_the_function_as_it_stands_is_the_judge(files: Path, tmp_path: Path) -> None:
