@@ -194,10 +194,10 @@ def _recording(source: str | None) -> str | None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.campaign.config import campaign_file, load_config
-    from tilewright.evolve.campaign.early import device_of
+    from tilewright.evolve.campaign.targets import starting_device
 
     config = load_config(campaign_file(arguments.campaign), _overrides(arguments))
-    with device_of(config) as device:  # which starts while the rest is imported
+    with starting_device(config) as device:  # it starts while the rest is imported
         from tilewright.evolve.run import run
         from tilewright.evolve.show.display import make_display
 
@@ -275,8 +275,8 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.record.journal import Journal
-    from tilewright.evolve.report.graph import PAGE
     from tilewright.evolve.report.html import write_report
+    from tilewright.evolve.report.lineage_page import PAGE
 
     folder = find_campaign(home_folder(arguments.home), arguments.campaign)
     if arguments.against is not None:

@@ -5,7 +5,7 @@ per-core table of jax's ``pallas.tpu`` (``tpu_info.py``). A TPU7x chip has two c
 figures here are one half of the chip's.
 Clocks: v5e 1.5 GHz is published (jax-ml.github.io/scaling-book). Those of tpu7x and v6e are derived, public
 peak / (matrix-unit rate that libtpu's simulator uses): at them a matrix unit that is busy all the time does the
-public peak. They serve floors; what kernels run at is in ``fitness.time_model``.
+public peak. They serve floors; what kernels run at is in ``fitness.tpu.time_model``.
 ``mxu_cycles``: cycles one matrix unit is held by one vmatmul, read off the simulator's critical paths.
 ``dma_latency``: cycles that the simulator gives any one DMA before its first byte, fitted to copies of several sizes.
 ``slots``: issue slots of one instruction bundle, from the header of libtpu's utilisation dump.

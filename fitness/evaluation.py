@@ -126,7 +126,7 @@ class Evaluation(BaseModel):
     """The cascade's answer. ``fitness`` (see ``unit``) exists only for verdict ``ok``.
 
     ``interval``: of a measured fitness its 95 % interval; of a modelled one where a real TPU's would lie, 90 %
-    (``fitness.time_model``). ``projected`` is what the first workloads of an outpaced candidate say of its fitness:
+    (``fitness.tpu.time_model``). ``projected`` is what the first workloads of an outpaced candidate say of its fitness:
     for models of the search, never compared with a fitness. ``descriptors`` place the candidate in the archive.
     ``artefact`` is the hash of what was compiled: equal artefacts are duplicates. ``reason`` is one line for any
     verdict but ``ok``. ``spent`` are seconds by what took them: each stage (wall clock), ``device`` (held by this

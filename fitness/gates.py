@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tilewright.fitness import detail
+from tilewright.fitness import elements
 from tilewright.fitness.evaluation import GateReading
 from tilewright.seeds.operator import AgreementGate, Arrays, Gate, SnrGate, TensorSpec
 
@@ -63,7 +63,7 @@ def read_gates(
 ) -> list[GateReading]:
     """Every gate on one set of outputs; ``kind`` names their inputs. Shapes and dtypes are checked before.
 
-    ``least``: what the target's own sums explain of an element's error (see ``fitness.detail``).
+    ``least``: what the target's own sums explain of an element's error (see ``fitness.elements``).
     """
     return [_read(gate, outputs, references, kind, least) for gate in gates]
 
@@ -83,9 +83,11 @@ def _read(
         value = min(values) if values and not any(np.isnan(values)) else float("nan")
         passed = value >= gate.min_db
         shown = value if np.isfinite(value) else None
-        allowed = detail.allowance(gate, least)
+        allowed = elements.allowance(gate, least)
         judged = reference if passed else {}
-        faults = [detail.objection(outputs[n], wanted, allowed, usual.get(n)) for n, wanted in judged.items()]
+        faults = [
+            elements.objection(outputs[n], wanted, allowed, usual.get(n)) for n, wanted in judged.items()
+        ]
         fault = next(filter(None, faults), "")
         return GateReading(
             gate=gate.name, inputs=kind, value=shown, passed=passed and not fault, detail=fault
@@ -136,7 +138,7 @@ def _too_far(
 ) -> str:
     """What is wrong with single elements, codes under exponents first; empty where all is explained."""
     exponents = dict(gate.scaled)
-    worst = max(detail.ROUNDED, least, detail.INEXACT if gate.allowance else 0.0)
+    worst = max(elements.ROUNDED, least, elements.INEXACT if gate.allowance else 0.0)
 
     def both(name: str) -> tuple[np.ndarray, np.ndarray]:
         mask = counted.get(name)
@@ -147,7 +149,7 @@ def _too_far(
         if name in exponents.values() or outputs[name].dtype.kind in "ub":
             continue  # exponents count with their codes, and of packed codes nobody knows which is next
         scales = both(exponents[name]) if name in exponents else None
-        fault = detail.turned_too_far(*both(name), worst, scales)
+        fault = elements.turned_too_far(*both(name), worst, scales)
         if fault is not None:
             return fault
     return ""

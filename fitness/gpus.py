@@ -4,7 +4,7 @@
 figures); shared memory per block, L2 and multiprocessors from the CUDA programming guide's table for compute
 capability 9.0 and the device's own properties. The peaks are upper bounds: a time below what they allow is refused.
 ``copy`` was measured (``experiments/records/h200_fp8/h200_fp8_quantise.json``, 8192 x 29568 bf16).
-Other devices are described by their own properties (``local_gpu``); those in ``KNOWN`` have peaks, from their vendor's
+Other devices are described by their own properties (``local_gpu``); those in ``RATES`` have peaks, from their vendor's
 datasheets, and the others have none: bounds no device reaches stand in for them.
 ``interpreter``: Triton's interpreter on this machine's CPU. Its times say nothing about a kernel; it exists so that the
 whole measuring path runs in tests, and its peaks are bounds no CPU reaches.
@@ -13,7 +13,7 @@ whole measuring path runs in tests, and its peaks are bounds no CPU reaches.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -40,39 +40,16 @@ class Gpu:
         return self.peaks.get(kind, self.peaks["bf16"])
 
 
-GPUS: Mapping[str, Gpu] = {
-    "h200": Gpu(
-        name="h200",
-        product="NVIDIA H200",
-        capability=90,
-        multiprocessors=132,
-        smem_bytes=232448,
-        flush_bytes=256 << 20,
-        hbm=4.8e12,
-        copy=4.18e12,
-        peaks={"bf16": 989.5e12, "f8": 1979e12, "s8": 1979e12},
-    ),
-    "interpreter": Gpu(
-        name="interpreter",
-        product="Triton's interpreter",
-        capability=90,
-        multiprocessors=1,
-        smem_bytes=232448,
-        flush_bytes=0,
-        hbm=1e12,
-        copy=1e12,
-        peaks={"bf16": 1e14},
-        interpreted=True,
-    ),
-}
-
 LOCAL = "cuda"
 """The measured target of whatever NVIDIA GPU this machine has."""
 
 UNKNOWN_RATE = 1e18
 """Stands for a peak that nobody knows: no time is refused for being below what it allows."""
 
-KNOWN: Mapping[str, tuple[float, Mapping[str, float]]] = {
+COPY_SHARE = 0.87
+"""Part of its bandwidth that a GPU's copy reaches: what was measured on an H200."""
+
+RATES: Mapping[str, tuple[float, Mapping[str, float]]] = {
     "H200": (4.8e12, {"bf16": 989.5e12, "f8": 1979e12, "s8": 1979e12}),
     "H100 PCIe": (2.0e12, {"bf16": 756e12, "f8": 1513e12, "s8": 1513e12}),
     "H100 NVL": (3.9e12, {"bf16": 835e12, "f8": 1671e12, "s8": 1671e12}),
@@ -88,6 +65,35 @@ KNOWN: Mapping[str, tuple[float, Mapping[str, float]]] = {
     "RTX 3090": (9.36e11, {"bf16": 142e12, "s8": 284e12}),
 }
 """Part of a product's name to memory bandwidth (bytes/s) and dense peaks (FLOP/s); the first that fits."""
+
+
+def _gpu(
+    name: str, product: str, capability: int, multiprocessors: int, smem_bytes: int, flush_bytes: int
+) -> Gpu:
+    """A GPU with the rates of its product."""
+    plain = product.replace("-", " ")
+    rates = next((found for key, found in RATES.items() if key.replace("-", " ") in plain), None)
+    hbm, peaks = rates or (UNKNOWN_RATE, {"bf16": UNKNOWN_RATE})
+    return Gpu(
+        name, product, capability, multiprocessors, smem_bytes, flush_bytes, hbm, COPY_SHARE * hbm, peaks
+    )
+
+
+GPUS: Mapping[str, Gpu] = {
+    "h200": replace(_gpu("h200", "NVIDIA H200", 90, 132, 232448, 256 << 20), copy=4.18e12),
+    "interpreter": Gpu(
+        name="interpreter",
+        product="Triton's interpreter",
+        capability=90,
+        multiprocessors=1,
+        smem_bytes=232448,
+        flush_bytes=0,
+        hbm=1e12,
+        copy=1e12,
+        peaks={"bf16": 1e14},
+        interpreted=True,
+    ),
+}
 
 
 def local_name(product: str, capability: int, multiprocessors: int, smem_bytes: int, l2_bytes: int) -> str:
@@ -110,17 +116,5 @@ def local_gpu(name: str) -> Gpu | None:
     if not product:
         return None
     capability, multiprocessors, smem_bytes, l2_bytes = map(int, name.rsplit("-", 4)[1:])
-    plain = product.replace("-", " ")
-    found = next((figures for key, figures in KNOWN.items() if key.replace("-", " ") in plain), None)
-    hbm, peaks = found or (UNKNOWN_RATE, {"bf16": UNKNOWN_RATE})
-    return Gpu(
-        name=name,
-        product="",
-        capability=capability,
-        multiprocessors=multiprocessors,
-        smem_bytes=smem_bytes,
-        flush_bytes=max(4 * l2_bytes, 64 << 20),
-        hbm=hbm,
-        copy=0.87 * hbm,
-        peaks=peaks,
-    )
+    found = _gpu(name, product, capability, multiprocessors, smem_bytes, max(4 * l2_bytes, 64 << 20))
+    return replace(found, product="")  # the station looks for the product in the device's name

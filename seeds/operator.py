@@ -87,7 +87,7 @@ class SnrGate:
     """``10 log10(|ref|^2 / |ref - out|^2) >= min_db`` in dB, in float64.
 
     ``reference`` names one of the references that ``Operator.oracle`` returns. Single elements are judged as well
-    (``fitness.detail``): none may be off, beside rounding, by more than the share ``worst`` of the reference's root
+    (``fitness.elements``): none may be off, beside rounding, by more than the share ``worst`` of the reference's root
     mean square around it. None: what sums in float32 explain if the bar is 40 dB or more, else no bound. A recipe that
     rounds within, where another order of operations turns a rounding, states its own. ``counted`` names a reference of
     bool arrays over leading axes of the outputs: what they leave out may be anything. All counts without one.
@@ -122,7 +122,7 @@ class AgreementGate:
     names a reference of bool arrays over leading axes of the outputs: what they leave out may be anything. All counts
     without one. ``allowance`` names a reference of scalars: the share of each output's elements that may differ beside
     1 - ``least``, because the inputs at hand are sums that some target's accumulator does not hold exactly. An element
-    that differs is the next code, up or down, or as near as sums of such inputs explain (``fitness.detail``).
+    that differs is the next code, up or down, or as near as sums of such inputs explain (``fitness.elements``).
     ``scaled`` pairs outputs of codes with those of their exponents (e8m0, equal blocks of the last axis), for elements
     are compared as the values they stand for.
     """

@@ -125,7 +125,7 @@ class OracleAt(Protocol):
 
 
 WINDOW = 64
-"""Neighbouring indices that are looked at together: some tiles of ``fitness.detail``."""
+"""Neighbouring indices that are looked at together: some tiles of ``fitness.elements``."""
 
 
 def windows(

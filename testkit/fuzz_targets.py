@@ -12,7 +12,6 @@ import numpy as np
 
 from tilewright.evolve.campaign.config import load_config
 from tilewright.evolve.errors import JournalError, UserError
-from tilewright.evolve.promote.runtime.store import NotServed, load_table
 from tilewright.evolve.proposers.llm.edit import EditError, read_reply
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
@@ -20,8 +19,9 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.fitness import dialect
 from tilewright.fitness.chips import CHIPS
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
-from tilewright.fitness.llo import ParseError, read_profile, scan_bundles, vmem_bytes
-from tilewright.fitness.timeline import read_critical_path, read_timeline
+from tilewright.fitness.tpu.llo import ParseError, read_profile, scan_bundles, vmem_bytes
+from tilewright.fitness.tpu.timeline import read_critical_path, read_timeline
+from tilewright.library.store import NotServed, load_table
 from tilewright.workers.child.frames import Frame, FrameError, FrameReader, encode
 
 

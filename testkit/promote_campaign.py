@@ -19,8 +19,8 @@ from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness import time_model
 from tilewright.fitness.evaluation import Evaluation, GateReading, Stage, Verdict, WorkloadFigures
+from tilewright.fitness.tpu import time_model
 from tilewright.seeds.operator import Scope
 from tilewright.workers.device.comparison import Comparison
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start, StopReason
-from tilewright.evolve.campaign.order import Order
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome

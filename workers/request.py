@@ -18,8 +18,8 @@ import numpy as np
 
 from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadFigures
 from tilewright.fitness.race import Race
-from tilewright.fitness.structure import ModuleFacts
 from tilewright.fitness.targets import Target
+from tilewright.fitness.tpu.structure import ModuleFacts
 from tilewright.seeds.operator import Arrays, KnownOperands, Operator, SeedKernel, TensorSpec, Workload
 from tilewright.seeds.sampled import OracleAt, crossing
 from tilewright.workers.child.frames import Frame, dtype_named
@@ -207,7 +207,7 @@ class Findings:
     """Per workload the hash of what was traced: of what is interpreted, and of what is compiled."""
     modules: dict[str, bytes] = field(default_factory=dict)
     plans: dict[str, bytes] = field(default_factory=dict)
-    """By workload, what a device launches: see ``workers.plans``."""
+    """By workload, what a device launches: see ``library.plans``."""
 
     conventions: dict[str, int] = field(default_factory=dict)
     claimed: dict[str, str] = field(default_factory=dict)

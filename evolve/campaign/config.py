@@ -6,6 +6,7 @@ import difflib
 import re
 import reprlib
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,13 +14,19 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 import tilewright
-from tilewright.evolve.campaign.order import Order
 from tilewright.evolve.errors import UserError
 
 PACKAGED = Path(tilewright.__file__).parent / "campaigns"
 """Campaigns that ship with the package."""
 
 _NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
+
+
+class Order(StrEnum):
+    """The order in which a campaign integrates evaluations: ``index``, as proposed, or ``arrival``, as they finish."""
+
+    INDEX = "index"
+    ARRIVAL = "arrival"
 
 
 class _Section(BaseModel):
@@ -65,7 +72,7 @@ class SearchConfig(_Section):
     order: Order = Order.INDEX
     descriptors: tuple[str, ...] = ()
     """What is part of a candidate's cell beside the descriptors of the target: names of parameters and, on modelled
-    targets, ``overlap``, ``spills``, ``stall`` and ``bound`` (see ``fitness.descriptors``)."""
+    targets, ``overlap``, ``spills``, ``stall`` and ``bound`` (see ``fitness.tpu.schedule``)."""
 
     transfer: Literal["auto"] | tuple[str, ...] = "auto"
     """Finished campaigns (ids, or paths of their folders) whose points this search starts from; ``auto``: the latest of

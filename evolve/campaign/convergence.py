@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tilewright.fitness.evaluation import Evaluation, Verdict
-from tilewright.fitness.headroom import headroom
+from tilewright.fitness.score import headroom
 
 AHEAD = 32
 """Evaluations that the expectation is for."""

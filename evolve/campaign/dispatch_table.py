@@ -6,7 +6,7 @@ table starts from the one genome that is best overall; each further genome must 
 useful first, only while it makes the geometric mean over the suite faster by ``MARGIN``, counting only shapes where
 its paired interval excludes "no faster". Few genomes are few binaries to load, to promote and to keep correct.
 
-Which entry serves a shape outside the table is the library's own rule (``fitness.dispatch_rule``), so that
+Which entry serves a shape outside the table is the library's own rule (``library.dispatch_rule``), so that
 what is promoted serves as it did here.
 
 The file (``dispatch.json``, ``format`` 3; in format 2 there are no shares of the roofline, in format 1 no constants
@@ -38,10 +38,10 @@ from typing import Any
 
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import read_declarations
-from tilewright.fitness import dispatch_rule as rule
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.gpus import Gpu
 from tilewright.fitness.score import matrix_kind, rate, rate_unit, roofline_seconds
+from tilewright.library import dispatch_rule as rule
 from tilewright.seeds.operator import Operator, Workload
 from tilewright.workers.device.comparison import Comparison
 

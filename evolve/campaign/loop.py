@@ -19,9 +19,9 @@ from typing import Protocol
 
 import numpy as np
 
+from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.convergence import Convergence
 from tilewright.evolve.campaign.evaluator import Evaluator, Job
-from tilewright.evolve.campaign.order import Order
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal, in_memory
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict

@@ -17,9 +17,9 @@ import numpy as np
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History
 from tilewright.fitness.evaluation import Evaluation, Verdict
-from tilewright.fitness.headroom import headroom
 from tilewright.fitness.intervals import student_95
 from tilewright.fitness.race import Race, Rung
+from tilewright.fitness.score import headroom
 
 SHARES = (0.25, 0.5)
 """Of the workloads, measured by each rung."""

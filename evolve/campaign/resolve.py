@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from tilewright.evolve.campaign.config import CampaignConfig
 from tilewright.evolve.campaign.loop import Start
 from tilewright.evolve.campaign.operator_check import check_operator
-from tilewright.evolve.campaign.target_names import named_target
+from tilewright.evolve.campaign.targets import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.space.genome import Genome, Value
-from tilewright.evolve.space.nearest import nearest
-from tilewright.evolve.space.space import Space, SpaceError
-from tilewright.fitness.descriptors import FIGURES
+from tilewright.evolve.space.space import Space, SpaceError, nearest
 from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.score import floors
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
+from tilewright.fitness.tpu.schedule import FIGURES
 from tilewright.seeds.catalogue import UnknownOperator, load_operator
 from tilewright.seeds.operator import Operator, SeedKernel, Suite, Workload
 

@@ -100,7 +100,7 @@ def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
 
 
 def _tuned(arguments: argparse.Namespace, tell: Tell, taker: Any) -> int:
-    from tilewright.evolve.campaign.start import require_usable
+    from tilewright.evolve.campaign.targets import require_usable
     from tilewright.evolve.intake.tune import target_named
 
     target = target_named(arguments.target)

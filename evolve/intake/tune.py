@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
-from tilewright.evolve.campaign.target_names import named_target
+from tilewright.evolve.campaign.targets import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child, folder, preflight
 from tilewright.evolve.intake.remedies import Refused, refused

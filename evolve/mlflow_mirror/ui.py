@@ -35,6 +35,7 @@ POLL_SECONDS = 0.25
 PORTS_TRIED = 50
 LAST_PORT = 65535
 SERVER_LOG = "mlflow-server.log"
+NO_CAMPAIGN = "start a campaign with 'tilewright run quickstart'"
 
 # Without these the server starts four workers and a job runner: 2.3 GB and half a minute.
 SERVER_SETTINGS = {
@@ -46,12 +47,11 @@ SERVER_SETTINGS = {
 
 LOOPBACK = ("127.0.0.1", "localhost")
 OWN_NAME = "tilewright.localhost"
-"""Browsers know every name below localhost as this machine (RFC 6761, 6.3). MLflow 3.17 opens its assistant over a page
-on a first visit where the address is ``localhost`` or ``127.0.0.1``, and has no setting for it; under another name it
-does not."""
+"""Browsers resolve every name below localhost to this machine (RFC 6761, 6.3). MLflow 3.17 opens its assistant over the
+first page at ``localhost`` or ``127.0.0.1``, and has no setting against it; under another name it does not."""
 
 PRIVATE_HOSTS = ("192.168.*", "10.*", *(f"172.{n}.*" for n in range(16, 32)))
-"""Further hosts that MLflow serves unless told otherwise."""
+"""Further hosts that MLflow serves by default."""
 
 
 def serve_ui(
@@ -62,11 +62,11 @@ def serve_ui(
     uri: str | None = None,
     campaign: Path | None = None,
 ) -> int:
-    """Serve the MLflow UI until Ctrl-C; returns the server's exit code. Says one link, to ``campaign``'s view.
+    """Serve the MLflow UI until Ctrl-C and print a link to ``campaign``'s view; returns the server's exit code.
 
-    Campaigns that MLflow does not have whole are brought up to date first (when there is no store yet) or
-    meanwhile. What the server itself says goes into a file. Raises UserError when there is nothing to show, or no
-    port to show it on. Where MLflow is somebody's server already, it only says the link.
+    A mirror writes the campaigns that MLflow lacks, the newest first; the server starts when ``campaign`` has a page.
+    The server's own output goes into a file. If MLflow is a running server, only the link is printed. Raises UserError
+    without a campaign, or without a free port.
     """
     uri = uri or store_uri(home)
     wanted = campaign or _newest(home)
@@ -76,62 +76,66 @@ def serve_ui(
             raise UserError(f"MLFLOW_TRACKING_URI: {uri} is a server already; open it in a browser.")
         say(f"MLflow: {link(uri, page)}")
         return 0
-    late = late_campaigns(home, uri)
+    chosen, log = free_port(host, port), home / SERVER_LOG
     environment = mirror_environment(os.environ)
-    if not _exists(uri):
-        late = _make_store(home, uri, late, environment)
-    chosen = free_port(host, port)
-    log = home / SERVER_LOG
-    with open(log, "ab") as output:
-        children = [
-            _start(server_command(home, uri, host, chosen), server_environment(environment, host), output)
-        ]
-        if late:
-            children.append(_start(mirror_command(late, home, uri), environment, output))
-    before = signal.signal(signal.SIGTERM, lambda *_: _end(children))
+    children: list[subprocess.Popen[bytes]] = []
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
+        with open(log, "ab") as output:
+            if late := late_campaigns(home, uri):
+                newest_first = mirror_command(late[::-1], home, uri)
+                children.append(_start(newest_first, environment, output))
+                _await_page(wanted, uri, children[0])
+            if not _exists(uri):
+                reason = (
+                    "the mirror could not make one; see mirror.log of the campaign" if late else NO_CAMPAIGN
+                )
+                raise UserError(f"no MLflow store at {uri}; {reason}.")
+            command = server_command(home, uri, host, chosen)
+            server = _start(command, server_environment(environment, host), output)
+            children.append(server)
         address = f"http://{host}:{chosen}"
-        if _answers(address, children[0]):
-            _until_mirrored(wanted, uri, children)
-            said = link(f"http://{shown(host)}:{chosen}", _page(wanted, uri))
-            say(f"MLflow: {said}  (Ctrl-C ends it)")
-            if shown(host) != host:
-                say(f"        for a program that does not know {OWN_NAME}, it is {address}")
-        code = children[0].wait()
+        if _answers(address, server):
+            say(
+                f"MLflow: {link(f'http://{link_host(host)}:{chosen}', _page(wanted, uri))}  (Ctrl-C stops the server)"
+            )
+            if link_host(host) != host:
+                say(f"        for programs that do not resolve {OWN_NAME}: {address}")
+        code = server.wait()
     except KeyboardInterrupt:
         code = 0
     finally:
         _end(children)
         signal.signal(signal.SIGTERM, before)
     if code > 0:
-        raise UserError(f"MLflow's server ended with {code}; {log} says why.")
+        raise UserError(f"MLflow's server ended with code {code}; see {log}.")
     return 0
 
 
 def _newest(home: Path) -> Path | None:
-    """The newest campaign that MLflow has or will have; without one the newest."""
+    """The newest campaign that uses MLflow, else the newest."""
     known = list(reversed(campaigns(home)))
     return next((c for c in known if _wants_mlflow(c / JOURNAL)), next(iter(known), None))
 
 
 def closing_link(campaign: Path, home: Path, env: Mapping[str, str] = os.environ) -> str | None:
-    """What the end of a run says of MLflow: one link, and the command that serves it where no server does."""
+    """The last line of a run: a link to the campaign in MLflow, after the command that serves it."""
     uri = store_uri(home, env)
     page = _page(campaign, uri)
     if not page:
         return None
     if uri.startswith(("http:", "https:")):
         return f"MLflow: {link(uri, page)}"
-    return f"MLflow: tilewright ui {campaign.name}  serves {link(f'http://{OWN_NAME}:5000', page)}"
+    return f"MLflow: 'tilewright ui {campaign.name}' serves {link(f'http://{OWN_NAME}:5000', page)}"
 
 
 def link(address: str, page: str) -> str:
-    """A page's address on a server; the server's own address for no page."""
+    """The address of a page on a server, or of the server without a page."""
     return address.rstrip("/") + page
 
 
 def _page(campaign: Path | None, uri: str) -> str:
-    """Where a store shows a campaign; empty while the store has nothing of it."""
+    """The path of a campaign's page in a store; empty while the store lacks the campaign."""
     if campaign is None:
         return ""
     progress = read_progress(campaign / JOURNAL)
@@ -139,7 +143,7 @@ def _page(campaign: Path | None, uri: str) -> str:
 
 
 def _answers(address: str, server: subprocess.Popen[bytes]) -> bool:
-    """Waits for the server. False where it has ended or takes too long."""
+    """Wait for the server; False if it ended or takes too long."""
     deadline = time.monotonic() + START_SECONDS
     while server.poll() is None and time.monotonic() < deadline:
         try:
@@ -150,19 +154,20 @@ def _answers(address: str, server: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def _until_mirrored(campaign: Path | None, uri: str, children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Waits a moment for a campaign that is being written, so that the link leads to it."""
-    deadline = time.monotonic() + FIRST_PAGE_SECONDS
-    while not _page(campaign, uri) and time.monotonic() < deadline:
-        if any(child.poll() is None for child in children[1:]):
-            time.sleep(POLL_SECONDS)
-        else:
-            return
+def _await_page(campaign: Path | None, uri: str, mirror: subprocess.Popen[bytes]) -> None:
+    """Wait a moment until a mirror has written a campaign, so that the link leads to it."""
+    deadline = time.monotonic() + (FIRST_PAGE_SECONDS if _exists(uri) else FIRST_MIRROR_SECONDS)
+    while not _page(campaign, uri) and mirror.poll() is None and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
 
 
 def _start(command: list[str], env: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    """In a session of its own: the server has children, and they must all end together."""
+    """Start a child in a session of its own: the server has children, and they must all end together."""
     return subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -171,13 +176,13 @@ def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
             os.killpg(child.pid, signal.SIGTERM)
 
 
-def shown(host: str) -> str:
-    """The name by which a link calls a host that the server binds to."""
+def link_host(host: str) -> str:
+    """The host in a link to a server that binds to ``host``."""
     return OWN_NAME if host in LOOPBACK else host
 
 
 def server_environment(environment: Mapping[str, str], host: str) -> dict[str, str]:
-    """The server's, which answers to its own name where it is bound to this machine alone."""
+    """The server's environment. A server that binds to this machine alone also answers to ``OWN_NAME``."""
     names = (*LOOPBACK, OWN_NAME)
     allowed = {
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join((*names, *(f"{name}:*" for name in names), *PRIVATE_HOSTS)),
@@ -195,7 +200,7 @@ def server_command(home: Path, uri: str, host: str, port: int) -> list[str]:
 
 
 def late_campaigns(home: Path, uri: str) -> list[Path]:
-    """Journals of campaigns that should be in MLflow, are not whole there, and nobody is mirroring."""
+    """Journals of campaigns that use MLflow, are incomplete there, and that no mirror writes now."""
     journals = [folder / JOURNAL for folder in campaigns(home)]
     return [j for j in journals if behind(j, uri) and not being_mirrored(j) and _wants_mlflow(j)]
 
@@ -216,20 +221,6 @@ def free_port(host: str, port: int) -> int:
                 continue
             return candidate
     raise UserError(f"--port: none of {port} to {last} is free on {host}.")
-
-
-def _make_store(home: Path, uri: str, late: list[Path], environment: Mapping[str, str]) -> list[Path]:
-    """Create the store by mirroring the newest campaign; returns the campaigns still to do."""
-    if not late:
-        raise UserError(f"no MLflow store at {uri}; start a campaign with 'tilewright run quickstart'.")
-    try:
-        command = mirror_command(late[-1:], home, uri)
-        subprocess.run(command, env=environment, stderr=subprocess.DEVNULL, timeout=FIRST_MIRROR_SECONDS)
-    except subprocess.TimeoutExpired:
-        pass
-    if not _exists(uri):
-        raise UserError(f"no MLflow store at {uri} and it could not be made; see mirror.log of the campaign.")
-    return late[:-1]
 
 
 def _exists(uri: str) -> bool:

@@ -14,13 +14,13 @@ from tilewright.evolve.promote import version_files
 from tilewright.evolve.promote.judge import Judgement, judge
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.nominate import nominate
-from tilewright.evolve.promote.runtime import store
 from tilewright.evolve.promote.serving import incumbents, nominees
 from tilewright.evolve.promote.verify import ComparingEvaluator, Contender, Refusal, Verification, verify
 from tilewright.evolve.promote.version_files import Promotion, names_of
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness.targets import Target
+from tilewright.library import store
 
 EVENT = "promoted"
 

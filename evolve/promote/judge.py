@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from tilewright.evolve.promote.nominate import Nomination
 from tilewright.evolve.promote.verify import Refusal, Verification, Verified
-from tilewright.fitness import time_model
 from tilewright.fitness.evaluation import FigureKind, WorkloadFigures
 from tilewright.fitness.intervals import NORMAL_95, Ratio, paired_ratio, relative_error
 from tilewright.fitness.score import geometric_mean
+from tilewright.fitness.tpu import time_model
 from tilewright.seeds.operator import Workload
 from tilewright.workers.device.comparison import Comparison
 

@@ -17,12 +17,12 @@ from tilewright.evolve.campaign.resolve import resolve
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.command import MakeEvaluator
 from tilewright.evolve.promote.library_writer import TEMPORARY, LibraryError, LibraryWriter
-from tilewright.evolve.promote.runtime import store
 from tilewright.evolve.promote.serving import legal_shapes
 from tilewright.evolve.promote.verify import Contender, Refusal, verify
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness import time_model
 from tilewright.fitness.evaluation import FigureKind
+from tilewright.fitness.tpu import time_model
+from tilewright.library import store
 
 TOLERANCE = {FigureKind.MODELLED: 1e-3, FigureKind.MEASURED: 0.05}
 """Relative difference between a receipt's figure and its repetition that is still the same."""
@@ -230,9 +230,11 @@ def rollback(
             target: str | None = writer.version(operator, to)[0]
         else:
             made = [e for e in index["history"] if e["version"] == now and e.get("action") in MAKING]
-            target = made[-1]["previous"] if made else None
-            if target is not None:
-                target = writer.version(operator, target)[0]
+            target = made[-1]["previous"] if made else now
+            if target == now or (target is not None and target not in writer.versions(operator)):
+                raise LibraryError(
+                    f"{operator}: this library holds no version before {now}, so nothing can be rolled back."
+                )
         writer.point(operator, target, {"action": "rollback", "reason": reason})
     return now, target
 

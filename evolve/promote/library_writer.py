@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.promote.runtime import store
+from tilewright.library import store
 
-RUNTIME = "tilewright.evolve.promote.runtime"
-PLANS = "tilewright.workers.plans"
+RUNTIME = "tilewright.library"
 TEMPORARY = ".writing-"
 LOCK_SECONDS = 60.0
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -166,11 +165,12 @@ class LibraryWriter:
 
 
 def runtime_files() -> dict[str, bytes]:
-    """The modules of a library package by name, as this tilewright writes them."""
-    folder = resources.files(RUNTIME)
-    plans = resources.files(PLANS)
-    found = {p.name: p.read_bytes() for p in folder.iterdir() if p.name.endswith(".py")}
-    return found | {f"plans/{p.name}": p.read_bytes() for p in plans.iterdir() if p.name.endswith(".py")}
+    """The run time of a library, which promoted kernels are no part of: text by path within the package."""
+    found = {}
+    for prefix, package in (("", RUNTIME), ("plans/", f"{RUNTIME}.plans")):
+        modules = (path for path in resources.files(package).iterdir() if path.name.endswith(".py"))
+        found.update({prefix + path.name: path.read_bytes() for path in modules})
+    return found
 
 
 def _sound(read: Any, *arguments: Any) -> Any:

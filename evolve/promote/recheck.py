@@ -16,19 +16,19 @@ from typing import Any
 
 from tilewright.evolve.campaign.config import parse_config
 from tilewright.evolve.campaign.resolve import Resolved, objection, resolve
-from tilewright.evolve.campaign.target_names import named_target
+from tilewright.evolve.campaign.targets import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.command import MakeEvaluator
 from tilewright.evolve.promote.judge import own_figures
 from tilewright.evolve.promote.library_commands import MAKING
 from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
-from tilewright.evolve.promote.runtime import store
 from tilewright.evolve.promote.serving import checked_shapes
 from tilewright.evolve.promote.verify import ComparingEvaluator, Contender, Refusal, Verified, verify
 from tilewright.evolve.promote.version_files import device_key
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import WorkloadFigures
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
+from tilewright.library import store
 from tilewright.seeds.operator import Workload
 
 LOSS = 0.03

@@ -8,7 +8,6 @@ from typing import Any
 
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.recheck import Found, Served
-from tilewright.evolve.promote.runtime import plan_shelf, store
 from tilewright.evolve.promote.verify import Refusal
 from tilewright.evolve.promote.version_files import (
     Files,
@@ -18,7 +17,8 @@ from tilewright.evolve.promote.version_files import (
     what_was_verified,
 )
 from tilewright.evolve.record.system import commit, version
-from tilewright.fitness import dispatch_rule as rule
+from tilewright.library import dispatch_rule as rule
+from tilewright.library import plan_shelf, store
 
 ACTION = "recheck"
 

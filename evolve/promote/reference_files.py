@@ -13,8 +13,8 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tilewright.evolve.promote.runtime.oracle import PLACEHOLDER
 from tilewright.evolve.promote.taken_reference import files_of
+from tilewright.library.oracle import PLACEHOLDER
 from tilewright.seeds import catalogue
 from tilewright.seeds.operator import Operator
 from tilewright.workers.intake.operator import TakenOperator

@@ -15,9 +15,9 @@ from tilewright.evolve.campaign.resolve import Resolved, objection
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.library_writer import LibraryError
 from tilewright.evolve.promote.nominate import Nomination
-from tilewright.evolve.promote.runtime import store
 from tilewright.evolve.promote.verify import Contender, Refusal
 from tilewright.evolve.space.genome import Genome
+from tilewright.library import store
 from tilewright.seeds.operator import Workload
 
 

@@ -12,7 +12,7 @@ import json
 import re
 from pathlib import Path
 
-from tilewright.evolve.promote.runtime.oracle import PLACEHOLDER
+from tilewright.library.oracle import PLACEHOLDER
 from tilewright.workers.intake.calls import dtypes
 from tilewright.workers.intake.judge import reference
 from tilewright.workers.intake.operator import TakenOperator
@@ -50,12 +50,12 @@ def workload(dims):
 
 def files_of(operator: TakenOperator) -> dict[str, str] | None:
     """Texts by path; None where the reference cannot stand alone. Raises OSError, SyntaxError."""
-    path, colon, name = operator.reference.rpartition(":")
+    judge, colon, name = operator.reference.rpartition(":")
     files: dict[str, str] = {}
-    if path == "itself" or operator.reference.startswith("itself:"):
+    if judge == "itself" or operator.reference.startswith("itself:"):
         return None
     if colon:
-        text = judge_of(Path(path))
+        text = judge_of(Path(judge))
         if text is None:
             return None
         files["judge.py"] = text
@@ -63,7 +63,7 @@ def files_of(operator: TakenOperator) -> dict[str, str] | None:
     else:
         function = f"    return reference.function_of({operator.reference!r})"
     files["__init__.py"] = _ROOT.format(
-        name=operator.name, said=f"{Path(path).name}:{name}" if colon else name, call=operator.call,
+        name=operator.name, said=f"{Path(judge).name}:{name}" if colon else name, call=operator.call,
         placeholder=PLACEHOLDER, precision=operator.precision, function=function,
         places=[(result.name, result.place) for result in operator.results],
     )  # fmt: skip

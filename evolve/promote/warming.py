@@ -21,8 +21,8 @@ from typing import Any
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.library_writer import LibraryWriter
-from tilewright.evolve.promote.runtime import plan_shelf, store, warm
 from tilewright.evolve.record.system import version
+from tilewright.library import plan_shelf, store, warm
 
 WARM_SECONDS = 3600
 

@@ -22,7 +22,6 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     BUILTINS,
     assigned_value,
     dedented,
-    parameters,
     reads_of,
     statements,
     target_names,
@@ -273,6 +272,3 @@ class SourceCrossover:
         except SpaceError as error:
             log.info("a crossover left no legal point: %s", error)
             return None
-
-
-__all__ = ["SourceCrossover", "Swap", "cross", "exchanges", "parameters"]

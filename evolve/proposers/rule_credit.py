@@ -13,8 +13,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tilewright.evolve.record.duplicates import THEN
 from tilewright.evolve.record.history import Candidate, History, MutationKind
-from tilewright.evolve.record.sameness import THEN
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
 EXPLORE = 0.2

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar, overload
 
 import numpy as np
 
-from tilewright.evolve.record.sameness import Sameness, is_verified
+from tilewright.evolve.record.duplicates import DuplicateModel, is_verified
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
 
@@ -159,7 +159,7 @@ class History:
         self._pending: dict[int, None] = {}
         self._best: tuple[Candidate, Evaluation] | None = None
         self._rewritten: dict[str, set[str]] = {}
-        self._sameness = Sameness()
+        self._duplicates = DuplicateModel()
         self.verdicts: Counter[Verdict] = Counter()
         self.candidates: Sequence[Candidate] = Rows(lambda: len(self._places), self._candidates.get)
         self.evaluated: Sequence[tuple[Candidate, Evaluation]] = Rows(lambda: len(self._order), self._pair)
@@ -169,7 +169,7 @@ class History:
         self._candidates.put(place, candidate)
         self._places[candidate.genome.id] = place
         self._pending[place] = None
-        self._sameness.note_tried(candidate.genome)
+        self._duplicates.note_tried(candidate.genome)
         if candidate.mutation.kind is MutationKind.REWRITE:
             for parent in candidate.parents:
                 source = self.candidate(parent).genome.source_id
@@ -201,8 +201,8 @@ class History:
             return True
         if is_verified(genome):
             return False
-        idle = rewritten is not None and self._sameness.presumed_idle(rewritten[0], genome, rewritten[1])
-        return idle or self._sameness.presumed(genome)
+        idle = rewritten is not None and self._duplicates.presumed_idle(rewritten[0], genome, rewritten[1])
+        return idle or self._duplicates.presumed(genome)
 
     def candidate(self, genome_id: str) -> Candidate:
         return self._candidates.get(self._places[genome_id])
@@ -233,10 +233,10 @@ class History:
         return self._best
 
     def _note_compiled(self, candidate: Candidate, artefact: str) -> None:
-        self._sameness.note_compiled(candidate.genome, artefact)
+        self._duplicates.note_compiled(candidate.genome, artefact)
         if candidate.mutation.kind is MutationKind.REWRITE and len(candidate.parents) == 1:
             parent = self.candidate(candidate.parents[0]).genome
-            self._sameness.note_rewritten(parent, candidate.genome, candidate.mutation.detail)
+            self._duplicates.note_rewritten(parent, candidate.genome, candidate.mutation.detail)
 
     def _pair(self, number: int) -> tuple[Candidate, Evaluation]:
         place = self._order[number]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tilewright.evolve.errors import UserError
@@ -14,6 +17,7 @@ from tilewright.evolve.errors import UserError
 ENVIRONMENT = "TILEWRIGHT_HOME"
 JOURNAL = "journal.sqlite"
 REPORT = "report.html"
+LOGBOOK = "campaign.log"
 
 
 def home_folder(option: str | None) -> Path:
@@ -84,3 +88,20 @@ def require_writable(folder: Path, key: str) -> None:
 def discard(folder: Path) -> None:
     """Remove a campaign that never became one."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def logbook(folder: Path) -> Iterator[None]:
+    """Append what the search logs, from INFO up, to ``campaign.log`` in ``folder``; the terminal is the display's."""
+    handler = logging.FileHandler(folder / LOGBOOK, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+    search = logging.getLogger("tilewright.evolve")
+    level, handler.level = search.level, logging.INFO
+    search.addHandler(handler)
+    search.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        search.removeHandler(handler)
+        search.setLevel(level)
+        handler.close()

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations, product
 from types import MappingProxyType
 
 import numpy as np
@@ -28,7 +29,7 @@ from tilewright.evolve.space.constraints import (
 )
 from tilewright.evolve.space.genome import DECLARATIONS, Value
 
-__all__ = ["Constants", "Declarations", "Rows", "Space", "SpaceError", "read_declarations"]
+__all__ = ["Constants", "Declarations", "Rows", "Space", "SpaceError", "nearest", "read_declarations"]
 
 ENUMERATION_LIMIT = 400_000
 """Legal points up to which a space is enumerated as a whole."""
@@ -38,6 +39,12 @@ _EXPANSION_LIMIT = 3_000_000
 
 MAX_TEXT = 256
 """Characters of a value that is text."""
+
+MOST_CHANGED = 3
+"""Parameters that may differ where a space is too large to be enumerated."""
+
+LARGEST_RING = 1 << 12
+"""Points looked at for one choice of parameters to change."""
 
 _REJECTION_TRIES = 64
 _GUIDED_TRIES = 400
@@ -393,3 +400,49 @@ class Space:
 
 def _unique_rows(rows: Rows) -> Rows:
     return np.unique(np.asarray(rows, dtype=np.int16), axis=0)
+
+
+def nearest(space: Space, params: Mapping[str, Value]) -> dict[str, Value] | None:
+    """A legal point that differs from ``params`` in the fewest parameters, by the fewest steps in all.
+
+    None if ``params`` has values the space does not list, or if nothing near is legal.
+    """
+    if set(params) != set(space.names):
+        return None
+    try:
+        here = space.encode(params)
+    except KeyError:
+        return None
+    if space.points is not None:
+        return _best(space, here, space.points)
+    for changed in range(MOST_CHANGED + 1):
+        rings = [_ring(space, here, columns) for columns in combinations(range(len(here)), changed)]
+        rows = np.concatenate(rings)
+        found = _best(space, here, rows[space.legal_rows(rows)])
+        if found is not None:
+            return found
+    return None
+
+
+def _ring(space: Space, here: Rows, columns: tuple[int, ...]) -> Rows:
+    """Every row that differs from ``here`` in exactly these columns, or none where they are too many."""
+    sizes = [len(space.parameters[space.names[column]]) for column in columns]
+    if np.prod(sizes, dtype=float) > LARGEST_RING:
+        return np.zeros((0, len(here)), dtype=here.dtype)
+    others = [
+        [place for place in range(size) if place != here[column]]
+        for column, size in zip(columns, sizes, strict=True)
+    ]
+    places = list(product(*others))
+    rows = np.repeat(here[None], len(places), axis=0)
+    rows[:, list(columns)] = np.array(places, dtype=here.dtype).reshape(len(places), len(columns))
+    return rows
+
+
+def _best(space: Space, here: Rows, rows: Rows) -> dict[str, Value] | None:
+    if not len(rows):
+        return None
+    apart = np.abs(rows.astype(np.int64) - here)
+    ordinal = np.array([space.is_ordinal(name) for name in space.names])
+    steps = np.where(ordinal, apart, apart > 0).sum(axis=1)
+    return space.decode(rows[np.lexsort((steps, (apart > 0).sum(axis=1)))[0]])

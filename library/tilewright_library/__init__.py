@@ -9,21 +9,25 @@
 
 A shape, device or toolchain that no promoted kernel serves gets the recipe's reference product instead, and a
 ``FallbackWarning`` once that says why. ``served`` tells beforehand.
+
+The modules import one another relatively: tilewright uses this package as ``tilewright.library``, and a promotion
+copies them into a library of any name.
 """
 
 import importlib
 import re
 
-from .serving import FallbackWarning, Service, served
-from .store import NotServed, UnsoundLibrary, operators
-
-__all__ = ["FallbackWarning", "NotServed", "Service", "UnsoundLibrary", "operators", "served"]
-
 _EXPORTS = {
-    "gemm_fp8_blockwise": ".torch_ops",
-    "gemm_fp8_fused": ".jax_ops",
-    "linear_fp8_fused": ".jax_ops",
-    "quantise_weights": ".jax_ops",
+    "FallbackWarning": ".serving",
+    "Service": ".serving",
+    "served": ".serving",
+    "NotServed": ".store",
+    "UnsoundLibrary": ".store",
+    "operators": ".store",
+    "gemm_fp8_blockwise": ".torch_operators",
+    "gemm_fp8_fused": ".jax_operators",
+    "linear_fp8_fused": ".jax_operators",
+    "quantise_weights": ".jax_operators",
     "Linear": ".torch_modules",
     "GroupedExperts": ".torch_modules",
     "convert": ".torch_modules",
@@ -31,11 +35,13 @@ _EXPORTS = {
     "activation_bytes": ".torch_modules",
     "load": ".loaded",
 }
+"""Name to the module that has it. A confined child imports ``plans`` and may read no other module of this package."""
 
 
 def _by_name() -> dict[str, str]:
     """Promoted operators by a Python name, ``family_recipe``."""
-    return {re.sub(r"\W", "_", operator): operator for operator in operators()}
+    operators = importlib.import_module(".store", __name__).operators()
+    return {re.sub(r"\W", "_", operator): operator for operator in operators}
 
 
 def __getattr__(name: str) -> object:
@@ -48,4 +54,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_EXPORTS, *_by_name()})
+    return sorted({*_EXPORTS, *_by_name()})

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from . import operands as operand_shapes
-from .rule import Legality, Unserved, all_told, nearest
+from .dispatch_rule import Legality, Unserved, all_told, nearest
 
 FORMAT = 2
 READS = (1, 2)
@@ -45,10 +45,6 @@ class NotServed(LookupError):
 
 class UnsoundLibrary(NotServed):
     """A file of the library is missing, cut short or edited; the message names it."""
-
-
-class FallbackWarning(UserWarning):
-    """The reference product is used instead of a promoted kernel."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,7 @@ class Table:
     operands: operand_shapes.Operands | None = None
 
     def choose(self, dims: tuple[int, ...]) -> Region:
-        """The region that serves a shape by the dispatch rule (``rule``). Raises NotServed."""
+        """The region that serves a shape by the dispatch rule (``dispatch_rule``). Raises NotServed."""
         entries = [(dict(zip(self.dimensions, r.dims, strict=True)), r.legality) for r in self.regions]
         shares = all_told([region.share for region in self.regions])
         try:

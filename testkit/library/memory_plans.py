@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from tilewright.evolve.promote.runtime.torch_contract import FAMILY, OPERANDS, REFERENCES
-from tilewright.evolve.promote.runtime.torch_launch import Served
-from tilewright.workers.plans.format import DTYPE_BYTES, Output, Tensor
+from tilewright.library.plans.format import DTYPE_BYTES, Output, Tensor
+from tilewright.library.torch_contract import FAMILY, OPERANDS, REFERENCES
+from tilewright.library.torch_launch import Served
 
 SCRATCH_BYTES = 320
 

@@ -1,4 +1,4 @@
-"""Run in a child process by the tests of the blockwise family: ``interpret``, ``gpu`` or ``compile``.
+"""Run in a child process by the tests of the blockwise family: ``interpret`` or ``compile``.
 
 Triton reads TRITON_INTERPRET when a kernel is decorated, so interpreted runs need a process of their own.
 """
@@ -39,25 +39,23 @@ def module_of(source: str) -> ModuleType:
     return module
 
 
-def to_torch(array: np.ndarray, spec: TensorSpec, device: str) -> torch.Tensor:
+def to_torch(array: np.ndarray, spec: TensorSpec) -> torch.Tensor:
     dtype, bits, raw = TORCH[spec.dtype]
-    return torch.from_numpy(np.ascontiguousarray(array).view(raw).copy()).view(bits).view(dtype).to(device)
+    return torch.from_numpy(np.ascontiguousarray(array).view(raw).copy()).view(bits).view(dtype)
 
 
 def to_numpy(tensor: torch.Tensor, spec: TensorSpec) -> np.ndarray:
     _, bits, raw = TORCH[spec.dtype]
-    array = tensor.cpu().contiguous().view(bits).numpy().view(raw)
+    array = tensor.contiguous().view(bits).numpy().view(raw)
     return array if spec.dtype == "float32" else array.view(getattr(ml_dtypes, spec.dtype))
 
 
-def launch(
-    recipe: str, seed: str, params: dict, workload: Workload, kind: str, device: str
-) -> tuple[Arrays, Arrays]:
+def launch(recipe: str, seed: str, params: dict, workload: Workload, kind: str) -> tuple[Arrays, Arrays]:
     """The kernel's outputs and the references of the operator's first oracle."""
     operator = operators()[recipe]
     module = module_of(operator.kernels[seed].source)
     inputs = operator.make_inputs(workload, 7, kind)
-    tensors = {s.name: to_torch(inputs[s.name], s, device) for s in operator.inputs(workload)}
+    tensors = {s.name: to_torch(inputs[s.name], s) for s in operator.inputs(workload)}
     full = {**module.DEFAULTS, **operator.kernels[seed].overrides, **params}
     results = module.launch(tensors, full)
     outputs = {s.name: to_numpy(t, s) for s, t in zip(operator.outputs(workload), results, strict=True)}
@@ -80,11 +78,11 @@ def readings(outputs: Arrays, reference: Arrays) -> dict[str, float]:
     return found
 
 
-def run(cases: list[list], device: str) -> None:
-    torch.set_default_device(device)
+def interpret(cases: list[list]) -> None:
+    """JSON lines with what ``readings`` says of each case."""
     for recipe, seed, params, dims, kind in cases:
         workload = Workload("case", dims)
-        outputs, reference = launch(recipe, seed, params, workload, kind, device)
+        outputs, reference = launch(recipe, seed, params, workload, kind)
         sys.stdout.write(json.dumps([recipe, seed, params, kind, readings(outputs, reference)]) + "\n")
 
 
@@ -143,4 +141,4 @@ if __name__ == "__main__":
     if what == "compile":
         compile_for_hopper(given)
     else:
-        run(given, "cuda" if what == "gpu" else "cpu")
+        interpret(given)

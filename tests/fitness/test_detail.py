@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilewright.fitness import detail
-from tilewright.fitness.detail import INEXACT, ROUNDED, Allowance, allowance, objection, turned_too_far
+from tilewright.fitness import elements
+from tilewright.fitness.elements import INEXACT, ROUNDED, Allowance, allowance, objection, turned_too_far
 from tilewright.fitness.gates import failure, read_gates, snr_db
 from tilewright.seeds.operator import AgreementGate, SnrGate
 
@@ -114,8 +114,8 @@ def test_the_noise_of_the_whole_is_judged_to_a_decibel_and_a_half():
         assert (objection(output, wanted, allowed) is None) is passes
         assert objection(output, wanted, Allowance(1.0, 1.0, rounded=False)) is None
     few = np.array([1.0] * 4 + [1e-9] * 1000)
-    assert detail._chance(few) == pytest.approx(np.sqrt(1 / 2)), "four elements make up all of it"
-    assert detail._chance(np.zeros(4)) == 0.0
+    assert elements._chance(few) == pytest.approx(np.sqrt(1 / 2)), "four elements make up all of it"
+    assert elements._chance(np.zeros(4)) == 0.0
 
 
 def test_tiles_are_judged_by_what_is_usual_in_them():
@@ -333,5 +333,5 @@ def test_tiles_acquit_nothing_that_elements_would_convict(monkeypatch, dtype, se
         return found
 
     quickly = said()
-    monkeypatch.setattr(detail, "_surely_explained", lambda *_: False)
+    monkeypatch.setattr(elements, "_surely_explained", lambda *_: False)
     assert quickly == said()

@@ -7,14 +7,14 @@ import pkgutil
 from pydantic import BaseModel
 
 import tilewright.fitness
-from tilewright.fitness.llo import Executed
+from tilewright.fitness.tpu.llo import Executed
 
 COUNTED = {Executed}
 """Filled while a dump is read."""
 
 
 def test_plain_data_is_frozen():
-    for part in pkgutil.iter_modules(tilewright.fitness.__path__, "tilewright.fitness."):
+    for part in pkgutil.walk_packages(tilewright.fitness.__path__, "tilewright.fitness."):
         module = importlib.import_module(part.name)
         for made in vars(module).values():
             if not isinstance(made, type) or made.__module__ != part.name or made in COUNTED:

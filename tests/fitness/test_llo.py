@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from tilewright.fitness.llo import (
+from tilewright.fitness.tpu.llo import (
     Executed,
     OperationCycles,
     ParseError,

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from tilewright.fitness.llo import ParseError
-from tilewright.fitness.memory import Rules, replay
-from tilewright.fitness.replay import Events, Kind, read_events
-from tilewright.fitness.timeline import read_critical_path
+from tilewright.fitness.tpu.events import Events, Kind, read_events
+from tilewright.fitness.tpu.llo import ParseError
+from tilewright.fitness.tpu.memory import Rules, replay
+from tilewright.fitness.tpu.timeline import read_critical_path
 
 RULES = Rules(clock=1e9, read=1e12, write=5e11, turn=0.0, latency=1e-6)
 

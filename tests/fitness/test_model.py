@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.fitness import static_tpu, time_model
 from tilewright.fitness.chips import CHIPS
-from tilewright.fitness.llo import (
+from tilewright.fitness.tpu import simulation, time_model
+from tilewright.fitness.tpu.events import Events, Kind
+from tilewright.fitness.tpu.llo import (
     Executed,
     OperationCycles,
     ParseError,
@@ -17,9 +18,8 @@ from tilewright.fitness.llo import (
     scan_bundles,
     vmem_bytes,
 )
-from tilewright.fitness.memory import replay
-from tilewright.fitness.replay import Events, Kind
-from tilewright.fitness.timeline import read_critical_path, read_timeline
+from tilewright.fitness.tpu.memory import replay
+from tilewright.fitness.tpu.timeline import read_critical_path, read_timeline
 
 CHIP = CHIPS["tpu7x"]
 PROFILE = 'hlo_op_estimate {\n  hlo_op_name: "k.1"\n  estimated_cycles: 34252\n  num_equivalent_hlos: 2\n}\n'
@@ -50,7 +50,7 @@ def test_executed_bundles_are_counted_by_unit_and_bytes():
     assert dict(found.matmuls()) == {"f8": 1, "bf16": 1}
     units = found.units()
     assert (units["vload"], units["vstore"], units["valu"], units["matmul"]) == (2, 1, 1, 2)
-    assert static_tpu.mxu_flops(found, CHIP) == 2 * (32 + 16) * 256 * 256
+    assert simulation.mxu_flops(found, CHIP) == 2 * (32 + 16) * 256 * 256
 
 
 def test_a_general_dma_counts_as_memory_traffic():
@@ -128,7 +128,7 @@ def test_a_schedule_that_does_not_read_is_a_parse_error(bundles, critical, cycle
 
 
 def run_of(events):
-    return static_tpu.StaticRun(
+    return simulation.StaticRun(
         (OperationCycles("k", 1000, 1),), scan_bundles(BUNDLES), 0, None, ((events, 1),)
     )
 
@@ -140,8 +140,8 @@ def test_times_made_of_copies_latencies_are_flagged():
 
     def found(events):
         run = run_of(events)
-        time = static_tpu.modelled(run, CHIP)
-        diagnosed = static_tpu.diagnosis(run, CHIP, time)
+        time = simulation.modelled(run, CHIP)
+        diagnosed = simulation.diagnosis(run, CHIP, time)
         assert diagnosed["dma_latency"] == pytest.approx(2 * latency / time.seconds, abs=1e-4)
         return diagnosed.get("caution", "")
 
@@ -165,7 +165,7 @@ def test_kernels_of_short_steps_have_an_error_of_their_own(cycles):
     kinds = np.tile([Kind.READ, Kind.WAIT], steps)
     ready = np.where(kinds == Kind.WAIT, np.arange(2 * steps) - 1, -1)
     work = np.append(np.where(kinds == Kind.WAIT, cycles, 0), 0)
-    time = static_tpu.modelled(run_of(Events(work, kinds, np.full(2 * steps, 1024), ready)), CHIP)
+    time = simulation.modelled(run_of(Events(work, kinds, np.full(2 * steps, 1024), ready)), CHIP)
     # a latency of 1.34 us and what the core works, 64 times: 1.8 GHz
     assert time.seconds == pytest.approx(steps * max(cycles / 1.8e9, 1.34e-6) + 1e-6, rel=0.05)
     rules = time_model.CALIBRATIONS["tpu7x"].rules

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tilewright.fitness.descriptors import UNKNOWN, describe
 from tilewright.fitness.evaluation import FigureKind, WorkloadFigures
-from tilewright.fitness.hints import hints
+from tilewright.fitness.tpu.schedule import UNKNOWN, describe, hints
 
 SPILLING = {
     "overlap": {"mxu_with_valu": 0.94, "valu_with_mxu": 0.44},

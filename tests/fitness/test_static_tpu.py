@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from tilewright.fitness import static_tpu
 from tilewright.fitness.chips import CHIPS
-from tilewright.fitness.llo import OperationCycles, ParseError, scan_bundles
-from tilewright.fitness.replay import Events
-from tilewright.fitness.time_model import Modelled
+from tilewright.fitness.tpu import simulation
+from tilewright.fitness.tpu.events import Events
+from tilewright.fitness.tpu.llo import OperationCycles, ParseError, scan_bundles
+from tilewright.fitness.tpu.time_model import Modelled
 
 CHIP = dataclasses.replace(
     CHIPS["tpu7x"], mxus=2, mxu_size=10, mxu_cycles={"bf16": 8, "f8": 4}, mxu_rows={"bf16": 16, "f8": 32},
@@ -48,13 +48,13 @@ def dumps(folder, **operations):
 
 def test_dumps_are_counted_as_often_as_they_run(tmp_path):
     once = scan_bundles(BUNDLES)
-    run = static_tpu.read_dumps(dumps(tmp_path / "two", k1=(100, 3), k2=(100, 1)), CHIP)
+    run = simulation.read_dumps(dumps(tmp_path / "two", k1=(100, 3), k2=(100, 1)), CHIP)
     assert run.operations == (OperationCycles("k1", 100, 3), OperationCycles("k2", 100, 1))
     assert run.cycles == 400 and run.executed == once + once + once + once and run.vmem == 0x200
     assert [count for _, count in run.events] == [3, 1]
     assert run.schedule is not None and "timeline" not in run.schedule
     assert all(0 < events.core_cycles <= 100 for events, _ in run.events)
-    drawn = static_tpu.read_dumps(dumps(tmp_path / "drawn", k1=(100, 1)), CHIP, timeline=True)
+    drawn = simulation.read_dumps(dumps(tmp_path / "drawn", k1=(100, 1)), CHIP, timeline=True)
     assert "timeline" in drawn.schedule
 
 
@@ -63,7 +63,7 @@ def test_the_schedule_is_that_of_the_longest_operation(tmp_path):
         folder = dumps(tmp_path / name, **{"k1": (100, 1), "k2": (100, 1), name: (200, 1)})
         critical = CRITICAL.replace(b"end: 100,", b"end: 200,")
         (folder / "prof" / f"{name}_critical_path.txt").write_bytes(critical)
-        found = static_tpu.read_dumps(folder, CHIP)
+        found = simulation.read_dumps(folder, CHIP)
         assert sum(found.schedule["critical_path"].values()) == 200 and found.cycles == 300
 
 
@@ -79,7 +79,7 @@ def test_a_dump_that_lacks_a_part_is_refused(tmp_path, missing, why):
     folder = dumps(tmp_path / "w", k=(100, 1))
     (folder / "prof" / missing).unlink()
     with pytest.raises(ParseError, match=f"^{why}$"):
-        static_tpu.read_dumps(folder, CHIP)
+        simulation.read_dumps(folder, CHIP)
 
 
 def test_an_operation_of_no_cycles_or_no_profile_is_refused(tmp_path):
@@ -89,24 +89,24 @@ def test_an_operation_of_no_cycles_or_no_profile_is_refused(tmp_path):
             for kind in ("bundles", "critical_path"):
                 (folder / "prof" / f"k_{kind}.txt").rename(folder / "prof" / f"j_{kind}.txt")
         with pytest.raises(ParseError, match="no critical path of"):
-            static_tpu.read_dumps(folder, CHIP)
+            simulation.read_dumps(folder, CHIP)
 
 
 def run_of(text=BUNDLES, cycles=100, events=None):
     operations = (OperationCycles("k", cycles, 1),)
-    return static_tpu.StaticRun(
+    return simulation.StaticRun(
         operations, scan_bundles(text), 0x200, None, events or ((Events.idle(100), 1),)
     )
 
 
 def test_work_is_counted_by_unit():
     run = run_of()
-    assert static_tpu.mxu_flops(run.executed, CHIP) == 2 * 100 * (32 + 16)
-    assert static_tpu.lower_bounds(run.executed, CHIP) == {
+    assert simulation.mxu_flops(run.executed, CHIP) == 2 * 100 * (32 + 16)
+    assert simulation.lower_bounds(run.executed, CHIP) == {
         "mxu": (4 + 8) / 2, "valu": 0.0, "vload": 0.5, "vstore": 1.0, "xlu": 0.0,
     }  # fmt: skip
     int8 = scan_bundles(b"0x1: bundle slots:\n  %3 = vmatmul.mubr.s8.gmra.mrb[0].mxu1 %v1\n")
-    assert static_tpu.lower_bounds(int8, CHIP)["mxu"] == 4.0, "as bf16, where a chip does not say"
+    assert simulation.lower_bounds(int8, CHIP)["mxu"] == 4.0, "as bf16, where a chip does not say"
 
 
 def time(kind="matrix", seconds=1e-3, **changes):
@@ -114,7 +114,7 @@ def time(kind="matrix", seconds=1e-3, **changes):
 
 
 def test_a_diagnosis_is_worked_out_by_hand():
-    found = static_tpu.diagnosis(run_of(), CHIP, time())
+    found = simulation.diagnosis(run_of(), CHIP, time())
     assert found == {
         "cycles": 100, "mxu_busy": 0.06, "valu_busy": 0.0, "load_busy": 0.005, "store_busy": 0.01,
         "xlu_busy": 0.0, "spill_stores": 1, "spill_loads": 0, "vmem_bytes": 0x200, "dma_bytes": 320,
@@ -122,25 +122,25 @@ def test_a_diagnosis_is_worked_out_by_hand():
         "seconds_high": 1.2e-3, "error_class": "matrix", "bound": "mxu", "unexplained": 0.94,
         "dma_latency": 0.0013,
     }  # fmt: skip
-    assert static_tpu.diagnosis(run_of(), CHIP, time("memory"))["bound"] == "hbm"
-    rounded = static_tpu.diagnosis(run_of(cycles=70_000), CHIP, time())
+    assert simulation.diagnosis(run_of(), CHIP, time("memory"))["bound"] == "hbm"
+    rounded = simulation.diagnosis(run_of(cycles=70_000), CHIP, time())
     assert (rounded["mxu_busy"], rounded["unexplained"]) == (0.0001, 0.9999)
     more = BUNDLES + b"  %5 = vadd.f32 %v1_v1, %v2_v1\n  %6 = vrot.slane %v1_v1, 1\n"
-    faint = static_tpu.diagnosis(run_of(more, cycles=30_000), CHIP, time())
+    faint = simulation.diagnosis(run_of(more, cycles=30_000), CHIP, time())
     assert [faint[f"{name}_busy"] for name in ("valu", "load", "store", "xlu")] == [0.0] * 4
-    busy = static_tpu.diagnosis(run_of(more, cycles=150), CHIP, time())
+    busy = simulation.diagnosis(run_of(more, cycles=150), CHIP, time())
     assert [busy[f"{name}_busy"] for name in ("valu", "load", "store", "xlu")] == [
         0.0017,
         0.0033,
         0.0067,
         0.0067,
     ]
-    over = static_tpu.diagnosis(run_of(cycles=4), CHIP, time())
+    over = simulation.diagnosis(run_of(cycles=4), CHIP, time())
     assert (over["mxu_busy"], over["unexplained"], over["store_busy"]) == (1.5, 0.0, 0.25)
-    none = static_tpu.diagnosis(run_of(cycles=0), CHIP, time())
+    none = simulation.diagnosis(run_of(cycles=0), CHIP, time())
     assert none["cycles"] == 0 and none["mxu_busy"] == 6.0
     scheduled = dataclasses.replace(run_of(), schedule={"overlap": {"x": 1}, "cycles": 7})
-    assert static_tpu.diagnosis(scheduled, CHIP, time())["overlap"] == {"x": 1}
+    assert simulation.diagnosis(scheduled, CHIP, time())["overlap"] == {"x": 1}
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def test_a_diagnosis_is_worked_out_by_hand():
 )
 def test_a_time_that_is_half_latency_is_flagged(seconds, flagged):
     """One copy's latency on this chip is 1.34 us."""
-    found = static_tpu.diagnosis(run_of(), CHIP, time(seconds=seconds))
+    found = simulation.diagnosis(run_of(), CHIP, time(seconds=seconds))
     assert ("caution" in found) is flagged
-    assert found.get("caution", static_tpu.SMALL_BLOCKS) == static_tpu.SMALL_BLOCKS
+    assert found.get("caution", simulation.SMALL_BLOCKS) == simulation.SMALL_BLOCKS
 
 
 DONE = 2 * 100 * 48
@@ -179,4 +179,4 @@ DONE = 2 * 100 * 48
 )
 def test_figures_that_cannot_be_are_named(change, why):
     asked = {"flops": 1000, "products": DONE, "compulsory_bytes": 320, "time": 320e-6, **change}
-    assert static_tpu.implausible(run_of(), CHIP, **asked) == why
+    assert simulation.implausible(run_of(), CHIP, **asked) == why

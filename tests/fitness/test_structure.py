@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tilewright.fitness import structure
+from tilewright.fitness.tpu import structure
 
 KERNEL = {
     "grid": [2, 2], "signature": [], "data_branches": 0, "data_loops": 0, "while_loops": 0, "manual_dmas": 0,

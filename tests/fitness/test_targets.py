@@ -43,7 +43,7 @@ def test_every_part_is_a_target_of_its_kind():
         ("h200", Reached.DEVICE),
         ("tpu-v5e", Reached.DEVICE),
         ("interpreter", Reached.INTERPRETER),
-        ("sm_90", Reached.INTERPRETER),
+        ("sm_100", Reached.INTERPRETER),
     ],
 )
 def test_how_an_answer_was_reached(name, reached):
@@ -57,7 +57,7 @@ def test_a_stand_in_for_a_tpu_interprets_what_was_traced():
 
 
 def test_a_target_has_no_other_part():
-    for name, wrong in (("tpu7x", "gpu"), ("h200", "chip"), ("sm_90", "hardware"), ("h200", "architecture")):
+    for name, wrong in (("tpu7x", "gpu"), ("h200", "chip"), ("sm_100", "hardware"), ("h200", "architecture")):
         with pytest.raises(AssertionError):
             getattr(load_target(name), wrong)
 
@@ -104,7 +104,7 @@ def test_peaks_of_narrow_types_are_those_of_wide_ones_doubled():
         for kind, peak in part.peaks.items():
             assert part.peak(kind) == peak >= part.peak("bf16") * (kind != "f32")
         assert part.peak("unknown") == part.peaks["bf16"]
-    for hbm, peaks in gpus.KNOWN.values():
+    for hbm, peaks in gpus.RATES.values():
         assert all(round(peaks[kind] / peaks["bf16"], 1) == 2.0 for kind in peaks if kind != "bf16")
         assert 2e11 < hbm < 1e13
 

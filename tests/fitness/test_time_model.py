@@ -4,15 +4,14 @@ import hashlib
 import json
 import math
 from dataclasses import asdict
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from tilewright.fitness import time_model
 from tilewright.fitness.chips import CHIPS
-from tilewright.fitness.replay import Events, Kind
-from tilewright.fitness.time_model import CALIBRATIONS, SHORT_STEP, kind_of, relative_error, time_of
+from tilewright.fitness.tpu import time_model
+from tilewright.fitness.tpu.events import Events, Kind
+from tilewright.fitness.tpu.time_model import CALIBRATIONS, SHORT_STEP, kind_of, relative_error, time_of
 
 SECONDS = {4: "c539"}
 """By version, what the constants of all chips hash to that seconds are made of. Others are another version."""
@@ -45,8 +44,7 @@ def copied(size, worked):
 
 def test_a_time_is_the_sum_of_its_operations_and_a_call():
     rules = CALIBRATIONS["tpu7x"].rules
-    run = SimpleNamespace(events=((copied(318 * 10**6, 1800), 3), (Events.idle(180_000), 2)))
-    found = time_of(run, "tpu7x", "mxu")
+    found = time_of(((copied(318 * 10**6, 1800), 3), (Events.idle(180_000), 2)), "tpu7x", "mxu")
     read, core = 318e6 / 3.18e12, 1800 / 1.8e9
     assert found.core == pytest.approx(3 * core + 2 * 100e-6)
     assert found.memory == pytest.approx(3 * read) and found.waited == pytest.approx(
@@ -57,7 +55,7 @@ def test_a_time_is_the_sum_of_its_operations_and_a_call():
     low, high = CALIBRATIONS["tpu7x"].errors["memory"]
     assert found.low == pytest.approx(found.seconds * math.exp(low))
     assert found.high == pytest.approx(found.seconds * math.exp(high))
-    idle = time_of(SimpleNamespace(events=()), "v5e", "valu")
+    idle = time_of((), "v5e", "valu")
     assert (idle.seconds, idle.core, idle.memory, idle.waited, idle.kind) == (1e-6, 0.0, 0.0, 0.0, "vector")
 
 
@@ -70,7 +68,7 @@ def test_the_longest_operation_says_whether_steps_are_short():
         (((short, 3), (long, 1)), "matrix"),
         (((short, 1000), (long, 1)), "steps"),
     ):
-        assert time_of(SimpleNamespace(events=events), "v5e", "mxu").kind == kind
+        assert time_of(events, "v5e", "mxu").kind == kind
 
 
 @pytest.mark.parametrize(

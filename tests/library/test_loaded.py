@@ -20,9 +20,9 @@ from testkit.promote_campaign import FormulaPool, one_sentence, quick_child, wri
 from tilewright.evolve import cli
 from tilewright.evolve.promote.command import Options, promote
 from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
-from tilewright.evolve.promote.runtime import plan_shelf, store
-from tilewright.evolve.promote.runtime.serving import Dispatcher, served
 from tilewright.evolve.promote.warming import add_plans, build_wheel
+from tilewright.library import plan_shelf, store
+from tilewright.library.serving import Dispatcher, served
 
 CHILD = ROOT / "testkit" / "library" / "loaded_children.py"
 PRODUCT = "gemm_fp8_blockwise/gemm_nt"
@@ -238,7 +238,7 @@ def test_a_plan_of_another_architecture_is_not_taken(
 ) -> None:
     """On a device of capability 8.0 the plan for 9.0 is left alone: one is made, or the reference answers."""
     torch = pytest.importorskip("torch")
-    from tilewright.evolve.promote.runtime import torch_launch
+    from tilewright.library import torch_launch
 
     made: list[int] = []
 

@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
 
 from testkit import ROOT
-from testkit.seeds.triton_station import objection
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.gates import failure, read_gates
-from tilewright.fitness.targets import load_target
 from tilewright.seeds.gemm_fp8_blockwise.grouped import DepthGroups, RowGroups
 from tilewright.seeds.gemm_fp8_blockwise.operator import operators
 from tilewright.seeds.operator import Arrays, Workload
 from tilewright.seeds.sampled import Elements
-from tilewright.workers.device.station import LocalStation
 
 OPERATORS = {name: found for name, found in operators().items() if isinstance(found, RowGroups)}
 
@@ -109,25 +105,3 @@ def test_the_gluon_seed_is_right_and_free_of_races_when_emulated() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert float(done.stdout) > 45
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("recipe", OPERATORS)
-@pytest.mark.parametrize(
-    "params",
-    [{}, {"block_m": 64, "stages": 5, "slots": 1}, {"block_m": 64, "block_n": 128, "stages": 8, "slots": 1}],
-)
-def test_the_gluon_seed_passes_its_gates_on_the_gpu(recipe: str, params: dict[str, Any]) -> None:
-    import torch
-
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a Hopper GPU")
-    operator = OPERATORS[recipe]
-    station = LocalStation(load_target("h200").gpu)
-    try:
-        for workload in operator.suites["experts"].check:
-            for kind in operator.input_kinds:
-                found = objection(station, operator, workload, kind, kernel="grouped", params=params)
-                assert found is None, (workload.id, kind, found)
-    finally:
-        station.close()

@@ -1,4 +1,4 @@
-"""The blockwise FP8 training family: suites, oracle and gates, seed kernels interpreted, cross-compiled, on a GPU."""
+"""The blockwise FP8 training family: suites, oracle and gates, seed kernels interpreted, cross-compiled."""
 
 from __future__ import annotations
 
@@ -51,11 +51,6 @@ def child(what: str, cases: list, **environment: str) -> list:
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert len(found) == len(cases)
     return found
-
-
-def has_gpu() -> bool:
-    torch = pytest.importorskip("torch")
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 
 def test_the_84_shapes_follow_their_rule() -> None:
@@ -282,21 +277,6 @@ def test_gluon_kernels_compile_for_hopper_without_spills(tmp_path: Path) -> None
         assert entry["shared"] <= 232448, (recipe, seed, entry)
         if recipe.startswith("gemm"):
             assert entry["wgmma"] >= 8, (recipe, seed, entry)
-
-
-@pytest.mark.gpu
-def test_every_seed_kernel_passes_its_gates_on_the_gpu() -> None:
-    if not has_gpu():
-        pytest.skip("needs a Hopper GPU")
-    cases = []
-    for recipe, operator in OPERATORS.items():
-        for workload in operator.suites["primus-core"].check:
-            for seed in operator.kernels:
-                cases += [[recipe, seed, {}, dict(workload.dims), kind] for kind in operator.input_kinds]
-    for recipe, seed, _, kind, values in child("gpu", cases):
-        for name, value in values.items():
-            least = 45.0 if recipe == "step" or name == "c" else 1.0
-            assert value >= least, (recipe, seed, kind, name, value)
 
 
 @pytest.mark.parametrize("recipe", ["gemm_nt", "gemm_nt_rows", "step"])

@@ -13,8 +13,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from tilewright.evolve.space.nearest import nearest
-from tilewright.evolve.space.space import Space
+from tilewright.evolve.space.space import Space, nearest
 from tilewright.fitness.dialect import check
 from tilewright.fitness.evaluation import GateReading
 from tilewright.fitness.gates import ill_formed, read_gates

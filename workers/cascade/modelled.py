@@ -22,10 +22,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tilewright.fitness import time_model
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import Target
+from tilewright.fitness.tpu import time_model
 from tilewright.seeds.operator import Operator, Suite
 from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, run_steps

@@ -7,9 +7,10 @@ import re
 from collections.abc import Sequence
 from signal import Signals
 
-from tilewright.fitness import gates, score, static_tpu, structure, time_model
+from tilewright.fitness import gates, score
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
-from tilewright.fitness.llo import ParseError
+from tilewright.fitness.tpu import simulation, structure, time_model
+from tilewright.fitness.tpu.llo import ParseError
 from tilewright.seeds.operator import Arrays, BesideKernels, Workload
 from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.ending import ChildOutcome, Ending
@@ -286,10 +287,10 @@ class MeasureStage:
     def _measure(self, request: Request, found: Findings, workload: Workload) -> Failure | None:
         chip, operator = request.target.chip, request.operator
         drawn = request.timeline or (request.final and request.baseline is None and not found.figures)
-        run = static_tpu.read_dumps(found.dumps[workload.id], chip, timeline=drawn)
-        time = static_tpu.modelled(run, chip)
+        run = simulation.read_dumps(found.dumps[workload.id], chip, timeline=drawn)
+        time = simulation.modelled(run, chip)
         flops, size = operator.flops(workload), request.compulsory_bytes(workload)
-        reason = static_tpu.implausible(
+        reason = simulation.implausible(
             run,
             chip,
             flops=flops,
@@ -309,7 +310,7 @@ class MeasureStage:
                 roofline_fraction=score.roofline_seconds(flops, size, chip, kind) / time.seconds,
                 kind=request.target.kind,
                 model_version=time_model.VERSION,
-                diagnosis={**static_tpu.diagnosis(run, chip, time), "artefact": found.sources[workload.id]},
+                diagnosis={**simulation.diagnosis(run, chip, time), "artefact": found.sources[workload.id]},
             )
         )
         return None

@@ -1,6 +1,6 @@
 """Compiling ahead of a device: a child that runs a candidate's Python, and what the parent makes of its answer.
 
-The child has neither device nor operands. What comes back of it are plans (``workers.plans``), which are read and
+The child has neither device nor operands. What comes back of it are plans (``library.plans``), which are read and
 checked here before any device is given them.
 """
 
@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilewright.fitness.evaluation import Stage, Verdict
+from tilewright.library.plans.format import Plan, PlanError
 from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.timing import failed
-from tilewright.workers.plans.format import Plan, PlanError
 from tilewright.workers.request import Failure, Findings, KernelRequest, duplicate, one_line
 
 TIMES_USUAL, LEAST_SECONDS = 6.0, 10.0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.fitness import gates, intervals, score
-from tilewright.fitness.detail import INEXACT
+from tilewright.fitness.elements import INEXACT
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Arrays, Operator, TensorSpec, Workload
 from tilewright.seeds.sampled import Heavy, Sample, Sampled, sampling

@@ -11,8 +11,8 @@ import importlib.util
 from functools import lru_cache
 from pathlib import Path
 
-from tilewright.fitness import time_model
 from tilewright.fitness.chips import CHIPS, Chip
+from tilewright.fitness.tpu import time_model
 from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits, run_child, temporary_folder

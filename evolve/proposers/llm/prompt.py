@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tilewright.evolve.proposers.llm.client import Messages
 from tilewright.evolve.record.history import Candidate, History
 from tilewright.fitness.evaluation import Evaluation, Verdict
-from tilewright.fitness.hints import hints
+from tilewright.fitness.tpu.schedule import hints
 
 RELATIVES = 3
 FAILURES = 4

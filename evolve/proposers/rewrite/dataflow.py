@@ -9,7 +9,7 @@ from typing import Any
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
 
 BUILTINS = frozenset(dir(builtins))
 
@@ -190,30 +190,6 @@ def parameter_access(kernel: KernelSource, at: cst.CSTNode, name: str) -> str:
         if isinstance(function, cst.FunctionDef) and function.name.value in ("build", "launch"):
             return f'{parameters(function)[-1].name.value}["{name}"]'
     raise Unsupported("the launch parameters are not in scope where the kernel is called")
-
-
-def substitute(kernel: KernelSource, node: cst.CSTNode, table: dict[str, str]) -> str:
-    """Text of ``node`` with free names replaced by expressions; keyword and attribute names stay."""
-    replaced: dict[cst.CSTNode, cst.BaseExpression] = {}
-    for name in walk(node):
-        if not (isinstance(name, cst.Name) and name.value in table):
-            continue
-        parent = kernel.parents.get(name)
-        if (isinstance(parent, cst.Attribute) and parent.attr is name) or (
-            isinstance(parent, cst.Arg) and parent.keyword is name
-        ):
-            continue
-        if isinstance(parent, cst.Param):
-            continue
-        text = table[name.value]
-        loose = not text.isidentifier() and not isinstance(parent, cst.Arg | cst.Index)
-        replaced[name] = cst.parse_expression(f"({text})" if loose and not text.isdigit() else text)
-    if isinstance(node, cst.SimpleStatementLine | cst.BaseCompoundStatement):
-        fresh = node.visit(_Substitute(replaced))
-        return cst.Module(body=[]).code_for_node(fresh.with_changes(leading_lines=[])).strip("\n")  # type: ignore[union-attr]
-    if node in replaced:
-        return kernel.code(replaced[node])
-    return cst.Module(body=[]).code_for_node(node.visit(_Substitute(replaced))).strip()  # type: ignore[arg-type]
 
 
 class _Substitute(cst.CSTTransformer):

@@ -15,15 +15,13 @@ from tilewright.evolve.proposers.rewrite.pallas import (
     loops,
     memory,
     normalise,
-    operands,
     row_sums,
-    state,
     tiles,
     transfer,
     unroll_grid,
 )
 from tilewright.evolve.proposers.rewrite.triton import arithmetic as device_arithmetic
-from tilewright.evolve.proposers.rewrite.triton import descriptors, fusion, loads, programs, rows, stores
+from tilewright.evolve.proposers.rewrite.triton import descriptors, loads, programs, rows, stores
 from tilewright.evolve.proposers.rewrite.triton import dots as device_dots
 
 
@@ -33,29 +31,20 @@ def pallas_rules() -> tuple[Rule, ...]:
         caching.PinCachedInput(),
         caching.SkewGridStep(),
         loops.SkewLoop(),
-        loops.FuseComprehension(),
         loops.UnrollToFori(),
         loops.ForiToUnroll(),
         dots.ChunkRows(),
         dots.ChunkColumns(),
         dots.DequantiseFirst(),
-        dots.MergeGroupDots(),
         dots.ReassociateScale(),
         accumulators.AccumulateInValue(),
         accumulators.AccumulateInRef(),
         accumulators.DropAccumulatorScratch(),
-        accumulators.AccumulateInOutput(),
-        state.StateInValues(),
-        state.StateInScratch(),
-        tiles.MaskCrossingTiles(),
         tiles.SkipMaskedTiles(),
         normalise.NormaliseOnce(),
         exponents.BaseTwoSoftmax(),
         exponents.NarrowExponent(),
         row_sums.RowSumsInDot(),
-        operands.ScaleOperand(),
-        operands.TransposeInDot(),
-        operands.NarrowOperands(),
         grid.WholeReductionBlock(),
         grid.SwapGridAxes(),
         grid.SpecialiseSteps(),
@@ -67,27 +56,21 @@ def pallas_rules() -> tuple[Rule, ...]:
         arithmetic.AbsmaxDtype(),
         arithmetic.DivideToReciprocal(),
         arithmetic.ReciprocalToDivide(),
-        memory.ManualCopy(),
         memory.LanePaddedScale(),
-        transfer.DoubleBufferedCopy(),
         transfer.EmitPipeline(),
         transfer.DeepPipeline(),
-        transfer.ScalarInputInSmem(),
     )
 
 
 def gluon_rules() -> tuple[Rule, ...]:
     """Triton rules that hold for explicit layouts as well."""
     return (
-        loads.HoistInvariantLoad(),
         loads.StrengthReducePointer(),
         loads.IndexPointer(),
         loads.CacheHint(),
         loads.NarrowIndex(),
         device_arithmetic.DivideToReciprocal(),
         device_arithmetic.ReciprocalToDivide(),
-        device_arithmetic.ExponentByBits(),
-        programs.ProgramOrder(),
         programs.SwapProgramAxes(),
         programs.PersistentGrid(),
         programs.LaunchOption(),
@@ -100,7 +83,6 @@ def triton_rules() -> tuple[Rule, ...]:
         loads.EvenGuard(),
         loads.DropEvenGuard(),
         loads.WidenIndex(),
-        device_dots.SkewPromotion(),
         device_dots.DotHalvesColumns(),
         device_dots.DotHalvesRows(),
         device_dots.SwapOperands(),
@@ -113,7 +95,6 @@ def triton_rules() -> tuple[Rule, ...]:
         stores.SubtiledStore(),
         descriptors.DescriptorLoad(),
         descriptors.DescriptorStore(),
-        fusion.FuseLaunches(),
         operand_once.ComputeOperandOnce(),
         lower.LowerProduct(),
     )
@@ -125,9 +106,33 @@ def rules(language: Language) -> tuple[Rule, ...]:
     return table[language]()
 
 
+RETIRED = frozenset(
+    {
+        "triton_hoist_invariant_load",
+        "triton_exponent_by_bits",
+        "triton_program_order",
+        "triton_skew_promotion",
+        "triton_fuse_launches",
+        "pallas_fuse_comprehension",
+        "pallas_merge_group_dots",
+        "pallas_accumulate_in_output",
+        "pallas_state_in_values",
+        "pallas_state_in_scratch",
+        "pallas_mask_crossing_tiles",
+        "pallas_scale_operand",
+        "pallas_transpose_in_dot",
+        "pallas_narrow_operands",
+        "pallas_manual_copy",
+        "pallas_double_buffered_copy",
+        "pallas_scalar_input_in_smem",
+    }
+)
+"""Rules of earlier versions, which the configuration in an old journal may name in ``without_rules``."""
+
+
 def rule_names() -> frozenset[str]:
-    """Of all languages."""
-    return frozenset(rule.name for language in Language for rule in rules(language))
+    """Names that ``without_rules`` may hold: the rules of all languages, and retired ones."""
+    return RETIRED | frozenset(rule.name for language in Language for rule in rules(language))
 
 
 def openings() -> frozenset[str]:

@@ -32,9 +32,9 @@ from experiments.studies.rewrites.ablation_report import write_report
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
 from tilewright.evolve.campaign.evaluator import Evaluator, Job
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan
+from tilewright.evolve.campaign.preparation import pool_settings
 from tilewright.evolve.campaign.resolve import Resolved, resolve
 from tilewright.evolve.campaign.searcher import build_searcher
-from tilewright.evolve.campaign.worker_settings import pool_settings
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
@@ -43,7 +43,7 @@ from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.seeds.operator import Suite, Workload
 from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.child.run_once import ChildLimits
-from tilewright.workers.cluster.pool import RayPool
+from tilewright.workers.cluster.pool import make_pool
 from tilewright.workers.request import GIB, Limits
 
 PARAMETERS = ("parameters", "surrogate", "crossover")
@@ -283,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             resolved = _resolved(options, arm, seed)
             evaluator: Evaluator
             if options.measured:
-                evaluator = pool = RayPool(pool_settings(resolved))
+                evaluator = pool = make_pool(pool_settings(resolved))
                 pool.start()
             else:
                 evaluator = Memo(resolved, memo_path)

@@ -63,26 +63,23 @@ grid. *It keeps*: the operations on each row, in their order; programs past the 
 values of two axes, branches and loop bounds that depend on the row, early returns, atomics, scans, integers that a
 loop carries, and a tensor that is read and written.
 
-**On tpu7x (modelled)** the explicit transfers (`manual_copy`, `double_buffered_copy`, `emit_pipeline`) compile,
-pass the gates and are simulated; the last two read as the grid's own pipeline does, the first waits for every
-copy ([table](../experiments/records/tpu/transfers.md)). `deep_pipeline` is `emit_pipeline` with two to four buffers of
-each input; it *refuses* inputs whose number of buffers is said already, and block specifications that an output
-shares. A table of scalars in VMEM does not compile there when it is indexed along lanes; `scalar_input_in_smem` makes
-it legal.
+**On tpu7x (modelled)** a kernel that `emit_pipeline` wrote takes as long as the grid's own pipeline
+([table](../experiments/records/tpu/transfers.md)). `deep_pipeline` is `emit_pipeline` with two to four buffers of
+each input. It *refuses* inputs whose number of buffers the launch sets, and block specifications that an output
+shares.
 
 **For attention in Pallas.** `unroll_grid_axis` walks the fastest grid axis in a Python loop in the step, so the order
 of all steps stays; its program id becomes a number, and conditions on it are decided while tracing. It *refuses* axes
 whose steps differ by the first and the last alone, extents that do not divide (`cdiv`), blocks that move with
 anything but the plain axis, aliased outputs.
-`state_in_values` *refuses* buffers that are used in part, in other memory or dtypes, or under a condition that only
-the device knows. `mask_crossing_tiles` and `skip_masked_tiles` read a mask that compares sums of positions and
-offsets: where the least or the largest difference over a tile decides, the mask is dropped, or the step left out;
-where the device knows the offsets, by conditional blocks. A step is left out only if all it leaves behind comes from
+`skip_masked_tiles` reads a mask that compares sums of positions and offsets: where the least or the largest
+difference over a tile hides the whole tile, the step is left out; where only the device knows the offsets, by a
+conditional block. A step is left out only if all it leaves behind comes from
 maxima and exponentials of the masked scores; a row that no tile shows at all may then differ. `normalise_once` keeps
 U of a running U / l, and *refuses* an average that is looked at before it is finished. `base_two_softmax` multiplies
 scores by log2(e), and *refuses* where they or their maxima are used but for comparisons and in exponentials of a
-difference. `narrow_exponent`, `row_sums_in_dot`, `scale_operand` and `narrow_operands` round to bfloat16: gates say
-whether that can be afforded."""
+difference. `narrow_exponent` and `row_sums_in_dot` round to bfloat16: the gates decide
+whether the error is small enough."""
 
 
 def _all_rules() -> list[Rule]:

@@ -48,21 +48,20 @@ DIALECT = (
 )
 TESTS: dict[str, tuple[str, ...]] = {
     "fitness/gates.py": GATES,
-    "fitness/detail.py": ("tests/fitness/test_detail.py", "tests/fitness/test_gates.py", FROZEN),
+    "fitness/elements.py": ("tests/fitness/test_detail.py", "tests/fitness/test_gates.py", FROZEN),
     "fitness/intervals.py": ("tests/fitness/test_intervals.py", FROZEN),
-    "fitness/dispatch_rule.py": ("tests/fitness/test_dispatch_rule.py", FROZEN),
+    "library/tilewright_library/dispatch_rule.py": ("tests/library/test_dispatch_rule.py", FROZEN),
     "fitness/race.py": ("tests/fitness/test_race.py", FROZEN),
-    "fitness/structure.py": ("tests/fitness/test_structure.py", FROZEN),
+    "fitness/tpu/structure.py": ("tests/fitness/test_structure.py", FROZEN),
     "fitness/evaluation.py": ("tests/fitness/test_evaluation.py", FROZEN),
     "fitness/score.py": ("tests/fitness/test_score.py",),
-    "fitness/static_tpu.py": ("tests/fitness/test_static_tpu.py", FROZEN),
-    "fitness/time_model.py": ("tests/fitness/test_time_model.py", FROZEN),
-    "fitness/memory.py": ("tests/fitness/test_memory.py", "tests/fitness/test_time_model.py", FROZEN),
+    "fitness/tpu/simulation.py": ("tests/fitness/test_static_tpu.py", FROZEN),
+    "fitness/tpu/time_model.py": ("tests/fitness/test_time_model.py", FROZEN),
+    "fitness/tpu/memory.py": ("tests/fitness/test_memory.py", "tests/fitness/test_time_model.py", FROZEN),
     "fitness/targets.py": ("tests/fitness/test_targets.py", FROZEN),
     "fitness/isa.py": ("tests/fitness/test_isa.py", FROZEN),
-    "fitness/llo.py": ("tests/fitness/test_llo.py", "tests/fitness/test_model.py"),
+    "fitness/tpu/llo.py": ("tests/fitness/test_llo.py", "tests/fitness/test_model.py"),
     "fitness/dialect.py": DIALECT,
-    "fitness/dialect_scopes.py": DIALECT,
     "workers/device/timing.py": ("tests/workers/device/test_timing.py",),
     "workers/cascade/measured_stages.py": (
         "tests/workers/cascade/test_measured_stages.py",
@@ -187,7 +186,8 @@ class _Mutated(MetaPathFinder, Loader):
 
 def imported_name(module: str) -> str:
     """``fitness/gates.py`` as it is imported."""
-    return "tilewright." + module.removesuffix(".py").replace("/", ".")
+    path = module.replace("library/tilewright_library/", "library/")
+    return "tilewright." + path.removesuffix(".py").replace("/", ".")
 
 
 def keep_apart(module: str, tests: Sequence[str]) -> None:

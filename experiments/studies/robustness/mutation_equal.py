@@ -21,7 +21,7 @@ EQUAL: dict[str, dict[str, str]] = {
         "worst = max(detail.ROUNDED, least, detail.INEXACT if gate.allowance else -1.0)": NO_WORSE,
         "if noise <= 0.0:": "a sum of squares is not negative",
     },
-    "fitness/detail.py": {
+    "fitness/elements.py": {
         "if (place := _first(excess >= 0)) is not None:": "an error that equals its bound to the last bit",
         "flipped = (np.sign(found) != np.sign(rounded)) & (np.abs(wanted) >= bar * around)": (
             "a value that equals its bound to the last bit"
@@ -30,11 +30,11 @@ EQUAL: dict[str, dict[str, str]] = {
         "same = (found == wanted) ^ (np.isnan(found) & np.isnan(wanted))": "what is equal is no NaN",
         "if output.size == 0 or allowed.worst >= math.inf:": "nothing is over infinity",
     },
-    "fitness/structure.py": {
+    "fitness/tpu/structure.py": {
         'if min(kernel["grid"], default= 2) < 0:': "any size of nothing that is not negative",
         'if min(kernel["grid"], default= 0) < 0:': "any size of nothing that is not negative",
     },
-    "fitness/memory.py": {
+    "fitness/tpu/memory.py": {
         "ready = [ -1.0] * len(took)": "a wait is for a start before it, which has set it",
         "ready = [ 1.0] * len(took)": "a wait is for a start before it, which has set it",
         "if awaited >= 0 and ready[awaited] >= now:": "nothing is waited then",
@@ -45,7 +45,7 @@ EQUAL: dict[str, dict[str, str]] = {
             "all are as long as the events"
         ),
     },
-    "fitness/time_model.py": {
+    "fitness/tpu/time_model.py": {
         "seconds, core, memory, waited, longest = calibration.call, 0.0, 0.0, 0.0, ( -1.0, math.inf)": (
             "less than any operation's time, as 0 is"
         ),

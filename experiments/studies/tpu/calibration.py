@@ -26,9 +26,9 @@ from typing import Any
 
 from experiments.studies.tpu.published import LARGE, MATMULS, SMALL, STREAMS, Matmul
 from testkit import RECORDS
-from tilewright.fitness import static_tpu
 from tilewright.fitness.chips import CHIPS, Chip
-from tilewright.fitness.llo import ParseError, read_profile
+from tilewright.fitness.tpu import simulation
+from tilewright.fitness.tpu.llo import ParseError, read_profile
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits, run_child, temporary_folder
 from tilewright.workers.toolchains import libtpu_simulator
@@ -150,7 +150,7 @@ def simulate(chip: Chip, source: str, params: dict[str, Any], m: int, n: int, k:
             raise RuntimeError(outcome.detail + outcome.log[-500:])
         kept = folder / compiled.data["folder"]
         try:
-            run = static_tpu.read_dumps(kept, chip)
+            run = simulation.read_dumps(kept, chip)
         except ParseError:  # some of XLA's own DMAs have sizes of the run: the least that must move is taken
             profiles = [read_profile(path.read_text()) for path in kept.glob("prof/*_profile.textproto")]
             return Cost(sum(p.cycles * p.count for p in profiles), 2 * (m * k + k * n + m * n), 0)
@@ -259,7 +259,7 @@ def rows(model: Model) -> list[dict[str, Any]]:
                 "hbm_us": cost.size / chip.copy * 1e6,
                 "error_percent": 100 * (seconds / device - 1),
                 "dma_latency": cost.latency(chip),
-                "flag": "small blocks" if cost.latency(chip) > static_tpu.LATENCY_LIMIT else "",
+                "flag": "small blocks" if cost.latency(chip) > simulation.LATENCY_LIMIT else "",
                 "simulated": how,
             }
         )
@@ -337,7 +337,7 @@ def markdown(found: Sequence[dict[str, Any]], model: Model) -> str:
         f"{CHIPS['tpu7x'].clock / 1e9:g} would bring the median of the large tpu7x products to 0.",
         "",
         "latency: the fixed latencies of all DMAs over the cycles; above "
-        f"{static_tpu.LATENCY_LIMIT:g} a time is flagged. "
+        f"{simulation.LATENCY_LIMIT:g} a time is flagged. "
         "XLA's larger products are taken for as many of 4096^3, which leaves out what a longer sum saves. Rows of "
         "1024^3 from the guide are the small rest of a wall time that is mostly dispatch. "
         "Fitted rows come from three short runs of the same schedule; where the whole can be run, the fit is off by "

@@ -242,7 +242,7 @@ def test_what_was_paid_for_is_kept_when_the_disk_is_full(tmp_path, capsys, monke
         raise JournalError("the journal cannot be written: disk full.")
 
     monkeypatch.setattr(run._Run, "go", go)
-    monkeypatch.setattr(run, "require_toolchain", lambda resolved: None)
+    monkeypatch.setattr(run, "require_usable", lambda target, remote: None)
     path = tmp_path / "campaign.yaml"
     path.write_text(CAMPAIGN)
     assert main(["run", str(path), "--home", str(tmp_path / "home")]) == 2

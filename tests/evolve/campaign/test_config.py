@@ -58,6 +58,7 @@ def test_a_good_configuration_round_trips() -> None:
         ({"name": "Not OK"}, ["name", "lower-case"]),
         ({"seed": -1}, ["seed", "-1"]),
         ({"workers": {"memory_gib": -2}}, ["workers.memory_gib"]),
+        ({"search": {"without_rules": ["pallas_skew_lop"]}}, ["search.without_rules", "'pallas_skew_loop'"]),
     ],
 )
 def test_a_wrong_key_is_named(change: dict, words: list[str]) -> None:
@@ -67,6 +68,12 @@ def test_a_wrong_key_is_named(change: dict, words: list[str]) -> None:
     assert "\n" not in message
     for word in ["q.yaml", *words]:
         assert word in message
+
+
+def test_a_rule_of_an_earlier_version_may_be_left_out() -> None:
+    """The configuration of an old journal names rules that are gone since."""
+    config = parse_config({**GOOD, "search": {"without_rules": ["pallas_manual_copy", "pallas_skew_loop"]}})
+    assert config.search.without_rules == ("pallas_manual_copy", "pallas_skew_loop")
 
 
 def test_a_missing_key_is_named() -> None:

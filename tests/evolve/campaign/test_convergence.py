@@ -13,7 +13,7 @@ from tilewright.evolve.campaign.convergence import LEAST_EVALUATIONS, LEAST_GAIN
 from tilewright.evolve.campaign.loop import Budget, StopReason
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
-from tilewright.fitness.headroom import headroom, mean_closed
+from tilewright.fitness.score import headroom, mean_closed
 
 
 def figures(seconds: float) -> WorkloadFigures:

@@ -12,9 +12,8 @@ import pytest
 
 from testkit.sample_campaign import SampleCampaign
 from testkit.spaces.tables import AtOnce
-from tilewright.evolve.campaign.evaluator import Job
-from tilewright.evolve.campaign.finals import Finals
-from tilewright.evolve.campaign.references import References
+from tilewright.evolve.campaign.conclusion import Finals
+from tilewright.evolve.campaign.evaluator import Job, References
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import load
 from tilewright.evolve.space.genome import Genome

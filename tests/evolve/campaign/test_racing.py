@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from testkit.spaces.suites import SuiteEvaluator, SuiteTable
 from tilewright.evolve.campaign.conclusion import contenders
+from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start, StopReason
-from tilewright.evolve.campaign.order import Order
 from tilewright.evolve.campaign.racing import LEAST_RECORDS, Racing
 from tilewright.evolve.proposers.portfolio import Portfolio
 from tilewright.evolve.proposers.surrogate.local_moves import ParameterProposer

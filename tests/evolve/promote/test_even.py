@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from tilewright.evolve.promote.judge import Judgement, judge
-from tilewright.fitness import time_model
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+from tilewright.fitness.tpu import time_model
 from tilewright.seeds.operator import Suite, Workload
 
 SHAPE = Workload("w", {"M": 8})

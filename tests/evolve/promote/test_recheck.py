@@ -28,11 +28,11 @@ from tilewright.evolve.promote.command import Options
 from tilewright.evolve.promote.library_commands import Verification
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.refill import Means, recheck_library
-from tilewright.evolve.promote.runtime import plan_shelf, store
-from tilewright.evolve.promote.runtime.serving import served
 from tilewright.evolve.promote.warming import add_plans
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.library import plan_shelf, store
+from tilewright.library.serving import served
 
 Spoil = Callable[[Job, Evaluation], Evaluation]
 NEWER = {"jax": "0.11.2", "libtpu": "0.0.60"}

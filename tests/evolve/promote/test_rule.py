@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.evolve.campaign import dispatch_table
-from tilewright.evolve.promote.runtime import operands, store
-from tilewright.fitness import dispatch_rule as rule
-from tilewright.fitness.dispatch_rule import Legality, Unserved, nearest
+from tilewright.library import dispatch_rule as rule
+from tilewright.library import operands, store
+from tilewright.library.dispatch_rule import Legality, Unserved, nearest
 
 NAMES = ("M", "N", "K")
 sizes = st.sampled_from([1, 3, 16, 100, 128, 384, 1024, 4096, 11008, 65536])

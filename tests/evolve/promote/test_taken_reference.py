@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tilewright.evolve.promote.reference_files import packed_reference
-from tilewright.evolve.promote.runtime.oracle import _package
+from tilewright.library.oracle import _package
 from tilewright.seeds.operator import SeedKernel, Suite, Workload
 from tilewright.workers.intake.operator import Operand, Result, TakenOperator
 

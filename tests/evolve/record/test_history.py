@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from testkit.toy_campaign import Genome, Nothing, ShuffledEvaluator, Walk, plan
+from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.loop import Campaign
-from tilewright.evolve.campaign.order import Order
 from tilewright.evolve.record.history import (
     LOG_CHARACTERS,
     Candidate,

@@ -10,7 +10,7 @@ import pytest
 import tilewright as tw
 from testkit import FIXTURES, ROOT
 from tilewright.evolve.promote.library_writer import LibraryWriter
-from tilewright.fitness import time_model
+from tilewright.fitness.tpu import time_model
 
 JOURNALS = FIXTURES / "journals"
 

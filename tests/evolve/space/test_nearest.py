@@ -5,9 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.evolve.space import nearest as module
-from tilewright.evolve.space.nearest import nearest
-from tilewright.evolve.space.space import Space, SpaceError
+from tilewright.evolve.space import space as module
+from tilewright.evolve.space.space import Space, SpaceError, nearest
 from tilewright.seeds.catalogue import load_operator
 
 BLOCKS = {"block": (128, 256, 512, 1024), "stages": (1, 2, 3, 4), "mode": ("loop", "grid", "whole")}

@@ -14,7 +14,7 @@ from tilewright.fitness.evaluation import FigureKind, Stage, Verdict
 from tilewright.fitness.race import Race, Rung
 from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import load_target
-from tilewright.fitness.time_model import VERSION
+from tilewright.fitness.tpu.time_model import VERSION
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Scope, Suite, Workload
 from tilewright.workers.cascade import verify_shapes

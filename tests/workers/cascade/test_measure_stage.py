@@ -14,11 +14,12 @@ from testkit.modelled_stages import (
     request,
 )
 from testkit.scripted import Doubler
-from tilewright.fitness import score, static_tpu, time_model
+from tilewright.fitness import score
 from tilewright.fitness.evaluation import FigureKind, Verdict
-from tilewright.fitness.llo import OperationCycles, ParseError, scan_bundles
-from tilewright.fitness.replay import Events
-from tilewright.fitness.structure import ModuleFacts
+from tilewright.fitness.tpu import simulation, time_model
+from tilewright.fitness.tpu.events import Events
+from tilewright.fitness.tpu.llo import OperationCycles, ParseError, scan_bundles
+from tilewright.fitness.tpu.structure import ModuleFacts
 from tilewright.workers.cascade import modelled_stages as stages
 from tilewright.workers.request import Failure
 
@@ -30,7 +31,7 @@ BUNDLES = b"""0x0: bundle slots:
 
 def a_run(cycles=100_000):
     operations = (OperationCycles("k", cycles, 1),)
-    return static_tpu.StaticRun(operations, scan_bundles(BUNDLES), 5 << 20, None, ((Events.idle(cycles), 1),))
+    return simulation.StaticRun(operations, scan_bundles(BUNDLES), 5 << 20, None, ((Events.idle(cycles), 1),))
 
 
 def measuring(monkeypatch, run, operator=OPERATOR, **changes):
@@ -48,14 +49,14 @@ def measuring(monkeypatch, run, operator=OPERATOR, **changes):
             raise run
         return run
 
-    monkeypatch.setattr(static_tpu, "read_dumps", read)
+    monkeypatch.setattr(simulation, "read_dumps", read)
     return stages.MeasureStage().run(asked, found), found
 
 
 def test_figures_are_those_of_the_model(monkeypatch):
     run = a_run()
     failure, found = measuring(monkeypatch, run)
-    time = static_tpu.modelled(run, TARGET.chip)
+    time = simulation.modelled(run, TARGET.chip)
     assert failure is None and [f.workload for f in found.figures] == ["m64", "m32"]
     figures = found.figures[0]
     assert (figures.seconds, figures.kind) == (time.seconds, FigureKind.MODELLED)

@@ -6,11 +6,11 @@ import math
 import pytest
 
 from testkit.scripted import Doubler, shape
-from tilewright.fitness import time_model
 from tilewright.fitness.evaluation import FigureKind, Stage, Verdict, WorkloadFigures
 from tilewright.fitness.race import Race, Rung
 from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import load_target
+from tilewright.fitness.tpu import time_model
 from tilewright.seeds.operator import Scope, SeedKernel
 from tilewright.workers.cascade import modelled
 from tilewright.workers.cascade.modelled import ModelledCascade

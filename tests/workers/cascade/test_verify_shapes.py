@@ -8,8 +8,8 @@ import pytest
 
 from testkit.scripted import Doubler
 from tilewright.fitness.evaluation import GateReading, Verdict
-from tilewright.fitness.structure import ModuleFacts
 from tilewright.fitness.targets import load_target
+from tilewright.fitness.tpu.structure import ModuleFacts
 from tilewright.seeds.operator import Workload
 from tilewright.workers.cascade import verify_shapes
 from tilewright.workers.cascade.verify_shapes import Shapes, VerifyStage, to_verify, too_large

@@ -15,8 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tilewright.library.plans.format import Output, Plan, Tensor  # noqa: E402
 from tilewright.workers.child.frames import Frame  # noqa: E402
-from tilewright.workers.plans.format import Output, Plan, Tensor  # noqa: E402
 from tilewright.workers.runners.triton import plan_runner  # noqa: E402
 from tilewright.workers.runners.triton.clock import CpuClock  # noqa: E402
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from tilewright.fitness import detail, gates
+from tilewright.fitness import elements, gates
 from tilewright.workers.intake.operator import LEAST_CODES, Operand, Result, TakenOperator, as_result, is_code
 
 EXPECTED_DB: Mapping[str, float] = {"float64": 100.0, "float32": 90.0, "float16": 60.0, "bfloat16": 45.0}
@@ -52,8 +52,8 @@ def read(output: np.ndarray, reference: np.ndarray) -> Reading:
     columns = output.shape[-1] if output.ndim else 1
     found = output.astype(np.float64).reshape(-1, columns)
     wanted = reference.astype(np.float64).reshape(-1, columns)
-    rounded, unit = detail._rounded(wanted, output.dtype)
-    around = detail._around(wanted)
+    rounded, unit = elements._rounded(wanted, output.dtype)
+    around = elements._around(wanted)
     with np.errstate(all="ignore"):
         excess = np.abs(found - wanted) - unit - np.abs(rounded - wanted)
         share = np.where(excess > 0, excess / np.maximum(around, 1e-300), 0.0)
@@ -115,8 +115,8 @@ def bar(
     share = None
     if loose:
         share = max(2.0**-8, 2 * worst.needed)
-    elif worst.needed > detail.ROUNDED / 2 or min_db < detail.ROUNDING_DB or least < expected + 8:
-        share = max(2 * worst.needed, detail.ROUNDED * 2)
+    elif worst.needed > elements.ROUNDED / 2 or min_db < elements.ROUNDING_DB or least < expected + 8:
+        share = max(2 * worst.needed, elements.ROUNDED * 2)
     return Bar(round(float(min_db), 1), share), ""
 
 

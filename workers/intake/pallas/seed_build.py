@@ -18,8 +18,8 @@ from jax._src.pallas.mosaic import lowering
 from jax._src.pallas.mosaic.core import CoreType
 from jax.experimental.pallas import tpu as pltpu
 
-from tilewright.fitness import structure
 from tilewright.fitness.chips import Chip
+from tilewright.fitness.tpu import structure
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.operator import Operand, known_values
 from tilewright.workers.runners.failures import describe

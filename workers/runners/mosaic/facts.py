@@ -50,7 +50,7 @@ def fingerprint(serialized: bytes) -> str:
 
 
 def module_facts(serialized: bytes, bound: Bound | None = None) -> dict[str, Any]:
-    """What ``fitness.structure`` judges: see its ``ModuleFacts`` for the keys. Raises ModuleError.
+    """What ``fitness.tpu.structure`` judges: see its ``ModuleFacts`` for the keys. Raises ModuleError.
 
     ``bound`` is the same module with known operands bound, where there are any.
     """

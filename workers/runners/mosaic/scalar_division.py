@@ -2,7 +2,7 @@
 
 After ``arith.divsi`` a register counts as unknown, and a loop whose bound follows from it runs no turn in the
 simulation. Divisions by constants are exact as shifts (powers of two) or, where the dividend's range is known from the
-grid, as a product and a shift. What is left is noticed when the work done is counted (``fitness.static_tpu``).
+grid, as a product and a shift. What is left is noticed when the work done is counted (``fitness.tpu.simulation``).
 """
 
 from __future__ import annotations

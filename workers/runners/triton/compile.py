@@ -1,7 +1,7 @@
 """Compiles Triton and Gluon candidates on a CPU, ahead of the device that will measure them, into plans.
 
 A candidate's Python runs here and nowhere else: in a process without device, operands or clock. What it would launch
-on a workload's shapes becomes a plan (``workers.plans``), which is all that the device's process ever sees of it.
+on a workload's shapes becomes a plan (``library.plans``), which is all that the device's process ever sees of it.
 
 Job ``compile``: ``source``, ``params``, ``workloads`` [{id, inputs, outputs}]. Answers: one ``compiled`` with a blob
 for each workload, its plan's bytes, or one ``error``.

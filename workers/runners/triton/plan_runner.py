@@ -1,6 +1,6 @@
 """Launches plans on one NVIDIA GPU: checks their answers and times them. Exclusive; one per GPU.
 
-What is checked and timed here is data (``workers.plans``): compiled code, grids, sizes, arguments by role. No
+What is checked and timed here is data (``library.plans``): compiled code, grids, sizes, arguments by role. No
 candidate's Python is ever imported, and Triton is not needed. Jobs and answers are those of
 ``workers.runners.triton.torch_runner``; entries are {id}, with a blob ``plan/entry/workload`` for each workload.
 
@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
+from tilewright.library.plans import driver
+from tilewright.library.plans.format import Plan
+from tilewright.library.plans.replay import Codes, Ready
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.plans import driver
-from tilewright.workers.plans.format import Plan
-from tilewright.workers.plans.replay import Codes, Ready
 from tilewright.workers.runners.triton.clock import Clock, GpuClock, nothing
 from tilewright.workers.runners.triton.launch_guard import (
     CANARY,

@@ -1,4 +1,4 @@
-"""Records what a candidate's ``launch`` does as a plan (``workers.plans``), without a device and without operands.
+"""Records what a candidate's ``launch`` does as a plan (``library.plans``), without a device and without operands.
 
 ``launch`` is called on tensors without memory (torch's meta device) under a driver that knows a target and no device.
 Each kernel it starts is compiled; instead of running, its code, grid and arguments are written down, every pointer by
@@ -26,7 +26,7 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver as runtime_driver
 from triton.runtime.jit import TensorWrapper
 
-from tilewright.workers.plans.format import (
+from tilewright.library.plans.format import (
     MOST_ALLOCATED,
     Fill,
     Launch,
@@ -282,6 +282,8 @@ class _Call(TorchDispatchMode):
 
     def _fill(self, tensor: torch.Tensor, value: float) -> None:
         slot, offset = self._located(tensor, "a filled tensor")
+        if slot < len(self._specs):
+            raise NotRecorded(f"launch changes its inputs: it fills {self._specs[slot].name}")
         if not tensor.is_contiguous():
             raise NotRecorded("part of a tensor with gaps is filled: fill the whole tensor")
         width = tensor.element_size()

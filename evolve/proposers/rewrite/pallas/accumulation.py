@@ -16,7 +16,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     small,
     statements,
 )
-from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, when_of
+from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall
 
 DOTS = ("jax.numpy.dot", "jax.numpy.matmul", "jax.lax.dot", "jax.experimental.pallas.dot")
 GENERAL = "jax.lax.dot_general"
@@ -221,21 +221,3 @@ def scaled_dot(kernel: KernelSource, node: cst.BaseExpression) -> tuple[Dot, lis
     if len(found) != 1:
         return None
     return found[0][1], [p for p in parts if p is not found[0][0]]
-
-
-__all__ = [
-    "Accumulate",
-    "Dot",
-    "absorbed",
-    "accumulate_of",
-    "accumulates",
-    "block_of",
-    "dot_of",
-    "dots",
-    "expanded",
-    "factors",
-    "full_index",
-    "local_value",
-    "scaled_dot",
-    "when_of",
-]

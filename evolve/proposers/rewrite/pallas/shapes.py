@@ -16,7 +16,6 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     dedented,
     definitions,
     parameters,
-    small,
 )
 from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall
 
@@ -353,6 +352,3 @@ def loop_count(inference: Inference, kernel: KernelSource, loop: cst.For) -> str
         raise Unsupported("a loop that is not over range")
     texts = [inference.static(_expression(kernel.code(a.value))) for a in call.args]
     return texts[0] if len(texts) == 1 else f"len(range({', '.join(texts)}))"
-
-
-__all__ = ["Inference", "ShapedValue", "extent_text", "loop_count", "small"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import libcst as cst
-import numpy as np
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
+from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
 from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     dedented,
@@ -18,111 +18,18 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     target_names,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.masks import Mask, masks
 from tilewright.evolve.proposers.rewrite.pallas.static import StaticNames
-from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, When, pairs, when_of
+from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, pairs
 
 _MAXIMA = ("jax.numpy.max", "jax.numpy.amax")
 _POWERS = ("jax.numpy.exp", "jax.numpy.exp2", "jax.lax.exp", "jax.lax.exp2")
 
 
-class MaskCrossingTiles:
-    """Apply a mask to the tiles that its edge crosses, and to no others."""
-
-    name = "pallas_mask_crossing_tiles"
-    language = Language.PALLAS
-    why = (
-        "Comparing positions and selecting costs vector operations on every element, and most tiles lie on one side "
-        "of a mask's edge: there it changes nothing."
-    )
-
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            static = StaticNames(kernel, view.function)
-            for number, mask in enumerate(masks(kernel, view.function, view.function)):
-                if isinstance(kernel.parents.get(mask.node), cst.IfExp) or _guarded(kernel, mask):
-                    continue
-                block = None if _decided(static, mask.full) else _block(view, mask)
-                if block is None and not _decided(static, mask.full):
-                    continue
-                found.append(
-                    Site(
-                        f"{view.name}/mask{number}",
-                        f"{view.name}: mask only tiles with elements on both sides of the edge",
-                        (view, mask, block),
-                    )
-                )
-        return found
-
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, mask, block = site.payload
-        edit = Edit(kernel)
-        whole, plain = _unmasked(kernel, mask)
-        if block is None:
-            edit.replace(whole, f"({plain} if {mask.full} else {kernel.code(whole)})")
-            return edit.finish()
-        when, full = block
-        numpy = edit.ensure_import("jax.numpy", "jnp")
-        condition, name = kernel.code(when.condition), kernel.fresh(f"{when.node.name.value}_unmasked")
-        body = dedented(kernel, _swap(when.node, whole, plain, name))
-        edit.before(when.node, f"@{view.pallas}.when({numpy}.logical_and({condition}, {full}))\n{body}")
-        edit.replace(when.condition, f"{numpy}.logical_and({condition}, {numpy}.logical_not({full}))")
-        return edit.finish()
-
-
-def _swap(node: cst.FunctionDef, old: cst.CSTNode, new: str, name: str) -> cst.FunctionDef:
-    """A copy of a block under another name with one expression replaced, undecorated."""
-    changed = node.deep_replace(old, cst.parse_expression(new))
-    assert isinstance(changed, cst.FunctionDef)
-    return changed.with_changes(name=cst.Name(name), decorators=[], leading_lines=[])
-
-
-def _guarded(kernel: KernelSource, mask: Mask) -> bool:
-    """Whether the mask stands in a conditional expression, or in a block, that asks about the tile already."""
-    current = kernel.parents.get(mask.node)
-    wanted = "".join(mask.full.split())
-    while current is not None:
-        if isinstance(current, cst.IfExp) and "".join(kernel.code(current.test).split()) == wanted:
-            return True
-        if isinstance(current, cst.FunctionDef):
-            when = when_of(kernel, current)
-            if when is not None and wanted.rpartition("<")[0] in "".join(kernel.code(when.condition).split()):
-                return wanted.rpartition("<")[0] != ""
-        current = kernel.parents.get(current)
-    return False
-
-
 def _decided(static: StaticNames, condition: str) -> bool:
     """Whether Python decides a condition while it traces the kernel."""
     return static(cst.parse_expression(condition))
-
-
-def _unmasked(kernel: KernelSource, mask: Mask) -> tuple[cst.BaseExpression, str]:
-    """The masked expression, and its text where nothing is hidden: adding zeros is adding nothing."""
-    parent = kernel.parents.get(mask.node)
-    if (
-        isinstance(parent, cst.BinaryOperation)
-        and isinstance(parent.operator, cst.Add)
-        and isinstance(mask.shown, cst.Integer | cst.Float)
-        and float(mask.shown.value) == 0.0
-    ):
-        other = parent.left if parent.right is mask.node else parent.right
-        return parent, kernel.code(other)
-    return mask.node, kernel.code(mask.shown)
-
-
-def _block(view: PallasCall, mask: Mask) -> tuple[When, str] | None:
-    """The conditional block a mask stands in, and the question about its tile in names from outside of it."""
-    kernel = view.kernel
-    function = kernel.enclosing(mask.node, cst.FunctionDef)
-    when = when_of(kernel, function) if function is not None else None
-    loop = kernel.enclosing(mask.node, cst.For)
-    if when is None or (loop is not None and kernel.enclosing(loop, cst.FunctionDef) is function):
-        return None
-    text = expanded(kernel, mask.full, when.node)
-    return None if text is None else (when, text)
 
 
 def expanded(kernel: KernelSource, text: str, block: cst.CSTNode) -> str | None:
@@ -160,40 +67,31 @@ def _put(text: str, name: str, value: str) -> str:
     return ast.unparse(tree)
 
 
-class SkipMaskedTiles:
+class SkipMaskedTiles(CallRule):
     """Leave out the iterations of a softmax over tiles whose tile a mask hides altogether."""
 
     name = "pallas_skip_masked_tiles"
-    language = Language.PALLAS
     why = (
         "A tile that no row sees adds nothing: its exponentials are zero and the running maximum stays. A causal mask "
         "hides half of all tiles."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            static = StaticNames(kernel, view.function)
-            number = 0
-            for loop in (n for n in walk(view.function) if isinstance(n, cst.For)):
-                place = _skippable(view, static, loop)
-                if place is not None:
-                    found.append(
-                        Site(
-                            f"{view.name}/loop{number}",
-                            f"{view.name}: skip tiles that the mask hides altogether",
-                            (view, loop, *place),
-                        )
-                    )
-                    number += 1
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        kernel = view.kernel
+        static = StaticNames(kernel, view.function)
+        number = 0
+        for loop in (n for n in walk(view.function) if isinstance(n, cst.For)):
+            place = _skippable(view, static, loop)
+            if place is not None:
+                yield "skip tiles that the mask hides altogether", (loop, *place)
+                number += 1
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, loop, empty, decided = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+        kernel = view.kernel
+        loop, empty, decided = payload
         if decided:
             edit.before(loop.body.body[0], f"if {empty}:\n    continue")
-            return edit.finish()
+            return
         numpy = edit.ensure_import("jax.numpy", "jnp")
         name = kernel.fresh("seen_tile")
         header = f"@{view.pallas}.when({numpy}.logical_not({empty}))\ndef {name}():\n    pass"
@@ -204,7 +102,6 @@ class SkipMaskedTiles:
             return block.with_changes(body=[function.with_changes(body=cst.IndentedBlock(body=block.body))])
 
         edit.transform(loop.body, guarded)
-        return edit.finish()
 
 
 def _skippable(view: PallasCall, static: StaticNames, loop: cst.For) -> tuple[str, bool] | None:

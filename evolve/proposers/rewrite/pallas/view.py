@@ -18,7 +18,6 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     parameters,
     reads_of,
     resolve,
-    small,
     statements,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
@@ -312,17 +311,6 @@ def _with_keyword_only(node: cst.Parameters, name: str) -> cst.Parameters:
         return node.with_changes(kwonly_params=[*listed, fresh])
     positional = [*node.params[:-1], node.params[-1].with_changes(comma=_COMMA)]
     return node.with_changes(params=positional, star_arg=cst.ParamStar(), kwonly_params=[fresh])
-
-
-def first_statement(body: Sequence[cst.CSTNode]) -> cst.CSTNode:
-    """The first statement that is not a docstring."""
-    for statement in body:
-        line = small(statement)
-        if not (
-            isinstance(line, cst.Expr) and isinstance(line.value, cst.SimpleString | cst.ConcatenatedString)
-        ):
-            return statement
-    raise Unsupported("an empty kernel")
 
 
 def pairs(statement: cst.CSTNode) -> list[tuple[str, cst.BaseExpression]]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import walk
+from tilewright.evolve.proposers.rewrite.base import short, walk
 from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, small
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, short
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_calls, device_name
 
 
@@ -33,96 +33,6 @@ def accumulation(kernel: TritonKernel, statement: cst.CSTNode) -> tuple[str, cst
 
 def is_dot(kernel: TritonKernel, node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Call) and device_name(kernel.source, node.func) == "dot"
-
-
-def _factors(node: cst.BaseExpression) -> list[cst.BaseExpression]:
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
-        return [*_factors(node.left), *_factors(node.right)]
-    return [node]
-
-
-class SkewPromotion(NodeRule):
-    """Scale and add the partial of the previous step while the next dot runs."""
-
-    name = "triton_skew_promotion"
-    why = (
-        "The matrix unit runs asynchronously, but a kernel that scales each partial right after its dot waits for it. "
-        "Promoting the previous partial instead overlaps the scaling with the next dot."
-    )
-
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
-        for loop in kernel.loops:
-            for statement in loop.body.body:
-                found = accumulation(kernel, statement)
-                if found is None:
-                    continue
-                parts = _factors(found[1])
-                dots = [p for p in parts if self._dot(kernel, loop, p)]
-                scales = [p for p in parts if p not in dots]
-                shape = _zeros_shape(kernel, found[0])
-                if len(dots) == 1 and scales and shape is not None:
-                    starts = [_start(kernel, s, shape) for s in scales]
-                    if all(starts):
-                        yield (
-                            f"promote {found[0]} one step later",
-                            (loop, statement, found[0], dots[0], scales, starts, shape),
-                        )
-
-    def _dot(self, kernel: TritonKernel, loop: cst.For, node: cst.BaseExpression) -> bool:
-        if isinstance(node, cst.Name):
-            value = kernel.value_of(node.value)
-            return value is not None and is_dot(kernel, value)
-        return is_dot(kernel, node)
-
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
-        loop, statement, acc, dot, scales, starts, shape = payload
-        code = kernel.source.code
-        before = kernel.source.fresh("partial_before")
-        held = [kernel.source.fresh("scale_before") for _ in scales]
-        lines = [f"{before} = {kernel.tl}.zeros(({', '.join(shape)}), dtype={kernel.tl}.float32)"]
-        lines += [
-            f"{name} = {start.replace('TL', kernel.tl)}"
-            for name, (start, _, _) in zip(held, starts, strict=True)
-        ]
-        edit.before(loop, "\n".join(lines))
-        product = " * ".join([before, *(f"{n}{tail}" for n, (_, _, tail) in zip(held, starts, strict=True))])
-        promote = f"{acc} += {product}"
-        new = kernel.source.fresh("partial_now")
-        take = [f"{name} = {base}" for name, (_, base, _) in zip(held, starts, strict=True)]
-        edit.replace_statement(
-            statement, "\n".join([f"{new} = {code(dot)}", promote, f"{before} = {new}", *take])
-        )
-        edit.after(loop, promote)
-
-
-def _zeros_shape(kernel: TritonKernel, name: str) -> list[str] | None:
-    """Extents of ``name = tl.zeros((A, B), ...)``."""
-    for place in kernel.bound.get(name, ()):
-        found = assigned_value(place)
-        if (
-            found
-            and isinstance(found[1], cst.Call)
-            and device_name(kernel.source, found[1].func) in ("zeros", "full")
-        ):
-            shape = argument(found[1], "shape", 0)
-            if isinstance(shape, cst.Tuple | cst.List) and len(shape.elements) == 2:
-                return [kernel.source.code(e.value) for e in shape.elements]
-    return None
-
-
-def _start(kernel: TritonKernel, scale: cst.BaseExpression, shape: list[str]) -> tuple[str, str, str] | None:
-    """(first value, held expression, how it is used) of a scale factor; None if its shape is unknown."""
-    text = "".join(kernel.source.code(scale).split())
-    for tail, extent in (("[:,None]", shape[0]), ("[None,:]", shape[1])):
-        if text.endswith(tail) and isinstance(scale, cst.Subscript):
-            base = kernel.source.code(scale.value)
-            return f"TL.zeros(({extent},), dtype=TL.float32)", base, tail.replace(",", ", ")
-    names = kernel.definition_closure(scale)
-    lines = [p for n in names for p in kernel.bound.get(n, ()) if not isinstance(p, cst.For)]
-    vector = any(
-        device_calls(kernel.source, p, "arange", "zeros", "full", "expand_dims") for p in [*lines, scale]
-    )
-    return None if vector else ("0.0", kernel.source.code(scale), "")
 
 
 _HALVES_N = '''@{jit}

@@ -8,10 +8,10 @@ from typing import Any
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
-from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, small, substitute
+from tilewright.evolve.proposers.rewrite.base import short, walk
+from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, small
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, short
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule
 from tilewright.evolve.proposers.rewrite.triton.view import (
     TritonKernel,
     argument,
@@ -20,30 +20,6 @@ from tilewright.evolve.proposers.rewrite.triton.view import (
     range_of,
     terms,
 )
-
-
-class HoistInvariantLoad(NodeRule):
-    """Load before a loop what every iteration loads alike."""
-
-    name = "triton_hoist_invariant_load"
-    why = (
-        "A load whose address does not change in a loop (scales, biases) is repeated every iteration when stores or "
-        "asynchronous copies keep the compiler from moving it."
-    )
-
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
-        for loop in kernel.loops:
-            for call in device_calls(kernel.source, loop.body, "load"):
-                if kernel.source.enclosing(call, cst.For) is not loop or kernel.moves(call, loop):
-                    continue
-                if kernel.source.enclosing(call, cst.If) is None:
-                    yield f"hoist {short(kernel.source, call)}", (loop, call)
-
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
-        loop, call = payload
-        name = kernel.source.fresh("hoisted")
-        edit.before(loop, f"{name} = {kernel.source.code(call)}")
-        edit.replace(call, name)
 
 
 class StrengthReducePointer(NodeRule):
@@ -355,17 +331,3 @@ def _integral(kernel: TritonKernel, node: cst.BaseExpression) -> bool:
     return any(device_calls(kernel.source, p, "arange") for p in lines) and not any(
         device_calls(kernel.source, p, "load") for p in lines
     )
-
-
-__all__ = [
-    "CacheHint",
-    "DropEvenGuard",
-    "EvenGuard",
-    "HoistInvariantLoad",
-    "IndexPointer",
-    "NarrowIndex",
-    "StrengthReducePointer",
-    "Unsupported",
-    "WidenIndex",
-    "substitute",
-]

@@ -11,7 +11,6 @@ import libcst as cst
 from tilewright.evolve.proposers.rewrite.base import Language, Unsupported, walk
 from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
-    dedented,
     definitions,
     parameter_access,
     parameters,
@@ -19,7 +18,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     statements,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, short
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule
 from tilewright.evolve.proposers.rewrite.triton.dots import accumulation, is_dot
 from tilewright.evolve.proposers.rewrite.triton.view import (
     TritonKernel,
@@ -36,66 +35,6 @@ def program_axis(kernel: TritonKernel, node: cst.CSTNode) -> int | None:
         axis = argument(node, "axis", 0)
         return int(axis.value) if isinstance(axis, cst.Integer) else None
     return None
-
-
-class ProgramOrder(NodeRule):
-    """Walk tiles row by row, column by column, or in groups of rows."""
-
-    name = "triton_program_order"
-    launched = True
-    why = (
-        "Programs that run together should share operands in L2. Groups of rows reuse a block of columns; the size of "
-        "the group becomes a parameter."
-    )
-
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
-        if len(kernel.grid()) != 1:
-            return
-        quotients: dict[tuple[str, str], tuple[cst.CSTNode, str]] = {}
-        remainders: dict[tuple[str, str], tuple[cst.CSTNode, str]] = {}
-        for statement in kernel.body:
-            found = assigned_value(statement)
-            if not found or len(found[0]) != 1 or not isinstance(found[1], cst.BinaryOperation):
-                continue
-            value = found[1]
-            if not self._is_program(kernel, value.left):
-                continue
-            key = (kernel.source.code(value.left), kernel.source.code(value.right))
-            if isinstance(value.operator, cst.FloorDivide):
-                quotients[key] = (statement, found[0][0])
-            elif isinstance(value.operator, cst.Modulo):
-                remainders[key] = (statement, found[0][0])
-        for key in quotients:
-            if key in remainders:
-                for order in ("grouped", "transposed"):
-                    yield f"{order} order", (order, key, quotients[key], remainders[key])
-
-    def _is_program(self, kernel: TritonKernel, node: cst.BaseExpression) -> bool:
-        if isinstance(node, cst.Name):
-            value = kernel.value_of(node.value)
-            return value is not None and program_axis(kernel, value) == 0
-        return program_axis(kernel, node) == 0
-
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
-        order, (program, inner), (first, slow), (second, fast) = payload
-        width = inner if inner.isidentifier() else f"({inner})"
-        outer = kernel.source.fresh("slow_tiles")
-        lines = [f"{outer} = {kernel.tl}.num_programs(0) // {width}"]
-        if order == "transposed":
-            lines += [f"{slow} = {program} % {outer}", f"{fast} = {program} // {outer}"]
-        else:
-            group = kernel.add_tunable(edit, "group_size", (1, 2, 4, 8, 16), 8)
-            start, tall, rest = (kernel.source.fresh(n) for n in ("group_start", "group_tall", "in_group"))
-            lines += [
-                f"{start} = ({program} // ({group} * {width})) * {group}",
-                f"{tall} = min({outer} - {start}, {group})",
-                f"{rest} = {program} % ({group} * {width})",
-                f"{slow} = {start} + {rest} % {tall}",
-                f"{fast} = {rest} // {tall}",
-            ]
-        later = max((first, second), key=lambda s: list(kernel.body).index(s))
-        edit.remove(first if later is second else second)
-        edit.replace_statement(later, "\n".join(lines))
 
 
 class SwapProgramAxes(NodeRule):
@@ -370,15 +309,3 @@ class LaunchOption(NodeRule):
         parameter = edit.add_parameter(option, values, default)
         access = parameter_access(kernel.source, kernel.launch(), parameter)
         edit.transform(kernel.launch(), partial(_with_keyword, name=option, text=access))
-
-
-__all__ = [
-    "LaunchOption",
-    "PersistentGrid",
-    "ProgramOrder",
-    "RangeOption",
-    "SplitK",
-    "SwapProgramAxes",
-    "dedented",
-    "short",
-]

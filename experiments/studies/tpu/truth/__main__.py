@@ -25,8 +25,8 @@ from scipy.stats import spearmanr
 from experiments.studies.tpu.truth.fit import class_of
 from experiments.studies.tpu.truth.rows import Row, read_rows
 from experiments.studies.tpu.truth.simulated import Run, cached
-from tilewright.fitness.memory import replay
-from tilewright.fitness.time_model import CALIBRATIONS, VERSION, interval
+from tilewright.fitness.tpu.memory import replay
+from tilewright.fitness.tpu.time_model import CALIBRATIONS, VERSION, interval
 from tilewright.workers.toolchains.libtpu_simulator import toolchain
 
 OUT = Path(__file__).resolve().parents[3] / "records" / "tpu_truth"

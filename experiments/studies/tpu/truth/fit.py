@@ -20,8 +20,8 @@ from scipy.optimize import least_squares
 
 from experiments.studies.tpu.truth.rows import Row, read_rows
 from experiments.studies.tpu.truth.simulated import Run, cached
-from tilewright.fitness.memory import Rules, replay
-from tilewright.fitness.time_model import CALIBRATIONS, kind_of
+from tilewright.fitness.tpu.memory import Rules, replay
+from tilewright.fitness.tpu.time_model import CALIBRATIONS, kind_of
 
 Measured = tuple[Row, list[Run]]
 

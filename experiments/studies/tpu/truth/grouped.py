@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tilewright.fitness.replay import Events, Kind
+from tilewright.fitness.tpu.events import Events, Kind
 
 BYTES = 2
 """Of a bfloat16."""

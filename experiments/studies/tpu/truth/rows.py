@@ -21,8 +21,8 @@ from typing import Any
 
 from experiments.studies.tpu.truth.grouped import grouped_events
 from experiments.studies.tpu.truth.simulated import Operation, Run, simulate
-from tilewright.fitness.memory import Rules, replay
-from tilewright.fitness.replay import Events, Kind
+from tilewright.fitness.tpu.events import Events, Kind
+from tilewright.fitness.tpu.memory import Rules, replay
 
 CALLED = "call_exported"
 

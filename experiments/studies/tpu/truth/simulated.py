@@ -22,11 +22,18 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.fitness import static_tpu
 from tilewright.fitness.chips import CHIPS, Chip
-from tilewright.fitness.llo import Executed, ParseError, opcodes_of, read_profile, scan_bundles, vmem_bytes
-from tilewright.fitness.replay import Events, Kind, read_events
-from tilewright.fitness.timeline import read_critical_path
+from tilewright.fitness.tpu import simulation
+from tilewright.fitness.tpu.events import Events, Kind, read_events
+from tilewright.fitness.tpu.llo import (
+    Executed,
+    ParseError,
+    opcodes_of,
+    read_profile,
+    scan_bundles,
+    vmem_bytes,
+)
+from tilewright.fitness.tpu.timeline import read_critical_path
 from tilewright.workers.toolchains import libtpu_simulator as recipe
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -189,7 +196,7 @@ def _bare(name: str, kinds: Sequence[Kind], sizes: Sequence[int], cycles: int) -
 def _followed(operations: Sequence[Operation], products: int | None, chip: Chip) -> str:
     """Why the simulation is not of the kernels' work; empty where it is."""
     kernels = [op for op in operations if op.kernel]
-    done = sum(static_tpu.mxu_flops(Executed(opcodes=Counter(op.opcodes)), chip) * op.count for op in kernels)
+    done = sum(simulation.mxu_flops(Executed(opcodes=Counter(op.opcodes)), chip) * op.count for op in kernels)
     if products is not None and done < products:
         return f"the simulator did {done / products:.3f} of the kernels' products: it cannot follow their scalar code"
     return ""

@@ -1,0 +1,71 @@
+"""A campaign's target on this machine: what ``cuda`` and ``tpu`` stand for, what is missing, its device started early.
+
+The command imports this module before anything else of a campaign, so that the device starts meanwhile: it must stay
+cheap to import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from tilewright.evolve.campaign.config import CampaignConfig
+from tilewright.evolve.errors import UserError
+from tilewright.fitness.chips import Chip
+from tilewright.fitness.gpus import GPUS, LOCAL
+from tilewright.fitness.targets import MEASURED_TPUS, TPU, Target, UnknownTarget, load_target
+from tilewright.workers.device.warm import WarmDevice, started
+from tilewright.workers.toolchains import libtpu_simulator
+from tilewright.workers.toolchains import tpu as tpu_toolchain
+from tilewright.workers.toolchains import triton as triton_toolchain
+
+HIP = "hip"
+
+
+def named_target(name: str) -> str:
+    """The target that ``name`` stands for; the record says which device ``cuda`` or ``tpu`` was. Raises UserError."""
+    if name == HIP:
+        raise UserError(
+            f"target: {HIP} cannot be measured yet; compile-only targets such as gfx950 check candidates for AMD GPUs."
+        )
+    if name == LOCAL:
+        if (missing := triton_toolchain.missing_parts(GPUS["h200"])) is not None:
+            raise UserError(f"target: {LOCAL} cannot be used here: {missing.replace('h200', LOCAL)}.")
+        found = triton_toolchain.local_target()
+        if found is None:
+            raise UserError(f"target: {LOCAL} cannot be used here: the driver names no device.")
+        return found
+    if name == TPU:
+        if (missing := tpu_toolchain.missing_parts(None)) is not None:
+            raise UserError(f"target: {TPU} cannot be used here: {missing}.")
+        chip = tpu_toolchain.chip_here()
+        return next(name for name, part in MEASURED_TPUS.items() if part == chip)
+    return name
+
+
+def require_usable(target: Target, remote: bool) -> None:
+    """Raises UserError when this machine, or with ``remote`` its Ray cluster, lacks what the target needs."""
+    if target.measured and isinstance(target.part, Chip):
+        missing = tpu_toolchain.missing_parts(target.part, remote=remote)
+    elif target.measured:
+        missing = triton_toolchain.missing_parts(target.gpu, remote=remote)
+    elif target.compile_only:
+        missing = triton_toolchain.missing_parts(target.architecture, remote=remote)
+    else:
+        missing = libtpu_simulator.missing_parts()
+    if missing:
+        raise UserError(f"target: {target.name} cannot be used here: {missing}.")
+
+
+@contextlib.contextmanager
+def starting_device(config: CampaignConfig) -> Iterator[WarmDevice | None]:
+    """The device that a campaign on this machine measures on, starting in the background; None without one.
+
+    An unknown or unusable target is not reported here: resolving the campaign reports it.
+    """
+    with contextlib.ExitStack() as stack:
+        device = None
+        if config.workers.address is None:
+            with contextlib.suppress(UserError, UnknownTarget):
+                device = stack.enter_context(started(load_target(named_target(config.target))))
+        yield device

@@ -1,1 +1,0 @@
-../../../fitness/dispatch_rule.py

@@ -1,0 +1,154 @@
+"""The calibrated time of a TPU kernel, with the error to expect of it. One version of it for every figure.
+
+    seconds = sum over operations of their replay (``fitness.tpu.memory``) + the chip's fixed cost of a call
+
+The constants are fitted to kernel times that others measured and published; which, how well, and on which rows they
+were not fitted is in ``experiments/records/tpu_truth``. A change of formula or constants is a new ``VERSION``: figures
+of different versions are not comparable, and every modelled figure says which it is of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.fitness.tpu.events import Events
+from tilewright.fitness.tpu.memory import Rules, replay
+
+VERSION = 4
+"""1: max(cycles / clock, HBM bytes / 0.8 of the bandwidth), no interval. 2: copies replayed through one memory.
+3: waits for copies written by hand are matched rightly, scalar divisions are followed; intervals from one half of the
+rows. 4: the semaphore of a wait is followed through spill slots; constants of v6e from one half of the rows.
+"""
+
+COVERAGE = 0.9
+"""Share of real times that an interval is meant to hold."""
+
+SAME_STRUCTURE = 0.02
+"""Relative error left between two schedules of one structure that differ in one parameter: the rest cancels."""
+
+
+SHORT_STEP = 0.7e-6
+"""Seconds between waits under which what a step itself costs decides: twice the 0.35 us of a grid's step in JAX's
+Pallas guide."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """``call``: seconds that a call costs beside its operations. ``errors``: log(real / modelled), lower and upper end
+    of the interval, by class of kernel (see ``kind_of``); ``rows``: how many measured times each class rests on.
+    """
+
+    rules: Rules
+    call: float
+    errors: Mapping[str, tuple[float, float]]
+    rows: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """A time with its interval, in seconds, what it went to (core at work, copies alone, waiting) and its class."""
+
+    seconds: float
+    low: float
+    high: float
+    core: float
+    memory: float
+    waited: float
+    kind: str
+
+
+def _calibration(
+    clock: float, read: float, write: float, latency: float, errors: Mapping[str, tuple[float, float, int]]
+) -> Calibration:
+    rules = Rules(clock, read, write, 0.0, latency)
+    ends = {name: (low, high) for name, (low, high, _) in errors.items()}
+    return Calibration(rules, 1e-6, ends, {name: rows for name, (_, _, rows) in errors.items()})
+
+
+_V6E_VECTOR, _V6E_STEPS, _V6E = (-0.16, 0.12), (-0.23, 0.13), (-0.17, 0.12)
+"""5 % and 95 % of the fitted rows; of the few with short steps Student's prediction interval. The last: of all rows."""
+
+CALIBRATIONS: Mapping[str, Calibration] = {
+    "tpu7x": _calibration(
+        1.80e9,
+        3.18e12,
+        3.13e12,
+        1.34e-6,
+        {
+            "matrix": (-0.027, 0.03, 19),
+            "vector": (*_V6E_VECTOR, 1),
+            "steps": (*_V6E_STEPS, 6),
+            "memory": (-0.05, 0.05, 0),
+        },
+    ),
+    "v6e": _calibration(
+        1.60e9,
+        1.36e12,
+        1.36e12,
+        0.64e-6,
+        {
+            "matrix": (*_V6E, 0),
+            "vector": (*_V6E_VECTOR, 27),
+            "steps": (*_V6E_STEPS, 12),
+            "memory": (*_V6E, 1),
+        },
+    ),
+    "v5e": _calibration(
+        1.5e9,
+        0.70e12,
+        0.63e12,
+        0.41e-6,
+        {
+            "matrix": (-0.082, 0.02, 8),
+            "vector": (*_V6E_VECTOR, 0),
+            "steps": (*_V6E_STEPS, 0),
+            "memory": (-0.082, 0.05, 1),
+        },
+    ),
+}
+"""By chip. Clocks: the one published is v5e's; tpu7x's 1.8 GHz is what its matrix-bound rows run at. Where a chip has
+few fitted rows of a class, or none, v6e's interval of it stands in."""
+
+
+def time_of(operations: Iterable[tuple[Events, int]], chip: str, bound: str) -> Modelled:
+    """The time of one call: every operation's events, and how often it runs.
+
+    ``bound``: the unit with the largest lower bound (see ``simulation.diagnosis``).
+    """
+    calibration = CALIBRATIONS[chip]
+    seconds, core, memory, waited, longest = calibration.call, 0.0, 0.0, 0.0, (0.0, math.inf)
+    for events, count in operations:
+        passed = replay(events, calibration.rules)
+        seconds += count * passed.seconds
+        core += count * passed.core
+        memory += count * passed.memory
+        waited += count * passed.waited
+        longest = max(longest, (count * passed.seconds, passed.step))
+    kind = kind_of(bound, core, memory, longest[1])
+    low, high = calibration.errors[kind]
+    return Modelled(seconds, seconds * math.exp(low), seconds * math.exp(high), core, memory, waited, kind)
+
+
+def kind_of(bound: str, core: float, memory: float, step: float) -> str:
+    """The class whose error applies: ``steps`` where the longest operation waits for a copy more often than every
+    ``SHORT_STEP``, ``memory`` where copies take longer than the core, else by the busiest unit.
+    """
+    if step < SHORT_STEP:
+        return "steps"
+    if memory > core:
+        return "memory"
+    return "matrix" if bound == "mxu" else "vector"
+
+
+def interval(seconds: float, chip: str, kind: str) -> tuple[float, float]:
+    """Where the real time of a modelled one lies, with ``COVERAGE``."""
+    low, high = CALIBRATIONS[chip].errors[kind]
+    return seconds * math.exp(low), seconds * math.exp(high)
+
+
+def relative_error(kinds: Sequence[str], chip: str) -> tuple[float, float]:
+    """Interval of log(real / modelled) for a mean over workloads: errors of one model are taken to go together."""
+    ends = [CALIBRATIONS[chip].errors[kind] for kind in kinds]
+    return min(low for low, _ in ends), max(high for _, high in ends)

@@ -1,0 +1,469 @@
+"""Launch plans: what is recorded without a device, what a reader refuses, and what a device makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewright.fitness.targets import load_target
+from tilewright.library.plans.cubin import CubinError, read_cubin
+from tilewright.library.plans.format import (
+    MAGIC,
+    Fill,
+    Launch,
+    Output,
+    Plan,
+    PlanError,
+    Pointer,
+    Scalar,
+    Tensor,
+    TensorMap,
+)
+from tilewright.workers.child.ending import Ending
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.fresh import FreshChildren
+from tilewright.workers.child.session import JobLimits
+from tilewright.workers.device.station import compile_children
+
+pytest.importorskip("triton")
+
+HEADER = """
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+@triton.jit
+def add(x_ptr, y_ptr, n, f, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n)
+    tl.store(y_ptr + at, x + f, mask=at < n)
+
+@triton.jit
+def turn(x_map, y_map, BLOCK: tl.constexpr):
+    tile = x_map.load([tl.program_id(0) * BLOCK, 0])
+    y_map.store([tl.program_id(0) * BLOCK, 0], tile * 2)
+"""
+
+ONE = """
+def launch(inputs, params):
+    x = inputs["x"]
+    y = torch.empty_like(x)
+    add[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), 0.5, 256)
+    return (y,)
+"""
+
+TWO = """
+def launch(inputs, params):
+    x = inputs["x"]
+    kept = torch.zeros(x.shape, dtype=torch.float32)
+    wide = torch.empty((x.shape[0] + 64, x.shape[1]), dtype=torch.float32)
+    wide[64:].fill_(1.5)
+    turn[(x.shape[0] // 64,)](TensorDescriptor(x, [*x.shape], [x.shape[1], 1], [64, 64]),
+                              TensorDescriptor(kept, [*x.shape], [x.shape[1], 1], [64, 64]), 64)
+    add[(triton.cdiv(x.numel(), 256),)](kept, wide[64:], x.numel(), 2.0, 256, num_warps=8)
+    return (wide[64:],)
+"""
+
+FORBIDDEN = """
+STATE = []
+KEPT = torch.empty((128, 64))
+"""
+"""What the dialect lets no candidate have; should one have it, a plan must still hold no trace of it."""
+
+
+def described(name: str, *shape: int, dtype: str = "float32") -> dict[str, Any]:
+    return {"name": name, "shape": list(shape), "dtype": dtype}
+
+
+SQUARE = {"id": "square", "inputs": [described("x", 128, 64)], "outputs": [described("y", 128, 64)]}
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshChildren]:
+    keeper = compile_children(load_target("h200").gpu)
+    yield keeper
+    keeper.close()
+
+
+def compiled(compiler: FreshChildren, source: str, *workloads: dict[str, Any], **params: Any) -> Frame:
+    """The child's answer."""
+    job = Frame("compile", {"source": source, "params": params, "workloads": list(workloads or (SQUARE,))})
+    outcome = compiler.run(job, JobLimits(120.0, 120.0))
+    assert outcome.ending is Ending.DONE, outcome.detail + outcome.log
+    return outcome.frames[-1]
+
+
+def recorded(compiler: FreshChildren, source: str) -> Plan:
+    answer = compiled(compiler, source)
+    assert answer.kind == "compiled", answer.data
+    return Plan.from_bytes(answer.blobs["square"])
+
+
+@pytest.fixture(scope="module")
+def one(compiler: FreshChildren) -> Plan:
+    return recorded(compiler, HEADER + ONE)
+
+
+@pytest.fixture(scope="module")
+def two(compiler: FreshChildren) -> Plan:
+    return recorded(compiler, HEADER + TWO)
+
+
+def test_a_launch_is_recorded_by_role(one: Plan) -> None:
+    assert one.inputs == (Tensor("x", "float32", (128, 64)),) and one.buffers == (128 * 64 * 4,)
+    assert one.outputs == (Output("y", "float32", (128, 64), buffer=0, offset=0),)
+    assert [one.role(slot) for slot in (0, 1)] == ["input x", "output y"]
+    (launch,) = one.launches
+    assert (launch.symbol, launch.grid, launch.warps, launch.cluster) == ("add", (32, 1, 1), 4, 1)
+    factor = Scalar(4, int.from_bytes(struct.pack("<f", 0.5), "little"))
+    nothing = Scalar(8, 0)
+    assert launch.arguments == (Pointer(0, 0), Pointer(1, 0), Scalar(4, 128 * 64), factor, nothing, nothing)
+
+
+def test_fills_views_scratch_and_tensor_maps_are_recorded_in_order(two: Plan) -> None:
+    assert two.buffers == (128 * 64 * 4, 192 * 64 * 4)
+    assert [two.role(slot) for slot in range(3)] == ["input x", "scratch 0", "output y"]
+    assert two.outputs == (Output("y", "float32", (128, 64), buffer=1, offset=64 * 64 * 4),)
+    zeros, ones, turn, add = two.steps
+    assert zeros == Fill(1, 0, 128 * 64 * 4, 0, 4)
+    assert ones == Fill(2, 64 * 64 * 4, 128 * 64 * 4, 0x3FC00000, 4)
+    assert isinstance(turn, Launch) and isinstance(add, Launch)
+    maps = [a for a in turn.arguments if isinstance(a, TensorMap)]
+    assert [(m.slot, m.offset, m.dtype, m.shape, m.strides, m.box) for m in maps] == [
+        (slot, 0, 7, (128, 64), (256,), (64, 32)) for slot in (0, 1)
+    ]
+    assert add.arguments[:2] == (Pointer(1, 0), Pointer(2, 64 * 64 * 4)) and add.warps == 8
+
+
+def test_the_same_launch_gives_the_same_bytes_in_another_process(one: Plan, tmp_path: Path) -> None:
+    other = compile_children(load_target("h200").gpu)
+    try:
+        again = recorded(other, HEADER + ONE)
+    finally:
+        other.close()
+    assert again.to_bytes() == one.to_bytes() and again.digest == one.digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "said"),
+    [
+        ("0.5, 256)", "x.data_ptr(), 256)", "NotRecorded", "other arguments of add"),
+        ("triton.cdiv(x.numel(), 256)", "1 + x.storage_offset()", "NotRecorded", "on a grid of"),
+        ("add[", "x = x * 2\n    add[", "ForeignWork", "torch computes mul"),
+        ("add[", "y = y.t().contiguous()\n    add[", "ForeignWork", "torch computes clone"),
+        ("return (y,)", "return (x,)", "NotRecorded", "output y is input x"),
+        ("(x, y, x.numel()", "(KEPT, y, x.numel()", "NotRecorded", "no tensor that this call of launch made"),
+        ("add[", "y.t()[:7].fill_(1)\n    add[", "NotRecorded", "fill the whole tensor"),
+        ("return (y,)", "return (y.view(64, 128),)", "TypeError", "output y is"),
+        (
+            "triton.cdiv(x.numel(), 256)",
+            "STATE.append(1) or len(STATE)",
+            "NotRecorded",
+            "of (1, 1, 1), then of (2,",
+        ),
+        ("(triton.cdiv(x.numel(), 256),)", "(1.5,)", "NotRecorded", "whole numbers"),
+        ("(triton.cdiv(x.numel(), 256),)", "(1, 70000)", "PlanError", "out of bounds"),
+    ],
+)
+def test_what_a_plan_cannot_hold_is_refused_with_the_reason(
+    compiler: FreshChildren, old: str, new: str, kind: str, said: str
+) -> None:
+    assert old in ONE
+    answer = compiled(compiler, HEADER + FORBIDDEN + ONE.replace(old, new, 1))
+    assert answer.kind == "error" and answer.data["type"] == kind, answer.data
+    assert said in answer.data["message"]
+
+
+@pytest.mark.parametrize("encode", [lambda value, meta: [value, meta], lambda value, meta, _: [value, meta]])
+def test_triton_may_hand_a_descriptor_s_encoder_the_other_arguments(
+    encode: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does from 3.8 on."""
+    from tilewright.workers.runners.triton import recorder as triton_record
+
+    monkeypatch.setattr(triton_record.nvidia, "make_tensordesc_arg", encode)
+    assert triton_record._described_by_triton("value", {"block_size": [64]}) == [
+        "value",
+        {"block_size": [64]},
+    ]
+
+
+def test_a_tensor_under_another_dtype_is_the_same_tensor(compiler: FreshChildren, one: Plan) -> None:
+    """Triton's own way to pass 8-bit floats that a torch has as bytes."""
+    source = (HEADER + ONE).replace("(x, y, x.numel()", "(triton.reinterpret(x, tl.int32), y, x.numel()")
+    assert recorded(compiler, source).launches[0].arguments == one.launches[0].arguments
+
+
+def test_a_launch_of_nothing_is_no_launch(compiler: FreshChildren) -> None:
+    empty = {"id": "square", "inputs": [described("x", 0, 64)], "outputs": [described("y", 0, 64)]}
+    answer = compiled(compiler, HEADER + ONE, empty)
+    plan = Plan.from_bytes(answer.blobs["square"])
+    assert plan.launches == () and plan.buffers == (0,)
+
+
+# -- bytes --------------------------------------------------------------------------------------
+
+
+def header_of(plan: Plan) -> dict[str, Any]:
+    data = plan.to_bytes()
+    (size,) = struct.unpack_from("<I", data, len(MAGIC))
+    return json.loads(data[len(MAGIC) + 4 : len(MAGIC) + 4 + size])
+
+
+def packed(header: Any, codes: bytes) -> bytes:
+    """Bytes with a right checksum, whatever they say."""
+    text = json.dumps(header).encode()
+    body = MAGIC + struct.pack("<I", len(text)) + text + codes
+    return body + hashlib.sha256(body).digest()
+
+
+def test_plans_come_back_from_their_bytes(one: Plan, two: Plan) -> None:
+    for plan in (one, two):
+        again = Plan.from_bytes(plan.to_bytes())
+        assert again == plan and again.to_bytes() == plan.to_bytes() and again.digest == plan.digest
+        assert packed(header_of(plan), b"".join(plan.codes)) != plan.to_bytes(), "the canonical form is dense"
+
+
+def test_the_digest_is_of_what_is_launched(one: Plan) -> None:
+    other = dataclasses.replace(one, toolchain={"triton": "0"})
+    assert other.digest == one.digest and other.to_bytes() != one.to_bytes()
+    (launch,) = one.launches
+    moved = dataclasses.replace(one, steps=(dataclasses.replace(launch, grid=(31, 1, 1)),))
+    assert moved.digest != one.digest
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_damaged_plan_is_refused(two: Plan, data: st.DataObject) -> None:
+    whole = bytearray(two.to_bytes())
+    place = data.draw(st.integers(0, len(whole) - 1))
+    whole[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(PlanError):
+        Plan.from_bytes(bytes(whole))
+    with pytest.raises(PlanError):
+        Plan.from_bytes(two.to_bytes()[:place])
+
+
+WILD = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.integers(-2, 70000), st.floats(), st.text(max_size=8),
+    st.just([]), st.just({}), st.lists(st.integers(-1, 2**41), max_size=6),
+)  # fmt: skip
+
+
+def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [path, *(p for key, child in children for p in places(child, (*path, key)))]
+
+
+@given(data=st.data())
+@settings(max_examples=400, deadline=None)
+def test_a_plan_changed_anywhere_is_sound_or_refused(two: Plan, data: st.DataObject) -> None:
+    """Whatever a hostile child writes: no other error, and nothing the host would do out of bounds."""
+    header = header_of(two)
+    for _ in range(data.draw(st.integers(1, 3))):
+        path = data.draw(st.sampled_from(places(header)[1:]))
+        node = header
+        for key in path[:-1]:
+            node = node[key]
+        if data.draw(st.booleans()):
+            node[path[-1]] = data.draw(WILD)
+        elif isinstance(node, dict):
+            del node[path[-1]]
+        else:
+            node.append(data.draw(WILD))
+    try:
+        plan = Plan.from_bytes(packed(header, b"".join(two.codes)))
+    except PlanError:
+        return
+    slots = len(plan.inputs) + len(plan.buffers)
+    for step in plan.steps:
+        if isinstance(step, Fill):
+            assert len(plan.inputs) <= step.slot < slots
+            assert step.offset >= 0 and step.offset + step.bytes <= plan.slot_bytes(step.slot)
+            continue
+        parameters = read_cubin(plan.codes[step.code]).kernels[step.symbol]
+        assert all(1 <= n <= most for n, most in zip(step.grid, (2**31 - 1, 65535, 65535), strict=True))
+        sizes = [
+            8 if isinstance(a, Pointer) else 128 if isinstance(a, TensorMap) else a.size
+            for a in step.arguments
+        ]
+        assert sizes == [p.size for p in parameters]
+        for argument in step.arguments:
+            if isinstance(argument, Pointer):
+                assert 0 <= argument.offset <= plan.slot_bytes(argument.slot)
+            if isinstance(argument, TensorMap):
+                reach = 4 + 4 * (argument.shape[-1] - 1) if argument.dtype == 7 else 0
+                reach += sum((n - 1) * s for n, s in zip(argument.shape, argument.strides, strict=False))
+                assert argument.offset >= 0 and argument.offset + reach <= plan.slot_bytes(argument.slot)
+    for output in plan.outputs:
+        assert output.offset + output.bytes <= plan.buffers[output.buffer]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"grid": (1 << 31, 1, 1)}, "out of bounds"),
+        ({"grid": (1, 65536, 1)}, "out of bounds"),
+        ({"grid": (0, 1, 1)}, "out of bounds"),
+        ({"grid": (1 << 30, 1, 1), "cluster": 4}, "out of bounds"),
+        ({"symbol": "sub"}, "no kernel 'sub'"),
+        ({"symbol": "add\0"}, "symbol"),
+        ({"code": 1}, "names no code"),
+        ({"warps": 8}, "compiled for blocks of 128 threads"),
+        ({"warps": 64}, "block's size"),
+        ({"shared": 1 << 20}, "shared memory"),
+        ({"cluster": 3}, "cluster"),
+        ({"cooperative": 1}, "flags"),
+        ({"arguments": ()}, "takes 6 arguments, the plan has 0"),
+        ({"argument": (0, Pointer(2, 0))}, "no input and no buffer"),
+        ({"argument": (0, Pointer(0, -8))}, "begins outside of input x"),
+        ({"argument": (0, Pointer(0, 128 * 64 * 4 + 1))}, "begins outside of input x"),
+        ({"argument": (1, Scalar(4, 0))}, "takes 8 bytes where the plan has 4"),
+        ({"argument": (2, Scalar(4, 1 << 32))}, "larger than its size"),
+        ({"argument": (2, Scalar(3, 0))}, "number's size"),
+        ({"argument": (2, 7)}, "no known kind"),
+    ],
+)  # fmt: skip
+def test_a_launch_out_of_bounds_is_refused(one: Plan, changes: dict[str, Any], said: str) -> None:
+    (launch,) = one.launches
+    if "argument" in changes:
+        place, value = changes["argument"]
+        changes = {"arguments": (*launch.arguments[:place], value, *launch.arguments[place + 1 :])}
+    with pytest.raises(PlanError, match=said):
+        dataclasses.replace(one, steps=(dataclasses.replace(launch, **changes),))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"shape": (129, 64)}, "reaches outside of input x"),
+        ({"strides": (512,)}, "reaches outside of input x"),
+        ({"strides": (8,)}, "strides"),
+        ({"offset": 16}, "reaches outside of input x"),
+        ({"dtype": 16}, "unknown"),
+        ({"box": (64, 512)}, "box"),
+        ({"shape": (64,)}, "rank"),
+        ({"shape": (0, 64)}, "shape"),
+        ({"slot": -1}, "no input"),
+    ],
+)
+def test_a_tensor_map_out_of_bounds_is_refused(two: Plan, changes: dict[str, Any], said: str) -> None:
+    turn = two.launches[0]
+    first = dataclasses.replace(turn.arguments[0], **changes)  # type: ignore[type-var]
+    with pytest.raises(PlanError, match=said):
+        dataclasses.replace(two, steps=(dataclasses.replace(turn, arguments=(first, *turn.arguments[1:])),))
+
+
+@pytest.mark.parametrize(
+    ("fill", "said"),
+    [
+        (Fill(0, 0, 4, 0, 4), "overwrites an input"),
+        (Fill(1, 0, 128 * 64 * 4 + 4, 0, 4), "reaches outside of output y"),
+        (Fill(1, 2, 4, 0, 4), "aligned"),
+        (Fill(1, 0, 4, 256, 1), "larger than its width"),
+        (Fill(1, 0, 4, 0, 3), "width"),
+    ],
+)
+def test_a_fill_out_of_bounds_is_refused(one: Plan, fill: Fill, said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        dataclasses.replace(one, steps=(fill,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"backend": "hip"}, "backend"),
+        ({"architecture": 80}, "for architecture 90"),
+        ({"buffers": (1 << 41,)}, "no size"),
+        ({"buffers": (16,)}, "outside of output y"),
+        ({"inputs": (Tensor("x", "float3", (4,)),)}, "unknown dtype"),
+        ({"inputs": (Tensor("x y", "float32", (4,)),)}, "name"),
+        ({"inputs": (Tensor("x", "float32", (-4,)),)}, "no shape"),
+        ({"codes": (b"\x7fELF",)}, "well-formed"),
+        ({"codes": (b"",)}, "well-formed"),
+        ({"toolchain": {"triton": 3}}, "short texts"),
+    ],
+)
+def test_a_plan_out_of_bounds_is_refused(one: Plan, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        dataclasses.replace(one, **changes)
+
+
+def test_two_outputs_cannot_lie_in_the_same_memory(one: Plan) -> None:
+    (output,) = one.outputs
+    with pytest.raises(PlanError, match="same memory"):
+        dataclasses.replace(one, outputs=(output, dataclasses.replace(output, name="z")))
+
+
+# -- code ---------------------------------------------------------------------------------------
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_damaged_code_is_read_or_refused(one: Plan, data: st.DataObject) -> None:
+    code = bytearray(one.codes[0])
+    for _ in range(data.draw(st.integers(1, 4))):
+        code[data.draw(st.integers(0, len(code) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(CubinError):
+        read_cubin(bytes(code[: data.draw(st.integers(0, 2 * len(code)))]))
+
+
+PTX = """
+.version 8.3
+.target sm_90a
+.address_size 64
+{before}
+.visible .entry kernel(.param .u64 out) {{
+  .reg .b64 %rd<4>;
+  .reg .b32 %r<4>;
+  ld.param.u64 %rd1, [out];
+  {body}
+  ret;
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "body", "said"),
+    [
+        ("", "st.global.u32 [%rd1], 7;", None),
+        (
+            ".global .u32 kept;",
+            "atom.global.add.u32 %r1, [kept], 1; st.global.u32 [%rd1], %r1;",
+            "keeps variables",
+        ),
+        (
+            ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);",
+            "{ .param .b64 a; .param .b64 b; .param .b32 r; st.param.b64 [a], %rd1; st.param.b64 [b], %rd1;"
+            " call.uni (r), vprintf, (a, b); }",
+            "needs 'vprintf'",
+        ),
+    ],
+)
+def test_code_that_keeps_variables_or_needs_other_code_is_refused(
+    before: str, body: str, said: str | None, tmp_path: Path
+) -> None:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    (tmp_path / "k.ptx").write_text(PTX.format(before=before, body=body))
+    subprocess.run([tool, "-arch=sm_90a", tmp_path / "k.ptx", "-o", tmp_path / "k.cubin"], check=True)
+    code = (tmp_path / "k.cubin").read_bytes()
+    if said is None:
+        found = read_cubin(code)
+        assert (found.architecture, [p.size for p in found.kernels["kernel"]]) == (90, [8])
+        return
+    with pytest.raises(CubinError, match=said):
+        read_cubin(code)

@@ -1,0 +1,80 @@
+"""Every Triton and Gluon seed is recorded for compute capability 9.0 on this machine, which needs no device for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tilewright.evolve.space.space import read_declarations
+from tilewright.fitness.targets import load_target
+from tilewright.library.plans.format import Plan
+from tilewright.seeds.catalogue import load_operator
+from tilewright.seeds.operator import Operator, SeedKernel, TensorSpec
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.fresh import FreshChildren
+from tilewright.workers.child.run_once import Ending
+from tilewright.workers.child.session import JobLimits
+from tilewright.workers.device.station import compile_children
+
+pytest.importorskip("triton")
+
+RECIPES = {
+    "gemm_fp8_blockwise": ("gemm_nt", "gemm_nt_rows", "quant_1x128", "quant_128x128", "quant_dual", "step"),
+    "gridquant": ("quant_256", "gemm_256"),
+    "mx_cast": ("mxfp8_both", "mxfp8_swizzled", "mxfp4", "gemm_mxfp8"),
+    "fused_quant": ("rmsnorm_1x128", "swiglu_1x128"),
+    "gemm_mxfp8_out": ("normal", "grouped4", "masked32x192", "kgrouped4"),
+}
+"""Families to recipes whose kernels' texts are those of all others."""
+
+
+def seeds() -> Iterator[tuple[Operator, SeedKernel]]:
+    """Each text with each choice of parameters that are fixed by the recipe, once."""
+    known: set[tuple[str, str]] = set()
+    for family, recipes in RECIPES.items():
+        for recipe in recipes:
+            operator = load_operator(f"{family}/{recipe}")
+            for kernel in operator.kernels.values():
+                key = (kernel.source, str(sorted(kernel.overrides.items())))
+                if key not in known:
+                    known.add(key)
+                    yield operator, kernel
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[FreshChildren]:
+    pool = compile_children(load_target("h200").gpu)
+    yield pool
+    pool.close()
+
+
+def described(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
+    return [{"name": s.name, "shape": list(s.shape), "dtype": s.dtype} for s in specs]
+
+
+@pytest.mark.parametrize(
+    ("operator", "kernel"), [pytest.param(*s, id=f"{s[0].name}/{s[1].name}") for s in seeds()]
+)
+def test_a_seed_is_recorded_without_a_device(
+    compiler: FreshChildren, operator: Operator, kernel: SeedKernel
+) -> None:
+    workload = next(iter(operator.suites.values())).check[0]
+    shape = {
+        "id": "w",
+        "inputs": described(operator.inputs(workload, kernel.inputs)),
+        "outputs": described(operator.outputs(workload)),
+    }
+    params = {**read_declarations(kernel.source).defaults, **kernel.overrides}
+    job = Frame("compile", {"source": kernel.source, "params": params, "workloads": [shape]})
+    outcome = compiler.run(job, JobLimits(120.0, 120.0))
+    assert outcome.ending is Ending.DONE, outcome.detail
+    answer = outcome.frames[-1]
+    assert answer.kind == "compiled", answer.data
+    plan = Plan.from_bytes(answer.blobs["w"])
+    assert plan.launches and described(plan.inputs) == shape["inputs"]  # type: ignore[arg-type]
+    assert described(plan.outputs) == shape["outputs"]  # type: ignore[arg-type]
+    kernels = {"gluon": ("_ws", "skew", "tma")}
+    if any(part in kernel.name for part in kernels["gluon"]) and "cast8" not in kernel.name:
+        assert any(type(a).__name__ == "TensorMap" for launch in plan.launches for a in launch.arguments)

@@ -1,0 +1,89 @@
+"""Triton and Gluon seeds of the FP8 and MX families: they compile for Hopper, and pass their gates on an H200."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testkit.compile_ahead import Task, compiled_ahead, described
+from testkit.gpu import require_h200
+from testkit.seeds.gpu_gates import Case, gate_failures
+from tilewright.evolve.space.space import read_declarations
+from tilewright.seeds.catalogue import load_operator
+from tilewright.seeds.operator import Workload
+
+WIDE = Workload("check/whole", {"M": 512, "N": 512, "K": 1024})
+
+SMALL_TILES = {"block_m": 64, "block_n": 128, "stages": 8, "slots": 1}
+
+GROUPED: list[tuple[str, dict[str, Any]]] = [
+    ("grouped4x8192", {}),
+    ("grouped4x8192", {"block_m": 64, "stages": 5, "slots": 1}),
+    ("grouped4x8192", SMALL_TILES),
+    ("grouped128x512", {}),  # more groups than a warp has lanes
+    ("masked6x1024", {}),
+    ("masked6x1024", SMALL_TILES),
+    ("masked32x48", {"block_m": 64, "stages": 5, "slots": 1}),
+]
+
+MX: list[tuple[str, str, dict[str, Any]]] = [
+    ("mx_cast/mxfp8_both", "cast8_tma", {}),
+    ("mx_cast/mxfp8_both", "cast8_tma", {"leave": "tma", "slots": 2, "group_m": 4}),
+    ("mx_cast/mxfp8_dim1", "cast8_tma", {"leave": "tma", "group_m": 1048576}),
+    ("gridquant/gemm_256", "persistent_ws", {}),
+    ("gridquant/gemm_128", "persistent_ws", {"block_n": 128, "stages": 6}),
+    ("gemm_mxfp8_out/normal", "fused_ws", {}),
+    ("gemm_mxfp8_out/normal", "fused_ws", {"split": 2, "block_n": 128}),
+    ("gemm_mxfp8_out/grouped4", "fused_ws", {}),
+]
+
+PRODUCTS = ("step", "step_mixed", "gemm_nt", "gemm_nt_rows")
+QUANTISERS = ("quant_1x128", "quant_128x128", "quant_dual", "quant_128x128_dual", "quant_mixed_dual")
+
+
+def cases() -> list[Case]:
+    """Training steps first: their modules hold several kernels each and take longest to compile."""
+    found = []
+    for recipe in (*PRODUCTS, *QUANTISERS):
+        operator = load_operator(f"gemm_fp8_blockwise/{recipe}")
+        shapes = operator.suites["primus-core"].check
+        found += [Case(f"gemm_fp8_blockwise/{recipe}", kernel, shapes) for kernel in operator.kernels]
+    for recipe in ("kgrouped4x8192", "kmixed8x4096"):
+        shapes = load_operator(f"gemm_fp8_blockwise/{recipe}").suites["experts"].check
+        found.append(Case(f"gemm_fp8_blockwise/{recipe}", "k_grouped", shapes))
+    for recipe, params in GROUPED:
+        shapes = load_operator(f"gemm_fp8_blockwise/{recipe}").suites["experts"].check
+        found.append(Case(f"gemm_fp8_blockwise/{recipe}", "grouped", shapes, params))
+    for name, kernel, params in MX:
+        suite = next(iter(load_operator(name).suites.values()))
+        found.append(Case(name, kernel, (*suite.check, WIDE), params))
+    return found
+
+
+@pytest.mark.gpu
+def test_seeds_pass_their_gates_on_the_gpu() -> None:
+    require_h200()
+    assert gate_failures(cases()) == {}
+
+
+def compile_task(operator: str, kernel: str, params: dict[str, Any]) -> Task:
+    """A seed at a point of its own, for ``WIDE``."""
+    made = load_operator(operator)
+    seed = made.kernels[kernel]
+    point = {**read_declarations(seed.source).defaults, **seed.overrides, **params}
+    shape = {
+        "id": WIDE.id,
+        "inputs": described(made.inputs(WIDE)),
+        "outputs": described(made.outputs(WIDE)),
+    }
+    return seed.source, point, [shape]
+
+
+@pytest.mark.slow
+def test_gluon_seeds_of_the_mx_families_compile_for_hopper(tmp_path: Path) -> None:
+    pytest.importorskip("triton.experimental.gluon")
+    todo = [compile_task(*case) for case in MX]
+    found = compiled_ahead(todo, str(tmp_path), processes=2, seconds=300.0)
+    assert found["points"] == len(MX) and not found["failed"] and not found["late"], found
