@@ -38,15 +38,12 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
-from tilewright.workers.cluster.pool import RayPool
-from tilewright.workers.cluster.ray_start import PoolUnavailable
+from tilewright.workers.cluster.pool import Pool, make_pool
+from tilewright.workers.cluster.settings import PoolUnavailable
 from tilewright.workers.device.warm import WarmDevice
 
 MIRROR_LOOK_SECONDS = 0.25
 """Between two looks, meanwhile, at whether the user has stopped waiting."""
-
-WORKERS_READY = "workers_ready"
-"""The event that workers have taken over from the process that started them."""
 
 COLLECT = (10_000, 10, 10)
 """Thresholds of Python's collector: syntax trees that are kept make a whole collection take 0.1 s, for all threads."""
@@ -147,13 +144,12 @@ class _Run:
     _mirror: MirrorProcess | None = None
     _ctrl_c: CtrlC | None = None
     _references: References | None = None
-    _pool: RayPool | None = None
+    _pool: Pool | None = None
     _last_shown: float = 0.0
     _compared_seconds: float = 0.0
-    _workers_noted: bool = False
 
     def go(self) -> CampaignOutcome:
-        pool = self._pool = RayPool(pool_settings(self.resolved), device=self.device, say=self.display.note)
+        pool = self._pool = make_pool(pool_settings(self.resolved), self.device, self.display.note)
         config = self.resolved.config
         self.display.start(self.journal.meta("campaign"))
         references = self._references = References(pool, self.journal, config.seed)
@@ -178,12 +174,11 @@ class _Run:
                 self._mirror.stop()
             self.display.stop()
 
-    def _searched(self, campaign: Campaign, references: References, pool: RayPool) -> CampaignOutcome:
+    def _searched(self, campaign: Campaign, references: References, pool: Pool) -> CampaignOutcome:
         self.display.note("starting workers")
         with _reachable():
-            pool.open()
-            pool.start_more()
-            campaign.begin()  # seeds first, baselines beside them; they are judged while workers start
+            pool.start()
+            campaign.begin()  # seeds first, baselines beside them
         for kernel, genome in self.resolved.baselines:
             references.request(kernel.name, Scope.SUITE, genome, kernel.name)
         with _reachable():
@@ -282,7 +277,7 @@ class _Run:
 
     def _note_spent(self) -> None:
         """For the bill: CPU time of this process, and what the last comparison held the device for."""
-        judged = 0.0 if self._pool is None else self._pool.judged_here
+        judged = 0.0 if self._pool is None else self._pool.thread_cpu_seconds
         self.journal.add_event(
             SPENT, cpu_seconds=time.process_time() - judged, device_seconds=self._compared_seconds
         )
@@ -318,9 +313,6 @@ class _Run:
         if now - self._last_shown < 0.2:
             return
         self._last_shown = now
-        if self._pool is not None and self._pool.workers_ready and not self._workers_noted:
-            self._workers_noted = True
-            self.journal.add_event(WORKERS_READY)
         self._mirror_once_seeds_pass(campaign)
         references = self.journal.references(Scope.SUITE.value)
         verdicts = {verdict.value: count for verdict, count in campaign.history.verdicts.items()}

@@ -1,4 +1,4 @@
-"""A pool of real Ray workers for the small GEMM, and genomes for it."""
+"""Settings of a pool for the small GEMM, and genomes for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.seeds.catalogue import load_operator
-from tilewright.workers.cluster.pool import RayPool
+from tilewright.workers.cluster.pool import Pool
 from tilewright.workers.cluster.settings import PoolSettings
 
 FAMILY = str(FIXTURES / "small_gemm")
@@ -34,7 +34,7 @@ def genome(kernel: str = "tiled", **params: int) -> Genome:
     return Genome(source, {**read_declarations(source).defaults, **params})
 
 
-def drain(pool: RayPool, count: int, seconds: float = 120.0) -> dict[int, Evaluation]:
+def drain(pool: Pool, count: int, seconds: float = 120.0) -> dict[int, Evaluation]:
     done: dict[int, Evaluation] = {}
     deadline = time.monotonic() + seconds
     while len(done) < count and time.monotonic() < deadline:

@@ -1,9 +1,9 @@
 """Rows of vLLM's and SGLang's tuned tables for block-FP8 products: one JSON file a weight's N and K, keyed by rows M.
 
 Both programs read a file's keys as integers and pass every value on as a launch option, so a row can hold nothing
-else: the link to its receipt is in a file beside it. Their kernel is the plain one of pointer loads here: one
-128-wide step of K a scale block, groups of row blocks, partial products scaled as they come. Rows come from a promoted
-table of that kernel, or from a campaign: on each shape its fastest candidate that is that kernel, whoever won.
+else; a second file beside each table links the receipts. Their kernel is the plain one of pointer loads here: one
+128-wide step of K for each scale block, groups of row blocks, partial products scaled as they come. Rows come from a
+promoted table of that kernel, or from a campaign: on each shape its fastest candidate with that kernel, whoever won.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilewright.evolve.export.choice import Disagreement, fastest
+from tilewright.evolve.export.choice import Disagreement, SearchedCampaign
 from tilewright.evolve.export.promoted import PromotedKernel, PromotedTable
-from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.data import load
 from tilewright.evolve.space.genome import source_id
 from tilewright.seeds.catalogue import load_operator
 
@@ -37,24 +35,24 @@ class Row:
     dims: Mapping[str, int]
     device: str | None
     options: Mapping[str, int]
-    told: Mapping[str, Any]
+    provenance: Mapping[str, Any]
 
 
-def of_table(table: PromotedTable, program: str) -> dict[str, str]:
+def of_operator(table: PromotedTable, program: str) -> dict[str, str]:
     """A promoted table for ``program`` (vllm, sglang): path below its repository to text. Raises Disagreement."""
-    _require(table.operator, program)
-    options = {name: configuration(kernel, program) for name, kernel in table.kernels.items()}
-    rows = [
-        Row(dims, table.device(), options[kernel], table.row(workload))
-        for workload, dims, kernel in table.regions
-    ]
-    return _files(rows, program)
+    _require_operator(table.operator, program)
+    options = {name: _promoted_options(kernel, program) for name, kernel in table.kernels.items()}
+    device = table.device()
+    return _files(
+        [Row(dims, device, options[kernel], table.row(workload)) for workload, dims, kernel in table.regions],
+        program,
+    )
 
 
 def of_campaign(journal: Path, program: str) -> dict[str, str]:
-    """The same of a campaign's candidates. Raises Disagreement for one that tried no kernel like theirs."""
-    with Journal(journal) as opened:
-        _require(str(load(opened).facts["operator"]), program)
+    """The same of a campaign's candidates. Raises Disagreement when none has the programs' kernel."""
+    campaign = SearchedCampaign.read(journal)
+    _require_operator(str(campaign.data.facts["operator"]), program)
     rows = [
         Row(
             choice.workload.dims,
@@ -62,63 +60,55 @@ def of_campaign(journal: Path, program: str) -> dict[str, str]:
             _options(choice.params),
             choice.provenance,
         )
-        for choice in fastest(journal, lambda choice: theirs(choice.source, choice.params))
+        for choice in campaign.fastest(lambda choice: is_plain(choice.source, choice.params))
     ]
     if not rows:
         raise Disagreement(
-            f"{program}'s block-FP8 product is the plain kernel of pointer loads, and no candidate of "
-            f"{journal.parent.name} is; run one with seeds=[{_KERNEL}]."
+            f"{program}'s block-FP8 product is the plain kernel of pointer loads, and no candidate of {campaign.name} "
+            f"is; run one with seeds=[{_KERNEL}]."
         )
     return _files(rows, program)
 
 
-def _require(operator: str, program: str) -> None:
+def _require_operator(operator: str, program: str) -> None:
     if operator != OPERATOR:
         raise Disagreement(f"{program} has block-FP8 tables for {OPERATOR} alone, not for {operator}.")
 
 
 def _files(rows: Iterable[Row], program: str) -> dict[str, str]:
-    files: dict[str, dict[int, Mapping[str, int]]] = {}
-    receipts: dict[str, dict[int, Mapping[str, Any]]] = {}
+    tables: dict[str, dict[int, Mapping[str, Any]]] = {}
     for row in rows:
         if row.device is None:
             raise Disagreement(
                 f"{program}'s tables are named after a device, and no device timed {OPERATOR}."
             )
-        name = (
-            f"N={row.dims['N']},K={row.dims['K']},device_name={row.device.replace(' ', '_')},dtype=fp8_w8a8,"
-            "block_shape=[128,128].json"
+        path = (
+            f"{_FOLDERS[program]}/N={row.dims['N']},K={row.dims['K']},device_name={row.device.replace(' ', '_')},"
+            "dtype=fp8_w8a8,block_shape=[128,128]"
         )
-        files.setdefault(name, {})[row.dims["M"]] = row.options
-        receipts.setdefault(name, {})[row.dims["M"]] = row.told
-    found = {}
-    for name, table_rows in files.items():
-        path = f"{_FOLDERS[program]}/{name}"
-        found[path] = _json(table_rows)
-        found[path.removesuffix(".json") + ".receipts.json"] = _json(receipts[name])
-    return found
+        tables.setdefault(f"{path}.json", {})[row.dims["M"]] = row.options
+        tables.setdefault(f"{path}.receipts.json", {})[row.dims["M"]] = row.provenance
+    return {
+        path: json.dumps({str(m): table[m] for m in sorted(table)}, indent=4) + "\n"
+        for path, table in tables.items()
+    }
 
 
-def theirs(source: str, params: Mapping[str, Any]) -> bool:
-    """Whether a kernel works as theirs does: the plain one of pointer loads, nothing a step behind."""
-    return params.get("skew") is False and _works_alike(source)
+def is_plain(source: str, params: Mapping[str, Any]) -> bool:
+    """Whether a kernel is the plain one of pointer loads, without a skewed promotion."""
+    return params.get("skew") is False and _is_plain_source(source)
 
 
 @functools.lru_cache(maxsize=512)
-def _works_alike(source: str) -> bool:
-    """Whether a source is the plain kernel's, but for its comments and declarations."""
-    plain = _plain()
+def _is_plain_source(source: str) -> bool:
+    """Whether a source is the plain kernel's; comments and declarations do not count."""
+    plain = load_operator(OPERATOR).kernels[_KERNEL].source
     return source == plain or source_id(source) == source_id(plain)
 
 
-@functools.cache
-def _plain() -> str:
-    return load_operator(OPERATOR).kernels[_KERNEL].source
-
-
-def configuration(kernel: PromotedKernel, program: str) -> dict[str, int]:
-    """The launch options of one row. Raises Disagreement."""
-    if not theirs(kernel.data.decode("utf-8"), kernel.params):
+def _promoted_options(kernel: PromotedKernel, program: str) -> dict[str, int]:
+    """The launch options of a promoted kernel. Raises Disagreement."""
+    if not is_plain(kernel.data.decode("utf-8"), kernel.params):
         skewed = ", with its promotion one step behind" if kernel.params.get("skew") else ""
         raise Disagreement(
             f"{program}'s block-FP8 product is the plain kernel of pointer loads; kernel {kernel.name}{skewed} has "
@@ -137,7 +127,3 @@ def _options(params: Mapping[str, Any]) -> dict[str, int]:
         "num_warps": params["num_warps"],
         "num_stages": params["num_stages"],
     }
-
-
-def _json(rows: Mapping[int, Mapping[str, Any]]) -> str:
-    return json.dumps({str(m): rows[m] for m in sorted(rows)}, indent=4) + "\n"

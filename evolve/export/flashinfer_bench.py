@@ -1,7 +1,9 @@
-"""A promoted operator as a Solution of flashinfer-bench, with the Definition that it solves.
+"""Solutions of flashinfer-bench with the Definitions that they solve: a promoted operator's, or a tuned function's.
 
-The Solution's sources are the standalone package. Operators whose recipe the library has in torch can be exported: a
-Definition brings its reference along, as the text of a Python module with a function ``run``.
+A Definition brings its reference along, as the text of a Python module with a function ``run``. A promoted operator
+can be exported when the library computes its recipe in torch; its Solution's sources are the standalone package. The
+Definition of a tuned function is the one that judged its campaign, or is made from the operator's operands, results
+and reference.
 """
 
 from __future__ import annotations
@@ -9,18 +11,26 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.export import standalone
 from tilewright.evolve.export.choice import Disagreement
 from tilewright.evolve.export.promoted import PromotedTable
-from tilewright.library.operands import Operand
+from tilewright.evolve.intake.winner import plain_module
+from tilewright.evolve.promote.taken_reference import judge_of
+from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.data import load
+from tilewright.seeds.catalogue import load_operator
+from tilewright.workers.intake.operator import TakenOperator
 
 AUTHOR = "tilewright"
-_CONTRACT = ("tilewright.library", "torch_contract.py")
+TUNED = "tuned"
+"""The ``op_type`` of functions that ``tilewright tune`` took in."""
 
-_REFERENCES = {
+REFERENCES = {
     "gemm_fp8_blockwise/gemm_nt": "product(inputs)[0]",
     "gemm_fp8_blockwise/gemm_nt_rows": "product_rows(inputs)[0]",
     "gemm_fp8_blockwise/quant_1x128": 'quantise_rows(inputs["x"])',
@@ -28,104 +38,187 @@ _REFERENCES = {
     "gemm_fp8_blockwise/quant_dual": '_dual(quantise_rows, inputs["x"])',
     "gemm_fp8_blockwise/quant_128x128_dual": '_dual(quantise_blocks, inputs["x"])',
 }
-"""What each operator computes, in functions of the torch contract."""
+"""What each operator computes, in functions of the library's torch contract."""
 
 
-def files(table: PromotedTable) -> dict[str, str]:
+def of_operator(table: PromotedTable) -> dict[str, str]:
     """Path below a trace set's folder to text. Raises Disagreement."""
-    if table.operator not in _REFERENCES:
+    if table.operator not in REFERENCES:
         raise Disagreement(
             f"a flashinfer-bench definition needs its reference in torch, which {table.operator} has not "
-            f"(those that have: {', '.join(_REFERENCES)})."
+            f"(those that have: {', '.join(REFERENCES)})."
         )
     if table.language == "pallas":
         raise Disagreement("flashinfer-bench runs torch programs; a Pallas kernel is none.")
     name = re.sub(r"\W", "_", table.operator)
-    kind = "gemm" if "gemm_nt" in table.operator else "quantization"
-    solution = f"tilewright_{name}_{table.version}"
-    return {
-        f"definitions/{kind}/{name}.json": _json(definition(table, name, kind)),
-        f"solutions/{AUTHOR}/{kind}/{name}/{solution}.json": _json(_solution(table, name, solution)),
-    }
-
-
-def definition(table: PromotedTable, name: str, kind: str) -> dict[str, Any]:
-    """The operator: axes, tensors, and a reference in torch."""
-    axes: dict[str, Any] = {d: {"type": "var"} for d in table.dimensions}
-    constraints: list[str] = []
-
-    def tensor(operand: Operand) -> dict[str, Any]:
-        shape = []
-        for text in operand.shape:
-            axis = text if text in axes else f"axis_{text}" if text.isdigit() else re.sub(r"\W+", "_", text)
-            if text.isdigit():
-                axes[axis] = {"type": "const", "value": int(text)}
-            elif text not in axes and axis not in axes:
-                axes[axis] = {"type": "var", "description": text}
-                constraints.append(f"{axis} == {text}")
-            shape.append(axis)
-        return {"shape": shape, "dtype": operand.dtype}
-
-    inputs = {o.name: tensor(o) for o in table.operands.inputs}
-    outputs = {o.name: tensor(o) for o in table.operands.outputs}
-    return {
-        "name": name,
-        "op_type": kind,
-        "description": f"{table.operator} of tilewright, block-scaled FP8.",
-        "axes": axes,
-        "inputs": inputs,
-        "outputs": outputs,
-        **({"constraints": constraints} if constraints else {}),
-        "reference": reference(table.operator, list(inputs)),
-    }
-
-
-def reference(operator: str, inputs: list[str]) -> str:
-    """The library's torch contract, cut to what computes, with ``run`` at its end."""
-    text = resources.files(_CONTRACT[0]).joinpath(_CONTRACT[1]).read_text(encoding="utf-8")
-    lines = text.splitlines()
-    kept = []
-    for node in ast.parse(text).body:
-        named = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id
-        if named == "FAMILY":
-            break
-        if isinstance(node, ast.ImportFrom) and node.level:
-            continue
-        kept.append("\n".join(lines[node.lineno - 1 : node.end_lineno]))
-    given = ", ".join(f'"{name}": {name}' for name in inputs)
-    run = f"def run({', '.join(inputs)}):\n    inputs = {{{given}}}\n    return {_REFERENCES[operator]}"
-    return "\n\n".join([*kept, run]) + "\n"
-
-
-def _solution(table: PromotedTable, definition: str, name: str) -> dict[str, Any]:
-    sources = [{"path": path, "content": text} for path, text in standalone.modules(table).items()]
-    return {
-        "name": name,
-        "definition": definition,
-        "author": AUTHOR,
-        "description": _description(table),
-        "spec": {
-            "language": "triton",
-            "target_hardware": [table.device() or table.target],
-            "entry_point": "main.py::run",
-            "dependencies": [],
-            "destination_passing_style": False,
-        },
-        "sources": sources,
-    }
-
-
-def _description(table: PromotedTable) -> str:
-    """The receipt, and the times it tells."""
-    rows = []
+    inputs = [operand.name for operand in table.operands.inputs]
+    definition = _definition(
+        name,
+        "gemm" if "gemm_nt" in table.operator else "quantization",
+        [(o.name, o.dtype, o.shape) for o in table.operands.inputs],
+        [(o.name, o.dtype, o.shape) for o in table.operands.outputs],
+        reference(table.operator, inputs),
+        table.dimensions,
+    )
+    definition["description"] = f"{table.operator} of tilewright, block-scaled FP8."
+    times = []
     for workload, _, _ in table.regions:
         row = table.row(workload)
         if "time_us" in row:
             low, high = row["interval_us"]
-            rows.append(f"{workload} {row['time_us']:.2f} us [{low:.2f}, {high:.2f}]")
-    times = f" Times ({table.target}, {table.told['target']['kind']}): {'; '.join(rows)}." if rows else ""
-    return f"Promoted by tilewright; receipt {table.receipt_name}, also among the sources.{times}"
+            times.append(f"{workload} {row['time_us']:.2f} us [{low:.2f}, {high:.2f}]")
+    kind = table.receipt_of_target["target"]["kind"]
+    measured = f" Times ({table.target}, {kind}): {'; '.join(times)}." if times else ""
+    return _files(
+        definition,
+        f"tilewright_{name}_{table.version}",
+        table.device() or table.target,
+        f"Promoted by tilewright; receipt {table.receipt_name}, also among the sources.{measured}",
+        standalone.modules(table),
+    )
 
 
-def _json(data: dict[str, Any]) -> str:
-    return json.dumps(data, indent=2) + "\n"
+def reference(operator: str, inputs: list[str]) -> str:
+    """The functions of the library's torch contract, with ``run`` at the end."""
+    text = resources.files("tilewright.library").joinpath("torch_contract.py").read_text("utf-8")
+    lines, kept = text.splitlines(), []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FAMILY":
+            break  # what follows serves the library's dispatch, not the arithmetic
+        if not (isinstance(node, ast.ImportFrom) and node.level):
+            kept.append("\n".join(lines[node.lineno - 1 : node.end_lineno]))
+    given = ", ".join(f'"{name}": {name}' for name in inputs)
+    run = f"def run({', '.join(inputs)}):\n    inputs = {{{given}}}\n    return {REFERENCES[operator]}"
+    return "\n\n".join([*kept, run]) + "\n"
+
+
+def of_campaign(journal: Path) -> dict[str, str]:
+    """The winner of a campaign that tuned a function: path below a trace set's folder to text. Raises Disagreement."""
+    campaign = journal.parent.name
+    with Journal(journal) as opened:
+        data = load(opened)
+    operator = load_operator(str(data.facts["operator"]))
+    if not isinstance(operator, TakenOperator):
+        raise Disagreement(
+            f"flashinfer-bench: {campaign} tunes no function; promote it, and name the operator instead."
+        )
+    if data.winner is None:
+        raise Disagreement(f"flashinfer-bench: {campaign} has no winner to export; let it find one first.")
+    genome = data.winner.genome
+    if "def launch(" not in genome.source:
+        raise Disagreement("flashinfer-bench runs torch programs; a Pallas kernel is none.")
+    definition = _judging_definition(operator, campaign)
+    tensors = [name for name, spec in definition["inputs"].items() if spec["shape"] is not None]
+    note = f"Winner of campaign {campaign}, candidate {data.winner.index}."
+    module = plain_module(genome.source, genome.params, "tuned", [o.name for o in operator.operands], note)
+    target = str(data.facts["target"])
+    run = f"def run({', '.join(definition['inputs'])}):\n    return tuned({', '.join(tensors)})\n"
+    solution = f"{AUTHOR}_{definition['name']}_{campaign}"
+    return _files(
+        definition, solution, target, f"{note} Target {target}.", {"main.py": f"{module}\n\n{run}"}, TUNED
+    )
+
+
+def _judging_definition(operator: TakenOperator, campaign: str) -> dict[str, Any]:
+    """The Definition that judged a tuned function, or one made of its reference. Raises Disagreement."""
+    path, _, function = operator.reference.rpartition(":")
+    own = operator.reference.startswith("itself")
+    try:
+        if own:
+            text = None
+        elif path.endswith(".json"):
+            return dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        else:
+            text = judge_of(Path(path)) if path else f"import {function.partition('.')[0]}\n"
+    except (OSError, ValueError, SyntaxError) as error:
+        raise Disagreement(
+            f"flashinfer-bench: the reference of {campaign} cannot be read: {error}."
+        ) from error
+    if text is None:
+        raise Disagreement(
+            f"flashinfer-bench: a Definition holds its reference whole, and that of {campaign} is "
+            f"{'the kernel itself' if own else 'of several files'}."
+        )
+    if f"class {function}(" in text:
+        first = operator.operands[0].name
+        text += f"\n\ntorch.manual_seed(0)\nMODEL = {function}(*get_init_inputs())"
+        function = f"MODEL.to({first}.device, {first}.dtype)"
+    inputs = ", ".join(operand.name for operand in operator.operands)
+    return _definition(
+        re.sub(r"\W+", "_", operator.name.rpartition("/")[0] or operator.name),
+        TUNED,
+        [(o.name, o.dtype, o.shape) for o in operator.operands],
+        [(r.name, r.dtype, r.shape) for r in operator.results],
+        f"{text}\n\ndef run({inputs}):\n    return {function}({operator.call})\n",
+    )
+
+
+Tensor = tuple[str, str, Sequence[int | str]]
+"""Name, dtype and shape: sizes, names of dimensions, or expressions of them such as ``M // 128``."""
+
+
+def _definition(
+    name: str,
+    kind: str,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    reference: str,
+    dimensions: Sequence[str] = (),
+) -> dict[str, Any]:
+    axes: dict[str, dict[str, Any]] = {dimension: {"type": "var"} for dimension in dimensions}
+    constraints: list[str] = []
+
+    def axis_of(size: str) -> str:
+        axis = f"axis_{size}" if size.isdigit() else re.sub(r"\W+", "_", size)
+        if size.isdigit():
+            axes[axis] = {"type": "const", "value": int(size)}
+        elif axis not in axes:
+            axes[axis] = {"type": "var"}
+            if axis != size:
+                axes[axis]["description"] = size
+                constraints.append(f"{axis} == {size}")
+        return axis
+
+    def described(tensors: Sequence[Tensor]) -> dict[str, dict[str, Any]]:
+        return {
+            name: {"shape": [axis_of(str(size)) for size in shape], "dtype": dtype}
+            for name, dtype, shape in tensors
+        }
+
+    found = {
+        "name": name,
+        "op_type": kind,
+        "axes": axes,
+        "inputs": described(inputs),
+        "outputs": described(outputs),
+    }
+    return {**found, **({"constraints": constraints} if constraints else {}), "reference": reference}
+
+
+def _files(
+    definition: Mapping[str, Any],
+    name: str,
+    hardware: str,
+    description: str,
+    sources: Mapping[str, str],
+    kind: str = "",
+) -> dict[str, str]:
+    solution = {
+        "name": name,
+        "definition": definition["name"],
+        "author": AUTHOR,
+        "description": description,
+        "spec": {
+            "language": "triton",
+            "target_hardware": [hardware],
+            "entry_point": "main.py::run",
+            "dependencies": [],
+            "destination_passing_style": False,
+        },
+        "sources": [{"path": path, "content": text} for path, text in sources.items()],
+    }
+    place = kind or definition["op_type"]
+    return {
+        f"definitions/{place}/{definition['name']}.json": json.dumps(definition, indent=2) + "\n",
+        f"solutions/{AUTHOR}/{place}/{definition['name']}/{name}.json": json.dumps(solution, indent=2) + "\n",
+    }

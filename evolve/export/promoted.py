@@ -17,7 +17,7 @@ from tilewright.seeds.catalogue import UnknownOperator, load_operator
 
 @dataclass(frozen=True)
 class PromotedKernel:
-    """One kernel: ``module`` is its name as a Python module, ``data`` the file that was promoted."""
+    """One kernel: ``module`` is its name as a Python module, ``data`` the promoted file."""
 
     name: str
     module: str
@@ -30,7 +30,7 @@ class PromotedKernel:
 class PromotedTable:
     """What a version offers on one target. ``regions``: (workload, dimensions, kernel's name), in order.
 
-    ``shares``: of the roofline, by region, where the table says them.
+    ``shares``: by region the fraction of the roofline, where the table has it.
     """
 
     operator: str
@@ -52,28 +52,24 @@ class PromotedTable:
         return f"kernels/{self.operator}/versions/{self.version}/{store.RECEIPT}"
 
     @property
-    def told(self) -> Mapping[str, Any]:
-        """The receipt's part on this target."""
+    def receipt_of_target(self) -> Mapping[str, Any]:
+        """The receipt's section on this target."""
         return json.loads(self.receipt)["targets"][self.target]
 
-    def shape(self, workload: str) -> Mapping[str, Any] | None:
-        """What the receipt says of a workload."""
-        return next((s for s in self.told["shapes"] if s["workload"] == workload), None)
-
     def device(self) -> str | None:
-        """The name of the device that the figures were measured on."""
-        names = {c.get("toolchain", {}).get("device") for c in self.told["candidates"]} - {None}
+        """The name of the device that measured the figures."""
+        names = {c.get("toolchain", {}).get("device") for c in self.receipt_of_target["candidates"]} - {None}
         return str(min(names)) if names else None
 
     def row(self, workload: str) -> dict[str, Any]:
-        """Provenance of a row: the receipt, and the time it tells with its interval, unit, target and kind."""
+        """Provenance of a row: the receipt, and its time with interval, unit, target and kind."""
         found: dict[str, Any] = {
             "receipt": self.receipt_name,
             "operator": self.operator,
             "target": self.target,
             "workload": workload,
         }
-        shape = self.shape(workload)
+        shape = next((s for s in self.receipt_of_target["shapes"] if s["workload"] == workload), None)
         if shape is not None:
             low, high = (1e6 * s for s in shape["seconds_interval"])
             found |= {"kind": shape["kind"], "time_us": 1e6 * shape["seconds"], "interval_us": [low, high]}
@@ -112,15 +108,12 @@ def promoted(writer: LibraryWriter, operator: str, target: str | None) -> Promot
 
 
 def _operands(operator: str, dispatch: Mapping[str, Any], dimensions: tuple[str, ...]) -> operands.Operands:
-    told = dispatch.get("operands")
-    if told:
-        return operands.read(told, dimensions)
+    if recorded := dispatch.get("operands"):
+        return operands.read(recorded, dimensions)
     try:
         found = fitted_operands(load_operator(operator), dimensions)
     except UnknownOperator:
         found = None
     if found is None:
-        raise UserError(
-            f"{operator}: its version does not tell the shapes of its operands; promote it again."
-        )
+        raise UserError(f"{operator}: its version lacks the shapes of its operands; promote it again.")
     return found

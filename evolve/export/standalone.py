@@ -1,6 +1,7 @@
-"""A promoted operator as a Python package of its own: kernels as they were promoted, the rule that chooses, a receipt.
+"""A promoted operator as a Python package of its own: the promoted kernels, the rule that chooses one, and the receipt.
 
-It needs torch and Triton, or JAX, and nothing else. A shape that no kernel serves is an error: there is no reference.
+The package needs torch and Triton, or JAX, and nothing else. It has no reference implementation: a shape that no kernel
+serves raises an error.
 """
 
 from __future__ import annotations
@@ -10,9 +11,6 @@ from importlib import resources
 
 from tilewright.evolve.export.choice import Disagreement
 from tilewright.evolve.export.promoted import PromotedTable
-
-_RULE = ("tilewright.library", "dispatch_rule.py")
-_OPERANDS = ("tilewright.library", "operands.py")
 
 _HEAD = '''"""{operator} for {target}: the promoted kernel that serves a shape. What was verified where: receipt.json.
 
@@ -27,7 +25,7 @@ from __future__ import annotations
 {imports}
 
 DIMENSIONS = {dimensions!r}
-OPERANDS = read({told!r}, DIMENSIONS)
+OPERANDS = read({shapes!r}, DIMENSIONS)
 CONSTANTS = {constants!r}
 REACH = {reach!r}
 RECEIPT = {receipt!r}
@@ -90,6 +88,14 @@ def run({inputs}):
 '''
 
 
+def of_operator(table: PromotedTable) -> dict[str, str]:
+    """Path to text of the package. Raises Disagreement."""
+    name = package_name(table)
+    init = f'"""{table.operator} for {table.target}; see main."""\n\nfrom .main import run, serves\n\n'
+    init += '__all__ = ["run", "serves"]\n'
+    return {f"{name}/{path}": text for path, text in {"__init__.py": init, **modules(table)}.items()}
+
+
 def package_name(table: PromotedTable) -> str:
     """``gemm_fp8_blockwise_gemm_nt_h200``."""
     return re.sub(r"\W", "_", f"{table.operator}_{table.target}")
@@ -99,63 +105,39 @@ def modules(table: PromotedTable) -> dict[str, str]:
     """File to text: ``main.py`` with ``run``, and what it needs. Raises Disagreement."""
     if table.language not in ("triton", "gluon", "pallas"):
         raise Disagreement(f"{table.operator} is in {table.language}, which has no launcher of its own.")
-    takes = [operand.name for operand in table.operands.inputs]
-    gives = ", ".join(operand.name for operand in table.operands.outputs)
-    framework = (
-        ["import jax  # noqa: F401"]
-        if table.language == "pallas"
-        else ["import contextlib", "", "import torch"]
-    )
-    imports = [*framework, ""]
-    imports += [f"from . import {kernel.module}" for kernel in table.kernels.values()]
+    pallas, kernels = table.language == "pallas", table.kernels.values()
+    inputs, outputs = table.operands.inputs, table.operands.outputs
+    imports = ["import jax  # noqa: F401"] if pallas else ["import contextlib", "", "import torch"]
+    imports += ["", *(f"from . import {kernel.module}" for kernel in kernels)]
     imports += ["from .dispatch_rule import Legality, nearest", "from .operands import read"]
-    kernels = [
-        f"    {k.name!r}: ({k.module}, {dict(k.params)!r}, {k.constraints!r}),"
-        for k in table.kernels.values()
-    ]
-    regions = [f"    ({workload!r}, {dict(dims)!r}, {kernel!r})," for workload, dims, kernel in table.regions]
-    shapes = "; ".join(
-        f"{o.name} {o.dtype} [{', '.join(o.shape)}]"
-        for o in (*table.operands.inputs, *table.operands.outputs)
-    )
-    common = {
+    entries = (f"    {k.name!r}: ({k.module}, {dict(k.params)!r}, {k.constraints!r})," for k in kernels)
+    regions = (f"    ({workload!r}, {dict(dims)!r}, {kernel!r})," for workload, dims, kernel in table.regions)
+    fields = {
         "package": package_name(table),
         "operator": table.operator,
         "target": table.target,
-        "inputs": ", ".join(takes),
-        "results": gives,
+        "inputs": ", ".join(operand.name for operand in inputs),
+        "results": ", ".join(operand.name for operand in outputs),
+        "operands": "; ".join(f"{o.name} {o.dtype} [{', '.join(o.shape)}]" for o in (*inputs, *outputs)),
+        "imports": "\n".join(imports),
+        "dimensions": table.dimensions,
+        "shapes": table.operands.data(),
+        "constants": dict(table.constants),
+        "reach": table.reach,
+        "receipt": table.receipt_name,
+        "kernels": "\n".join(entries),
+        "regions": "\n".join(regions),
+        "shares": list(table.shares) if table.shares else None,
+        "names": [operand.name for operand in inputs],
     }
-    head = _HEAD.format(
-        **common,
-        operands=shapes,
-        imports="\n".join(imports),
-        dimensions=table.dimensions,
-        told=table.operands.data(),
-        constants=dict(table.constants),
-        reach=table.reach,
-        receipt=table.receipt_name,
-        kernels="\n".join(kernels),
-        regions="\n".join(regions),
-        shares=list(table.shares) if table.shares else None,
-    )
-    body = (_JAX if table.language == "pallas" else _TORCH).format(**common, names=takes)
-    files = {f"{k.module}.py": k.data.decode("utf-8") for k in table.kernels.values()}
     return {
-        "main.py": head + body,
-        **files,
-        "dispatch_rule.py": _own(*_RULE),
-        "operands.py": _own(*_OPERANDS),
+        "main.py": _HEAD.format(**fields) + (_JAX if pallas else _TORCH).format(**fields),
+        **{f"{kernel.module}.py": kernel.data.decode("utf-8") for kernel in kernels},
+        "dispatch_rule.py": _source("dispatch_rule.py"),
+        "operands.py": _source("operands.py"),
         "receipt.json": table.receipt.decode("utf-8"),
     }
 
 
-def files(table: PromotedTable) -> dict[str, str]:
-    """Path to text of the package. Raises Disagreement."""
-    name = package_name(table)
-    init = f'"""{table.operator} for {table.target}; see main."""\n\nfrom .main import run, serves\n\n'
-    init += '__all__ = ["run", "serves"]\n'
-    return {f"{name}/{path}": text for path, text in {"__init__.py": init, **modules(table)}.items()}
-
-
-def _own(package: str, name: str) -> str:
-    return resources.files(package).joinpath(name).read_text(encoding="utf-8")
+def _source(name: str) -> str:
+    return resources.files("tilewright.library").joinpath(name).read_text("utf-8")

@@ -109,15 +109,15 @@ def _evaluator(address: str | None) -> Any:
 
         from tilewright.evolve.campaign.preparation import pool_settings
         from tilewright.evolve.campaign.targets import require_usable
-        from tilewright.workers.cluster.pool import RayPool
-        from tilewright.workers.cluster.ray_start import PoolUnavailable
+        from tilewright.workers.cluster.pool import make_pool
+        from tilewright.workers.cluster.settings import PoolUnavailable
 
         workers = resolved.config.workers.model_copy(update={"address": address})
         here = replace(resolved, config=resolved.config.model_copy(update={"workers": workers}))
         require_usable(here.target, remote=here.config.workers.address is not None)
-        pool = RayPool(pool_settings(here))
+        pool = make_pool(pool_settings(here))
         try:
-            pool.start_for_few()
+            pool.start()
         except PoolUnavailable as error:
             raise UserError(f"workers: {error}.") from error
         return pool

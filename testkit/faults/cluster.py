@@ -16,10 +16,10 @@ from testkit.pool import pool_settings
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
-from tilewright.workers.cluster import actor_health, evaluator_actor, pool
-from tilewright.workers.cluster.artefacts import Heard
-from tilewright.workers.cluster.evaluating import LAGGING
-from tilewright.workers.cluster.pool import RayPool
+from tilewright.workers.cluster import actor_health, ray_pool, ray_workers
+from tilewright.workers.cluster.artefacts import ReceivedArtefacts
+from tilewright.workers.cluster.evaluator import LAGGING
+from tilewright.workers.cluster.ray_pool import RayPool
 
 NEVER = float("inf")
 RESTART_SECONDS = 5.0
@@ -39,7 +39,7 @@ class Actor:
 
     cluster: Cluster
     down: float = 0.0
-    heard: Heard = field(default_factory=Heard)
+    received: ReceivedArtefacts = field(default_factory=ReceivedArtefacts)
     calls: list[Reply] = field(default_factory=list)
 
     @property
@@ -51,8 +51,8 @@ class Actor:
         return SimpleNamespace(remote=lambda: self._unless_down(0.01, lambda: None))
 
     def restart(self, seconds: float = RESTART_SECONDS) -> None:
-        """It comes back without what it has heard; what it was doing is lost."""
-        self.down, self.heard = self.cluster.now + seconds, Heard()
+        """It comes back without what it was sent; what it was doing is lost."""
+        self.down, self.received = self.cluster.now + seconds, ReceivedArtefacts()
         for call in self.calls:
             if call.at > self.cluster.now:
                 call.at, call.value = self.cluster.now, ActorDiedError()
@@ -73,7 +73,7 @@ class Actor:
         fault = self.cluster.next_fault(int(job["params"]["x"]))
         if fault is not None:
             return self.cluster.broken(self, fault)
-        known = self.heard.hear(job["known_artefacts"])
+        known = self.received.receive(job["known_artefacts"])
         if known is None:
             return LAGGING
         found = answer(Job(0, Genome("k", job["params"]), 0, known))
@@ -111,7 +111,7 @@ class Cluster:
         if fault == "task":
             return RayTaskError("evaluate", "a bug", ValueError("a bug"))
         if fault == "forgets":
-            actor.heard = Heard()
+            actor.received = ReceivedArtefacts()
             return LAGGING
         reason = {"scratch": "OSError: [Errno 28] No space left on device", "device": "the station is gone"}[
             fault
@@ -161,11 +161,11 @@ def _infra(reason: str) -> bytes:
 
 def pool_of(cluster: Cluster, workers: int, patch: Any) -> RayPool:
     """The pool over actors of ``cluster``; ``patch`` is pytest's, or another with ``setattr``."""
-    for module, name in ((pool, "ray"), (pool, "time"), (actor_health, "ray")):
+    for module, name in ((ray_pool, "ray"), (ray_pool, "time"), (actor_health, "ray")):
         patch.setattr(module, name, cluster)
     made = RayPool(pool_settings(count=workers))
     for number in range(workers):
         actor: Any = Actor(cluster)
         cluster.actors.append(actor)
-        made._workers.append(evaluator_actor.Worker(actor, number, actor_health.Health(actor.ping)))
+        made._workers.append(ray_workers.Worker(actor, number, actor_health.Health(actor.ping)))
     return made

@@ -1,7 +1,7 @@
-"""Compiled artefacts that were there when a job was made: the beginning of one list that only grows.
+"""Compiled artefacts that a job knows: the first so many of one list that only grows.
 
-A worker is told only what it has not heard yet, so that requests do not grow with the campaign. What a job knows is
-a length of the list, whatever the worker has heard since: else a verdict would depend on when a worker was free.
+A worker is sent only what it does not have yet, so that requests do not grow with the campaign. What a job knows is a
+length of the list, whatever the worker has received since: else a verdict would depend on when a worker was free.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 WHOLE = "whole"
-"""The key of a list that is told whole, for one job."""
+"""The key of a list that is sent whole, for one job."""
 
 
 class Artefacts:
-    """Hashes in order of their arrival, each once. ``key`` tells this list from any other."""
+    """Hashes in order of their arrival, each once. ``key`` distinguishes this list from any other."""
 
     def __init__(self, key: str | None = None) -> None:
         self.key = key or uuid.uuid4().hex
@@ -63,49 +63,49 @@ class Known(Collection[str]):
     def __len__(self) -> int:
         return self._count
 
-    def news(self, told: Told) -> dict[str, Any]:
-        """For a worker that was told so much before; ``told`` is brought up to date."""
-        if told.key != self._artefacts.key:
-            told.key, told.count = self._artefacts.key, 0
-        start = min(told.count, self._count)
-        told.count = max(told.count, self._count)
+    def message(self, sent: SentArtefacts) -> dict[str, Any]:
+        """The JSON for a worker that has been sent so much before; ``sent`` is brought up to date."""
+        if sent.key != self._artefacts.key:
+            sent.key, sent.count = self._artefacts.key, 0
+        start = min(sent.count, self._count)
+        sent.count = max(sent.count, self._count)
         new = self._artefacts.between(start, self._count)
-        return {"list": told.key, "from": start, "new": new, "count": self._count}
+        return {"list": sent.key, "from": start, "new": new, "count": self._count}
 
 
 @dataclass
-class Told:
-    """News that a worker has been told: the beginning of the list ``key``."""
+class SentArtefacts:
+    """What a worker has been sent: the first ``count`` of the list ``key``."""
 
     key: str = ""
     count: int = 0
 
 
 @dataclass
-class Heard:
-    """A worker's copy of the latest list it was told of."""
+class ReceivedArtefacts:
+    """A worker's copy of the latest list it was sent."""
 
     _artefacts: Artefacts | None = None
 
-    def hear(self, news: Mapping[str, Any]) -> Known | None:
-        """What a job knows; None when something before ``news`` was never heard, as after a restart."""
+    def receive(self, message: Mapping[str, Any]) -> Known | None:
+        """What a job knows; None when something before ``message`` never arrived, as after a restart."""
         held = self._artefacts
-        if held is None or held.key != news["list"]:
-            held = Artefacts(news["list"])
-            if news["list"] != WHOLE:
+        if held is None or held.key != message["list"]:
+            held = Artefacts(message["list"])
+            if message["list"] != WHOLE:
                 self._artefacts = held
-        if len(held) < news["from"]:
+        if len(held) < message["from"]:
             return None
-        for artefact in itertools.islice(news["new"], len(held) - news["from"], None):
+        for artefact in itertools.islice(message["new"], len(held) - message["from"], None):
             held.add(artefact)
-        return Known(held, news["count"])
+        return Known(held, message["count"])
 
 
-def news_of(known: Collection[str], told: Told) -> dict[str, Any]:
-    """As ``Known.news``; any other collection is told whole."""
+def message_of(known: Collection[str], sent: SentArtefacts) -> dict[str, Any]:
+    """As ``Known.message``; any other collection is sent whole."""
     if isinstance(known, Known):
-        return known.news(told)
+        return known.message(sent)
     listed = Artefacts(WHOLE)
     for artefact in sorted(known):
         listed.add(artefact)
-    return listed.known().news(Told())
+    return listed.known().message(SentArtefacts())

@@ -1,52 +1,28 @@
-"""Joining a Ray cluster, or starting one on this machine, and what a worker asks of a node there."""
+"""Joining a Ray cluster, or starting Ray on this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import ray
 
-from tilewright.fitness.chips import Chip
-from tilewright.fitness.targets import Target
-from tilewright.workers.cluster.local_ray import RayFolder, handlers_kept
-from tilewright.workers.cluster.station_actor import offered_targets
+from tilewright.workers.cluster.placement import local_resources
+from tilewright.workers.cluster.pool_folder import PoolFolder
+from tilewright.workers.cluster.settings import PoolUnavailable
 
 CONNECT_SECONDS = 5.0
 """How long the head of a cluster may take to accept a connection."""
 
 
-class PoolUnavailable(ConnectionError):
-    """Ray cannot be reached or started; the message is one clause that names the address or cause."""
-
-
-def target_resource(target: str) -> dict[str, float]:
-    """What a worker asks of a node: one ``target:NAME``, on a cluster any of whose nodes offer a target.
-
-    So ``ray start --resources='{"target:tpu7x": 8}'`` keeps workers of other targets off a node, and says how many fit.
-    A target that no node offers yet waits for one that joins, rather than for a place on another target's nodes.
-    """
-    return {f"target:{target}": 1.0} if offered_targets() else {}
-
-
-def lacking(target: Target) -> str:
-    """What no node of the cluster has for a target, so that its workers wait for one that joins; nothing if one has."""
-    name, offered = f"target:{target.name}", offered_targets()
-    if offered and name not in offered:
-        others = ", ".join(sorted(offered))
-        return f"no node of the cluster offers {name}, only {others}: workers wait for one that joins"
-    gpu = target.measured and not target.interpreted and not isinstance(target.part, Chip)
-    if gpu and not ray.cluster_resources().get("GPU"):
-        return f"no node of the cluster has a GPU for {target.name}: workers wait for one that joins"
-    return ""
-
-
-def start_ray(address: str | None, count: int, gpus: int, folder: RayFolder | None = None) -> None:
+def start_ray(address: str | None, count: int, gpus: int, folder: PoolFolder | None = None) -> None:
     """Join the cluster at ``address``, or start Ray on this machine with ``count`` CPUs. Raises PoolUnavailable.
 
     A local Ray keeps its files in ``folder``. It gets a small object store: only kernel sources and figures pass
@@ -71,30 +47,32 @@ def start_ray(address: str | None, count: int, gpus: int, folder: RayFolder | No
     else:
         common.update(
             address="local",  # also beside a cluster that somebody runs on this machine
-            num_cpus=count,
-            num_gpus=gpus,
+            **local_resources(count, gpus),
             object_store_memory=100 * 2**20,
             include_dashboard=False,
             **({"_temp_dir": str(folder.path)} if folder else {}),
         )
     try:
-        with handlers_kept():
+        with _own_signal_handler():
             ray.init(**common)
     except Exception as error:  # Ray raises a bare Exception when its node does not start in time
         where = f"the Ray cluster at {address} cannot be joined" if address else "Ray cannot start"
         raise PoolUnavailable(f"{where}: {first_line(error).rstrip('.')}") from error
 
 
-def own_folder() -> RayFolder:
-    """For the files of a Ray of our own. Raises PoolUnavailable."""
+@contextlib.contextmanager
+def _own_signal_handler() -> Iterator[None]:
+    """Keep this process's handler of SIGTERM: Ray installs one that ends the process and cleans up nothing."""
+    before = signal.getsignal(signal.SIGTERM)
     try:
-        return RayFolder()
-    except OSError as error:
-        raise PoolUnavailable(f"Ray cannot start: {error}") from error
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _require_listener(address: str) -> None:
-    """Ray itself would try an address where nobody listens for minutes."""
+    """Raise PoolUnavailable where nobody listens: Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
         return
@@ -107,13 +85,13 @@ def _require_listener(address: str) -> None:
 
 
 def _require_token(address: str) -> None:
-    """Ray itself would offer a token that is refused for 20 s, with a line of log for each second."""
+    """Raise PoolUnavailable for a token that is refused: Ray itself would offer it, and log, for 20 s."""
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
     if not address.rpartition(":")[2].isdigit() or address.startswith("ray://"):
         return
     try:
-        with _without_ray_log():
+        with _filtered_ray_log():
             GcsClient(address=address)
     except ray.exceptions.AuthenticationError as error:
         raise PoolUnavailable(
@@ -125,22 +103,22 @@ def _require_token(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _without_ray_log() -> Iterator[None]:
-    """Without what Ray's own log says on the terminal meanwhile; whatever else is said is said afterwards."""
+def _filtered_ray_log() -> Iterator[None]:
+    """Keep lines of Ray's client log off the terminal; other lines of standard error follow afterwards."""
     kept = os.dup(2)
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
         try:
             yield
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-            said.seek(0)
-            for line in said:
+            held.seek(0)
+            for line in held:
                 if b"gcs_client.cc" not in line:
                     os.write(2, line)
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, on one line of moderate length."""
+    """The first line of an error's message, cut to 200 characters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,20 +1,26 @@
-"""What every worker of a pool evaluates, and within which limits."""
+"""Settings of a pool: what every worker evaluates, and within which limits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 from tilewright.seeds.operator import Scope
-from tilewright.workers.device.station import Entry
+from tilewright.workers.device.station import DeviceRatio, Entry
 from tilewright.workers.request import Limits
 
 DEADLINE_SLACK_SECONDS = 30.0
-"""Over the sum of the stages' own limits, after which the actor itself is taken for hung."""
+"""Over the sum of the stages' own limits, after which the worker itself counts as hung."""
+
+
+class PoolUnavailable(ConnectionError):
+    """A pool cannot be started or has lost its station; the message is one clause that names the address or cause."""
 
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """Settings of a pool: what every worker evaluates, and within which limits (seconds, GiB) of one child process."""
+    """What every worker evaluates, and the limits (seconds, GiB) of one child process."""
 
     operator: str
     target: str
@@ -24,12 +30,28 @@ class PoolSettings:
     measure_seconds: float
     memory_gib: float
     count: int
+    """Workers."""
     address: str | None = None
+    """Of a Ray cluster; None for this machine."""
     gpus: int = 0
+    """GPUs of this machine to measure on."""
     reference: Entry | None = None
-    """What several devices of a measured target are calibrated with."""
+    """The kernel that several devices of a measured target are calibrated with."""
 
     def deadline_seconds(self, scope: Scope) -> float:
-        """Wall clock of one job, after which its worker is taken for hung: three children at their limits."""
+        """Wall clock of one job, after which its worker counts as hung: three children at their limits."""
         factor = Limits().final_factor if scope is Scope.FINAL else 1.0
         return factor * (2 * self.check_seconds + self.measure_seconds) + DEADLINE_SLACK_SECONDS
+
+
+def evaluator_settings(
+    settings: PoolSettings, scales: Mapping[str, DeviceRatio], scratch: str | None, compiler: str | None
+) -> bytes:
+    """The JSON that an ``Evaluator`` is made of.
+
+    ``scales``: of the devices of several stations, by device. ``scratch``: a folder for children's files.
+    ``compiler``: the address of a shared template that compilers are forked from.
+    """
+    ratios = {device: asdict(scale) for device, scale in scales.items()}
+    own = {"reference": None, "scales": ratios, "scratch": scratch, "compiler": compiler}
+    return json.dumps({**asdict(settings), **own}).encode()

@@ -17,7 +17,7 @@ from tilewright.workers.device.station import Champion, DeviceRatio, LocalStatio
 
 
 class SharedStation:
-    """Implements ``workers.device.station.Station``. ``another`` for every further thread."""
+    """Implements ``workers.device.station.Station``. Every thread has its own: see ``for_thread``."""
 
     def __init__(self, station: LocalStation) -> None:
         self._station = station
@@ -30,7 +30,7 @@ class SharedStation:
         self.cpu_seconds = 0.0
         """Of the device's child, for jobs asked for here."""
 
-    def another(self) -> SharedStation:
+    def for_thread(self) -> SharedStation:
         """The same station for another thread."""
         made = SharedStation(self._station)
         made._turn, made._word, made._seeds = self._turn, self._word, self._seeds

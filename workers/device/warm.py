@@ -1,4 +1,4 @@
-"""A device and its compiler, started before there is anything to judge: what a first job would otherwise wait for."""
+"""A device and its compiler, started before the first job, which would otherwise wait for them."""
 
 from __future__ import annotations
 
@@ -55,12 +55,15 @@ def warm_device(target: Target, scratch: Path | None = None) -> WarmDevice:
 
 @contextlib.contextmanager
 def started(target: Target) -> Iterator[WarmDevice | None]:
-    """The target's device and compiler, which start beside what else there is to do; None where there is nothing to.
+    """The target's device and compiler, which start in the background; None for a target without one device here.
 
-    Only where the first job can be judged in this process: several devices are compared before any of them is used.
+    Several devices are compared before any of them is used, and the pool starts them.
     """
     device = None
-    if judged_here(target) and target.measured and (target.interpreted or triton_toolchain.gpu_count()):
+    one_device = target.interpreted or (
+        target.measured and not isinstance(target.part, Chip) and triton_toolchain.gpu_count() == 1
+    )
+    if one_device:
         with contextlib.suppress(OSError):  # the campaign will say why
             device = warm_device(target)
     try:
@@ -68,15 +71,3 @@ def started(target: Target) -> Iterator[WarmDevice | None]:
     finally:
         if device is not None:
             device.close()
-
-
-def judged_here(target: Target, gpus: int | None = None) -> bool:
-    """Whether jobs can be judged before there are workers: several devices are compared first.
-
-    ``gpus``: to measure on; None: those of this machine.
-    """
-    if not target.measured:
-        return not target.compile_only
-    if gpus is None:
-        gpus = 0 if target.interpreted else triton_toolchain.gpu_count()
-    return not isinstance(target.part, Chip) and gpus <= 1

@@ -43,7 +43,7 @@ from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.seeds.operator import Suite, Workload
 from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.child.run_once import ChildLimits
-from tilewright.workers.cluster.pool import RayPool
+from tilewright.workers.cluster.pool import make_pool
 from tilewright.workers.request import GIB, Limits
 
 PARAMETERS = ("parameters", "surrogate", "crossover")
@@ -283,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             resolved = _resolved(options, arm, seed)
             evaluator: Evaluator
             if options.measured:
-                evaluator = pool = RayPool(pool_settings(resolved))
+                evaluator = pool = make_pool(pool_settings(resolved))
                 pool.start()
             else:
                 evaluator = Memo(resolved, memo_path)

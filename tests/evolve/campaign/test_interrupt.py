@@ -68,7 +68,7 @@ def test_a_clean_end_is_not_cut_off_but_by_a_second_one() -> None:
 class Pool:
     """Of a campaign that is being concluded; it notes how it was left."""
 
-    judged_here = 0.0
+    thread_cpu_seconds = 0.0
 
     def __init__(self) -> None:
         self.ends: list[str] = []
@@ -94,7 +94,7 @@ def test_a_comparison_that_takes_long_is_given_up_and_the_journal_says_so(
     resolved = SimpleNamespace(config=SimpleNamespace(seed=3))
     display = SimpleNamespace(start=lambda name: None, stop=lambda: None, note=lambda message: None)
     monkeypatch.setattr("tilewright.evolve.run.pool_settings", lambda resolved: None)
-    monkeypatch.setattr("tilewright.evolve.run.RayPool", lambda settings, **told: pool)
+    monkeypatch.setattr("tilewright.evolve.run.make_pool", lambda *arguments: pool)
     monkeypatch.setattr(_Run, "_campaign", lambda run, references: campaign)
     monkeypatch.setattr(_Run, "_searched", compare)
     with Journal(tmp_path / "journal.sqlite", create=True, write=True) as journal:

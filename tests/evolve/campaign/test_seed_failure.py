@@ -17,13 +17,13 @@ from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
         (
             Stage.COMPILE,
             Verdict.RESOURCE_ERROR,
-            "seeds: fused cannot start a campaign on gfx942: resource_error at compile, too bad.",
+            "seeds: fused cannot start a campaign on gfx950: resource_error at compile, too bad.",
         ),
     ],
 )
 def test_the_seed_the_target_and_the_reason_are_named(stage: Stage, verdict: Verdict, words: str) -> None:
     found = Evaluation(
-        genome="g", target="gfx942", suite="tiny", stage=stage, verdict=verdict, reason="too bad."
+        genome="g", target="gfx950", suite="tiny", stage=stage, verdict=verdict, reason="too bad."
     )
     history = SimpleNamespace(evaluated=[(SimpleNamespace(index=0), found)])
     campaign = SimpleNamespace(history=history, plan=SimpleNamespace(starts=[SimpleNamespace(name="fused")]))

@@ -18,7 +18,7 @@ CONFIG = {
 @pytest.mark.parametrize(
     ("target", "gpus", "processors", "asked", "count"),
     [("h200", 1, 64, None, 24), ("h200", 2, 64, None, 48), ("h200", 1, 4, None, 4), ("h200", 1, 64, 40, 40),
-     ("sm_90", 0, 64, None, 64)],
+     ("sm_100", 0, 64, None, 64)],
 )  # fmt: skip
 def test_one_a_core_and_so_many_a_gpu(monkeypatch, target, gpus, processors, asked, count):
     monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda pid: set(range(processors)))

@@ -1,4 +1,4 @@
-"""Tiles in other libraries' tables: rows where the kernels agree, a sentence where they do not."""
+"""A campaign's candidates as rows of other programs' tables: rows where the kernels agree, a sentence elsewhere."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import json
 
 import pytest
 
+from testkit.evaluations import candidate, figures, passed
 from testkit.sample_campaign import write_sample
 from tilewright.evolve.cli import main
-from tilewright.evolve.export import choice as choice_module
-from tilewright.evolve.export import tokamax, tpu_inference
-from tilewright.evolve.export.choice import Choice, Disagreement, agreed, choices
+from tilewright.evolve.export import block_fp8
+from tilewright.evolve.export.choice import Choice, Disagreement, SearchedCampaign
+from tilewright.evolve.export.tpu_tables import tokamax_files, tpu_inference_files
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import load
-from tilewright.fitness.evaluation import FigureKind, Verdict, WorkloadFigures
+from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import FigureKind, Verdict
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
 
@@ -30,76 +32,68 @@ BLOCKS = {
     "mask": "all",
     "exponent": "exp2",
 }
+PLAIN = {"block_m": 64, "block_n": 128, "num_warps": 4, "num_stages": 4, "group_m": 8, "skew": False}
+PROVENANCE = {
+    "source": "tilewright 0", "campaign": "c-001", "candidate": "0123456789abcdef", "target": "tpu7x",
+    "kind": "modelled", "time_ms": 0.2, "interval_ms": [0.19, 0.21], "time_model": 3,
+}  # fmt: skip
 
 
 def choice(operator, dims, params, target="tpu7x") -> Choice:
-    figures = WorkloadFigures(
-        workload="w",
-        seconds=2e-4,
-        tflops=1.0,
-        roofline_fraction=0.5,
-        kind=FigureKind.MODELLED,
-        model_version=3,
+    return Choice(
+        operator, target, Workload("w", dims), params, figures(seconds=2e-4, model_version=3), PROVENANCE
     )
-    told = {
-        "source": "tilewright 0",
-        "campaign": "c-001",
-        "candidate": "0123456789abcdef",
-        "target": target,
-        "kind": "modelled",
-        "time_ms": 0.2,
-        "interval_ms": [0.19, 0.21],
-        "time_model": 3,
-    }
-    return Choice(operator, target, Workload("w", dims), params, figures, told)
 
 
-def test_a_grouped_product_for_tokamax():
-    (path, text), *more = tokamax.files([choice("gmm_fp8/fwd-bf16", GROUPED, TILES)]).items()
-    assert path == "tpu7x/pallas_mosaic_tpu_ragged_dot.json" and not more
+def test_a_grouped_product_for_both():
+    ((path, text),) = tokamax_files([choice("gmm_fp8/fwd-bf16", GROUPED, TILES)]).items()
+    assert path == "tpu7x/pallas_mosaic_tpu_ragged_dot.json"
     ((arguments, configurations),) = json.loads(text).items()
-    told = json.loads(arguments)
-    assert (told["lhs"], told["rhs"]) == ("bf16[8192,2048]", "bf16[32,2048,512]")
-    assert told["group_sizes"] == {"num_groups": 32, "total_size": 8192}
+    read = json.loads(arguments)
+    assert (read["lhs"], read["rhs"]) == ("bf16[8192,2048]", "bf16[32,2048,512]")
+    assert read["group_sizes"] == {"num_groups": 32, "total_size": 8192}
     ((configuration, row),) = configurations.items()
     tiles = {"tile_m": 256, "tile_k": 2048, "tile_n": 512, "input_buffer_count": 2, "combine_scopes": False}
     assert json.loads(configuration) == tiles
-    assert row["evaluation_times_ms"] == [pytest.approx(0.2)]
-    assert row["metadata"]["interval_ms"] == [0.19, 0.21] and row["metadata"]["kind"] == "modelled"
+    assert row["evaluation_times_ms"] == [pytest.approx(0.2)] and row["metadata"] == PROVENANCE
+    ((path, text),) = tpu_inference_files([choice("gmm_fp8/fwd-bf16", GROUPED, TILES)]).items()
+    assert path == "megablox/tuned_block_sizes.py"
+    assert eval(text) == {(8192, 2048, 512, 32, 32, "bfloat16", "bfloat16", 2048): (256, 2048, 512)}
 
 
 def test_attention_for_both():
     made = choice("flash_attention/full", HEADS, BLOCKS, "v6e")
-    ((path, text),) = tokamax.files([made]).items()
+    ((path, text),) = tokamax_files([made]).items()
     assert path == "tpu_v6_lite/pallas_mosaic_tpu_flash_attention.json"
     ((configuration, _),) = next(iter(json.loads(text).values())).items()
-    told = json.loads(configuration)
-    assert (told["block_q"], told["block_kv"], told["block_kv_compute"]) == (512, 1024, 256)
-    assert told["use_base2_exp"] is True
-    ((path, text),) = tpu_inference.files([made]).items()
+    read = json.loads(configuration)
+    assert (read["block_q"], read["block_kv"], read["block_kv_compute"]) == (512, 1024, 256)
+    assert read["use_base2_exp"] is True
+    ((path, text),) = tpu_inference_files([made]).items()
     assert path == "flash_attention/tuned_params.py"
     assert "block_q=512, block_k_major=1024, block_k=256, block_b=1" in text
     assert "modelled, time model 3; 90 % 0.1900 to 0.2100" in text and "campaign c-001" in text
 
 
-def test_a_grouped_product_for_tpu_inference():
-    ((path, text),) = tpu_inference.files([choice("gmm_fp8/fwd-bf16", GROUPED, TILES)]).items()
-    table = eval(text)  # the table is Python to paste
-    assert path == "megablox/tuned_block_sizes.py"
-    assert table == {(8192, 2048, 512, 32, 32, "bfloat16", "bfloat16", 2048): (256, 2048, 512)}
-
-
 @pytest.mark.parametrize(
     ("files", "made", "sentence"),
     [
-        (tokamax.files, ("gmm_fp8/fwd-g512", GROUPED, TILES), "other scales"),
-        (tokamax.files, ("gmm_fp8/fwd-bf16", GROUPED, {**TILES, "order": "visits"}), "columns outermost"),
-        (tokamax.files, ("flash_attention/causal", HEADS, {**BLOCKS, "walk": "whole"}), "by the grid"),
-        (tokamax.files, ("gemm_fp8_fused/g512", {}, {}), "no kernel that computes"),
-        (tpu_inference.files, ("gemm_fp8_fused/g512", {}, {}), "one scale for a whole row"),
-        (tpu_inference.files, ("paged_attention/decode", {}, {}), "prompts and tokens"),
-        (tpu_inference.files, ("flash_attention/full", {**HEADS, "KV": 2}, BLOCKS), "as many key heads"),
-        (tpu_inference.files, ("gmm_fp8/dlhs-bf16", GROUPED, TILES), "another phase"),
+        (tokamax_files, ("gmm_fp8/fwd-g512", GROUPED, TILES), "other scales"),
+        (tokamax_files, ("gmm_fp8/tgmm-bf16", GROUPED, TILES), "walks groups innermost"),
+        (tokamax_files, ("gmm_fp8/fwd-bf16", GROUPED, {**TILES, "order": "visits"}), "columns outermost"),
+        (tokamax_files, ("gmm_fp8/fwd-bf16", GROUPED, TILES, "h200"), "h200"),
+        (tokamax_files, ("flash_attention/causal", HEADS, {**BLOCKS, "walk": "whole"}), "by the grid"),
+        (tokamax_files, ("gemm_fp8_fused/g512", {}, {}), "no kernel that computes"),
+        (tpu_inference_files, ("gemm_fp8_fused/g512", {}, {}), "one scale for a whole row"),
+        (tpu_inference_files, ("paged_attention/decode", {}, {}), "prompts and tokens"),
+        (tpu_inference_files, ("flash_attention/full", {**HEADS, "KV": 2}, BLOCKS), "as many key heads"),
+        (
+            tpu_inference_files,
+            ("flash_attention/full", HEADS, {**BLOCKS, "mask": "edges"}),
+            "every score masked",
+        ),
+        (tpu_inference_files, ("gmm_fp8/dlhs-bf16", GROUPED, TILES), "another phase"),
+        (tpu_inference_files, ("gmm_fp8/fwd-bf16", GROUPED, {**TILES, "sub_m": 128}), "in one dot"),
     ],
 )
 def test_kernels_that_do_not_agree_are_refused(files, made, sentence):
@@ -110,80 +104,95 @@ def test_kernels_that_do_not_agree_are_refused(files, made, sentence):
 def test_tiles_of_a_kernel_that_the_search_wrote_are_refused():
     seed = load_operator("gmm_fp8/fwd-bf16").kernels["naive"].source
     made = choice("gmm_fp8/fwd-bf16", GROUPED, TILES)
-    for files in (tokamax.files, tpu_inference.files):
+    written = dataclasses.replace(made, source=seed.replace("import jax\n", "import jax\nUNROLLED = True\n"))
+    for files in (tokamax_files, tpu_inference_files):
         assert files([dataclasses.replace(made, source=seed)]) == files([made])
         with pytest.raises(Disagreement, match="that the search wrote"):
-            files(
-                [
-                    dataclasses.replace(
-                        made, source=seed.replace("import jax\n", "import jax\nUNROLLED = True\n")
-                    )
-                ]
-            )
-
-
-def test_another_target_is_refused():
-    made = dataclasses.replace(choice("gmm_fp8/fwd-bf16", GROUPED, TILES), target="h200")
-    with pytest.raises(Disagreement, match="h200"):
-        tokamax.files([made])
+            files([written])
 
 
 def test_the_command_refuses_with_one_sentence_and_writes_nothing(tmp_path, capsys):
     write_sample(tmp_path / "home" / "campaigns" / "sample-001" / "journal.sqlite")
-    home = str(tmp_path / "home")
-    assert main(["--home", home, "export", "tpu-inference", "--out", str(tmp_path / "out")]) == 2
+    out = str(tmp_path / "out")
+    assert main(["--home", str(tmp_path / "home"), "export", "tpu-inference", "--out", out]) == 2
     assert "one scale for a whole row" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_rows_of_a_promoted_winner_link_its_receipt(tmp_path):
-    journal = tmp_path / "sample-001" / "journal.sqlite"
-    write_sample(journal)
-    assert all("receipt" not in row.provenance for row in choices(journal))
+    journal = write_sample(tmp_path / "sample-001" / "journal.sqlite")
+    assert all("receipt" not in row.provenance for row in SearchedCampaign.read(journal).winner())
     with Journal(journal, write=True) as opened:
-        index = load(opened).winner.index
-        opened.add_event(
-            "promoted", operator="gemm_fp8_fused/g512", version="0123456789abcdef", candidates=[index]
-        )
+        promotion = {"operator": "gemm_fp8_fused/g512", "version": "0123456789abcdef"}
+        opened.add_event("promoted", **promotion, candidates=[load(opened).winner.index])
     receipt = "kernels/gemm_fp8_fused/g512/versions/0123456789abcdef/receipt.json"
-    found = choices(journal)
+    found = SearchedCampaign.read(journal).winner()
     assert found and all(row.provenance["receipt"] == receipt for row in found)
-    row = dataclasses.replace(
-        choice("gmm_fp8/fwd-bf16", GROUPED, TILES), provenance={**found[0].provenance, "target": "tpu7x"}
-    )
-    assert receipt in next(iter(tokamax.files([row]).values()))
-    assert receipt in next(iter(tpu_inference.files([row]).values()))
+    row = dataclasses.replace(choice("gmm_fp8/fwd-bf16", GROUPED, TILES), provenance=found[0].provenance)
+    assert receipt in next(iter(tokamax_files([row]).values()))
+    assert receipt in next(iter(tpu_inference_files([row]).values()))
 
 
-def test_where_the_winner_is_another_kernel_the_fastest_that_is_theirs_is_written(tmp_path, monkeypatch):
-    journal = tmp_path / "sample-001" / "journal.sqlite"
-    write_sample(journal)
-    with Journal(journal) as opened:
-        data = load(opened)
-    shapes = {f.workload for e in data.evaluations.values() for f in e.workloads} | {"4096x4096x4096"}
-    known = {name: Workload(name, {"M": 1, "N": 1, "K": 1}) for name in shapes}
-    monkeypatch.setattr(choice_module, "_shapes", lambda data: (load_operator(data.facts["operator"]), known))
-    winner = choices(journal)[0].params
+def test_where_the_winner_is_another_kernel_the_fastest_accepted_one_is_written(tmp_path):
+    campaign = SearchedCampaign.read(write_sample(tmp_path / "sample-001" / "journal.sqlite"))
+    data = campaign.data
+    searched = {f.workload for e in data.evaluations.values() for f in e.workloads}
+    known = {name: Workload(name, {"M": 1, "N": 1, "K": 1}) for name in (*searched, "4096x4096x4096")}
+    campaign = dataclasses.replace(campaign, workloads=known)
+    winner = campaign.winner()[0].params
 
     def write(rows):
         if any(row.params == winner for row in rows):
             raise Disagreement("another kernel.")
         return {row.workload.id: repr(row.figures.seconds) for row in rows}
 
-    files, remarks = agreed(journal, write)
-    theirs = [
+    files, remarks = campaign.winner_or_fastest(write)
+    others = [
         figures
         for name, evaluation in data.evaluations.items()
         if evaluation.verdict is Verdict.OK and data.candidates[name].genome.params != winner
         for figures in evaluation.workloads
     ]
-    assert len(files) == len(remarks) == len(shapes) - 1
+    assert files.keys() == searched and len(remarks) == len(searched)
     for shape, seconds in files.items():
-        assert float(seconds) == min(figures.seconds for figures in theirs if figures.workload == shape)
+        assert float(seconds) == min(figures.seconds for figures in others if figures.workload == shape)
         assert any(f"{shape}: the winner is another kernel" in remark for remark in remarks)
 
     def never(rows):
         raise Disagreement("another kernel.")
 
     with pytest.raises(Disagreement):
-        agreed(journal, never)
+        campaign.winner_or_fastest(never)
+
+
+def searched(path, kernels, operator=block_fp8.OPERATOR):
+    """A journal of candidates of the plain kernel: parameters beside its defaults, seconds on one shape."""
+    seed = load_operator(block_fp8.OPERATOR).kernels["pointer"]
+    path.parent.mkdir(parents=True)
+    with Journal(path, write=True, create=True) as journal:
+        facts = {"id": "c-001", "operator": operator, "target": "h200", "suite": "primus-core", "seeds": []}
+        journal.set_meta("campaign", {**facts, "target_kind": "measured"})
+        journal.set_meta("toolchain", {"triton": "3.6.0"})
+        journal.add_event("started")
+        for index, (params, seconds) in enumerate(kernels):
+            made = candidate(index, Genome(seed.source, {**PLAIN, **params}))
+            timed = figures("llama3.1-8b/25", seconds, kind=FigureKind.MEASURED)
+            journal.add_candidate(made)
+            found = passed(made.genome, timed, interval=(1.0, 1.0), toolchain={"device": "NVIDIA H200"})
+            journal.add_evaluation(index, found)
+    return path
+
+
+def test_rows_of_a_campaign_are_its_fastest_with_the_plain_kernel(tmp_path):
+    tried = [({"block_m": 64}, 3e-4), ({"block_m": 128}, 2e-4), ({"block_m": 128, "skew": True}, 1e-4)]
+    journal = searched(tmp_path / "c-001" / "journal.sqlite", tried)
+    rows, receipts = (json.loads(text) for text in block_fp8.of_campaign(journal, "vllm").values())
+    ((rows_of_m, row),) = rows.items()
+    assert rows_of_m == "8192" and row["BLOCK_SIZE_M"] == 128
+    assert receipts["8192"]["time_ms"] == pytest.approx(0.2) and receipts["8192"]["campaign"] == "c-001"
+    for name, kernels, operator, said in (
+        ("c-002", tried[2:], block_fp8.OPERATOR, "no candidate of c-002 is"),
+        ("c-003", tried, "gemm_fp8_blockwise/gemm_nt_rows", "for gemm_fp8_blockwise/gemm_nt alone"),
+    ):
+        with pytest.raises(Disagreement, match=said):
+            block_fp8.of_campaign(searched(tmp_path / name / "journal.sqlite", kernels, operator), "vllm")

@@ -9,32 +9,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from testkit.promote_campaign import OPERATOR, one_sentence, run, write_campaign
+from tests.evolve.export.test_export import PLAIN
 from tilewright.evolve.cli import main
 from tilewright.evolve.export import block_fp8, flashinfer_bench, standalone
 from tilewright.evolve.export.choice import Disagreement
 from tilewright.evolve.export.promoted import PromotedTable, promoted
 from tilewright.evolve.promote.library_writer import LibraryWriter
-from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
-from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.space.genome import Genome
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
 from tilewright.library import store
 from tilewright.seeds.catalogue import load_operator
 
 SHIPPED = LibraryWriter(Path(__file__).parents[3] / "library")
 ROWS = "gemm_fp8_blockwise/quant_1x128"
 PRODUCT = "gemm_fp8_blockwise/gemm_nt"
-
-
-PLAIN = {"block_m": 64, "block_n": 128, "num_warps": 4, "num_stages": 4, "group_m": 8, "skew": False}
-"""Parameters of the plain kernel."""
 
 
 @functools.cache
@@ -69,7 +60,7 @@ assert not any("tilewright" in name for name in sys.modules)
 
 
 def test_a_package_of_its_own_computes_without_tilewright(tmp_path: Path) -> None:
-    write(standalone.files(shipped(ROWS)), tmp_path)
+    write(standalone.of_operator(shipped(ROWS)), tmp_path)
     packages = [p for p in sys.path if "site-packages" in p]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path), "TRITON_INTERPRET": "1"}
     done = subprocess.run(
@@ -108,7 +99,7 @@ def _imported(text: str) -> set[str]:
 
 # -- flashinfer-bench: the fields and rules of its trace schema (Definition, Solution), version 0.1.2 -------------
 
-DTYPES = {
+DTYPES = [
     "float32",
     "float16",
     "bfloat16",
@@ -119,11 +110,11 @@ DTYPES = {
     "int16",
     "int8",
     "bool",
-}
+]
 
 
 def test_a_solution_and_its_definition_follow_the_schema() -> None:
-    made = flashinfer_bench.files(shipped(PRODUCT))
+    made = flashinfer_bench.of_operator(shipped(PRODUCT))
     (definition_path, definition), (solution_path, solution) = ((p, json.loads(t)) for p, t in made.items())
     assert definition_path == "definitions/gemm/gemm_fp8_blockwise_gemm_nt.json"
     name = definition["name"]
@@ -175,7 +166,7 @@ def test_the_definitions_reference_is_the_operators_oracle() -> None:
         "        print(float((c - exact).norm() / exact.norm()))\n"
     )
     asked = []
-    for operator in flashinfer_bench._REFERENCES:
+    for operator in flashinfer_bench.REFERENCES:
         family = load_operator(operator)
         names = [o.name for o in family.inputs(next(iter(family.suites.values())).check[0])]
         asked.append((flashinfer_bench.reference(operator, names), names))
@@ -187,9 +178,9 @@ def test_the_definitions_reference_is_the_operators_oracle() -> None:
     assert all(0.0 < error < 0.04 for error in errors), "what e4m3 leaves of a block-scaled operand"
 
 
-def test_a_pallas_operator_is_no_torch_solution(tmp_path: Path) -> None:
+def test_a_pallas_operator_is_no_torch_solution() -> None:
     with pytest.raises(Disagreement, match="needs its reference in torch"):
-        flashinfer_bench.files(promoted(SHIPPED, "gemm_fp8_fused/g512", None))
+        flashinfer_bench.of_operator(promoted(SHIPPED, "gemm_fp8_fused/g512", None))
 
 
 # -- vLLM and SGLang: a file a weight, rows by M, launch options alone --------------------------------------------
@@ -208,30 +199,20 @@ def plain(table: PromotedTable, **params: object) -> PromotedTable:
 
 def test_rows_for_vllm_and_sglang() -> None:
     table = plain(shipped(PRODUCT))
-    made = block_fp8.of_table(table, "vllm")
+    made = block_fp8.of_operator(table, "vllm")
     place = "vllm/model_executor/layers/quantization/utils/configs/"
     name = "N=6144,K=4096,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128]"
     rows = json.loads(made[f"{place}{name}.json"])
-    assert rows == {
-        "8192": {
-            "BLOCK_SIZE_M": 64,
-            "BLOCK_SIZE_N": 128,
-            "BLOCK_SIZE_K": 128,
-            "GROUP_SIZE_M": 8,
-            "num_warps": 4,
-            "num_stages": 4,
-        }
-    }
+    blocks = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 8}
+    assert rows == {"8192": {**blocks, "num_warps": 4, "num_stages": 4}}
     told = json.loads(made[f"{place}{name}.receipts.json"])["8192"]
     assert told["receipt"] == table.receipt_name and told["kind"] == "measured"
     assert told["interval_us"][0] < told["time_us"] < told["interval_us"][1]
     for text in made.values():
         assert all(int(key) > 0 for key in json.loads(text))
-    both = json.loads(
-        made[f"{place}N=4096,K=4096,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"]
-    )
+    both = json.loads(made[f"{place}{name}.json".replace("N=6144", "N=4096")])
     assert list(both) == ["8192", "32768"], "one file holds all rows of a weight"
-    sglang = block_fp8.of_table(table, "sglang")
+    sglang = block_fp8.of_operator(table, "sglang")
     assert {Path(p).name for p in sglang} == {Path(p).name for p in made}
     assert all(p.startswith("python/sglang/srt/layers/quantization/configs/") for p in sglang)
 
@@ -240,61 +221,10 @@ def test_tiles_of_another_schedule_are_no_rows() -> None:
     table = shipped(PRODUCT)
     for other in (table, plain(table, skew=True)):
         with pytest.raises(Disagreement, match="another schedule") as refused:
-            block_fp8.of_table(other, "vllm")
+            block_fp8.of_operator(other, "vllm")
         assert one_sentence(str(refused.value))
     with pytest.raises(Disagreement, match="for gemm_fp8_blockwise/gemm_nt alone"):
-        block_fp8.of_table(shipped(ROWS), "sglang")
-
-
-def searched(path: Path, kernels: Sequence[tuple[dict[str, Any], float]], operator: str = PRODUCT) -> Path:
-    """A journal of candidates of the plain kernel: parameters beside its defaults, seconds on one shape."""
-    seed = load_operator(PRODUCT).kernels["pointer"]
-    path.parent.mkdir(parents=True)
-    with Journal(path, write=True, create=True) as journal:
-        facts = {"id": "c-001", "operator": operator, "target": "h200", "suite": "primus-core", "seeds": []}
-        journal.set_meta("campaign", {**facts, "target_kind": "measured"})
-        journal.set_meta("toolchain", {"triton": "3.6.0"})
-        journal.add_event("started")
-        for index, (params, seconds) in enumerate(kernels):
-            genome = Genome(seed.source, {**PLAIN, **params})
-            mutation = Mutation(MutationKind.PARAMETER, "parameters", "test")
-            journal.add_candidate(Candidate(index, genome, (), mutation, 0, 0))
-            figures = WorkloadFigures(
-                workload="llama3.1-8b/25",
-                seconds=seconds,
-                tflops=1.0,
-                roofline_fraction=0.5,
-                kind=FigureKind.MEASURED,
-            )
-            found = Evaluation(
-                genome=genome.id,
-                target="h200",
-                suite="primus-core",
-                stage=Stage.MEASURE,
-                verdict=Verdict.OK,
-                fitness=1.0,
-                interval=(1.0, 1.0),
-                workloads=(figures,),
-                toolchain={"device": "NVIDIA H200"},
-                worker="w",
-            )
-            journal.add_evaluation(index, found)
-    return path
-
-
-def test_rows_of_a_campaign_are_its_fastest_of_their_kernel(tmp_path: Path) -> None:
-    tried = [({"block_m": 64}, 3e-4), ({"block_m": 128}, 2e-4), ({"block_m": 128, "skew": True}, 1e-4)]
-    journal = searched(tmp_path / "c-001" / "journal.sqlite", tried)
-    rows, receipts = (json.loads(text) for text in block_fp8.of_campaign(journal, "vllm").values())
-    ((rows_of_m, row),) = rows.items()
-    assert rows_of_m == "8192" and row["BLOCK_SIZE_M"] == 128
-    assert receipts["8192"]["time_ms"] == pytest.approx(0.2) and receipts["8192"]["campaign"] == "c-001"
-    only = searched(tmp_path / "c-002" / "journal.sqlite", tried[2:])
-    with pytest.raises(Disagreement, match=r"no candidate of c-002 is"):
-        block_fp8.of_campaign(only, "sglang")
-    other = searched(tmp_path / "c-003" / "journal.sqlite", tried, "gemm_fp8_blockwise/gemm_nt_rows")
-    with pytest.raises(Disagreement, match="for gemm_fp8_blockwise/gemm_nt alone"):
-        block_fp8.of_campaign(other, "vllm")
+        block_fp8.of_operator(shipped(ROWS), "sglang")
 
 
 # -- the command --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake.calls import calls_of
 from tilewright.evolve.intake.tune import COMPILE_SECONDS, IN_FLIGHT, Request, config_of
 from tilewright.fitness.targets import load_target
-from tilewright.workers.cluster.pool import MOST_SEATS
+from tilewright.workers.cluster.pool import MEASURING_THREADS
 from tilewright.workers.device.warm import started
 
 REQUEST = Request(Path("kernels.py"), "Row.apply", "torch.softmax", ("f32[8, 8]",))
@@ -21,7 +21,7 @@ def test_a_gpu_is_kept_fed_and_an_interpreter_is_not(tmp_path: Path) -> None:
     on_gpu = config_of(REQUEST, load_target("h200"), tmp_path)
     assert on_gpu.search.order is Order.ARRIVAL and on_gpu.workers.measure_seconds == COMPILE_SECONDS
     assert on_gpu.search.lag == on_gpu.workers.count and IN_FLIGHT[0] <= on_gpu.search.lag <= IN_FLIGHT[1]
-    assert on_gpu.search.lag <= MOST_SEATS, "so that it needs no Ray"
+    assert on_gpu.search.lag <= MEASURING_THREADS, "so that it needs no Ray"
     assert (on_gpu.name, on_gpu.suite, on_gpu.budget.evaluations) == ("row", "calls", 64)
     changed = config_of(REQUEST, load_target("h200"), tmp_path, {"search.lag": 3, "budget.evaluations": 5})
     assert (changed.search.lag, changed.search.order, changed.budget.evaluations) == (3, Order.ARRIVAL, 5)

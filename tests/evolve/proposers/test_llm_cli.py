@@ -31,15 +31,10 @@ WRONG = 66
 class InlinePool:
     """Stands in for the workers' pool: fitness is what a candidate adds to its steps; 66 is incorrect."""
 
-    def __init__(self, settings: object, **told: object) -> None:
+    def __init__(self, *arguments: object) -> None:
         self._queue: deque[Job] = deque()
         self.slots = 1
-        self.judged_here = 0.0
-        self.workers_ready = True
-
-    def open(self) -> None: ...
-
-    def start_more(self) -> None: ...
+        self.thread_cpu_seconds = 0.0
 
     def start(self) -> None: ...
 
@@ -91,7 +86,7 @@ def judge(job: Job) -> Evaluation:
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The command's home, with a key in the environment and the workers replaced."""
-    monkeypatch.setattr("tilewright.evolve.run.RayPool", InlinePool)
+    monkeypatch.setattr("tilewright.evolve.run.make_pool", InlinePool)
     monkeypatch.setenv("TILEWRIGHT_LLM_API_KEY", SECRET)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -250,9 +245,11 @@ def test_a_spent_budget_leaves_the_rest_to_other_proposers(
     assert 1 <= asked == len(details(cli, "asked-001")) < 15
     assert len(details(cli, "asked-001", "parameter")) == 15 - asked
     assert [r.getMessage() for r in caplog.records if "no more model calls" in r.getMessage()]
-    told = status_lines(journal_of(cli, "asked-001"))
+    lines = status_lines(journal_of(cli, "asked-001"))
     (spent,) = (
-        line for line in told if line.startswith("llm.total_tokens: the model is asked no more, since ")
+        line
+        for line in lines
+        if line.startswith("llm.total_tokens: tilewright asks the model no more, since ")
     )
     assert "of 3500 are left" in spent and spent in closing_lines(journal_of(cli, "asked-001"))
     replayed = run(cli, campaign_file(cli), "--llm-replay", "asked-001")

@@ -1,49 +1,54 @@
-"""What a job knows of earlier artefacts, and what workers are told of it."""
+"""What a job knows of earlier artefacts, and what workers are sent of it."""
 
 import json
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.workers.cluster.artefacts import Artefacts, Heard, Told, news_of
+from tilewright.workers.cluster.artefacts import Artefacts, ReceivedArtefacts, SentArtefacts, message_of
 
 
-def told(known, told):
-    return json.loads(json.dumps(news_of(known, told)))
+def sent(known, sent):
+    return json.loads(json.dumps(message_of(known, sent)))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.booleans()), max_size=60))
 def test_a_worker_knows_what_was_there_when_the_job_was_made(steps):
     """Jobs go to three workers, some of which restart; late jobs (retries) are mixed in."""
-    artefacts, workers, jobs, sizes = Artefacts(), [(Told(), Heard()) for _ in range(3)], [], []
+    artefacts, workers, jobs, sizes = (
+        Artefacts(),
+        [(SentArtefacts(), ReceivedArtefacts()) for _ in range(3)],
+        [],
+        [],
+    )
     for worker, artefact, restarts in steps:
         artefacts.add(f"a{artefact}")
         jobs.append((artefacts.known(), frozenset(artefacts.between(0, len(artefacts)))))
         if restarts:
-            workers[worker] = (workers[worker][0], Heard())
+            workers[worker] = (workers[worker][0], ReceivedArtefacts())
         for known, wanted in (jobs[-1], jobs[len(jobs) // 2]):
             note, heard = workers[worker]
-            news = told(known, note)
-            if (found := heard.hear(news)) is None:
-                workers[worker] = (Told(), heard)
-                news = told(known, workers[worker][0])
-                found = heard.hear(news)
-            sizes.append(len(news["new"]))
+            message = sent(known, note)
+            if (found := heard.receive(message)) is None:
+                workers[worker] = (SentArtefacts(), heard)
+                message = sent(known, workers[worker][0])
+                found = heard.receive(message)
+            sizes.append(len(message["new"]))
             assert found is not None and frozenset(found) == frozenset(known) == wanted
             assert len(found) == len(wanted)
             assert all((f"a{n}" in found) is (f"a{n}" in wanted) for n in range(31))
     if not any(restarts for *_, restarts in steps):
-        assert sum(sizes) <= 3 * len(artefacts), "each worker hears of an artefact once"
+        assert sum(sizes) <= 3 * len(artefacts), "each worker receives an artefact once"
 
 
-def test_another_list_starts_over_and_a_plain_set_is_told_whole():
-    one, other, note, heard = Artefacts(), Artefacts(), Told(), Heard()
+def test_another_list_starts_over_and_a_plain_set_is_sent_whole():
+    one, other, note, heard = Artefacts(), Artefacts(), SentArtefacts(), ReceivedArtefacts()
     one.add("x")
     other.add("y")
-    assert set(heard.hear(told(one.known(), note))) == {"x"}
-    assert set(heard.hear(told({"p", "q"}, note))) == {"p", "q"}
-    assert set(heard.hear(told(one.known(), note))) == {"x"}, "the worker still has its list"
-    assert set(heard.hear(told(other.known(), note))) == {"y"}
-    assert heard.hear({**told(one.known(), note), "from": 1}) is None, "the worker holds another list now"
-    assert list(heard.hear(told((), note))) == []
+    assert set(heard.receive(sent(one.known(), note))) == {"x"}
+    assert set(heard.receive(sent({"p", "q"}, note))) == {"p", "q"}
+    assert set(heard.receive(sent(one.known(), note))) == {"x"}, "the worker still has its list"
+    assert set(heard.receive(sent(other.known(), note))) == {"y"}
+    assert heard.receive({**sent(one.known(), note), "from": 1}) is None, "the worker holds another list now"
+    assert list(heard.receive(sent((), note))) == []

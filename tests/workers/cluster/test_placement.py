@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tilewright.fitness.targets import load_target
-from tilewright.workers.cluster import ray_start, station_actor
+from tilewright.workers.cluster import placement, ray_stations
 
 
 class FakeCluster:
@@ -39,7 +39,8 @@ A, B, C = "a" * 56, "b" * 56, "c" * 56
 
 def cluster(monkeypatch: pytest.MonkeyPatch, **nodes: dict[str, float]) -> FakeCluster:
     made = FakeCluster(**nodes)
-    monkeypatch.setattr(station_actor, "ray", made)
+    for module in (placement, ray_stations):
+        monkeypatch.setattr(module, "ray", made)
     return made
 
 
@@ -47,16 +48,18 @@ def test_workers_of_a_target_wait_for_its_nodes_where_any_target_is_offered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster(monkeypatch, **{A: {"CPU": 4}})
-    assert ray_start.target_resource("tpu7x") == {}
+    assert placement.worker_resources("tpu7x")["resources"] == {}
     cluster(monkeypatch, **{A: {"CPU": 4}, B: {"target:h200": 8}})
-    assert ray_start.target_resource("h200") == {"target:h200": 1.0}
-    assert ray_start.target_resource("tpu7x") == {"target:tpu7x": 1.0}, "never a place on an h200 node"
+    assert placement.worker_resources("h200")["resources"] == {"target:h200": 1.0}
+    assert placement.worker_resources("tpu7x")["resources"] == {"target:tpu7x": 1.0}, (
+        "never a place on an h200 node"
+    )
 
 
 def test_what_a_cluster_lacks_for_a_target_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def said(target: str, **nodes: dict[str, float]) -> str:
-        monkeypatch.setattr(ray_start, "ray", cluster(monkeypatch, **nodes))
-        return ray_start.lacking(load_target(target))
+        cluster(monkeypatch, **nodes)
+        return placement.missing_resource(load_target(target))
 
     assert "no node of the cluster has a GPU for h200" in said("h200", **{A: {"CPU": 4}})
     assert said("h200", **{A: {"CPU": 4, "GPU": 1}}) == ""
@@ -72,24 +75,22 @@ def test_a_station_for_each_gpu_of_the_nodes_that_offer_the_target(monkeypatch: 
         C: {"target:h200": 8, "GPU": 1},
     }
     found = cluster(monkeypatch, **nodes)
-    assert len(station_actor.start_stations(load_target("h200"), 0)) == 3
+    assert len(ray_stations.start_stations(load_target("h200"), 0)) == 3
     assert [node for node, _ in found.placed] == [A, A, C]
     assert all(wanted["num_gpus"] == 1 for _, wanted in found.placed)
 
 
 def test_a_station_waits_for_a_node_of_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
     found = cluster(monkeypatch, **{B: {"target:gfx950": 8, "GPU": 8}})
-    assert len(station_actor.start_stations(load_target("h200"), 0)) == 1
-    assert found.placed == [
-        (None, {**found.placed[0][1], "resources": {"target:h200": station_actor.SLIVER}})
-    ]
+    assert len(ray_stations.start_stations(load_target("h200"), 0)) == 1
+    assert found.placed == [(None, {**found.placed[0][1], "resources": {"target:h200": placement.SLIVER}})]
 
 
 def test_without_targets_every_gpu_will_do_and_a_machine_has_as_many_as_it_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = cluster(monkeypatch, **{A: {"GPU": 2}, B: {"CPU": 4}})
-    assert len(station_actor.start_stations(load_target("h200"), 0)) == 2
-    assert len(station_actor.start_stations(load_target("h200"), 4)) == 4
+    assert len(ray_stations.start_stations(load_target("h200"), 0)) == 2
+    assert len(ray_stations.start_stations(load_target("h200"), 4)) == 4
     assert [node for node, _ in found.placed] == [A, A, None, None, None, None]
-    assert len(station_actor.start_stations(load_target("interpreter"), 0)) == 1
+    assert len(ray_stations.start_stations(load_target("interpreter"), 0)) == 1

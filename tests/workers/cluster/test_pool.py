@@ -1,4 +1,4 @@
-"""The pool on a real local Ray: results, a killed worker, and what it does with infrastructure faults."""
+"""Both pools on real workers: results, killed workers, and what they do to this process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from testkit.pool import drain, genome, pool_settings
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.fitness.evaluation import Verdict
 from tilewright.seeds.operator import Scope
-from tilewright.workers.cluster.pool import RayPool
+from tilewright.workers.cluster.local_pool import LocalPool
+from tilewright.workers.cluster.pool import Pool
+from tilewright.workers.cluster.ray_pool import RayPool
 
 
-def blas_threads() -> list[int]:
-    return [int(library["num_threads"]) for library in threadpool_info() if library["user_api"] == "blas"]
+def blas_threads() -> set[int]:
+    return {int(library["num_threads"]) for library in threadpool_info() if library["user_api"] == "blas"}
 
 
 def evaluator_processes() -> list[int]:
@@ -41,28 +43,25 @@ def ancestors(process: int, parents: dict[int, int]) -> Iterator[int]:
         yield process
 
 
-TERMINATED: list[int] = []
-USUAL: list[int] = []
-"""Threads of BLAS before a pool was opened."""
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RayPool]:
-    before = signal.signal(signal.SIGTERM, lambda number, frame: TERMINATED.append(number))
-    running = RayPool(pool_settings())
-    USUAL.extend(blas_threads())
-    running.open()
-    assert set(blas_threads()) == {1}, "a fork of Ray's amid a product on several threads would hang it"
-    running.submit(Job(0, genome(), 1, best=math.inf))  # judged here, while Ray starts
+@pytest.fixture(scope="module", params=[LocalPool, RayPool], ids=["local", "ray"])
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    terminated: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: terminated.append(number))
+    usual = blas_threads()
+    running: Pool = request.param(pool_settings())
     running.start()
-    assert set(blas_threads()) == {1}, "nor are several threads that judge to take several each"
+    if isinstance(running, LocalPool):
+        assert blas_threads() == {1}, "several threads that judge are not to take several each"
     yield running
+    os.kill(os.getpid(), signal.SIGTERM)  # Ray's own handler would end this process, its folder left behind
+    assert terminated == [signal.SIGTERM]
     running.close()
+    assert blas_threads() == usual
     signal.signal(signal.SIGTERM, before)
 
 
-def test_verdicts_scopes_and_descriptors_come_back(pool: RayPool) -> None:
-    """Of workers, and of the job that was submitted before there were any."""
+def test_verdicts_scopes_and_descriptors_come_back(pool: Pool) -> None:
+    pool.submit(Job(0, genome(), 1, best=math.inf))
     pool.submit(Job(1, genome("wrong"), 1))
     pool.submit(Job(-1, genome("whole"), 1, baseline="whole"))
     pool.submit(Job(-2, genome(), 1, scope=Scope.FINAL))
@@ -77,31 +76,20 @@ def test_verdicts_scopes_and_descriptors_come_back(pool: RayPool) -> None:
     assert path[done[0].descriptors["stall"]] == max(path.values())
     assert done[-2].workloads[0].workload == "512x512x512"
     assert done[-3].workloads[0].diagnosis["timeline"]["lanes"]
-    assert all(e.wall_seconds > 0 and e.worker for e in done.values())
-    here = {index for index, e in done.items() if e.worker.endswith(f":{os.getpid()}")}
-    assert 0 in here
-
-
-def test_workers_take_over_once_they_are_ready(pool: RayPool) -> None:
-    deadline = time.monotonic() + 60.0
-    while not pool.workers_ready and time.monotonic() < deadline:
-        assert pool.wait(0.2) == []
-    assert pool.judged_here > 0.0, "what it took is known"
-    assert blas_threads() == USUAL
-    pool.submit(Job(2, genome(), 1, best=math.inf))
-    assert not drain(pool, 1)[2].worker.endswith(f":{os.getpid()}")
-
-
-def test_an_artefact_seen_before_is_a_duplicate(pool: RayPool) -> None:
-    pool.submit(Job(0, genome(), 1, best=math.inf))
-    artefact = drain(pool, 1)[0].artefact
+    assert all(e.wall_seconds > 0 for e in done.values())
+    local = isinstance(pool, LocalPool)
+    assert {e.worker.endswith(f":{os.getpid()}") for e in done.values()} == {local}
+    assert (pool.thread_cpu_seconds > 0.0) is local
+    artefact = done[0].artefact
     assert artefact
-    pool.submit(Job(1, genome(), 1, known_artefacts={artefact}, best=math.inf))
-    assert drain(pool, 1)[1].verdict is Verdict.DUPLICATE
+    pool.submit(Job(2, genome(), 1, known_artefacts={artefact}, best=math.inf))
+    assert drain(pool, 1)[2].verdict is Verdict.DUPLICATE
 
 
-def test_killed_workers_cost_nothing_but_time(pool: RayPool) -> None:
+def test_killed_workers_cost_nothing_but_time(pool: Pool) -> None:
     """With every worker restarting at once, jobs wait for one to answer rather than use up their retries."""
+    if isinstance(pool, LocalPool):
+        pytest.skip("its workers are this process")
     retried = pool.retried
     for index in (1, 2):
         pool.submit(Job(index, genome(block_k=256 * index), 1, best=math.inf))
@@ -113,9 +101,3 @@ def test_killed_workers_cost_nothing_but_time(pool: RayPool) -> None:
     done = drain(pool, 2)
     assert {e.verdict for e in done.values()} == {Verdict.OK}
     assert pool.retried == retried + 2
-
-
-def test_a_driver_that_is_told_to_end_answers_itself(pool: RayPool) -> None:
-    """Ray's own handler of SIGTERM would end this process at once, with its folder left behind."""
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert TERMINATED == [signal.SIGTERM]

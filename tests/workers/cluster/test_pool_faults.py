@@ -1,21 +1,20 @@
-"""What the pool does when a worker, not a candidate, is at fault. (One Ray at a time in a process.)"""
+"""What a pool does when a worker, not a candidate, is at fault. (One Ray at a time in a process.)"""
 
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 
 from testkit.pool import FAMILY, drain, genome, pool_settings
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.fitness.evaluation import Verdict
-from tilewright.workers.cluster.crew import Crew
-from tilewright.workers.cluster.head_start import HeadStart
-from tilewright.workers.cluster.pool import FEW_SEATS, RayPool
-from tilewright.workers.cluster.ray_start import PoolUnavailable
-from tilewright.workers.cluster.retries import RETRIES
-from tilewright.workers.cluster.settings import PoolSettings
+from tilewright.workers.cluster.evaluator import Evaluator
+from tilewright.workers.cluster.jobs import RETRIES
+from tilewright.workers.cluster.local_pool import LocalPool
+from tilewright.workers.cluster.pool import MEASURING_THREADS, MODELLING_THREADS, make_pool
+from tilewright.workers.cluster.ray_pool import RayPool
+from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable
 
 
 def test_faults_are_retried_and_then_reported_never_held_against_the_genome() -> None:
@@ -36,22 +35,24 @@ def test_a_cluster_that_is_not_there_is_named() -> None:
         RayPool(pool_settings(address="127.0.0.1:1")).start()
 
 
-@pytest.mark.parametrize(("count", "more"), [(1, 0), (9, 0), (17, 1)])
-def test_workers_are_started_beside_one_device_where_this_process_has_too_few_places(
-    count: int, more: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("settings", "local"),
+    [
+        ({"count": MODELLING_THREADS}, True),
+        ({"count": MODELLING_THREADS + 1}, False),
+        ({"count": 1, "address": "ray://head:10001"}, False),
+        ({"target": "h200", "gpus": 1, "count": MEASURING_THREADS}, True),
+        ({"target": "h200", "gpus": 1, "count": MEASURING_THREADS + 1}, False),
+        ({"target": "h200", "gpus": 2, "count": 2}, False),
+        ({"target": "interpreter", "count": 2}, True),
+        ({"target": "gfx950", "count": 2}, True),
+    ],
+)
+def test_few_workers_and_one_device_are_threads_of_this_process(
+    settings: dict[str, object], local: bool
 ) -> None:
-    starts: list[RayPool] = []
-    monkeypatch.setattr(RayPool, "start_beside", lambda pool: starts.append(pool))
-    monkeypatch.setattr(HeadStart, "measures", True)
-    pool = RayPool(pool_settings(gpus=1, count=count))
-    pool.start_more()
-    assert starts == [pool]  # nothing is judged here yet
-    try:
-        pool.open()
-        pool.start_more()
-        assert len(starts) == 1 + more
-    finally:
-        pool.close()
+    made = make_pool(pool_settings(**settings))
+    assert isinstance(made, LocalPool if local else RayPool)
 
 
 def test_a_token_that_is_refused_is_told_at_once_and_a_slow_cluster_is_not(
@@ -62,68 +63,43 @@ def test_a_token_that_is_refused_is_told_at_once_and_a_slow_cluster_is_not(
 
     from tilewright.workers.cluster import ray_start
 
-    said: list[Exception] = [ray.exceptions.AuthenticationError("no such token"), TimeoutError("slow")]
+    errors: list[Exception] = [ray.exceptions.AuthenticationError("no such token"), TimeoutError("slow")]
 
     def client(address: str) -> None:
         os.write(2, b"gcs_client.cc:210: Failed to get cluster ID\n")
         os.write(2, b"something else\n")
-        raise said.pop(0)
+        raise errors.pop(0)
 
     monkeypatch.setattr(ray._raylet, "GcsClient", client)
     with pytest.raises(PoolUnavailable, match=r"10\.0\.0\.1:6379 refuses this machine's token"):
         ray_start._require_token("10.0.0.1:6379")
     ray_start._require_token("10.0.0.1:6379")
     ray_start._require_token("auto")
-    assert not said and capfd.readouterr().err == "something else\n" * 2
+    assert not errors and capfd.readouterr().err == "something else\n" * 2
 
 
-@pytest.mark.parametrize(("count", "more"), [(1, 0), (FEW_SEATS, 0), (FEW_SEATS + 1, 1)])
-def test_few_workers_of_a_model_are_threads_of_this_process_and_need_no_ray(
-    count: int, more: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", ["raises", "hangs"])
+def test_a_thread_that_fails_or_hangs_is_retried_and_then_reported(
+    fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    starts: list[RayPool] = []
-    monkeypatch.setattr(RayPool, "start_beside", lambda pool: starts.append(pool))
-    monkeypatch.setattr("tilewright.workers.cascade.modelled.Template.warm", lambda template: None)
-    pool = RayPool(pool_settings(count=count))
-    pool.open()
-    try:
-        pool.start_more()
-        assert len(starts) == more
-        assert pool._head is not None and pool._head.seats == (1 if more else count)
-    finally:
-        pool.close()
+    evaluate, calls = Evaluator.evaluate, []
 
+    def faulty(evaluator: Evaluator, request: bytes) -> bytes:
+        calls.append(evaluator)
+        if fault == "raises":
+            raise OSError("no space left")
+        return evaluate(evaluator, request)
 
-def test_ray_starts_once_there_is_a_first_verdict_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[float] = []
-    monkeypatch.setattr(RayPool, "_made_workers", lambda pool: begun.append(time.monotonic()) or Crew([], []))
-    monkeypatch.setattr(HeadStart, "measures", True)
-    pool = RayPool(pool_settings(gpus=1, count=17))
-    pool.open()
-    try:
-        pool.start_beside()
-        assert pool.wait(0.1) == [] and not begun
-        monkeypatch.setattr(HeadStart, "begin", lambda head, item, request: None)
-        monkeypatch.setattr(HeadStart, "finished", lambda head, seconds: [(Job(0, genome(), 1), None)])
-        assert pool.wait(0.0) == [], "it failed, and is tried again"
-        pool._take_workers(wait=True)
-        assert begun
-    finally:
-        pool.close()
-
-
-def test_a_few_jobs_for_one_device_wait_for_no_ray_unless_this_process_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    starts: list[RayPool] = []
-    monkeypatch.setattr(RayPool, "start_beside", lambda pool: starts.append(pool))
-    few = RayPool(pool_settings(gpus=1, count=1))
-    few.start_for_few()
-    try:
-        few.submit(Job(7, genome(), 1))
-        assert any("candidate 7" in line for line in few.activity()) and not starts
+    monkeypatch.setattr(Evaluator, "evaluate", faulty)
+    if fault == "hangs":
         monkeypatch.setattr(PoolSettings, "deadline_seconds", lambda settings, scope: 0.0)
-        assert few.wait(0.5) == []
-        assert starts == [few] and few.retried == 1
+    pool = LocalPool(pool_settings(count=1))
+    pool.start()
+    try:
+        pool.submit(Job(7, genome(), 1))
+        assert pool.activity()[0].startswith("worker 0: candidate 7, ")
+        assert drain(pool, 1)[7].verdict is Verdict.INFRA_ERROR
     finally:
-        few.close()
+        pool.close()
+    assert pool.retried == RETRIES
+    assert len(set(calls)) == (1 if fault == "raises" else RETRIES + 1), "a thread that hangs is replaced"

@@ -7,7 +7,7 @@ import pytest
 
 from tilewright.seeds.catalogue import load_operator
 from tilewright.workers.child.session import SessionDied
-from tilewright.workers.cluster.station_actor import RemoteStation
+from tilewright.workers.cluster.ray_stations import RemoteStation
 from tilewright.workers.device.calibration import CARRIED, in_service, reference_shapes, scale_here
 from tilewright.workers.device.comparison import Comparison
 from tilewright.workers.device.station import DeviceRatio

@@ -66,7 +66,7 @@ def test_a_station_remembers_the_plans_that_came_with_jobs() -> None:
 
 def test_nobody_waits_for_a_station_that_has_ended() -> None:
     one = SharedStation(LocalStation(load_target("interpreter").gpu))
-    other = one.another()
+    other = one.for_thread()
     assert other.claim("a contender") and not one.claim("another")
     one.end()
     for asked in (

@@ -28,7 +28,7 @@ from tilewright.evolve.record.journal import Journal
 def test_an_unsupported_construct_is_named_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, named: str
 ) -> None:
-    monkeypatch.setattr("tilewright.evolve.run.RayPool", InlinePool)
+    monkeypatch.setattr("tilewright.evolve.run.make_pool", InlinePool)
     offers.cache_clear()
     family = tmp_path / "family"
     (family / "kernels").mkdir(parents=True)

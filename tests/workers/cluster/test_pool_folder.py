@@ -1,0 +1,129 @@
+"""A pool on this machine leaves no file and no process behind, however it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testkit.pool import pool_settings
+from tilewright.workers.cluster import pool_folder, ray_start
+from tilewright.workers.cluster.local_pool import LocalPool
+from tilewright.workers.cluster.pool_folder import PoolFolder, sweep
+from tilewright.workers.cluster.ray_pool import RayPool
+from tilewright.workers.cluster.settings import PoolUnavailable
+
+
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short folder for temporary files, empty."""
+    with tempfile.TemporaryDirectory(prefix="tw", dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.delenv("RAY_TMPDIR", raising=False)
+        yield Path(folder)
+
+
+def test_a_start_that_fails_leaves_no_file_and_no_process(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start_half(**options: object) -> None:
+        folder = str(options["_temp_dir"])
+        Path(folder, "session_1").mkdir()
+        Path(folder, "session_1", "raylet.err").write_text("no")
+        children.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", folder]))
+        raise Exception("the node did not start in time")
+
+    monkeypatch.setattr(ray_start.ray, "init", start_half)
+    broken = RayPool(pool_settings())
+    try:
+        with pytest.raises(PoolUnavailable, match="did not start in time"):
+            broken.start()
+    finally:
+        broken.close()
+    assert not list(base.iterdir())
+    assert children[0].wait(timeout=30) != 0
+
+
+def test_what_a_killed_driver_left_is_removed_by_the_next_one(base: Path) -> None:
+    code = (
+        "import os; from tilewright.workers.cluster.pool_folder import PoolFolder; "
+        "PoolFolder(); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(base)}, check=False)
+    (left,) = base.iterdir()
+    mine = PoolFolder()
+    try:
+        assert left.exists(), "young: its owner may not hold it yet"
+        for folder in (left, mine.path):
+            os.utime(folder, (time.time() - 3600,) * 2)
+        sweep(base)
+        assert not left.exists()
+        assert mine.path.exists(), "its owner lives"
+    finally:
+        mine.close()
+    assert not list(base.iterdir())
+
+
+def test_a_process_that_ends_at_once_leaves_its_folder_to_another(base: Path) -> None:
+    """And what knows of the folder, wherever it is."""
+    code = """
+import os, subprocess, sys
+from tilewright.workers.cluster.pool_folder import PoolFolder
+folder = PoolFolder()
+folder.close_later()
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(folder.path)],
+                        stdout=subprocess.DEVNULL, start_new_session=True)
+print(left.pid, flush=True)
+os._exit(130)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TMPDIR": str(base)},
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    assert ended.returncode == 130
+    deadline = time.monotonic() + 20
+    while list(base.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not list(base.iterdir())
+    status = Path("/proc", ended.stdout.decode().strip(), "stat")
+    assert not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def test_a_pool_is_left_before_it_has_closed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(pool_folder, "LEAVE_SECONDS", 0.05)
+    began = time.monotonic()
+    PoolFolder().leave(lambda: over.wait(20) and None)
+    assert time.monotonic() - began < 5
+    over.set()
+
+
+def test_a_path_too_long_for_sockets_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp/" + "a" * 60)
+    assert pool_folder.temporary_base() == Path("/tmp")
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp/own")
+    assert pool_folder.temporary_base() == Path("/tmp/own")
+
+
+@pytest.mark.parametrize(
+    ("pool", "match"), [(RayPool, "Ray cannot start: "), (LocalPool, "no folder for temp")]
+)
+def test_a_folder_that_cannot_be_made_is_one_sentence(
+    pool: type[RayPool | LocalPool], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/dev/null/ray")
+    made = pool(pool_settings())
+    with pytest.raises(PoolUnavailable, match=match):
+        made.start()
+    made.close()

@@ -1,0 +1,119 @@
+"""Jobs of a pool: what it reads of them, the request that a worker gets, and the retries after a fault."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.fitness.race import Race
+from tilewright.seeds.operator import Scope
+from tilewright.workers.cluster.artefacts import SentArtefacts, message_of
+from tilewright.workers.cluster.settings import PoolSettings
+from tilewright.workers.device.station import Entry
+
+log = logging.getLogger(__name__)
+
+RETRIES = 2
+"""Times a job is tried again, elsewhere if possible, after an infrastructure fault."""
+
+
+class PoolGenome(Protocol):
+    """The part of a genome that a pool reads."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def params(self) -> Mapping[str, Any]: ...
+
+
+class PoolJob(Protocol):
+    """The part of a job that a pool reads (see ``evolve.campaign.evaluator.Job``)."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def genome(self) -> PoolGenome: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def known_artefacts(self) -> Collection[str]: ...
+    @property
+    def best(self) -> float: ...
+    @property
+    def scope(self) -> Scope: ...
+    @property
+    def baseline(self) -> str | None: ...
+    @property
+    def race(self) -> Race | None: ...
+    @property
+    def only(self) -> Collection[str] | None: ...
+
+
+def entries_of(genomes: Sequence[PoolGenome], only: Mapping[str, Collection[str]] | None) -> list[Entry]:
+    """Entries of a comparison (see ``Pool.compare``)."""
+    kept = {name: frozenset(shapes) for name, shapes in (only or {}).items()}
+    return [Entry(g.id, g.source, dict(g.params), kept.get(g.id)) for g in genomes]
+
+
+def request_for(job: PoolJob, sent: SentArtefacts) -> bytes:
+    """The JSON of a job for a worker that has been sent so much; ``sent`` is brought up to date."""
+    return json.dumps(
+        {
+            "genome": job.genome.id,
+            "source": job.genome.source,
+            "params": dict(job.genome.params),
+            "seed": job.seed,
+            "scope": job.scope.value,
+            "baseline": job.baseline,
+            "known_artefacts": message_of(job.known_artefacts, sent),
+            "best": job.best,
+            "race": job.race and job.race.data(),
+            "only": None if job.only is None else sorted(job.only),
+        }
+    ).encode()
+
+
+@dataclass
+class Retries:
+    """Counts the attempts at each job. ``retried``: attempts after the first, of all jobs together."""
+
+    settings: PoolSettings
+    retried: int = 0
+    _attempts: dict[int, int] = field(default_factory=dict)
+    _dropped: set[int] = field(default_factory=set)
+
+    def drop(self, indices: Collection[int]) -> None:
+        """Discard the results of these jobs."""
+        self._dropped |= set(indices)
+
+    def settle(
+        self, job: PoolJob, evaluation: Evaluation, queue: deque[PoolJob]
+    ) -> list[tuple[int, Evaluation]]:
+        """The result to hand back, if any; a job to try again is put into ``queue``."""
+        if job.index in self._dropped:
+            return []
+        if evaluation.verdict is Verdict.INFRA_ERROR and self._attempts.get(job.index, 0) < RETRIES:
+            self._attempts[job.index] = self._attempts.get(job.index, 0) + 1
+            self.retried += 1
+            log.warning("job %d is tried again: %s", job.index, evaluation.reason)
+            queue.append(job)
+            return []
+        return [(job.index, evaluation)]
+
+    def fault(self, job: PoolJob, reason: str) -> Evaluation:
+        """The evaluation of a job that no worker answered."""
+        return Evaluation(
+            genome=job.genome.id,
+            target=self.settings.target,
+            suite=self.settings.suite,
+            stage=Stage.DIALECT,
+            verdict=Verdict.INFRA_ERROR,
+            reason=reason,
+        )

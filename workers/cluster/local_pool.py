@@ -1,0 +1,301 @@
+"""A pool of threads of this process, for one GPU, an interpreter, or a few workers of a model. It needs no Ray."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from threadpoolctl import threadpool_limits
+
+from tilewright.fitness.evaluation import Evaluation
+from tilewright.fitness.targets import load_target
+from tilewright.seeds.catalogue import load_operator
+from tilewright.workers.child.session import SessionDied
+from tilewright.workers.cluster.artefacts import SentArtefacts
+from tilewright.workers.cluster.evaluator import Evaluator, SharedState
+from tilewright.workers.cluster.jobs import PoolGenome, PoolJob, Retries, entries_of, request_for
+from tilewright.workers.cluster.pool_folder import PoolFolder
+from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable, evaluator_settings
+from tilewright.workers.device.comparison import Comparison, compare
+from tilewright.workers.device.compile_ahead import CompilePace
+from tilewright.workers.device.shared_station import SharedStation
+from tilewright.workers.device.station import Champion
+from tilewright.workers.device.timing import Samples
+from tilewright.workers.device.warm import WarmDevice, warm_device
+from tilewright.workers.request import ENTRIES, Truth
+
+log = logging.getLogger(__name__)
+
+ENDING_SECONDS = 5.0
+"""How long the threads may take to see that their children are gone."""
+
+MEASURED_ENTRIES = 16
+"""Inputs of gates that all threads of a measured target keep together, with the oracle's answers."""
+
+
+@dataclass
+class Slot:
+    """One thread that evaluates a job at a time. It lives as long as its pool: children die with their thread."""
+
+    evaluator: Evaluator
+    sent: SentArtefacts = field(default_factory=SentArtefacts)
+    job: PoolJob | None = None
+    began: float = 0.0
+    cpu_seconds: float = 0.0
+    requests: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
+
+
+class EvaluatorThreads:
+    """The slots of a pool, each with its evaluator; a measured target's share one station."""
+
+    def __init__(self, settings: PoolSettings, scratch: Path, device: WarmDevice | None) -> None:
+        """The children begin to start at once. Raises OSError where no process can be made.
+
+        ``device``: of a measured target; it is closed with this.
+        """
+        payload = evaluator_settings(settings, {}, str(scratch), device.address if device else None)
+        operator, target = load_operator(settings.operator), load_target(settings.target)
+        self._device = device
+        self._station: SharedStation | None = None
+        if device is not None:
+            self._station = SharedStation(device.station)
+            samples = Samples(operator, self._station)
+            self.shared = SharedState(Truth(operator, MEASURED_ENTRIES), samples, CompilePace())
+        else:
+            self.shared = SharedState(Truth(operator, ENTRIES * settings.count))
+        self.slots = [Slot(Evaluator(payload, self.shared)) for _ in range(settings.count)]
+        for slot in self.slots:
+            if device is not None and self._station is not None:
+                slot.evaluator.attach(self._station.for_thread(), device.compiler(target, scratch))
+        self._answers: queue.SimpleQueue[tuple[Slot, bytes | None]] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=self._serve, args=(s,), daemon=True) for s in self.slots]
+        for thread in self._threads:
+            thread.start()
+
+    def _serve(self, slot: Slot) -> None:
+        while (request := slot.requests.get()) is not None:
+            reply = None
+            try:
+                reply = slot.evaluator.evaluate(request)
+            except Exception:
+                log.exception("an evaluation failed with an exception of the machinery")
+            slot.cpu_seconds = time.thread_time()
+            self._answers.put((slot, reply))
+
+    @property
+    def busy(self) -> list[Slot]:
+        """Slots with a job, the one that began first in front."""
+        return sorted((slot for slot in self.slots if slot.job is not None), key=lambda slot: slot.began)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU seconds of the threads, which this process's own CPU time includes."""
+        return sum(slot.cpu_seconds for slot in self.slots)
+
+    def begin(self, job: PoolJob) -> None:
+        """Evaluate ``job`` in a slot that is free; there must be one."""
+        slot = next(slot for slot in self.slots if slot.job is None)
+        slot.job, slot.began = job, time.monotonic()
+        slot.requests.put(request_for(job, slot.sent))
+
+    def finished(self, seconds: float) -> list[tuple[PoolJob, Evaluation | None]]:
+        """Finished jobs, after at most so long until there is one; None where the machinery failed."""
+        found: list[tuple[PoolJob, Evaluation | None]] = []
+        try:
+            while True:
+                wait = seconds if not found and seconds > 0.0 else 0.0
+                slot, reply = self._answers.get(block=wait > 0.0, timeout=wait or None)
+                assert slot.job is not None
+                found.append((slot.job, None if reply is None else Evaluation.model_validate_json(reply)))
+                slot.job = None
+        except queue.Empty:
+            return found
+
+    @property
+    def champion(self) -> Champion | None:
+        """The best kernel that jobs have confirmed on the device of a measured target."""
+        return self._station.champion() if self._station is not None else None
+
+    def inherit(self, champion: Champion) -> None:
+        """Take over the champion of threads that have ended."""
+        if self._station is not None:
+            self._station.inherit(champion)
+
+    def compare(
+        self,
+        settings: PoolSettings,
+        genomes: Sequence[PoolGenome],
+        seed: int,
+        only: Mapping[str, Collection[str]] | None,
+    ) -> Comparison:
+        """See ``Pool.compare``. Raises SessionDied, OSError."""
+        assert self._station is not None
+        evaluator = self.slots[0].evaluator
+        suite = evaluator.operator.suites[settings.suite]
+        entries = entries_of(genomes, only)
+        return compare(
+            self._station,
+            evaluator.operator,
+            evaluator.target,
+            suite.workloads,
+            entries,
+            seed,
+            samples=self.shared.samples,
+        )
+
+    def close(self) -> None:
+        """Kill the children, also one that is just being started; jobs under way are lost."""
+        if self._station is not None:
+            self._station.end()
+        for slot in self.slots:
+            slot.requests.put(None)
+        self._end_children()
+        deadline = time.monotonic() + ENDING_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            log.warning("jobs did not end within %g s of their children", ENDING_SECONDS)
+        self._end_children()
+        if self._device is not None:
+            self._device.close()
+
+    def _end_children(self) -> None:
+        for slot in self.slots:
+            slot.evaluator.close()
+        if self._device is not None:
+            self._device.station.close()
+
+
+class LocalPool:
+    """Implements ``pool.Pool`` with ``settings.count`` threads."""
+
+    def __init__(self, settings: PoolSettings, device: WarmDevice | None = None) -> None:
+        self.settings = settings
+        self._device = device
+        self._folder: PoolFolder | None = None
+        self._threads: EvaluatorThreads | None = None
+        self._queue: deque[PoolJob] = deque()
+        self._retries = Retries(settings)
+        self._blas: threadpool_limits | None = None
+        self._ended_cpu_seconds = 0.0
+
+    @property
+    def slots(self) -> int:
+        return self.settings.count
+
+    @property
+    def retried(self) -> int:
+        return self._retries.retried
+
+    @property
+    def thread_cpu_seconds(self) -> float:
+        return self._ended_cpu_seconds + (self._threads.cpu_seconds if self._threads is not None else 0.0)
+
+    def start(self) -> None:
+        """Raises PoolUnavailable."""
+        # each of several threads that judge would otherwise start as many threads of BLAS as there are processors
+        self._blas = threadpool_limits(limits=1, user_api="blas")
+        try:
+            self._folder = PoolFolder()
+        except OSError as error:
+            raise PoolUnavailable(f"no folder for temporary files can be made: {error}") from error
+        self._start_threads()
+
+    def _start_threads(self) -> None:
+        assert self._folder is not None
+        target, scratch = load_target(self.settings.target), self._folder.scratch
+        try:
+            if target.measured and self._device is None:
+                self._device = warm_device(target, scratch)
+            self._threads = EvaluatorThreads(self.settings, scratch, self._device)
+        except OSError as error:
+            raise PoolUnavailable(f"no process can be started: {error}") from error
+
+    def submit(self, job: PoolJob) -> None:
+        self._queue.append(job)
+        self._assign()
+
+    def drop(self, indices: Collection[int]) -> None:
+        self._retries.drop(indices)
+        self._queue = deque(job for job in self._queue if job.index not in indices)
+
+    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        """Raises PoolUnavailable when no process can be started in place of one that hangs."""
+        self._assign()
+        if self._threads is None:
+            return []
+        done = self._threads.finished(timeout_seconds if self._threads.busy else 0.0)
+        if any(self._is_hung(slot) for slot in self._threads.busy):
+            done += [(slot.job, None) for slot in self._threads.busy if slot.job is not None]
+            self._restart()
+        finished = []
+        for job, evaluation in done:
+            answer = evaluation or self._retries.fault(job, "the thread that evaluated it did not answer")
+            finished += self._retries.settle(job, answer, self._queue)
+        self._assign()
+        return finished
+
+    def activity(self) -> list[str]:
+        now = time.monotonic()
+        if self._threads is None:
+            return []
+        lines = []
+        for number, slot in enumerate(self._threads.slots):
+            doing = (
+                f"candidate {slot.job.index}, {now - slot.began:.0f} s" if slot.job is not None else "idle"
+            )
+            lines.append(f"worker {number}: {doing}")
+        return lines
+
+    def compare(
+        self, genomes: Sequence[PoolGenome], seed: int, only: Mapping[str, Collection[str]] | None = None
+    ) -> Comparison:
+        assert self._threads is not None
+        try:
+            return self._threads.compare(self.settings, genomes, seed, only)
+        except (SessionDied, OSError) as error:
+            raise PoolUnavailable(str(error)) from error
+
+    def leave(self) -> None:
+        if self._folder is not None:
+            self._folder.leave(self.close)
+
+    def close(self) -> None:
+        self._end_threads()
+        if self._device is not None:  # where the threads were never started
+            self._device.close()
+            self._device = None
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
+        if self._blas is not None:
+            self._blas.restore_original_limits()
+            self._blas = None
+
+    def _assign(self) -> None:
+        while self._threads is not None and self._queue and len(self._threads.busy) < self.slots:
+            self._threads.begin(self._queue.popleft())
+
+    def _is_hung(self, slot: Slot) -> bool:
+        assert slot.job is not None
+        return time.monotonic() - slot.began >= self.settings.deadline_seconds(slot.job.scope)
+
+    def _restart(self) -> None:
+        """New threads, children and, for a measured target, a new station with the champion of the old one."""
+        champion = self._threads.champion if self._threads is not None else None
+        self._end_threads()
+        self._start_threads()
+        if champion is not None and self._threads is not None:
+            self._threads.inherit(champion)
+
+    def _end_threads(self) -> None:
+        if self._threads is not None:
+            self._threads.close()
+            self._ended_cpu_seconds += self._threads.cpu_seconds
+            self._threads = self._device = None

@@ -1,0 +1,181 @@
+"""The folder of a pool on this machine: files of its children and of its own Ray, all removed however it ends.
+
+Ray writes some forty files a session (logs, sockets, ports) and leaves them, whether it ran or failed to start; a start
+that fails leaves its processes, too, until the driver ends. ``PoolFolder.close`` removes both. The folder of a driver
+that was killed is removed by the next one that starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+PREFIX = "tw-pool-"
+_OWNER = "owner"
+_SOCKET_PATH_BYTES = 107
+_SOCKET = "/session_2026-11-21_18-25-38_253822_4194304/sockets/plasma_store"
+_ROOM = _SOCKET_PATH_BYTES - len(_SOCKET) - len(f"/{PREFIX}12345678")
+"""Bytes that the path of the folder for temporary files may have: Ray's sockets live below it."""
+
+_YOUNG_SECONDS = 60.0
+"""A folder this young may not be locked by its owner yet."""
+
+LEAVE_SECONDS = 1.0
+"""How long a process that ends waits for an orderly end of what it started."""
+
+_PATIENCE_SECONDS = 5.0
+"""For processes that were told to end, which may still be writing."""
+
+
+class PoolFolder:
+    """A folder of its own for one pool, and within it ``scratch`` for the files of its workers.
+
+    Workers are killed in the middle of an evaluation, and could not clean up. ``close`` may be called at any time,
+    and again. Raises OSError where no folder can be made.
+    """
+
+    def __init__(self) -> None:
+        base = temporary_base()
+        base.mkdir(parents=True, exist_ok=True)
+        sweep(base)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+        self.scratch = self.path / "scratch"
+        self.scratch.mkdir()
+        # held until this process ends, however it ends: what tells a living owner from a dead one
+        self._lock = _locked(self.path / _OWNER, create=True)
+
+    def close_later(self) -> None:
+        """Have a process of its own do what ``close`` does once this one has ended, should that be before ``close``."""
+        closer = subprocess.Popen(
+            [sys.executable, "-I", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+        )
+        assert closer.stdin is not None
+        with closer.stdin as path:  # a command line that named the folder would have ``close`` end it
+            path.write(os.fsencode(self.path))
+
+    def leave(self, close: Callable[[], None]) -> None:
+        """Run ``close`` for ``LEAVE_SECONDS`` at most, in a process that ends right after; another does the rest."""
+        self.close_later()
+        closing = threading.Thread(target=close, daemon=True)
+        closing.start()
+        closing.join(LEAVE_SECONDS)
+
+    def close(self) -> None:
+        """End processes that still know of the folder, and remove it."""
+        if self._lock is None:
+            return
+        end_processes(str(self.path))
+        _remove(self.path)
+        os.close(self._lock)
+        self._lock = None
+
+
+def temporary_base() -> Path:
+    """RAY_TMPDIR, else the folder for temporary files; ``/tmp`` where its path leaves no room for a socket's."""
+    usual = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    return Path(usual if len(os.fsencode(usual)) <= _ROOM else "/tmp")
+
+
+def sweep(base: Path) -> None:
+    """Remove the folders whose owners are gone."""
+    for folder in base.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime < _YOUNG_SECONDS:
+                continue
+            lock = _locked(folder / _OWNER, create=False)
+            if lock is not None:
+                _remove(folder)
+                os.close(lock)
+
+
+def _locked(path: Path, *, create: bool) -> int | None:
+    """A descriptor that holds the file's lock, or None where another process does. Raises OSError."""
+    opened = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(opened)
+        return None
+    return opened
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder that a process may still be writing to."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        if time.monotonic() > deadline:
+            return
+        if folder.exists():
+            time.sleep(0.1)
+
+
+def end_processes(mark: str) -> None:
+    """Kill this process's descendants whose command line names ``mark``."""
+    _kill(lambda: _descendants(mark))
+
+
+def _kill(processes: Callable[[], Iterator[int]]) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while found := list(processes()):
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
+
+
+def _descendants(mark: str) -> Iterator[int]:
+    marked, parents = _marked(mark)
+    for pid in marked:
+        above = pid
+        while above in parents and above != os.getpid():
+            above = parents[above]
+        if above == os.getpid() and pid != above:
+            yield pid
+
+
+def _marked(mark: str) -> tuple[list[int], dict[int, int]]:
+    """Processes whose command line names ``mark``, and every process's parent."""
+    parents: dict[int, int] = {}
+    marked = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            parents[int(entry.name)] = int(fields[1])
+            if fields[0] != "Z" and mark.encode() in (entry / "cmdline").read_bytes():
+                marked.append(int(entry.name))
+    return marked, parents
+
+
+def _close_after(folder: Path) -> None:
+    """Wait until the owner of the folder has ended, then end what still knows of it and remove it."""
+    try:
+        lock = os.open(folder / _OWNER, os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError:  # the owner has closed it
+        return
+    _kill(lambda: iter(_marked(str(folder))[0]))
+    _remove(folder)
+
+
+if __name__ == "__main__":
+    _close_after(Path(sys.stdin.read()))

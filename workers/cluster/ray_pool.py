@@ -1,0 +1,250 @@
+"""A pool of Ray actors: on a cluster, on several GPUs, or for more workers than threads of this process can serve.
+
+Each actor evaluates one candidate at a time through the cascade; candidates run only in the actor's confined children.
+Requests and replies cross Ray as JSON bytes, so that the driver never unpickles what a worker computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayError
+
+from tilewright.fitness.chips import Chip
+from tilewright.fitness.evaluation import Evaluation
+from tilewright.fitness.targets import Target, load_target
+from tilewright.seeds.catalogue import load_operator
+from tilewright.workers.child.session import SessionDied
+from tilewright.workers.child.template import SharedTemplate
+from tilewright.workers.cluster.actor_health import PROBE_SECONDS, Health, Service
+from tilewright.workers.cluster.artefacts import SentArtefacts
+from tilewright.workers.cluster.evaluator import LAGGING
+from tilewright.workers.cluster.jobs import PoolGenome, PoolJob, Retries, entries_of, request_for
+from tilewright.workers.cluster.placement import missing_resource, worker_resources
+from tilewright.workers.cluster.pool_folder import PoolFolder
+from tilewright.workers.cluster.ray_start import first_line, start_ray
+from tilewright.workers.cluster.ray_stations import ask_comparisons, calibrate, start_stations
+from tilewright.workers.cluster.ray_workers import EvaluatorActor, Worker
+from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable, evaluator_settings
+from tilewright.workers.device.comparison import Comparison
+from tilewright.workers.device.station import DeviceRatio, compile_children
+
+CALIBRATION_SEED = 0
+"""Of the operands that devices are calibrated on."""
+
+
+@dataclass
+class RayPool:
+    """Implements ``pool.Pool`` with actors of the cluster at ``settings.address``, or of a Ray started here."""
+
+    settings: PoolSettings
+    on_note: Callable[[str], None] | None = None
+    """Called with what the cluster lacks, so that nobody waits unaware."""
+    scales: Mapping[str, DeviceRatio] = field(default_factory=dict)
+    """Of the devices of several stations, by device."""
+    thread_cpu_seconds: float = 0.0
+    """Workers are other processes."""
+    _workers: list[Worker] = field(default_factory=list)
+    _stations: list[ActorHandle] = field(default_factory=list)
+    _queue: deque[PoolJob] = field(default_factory=deque)
+    _folder: PoolFolder | None = None
+    """Files of a Ray that is this pool's own."""
+    _compiler: SharedTemplate | None = None
+    """The process that the compilers of all workers on this machine are forked from."""
+    _retries: Retries = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._retries = Retries(self.settings)
+
+    def start(self) -> None:
+        """Connect to Ray (start it when no address is given) and create the actors. Raises PoolUnavailable."""
+        settings, target = self.settings, load_target(self.settings.target)
+        if not settings.address:
+            try:
+                self._folder = PoolFolder()
+                if _compiles(target):
+                    self._compiler = compile_children(target.gpu, self._folder.scratch).share()
+            except OSError as error:
+                raise PoolUnavailable(f"Ray cannot start: {error}") from error
+        start_ray(settings.address, settings.count, settings.gpus, self._folder)
+        scratch = str(self._folder.scratch) if self._folder is not None else None
+        if target.measured:
+            self._start_stations(target, scratch)
+        compiler = self._compiler.address if self._compiler is not None else None
+        payload = evaluator_settings(settings, self.scales, scratch, compiler)
+        asked = worker_resources(settings.target)
+        actor: Any = ray.remote(max_restarts=-1, max_task_retries=0, **asked)(EvaluatorActor)
+        for number in range(settings.count):
+            handle = actor.remote(payload)
+            worker = Worker(handle, number, Health(handle.ping))
+            if settings.address:  # its place on the cluster may not be there yet
+                worker.health.doubt(time.monotonic())
+            self._workers.append(worker)
+        if settings.address and self.on_note is not None and (missing := missing_resource(target)):
+            self.on_note(missing)
+
+    def _start_stations(self, target: Target, scratch: str | None) -> None:
+        """One for each device; several devices are put on one scale before anything else."""
+        settings = self.settings
+        self._stations = start_stations(target, settings.gpus, scratch)
+        if len(self._stations) < 2:
+            return
+        if settings.reference is None:
+            raise PoolUnavailable(
+                f"{len(self._stations)} devices of target {target.name} need a reference to be compared"
+            )
+        try:
+            self._stations, self.scales = calibrate(
+                self._stations,
+                settings.operator,
+                settings.suite,
+                target,
+                settings.reference,
+                CALIBRATION_SEED,
+            )
+        except SessionDied as error:
+            raise PoolUnavailable(str(error)) from error
+
+    @property
+    def retried(self) -> int:
+        return self._retries.retried
+
+    @property
+    def slots(self) -> int:
+        return self.settings.count
+
+    def submit(self, job: PoolJob) -> None:
+        self._queue.append(job)
+        self._assign()
+
+    def drop(self, indices: Collection[int]) -> None:
+        self._retries.drop(indices)
+        self._queue = deque(job for job in self._queue if job.index not in indices)
+
+    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        self._assign()
+        replies = {w.reply: w for w in self._workers if w.reply is not None}
+        probes = [w.health.probe for w in self._workers if w.health.probe is not None]
+        finished: list[tuple[int, Evaluation]] = []
+        if replies or probes:
+            ready, rest = ray.wait([*replies, *probes], num_returns=1, timeout=timeout_seconds)
+            if ready and rest:
+                ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+            for reply in ready:
+                if reply in replies:
+                    finished += self._collect(replies[reply])
+            finished += self._reap_hung()
+        elif self._queue and self._workers:  # every worker rests until its next probe
+            time.sleep(min(timeout_seconds, PROBE_SECONDS))
+        self._assign()
+        return finished
+
+    def activity(self) -> list[str]:
+        now = time.monotonic()
+        return [
+            f"worker {w.number}: candidate {w.job.index}, {now - w.began:.0f} s"
+            if w.job
+            else f"worker {w.number}: {w.health.state}"
+            for w in self._workers
+        ]
+
+    def compare(
+        self, genomes: Sequence[PoolGenome], seed: int, only: Mapping[str, Collection[str]] | None = None
+    ) -> Comparison:
+        return self._compare(self._stations[:1], genomes, seed, only)[0]
+
+    def compare_on_all(self, genomes: Sequence[PoolGenome], seed: int) -> list[Comparison]:
+        """The same on every device at once."""
+        return self._compare(self._stations, genomes, seed, None)
+
+    def _compare(
+        self,
+        stations: Sequence[ActorHandle],
+        genomes: Sequence[PoolGenome],
+        seed: int,
+        only: Mapping[str, Collection[str]] | None,
+    ) -> list[Comparison]:
+        operator = self.settings.operator
+        workloads = load_operator(operator).suites[self.settings.suite].workloads
+        try:
+            return ask_comparisons(stations, operator, workloads, entries_of(genomes, only), seed)
+        except SessionDied as error:
+            raise PoolUnavailable(str(error)) from error
+
+    def leave(self) -> None:
+        if self._folder is not None:
+            self._folder.leave(self.close)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Kill the actors (their children die with them), leave Ray, and remove the files of one of our own."""
+        for handle in [*(worker.handle for worker in self._workers), *self._stations]:
+            ray.kill(handle)
+        self._workers, self._stations = [], []
+        if self._compiler is not None:
+            self._compiler.close()
+        ray.shutdown(wait_for_processes=self._folder is not None)
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
+
+    def _assign(self) -> None:
+        """Hand the queue to idle workers in service; with every worker lost, their errors are the answer.
+
+        A worker that does not even fail has no node to be on, and gets nothing: a node for it may join.
+        """
+        now = time.monotonic()
+        states = [worker.health.look(now) for worker in self._workers]
+        lost = all(state is Service.LOST for state in states)
+        for worker, state in zip(self._workers, states, strict=True):
+            failing = lost and not worker.health.silent
+            if worker.job is None and self._queue and (failing or state is Service.IDLE):
+                worker.job = self._queue.popleft()
+                worker.began = time.monotonic()
+                request = request_for(worker.job, worker.sent)
+                worker.reply = worker.handle.evaluate.remote(request, self._station_of(worker))
+
+    def _station_of(self, worker: Worker) -> ActorHandle | None:
+        return self._stations[worker.number % len(self._stations)] if self._stations else None
+
+    def _collect(self, worker: Worker) -> list[tuple[int, Evaluation]]:
+        job = worker.job
+        assert job is not None and worker.reply is not None
+        try:
+            reply: Any = ray.get(worker.reply)
+            if reply == LAGGING:
+                worker.sent, worker.job, worker.reply = SentArtefacts(), None, None
+                self._queue.appendleft(job)
+                return []
+            evaluation = Evaluation.model_validate_json(reply)
+        except RayError as error:
+            how = "died" if isinstance(error, RayActorError) else "failed"
+            evaluation = self._retries.fault(job, f"worker {worker.number} {how}: {first_line(error)}")
+            worker.health.doubt(time.monotonic())
+        worker.job = worker.reply = None
+        return self._retries.settle(job, evaluation, self._queue)
+
+    def _reap_hung(self) -> list[tuple[int, Evaluation]]:
+        finished = []
+        for worker in self._workers:
+            job = worker.job
+            if job is None or time.monotonic() - worker.began < self.settings.deadline_seconds(job.scope):
+                continue
+            ray.kill(worker.handle, no_restart=False)
+            worker.health.doubt(time.monotonic())
+            worker.job = worker.reply = None
+            evaluation = self._retries.fault(job, f"worker {worker.number} did not answer in time")
+            finished += self._retries.settle(job, evaluation, self._queue)
+        return finished
+
+
+def _compiles(target: Target) -> bool:
+    """Whether candidates are compiled ahead of a device."""
+    return target.measured and not (target.interpreted or isinstance(target.part, Chip))

@@ -1,0 +1,235 @@
+"""Measuring stations as Ray actors: one for each GPU or TPU, exclusive, serving every evaluator of a campaign."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from tilewright.fitness.targets import Target, load_target
+from tilewright.seeds.catalogue import load_operator
+from tilewright.seeds.operator import Workload
+from tilewright.seeds.sampled import Sample
+from tilewright.workers.child.ending import ChildOutcome
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.session import START_SECONDS, JobLimits, SessionDied
+from tilewright.workers.cluster.placement import station_resources
+from tilewright.workers.device import calibration
+from tilewright.workers.device.comparison import EFFORT, Comparison, compare
+from tilewright.workers.device.station import Champion, DeviceRatio, Entry, LocalStation, OperandSeeds
+
+CALIBRATION_SECONDS = 180.0
+"""How long stations may take to start, compile the reference kernel and time it."""
+
+QUERIES = "queries"
+"""The concurrency group of a station's calls that need no device, so that they do not wait for jobs."""
+
+JOBS = "jobs"
+"""The group of jobs on the device: one runs while the next one is unpacked."""
+
+ORACLE = "oracle"
+"""The group of questions to the oracle, which may take a while."""
+
+GROUPS = {QUERIES: 1, JOBS: 2, ORACLE: 1}
+
+CALIBRATION_EFFORT = (5, 3)
+"""Rounds, and timed calls a round."""
+
+
+class StationActor:
+    """Runs in the Ray worker process that holds one device. Jobs run one at a time; queries do not wait for them."""
+
+    def __init__(self, target: str, scratch: str | None) -> None:
+        self._target = load_target(target)
+        self._station = LocalStation(self._target.hardware, Path(scratch) if scratch else None)
+        self._seeds = OperandSeeds()
+        self._device_lock = threading.Lock()
+        self._hello: Mapping[str, Any] = {}
+        with contextlib.suppress(OSError):  # the first job will say why
+            self._station.warm()
+
+    @ray.method(concurrency_group=QUERIES)
+    def hello(self) -> Mapping[str, Any]:
+        """See ``workers.device.station.Station``; a station without a device is identified by its process."""
+        if not self._hello:
+            with self._device_lock:
+                self._hello = {calibration.DEVICE: f"process {os.getpid()}", **self._station.hello()}
+        return self._hello
+
+    @ray.method(concurrency_group=QUERIES)
+    def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
+        return self._seeds.seed(proposed, ahead=ahead)
+
+    @ray.method(concurrency_group=JOBS)
+    def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
+        with self._device_lock:
+            return self._station.run(job, limits)
+
+    @ray.method(concurrency_group=ORACLE)
+    def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
+        """See ``workers.device.station.Station``; once for all evaluators."""
+        return self._station.sample(asked, seed)
+
+    @ray.method(concurrency_group=QUERIES)
+    def champion(self, known: tuple[str, float] | None) -> Champion | float | None:
+        """The champion with its plans, which are large; of one that the evaluator knows by id and fitness, the rest."""
+        found = self._station.champion()
+        return found.screens if found is not None and (found.entry.id, found.fitness) == known else found
+
+    @ray.method(concurrency_group=QUERIES)
+    def claim(self, contender: str) -> bool:
+        return self._station.claim(contender)
+
+    @ray.method(concurrency_group=QUERIES)
+    def release(self, contender: str, crowned: Champion | None) -> None:
+        self._station.release(contender, crowned)
+
+    def compare(
+        self,
+        operator: str,
+        workloads: Sequence[Workload],
+        entries: Sequence[Entry],
+        seed: int,
+        effort: tuple[int, int] = EFFORT,
+    ) -> bytes:
+        """See ``workers.device.comparison``; the answer as JSON."""
+        made = load_operator(operator)
+        with self._device_lock:
+            found = compare(self._station, made, self._target, workloads, entries, seed, effort)
+        return found.to_json().encode()
+
+
+class RemoteStation:
+    """A station seen from an evaluator: implements ``workers.device.station.Station``. ``scales`` by device."""
+
+    def __init__(self, handle: ActorHandle, scales: Mapping[str, DeviceRatio]) -> None:
+        self._handle = handle
+        self._scales = scales
+        self._hello: Mapping[str, Any] | None = None
+        self.busy_seconds = 0.0
+        self.cpu_seconds = 0.0
+        self._champion: Champion | None = None
+
+    def hello(self) -> Mapping[str, Any]:
+        if self._hello is None:
+            self._hello = self._ask(self._handle.hello.remote())
+        return self._hello
+
+    def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
+        outcome: ChildOutcome = self._ask(self._handle.run.remote(job, limits))
+        self.busy_seconds += outcome.seconds
+        self.cpu_seconds += outcome.cpu_seconds
+        return outcome
+
+    def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
+        return self._ask(self._handle.sample.remote(asked, seed))
+
+    def scale(self) -> DeviceRatio:
+        if not self._scales:
+            return DeviceRatio()
+        self._hello = None  # a restarted station may hold another device
+        found = calibration.scale_here(hello := self.hello(), self._scales)
+        if found is None:
+            raise SessionDied(f"the device {hello.get(calibration.DEVICE)} was never calibrated")
+        return found
+
+    def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
+        return self._ask(self._handle.operand_seed.remote(proposed, ahead=ahead))
+
+    def champion(self) -> Champion | None:
+        known = self._champion and (self._champion.entry.id, self._champion.fitness)
+        found = self._ask(self._handle.champion.remote(known))
+        if isinstance(found, float):
+            assert self._champion is not None
+            found = dataclasses.replace(self._champion, screens=found)
+        self._champion = found
+        return self._champion
+
+    def claim(self, contender: str) -> bool:
+        return self._ask(self._handle.claim.remote(contender))
+
+    def release(self, contender: str, crowned: Champion | None) -> None:
+        self._ask(self._handle.release.remote(contender, crowned))
+
+    def _ask(self, reply: Any) -> Any:
+        try:
+            return ray.get(reply)
+        except ray.exceptions.RayTaskError as error:
+            raise SessionDied(f"the station failed: {_last_line(error)}") from error
+        except ray.exceptions.RayError as error:
+            raise SessionDied(f"the station is gone: {_last_line(error)}") from error
+
+
+def start_stations(target: Target, gpus: int, scratch: str | None = None) -> list[ActorHandle]:
+    """One actor for each device that ``placement.station_resources`` finds.
+
+    Their children's folders are made in ``scratch``; None for each machine's own place for temporary files.
+    """
+    remote: Any = ray.remote
+    return [
+        remote(max_restarts=-1, concurrency_groups=GROUPS, **asked)(StationActor).remote(target.name, scratch)
+        for asked in station_resources(target, gpus)
+    ]
+
+
+def calibrate(
+    stations: Sequence[ActorHandle], operator: str, suite: str, target: Target, reference: Entry, seed: int
+) -> tuple[list[ActorHandle], dict[str, DeviceRatio]]:
+    """Have every station time the reference; those to measure on, and their devices' scales.
+
+    A station that does not answer in ``CALIBRATION_SECONDS`` is left out. Raises SessionDied when none answers.
+    """
+    made = load_operator(operator)
+    shapes = calibration.reference_shapes(made, made.suites[suite])
+    asked: list[Any] = [
+        station.compare.remote(operator, shapes, [reference], seed, CALIBRATION_EFFORT)
+        for station in stations
+    ]
+    ray.wait(asked, num_returns=len(asked), timeout=CALIBRATION_SECONDS)
+    answers: list[tuple[ActorHandle, str, Comparison]] = []
+    faults: list[str] = []
+    for station, reply in zip(stations, asked, strict=True):
+        try:
+            text: Any = ray.get(reply, timeout=0)
+            hello: Any = ray.get(station.hello.remote(), timeout=START_SECONDS)
+        except ray.exceptions.RayError as error:
+            faults.append(_last_line(error))
+            continue
+        answers.append((station, str(hello[calibration.DEVICE]), Comparison.from_json(bytes(text).decode())))
+    if not answers:
+        raise SessionDied(f"no device could be calibrated: {faults[0]}")
+    farthest = math.inf if target.interpreted else calibration.FARTHEST
+    kept, scales = calibration.in_service(answers, reference.id, farthest)
+    for station in stations:
+        if station not in kept:
+            ray.kill(station)
+    return kept, scales
+
+
+def ask_comparisons(
+    stations: Sequence[ActorHandle],
+    operator: str,
+    workloads: Sequence[Workload],
+    entries: Sequence[Entry],
+    seed: int,
+) -> list[Comparison]:
+    """Compare on every station at the same time. Raises SessionDied."""
+    asked = [station.compare.remote(operator, list(workloads), list(entries), seed) for station in stations]
+    try:
+        texts: Any = ray.get(asked)
+    except ray.exceptions.RayError as error:
+        raise SessionDied(f"the station failed: {_last_line(error)}") from error
+    return [Comparison.from_json(bytes(text).decode()) for text in texts]
+
+
+def _last_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1][:200]
