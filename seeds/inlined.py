@@ -40,7 +40,13 @@ def inlined(path: Path, root: Path = SEEDS) -> str:
     head = [line for number, line in enumerate(lines[:last], 1) if number not in dropped]
     while head and not head[-1]:
         head.pop()
-    parts = ["\n".join([*head, *missing]), *definitions.values(), "\n".join(lines[last:]).strip("\n") + "\n"]
+    if missing and len(shared) == len(imports):
+        head.append("")  # behind the docstring
+    parts = [
+        "\n".join([*head, *sorted(missing, key=lambda line: line.split()[1])]),
+        *definitions.values(),
+        "\n".join(lines[last:]).strip("\n") + "\n",
+    ]
     return "\n\n\n".join(parts)
 
 
@@ -90,8 +96,10 @@ def _imports_of(text: str, definitions: Iterable[str], known: set[str]) -> list[
             needed = [a for a, name in zip(node.names, _bound(node), strict=True) if name in used - known]
             known.update(alias.asname or alias.name.split(".")[0] for alias in needed)
             if needed:
-                kept = ast.Import(needed) if isinstance(node, ast.Import) else None
-                found.append(ast.unparse(kept or ast.ImportFrom(node.module, needed, 0)))
+                if isinstance(node, ast.ImportFrom):
+                    found.append(ast.unparse(ast.ImportFrom(node.module, needed, 0)))
+                else:
+                    found.append(ast.unparse(ast.Import(needed)))
     return found
 
 
