@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tilewright.evolve.proposers.inheritance import inherit
-from tilewright.evolve.proposers.rewrite.proposer import RewriteProposal, RewriteProposer, Tried
+from tilewright.evolve.proposers.rewrite.proposer import RewriteProposal, RewriteProposer, Tried, inherit
 from tilewright.evolve.proposers.rule_credit import RuleCredit, describe
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import History, Mutation, MutationKind, Proposal
