@@ -18,6 +18,7 @@ from tilewright.workers.cascade import modelled_stages as stages
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits
+from tilewright.workers.device import kernel_traces
 from tilewright.workers.device.kernel_traces import Traced
 from tilewright.workers.request import Failure, Findings
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tilewright.workers.child import session
+from tilewright.workers.child import forked_children, session
 from tilewright.workers.child.drain import ByteLimits
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.forked_children import ForkedChildren
