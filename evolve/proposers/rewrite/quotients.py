@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
+from tilewright.evolve.proposers.rewrite.base import KernelSource, short, walk
 from tilewright.evolve.proposers.rewrite.dataflow import resolve
 from tilewright.evolve.proposers.rewrite.edit import Edit
 
@@ -15,11 +15,6 @@ def tight(kernel: KernelSource, node: cst.BaseExpression) -> str:
     """Text of an operand of a product or a quotient, in parentheses where it needs them."""
     text = kernel.code(node)
     return f"({text})" if isinstance(node, cst.BinaryOperation | cst.IfExp) and not node.lpar else text
-
-
-def short(kernel: KernelSource, node: cst.CSTNode) -> str:
-    """One line of a node, for descriptions."""
-    return " ".join(kernel.code(node).split())[:60]
 
 
 def divisions(kernel: KernelSource, function: cst.FunctionDef) -> Iterator[tuple[str, cst.BinaryOperation]]:

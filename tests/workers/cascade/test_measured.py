@@ -13,6 +13,7 @@ import pytest
 from testkit import FIXTURES
 from testkit.exploits.judges import measured
 from testkit.faults.device import FAULTS
+from testkit.gpu import require_h200
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.evaluation import FigureKind, Stage, Verdict
 from tilewright.fitness.race import Race, Rung
@@ -26,7 +27,7 @@ from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.comparison import CONTROL, Comparison, compare
-from tilewright.workers.device.station import Entry, LocalStation, compile_children, station_fault
+from tilewright.workers.device.station import Entry, LocalStation, compile_children
 from tilewright.workers.request import GIB, Limits
 from tilewright.workers.runners.triton.clock import GpuClock
 from tilewright.workers.toolchains import triton as triton_toolchain
@@ -178,8 +179,7 @@ def test_without_a_gpu_the_reason_is_one_sentence():
 @pytest.mark.gpu
 def test_seed_kernels_and_faults_on_the_gpu():
     target = load_target("h200")
-    if triton_toolchain.missing_parts(target.gpu) or station_fault(target.gpu):
-        pytest.skip("needs an NVIDIA H200")
+    require_h200()
     operator, station = load_operator("gemm_fp8_blockwise/gemm_nt"), LocalStation(target.gpu)
     wanted = {"hangs": "timeout", "illegal address": "crashed", "out of memory": "resource_error"}
     asked = {name: (source, {"blocks": 1}) for name, source in FAULTS.items()}

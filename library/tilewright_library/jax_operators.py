@@ -1,4 +1,7 @@
-"""The fused FP8 product for JAX: quantises its activations itself, differentiable, served by promoted Pallas kernels.
+"""The fused FP8 product for JAX, served by promoted Pallas kernels, and any promoted operator on JAX arrays.
+
+Scale groups of g elements along K. Activations [M, K]: s = max(absmax over 1 x g, 1e-12) / 448, q = e4m3(a / s).
+Weights [K, N]: the same over blocks of g x 128, scales [K/g, 1, N] float32, equal within 128 columns.
 
 Which kernel runs is decided while tracing, from shapes and the default device, so a compiled program pays nothing.
 """
@@ -7,18 +10,67 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
 from . import store
-from .jax_contract import COLUMNS, FAMILY, GROUPS, dequantise_weights, product, quantise_weights
+from .loaded import operands_of
+from .operands import NoFit
+from .oracle import numpy_reference
 from .serving import Dispatcher
 
-__all__ = ["gemm_fp8_fused", "linear_fp8_fused", "quantise_weights"]
+FAMILY = "gemm_fp8_fused"
+GROUPS = (128, 256, 512)
+COLUMNS = 128
+FP8_MAX = 448.0
+ABSMAX_FLOOR = 1e-12
+
+
+def quantise_activations(a: jax.Array, group: int) -> tuple[jax.Array, jax.Array]:
+    """``a`` [M, K] -> (q [M, K] e4m3, s [M, K/g] float32)."""
+    rows, depth = a.shape
+    x = a.astype(jnp.float32).reshape(rows, depth // group, group)
+    scale = jnp.maximum(jnp.max(jnp.abs(x), axis=2), ABSMAX_FLOOR) / FP8_MAX
+    return (x / scale[:, :, None]).astype(jnp.float8_e4m3fn).reshape(rows, depth), scale
+
+
+def quantise_weights(w: jax.Array, group: int = 512) -> tuple[jax.Array, jax.Array]:
+    """``w`` [K, N] -> (w_q [K, N] e4m3, sw [K/g, 1, N] float32). Raises ValueError for shapes without whole blocks."""
+    depth, cols = w.shape
+    if depth % group or cols % COLUMNS:
+        raise ValueError(
+            f"weights [K, N] need K in multiples of {group} and N of {COLUMNS}, not {list(w.shape)}"
+        )
+    x = w.astype(jnp.float32).reshape(depth // group, group, cols // COLUMNS, COLUMNS)
+    scale = jnp.maximum(jnp.max(jnp.abs(x), axis=(1, 3)), ABSMAX_FLOOR) / FP8_MAX
+    q = (x / scale[:, None, :, None]).astype(jnp.float8_e4m3fn).reshape(depth, cols)
+    return q, jnp.repeat(scale, COLUMNS, axis=1)[:, None, :]
+
+
+def dequantise_weights(w: jax.Array, sw: jax.Array) -> jax.Array:
+    """(w [K, N] e4m3, sw [K/g, 1, N]) -> float32 [K, N]."""
+    depth, cols = w.shape
+    return (w.astype(jnp.float32).reshape(sw.shape[0], -1, cols) * sw).reshape(depth, cols)
+
+
+def product(a: jax.Array, w: jax.Array, sw: jax.Array) -> jax.Array:
+    """c [M, N] in bf16 from the dequantised operands, each rounded to bf16 (51 dB against float64)."""
+    rows, depth = a.shape
+    q, scale = quantise_activations(a, depth // sw.shape[0])
+    wide = q.astype(jnp.float32).reshape(rows, scale.shape[1], -1) * scale[:, :, None]
+    left, right = (
+        wide.reshape(rows, depth).astype(jnp.bfloat16),
+        dequantise_weights(w, sw).astype(jnp.bfloat16),
+    )
+    return jnp.dot(left, right, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
+
+
+# -- the product -------------------------------------------------------------------------------------
 
 _DISPATCHER = Dispatcher()
 
@@ -144,3 +196,54 @@ def load(kernel: store.Kernel, interpret: bool) -> Callable[..., Any]:
             return call(*operands)
 
     return interpreted
+
+
+# -- any operator ------------------------------------------------------------------------------------
+
+
+class Caller:
+    """One operator, called with a sequence of arrays in its order."""
+
+    def __init__(self, operator: str) -> None:
+        self.operator = operator
+        self.operands = operands_of(operator)
+        self._references: dict[tuple[int, ...], Callable[..., Any]] = {}
+
+    def __call__(self, inputs: Sequence[jax.Array]) -> Any:
+        """The result, a tuple of several; under ``jit``, ``shard_map`` and eagerly. Raises TypeError, ValueError."""
+        for operand, array in zip(self.operands.inputs, inputs, strict=False):
+            if str(array.dtype) != operand.dtype:
+                raise TypeError(f"{self.operator} takes {operand.name} in {operand.dtype}, not {array.dtype}")
+        try:
+            dims = self.operands.dims([tuple(array.shape) for array in inputs])
+        except NoFit as error:
+            raise ValueError(f"{self.operator} takes {error}") from error
+        if dims not in self._references:
+            self._references[dims] = self._reference(dims)
+        found = serve(self.operator, dims, False, self._references[dims])(*inputs)
+        results = tuple(found) if isinstance(found, tuple | list) else (found,)
+        return results[0] if len(results) == 1 else results
+
+    def device_key(self, array: jax.Array) -> str:
+        """How tables name the default device, on which programs are traced."""
+        return device_key()
+
+    def _reference(self, dims: tuple[int, ...]) -> Callable[..., Any]:
+        if self.operator.startswith(f"{FAMILY}/"):
+            return product
+        operands = self.operands
+        named = operands.named(dims)
+        shapes = tuple(jax.ShapeDtypeStruct(o.sizes(named), jnp.dtype(o.dtype)) for o in operands.outputs)
+        names = [operand.name for operand in operands.inputs]
+
+        def on_host(*arrays: Any) -> tuple[Any, ...]:
+            oracle = numpy_reference(store.current_version(self.operator), self.operator, operands, dims)
+            return oracle({name: np.asarray(array) for name, array in zip(names, arrays, strict=True)})
+
+        def called(*arrays: Any) -> tuple[Any, ...]:
+            if any(isinstance(array, jax.core.Tracer) for array in arrays):
+                return tuple(jax.pure_callback(on_host, shapes, *arrays))
+            # a reference in JAX, asked from within a callback, may wait for the threads that wait for it
+            return tuple(map(jnp.asarray, on_host(*arrays)))
+
+        return called

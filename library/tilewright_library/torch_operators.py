@@ -3,77 +3,33 @@
     forward  y  = x . w^T      dgrad  dx = dy . w      wgrad  dw = dy^T . x
 Each step quantises its bf16 operands by the recipe of ``torch_contract`` and keeps only e4m3 copies for the backward
 pass. The whole forward is one op and the whole backward another, opaque to torch.compile (they have fake
-implementations and a registered gradient); eager code that nothing watches skips the dispatcher (``torch_eager``). They
-launch nothing but kernels on the current stream, so that CUDA graphs can hold them.
-
-What is kept lies in one uint8 tensor an operand: e4m3 codes of the transposed copy, then its scales.
+implementations and a registered gradient). They launch nothing but kernels on the current stream, so that CUDA graphs
+can hold them. Eager code that nothing watches (no torch.compile, no dispatch mode, no functorch transform, no tensor
+subclass) skips torch's dispatcher and queues a ``Layer``'s plans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from . import store
-from .serving import Dispatcher
-from .torch_contract import BLOCK, FAMILY, OPERANDS, REFERENCES, Tensors
-from .torch_launch import Launcher, aligned
-
-NAMESPACE = (__package__ or "tilewright_library").replace(".", "_")
-E4M3 = torch.float8_e4m3fn
-
-LAUNCHER = Launcher(Dispatcher())
-
-
-def run(name: str, dims: tuple[int, ...], inputs: Mapping[str, torch.Tensor]) -> Tensors:
-    """Operator ``name`` of the family on contiguous ``inputs``: the kernel that serves ``dims``, or the reference."""
-    device = next(iter(inputs.values())).device
-    return LAUNCHER.serve(
-        f"{FAMILY}/{name}", dims, device, REFERENCES[f"{FAMILY}/{name}"], OPERANDS[f"{FAMILY}/{name}"]
-    ).call(inputs)
-
-
-# -- what is kept ------------------------------------------------------------------------------------
-
-
-def kept_bytes(m: int, k: int) -> int:
-    """Of the transposed copy of x [M, K] in 1 x 128 blocks: codes [K, M], scales [M/128, K] float32."""
-    return m * k + 4 * (m // BLOCK) * k
-
-
-def kept_weight_bytes(n: int, k: int) -> int:
-    """Of the transposed copy of w [N, K] in 128 x 128 blocks: codes [K, N], scales [K/128, N/128] float32."""
-    return n * k + 4 * (n // BLOCK) * (k // BLOCK)
-
-
-def both_weight_bytes(n: int, k: int) -> int:
-    """Of both copies of w: the transposed one, padded to 16 bytes, then codes [N, K], scales [N/128, K/128]."""
-    return -(-kept_weight_bytes(n, k) // 16) * 16 + kept_weight_bytes(n, k)
-
-
-def _cut(kept: torch.Tensor, start: int, rows: int, cols: int, scales: tuple[int, int]) -> Tensors:
-    """Codes [rows, cols] and scales, from ``start`` in a kept tensor."""
-    middle = start + rows * cols
-    end = middle + 4 * scales[0] * scales[1]
-    return kept[start:middle].view(E4M3).view(rows, cols), kept[middle:end].view(torch.float32).view(scales)
-
-
-def kept_rows(kept: torch.Tensor, m: int, k: int) -> Tensors:
-    """(codes [K, M], scales [M/128, K]) of what is kept of x."""
-    return _cut(kept, 0, k, m, (m // BLOCK, k))
-
-
-def kept_weight(kept: torch.Tensor, n: int, k: int) -> Tensors:
-    """(codes [K, N], scales [K/128, N/128]) of what is kept of w."""
-    return _cut(kept, 0, k, n, (k // BLOCK, n // BLOCK))
-
-
-def plain_weight(kept: torch.Tensor, n: int, k: int) -> Tensors:
-    """(codes [N, K], scales [N/128, K/128]) of both copies of w."""
-    start = -(-kept_weight_bytes(n, k) // 16) * 16
-    return _cut(kept, start, n, k, (n // BLOCK, k // BLOCK))
+from .torch_contract import BLOCK, Tensors
+from .torch_launch import aligned
+from .torch_layer import (
+    LAUNCHER,
+    NAMESPACE,
+    Layer,
+    both_weight_bytes,
+    entry,
+    kept_bytes,
+    kept_rows,
+    kept_weight,
+    kept_weight_bytes,
+    plain_weight,
+    run,
+    takes_rows,
+)
 
 
 def _packed(q: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
@@ -92,13 +48,9 @@ def _quantise(name: str, x: torch.Tensor) -> Tensors:
     return run(name, (x.shape[0], x.shape[1]), {"x": aligned(x)})
 
 
-def _entry(device: torch.device, m: int, n: int, k: int) -> Any:
+def _entry(device: torch.device, m: int, n: int, k: int) -> Layer | None:
     """The launch plans of the whole layer, None where one of its operators has none."""
-    if device.type != "cuda":
-        return None
-    from .torch_eager import entry
-
-    return entry(m, n, k, device)
+    return entry(m, n, k, device) if device.type == "cuda" else None
 
 
 def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
@@ -223,6 +175,106 @@ for _name, _real, _fake in _IMPLEMENTATIONS:
 torch.library.register_autograd(f"{NAMESPACE}::linear", _differentiate, setup_context=_save, lib=_LIBRARY)
 
 
+# -- eager calls that nothing watches --------------------------------------------------------------
+
+
+class _Linear(torch.autograd.Function):
+    """The layer for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, layer: Layer) -> torch.Tensor:
+        y, kept = layer.forward_jointly(x, w)
+        ctx.save_for_backward(kept)
+        ctx.layer = layer
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        need_x, need_w, _ = ctx.needs_input_grad
+        (kept,) = ctx.saved_tensors
+        layer = ctx.layer
+        if torch.is_grad_enabled():  # a second derivative is asked for, which the op refuses in words
+            dx, dw = OPS.linear_backward(dy, *layer.parts(kept), layer.k, need_x, need_w)
+        else:
+            dx, dw = layer.backward_jointly(aligned(dy), kept, need_x, need_w)
+        return dx if need_x else None, dw if need_w else None, None
+
+
+class _LinearKept(torch.autograd.Function):
+    """The layer for autograd, with w quantised before; the gradient is w's all the same."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, kept_w: torch.Tensor) -> torch.Tensor:
+        y, kept_x = linear_kept(x, kept_w, w.shape[0])
+        ctx.save_for_backward(kept_x, kept_w)
+        ctx.k = x.shape[1]
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        need_x, need_w, _ = ctx.needs_input_grad
+        dx, dw = OPS.linear_backward(dy, *ctx.saved_tensors, ctx.k, need_x, need_w)
+        return dx if need_x else None, dw if need_w else None, None
+
+
+_apply = super(torch.autograd.Function, _Linear).apply
+"""``_Linear.apply`` less what it does for functorch's transforms, none of which is active where it is called."""
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def unwatched(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Whether nothing but autograd looks at operations on these tensors."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        return False
+    return type(x) in _PLAIN and type(w) in _PLAIN
+
+
+def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
+    """y where plans serve the shape and nothing watches the call; None otherwise, and for operands that do not fit."""
+    if not x.is_cuda or x.device != w.device or not unwatched(x, w):
+        return None
+    bfloat16 = torch.bfloat16
+    if x.dtype is not bfloat16 or w.dtype is not bfloat16:
+        return None
+    shape, (n, k) = x.shape, w.shape if w.dim() == 2 else (0, 0)
+    if not shape or shape[-1] != k or not k:
+        return None
+    flat = len(shape) == 2
+    m = shape[0] if flat else x.numel() // k
+    trains = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
+    if n % BLOCK or k % BLOCK or not takes_rows(m, trains) or not n:
+        return None
+    layer = entry(m, n, k, x.device, trains)
+    if layer is None:
+        return None
+    rows = aligned(x if flat else x.reshape(m, k))
+    if trains:
+        y: torch.Tensor = _apply(rows, aligned(w), layer)
+    else:
+        y = layer.infer(rows, aligned(w))
+    return y if flat else y.view(*shape[:-1], n)
+
+
+def multiply_kept(x: torch.Tensor, w: torch.Tensor, kept_w: torch.Tensor) -> torch.Tensor:
+    """y [..., N] of x [..., K], with both copies of w quantised before; differentiable in x and w."""
+    rows = aligned(x.reshape(-1, x.shape[-1]))
+    y: torch.Tensor = _LinearKept.apply(rows, w, kept_w)
+    return y.view(*x.shape[:-1], w.shape[0])
+
+
+def infer_kept(x: torch.Tensor, n: int, kept_w: torch.Tensor) -> torch.Tensor:
+    """y [..., N] of x [..., K], with both copies of w [N, K] quantised before; not differentiable."""
+    shape = x.shape
+    k = shape[-1]
+    flat = len(shape) == 2
+    rows = aligned(x if flat else x.reshape(-1, k))
+    m = rows.shape[0]
+    layer = entry(m, n, k, x.device, False) if x.is_cuda else None
+    y = layer.infer_kept(rows, kept_w) if layer is not None else linear_infer_kept(rows, kept_w, n)
+    return y if flat else y.view(*shape[:-1], n)
+
+
 # -- the function ------------------------------------------------------------------------------------
 
 
@@ -234,8 +286,6 @@ def gemm_fp8_blockwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     TypeError for other dtypes and ValueError for shapes that do not fit each other.
     """
     if not torch.compiler.is_compiling():
-        from .torch_eager import straight
-
         y = straight(x, w)
         if y is not None:
             return y
@@ -247,17 +297,6 @@ def gemm_fp8_blockwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, w)
     y = OPS.linear(rows, w)[0] if trains else OPS.linear_forward_only(rows, w)
     return y.reshape(*x.shape[:-1], w.shape[0])
-
-
-FEW_ROWS = 256
-"""Up to so many rows any number is multiplied in FP8 where no gradient is due; more have to be a multiple of 4."""
-
-
-def takes_rows(m: int, trains: bool) -> bool:
-    """Whether the recipe, and kernels for it, take so many rows."""
-    if trains:
-        return bool(m) and m % BLOCK == 0
-    return bool(m) and (m % 4 == 0 or m <= FEW_ROWS)
 
 
 def _unfit(rows: torch.Tensor, w: torch.Tensor, trains: bool) -> bool:
@@ -283,6 +322,3 @@ def _note_unfit() -> int:
 
 # what torch.compiler.assume_constant_result sets, which for that imports the whole compiler: seconds
 _note_unfit._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-__all__ = ["E4M3", "LAUNCHER", "NAMESPACE", "OPS", "gemm_fp8_blockwise", "run", "store"]
