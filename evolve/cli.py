@@ -275,8 +275,8 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.record.journal import Journal
-    from tilewright.evolve.report.graph import PAGE
     from tilewright.evolve.report.html import write_report
+    from tilewright.evolve.report.lineage_page import PAGE
 
     folder = find_campaign(home_folder(arguments.home), arguments.campaign)
     if arguments.against is not None:

@@ -16,7 +16,8 @@ PRELUDE = f"""
 import json, os, signal, socket, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-root, parent, result, limits = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
+root, parent, result = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+limits = json.loads(sys.argv[4])["limits"]
 from tilewright.workers.child import confine
 from tilewright.workers.child.frames import Frame, encode
 confine.die_with_parent(parent)

@@ -66,7 +66,7 @@ def _count(module, name):
     from jax._src.interpreters import mlir
 
     from tilewright.workers.runners.mosaic import ir as read
-    from tilewright.workers.runners.mosaic.bodies import body_of
+    from tilewright.workers.runners.mosaic.ir import body_of
 
     with mlir.make_ir_context():
         calls = [op for op in read.walk(read.parse(module)) if read.is_kernel(op)]

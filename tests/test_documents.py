@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+import yaml
 
 from testkit import RECORDS, ROOT
 from tilewright.evolve import cli
@@ -159,6 +161,18 @@ def test_the_page_on_operators_names_every_one_and_its_suites() -> None:
         pattern for pattern in patterns if pattern.split("/")[0] in {name.split("/")[0] for name in shipped}
     ]
     assert not [pattern for pattern in families if not any(fnmatch(name, pattern) for name in shipped)]
+
+
+def test_the_readme_is_short_and_shows_the_shipped_quickstart() -> None:
+    readme = _text(ROOT / "README.md")
+    assert len(readme.splitlines()) <= 110
+    (sample,) = re.findall(r"^```yaml\n(.*?)^```$", readme, re.M | re.S)
+    assert yaml.safe_load(sample) == yaml.safe_load(_text(ROOT / "experiments/campaigns/quickstart.yaml"))
+
+
+def test_the_page_of_the_api_is_what_the_docstrings_and_commands_say() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "generate_api.py"))["page"]()
+    assert made == _text(ROOT / "docs" / "api.md"), "run: python docs/generate_api.py"
 
 
 def test_the_readme_leads_to_the_map_at_once_and_to_every_page() -> None:

@@ -1,7 +1,8 @@
-"""The Python surface: run, resume and read campaigns, and load a promoted library.
+"""The Python functions: run, resume and read campaigns, tune a function, load a promoted library.
 
-``home`` is the folder that ``tilewright --home`` names; None: ``$TILEWRIGHT_HOME``, else ``.tilewright``.
-Errors of the user's are ``UserError``, whose text is one sentence.
+Every function that takes ``home`` uses the folder of ``tilewright --home``: by default ``$TILEWRIGHT_HOME``, or
+``.tilewright`` if the variable is not set. Bad input raises ``UserError``, whose text is one sentence that names the
+cause and what is allowed. ``docs/api.md`` is made of the docstrings here.
 """
 
 from __future__ import annotations
@@ -36,9 +37,22 @@ def run(
     home: str | Path | None = None,
     **overrides: Any,
 ) -> RecordedCampaign:
-    """Run a campaign to its end: a YAML file, the name of a packaged one, or the content of such a file.
+    """Run a campaign to its end.
 
-    ``overrides`` are keys of the file, with ``__`` for a dot: ``budget__evaluations=8``. Raises UserError.
+    Parameters:
+        campaign: a YAML file, the name of a packaged campaign, or the content of such a file as a mapping.
+        home: the folder that keeps campaigns.
+        overrides: keys of the file, with ``__`` for a dot, such as ``budget__evaluations=8``.
+
+    Returns:
+        The finished campaign.
+
+    Raises:
+        UserError: a key is unknown or its value is not allowed, the target cannot be used here, or a seed fails.
+
+    Example:
+        campaign = tw.run("quickstart", budget__evaluations=8)
+        print(campaign.winner["params"])
     """
     from tilewright.evolve.campaign.config import campaign_file, load_config, overridden, parse_config
     from tilewright.evolve.record.home import home_folder
@@ -57,7 +71,22 @@ def run(
 def resume(
     campaign: str | None = None, *, home: str | Path | None = None, address: str | None = None
 ) -> RecordedCampaign:
-    """Go on with a campaign (by id or folder; the newest without one) that was stopped. Raises UserError."""
+    """Continue a campaign that was stopped or killed, as if it had never stopped.
+
+    Parameters:
+        campaign: its id or folder; the newest campaign by default.
+        home: the folder that keeps campaigns.
+        address: the Ray cluster to use, if not the one that the campaign's file names.
+
+    Returns:
+        The finished campaign.
+
+    Raises:
+        UserError: the campaign is unknown, has finished, or started from other kernels or another time model.
+
+    Example:
+        campaign = tw.resume("quickstart-001")
+    """
     from tilewright.evolve.record.home import find_campaign, home_folder
     from tilewright.evolve.run import resume as resume_campaign
     from tilewright.evolve.show.display import make_display
@@ -68,7 +97,22 @@ def resume(
 
 
 def open_campaign(campaign: str | None = None, *, home: str | Path | None = None) -> RecordedCampaign:
-    """A recorded campaign (by id or folder; the newest without one), finished or not. Raises UserError."""
+    """Open a recorded campaign, finished or running, for reading.
+
+    Parameters:
+        campaign: its id or folder; the newest campaign by default.
+        home: the folder that keeps campaigns.
+
+    Returns:
+        The campaign's record.
+
+    Raises:
+        UserError: the campaign is unknown.
+
+    Example:
+        for row in tw.open_campaign("quickstart-001").history:
+            print(row["evaluation"], row["verdict"], row["fitness"])
+    """
     from tilewright.evolve.record.home import find_campaign, home_folder
 
     folder = find_campaign(home_folder(None if home is None else str(home)), campaign)
@@ -77,34 +121,48 @@ def open_campaign(campaign: str | None = None, *, home: str | Path | None = None
 
 @dataclass(frozen=True)
 class RecordedCampaign:
-    """A campaign's record in ``folder``, read when first asked for; open it again to see what has come since."""
+    """The record of a campaign.
+
+    The journal is read once, when a property is first used. Open the campaign again to see later evaluations.
+
+    Parameters:
+        folder: the campaign's folder, which holds ``journal.sqlite``.
+
+    Example:
+        campaign = tw.open_campaign()
+        print(campaign.id, campaign.state, len(campaign.history))
+    """
 
     folder: Path
 
     @property
     def id(self) -> str:
+        """The campaign's name, such as ``quickstart-001``."""
         return self.folder.name
 
     @property
     def state(self) -> str:
-        """``running``, ``interrupted``, ``finished`` …"""
+        """``running``, ``interrupted`` or ``finished``."""
         return self._data.state
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
-        """A row for each evaluation, in the order they ended.
+        """A row for each evaluation, in the order in which the evaluations ended.
 
-        Keys: ``evaluation`` (counted from 1), ``genome``, ``parents``, ``mutation`` (its kind), ``proposer``,
-        ``detail``, ``island``, ``generation``, ``verdict``, ``reason``, ``stage``, ``fitness`` and its 95 % interval
-        ``fitness_low`` and ``fitness_high`` (None where it did not pass), ``unit``, ``target``, ``kind`` (``measured``
-        or ``modelled``), ``seconds`` since the campaign began, ``param.<name>`` of the genome and ``rate.<workload>``
-        in ``unit``.
+        A row has the keys ``evaluation`` (counted from 1), ``genome``, ``parents``, ``mutation``, ``proposer``,
+        ``detail``, ``island``, ``generation``, ``verdict``, ``reason``, ``stage``, ``fitness`` with its interval
+        ``fitness_low`` and ``fitness_high`` (None if the candidate did not pass), ``unit``, ``target``, ``kind``
+        (``measured``, ``modelled`` or ``compiled``), ``seconds`` since the campaign began, ``param.<name>`` for each
+        parameter and ``rate.<workload>`` for each shape, in ``unit``.
         """
         return [_row(self._data, number) for number in range(len(self._data.points))]
 
     @property
     def winner(self) -> dict[str, Any] | None:
-        """The winner's row with its ``source`` and ``params``; of an unfinished campaign the fittest so far."""
+        """The winner's row with the added keys ``source`` and ``params``; None if nothing passed.
+
+        In an unfinished campaign this is the fittest candidate so far.
+        """
         winner = self._data.winner
         if winner is None:
             return None
@@ -112,7 +170,11 @@ class RecordedCampaign:
         return {**row, "source": winner.genome.source, "params": dict(winner.genome.params)}
 
     def frame(self) -> pandas.DataFrame:
-        """The history as a DataFrame. Raises UserError where pandas is not installed (the extra ``pandas``)."""
+        """The history as a pandas DataFrame.
+
+        Raises:
+            UserError: pandas is not installed (install the extra ``pandas``).
+        """
         try:
             import pandas
         except ModuleNotFoundError as error:
@@ -120,7 +182,14 @@ class RecordedCampaign:
         return pandas.DataFrame(self.history)
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the campaign's report as one HTML file, beside its journal by default; where it stands."""
+        """Write the campaign's report as one HTML file.
+
+        Parameters:
+            path: the file to write; ``report.html`` beside the journal by default.
+
+        Returns:
+            The path of the file.
+        """
         from tilewright.evolve.record.home import REPORT
         from tilewright.evolve.report.html import write_report
 
@@ -145,7 +214,15 @@ class RecordedCampaign:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of ``tune``; the first one reached ends it."""
+    """The limits of ``tune``. The first limit reached ends the campaign.
+
+    Parameters:
+        evaluations: candidates to evaluate; None for no limit.
+        seconds: wall-clock seconds; None for no limit.
+
+    Example:
+        tw.Budget(evaluations=64, seconds=120)
+    """
 
     evaluations: int | None = 64
     seconds: float | None = None
@@ -162,12 +239,31 @@ def tune(
     home: str | Path | None = None,
     **overrides: Any,
 ) -> Tuned:
-    """Tune a function that launches a kernel: a callable of the same signature with the winner in it.
+    """Tune a function that launches a Triton or Pallas kernel.
 
-    ``function``: a function of a file, ``FILE.py:name``, or what ``capture`` caught. ``reference`` computes the same,
-    plainly; without one the function as it stands is what a winner must agree with. ``calls``: tuples of arguments
-    (tensors say their shapes), or texts such as ``"f32[4096, 1024], dim=1"``; a dictionary at a tuple's end holds
-    keywords. ``out``: the operator's folder; ``overrides`` as of ``run``. Raises UserError.
+    Parameters:
+        function: a function of a file, the text ``"FILE.py:name"``, or the result of ``capture``.
+        reference: a function, or its text, that computes the same result plainly. Without a reference, a winner must
+            agree with the function itself; a Pallas function needs a reference.
+        calls: how the function is called: tuples of arguments, of which tensors give dtype and shape, or texts such as
+            ``"f32[4096, 1024], dim=1"``. A dictionary at the end of a tuple holds keyword arguments.
+        budget: the limits; 64 evaluations by default.
+        target: where candidates run; by default ``cuda`` if there is a GPU, otherwise ``interpreter``.
+        out: the folder of the operator; ``<function>_tuned`` by default.
+        home: the folder that keeps campaigns.
+        overrides: keys of the campaign's file, as for ``run``.
+
+    Returns:
+        A callable with the function's signature. It runs the winner for calls of the dtypes, ranks and options that
+        were tuned, up to the tuned sizes, and the original function for every other call. Its attributes are
+        ``source``, ``params``, ``history``, ``gain``, ``campaign`` and ``report()``.
+
+    Raises:
+        UserError: the function cannot be tuned; the sentence names the reason.
+
+    Example:
+        best = tw.tune(softmax, reference=torch_softmax, calls=[(x,)], budget=tw.Budget(evaluations=64))
+        y = best(x)
     """
     from tilewright.evolve.intake import child
 
@@ -234,12 +330,39 @@ def _call_text(call: Any) -> str:
 
 
 def capture(module: str | ModuleType) -> Captured:
-    """A context that notes real calls of the functions in ``module`` that launch Triton kernels; ``tune`` takes it."""
+    """Record the calls of a module's functions that launch Triton kernels.
+
+    Parameters:
+        module: the module, or its name.
+
+    Returns:
+        A context manager. While it is entered, it records each distinct call; ``functions`` maps the names of the
+        functions to their calls. Pass it to ``tune``, which tunes the function that was called in most ways.
+
+    Example:
+        with tw.capture("my_kernels") as calls:
+            train_step()
+        best = tw.tune(calls)
+    """
     return Captured(importlib.import_module(module) if isinstance(module, str) else module)
 
 
 def load_library(folder: str | Path = "library") -> ModuleType:
-    """The promoted library in ``folder``, imported as ``tilewright_library``. Raises UserError."""
+    """Import a promoted library from a folder that is not on Python's path.
+
+    Parameters:
+        folder: the folder that holds the package ``tilewright_library``.
+
+    Returns:
+        The package as a module.
+
+    Raises:
+        UserError: the folder holds no library, or another library is loaded already.
+
+    Example:
+        library = tw.load_library("library")
+        c = library.load("gemm_fp8_blockwise/gemm_nt")(a_q, a_s, b_q, b_s)
+    """
     where = Path(folder).resolve()
     if not (where / LIBRARY / "__init__.py").is_file():
         raise UserError(

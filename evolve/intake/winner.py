@@ -41,6 +41,7 @@ def plain_module(
             if entry == "launch":
                 node = _OnDevice(operands[0]).visit(node)
         body.append(node)
+    _Renamed(function, f"{function}_kernel_call").rename(body)
     text = ast.unparse(ast.fix_missing_locations(ast.Module(body, [])))
     given = ", ".join(operands)
     if entry == "build":
@@ -52,6 +53,33 @@ def plain_module(
             "    return results[0] if len(results) == 1 else results\n"
         )
     return f'"""{note}"""\n\n{text}\n\nPARAMS = {dict(params)!r}\n\n\ndef {function}({given}):\n{called}'
+
+
+class _Renamed(ast.NodeTransformer):
+    """Renames a function of the kernel module that has the name of the module's new entry point.
+
+    A Pallas module keeps the user's own function. Two functions of one name would make the new one call itself.
+    """
+
+    def __init__(self, before: str, after: str) -> None:
+        self._before, self._after = before, after
+
+    def rename(self, body: list[ast.stmt]) -> None:
+        if not any(isinstance(node, ast.FunctionDef) and node.name == self._before for node in body):
+            return
+        for node in body:
+            if isinstance(node, ast.FunctionDef) and node.name == self._before:
+                node.name = self._after
+            self.visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id == self._before:
+            node.id = self._after
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        return node if any(a.arg == self._before for a in given) else self.generic_visit(node)
 
 
 class _OnDevice(ast.NodeTransformer):

@@ -1,13 +1,12 @@
 """Content of MLflow's runs, for a campaign and its candidates: plain data, made without MLflow.
 
-Names of metrics end in ``_measured`` or ``_modelled`` where a target was involved, and carry their unit:
-``fitness_tflops_*`` (geometric mean over the suite, TFLOP/s), ``seconds_*/<workload>``,
-``gain_over_seed_*`` (rate over the first seed's), ``progress/*`` (how the campaign stood when it came in),
-``tflops_*/<workload>``, ``roofline_fraction_*/<workload>`` (of 1), ``<figure>_*/<workload>`` for the
-numbers of a diagnosis, ``gate/<gate>/<inputs>`` (in the gate's unit) and ``evaluation_wall_seconds``.
-What stands before a slash is a section of MLflow's charts. A campaign's own run has
+Names of metrics end in ``_measured`` or ``_modelled`` where a target was involved, and carry their unit. A candidate
+has, at step = candidate number: ``fitness_tflops_*`` (geometric mean over the suite), ``seconds_*/<workload>``,
+``tflops_*/<workload>``, ``roofline_fraction_*/<workload>`` (of 1), ``<figure>_*/<workload>`` for the numbers of a
+diagnosis, ``gain_over_seed_*`` (rate over the first seed's), ``gate/<gate>/<inputs>`` (in the gate's unit),
+``evaluation_wall_seconds``, and ``progress/*``: the campaign's progress when the evaluation finished. A campaign has
 ``campaign/best_fitness_tflops_*`` and ``campaign/evaluations_failed`` at step = evaluations finished, and
-``reference_*`` figures of seeds, baselines and the winner. Where bytes rank, ``gbytes`` (GB/s) stands for ``tflops``.
+``reference_*`` figures of seeds, baselines and the winner. Where GB/s rank, ``gbytes`` stands for ``tflops``.
 """
 
 from __future__ import annotations
@@ -16,19 +15,21 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from tilewright.evolve.mlflow_mirror.view import EVALUATION, FAILED, best_metric, fitness_metric, gain_metric
 from tilewright.evolve.record.history import Candidate
-from tilewright.evolve.report.data import CampaignData
-from tilewright.evolve.report.diffs import full_diff
+from tilewright.evolve.report.change import full_diff
+from tilewright.evolve.report.data import FINALIST_PREFIX, CampaignData, rival_speeds
 from tilewright.evolve.report.tables import flatten
-from tilewright.evolve.report.units import rate_text, time_text
-from tilewright.fitness.evaluation import UNIT_SLUGS, Evaluation, Verdict
+from tilewright.evolve.report.text import rate_text, time_text
+from tilewright.fitness.evaluation import UNIT_SLUGS, Evaluation, Verdict, WorkloadFigures
 from tilewright.fitness.score import mean_closed
 from tilewright.fitness.targets import target_text
+from tilewright.seeds.operator import Scope
 
 KEY_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6000, 5000
 UID, CANDIDATE = "tilewright.uid", "tilewright.candidate"
@@ -60,8 +61,8 @@ def experiment_name(facts: Mapping[str, Any]) -> str:
 def experiment_note(facts: Mapping[str, Any]) -> str:
     return (
         f"Campaigns that evolve kernels of `{facts.get('operator')}` on `{target_text(facts.get('target'))}` "
-        f"({facts.get('target_kind')}). One run is one campaign; its children are the evaluated candidates, "
-        "at step = candidate number."
+        f"({facts.get('target_kind')}). A run is a campaign; its child runs are the candidates, at step = candidate "
+        "number."
     )
 
 
@@ -71,11 +72,11 @@ def candidate_run(
     evaluation: Evaluation,
     parents: Sequence[Candidate],
     parent_runs: Sequence[str],
-    standing: Mapping[str, float],
+    progress: Mapping[str, float],
 ) -> RunContent:
-    """The child run of one evaluated candidate. Failures have no fitness metric, not one of 0.
+    """The child run of one evaluated candidate. A failed candidate has no fitness metric, rather than one of 0.
 
-    ``standing``: metrics of how the campaign stood when the evaluation came in (see ``Standing``).
+    ``progress``: metrics of the campaign when the evaluation finished (see ``CampaignProgress``).
     """
     mutation = candidate.mutation
     tags = {
@@ -106,7 +107,7 @@ def candidate_run(
         name=f"{candidate.index:04d} {mutation.detail}"[:120].strip(),
         passed=evaluation.verdict is Verdict.OK,
         params=_params(candidate.genome.params),
-        metrics={**evaluation_metrics(evaluation, str(facts.get("target_kind"))), **standing},
+        metrics={**evaluation_metrics(evaluation, str(facts.get("target_kind"))), **progress},
         tags=_tags(tags),
         files=_candidate_files(candidate, evaluation, parents),
     )
@@ -119,7 +120,7 @@ def campaign_run(
     config: Mapping[str, Any],
     uid: str,
 ) -> RunContent:
-    """The parent run of a campaign as it is when the campaign starts."""
+    """The parent run of a campaign at its start."""
     tags = {
         UID: uid,
         "tilewright.campaign": str(facts.get("id")),
@@ -170,22 +171,22 @@ def evaluation_metrics(evaluation: Evaluation, kind: str) -> dict[str, float]:
 
 
 @dataclass
-class Standing:
-    """How a campaign stands after each evaluation, in the order in which they came in."""
+class CampaignProgress:
+    """Evaluations, failures and the best rate so far, in the order in which evaluations finished."""
 
     unit: str
     kind: str
-    arrived: int = 0
+    evaluations: int = 0
     failed: int = 0
     best: float | None = None
     seed: float | None = None
     """The rate of the first seed that passed, on the suite."""
 
-    def note(self, evaluation: Evaluation, is_seed: bool) -> dict[str, float]:
+    def add(self, evaluation: Evaluation, is_seed: bool) -> dict[str, float]:
         """Metrics of this evaluation's run: its number, best and failures so far, its gain over the seed."""
-        self.arrived += 1
+        self.evaluations += 1
         self.failed += evaluation.verdict is not Verdict.OK
-        metrics: dict[str, float] = {EVALUATION: self.arrived, FAILED: self.failed}
+        metrics: dict[str, float] = {EVALUATION: self.evaluations, FAILED: self.failed}
         if evaluation.fitness is not None:
             self.best = max(self.best or 0.0, evaluation.fitness)
             if is_seed and self.seed is None:
@@ -196,17 +197,23 @@ class Standing:
             metrics[best_metric(self.unit, self.kind)] = self.best
         return metrics
 
+    def campaign_metrics(self) -> dict[str, float]:
+        """The campaign's own curves, at step = evaluations finished."""
+        metrics: dict[str, float] = {"campaign/evaluations_failed": self.failed}
+        if self.best is not None:
+            metrics[f"campaign/best_fitness_{UNIT_SLUGS[self.unit]}_{self.kind}"] = self.best
+        return metrics
+
 
 def reference_metrics(references: Mapping[str, Evaluation], scope: str, kind: str) -> dict[str, float]:
     """Fitness and times of seeds, baselines and the winner, named by scope."""
     metrics: dict[str, float] = {}
     for name, evaluation in references.items():
-        if evaluation.fitness is None or name.startswith("finalist:"):
+        if evaluation.fitness is None or name.startswith(FINALIST_PREFIX):
             continue
         plain = name.replace(":", ".").replace("/", ".")
-        metrics[f"reference_fitness_{UNIT_SLUGS[evaluation.unit]}_{kind}/{scope}.{plain}"] = (
-            evaluation.fitness
-        )
+        rate = f"reference_fitness_{UNIT_SLUGS[evaluation.unit]}_{kind}"
+        metrics[f"{rate}/{scope}.{plain}"] = evaluation.fitness
         for figures in evaluation.workloads:
             workload = figures.workload.replace("/", ".")
             metrics[f"reference_seconds_{kind}/{scope}.{workload}.{plain}"] = figures.seconds
@@ -214,7 +221,7 @@ def reference_metrics(references: Mapping[str, Evaluation], scope: str, kind: st
 
 
 def cost_metrics(data: CampaignData) -> dict[str, float]:
-    """The bill, and the share of the gap to the floor that is closed, in the mean and by workload."""
+    """The bill, and the share of the gap to the floor that the winner closes, in the mean and by workload."""
     rows = data.headroom()
     closed = mean_closed(rows)
     shares = {} if closed is None else {f"campaign/headroom_closed_{data.kind}": closed}
@@ -224,7 +231,7 @@ def cost_metrics(data: CampaignData) -> dict[str, float]:
 
 
 def cost_line(data: CampaignData) -> str:
-    """What the campaign took and what it closed, in one line of Markdown."""
+    """The bill and the mean headroom in one line of Markdown."""
     rows = data.bill.rows()
     named = ("wall clock", "processors", "device", "tokens", "money", "per % gained")
     parts = [f"{name} {rows[name]}" for name in named if name in rows]
@@ -234,80 +241,53 @@ def cost_line(data: CampaignData) -> str:
     return "Bill: " + "; ".join(_plain(part) for part in parts) + "."
 
 
-def campaign_note(
-    facts: Mapping[str, Any],
-    state: str,
-    counts: Mapping[str, int],
-    best: Evaluation | None,
-    finals: Mapping[str, Evaluation],
-    report: str,
-    cost: str = "",
-) -> str:
-    """Description of a campaign in Markdown. ``report``: where a link to the report leads; ``cost``: ``cost_line``."""
-    verdicts = ", ".join(f"{n} {v}" for v, n in sorted(counts.items(), key=lambda vn: -vn[1])) or "none yet"
-    unit = f"{target_text(facts.get('target'))}, {facts.get('target_kind')}"
-    lines = [
-        *_headline(finals, unit, report),
-        f"**{_plain(facts.get('id'))}**: `{facts.get('operator')}` on `{target_text(facts.get('target'))}`, "
-        f"suite `{facts.get('suite')}`, seed {facts.get('seed')}. State: {state}.",
-        "",
+def campaign_note(data: CampaignData, state: str, report: str, *, ended: bool) -> str:
+    """Description of a campaign in Markdown. ``report``: address of the report; ``ended``: whether to add the bill."""
+    facts, unit = data.facts, f"{data.target_text}, {data.kind}"
+    counts = Counter(point.evaluation.verdict.value for point in data.points)
+    verdicts = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common()) or "none yet"
+    best = max((point.evaluation.fitness or 0.0 for point in data.points), default=0.0)
+    rows = [row for row in data.ranking(Scope.FINAL) if row.evaluation.fitness is not None]
+    paragraphs = [
+        _headline(data, report),
+        f"**{_plain(facts.get('id'))}**: `{facts.get('operator')}` on `{data.target_text}`, suite "
+        f"`{facts.get('suite')}`, seed {facts.get('seed')}. State: {state}.",
         f"Verdicts: {verdicts}.",
+        f"Best rate on the suite: **{rate_text(best, data.unit)}** (geometric mean; {unit})." if best else "",
+        _figures_table(f"final check ({unit})", ((r.name, w) for r in rows for w in r.evaluation.workloads)),
+        cost_line(data) if ended else "",
+        "Artifacts: `report.html` and `lineage.html` (open them here), two pictures as `.svg`, `winner.py`.",
     ]
-    if best is not None and best.fitness is not None:
-        lines += [
-            "",
-            f"Best on the suite: **{rate_text(best.fitness, best.unit)}** (geometric mean; {unit}).",
-        ]
-    rows = [(n, e) for n, e in finals.items() if e.fitness is not None and not n.startswith("finalist:")]
-    if rows:
-        lines += [
-            "",
-            f"| final check ({unit}) | workload | time | rate | of roofline |",
-            "|---|---|--:|--:|--:|",
-        ]
-    for name, evaluation in sorted(rows, key=lambda row: -(row[1].fitness or 0.0)):
-        for w in evaluation.workloads:
-            lines.append(
-                f"| {_plain(name)} | {_plain(w.workload)} | {time_text(w.seconds)} | {rate_text(w.rate, w.unit)} "
-                f"| {w.roofline_fraction:.1%} |"
-            )
-    lines += [
-        *(["", cost] if cost else []),
-        "",
-        "Artifacts: `report.html` and `lineage.html` (open them here), their pictures as `.svg`, `winner.py`.",
-    ]
-    return "\n".join(lines)[:TAG_LENGTH]
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)[:TAG_LENGTH]
 
 
-def _headline(finals: Mapping[str, Evaluation], unit: str, report: str) -> list[str]:
-    """The outcome in one sentence, first: the UI folds a description after a few lines."""
+def _headline(data: CampaignData, report: str) -> str:
+    """The result in one sentence, first: the UI folds a description after a few lines."""
+    finals = data.references[Scope.FINAL.value]
     winner = finals.get("winner")
     if winner is None or winner.fitness is None:
-        return []
-    others = [
-        f"{_gain(winner, e)} × {_plain(name.replace(':', ' '))}{' (even)' if winner.even_with(e) else ''}"
-        for name, e in finals.items()
-        if e.fitness and name != "winner" and not name.startswith("finalist:")
-    ]
+        return ""
     first = winner.workloads[0]
-    mean = f" (geometric mean of {len(winner.workloads)} shapes)" if len(winner.workloads) > 1 else ""
-    speed = f", {', '.join(others)}{mean}" if others else ""
     low, high = first.seconds_interval
-    within = "" if low == high else f" ({time_text(low)} to {time_text(high)})"
-    return [
-        f"The winner takes **{time_text(first.seconds)}**{within} at {_plain(first.workload)}{speed}; "
-        f"{unit}. [Report]({report})",
-        "",
+    interval = "" if low == high else f" ({time_text(low)} to {time_text(high)})"
+    speeds = rival_speeds(finals)
+    mean = f" (geometric mean of {len(winner.workloads)} shapes)" if len(winner.workloads) > 1 else ""
+    speed = f" It is {_plain(speeds)}{mean}." if speeds else ""
+    return (
+        f"The winner takes **{time_text(first.seconds)}**{interval} at {_plain(first.workload)} "
+        f"({data.target_text}, {data.kind}).{speed} [Report]({report})"
+    )
+
+
+def _figures_table(head: str, rows: Iterable[tuple[str, WorkloadFigures]]) -> str:
+    """Times and rates in Markdown; empty without rows."""
+    lines = [
+        f"| {_plain(name)} | {_plain(w.workload)} | {time_text(w.seconds)} | {rate_text(w.rate, w.unit)} "
+        f"| {w.roofline_fraction:.1%} |"
+        for name, w in rows
     ]
-
-
-def _gain(winner: Evaluation, other: Evaluation) -> str:
-    """The ratio of two fitnesses, with the winner's own interval where it has one."""
-    assert winner.fitness and other.fitness
-    if winner.interval is None or winner.interval[0] == winner.interval[1]:
-        return f"**{winner.fitness / other.fitness:.2f}**"
-    low, high = (bound / other.fitness for bound in winner.interval)
-    return f"**{winner.fitness / other.fitness:.2f}** ({low:.2f} to {high:.2f})"
+    columns = [f"| {head} | workload | time | rate | of roofline |", "|---|---|--:|--:|--:|"]
+    return "\n".join([*columns, *lines]) if lines else ""
 
 
 def _candidate_note(
@@ -315,21 +295,13 @@ def _candidate_note(
 ) -> str:
     mutation = candidate.mutation
     origin = " and ".join(f"candidate {p.index}" for p in parents) or "the seeds"
-    lines = [
-        f"{_plain(mutation.detail)}: {mutation.kind.value} by {_plain(mutation.proposer)}, from {origin}."
-    ]
+    note = f"{_plain(mutation.detail)}: {mutation.kind.value} by {_plain(mutation.proposer)}, from {origin}."
     if evaluation.verdict is not Verdict.OK:
         reason = _plain(evaluation.reason[:1000])
-        lines += ["", f"**{evaluation.verdict.value}** at {evaluation.stage.value}: {reason}"]
-    else:
-        unit = f"{target_text(evaluation.target)}, {facts.get('target_kind')}"
-        lines += ["", f"| workload ({unit}) | time | rate | of roofline |", "|---|--:|--:|--:|"]
-        for w in evaluation.workloads[:20]:
-            lines.append(
-                f"| {_plain(w.workload)} | {time_text(w.seconds)} | {rate_text(w.rate, w.unit)} "
-                f"| {w.roofline_fraction:.1%} |"
-            )
-    return "\n".join(lines)
+        return f"{note}\n\n**{evaluation.verdict.value}** at stage {evaluation.stage.value}: {reason}"
+    head = f"{target_text(evaluation.target)}, {facts.get('target_kind')}"
+    rows = ((f"candidate {candidate.index}", w) for w in evaluation.workloads[:20])
+    return f"{note}\n\n{_figures_table(head, rows)}"
 
 
 def _candidate_files(
@@ -357,14 +329,14 @@ def _tags(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _key(name: str) -> str:
-    """A name MLflow accepts; the suite's own names already are."""
+    """A name that MLflow accepts."""
     return re.sub(r"/{2,}", "/", _UNSAFE.sub("_", name)).strip("/. ")[:KEY_LENGTH] or "unnamed"
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _plain(text: object) -> str:
-    """Text that Markdown shows as it is, in one table cell."""
+    """Text without Markdown's markup, in one table cell."""
     return re.sub(r"([|`*_<>\[\]\\])", r"\\\1", " ".join(str(text).split()))

@@ -1,8 +1,8 @@
-"""MLflow tracking beside a campaign: a process of its own that follows the journal and may lag.
+"""The mirror: a process beside a campaign that follows the journal and writes MLflow.
 
-The campaign starts it and never waits for it. It reads the journal, writes MLflow, survives a store that
-is away, ends by itself, and may be killed and started again at any instant. ``python -m
-tilewright.evolve.mlflow_mirror.process JOURNAL`` brings MLflow up to date by hand.
+The campaign starts the mirror and never waits for it. The mirror retries while the store cannot be reached, ends by
+itself, and may be killed and started again at any instant. To bring MLflow up to date by hand: ``python -m
+tilewright.evolve.mlflow_mirror.process JOURNAL``.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ LOCK, PROGRESS, LOG = "mirror.lock", "mirror.json", "mirror.log"
 
 POLL_SECONDS = 0.5
 BACKOFF_SECONDS = (1.0, 30.0)
-"""First and longest pause after a failed attempt; each pause doubles the one before."""
+"""First and longest pause after a failed attempt; each pause doubles."""
 PATIENCE_SECONDS = 600.0
-"""How long a mirror keeps trying without success once its campaign has ended."""
+"""How long a mirror retries without success once its campaign has ended."""
 STOP_SECONDS = 30.0
-"""How long a mirror that was told to stop goes on catching up."""
+"""How long a mirror goes on writing after a request to stop."""
 REVIVALS = 3
 NICENESS = 10
 
-# One attempt a request, short: the loop here retries, and asks MLflow what it has before it does.
+# One short attempt a request: the loop here retries, and first reads which runs MLflow has.
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
@@ -74,13 +74,9 @@ def start_mirror(
 def mirror_command(
     journal_paths: Sequence[Path], home: Path, uri: str, parent: int | None = None
 ) -> list[str]:
-    """The command line of a mirror; without ``parent`` it catches up once and ends."""
-    command = [
-        sys.executable,
-        "-m",
-        "tilewright.evolve.mlflow_mirror.process",
-        *(str(path.resolve()) for path in journal_paths),
-    ]
+    """The command line of a mirror; without ``parent`` it writes what is missing and ends."""
+    command = [sys.executable, "-m", "tilewright.evolve.mlflow_mirror.process"]
+    command += [str(path.resolve()) for path in journal_paths]
     command += ["--uri", uri, "--artifacts", str((home / ARTIFACTS).resolve())]
     return command + (["--parent", str(parent)] if parent is not None else [])
 
@@ -111,7 +107,7 @@ class MirrorProcess:
         return max(0, _evaluations(self._journal_path) - read_progress(self._journal_path).mirrored)
 
     def wait(self, timeout_seconds: float) -> bool:
-        """True when the mirror has ended with everything written; False when the time is up before."""
+        """Whether the mirror ended within the timeout with everything written."""
         try:
             return self._process.wait(timeout_seconds) == 0
         except subprocess.TimeoutExpired:
@@ -119,11 +115,11 @@ class MirrorProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether it is there no more, whatever it has written."""
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def stop(self) -> None:
-        """Let it catch up for a moment more, then end. Returns at once; nothing is lost either way."""
+        """Ask the mirror to end after ``STOP_SECONDS``. Returns at once; the journal keeps everything."""
         if self._process.poll() is None:
             self._process.terminate()
 
@@ -141,9 +137,9 @@ class MirrorProcess:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a mirror has come; a hint for people, MLflow itself is the truth.
+    """A mirror's progress: ``mirrored`` evaluations, whether MLflow is ``complete``, and the last ``problem``.
 
-    ``page`` follows the server's address in a link that opens the campaign.
+    ``page`` is the path of the campaign's page on the server. MLflow itself decides what is missing.
     """
 
     uri: str = ""
@@ -195,7 +191,7 @@ def _follow(journal: Path, arguments: argparse.Namespace) -> int:
 
 @dataclass
 class Follower:
-    """The mirror's loop: write what is missing, wait, retry, know when to end."""
+    """The mirror's loop: write what is missing, wait, retry, end."""
 
     journal_path: Path
     uri: str
@@ -209,7 +205,7 @@ class Follower:
 
     @property
     def orphaned(self) -> bool:
-        """The campaign's process is gone, or this run was asked to catch up once."""
+        """Whether the campaign's process has ended, or there is none."""
         return self.parent is None or os.getppid() != self.parent
 
     @property
@@ -232,12 +228,12 @@ class Follower:
                     self._last_success = time.monotonic()
                     time.sleep(POLL_SECONDS)
                 except store_errors() as error:
-                    problem = self._complain(error, problem, mirror)
+                    problem = self._record_problem(error, problem, mirror)
                     self._sleep(pause)
                     pause = min(2 * pause, BACKOFF_SECONDS[1])
                 if self._out_of_time():
                     log.error(
-                        "giving up; what is missing can be written later: %s", problem or "told to stop"
+                        "the mirror gives up; 'tilewright ui' writes the rest: %s", problem or "asked to stop"
                     )
                     return False
 
@@ -252,7 +248,7 @@ class Follower:
         return mirror
 
     def _pass(self, mirror: Mirror, journal: Journal) -> bool:
-        """Write everything there is now; True when there will be no more."""
+        """Write every row that the journal has now; True when the campaign has ended."""
         orphaned, state = self.orphaned, _state(journal)  # before the rows, so that none is missed
         if state == "running":
             mirror.show("running")
@@ -268,19 +264,19 @@ class Follower:
             return True
         return False
 
-    def _complain(self, error: Exception, before: str, mirror: Mirror | None) -> str:
-        """Note a fault once for as long as it lasts."""
+    def _record_problem(self, error: Exception, before: str, mirror: Mirror | None) -> str:
+        """Log a fault once for as long as it lasts; returns it in one line."""
         if mirror is not None:
             mirror.forget()
-        told = " ".join(str(error).split())[:300]
+        problem = " ".join(str(error).split())[:300]
         if not before:
-            log.warning("MLflow at %s: %s; trying again", self.uri, told)
+            log.warning("MLflow at %s: %s; trying again", self.uri, problem)
         known = read_progress(self.journal_path)
         page = mirror.page if mirror else known.page if known.uri == self.uri else ""
         mirrored = mirror.mirrored if mirror else known.mirrored
         with contextlib.suppress(OSError):
-            self._report(Progress(self.uri, page, mirrored, problem=told))
-        return told
+            self._report(Progress(self.uri, page, mirrored, problem=problem))
+        return problem
 
     def _sleep(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -289,9 +285,7 @@ class Follower:
 
     def _out_of_time(self) -> bool:
         now = time.monotonic()
-        if not self.journal_path.exists():
-            return True
-        if self._deadline is not None and now > self._deadline:
+        if not self.journal_path.exists() or (self._deadline is not None and now > self._deadline):
             return True
         return self.orphaned and now - self._last_success > PATIENCE_SECONDS
 
@@ -303,7 +297,7 @@ class Follower:
 
 
 def store_errors() -> tuple[type[Exception], ...]:
-    """What a store that is away, busy or half made raises; a retry may mend it."""
+    """Errors of a store that cannot be reached, is busy or half made; a retry may succeed."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -328,20 +322,20 @@ def _only_one(journal_path: Path, follower: Follower) -> Iterator[None]:
 
 
 def _state(journal: Journal) -> str:
-    """``running``, ``interrupted`` or ``finished``: the last thing the campaign said of itself."""
+    """``running``, ``interrupted`` or ``finished``, after the campaign's last event."""
     kinds = [e.kind for e in journal.events() if e.kind in ("started", "resumed", "interrupted", "finished")]
     return kinds[-1] if kinds and kinds[-1] in ("interrupted", "finished") else "running"
 
 
 def behind(journal_path: Path, uri: str) -> bool:
-    """Whether a store may lack something of this campaign, as far as the last mirror noted."""
+    """Whether a store may lack a part of this campaign, by the last mirror's progress."""
     progress = read_progress(journal_path)
     missing = progress.mirrored < _evaluations(journal_path)
     return progress.uri != uri or missing or not progress.complete or not progress.page
 
 
 def being_mirrored(journal_path: Path) -> bool:
-    """Whether a mirror works on this campaign now."""
+    """Whether a mirror writes this campaign now."""
     try:
         with open(journal_path.with_name(LOCK), "r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

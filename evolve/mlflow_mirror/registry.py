@@ -1,7 +1,7 @@
-"""Champions in MLflow's Model Registry: a model an operator and target, a version a promotion, two aliases.
+"""Champions in MLflow's Model Registry: one model for an operator and target, one version for a promotion.
 
-``@champion`` is what was promoted last, ``@previous`` what it replaced. The version points to the run of the
-winning candidate, which gets the receipt as an artifact. MLflow may be away: the promotion stands without it.
+``@champion`` is the last promotion, ``@previous`` the promotion that it replaced. The version points to the run of the
+winning candidate, which gets the receipt as an artifact. A promotion succeeds even if MLflow cannot be reached.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.mlflow_mirror.content import CANDIDATE, UID, campaign_uid, experiment_name
 from tilewright.evolve.mlflow_mirror.process import SETTINGS, store_uri
 from tilewright.evolve.promote.command import PromotionOutcome
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.text import speed_text
 from tilewright.library import store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 CHAMPION, PREVIOUS = "champion", "previous"
 FOLDER = "promotion"
@@ -29,9 +34,9 @@ def model_name(operator: str, target: str) -> str:
 
 
 def register(outcome: PromotionOutcome, writer: LibraryWriter, home: Path) -> str:
-    """Write the promotion into MLflow; one line on what was done, or on why it was not."""
+    """Write the promotion into MLflow; one line with the new version, or with the reason why there is none."""
     if not outcome.promotion.nomination.resolved.config.mlflow.enabled:
-        return "MLflow: the campaign does not use it"
+        return "MLflow: the campaign has mlflow.enabled: false"
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     from mlflow.exceptions import MlflowException
@@ -40,7 +45,7 @@ def register(outcome: PromotionOutcome, writer: LibraryWriter, home: Path) -> st
         name, number = _register(outcome, writer, store_uri(home))
     except (MlflowException, OSError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        return f"MLflow has not been told: {first[:200]}"
+        return f"MLflow does not have this promotion: {first[:200]}"
     return f"MLflow: model {name} version {number} is @{CHAMPION}"
 
 
@@ -63,7 +68,7 @@ def _register(outcome: PromotionOutcome, writer: LibraryWriter, uri: str) -> tup
             name, tags, f"Promoted kernels of {outcome.operator} on {target.label}."
         )
     except MlflowException:
-        client.get_registered_model(name)  # raises when the name was not merely taken
+        client.get_registered_model(name)  # raises unless the model exists already
     made = client.create_model_version(
         name,
         f"{run.info.artifact_uri}/{FOLDER}",
@@ -75,7 +80,7 @@ def _register(outcome: PromotionOutcome, writer: LibraryWriter, uri: str) -> tup
     return name, str(made.version)
 
 
-def _candidate_run(client: Any, outcome: PromotionOutcome) -> Any:
+def _candidate_run(client: MlflowClient, outcome: PromotionOutcome) -> Run:
     """The MLflow run of the first promoted candidate. Raises OSError when the campaign is not mirrored."""
     nomination = outcome.promotion.nomination
     with Journal(nomination.folder / "journal.sqlite") as journal:
@@ -86,9 +91,7 @@ def _candidate_run(client: Any, outcome: PromotionOutcome) -> Any:
     query = f"tags.`{UID}` = '{uid}' and tags.`{CANDIDATE}` = '{index}'"
     runs = client.search_runs([experiment.experiment_id], query, max_results=1) if experiment else []
     if not runs:
-        raise OSError(
-            f"campaign {nomination.campaign} is not in this MLflow; 'tilewright ui' brings it there"
-        )
+        raise OSError(f"MLflow lacks campaign {nomination.campaign}; 'tilewright ui' writes it there")
     return runs[0]
 
 
@@ -115,16 +118,16 @@ def _description(outcome: PromotionOutcome, entry: Mapping[str, Any]) -> str:
     ]
     head = [
         f"{outcome.operator} for {entry['target']['name']} ({entry['target']['kind']}), "
-        f"{entry['gain']['value']:.3f} x {entry['gain']['incumbents']} in the geometric mean.",
+        f"{speed_text(entry['gain']['value'], entry['gain']['incumbents'])} (geometric mean of the shapes).",
         "",
-        "| shape | us a call | before, us | gain |",
+        "| shape | us for one call | us before | gain |",
         "| --- | --- | --- | --- |",
     ]
     overruled = [f"\nForced: {entry['forced']}\n\n```json\n{json.dumps(entry['overruled'])}\n```"]
     return "\n".join([*head, *rows, *(overruled if entry["forced"] else [])])
 
 
-def _move_aliases(client: Any, name: str, version: str) -> None:
+def _move_aliases(client: MlflowClient, name: str, version: str) -> None:
     aliases = client.get_registered_model(name).aliases
     before = aliases.get(CHAMPION)
     if before is not None and str(before) != version:

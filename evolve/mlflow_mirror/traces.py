@@ -1,6 +1,6 @@
-"""Exchanges with a language model as MLflow traces. Part of the mirror: nothing else imports it.
+"""Exchanges with a language model as MLflow traces.
 
-A trace's id is made from the campaign and the exchange, so that writing it twice leaves one.
+A trace's id is a hash of the campaign and the exchange, so that writing it twice leaves one trace.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ PREVIEW = 500
 
 
 class TraceWriter:
-    """Writes exchanges into one experiment. Raises what the store raises; calling again is safe."""
+    """Writes exchanges into one experiment. Raises the store's errors; calling again is safe."""
 
     def __init__(self, uri: str) -> None:
         self._client = TracingClient(uri)
-        self._able = True
+        self._supported = True
 
     def write(
         self, campaign: str, experiment: str, run: str, key: str, exchange: dict[str, Any], at: float
     ) -> None:
         """One exchange that was answered ``at`` (Unix seconds), linked to MLflow run ``run``."""
-        if not self._able:
+        if not self._supported:
             return
         digest = hashlib.sha256(f"{campaign}/{key}".encode()).hexdigest()
         trace, span = f"tr-{digest[:32]}", digest[32:48]
@@ -40,8 +40,8 @@ class TraceWriter:
             self._client.start_trace(info)
             self._client.log_spans(experiment, [_span(trace, span, exchange, at - took, at)])
         except NotImplementedError as error:
-            log.warning("exchanges with the model are not mirrored: %s", error)
-            self._able = False
+            log.warning("this MLflow store keeps no traces of exchanges with the model: %s", error)
+            self._supported = False
 
 
 def _usage(exchange: dict[str, Any]) -> str:

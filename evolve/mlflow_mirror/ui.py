@@ -13,7 +13,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 from tilewright.evolve.errors import JournalError, UserError
 from tilewright.evolve.mlflow_mirror.process import (
@@ -46,12 +45,11 @@ SERVER_SETTINGS = {
 
 LOOPBACK = ("127.0.0.1", "localhost")
 OWN_NAME = "tilewright.localhost"
-"""Browsers know every name below localhost as this machine (RFC 6761, 6.3). MLflow 3.17 opens its assistant over a page
-on a first visit where the address is ``localhost`` or ``127.0.0.1``, and has no setting for it; under another name it
-does not."""
+"""Browsers resolve every name below localhost to this machine (RFC 6761, 6.3). MLflow 3.17 opens its assistant over the
+first page at ``localhost`` or ``127.0.0.1``, and has no setting against it; under another name it does not."""
 
 PRIVATE_HOSTS = ("192.168.*", "10.*", *(f"172.{n}.*" for n in range(16, 32)))
-"""Further hosts that MLflow serves unless told otherwise."""
+"""Further hosts that MLflow serves by default."""
 
 
 def serve_ui(
@@ -62,11 +60,11 @@ def serve_ui(
     uri: str | None = None,
     campaign: Path | None = None,
 ) -> int:
-    """Serve the MLflow UI until Ctrl-C; returns the server's exit code. Says one link, to ``campaign``'s view.
+    """Serve the MLflow UI until Ctrl-C and print a link to ``campaign``'s view; returns the server's exit code.
 
-    Campaigns that MLflow does not have whole are brought up to date first (when there is no store yet) or
-    meanwhile. What the server itself says goes into a file. Raises UserError when there is nothing to show, or no
-    port to show it on. Where MLflow is somebody's server already, it only says the link.
+    A mirror writes the campaigns that MLflow lacks: before the server starts when there is no store yet, else beside
+    it. The server's own output goes into a file. If MLflow is a running server, only the link is printed. Raises
+    UserError without a campaign, or without a free port.
     """
     uri = uri or store_uri(home)
     wanted = campaign or _newest(home)
@@ -80,23 +78,25 @@ def serve_ui(
     environment = mirror_environment(os.environ)
     if not _exists(uri):
         late = _make_store(home, uri, late, environment)
-    chosen = free_port(host, port)
-    log = home / SERVER_LOG
+    chosen, log = free_port(host, port), home / SERVER_LOG
+    commands = [(server_command(home, uri, host, chosen), server_environment(environment, host))]
+    commands += [(mirror_command(late, home, uri), environment)] if late else []
     with open(log, "ab") as output:
+        # sessions of their own: the server has children, and they must all end together
         children = [
-            _start(server_command(home, uri, host, chosen), server_environment(environment, host), output)
+            subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
+            for command, env in commands
         ]
-        if late:
-            children.append(_start(mirror_command(late, home, uri), environment, output))
     before = signal.signal(signal.SIGTERM, lambda *_: _end(children))
     try:
         address = f"http://{host}:{chosen}"
         if _answers(address, children[0]):
-            _until_mirrored(wanted, uri, children)
-            said = link(f"http://{shown(host)}:{chosen}", _page(wanted, uri))
-            say(f"MLflow: {said}  (Ctrl-C ends it)")
-            if shown(host) != host:
-                say(f"        for a program that does not know {OWN_NAME}, it is {address}")
+            _await_page(wanted, uri, children)
+            say(
+                f"MLflow: {link(f'http://{link_host(host)}:{chosen}', _page(wanted, uri))}  (Ctrl-C stops the server)"
+            )
+            if link_host(host) != host:
+                say(f"        for programs that do not resolve {OWN_NAME}: {address}")
         code = children[0].wait()
     except KeyboardInterrupt:
         code = 0
@@ -104,34 +104,34 @@ def serve_ui(
         _end(children)
         signal.signal(signal.SIGTERM, before)
     if code > 0:
-        raise UserError(f"MLflow's server ended with {code}; {log} says why.")
+        raise UserError(f"MLflow's server ended with code {code}; see {log}.")
     return 0
 
 
 def _newest(home: Path) -> Path | None:
-    """The newest campaign that MLflow has or will have; without one the newest."""
+    """The newest campaign that uses MLflow, else the newest."""
     known = list(reversed(campaigns(home)))
     return next((c for c in known if _wants_mlflow(c / JOURNAL)), next(iter(known), None))
 
 
 def closing_link(campaign: Path, home: Path, env: Mapping[str, str] = os.environ) -> str | None:
-    """What the end of a run says of MLflow: one link, and the command that serves it where no server does."""
+    """The last line of a run: a link to the campaign in MLflow, after the command that serves it."""
     uri = store_uri(home, env)
     page = _page(campaign, uri)
     if not page:
         return None
     if uri.startswith(("http:", "https:")):
         return f"MLflow: {link(uri, page)}"
-    return f"MLflow: tilewright ui {campaign.name}  serves {link(f'http://{OWN_NAME}:5000', page)}"
+    return f"MLflow: 'tilewright ui {campaign.name}' serves {link(f'http://{OWN_NAME}:5000', page)}"
 
 
 def link(address: str, page: str) -> str:
-    """A page's address on a server; the server's own address for no page."""
+    """The address of a page on a server, or of the server without a page."""
     return address.rstrip("/") + page
 
 
 def _page(campaign: Path | None, uri: str) -> str:
-    """Where a store shows a campaign; empty while the store has nothing of it."""
+    """The path of a campaign's page in a store; empty while the store lacks the campaign."""
     if campaign is None:
         return ""
     progress = read_progress(campaign / JOURNAL)
@@ -139,7 +139,7 @@ def _page(campaign: Path | None, uri: str) -> str:
 
 
 def _answers(address: str, server: subprocess.Popen[bytes]) -> bool:
-    """Waits for the server. False where it has ended or takes too long."""
+    """Wait for the server; False if it ended or takes too long."""
     deadline = time.monotonic() + START_SECONDS
     while server.poll() is None and time.monotonic() < deadline:
         try:
@@ -150,8 +150,8 @@ def _answers(address: str, server: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def _until_mirrored(campaign: Path | None, uri: str, children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Waits a moment for a campaign that is being written, so that the link leads to it."""
+def _await_page(campaign: Path | None, uri: str, children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait a moment for a campaign that a mirror writes, so that the link leads to it."""
     deadline = time.monotonic() + FIRST_PAGE_SECONDS
     while not _page(campaign, uri) and time.monotonic() < deadline:
         if any(child.poll() is None for child in children[1:]):
@@ -160,24 +160,19 @@ def _until_mirrored(campaign: Path | None, uri: str, children: Sequence[subproce
             return
 
 
-def _start(command: list[str], env: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    """In a session of its own: the server has children, and they must all end together."""
-    return subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
-
-
 def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
     for child in children:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGTERM)
 
 
-def shown(host: str) -> str:
-    """The name by which a link calls a host that the server binds to."""
+def link_host(host: str) -> str:
+    """The host in a link to a server that binds to ``host``."""
     return OWN_NAME if host in LOOPBACK else host
 
 
 def server_environment(environment: Mapping[str, str], host: str) -> dict[str, str]:
-    """The server's, which answers to its own name where it is bound to this machine alone."""
+    """The server's environment. A server that binds to this machine alone also answers to ``OWN_NAME``."""
     names = (*LOOPBACK, OWN_NAME)
     allowed = {
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join((*names, *(f"{name}:*" for name in names), *PRIVATE_HOSTS)),
@@ -195,7 +190,7 @@ def server_command(home: Path, uri: str, host: str, port: int) -> list[str]:
 
 
 def late_campaigns(home: Path, uri: str) -> list[Path]:
-    """Journals of campaigns that should be in MLflow, are not whole there, and nobody is mirroring."""
+    """Journals of campaigns that use MLflow, are incomplete there, and that no mirror writes now."""
     journals = [folder / JOURNAL for folder in campaigns(home)]
     return [j for j in journals if behind(j, uri) and not being_mirrored(j) and _wants_mlflow(j)]
 
@@ -228,7 +223,9 @@ def _make_store(home: Path, uri: str, late: list[Path], environment: Mapping[str
     except subprocess.TimeoutExpired:
         pass
     if not _exists(uri):
-        raise UserError(f"no MLflow store at {uri} and it could not be made; see mirror.log of the campaign.")
+        raise UserError(
+            f"no MLflow store at {uri} and the mirror could not make it; see mirror.log of the campaign."
+        )
     return late[:-1]
 
 

@@ -1,7 +1,7 @@
-"""The view of one campaign that a link opens in MLflow: its candidates by rate, and the charts that tell the story.
+"""The view of one campaign that a link opens in MLflow: its candidates by rate, and charts of their rates.
 
 MLflow keeps a shared view as JSON in a tag of the experiment, ``mlflow.sharedViewState.<key>``, and a link names the
-key (seen in MLflow 3.17). So it works on anybody's server, and nobody's own view changes. Plain data, made without
+key (seen in MLflow 3.17). The view works on any server and leaves each user's own view alone. Plain data, made without
 MLflow.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from tilewright.evolve.space.genome import Value
 from tilewright.fitness.evaluation import UNIT_SLUGS
@@ -19,14 +18,14 @@ TAG = "mlflow.sharedViewState."
 LONGEST = 5000
 """Characters an experiment's tag may hold."""
 
-GENES = 4
-"""Genes that get a chart of their own."""
+PARAMETER_CHARTS = 4
+"""Parameters that get a chart of their own."""
 
 CHARTS_ABREAST = 2
-"""Three, MLflow's own choice, leave no room for the names of axes beside its side panel."""
+"""MLflow's default of three leaves no room for the names of axes beside its side panel."""
 
 RUN_NAME = "attributes.`Run Name`"
-SECTION = "tilewright-story"
+SECTION = "tilewright-charts"
 
 
 def fitness_metric(unit: str, kind: str) -> str:
@@ -35,7 +34,7 @@ def fitness_metric(unit: str, kind: str) -> str:
 
 
 def gain_metric(kind: str) -> str:
-    """A candidate's metric of its rate over that of the first seed."""
+    """A candidate's metric of its rate over the first seed's."""
     return f"gain_over_seed_{kind}"
 
 
@@ -43,7 +42,7 @@ EVALUATION, FAILED = "progress/evaluation", "progress/failed"
 
 
 def best_metric(unit: str, kind: str) -> str:
-    """A candidate's metric of the best rate when its evaluation came in."""
+    """A candidate's metric of the best rate when its evaluation finished."""
     return f"progress/best_{fitness_metric(unit, kind)}"
 
 
@@ -53,18 +52,18 @@ def view_key(uid: str) -> str:
 
 
 def page(experiment: str, uid: str) -> str:
-    """What follows a server's address in the link that opens the view."""
+    """The path of the view on a server."""
     return f"/#/experiments/{experiment}/runs?viewStateShareKey={view_key(uid)}&workflowType=machine_learning"
 
 
-def view_state(uid: str, unit: str, kind: str, genes: Sequence[str]) -> str:
-    """The tag's text: columns, order, filter and charts. ``genes``: by how much they tell, most first."""
-    while len(text := json.dumps(_state(uid, unit, kind, genes))) > LONGEST and genes:
-        genes = genes[:-1]
+def view_state(uid: str, unit: str, kind: str, parameters: Sequence[str]) -> str:
+    """The tag's text: columns, order, filter and charts. ``parameters``: the most influential first."""
+    while len(text := json.dumps(_state(uid, unit, kind, parameters))) > LONGEST and parameters:
+        parameters = parameters[:-1]
     return text
 
 
-def _state(uid: str, unit: str, kind: str, genes: Sequence[str]) -> dict[str, Any]:
+def _state(uid: str, unit: str, kind: str, parameters: Sequence[str]) -> dict[str, object]:
     rate, gain = fitness_metric(unit, kind), gain_metric(kind)
     widths = {
         RUN_NAME: 240,
@@ -91,32 +90,26 @@ def _state(uid: str, unit: str, kind: str, genes: Sequence[str]) -> dict[str, An
                 "display": True,
                 "isReordered": True,
                 "columns": CHARTS_ABREAST,
-            },
+            }
         ],
-        "compareRunCharts": _charts(rate, unit, kind, genes),
+        "compareRunCharts": _charts(rate, unit, kind, parameters),
     }
 
 
-def _charts(rate: str, unit: str, kind: str, genes: Sequence[str]) -> list[dict[str, Any]]:
-    drawn = [
+def _charts(rate: str, unit: str, kind: str, parameters: Sequence[str]) -> list[dict[str, object]]:
+    charts = [
         _scatter("best", EVALUATION, best_metric(unit, kind)),
         _scatter("rate", EVALUATION, rate),
         _scatter("failed", EVALUATION, FAILED),
     ]
-    drawn += [_scatter(f"gene {gene}", gene, rate, across="PARAM") for gene in genes[:GENES]]
-    if genes:
-        drawn.append(
-            {
-                **_card("genes", "PARALLEL"),
-                "selectedParams": list(genes),
-                "selectedMetrics": [rate],
-                "showAllRuns": False,
-            }
-        )
-    return drawn
+    charts += [_scatter(f"parameter {name}", name, rate, "PARAM") for name in parameters[:PARAMETER_CHARTS]]
+    if parameters:
+        axes = {"selectedParams": list(parameters), "selectedMetrics": [rate], "showAllRuns": False}
+        charts.append({**_card("parameters", "PARALLEL"), **axes})
+    return charts
 
 
-def _scatter(name: str, x: str, y: str, across: str = "METRIC") -> dict[str, Any]:
+def _scatter(name: str, x: str, y: str, across: str = "METRIC") -> dict[str, object]:
     """``y`` is a metric; ``across``: what ``x`` is, ``METRIC`` or ``PARAM``."""
     return {
         **_card(name, "SCATTER"),
@@ -125,7 +118,7 @@ def _scatter(name: str, x: str, y: str, across: str = "METRIC") -> dict[str, Any
     }
 
 
-def _card(name: str, kind: str) -> dict[str, Any]:
+def _card(name: str, kind: str) -> dict[str, object]:
     return {
         "type": kind,
         "uuid": f"tilewright-{name}",
@@ -136,32 +129,30 @@ def _card(name: str, kind: str) -> dict[str, Any]:
     }
 
 
-def telling_genes(rated: Iterable[tuple[Mapping[str, Value], float]]) -> list[str]:
-    """Genes with at least two values, by the share of the variance of the log of rates that their values explain.
+def influential_parameters(rated: Iterable[tuple[Mapping[str, Value], float]]) -> list[str]:
+    """Parameters with at least two values, ordered by the share of the variance of log rates that they explain.
 
-    ``rated``: genes and rate of each candidate that has one. With no rates at all: none.
+    ``rated``: parameters and rate of each candidate that has a rate. Empty without rates.
     """
-    rows = [(genes, math.log(rate)) for genes, rate in rated if rate > 0]
-    shares = {name: _explained(name, rows) for name in dict.fromkeys(n for genes, _ in rows for n in genes)}
-    told = [name for name, share in shares.items() if share is not None]
-    return sorted(told, key=lambda name: -(shares[name] or 0.0))
+    rows = [(params, math.log(rate)) for params, rate in rated if rate > 0]
+    shares = {name: _explained(name, rows) for name in dict.fromkeys(n for params, _ in rows for n in params)}
+    varied = {name: share for name, share in shares.items() if share is not None}
+    return sorted(varied, key=lambda name: -varied[name])
 
 
 def _explained(name: str, rows: Sequence[tuple[Mapping[str, Value], float]]) -> float | None:
-    """The correlation ratio (eta squared) of a gene, less what as many values explain by chance."""
+    """The correlation ratio (eta squared) of a parameter, less what as many values explain by chance."""
     groups: dict[str, list[float]] = {}
-    for genes, value in rows:
-        if name in genes:
-            groups.setdefault(repr(genes[name]), []).append(value)
-    values = [value for group in groups.values() for value in group]
+    for params, value in rows:
+        if name in params:
+            groups.setdefault(repr(params[name]), []).append(value)
     if len(groups) < 2:
         return None
+    values = [value for group in groups.values() for value in group]
     mean = sum(values) / len(values)
-    whole = sum((value - mean) ** 2 for value in values)
-    if whole == 0.0:
+    total = sum((value - mean) ** 2 for value in values)
+    freedom = len(values) - len(groups)
+    if total == 0.0 or freedom <= 0:
         return 0.0
     between = sum(len(group) * (sum(group) / len(group) - mean) ** 2 for group in groups.values())
-    freedom = len(values) - len(groups)
-    if freedom <= 0:
-        return 0.0
-    return 1.0 - (1.0 - between / whole) * (len(values) - 1) / freedom
+    return 1.0 - (1.0 - between / total) * (len(values) - 1) / freedom

@@ -1,9 +1,8 @@
-"""Writes a campaign's journal into MLflow. With ``evolve.mlflow_mirror.traces``, all of the search that imports MLflow.
+"""Writes a campaign's journal into MLflow.
 
-Everything written is a function of the journal, timestamps included, so that writing something twice
-changes nothing: a mirror may be killed at any instant and started again. A child run carries its
-candidate number as a tag from the moment it exists, and is closed only after all it holds is written;
-whatever is found open is written again.
+Everything written is a function of the journal, timestamps included, so that writing it twice changes nothing: a mirror
+may be killed at any instant and started again. A child run carries its candidate number as a tag from the moment it
+exists, and is closed only after all its content is written; the mirror writes an open run again.
 """
 
 from __future__ import annotations
@@ -13,36 +12,36 @@ import hashlib
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, Metric, Param, RunTag
+from mlflow.entities import Dataset, DatasetInput, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from tilewright.evolve.mlflow_mirror import content as run_content
 from tilewright.evolve.mlflow_mirror import view
-from tilewright.evolve.mlflow_mirror.content import CANDIDATE, NOTE, UID, RunContent, Standing
+from tilewright.evolve.mlflow_mirror.content import CANDIDATE, NOTE, UID, CampaignProgress, RunContent
 from tilewright.evolve.mlflow_mirror.traces import TraceWriter
 from tilewright.evolve.record.history import Candidate, MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import CampaignData, load
-from tilewright.evolve.report.files import campaign_files
-from tilewright.fitness.evaluation import UNIT_SLUGS, Evaluation
+from tilewright.evolve.report.html import campaign_files
+from tilewright.fitness.evaluation import Evaluation
 from tilewright.seeds.operator import Scope
 
 METRICS_A_BATCH, OTHERS_A_BATCH = 1000, 90
 PAGE = 1000
 BAD_REQUEST = 400
 REFUSALS = 2
-"""A candidate refused so often is written without params and metrics; its files have them."""
+"""After so many refusals of a candidate the mirror leaves out its params and metrics; its files have them."""
 
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A run MLflow has; ``closed`` means everything it should hold was written."""
+    """A run in MLflow; ``closed`` runs are complete."""
 
     run_id: str
     closed: bool
@@ -65,10 +64,8 @@ class Mirror:
         self._by_index: dict[int, Candidate] = {}
         self._by_genome: dict[str, Candidate] = {}
         self._kind = str(self._facts.get("target_kind"))
-        self._standing = Standing(str(self._facts.get("unit", "TFLOP/s")), self._kind)
-        self._stood: tuple[int, Mapping[str, float]] = (0, {})
-        self._counts: Counter[str] = Counter()
-        self._best: Evaluation | None = None
+        self._progress = CampaignProgress(str(self._facts.get("unit", "TFLOP/s")), self._kind)
+        self._progress_metrics: Mapping[str, float] = {}
         self._experiment: str | None = None
         self._parent: str | None = None
         self._children: dict[int, KnownRun] = {}
@@ -86,15 +83,15 @@ class Mirror:
 
     @property
     def page(self) -> str:
-        """What follows the server's address in a link to this campaign; empty until the experiment is known."""
+        """The path of this campaign's page on the server; empty until the experiment is known."""
         return view.page(self._experiment, self._uid) if self._experiment else ""
 
     def forget(self) -> None:
-        """Ask MLflow again what it has, after a call whose outcome is unknown."""
+        """Read MLflow's runs again before the next write, after a call whose outcome is unknown."""
         self._parent = None
 
     def advance(self) -> bool:
-        """Write the next evaluation that is missing; False when there is none."""
+        """Write the next missing evaluation; False when there is none."""
         if self._parent is None:
             self._open()
         row = next(self._journal.evaluations(self._arrival), None)
@@ -103,12 +100,14 @@ class Mirror:
             self._write_exchanges()
             return False
         arrival, index, evaluation, at = row
-        self._learn()
-        if self._stood[0] != arrival:  # a write that failed is tried again, and counts once
+        self._read_candidates()
+        if self._progress.evaluations != arrival:  # the second attempt of a failed write counts once
             is_seed = self._by_index[index].mutation.kind is MutationKind.SEED
-            self._stood = (arrival, self._standing.note(evaluation, is_seed))
+            self._progress_metrics = self._progress.add(evaluation, is_seed)
         written = self._write_child(self._by_index[index], evaluation, at)
-        self._note_progress(arrival, evaluation, at)
+        self._curve += [
+            Metric(k, v, int(at * 1000), arrival) for k, v in self._progress.campaign_metrics().items()
+        ]
         self._arrival = arrival
         if written or len(self._curve) > METRICS_A_BATCH // 2:
             self._flush()
@@ -122,24 +121,22 @@ class Mirror:
             return
         assert self._parent is not None
         assert self._experiment is not None
-        closing = state != "running"
-        finals = self._journal.references(Scope.FINAL.value)
+        ended = state != "running"
         report = f"#/experiments/{self._experiment}/runs/{self._parent}/artifacts/report.html"
         data = load(self._journal)
-        cost = run_content.cost_line(data) if closing else ""
-        note = run_content.campaign_note(self._facts, state, self._counts, self._best, finals, report, cost)
+        note = run_content.campaign_note(data, state, report, ended=ended)
         self._write_view(data)
         self._client.log_batch(
             self._parent, tags=[RunTag("tilewright.state", state), RunTag(NOTE, note)], synchronous=True
         )
-        if closing:
-            self._write_references()
+        if ended:
+            self._write_references(data)
             self._upload(self._parent, campaign_files(data))
-            ended = int(max(e.at for e in self._journal.events() if e.kind != "promoted") * 1000)
+            last = int(max(event.at for event in data.events) * 1000)
             costs = run_content.cost_metrics(data)
-            self._log(self._parent, {}, [Metric(k, v, ended, 0) for k, v in costs.items()])
+            self._log(self._parent, {}, [Metric(k, v, last, 0) for k, v in costs.items()])
             status = "FINISHED" if state == "finished" else "KILLED"
-            self._client.set_terminated(self._parent, status, ended)
+            self._client.set_terminated(self._parent, status, last)
         else:
             self._client.update_run(self._parent, status="RUNNING")
         self._shown_state = state
@@ -147,22 +144,21 @@ class Mirror:
     # -- what MLflow has ---------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Find or create the experiment and the campaign's run, and learn which candidates are there."""
+        """Find or create the experiment and the campaign's run, and read which candidates have runs."""
         self._experiment = self._find_experiment()
-        runs = self._find_runs()
-        parents = [run for run in runs if CANDIDATE not in run.data.tags]
+        parents: list[Run] = []
         children: dict[int, KnownRun] = {}
-        extra = parents[1:]
-        for run in runs:
-            if CANDIDATE not in run.data.tags:
-                continue
-            index = int(run.data.tags[CANDIDATE])
-            if index in children:
+        extra: list[Run] = []
+        for run in self._find_runs():
+            index = run.data.tags.get(CANDIDATE)
+            if index is None:
+                (extra if parents else parents).append(run)
+            elif int(index) in children:
                 extra.append(run)
             else:
                 closed = run.info.status in ("FINISHED", "FAILED")
-                children[index] = KnownRun(run.info.run_id, closed)
-        for run in extra:  # a request whose answer was lost may have been carried out after all
+                children[int(index)] = KnownRun(run.info.run_id, closed)
+        for run in extra:  # MLflow may have carried out a request whose answer was lost
             self._client.delete_run(run.info.run_id)
         self._children = children
         self._shown_state = ""
@@ -197,18 +193,15 @@ class Mirror:
         }
         return self._client.create_experiment(name, location, tags)
 
-    def _find_runs(self) -> list[Any]:
+    def _find_runs(self) -> list[Run]:
         """Every run of this campaign, oldest first."""
         assert self._experiment is not None
-        found: list[Any] = []
+        query, order = f"tags.`{UID}` = '{self._uid}'", ["attributes.start_time ASC"]
+        found: list[Run] = []
         token = None
         while True:
             page = self._client.search_runs(
-                [self._experiment],
-                f"tags.`{UID}` = '{self._uid}'",
-                max_results=PAGE,
-                order_by=["attributes.start_time ASC"],
-                page_token=token,
+                [self._experiment], query, max_results=PAGE, order_by=order, page_token=token
             )
             found += page
             token = page.token
@@ -218,12 +211,10 @@ class Mirror:
     # -- writing -----------------------------------------------------------------------------------
 
     def _create_parent(self) -> str:
-        content = self._campaign_content()
         assert self._experiment is not None
-        run = self._client.create_run(
-            self._experiment, int(self._started * 1000), {**content.tags, **_source_tags()}, content.name
-        )
-        return run.info.run_id
+        content, began = self._campaign_content(), int(self._started * 1000)
+        tags = {**content.tags, **_source_tags()}
+        return self._client.create_run(self._experiment, began, tags, content.name).info.run_id
 
     def _describe_parent(self, run_id: str) -> None:
         content = self._campaign_content()
@@ -236,7 +227,7 @@ class Mirror:
         return run_content.campaign_run(self._facts, toolchain, system, meta("config", {}), self._uid)
 
     def _dataset(self) -> Dataset:
-        """The suite as MLflow's data set: its workloads and their dimensions where the operator is at hand."""
+        """The suite as MLflow's data set: its workloads and their dimensions where the operator is installed."""
         suite, operator = str(self._facts.get("suite")), str(self._facts.get("operator"))
         profile = json.dumps(_workloads(operator, suite))
         digest = hashlib.sha256(f"{operator}/{suite}/{profile}".encode()).hexdigest()[:8]
@@ -250,7 +241,9 @@ class Mirror:
             return False
         parents = [self._by_genome[p] for p in candidate.parents if p in self._by_genome]
         runs = [self._children[p.index].run_id for p in parents if p.index in self._children]
-        content = run_content.candidate_run(self._facts, candidate, evaluation, parents, runs, self._stood[1])
+        content = run_content.candidate_run(
+            self._facts, candidate, evaluation, parents, runs, self._progress_metrics
+        )
         if self._refusals[candidate.index] >= REFUSALS:
             content = replace(content, params={}, metrics={})
         try:
@@ -279,17 +272,6 @@ class Mirror:
         run = self._client.create_run(self._experiment, int(began * 1000), tags, content.name)
         return run.info.run_id
 
-    def _note_progress(self, arrival: int, evaluation: Evaluation, at: float) -> None:
-        """The campaign's own curves, one point an evaluation at step = evaluations finished."""
-        self._counts[evaluation.verdict.value] += 1
-        best = self._best
-        if evaluation.fitness is not None and (best is None or evaluation.fitness > (best.fitness or 0.0)):
-            best = self._best = evaluation
-        values: dict[str, float] = {"campaign/evaluations_failed": self._counts.total() - self._counts["ok"]}
-        if best is not None and best.fitness is not None:
-            values[f"campaign/best_fitness_{UNIT_SLUGS[best.unit]}_{self._kind}"] = best.fitness
-        self._curve += [Metric(k, v, int(at * 1000), arrival) for k, v in values.items()]
-
     def _flush(self) -> None:
         assert self._parent is not None
         if self._curve:
@@ -297,29 +279,28 @@ class Mirror:
             self._curve = []
 
     def _write_exchanges(self) -> None:
-        """Traces of what a language model was asked since the last look."""
+        """Write traces of the questions to a language model since the last call."""
         assert self._parent is not None and self._experiment is not None
         for row, key, text, at in self._journal.exchange_rows(self._exchange):
             self._traces.write(self._uid, self._experiment, self._parent, key, json.loads(text), at)
             self._exchange = row
 
     def _write_view(self, data: CampaignData) -> None:
-        """The campaign's view, with the genes that have told most so far."""
+        """Write the campaign's view, with the parameters that explain most of the rates so far."""
         assert self._experiment is not None
         rated = [
             (data.candidates[genome].genome.params, evaluation.fitness)
             for genome, evaluation in data.evaluations.items()
             if evaluation.fitness is not None
         ]
-        state = view.view_state(self._uid, data.unit, self._kind, view.telling_genes(rated))
+        state = view.view_state(self._uid, data.unit, self._kind, view.influential_parameters(rated))
         self._client.set_experiment_tag(self._experiment, f"{view.TAG}{view.view_key(self._uid)}", state)
 
-    def _write_references(self) -> None:
+    def _write_references(self, data: CampaignData) -> None:
         assert self._parent is not None
         values: dict[str, float] = {}
-        for scope in (Scope.SUITE, Scope.FINAL):
-            references = self._journal.references(scope.value)
-            values.update(run_content.reference_metrics(references, scope.value, self._kind))
+        for scope in (Scope.SUITE.value, Scope.FINAL.value):
+            values.update(run_content.reference_metrics(data.references[scope], scope, self._kind))
         at = int(self._started * 1000)
         self._log(self._parent, {}, [Metric(k, v, at, 0) for k, v in values.items()])
 
@@ -337,8 +318,8 @@ class Mirror:
                 Path(folder, name).write_text(text, encoding="utf-8", errors="replace")
             self._client.log_artifacts(run_id, folder)
 
-    def _learn(self) -> None:
-        """Read candidates proposed since the last look."""
+    def _read_candidates(self) -> None:
+        """Read candidates proposed since the last call."""
         for candidate in self._journal.candidates(len(self._by_index)):
             self._by_index[candidate.index] = candidate
             self._by_genome[candidate.genome.id] = candidate
@@ -362,5 +343,4 @@ def _workloads(operator: str, suite: str) -> Mapping[str, Mapping[str, int]]:
         found = load_operator(operator).suites.get(suite)
     except UnknownOperator:
         return {}
-    shapes: Iterable[Any] = (*found.workloads, *found.final) if found else ()
-    return {shape.id: dict(shape.dims) for shape in shapes}
+    return {shape.id: dict(shape.dims) for shape in (*found.workloads, *found.final)} if found else {}

@@ -230,9 +230,11 @@ def rollback(
             target: str | None = writer.version(operator, to)[0]
         else:
             made = [e for e in index["history"] if e["version"] == now and e.get("action") in MAKING]
-            target = made[-1]["previous"] if made else None
-            if target is not None:
-                target = writer.version(operator, target)[0]
+            target = made[-1]["previous"] if made else now
+            if target == now or (target is not None and target not in writer.versions(operator)):
+                raise LibraryError(
+                    f"{operator}: this library holds no version before {now}, so nothing can be rolled back."
+                )
         writer.point(operator, target, {"action": "rollback", "reason": reason})
     return now, target
 

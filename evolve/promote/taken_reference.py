@@ -69,7 +69,8 @@ def files_of(operator: TakenOperator) -> dict[str, str] | None:
         text = own.read_text(encoding="utf-8")
         for imported, path in modules.items():
             text = text.replace(imported, f"{PLACEHOLDER}.{path.stem}")
-        files[own.name] = text
+        # what only a taken function's own file or process needs is never reached in the package
+        files[own.name] = text.replace("tilewright.workers.intake", PLACEHOLDER)
     return files
 
 

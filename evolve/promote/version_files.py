@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import io
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from tilewright.evolve.promote import sources
 from tilewright.evolve.promote.judge import Judgement
 from tilewright.evolve.promote.nominate import Nomination
 from tilewright.evolve.promote.reference_files import packed_reference
 from tilewright.evolve.promote.verify import Verified, gates_read
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.system import commit, version
+from tilewright.evolve.space.genome import normalise
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target
@@ -28,6 +33,14 @@ from tilewright.seeds.operator import Operator, Workload
 GOLDEN_LIMIT = 4 << 20
 RANGED = ("jax", "jaxlib", "libtpu", "triton")
 """Packages whose versions decide what a kernel compiles to."""
+
+LANGUAGES = (
+    ("gluon", "triton.experimental.gluon"),
+    ("triton", "triton"),
+    ("pallas", "jax.experimental.pallas"),
+)
+LINE = 110
+"""Columns of a promoted source."""
 
 KNOWN_FAMILIES = ("gemm_fp8_fused", "gemm_fp8_blockwise")
 
@@ -99,8 +112,7 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
     kernels, files = {}, {}
     for candidate in promotion.nomination.candidates:
         genome = candidate.genome
-        data = sources.written(genome, _header(promotion, candidate))
-        name = f"{resolved.target.name}_{genome.id}.py"
+        name, data = kernel_file(promotion.operator, resolved.target.name, genome.source)
         files[name] = data
         kernels[genome.id] = {
             "file": name,
@@ -121,7 +133,7 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
     entry = {
         "kind": resolved.target.kind.value,
         "serves": [device_key(resolved.target)],
-        "language": sources.language(first),
+        "language": language(first),
         "toolchain": toolchain_ranges(promotion.found.values()),
         "constants": {**resolved.operator.constants, **resolved.target.constants},
         "reach": rule.REACH,
@@ -172,28 +184,46 @@ def toolchain_ranges(checked: Iterable[Verified]) -> dict[str, tuple[str, str]]:
     return ranges
 
 
-def _header(promotion: Promotion, candidate: Candidate) -> list[str]:
-    nomination, judgement = promotion.nomination, promotion.judgement
-    target = nomination.resolved.target
-    day = time.strftime("%Y-%m-%d", time.gmtime(nomination.started))
-    shapes = [shape for shape in judgement.shapes if shape.genome == candidate.genome.id]
-    gains = ", ".join(f"{shape.figures.workload} {shape.gain:.3f} x" for shape in shapes[:6])
-    more = f" and {len(shapes) - 6} more" if len(shapes) > 6 else ""
-    lineage = nomination.lineage[candidate.genome.id]
-    shown = (
-        lineage if len(lineage) <= 12 else (*lineage[:4], f"... {len(lineage) - 8} steps ...", *lineage[-4:])
-    )
-    return [
-        f"{promotion.operator} for {target.name} ({target.kind.value}). Promoted by tilewright: do not edit,",
-        "a file whose hash differs from its receipt is not used.",
-        f"campaign  {nomination.campaign} of {day}, candidate {candidate.index}, genome {candidate.genome.id}",
-        f"gain      {judgement.gain:.3f} x {judgement.incumbents}, geometric mean of {len(judgement.shapes)} shapes, "
-        f"{target.kind.value}",
-        f"shapes    {gains}{more}",
-        "lineage   " + (shown[0] if shown else "unknown"),
-        *(f"          {line}" for line in shown[1:]),
-        "",
-    ]
+def kernel_file(operator: str, target: str, source: str) -> tuple[str, bytes]:
+    """(name, text) of a promoted source: formatted, under a header, the same for every kernel that is made of it."""
+    formatted = _formatted(source)
+    if normalise(formatted) != normalise(source):
+        raise AssertionError("formatting changed a kernel")
+    data = (_HEADER.format(operator=operator, target=target) + formatted).encode("utf-8")
+    return f"{target}_{store.digest(data)[: store.ID_LENGTH]}.py", data
+
+
+_HEADER = """\
+# {operator} for {target}. Promoted by tilewright: do not edit,
+# a file whose hash differs from its receipt is not used.
+# dispatch.json has the parameters and shapes of the kernels that are made of this source,
+# receipt.json has their campaigns, lineages and gains.
+#
+"""
+
+
+@lru_cache(maxsize=64)
+def _formatted(source: str) -> str:
+    """By ruff where it is installed (the ``dev`` extra), else as it is."""
+    if importlib.util.find_spec("ruff") is None:
+        return source
+    command = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length", str(LINE), "-"]
+    done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout if done.returncode == 0 and normalise(done.stdout) == normalise(source) else source
+
+
+def language(source: str) -> str:
+    """``gluon``, ``triton`` or ``pallas``, by what the module imports. Raises ValueError for none of them."""
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            modules.update(alias.name for alias in node.names)
+    for name, prefix in LANGUAGES:
+        if any(module == prefix or module.startswith(f"{prefix}.") for module in modules):
+            return name
+    raise ValueError("the kernel imports none of pallas, triton and gluon")
 
 
 # -- the receipt -------------------------------------------------------------------------------------

@@ -1,36 +1,96 @@
-"""The bill of a campaign: what it took of devices, processors and language models, and where its time went."""
+"""The bill of a campaign: what it took of devices, processors and language models, and where its workers' time went."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.profile import Profile, profile_of
-from tilewright.evolve.report.units import duration_text, gain_text, money_text, percent_text
-from tilewright.fitness.evaluation import FigureKind
+from tilewright.evolve.report.text import duration_text, gain_text, money_text, percent_text
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage
 from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 
 SPENT = "spent"
-"""The event with which a run says what it took itself: its process's CPU time, the last comparison's device time."""
-
-_SAID_TWICE = ("winner", Scope.FINAL.value)
+"""The event with which a run records its process's CPU time and the device time of the last comparison."""
 
 _HOUR = 3600.0
+_DEVICE = "device"
+_ON_DEVICE = (Stage.CHECK.value, Stage.MEASURE.value)
+_STAGES = {"dialect": "reading", "compile": "compiling", "check": "checking", "measure": "measuring"}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Seconds of workers from the begin of the first evaluation to the end of the last one.
+
+    ``starting``: from the campaign's start to that begin. ``workers``: most evaluations that ran at once.
+    ``stages`` are without ``waiting``, which is for a device that others held. ``silent``: wall clock during which
+    nothing was evaluated, ``span`` all of it. ``wanted``: wall clock during which a candidate used the device or waited
+    for it; ``held`` of it by evaluations.
+    """
+
+    starting: float = 0.0
+    span: float = 0.0
+    silent: float = 0.0
+    workers: int = 0
+    waiting: float = 0.0
+    wanted: float = 0.0
+    held: float = 0.0
+    stages: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def idle(self) -> float:
+        """Seconds of workers without an evaluation."""
+        return max(0.0, self.workers * self.span - sum(self.stages.values()) - self.waiting)
+
+    def rows(self) -> dict[str, str]:
+        """Names and texts for a table."""
+        if not self.workers or self.span <= 0.0:
+            return {}
+        total = self.workers * self.span
+        parts = {_STAGES.get(name, name): seconds for name, seconds in self.stages.items()}
+        parts |= {"waiting for the device": self.waiting} if self.waiting else {}
+        shares = (
+            f"{name} {percent_text(part / total)}" for name, part in (parts | {"idle": self.idle}).items()
+        )
+        workers = f"{self.workers} worker" + "s" * (self.workers > 1)
+        rows = {
+            "starting": f"{duration_text(self.starting)} until the first evaluation began",
+            f"time of {workers}": f"{', '.join(shares)} of {duration_text(total)}",
+            "no evaluation": f"{duration_text(self.silent)} of the {duration_text(self.span)} after that",
+        }
+        if self.wanted:
+            share = percent_text(min(1.0, self.held / self.wanted))
+            rows["device used"] = (
+                f"{share} of the {duration_text(self.wanted)} in which a candidate wanted it"
+            )
+        return rows
+
+    def metrics(self) -> dict[str, float]:
+        """Figures by name, units within the names."""
+        if not self.workers:
+            return {}
+        return {
+            **{f"profile/{name}_seconds": seconds for name, seconds in self.stages.items()},
+            "profile/starting_seconds": self.starting,
+            "profile/waiting_for_device_seconds": self.waiting,
+            "profile/idle_seconds": self.idle,
+            "profile/nothing_evaluated_seconds": self.silent,
+            "profile/device_wanted_seconds": self.wanted,
+        }
 
 
 @dataclass(frozen=True)
 class Bill:
     """What a campaign took: seconds of devices held, of processors, of wall clock; tokens; money if there are prices.
 
-    Seconds and tokens are counted, whatever the target. ``profile`` says where the workers' time went. ``gain`` is the
-    best fitness over the first seed's, ``None`` before there are both; ``target`` and ``kind`` are what it holds for.
-    ``first_verdict`` in seconds from the start.
+    Seconds and tokens are counted, whatever the target. ``gain`` is the best fitness over the first seed's, ``None``
+    before there are both; ``target`` and ``kind`` are what it holds for. ``first_verdict`` in seconds from the start.
     """
 
     device_seconds: float = 0.0
@@ -49,12 +109,15 @@ class Bill:
     def parts(self) -> dict[str, float]:
         """Money by what it went to, for all that has a price."""
         used = {
-            "device_hour": ("device", self.device_seconds / _HOUR),
-            "cpu_hour": ("processors", self.cpu_seconds / _HOUR),
-            "million_tokens": ("tokens", self.tokens / 1e6),
+            "device": ("device_hour", self.device_seconds / _HOUR),
+            "processors": ("cpu_hour", self.cpu_seconds / _HOUR),
+            "tokens": ("million_tokens", self.tokens / 1e6),
         }
-        priced = {name: float(self.prices.get(name) or 0.0) for name in used}
-        return {used[name][0]: used[name][1] * price for name, price in priced.items() if price}
+        return {
+            name: amount * price
+            for name, (key, amount) in used.items()
+            if (price := float(self.prices.get(key) or 0.0))
+        }
 
     @property
     def money(self) -> float | None:
@@ -67,63 +130,62 @@ class Bill:
 
     @property
     def percents(self) -> float | None:
-        """Per cent gained over the first seed; None where nothing was."""
+        """Per cent gained over the first seed; None without a gain."""
         return None if not self.gain or self.gain <= 1.0 else 100.0 * (self.gain - 1.0)
 
     def rows(self) -> dict[str, str]:
         """Names and texts for a table, every figure with its unit."""
-        found = {
+        rows = {
             "wall clock": f"{duration_text(self.wall_seconds)}, {self.evaluations} evaluations",
             "processors": f"{duration_text(self.cpu_seconds)} of CPU time",
-            "device": duration_text(self.device_seconds) if self.device_seconds else "none held",
+            "device": duration_text(self.device_seconds) if self.device_seconds else "none used",
             "tokens": f"{self.tokens:,}".replace(",", " ") if self.tokens else "none",
         }
         if self.device_seconds and self.wall_seconds:
-            found["device busy"] = (
-                percent_text(self.device_seconds / self.wall_seconds) + " of the wall clock"
-            )
+            rows["device busy"] = f"{percent_text(self.device_seconds / self.wall_seconds)} of the wall clock"
         if self.first_verdict is not None:
-            found["first verdict"] = f"after {duration_text(self.first_verdict)}"
-        found |= self.profile.rows()
-        if (money := self.money) is not None:
-            each = [f"{name} {money_text(part)}" for name, part in self.parts.items()]
-            found["money"] = f"{money_text(money)} {self.currency}: {', '.join(each)}"
+            rows["first verdict"] = f"after {duration_text(self.first_verdict)}"
+        rows |= self.profile.rows()
+        money = self.money
+        if money is not None:
+            each = ", ".join(f"{name} {money_text(part)}" for name, part in self.parts.items())
+            rows["money"] = f"{money_text(money)} {self.currency}: {each}"
         if self.gain is not None:
-            of = f" ({self.target}, {self.kind})" if self.kind else ""
-            found["gained"] = f"{gain_text(self.gain)} over the first seed{of}"
+            where = f" ({self.target}, {self.kind})" if self.kind else ""
+            rows["gain"] = f"{gain_text(self.gain)} over the first seed{where}"
         if (percents := self.percents) is not None:
-            each = [f"{self.cpu_seconds / percents:.1f} s of CPU time"]
-            each += [f"{self.device_seconds / percents:.1f} s of device"] if self.device_seconds else []
-            each += [f"{self.tokens / percents:.0f} tokens"] if self.tokens else []
-            each += [f"{money_text(money / percents)} {self.currency}"] if money else []
-            found["per % gained"] = ", ".join(each)
-        return found
+            each_percent = [f"{self.cpu_seconds / percents:.1f} s of CPU time"]
+            each_percent += (
+                [f"{self.device_seconds / percents:.1f} s of device"] if self.device_seconds else []
+            )
+            each_percent += [f"{self.tokens / percents:.0f} tokens"] if self.tokens else []
+            each_percent += [f"{money_text(money / percents)} {self.currency}"] if money else []
+            rows["per % gained"] = ", ".join(each_percent)
+        return rows
 
     def lines(self) -> list[str]:
-        """The same for a terminal."""
+        """The rows for a terminal."""
         rows = self.rows()
         wide = max(map(len, rows))
-        return ["bill (seconds are measured)", *(f"  {name:<{wide}}  {text}" for name, text in rows.items())]
+        return ["bill (seconds are measured):", *(f"  {name:<{wide}}  {text}" for name, text in rows.items())]
 
     def metrics(self) -> dict[str, float]:
         """Figures by name, units within the names."""
-        found = {
-            "bill/device_seconds": self.device_seconds,
-            "bill/cpu_seconds": self.cpu_seconds,
-            "bill/tokens": float(self.tokens),
-            "bill/wall_seconds": self.wall_seconds,
+        money = self.money
+        used = {
+            "device_seconds": self.device_seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "tokens": float(self.tokens),
         }
-        found |= self.profile.metrics()
+        used |= {} if money is None else {f"money_{self.currency}": money}
+        found = {f"bill/{name}": spent for name, spent in used.items()}
+        found |= {"bill/wall_seconds": self.wall_seconds, **self.profile.metrics()}
         if self.first_verdict is not None:
             found["bill/first_verdict_seconds"] = self.first_verdict
-        if (money := self.money) is not None:
-            found[f"bill/money_{self.currency}"] = money
         if self.gain is not None:
             found[f"bill/gained_percent_{self.kind}"] = 100.0 * (self.gain - 1.0)
         if (percents := self.percents) is not None:
-            each = {"device_seconds": self.device_seconds, "cpu_seconds": self.cpu_seconds}
-            each |= {"tokens": float(self.tokens), f"money_{self.currency}": money or 0.0}
-            found |= {f"bill/{name}_per_percent": spent / percents for name, spent in each.items() if spent}
+            found |= {f"bill/{name}_per_percent": spent / percents for name, spent in used.items() if spent}
         return found
 
 
@@ -131,8 +193,10 @@ def bill_of(journal: Journal, clock: Callable[[float], float]) -> Bill:
     """What a campaign has taken so far. ``clock`` maps Unix seconds to seconds of campaign time."""
     events = tuple(event for event in journal.events() if event.kind != "promoted")
     rows = list(journal.evaluations())
-    # a winner's final figures are those of a finalist
-    others = [(e, at) for name, scope, e, at in journal.referred() if (name, scope) != _SAID_TWICE]
+    # a winner's final figures repeat those of a finalist
+    others = [
+        (e, at) for name, scope, e, at in journal.referred() if (name, scope) != ("winner", Scope.FINAL.value)
+    ]
     ended = [*((e, at) for _, _, e, at in rows), *others]
     spent: dict[str, float] = defaultdict(float)
     for evaluation, _ in ended:
@@ -142,14 +206,13 @@ def bill_of(journal: Journal, clock: Callable[[float], float]) -> Bill:
         if event.kind == SPENT:
             spent["cpu"] += float(event.detail.get("cpu_seconds", 0.0))
             spent["device"] += float(event.detail.get("device_seconds", 0.0))
-    tokens = sum(Exchange.from_json(text).tokens for _, text in journal.exchanges())
     last = max([event.at for event in events] + [at for _, at in ended], default=0.0)
     config, facts = journal.meta("config") or {}, journal.meta("campaign") or {}
     kind = str(facts.get("target_kind", ""))
     return Bill(
         device_seconds=spent["device"],
         cpu_seconds=spent["cpu"],
-        tokens=tokens,
+        tokens=sum(Exchange.from_json(text).tokens for _, text in journal.exchanges()),
         wall_seconds=clock(last),
         evaluations=len(rows),
         gain=None if kind == FigureKind.COMPILED.value else _gain(journal),
@@ -161,9 +224,48 @@ def bill_of(journal: Journal, clock: Callable[[float], float]) -> Bill:
     )
 
 
+def profile_of(ended: Sequence[tuple[Evaluation, float]], clock: Callable[[float], float]) -> Profile:
+    """``ended``: evaluations with the Unix seconds they ended at. ``clock`` maps these to campaign time."""
+    spans = sorted((max(0.0, clock(at) - e.wall_seconds), clock(at)) for e, at in ended)
+    if not spans:
+        return Profile()
+    stages: dict[str, float] = defaultdict(float)
+    waiting = held = wanted = 0.0
+    device_spans: list[tuple[float, float]] = []
+    for evaluation, at in ended:
+        mine = {name: seconds for name, seconds in evaluation.spent.items() if name in _STAGES}
+        if _DEVICE in evaluation.spent:
+            asked = sum(mine.get(name, 0.0) for name in _ON_DEVICE)
+            wait = max(0.0, asked - evaluation.spent[_DEVICE])
+            waiting += wait
+            held += evaluation.spent[_DEVICE]
+            device_spans.append((clock(at) - asked, clock(at)))
+            for name in set(mine) & set(_ON_DEVICE):
+                mine[name] *= 1.0 - wait / asked if asked else 1.0
+        for name, seconds in mine.items():
+            stages[name] += seconds
+    begin, end = spans[0][0], max(last for _, last in spans)
+    most, silent = _overlap(spans)
+    if device_spans:
+        wanted = max(e for _, e in device_spans) - min(b for b, _ in device_spans) - _overlap(device_spans)[1]
+    return Profile(begin, end - begin, silent, most, waiting, wanted, held, dict(stages))
+
+
 def _gain(journal: Journal) -> float | None:
     """The best fitness over that of the first seed that passed."""
     seeds = {c.index for c in journal.candidates() if c.mutation.kind is MutationKind.SEED}
     passed = [(index, e.fitness) for _, index, e, _ in journal.evaluations() if e.fitness]
     first = next((fitness for index, fitness in sorted(passed) if index in seeds), None)
     return max(fitness for _, fitness in passed) / first if first else None
+
+
+def _overlap(spans: Sequence[tuple[float, float]]) -> tuple[int, float]:
+    """Most spans that cover a moment, and the time between the first and the last that none covers."""
+    marks = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
+    most = held = 0
+    silent, before = 0.0, marks[0][0]
+    for at, change in marks:
+        silent += at - before if held == 0 else 0.0
+        held, before = held + change, at
+        most = max(most, held)
+    return most, silent

@@ -1,23 +1,29 @@
-"""Convergence: the best fitness so far against evaluations or campaign time, with everything tried."""
+"""Convergence: the best fitness so far against evaluations or campaign time, of one campaign or of two."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tilewright.evolve.report import svg
 from tilewright.evolve.report.data import CampaignData, Point
-from tilewright.evolve.report.units import duration_text, rate_text, ticks
+from tilewright.evolve.report.page import chart, drawing, label, tag, title
+from tilewright.evolve.report.text import duration_text, rate_text, shorten
 from tilewright.fitness.evaluation import Verdict
 from tilewright.seeds.operator import Scope
 
 WIDTH, HEIGHT = 860, 400
 LEFT, RIGHT, TOP, BOTTOM = 62, 150, 34, 62
-RUG = 10
+TICK = 10
+"""Height in pixels of a failure's tick below the axis."""
 LABEL_GAP = 15
 BAR, BAR_STEP = 7.0, 10.0
 """Width of a reference's interval at the right edge, and from one to the next."""
+LETTER = 7.6
+"""Width of a letter in pixels, a little more than the mean of wide fonts."""
+NAME_LETTERS = 20
+"""Of a campaign's name beside its line."""
 
 Interval = tuple[float, float]
 """In the campaign's unit."""
@@ -39,6 +45,7 @@ class PlotArea:
     high_x: float
     low_y: float
     high_y: float
+    axis: Axis
 
     def x(self, value: float) -> float:
         return LEFT + value / self.high_x * (WIDTH - LEFT - RIGHT)
@@ -47,10 +54,13 @@ class PlotArea:
         share = (value - self.low_y) / (self.high_y - self.low_y)
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
+    def at(self, point: Point) -> tuple[float, float]:
+        return self.x(self.axis.of(point)), self.y(point.evaluation.fitness or 0.0)
+
 
 @dataclass(frozen=True)
-class Curve:
-    """A horizontal reference: a seed's or baseline's fitness in the campaign's unit, and the interval it lies in."""
+class Reference:
+    """A horizontal line: a seed's or baseline's fitness in the campaign's unit, and the interval it lies in."""
 
     name: str
     role: str
@@ -63,82 +73,59 @@ def convergence_svg(data: CampaignData, axis: Axis = Axis.EVALUATIONS, *, standa
 
     Where figures have an interval, a band around the line shows it, and a bar at the right edge those of references.
     """
-    passed = [p for p in data.points if p.evaluation.verdict is Verdict.OK]
-    label = f"Fitness on suite {data.facts.get('suite')} against {axis.value}"
+    passed = data.passed()
+    name = f"Fitness on suite {data.facts.get('suite')} against {axis.value}"
     if not passed:
-        note = svg.text(WIDTH / 2, 40, "No candidate has passed yet.", class_="middle quiet")
-        return svg.drawing(WIDTH, 80, label, note, standalone=standalone)
-    lines = references(data)
-    frame = frame_of([p.evaluation.fitness or 0.0 for p in passed], lines, span(data, axis))
-    parts = [axes(data, frame, axis), _rug(data, frame, axis), _bands(passed, lines, frame, axis)]
-    parts += [_dots(passed, frame, axis), *(_reference(line, frame) for line in lines)]
-    parts += [_best(data, passed, frame, axis), _labels(passed, lines, frame)]
-    return svg.drawing(WIDTH, HEIGHT, label, *parts, standalone=standalone)
+        text = label(WIDTH / 2, 40, "No candidate has passed every gate yet.", class_="middle quiet")
+        return drawing(WIDTH, 80, name, text, standalone=standalone)
+    lines = _references(data)
+    area = _area([data], lines, axis)
+    best = records(passed)[-1].evaluation.fitness or 0.0
+    labels = [(area.y(best), f"best {best:.4g}", "winner strong"), *_reference_labels(lines, area)]
+    parts = [_axes(data, area), _failure_ticks(data, area), _bands(records(passed), lines, area)]
+    parts += [_dots(passed, area, "dots"), *(_dashes(line, area) for line in lines)]
+    parts += [_best_line(data, passed, area), _edge_labels(labels)]
+    return drawing(WIDTH, HEIGHT, name, *parts, standalone=standalone)
 
 
-def frame_of(fitnesses: Sequence[float], lines: Sequence[Curve], high_x: float) -> PlotArea:
-    """A frame that all figures and their intervals fit into."""
-    values = [*fitnesses, *(line.fitness for line in lines)]
-    values += [end for line in lines for end in line.interval or ()]
-    margin = (max(values) - min(values)) * 0.06 or max(values) * 0.05
-    return PlotArea(high_x, max(0.0, min(values) - margin), max(values) + margin)
+def comparison_svg(
+    campaigns: tuple[CampaignData, CampaignData],
+    names: tuple[str, str],
+    axis: Axis = Axis.EVALUATIONS,
+    *,
+    standalone: bool = False,
+) -> str:
+    """Both convergence lines on one pair of axes. Each campaign must have a candidate that passed."""
+    # a reference that both campaigns have with the same figure is drawn once
+    lines = list({(r.name, r.fitness): r for data in campaigns[::-1] for r in _references(data)}.values())
+    area = _area(campaigns, lines, axis)
+    parts, labels = [_axes(campaigns[0], area)], _reference_labels(lines, area)
+    parts += [_dashes(line, area) for line in lines]
+    key_x = WIDTH - sum(len(shorten(name, NAME_LETTERS)) * LETTER + 42 for name in names) + 42
+    for which, data, name in zip(("first", "second"), campaigns, names, strict=True):
+        passed = data.passed()
+        best = records(passed)[-1].evaluation.fitness or 0.0
+        end = area.x(max(axis.of(p) for p in data.points))
+        parts += [_dots(passed, area, f"dots {which}")]
+        parts += [tag("path", d=_best_path(records(passed), area, end), class_=f"best {which}")]
+        labels.append((area.y(best), f"best {best:.4g}", f"strong {which}"))
+        parts.append(tag("path", d=f"M{key_x - 26:.1f} 12h20", class_=f"best {which}"))
+        parts.append(label(key_x, 16, shorten(name, NAME_LETTERS), class_=f"strong {which}"))
+        key_x += len(shorten(name, NAME_LETTERS)) * LETTER + 42
+    name = f"{names[0]} against {names[1]}: fitness against {axis.value}"
+    return drawing(WIDTH, HEIGHT, name, *parts, _edge_labels(labels), standalone=standalone)
 
 
-def span(data: CampaignData, axis: Axis) -> float:
-    """How far a campaign reaches along an axis, and a little more."""
-    return max(1.0, *(axis.of(p) for p in data.points)) * 1.01
-
-
-def references(data: CampaignData) -> list[Curve]:
-    """Seeds and baselines on the suite, fittest first."""
-    rows = [row for row in data.ranking(Scope.SUITE) if row.role != "winner"]
-    return [
-        Curve(row.name, row.role, row.evaluation.fitness, row.evaluation.interval)
-        for row in rows
-        if row.evaluation.fitness
+def switched_charts(pictures: dict[Axis, str]) -> str:
+    """The pictures by axis, with the buttons that choose one of them."""
+    buttons = [
+        tag("button", f"by {axis}", type="button", data_show=axis.value, aria_pressed=str(not n).lower())
+        for n, axis in enumerate(pictures)
     ]
-
-
-def axes(data: CampaignData, frame: PlotArea, axis: Axis) -> str:
-    """Rules, their values, and what both axes mean."""
-    parts = []
-    for value in ticks(frame.low_y, frame.high_y):
-        y = frame.y(value)
-        parts.append(svg.tag("path", d=f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", class_="rule"))
-        parts.append(svg.text(LEFT - 8, y + 4, f"{value:g}", class_="quiet end"))
-    for value in ticks(0, frame.high_x, 6):
-        x = frame.x(value)
-        shown = duration_text(value).replace(" 0 s", "") if axis is Axis.TIME else f"{value:g}"
-        if axis is Axis.EVALUATIONS and value != int(value):
-            continue
-        parts.append(svg.text(x, HEIGHT - BOTTOM + RUG + 20, shown, class_="quiet middle"))
-    rate = data.unit
-    unit = f"{rate}, geometric mean over suite {data.facts.get('suite')} ({data.target_text}, {data.kind})"
-    name = "campaign time" if axis is Axis.TIME else "evaluations finished"
-    parts.append(svg.text(LEFT - 40, 16, unit, class_="quiet"))
-    parts.append(svg.text(LEFT, HEIGHT - 12, name, class_="quiet"))
-    return "".join(parts)
-
-
-def _rug(data: CampaignData, frame: PlotArea, axis: Axis) -> str:
-    """One tick under the chart for every evaluation that failed."""
-    top = HEIGHT - BOTTOM + 3
-    failed = [p for p in data.points if p.evaluation.verdict is not Verdict.OK]
-    path = "".join(f"M{frame.x(axis.of(p)):.1f} {top}v{RUG}" for p in failed)
-    if not path:
-        return ""
-    note = svg.text(WIDTH - RIGHT + 8, top + RUG, f"{len(failed)} failed", class_="quiet")
-    return svg.tag("path", svg.title(f"{len(failed)} evaluations failed"), d=path, class_="fails") + note
-
-
-def _dots(passed: Sequence[Point], frame: PlotArea, axis: Axis) -> str:
-    path = "".join(f"M{frame.x(axis.of(p)):.1f} {frame.y(p.evaluation.fitness or 0.0):.1f}h0" for p in passed)
-    return svg.tag("path", d=path, class_="dots")
-
-
-def _reference(line: Curve, frame: PlotArea) -> str:
-    y = frame.y(line.fitness)
-    return svg.tag("path", d=f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", class_=f"reference {line.role}")
+    charts = [
+        chart(picture, f"Convergence by {axis}", data_axis=axis.value) for axis, picture in pictures.items()
+    ]
+    return tag("div", "".join(buttons), class_="switch") + "".join(charts)
 
 
 def records(passed: Sequence[Point]) -> list[Point]:
@@ -150,62 +137,130 @@ def records(passed: Sequence[Point]) -> list[Point]:
     return found
 
 
-def best_path(steps: Sequence[Point], frame: PlotArea, axis: Axis, end: float = WIDTH - RIGHT) -> str:
-    """The line of the best so far, to ``end`` in pixels (default: the right edge), as data of a path."""
-    path = ""
-    for point in steps:
-        x, y = frame.x(axis.of(point)), frame.y(point.evaluation.fitness or 0.0)
-        path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
-    return path + f"H{end:g}"
+def ticks(low: float, high: float, count: int = 5) -> Sequence[float]:
+    """Round values that cover [low, high], about ``count`` of them."""
+    if not math.isfinite(low) or not math.isfinite(high) or high <= low:
+        return [low]
+    raw = (high - low) / count
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [n * step for n in range(first, last + 1)]
 
 
-def _best(data: CampaignData, passed: Sequence[Point], frame: PlotArea, axis: Axis) -> str:
-    steps, marks = records(passed), []
-    for point in steps:
-        fitness = point.evaluation.fitness or 0.0
-        reached = rate_text(fitness, data.unit)
-        tip = f"candidate {point.candidate.index}: {reached}, {point.candidate.mutation.detail}"
-        x, y = frame.x(axis.of(point)), frame.y(fitness)
-        marks.append(svg.tag("circle", svg.title(tip), cx=x, cy=y, r=4.5, class_="step"))
-    return svg.tag("path", d=best_path(steps, frame, axis), class_="best") + "".join(marks)
+def _area(campaigns: Sequence[CampaignData], lines: Sequence[Reference], axis: Axis) -> PlotArea:
+    """An area that all figures and the references' intervals fit into."""
+    values = [p.evaluation.fitness or 0.0 for data in campaigns for p in data.passed()]
+    values += [end for line in lines for end in (line.fitness, *(line.interval or ()))]
+    margin = (max(values) - min(values)) * 0.06 or max(values) * 0.05
+    high_x = max(1.0, *(axis.of(p) for data in campaigns for p in data.points)) * 1.01
+    return PlotArea(high_x, max(0.0, min(values) - margin), max(values) + margin, axis)
 
 
-def _bands(passed: Sequence[Point], lines: Sequence[Curve], frame: PlotArea, axis: Axis) -> str:
-    """The interval of the best so far, and of each reference at the edge; nothing where figures repeat exactly."""
-    steps = records(passed)
-    ends = [*(frame.x(axis.of(p)) for p in steps[1:]), float(WIDTH - RIGHT)]
-    parts = [
-        _band(frame.x(axis.of(point)), end, point.evaluation.interval, frame, "")
-        for point, end in zip(steps, ends, strict=True)
+def _references(data: CampaignData) -> list[Reference]:
+    """Seeds and baselines on the suite, fittest first."""
+    rows = [row for row in data.ranking(Scope.SUITE) if row.role != "winner"]
+    return [
+        Reference(row.name, row.role, row.evaluation.fitness, row.evaluation.interval)
+        for row in rows
+        if row.evaluation.fitness
     ]
-    # a reference's is a bar at the right edge: bands across the whole picture would cover each other and the line's
-    edge = float(WIDTH - RIGHT)
-    for number, line in enumerate(lines):
-        end = edge - BAR_STEP * number
-        parts.append(_band(end - BAR, end, line.interval, frame, f"bar {line.role}"))
+
+
+def _axes(data: CampaignData, area: PlotArea) -> str:
+    """Rules, their values, and what both axes mean."""
+    parts = []
+    for value in ticks(area.low_y, area.high_y):
+        y = area.y(value)
+        parts.append(tag("path", d=f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", class_="rule"))
+        parts.append(label(LEFT - 8, y + 4, f"{value:g}", class_="quiet end"))
+    for value in ticks(0, area.high_x, 6):
+        if area.axis is Axis.EVALUATIONS and value != int(value):
+            continue
+        shown = duration_text(value).replace(" 0 s", "") if area.axis is Axis.TIME else f"{value:g}"
+        parts.append(label(area.x(value), HEIGHT - BOTTOM + TICK + 20, shown, class_="quiet middle"))
+    unit = (
+        f"{data.unit}, geometric mean over suite {data.facts.get('suite')} ({data.target_text}, {data.kind})"
+    )
+    name = "campaign time" if area.axis is Axis.TIME else "evaluations finished"
+    parts.append(label(LEFT - 40, 16, unit, class_="quiet"))
+    parts.append(label(LEFT, HEIGHT - 12, name, class_="quiet"))
     return "".join(parts)
 
 
-def _band(begin: float, end: float, interval: Interval | None, frame: PlotArea, role: str) -> str:
+def _failure_ticks(data: CampaignData, area: PlotArea) -> str:
+    """One tick below the axis for every evaluation that failed."""
+    top = HEIGHT - BOTTOM + 3
+    failed = [p for p in data.points if p.evaluation.verdict is not Verdict.OK]
+    path = "".join(f"M{area.x(area.axis.of(p)):.1f} {top}v{TICK}" for p in failed)
+    if not path:
+        return ""
+    count = label(WIDTH - RIGHT + 8, top + TICK, f"{len(failed)} failed", class_="quiet")
+    return tag("path", title(f"{len(failed)} evaluations failed"), d=path, class_="fails") + count
+
+
+def _dots(passed: Sequence[Point], area: PlotArea, class_: str) -> str:
+    path = "".join("M{:.1f} {:.1f}h0".format(*area.at(p)) for p in passed)
+    return tag("path", d=path, class_=class_)
+
+
+def _dashes(line: Reference, area: PlotArea) -> str:
+    return tag(
+        "path", d=f"M{LEFT} {area.y(line.fitness):.1f}H{WIDTH - RIGHT}", class_=f"reference {line.role}"
+    )
+
+
+def _best_path(steps: Sequence[Point], area: PlotArea, end: float) -> str:
+    """The line of the best so far, to ``end`` in pixels, as data of a path."""
+    path = ""
+    for point in steps:
+        x, y = area.at(point)
+        path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
+    return path + f"H{round(end, 1):g}"
+
+
+def _best_line(data: CampaignData, passed: Sequence[Point], area: PlotArea) -> str:
+    steps, marks = records(passed), []
+    for point in steps:
+        reached = rate_text(point.evaluation.fitness or 0.0, data.unit)
+        tip = f"candidate {point.candidate.index}: {reached}, {point.candidate.mutation.detail}"
+        x, y = area.at(point)
+        marks.append(tag("circle", title(tip), cx=x, cy=y, r=4.5, class_="step"))
+    return tag("path", d=_best_path(steps, area, WIDTH - RIGHT), class_="best") + "".join(marks)
+
+
+def _bands(steps: Sequence[Point], lines: Sequence[Reference], area: PlotArea) -> str:
+    """The interval of the best so far, and of each reference at the edge; nothing where figures repeat exactly."""
+    ends = [*(area.at(p)[0] for p in steps[1:]), float(WIDTH - RIGHT)]
+    parts = [
+        _band(area.at(point)[0], end, point.evaluation.interval, area, "")
+        for point, end in zip(steps, ends, strict=True)
+    ]
+    # a reference's is a bar at the right edge: bands across the picture would cover each other and the line's
+    for number, line in enumerate(lines):
+        end = WIDTH - RIGHT - BAR_STEP * number
+        parts.append(_band(end - BAR, end, line.interval, area, f"bar {line.role}"))
+    return "".join(parts)
+
+
+def _band(begin: float, end: float, interval: Interval | None, area: PlotArea, role: str) -> str:
     if interval is None or interval[0] == interval[1]:
         return ""
-    low, high = (min(max(value, frame.low_y), frame.high_y) for value in interval)
-    top, height = frame.y(high), frame.y(low) - frame.y(high)
-    return svg.tag("rect", x=begin, y=top, width=end - begin, height=height, class_=f"band {role}".strip())
+    low, high = (min(max(value, area.low_y), area.high_y) for value in interval)
+    top, height = area.y(high), area.y(low) - area.y(high)
+    return tag("rect", x=begin, y=top, width=end - begin, height=height, class_=f"band {role}".strip())
 
 
-def _labels(passed: Sequence[Point], lines: Sequence[Curve], frame: PlotArea) -> str:
-    best = max(p.evaluation.fitness or 0.0 for p in passed)
-    wanted = [(frame.y(best), f"best {best:.4g}", "winner strong")]
-    wanted += [(frame.y(line.fitness), f"{line.name} {line.fitness:.4g}", line.role) for line in lines]
-    return edge_labels(wanted)
+def _reference_labels(lines: Sequence[Reference], area: PlotArea) -> list[tuple[float, str, str]]:
+    return [(area.y(line.fitness), f"{line.name} {line.fitness:.4g}", line.role) for line in lines]
 
 
-def edge_labels(wanted: list[tuple[float, str, str]]) -> str:
+def _edge_labels(labels: list[tuple[float, str, str]]) -> str:
     """(y in pixels, name, class): names at the right edge, pushed apart so that none covers another."""
-    wanted = sorted(wanted)
+    labels = sorted(labels)
     placed: list[float] = []
-    for y, _, _ in wanted:
+    for y, _, _ in labels:
         placed.append(max(y, placed[-1] + LABEL_GAP) if placed else y)
     overflow = placed[-1] - (HEIGHT - BOTTOM)
     if overflow > 0:
@@ -213,24 +268,6 @@ def edge_labels(wanted: list[tuple[float, str, str]]) -> str:
         for n in range(len(placed) - 2, -1, -1):
             placed[n] = min(placed[n] + overflow, placed[n + 1] - LABEL_GAP)
     return "".join(
-        svg.text(WIDTH - RIGHT + 8, y + 4, name[:24], class_=role)
-        for y, (_, name, role) in zip(placed, wanted, strict=True)
-    )
-
-
-def axis_buttons() -> str:
-    """The switch between charts that carry ``data-axis``."""
-    return svg.tag(
-        "div",
-        "".join(
-            svg.tag(
-                "button",
-                f"by {axis.value}",
-                type="button",
-                data_show=axis.value,
-                aria_pressed=str(not n).lower(),
-            )
-            for n, axis in enumerate(Axis)
-        ),
-        class_="switch",
+        label(WIDTH - RIGHT + 8, y + 4, name[:24], class_=role)
+        for y, (_, name, role) in zip(placed, labels, strict=True)
     )

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilewright.evolve.proposers.rule_credit import rules_of
 from tilewright.evolve.record.history import MutationKind
-from tilewright.evolve.report import svg
 from tilewright.evolve.report.data import CampaignData, Point
-from tilewright.evolve.report.grid import LETTER, shorten
 from tilewright.evolve.report.lineage import gain_over_parents
+from tilewright.evolve.report.tables import head_row, table, text_row
+from tilewright.evolve.report.text import percent_text
 from tilewright.fitness.evaluation import Verdict
 
-WIDTH, ROW, BAR, TOP = 860, 26, 16, 60
-LABEL, FIGURES = 240, 270
-MOST_RULES = 25
-EVEN = 0.001
-"""A child within this share of its fittest parent is as fast as it."""
+MOST_ROWS = 25
+EQUAL = 0.001
+"""A child is equal to its fittest parent if their rates differ by at most this share."""
 
 
 @dataclass
 class Credit:
-    """Outcomes of the candidates of one name. ``share`` of the campaign's whole gain, in logarithms."""
+    """Outcomes of the candidates of one proposer or rule. ``share`` of the campaign's gain, in logarithms."""
 
     name: str
     faster: int = 0
@@ -37,28 +35,40 @@ class Credit:
     def tried(self) -> int:
         return self.faster + self.equal + self.slower + self.failed
 
+    def count(self, data: CampaignData, point: Point) -> None:
+        """Add the outcome of one candidate."""
+        gain = gain_over_parents(data, point.candidate) or 1.0
+        if point.evaluation.verdict is not Verdict.OK:
+            self.failed += 1
+        elif abs(gain - 1) <= EQUAL:
+            self.equal += 1
+        elif gain > 1:
+            self.faster += 1
+        else:
+            self.slower += 1
+
 
 def credits_of(data: CampaignData, names: Callable[[Point], Sequence[str]]) -> list[Credit]:
-    """One account for each name that ``names`` gives a candidate, most records first.
+    """The credit of each name that ``names`` gives a candidate, largest share first.
 
     A record is a candidate fitter than all before it and than every seed; its share is the logarithm of that step
-    over the logarithm of the whole gain, split evenly between its names.
+    over the logarithm of the campaign's gain, split evenly between its names.
     """
     found: dict[str, Credit] = {}
-    steps = _records(data)
-    whole = sum(steps.values()) or 1.0
+    steps = _record_steps(data)
+    total = sum(steps.values()) or 1.0
     for point in data.points:
         mine = [found.setdefault(name, Credit(name)) for name in dict.fromkeys(names(point))]
-        for account in mine:
-            _count(account, data, point)
+        for credit in mine:
+            credit.count(data, point)
             if point.candidate.index in steps:
-                account.records += 1
-                account.share += steps[point.candidate.index] / whole / len(mine)
+                credit.records += 1
+                credit.share += steps[point.candidate.index] / total / len(mine)
     return sorted(found.values(), key=lambda c: (-c.share, -c.faster, -c.tried, c.name))
 
 
 def by_proposer(data: CampaignData) -> list[Credit]:
-    """Seeds are left out: nobody proposed them."""
+    """Credit of proposers; seeds have none."""
 
     def names(point: Point) -> list[str]:
         mutation = point.candidate.mutation
@@ -68,7 +78,7 @@ def by_proposer(data: CampaignData) -> list[Credit]:
 
 
 def by_rule(data: CampaignData) -> list[Credit]:
-    """Rewrite rules; a candidate of several rules counts for each of them."""
+    """Credit of rewrite rules; a candidate of several rules counts for each of them."""
 
     def names(point: Point) -> list[str]:
         mutation = point.candidate.mutation
@@ -77,78 +87,23 @@ def by_rule(data: CampaignData) -> list[Credit]:
     return credits_of(data, names)
 
 
-def credit_svg(data: CampaignData, rows: Sequence[Credit], what: str, *, standalone: bool = False) -> str:
-    """One bar a name, as long as it has candidates, split by outcome. ``what`` is ``proposer`` or ``rule``."""
-    shown = rows[:MOST_RULES]
-    unit = f"candidates by {what} and outcome ({data.target_text}, {data.kind})"
-    parts = [svg.text(0, 14, unit, class_="quiet"), *_legend()]
-    longest = max((row.tried for row in shown), default=1)
-    scale = (WIDTH - LABEL - FIGURES) / longest
-    for n, row in enumerate(shown):
-        parts += _bar(row, TOP + n * ROW, scale)
-    if len(rows) > len(shown):
-        more = f"and {len(rows) - len(shown)} more"
-        parts.append(svg.text(LABEL - 8, TOP + len(shown) * ROW + 12, more, class_="quiet end"))
-    height = TOP + (len(shown) + (len(rows) > len(shown))) * ROW + 4
-    return svg.drawing(WIDTH, height, f"Mutation credit by {what}", *parts, standalone=standalone)
-
-
-def _bar(row: Credit, y: float, scale: float) -> Iterable[str]:
-    yield svg.text(LABEL - 8, y + 13, shorten(row.name, int((LABEL - 8) / LETTER)), class_="end")
-    x = float(LABEL)
-    for name, count in _outcomes(row):
-        if count:
-            tip = svg.title(f"{row.name}: {count} {name} of {row.tried}")
-            yield svg.tag("rect", tip, x=x, y=y, width=count * scale, height=BAR, class_=_class(name))
-            x += count * scale
-    records = f"{row.records} record{'s' * (row.records != 1)}, {row.share * 100:.0f} % of the gain"
-    yield svg.text(
-        x + 8, y + 13, f"{row.tried} tried; {records}", class_="quiet" if not row.records else None
-    )
-
-
-def _legend() -> Iterable[str]:
-    x = 0.0
-    for name, _ in _outcomes(Credit("")):
-        yield svg.tag("rect", x=x, y=26, width=14, height=12, class_=_class(name))
-        yield svg.text(x + 20, 36, name, class_="quiet")
-        x += 34 + LETTER * len(name)
-
-
-def _outcomes(row: Credit) -> list[tuple[str, int]]:
-    return [
-        ("faster than parent", row.faster),
-        ("equal (0.1 %)", row.equal),
-        ("slower", row.slower),
-        ("failed", row.failed),
+def credit_table(data: CampaignData, rows: Sequence[Credit], what: str) -> str:
+    """One row for each name. ``what`` is ``proposer`` or ``rule``."""
+    body = [
+        text_row(c.name, c.tried, c.faster, c.equal, c.slower, c.failed, c.records, percent_text(c.share))
+        for c in rows[:MOST_ROWS]
     ]
+    if len(rows) > MOST_ROWS:
+        body.append(text_row(f"{len(rows) - MOST_ROWS} more"))
+    outcomes = ("tried", "faster than parent", "equal (0.1 %)", "slower", "failed")
+    head = head_row(what, *outcomes, "records", "share of the gain")
+    return table(f"Candidates by {what} ({data.target_text}, {data.kind})", head, body)
 
 
-def _class(outcome: str) -> str:
-    return "outcome " + outcome.split()[0]
-
-
-def _count(account: Credit, data: CampaignData, point: Point) -> None:
-    if point.evaluation.verdict is not Verdict.OK:
-        account.failed += 1
-        return
-    gain = gain_over_parents(data, point.candidate) or 1.0
-    if abs(gain - 1) <= EVEN:
-        account.equal += 1
-    elif gain > 1:
-        account.faster += 1
-    else:
-        account.slower += 1
-
-
-def _records(data: CampaignData) -> dict[int, float]:
+def _record_steps(data: CampaignData) -> dict[int, float]:
     """Logarithm of each step of the best so far, by candidate; seeds raise the best and take no credit."""
-    seeds = [
-        p.evaluation.fitness
-        for p in data.points
-        if p.candidate.mutation.kind is MutationKind.SEED and p.evaluation.fitness
-    ]
-    best = max(seeds, default=0.0)
+    seeds = [p for p in data.points if p.candidate.mutation.kind is MutationKind.SEED]
+    best = max((p.evaluation.fitness or 0.0 for p in seeds), default=0.0)
     steps = {}
     for point in data.points:
         fitness = point.evaluation.fitness or 0.0

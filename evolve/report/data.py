@@ -1,4 +1,4 @@
-"""Data of a report, read from a journal once: plain data, no drawing."""
+"""The journal of a campaign as a report needs it: plain data, read once, without markup."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from tilewright.evolve.record.history import Candidate, MutationKind
 from tilewright.evolve.record.journal import Event, Journal
 from tilewright.evolve.report.bill import Bill, bill_of
+from tilewright.evolve.report.text import speed_text
 from tilewright.fitness.evaluation import Evaluation, Reached, Verdict
 from tilewright.fitness.score import Headroom, headroom
 from tilewright.fitness.targets import target_text
@@ -18,6 +19,17 @@ from tilewright.seeds.operator import Scope
 WINNER = "winner"
 SEED_PREFIX = "seed:"
 FINALIST_PREFIX = "finalist:"
+
+REASONS = {
+    "evaluations": "the budget of evaluations is spent",
+    "wall_time": "the time budget is spent",
+    "target_reached": "the target fitness is reached",
+    "converged": "the search has converged",
+    "space_exhausted": "the search space is exhausted",
+    "seed_failed": "the seed failed",
+    "infrastructure": "the workers failed",
+}
+"""Why a campaign ended, by the reason in its journal."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +78,7 @@ class CampaignData:
 
     @property
     def target_text(self) -> str:
-        """The target as people read it."""
+        """The target's name in sentences and tables."""
         return target_text(self.target)
 
     @property
@@ -91,11 +103,29 @@ class CampaignData:
         return ""
 
     @property
+    def short_state(self) -> str:
+        """The state in a list of campaigns: ``finished``, ``stopped`` or ``running or killed``."""
+        return {"interrupted": "stopped", "unfinished": "running or killed"}.get(self.state, self.state)
+
+    @property
+    def state_text(self) -> str:
+        """The state with its reason: ``finished: the time budget is spent``."""
+        return (
+            f"{self.short_state}: {REASONS.get(self.reason, self.reason)}"
+            if self.reason
+            else self.short_state
+        )
+
+    @property
     def elapsed(self) -> float:
         """Seconds of campaign time until the last thing recorded."""
         clock = CampaignClock(self.events, [])
         last = max((event.at for event in self.events), default=0.0)
         return max([clock(last), *(point.elapsed for point in self.points)])
+
+    def passed(self) -> list[Point]:
+        """Evaluations of candidates that passed every gate, in the order they came in."""
+        return [point for point in self.points if point.evaluation.verdict is Verdict.OK]
 
     def seeds(self) -> list[tuple[str, Candidate]]:
         """Seed candidates with the names reports use."""
@@ -146,12 +176,29 @@ class CampaignData:
         return {}
 
 
-def judged(evaluations: Iterable[Evaluation]) -> list[str]:
-    """A line on how answers were judged, where verdicts say it; with what follows of the weakest way."""
+def rival_speeds(finals: Mapping[str, Evaluation]) -> str:
+    """The winner against each rival: ``1.48 × faster than bf16, tied with seed naive (within its 90 % interval)``.
+
+    Empty without a winner or a rival. They tie if the 90 % interval of the winner's modelled rate covers the rival's.
+    """
+    winner = finals.get(WINNER)
+    if winner is None or not winner.fitness:
+        return ""
+    return ", ".join(
+        f"tied with {name.replace(':', ' ')} (within its 90 % interval)"
+        if winner.even_with(rival)
+        else speed_text(winner.fitness / rival.fitness, name.replace(":", " "))
+        for name, rival in finals.items()
+        if rival.fitness and name != WINNER and not name.startswith(FINALIST_PREFIX)
+    )
+
+
+def judge_lines(evaluations: Iterable[Evaluation]) -> list[str]:
+    """How the gates got the answers they judged, in one line; empty where no verdict says it."""
     ways = {evaluation.reached for evaluation in evaluations if evaluation.reached is not None}
-    lines = [f"answers judged {', '.join(sorted(way.value for way in ways))}"] if ways else []
+    lines = [f"The gates judged answers {', '.join(sorted(way.value for way in ways))}"] if ways else []
     if Reached.INTERPRETER in ways:
-        lines[0] += "; nothing judged that way is promoted"
+        lines[0] += "; tilewright promotes nothing that is judged that way"
     return lines
 
 

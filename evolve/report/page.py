@@ -1,19 +1,73 @@
-"""Pages of one file each that open offline; their policy forbids any script but their own, and the network."""
+"""Markup of the report: escaped HTML and SVG elements, and pages of one file that open offline.
+
+Names and sources come from candidates and are hostile, so that every text and attribute value is escaped here. A page's
+policy forbids any script but its own, and the network.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
 from importlib import resources
-from typing import Any
+from pathlib import Path
 
-from tilewright.evolve.report.svg import clean, tag
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
-def render_page(title: str, body: str, *, script: str, styles: Sequence[str], data: Any = None) -> str:
-    """A whole page; ``body`` is markup, ``script`` and ``styles`` are names of files in this package.
+def clean(text: object) -> str:
+    """Escaped text; a replacement character stands for each character that HTML and XML forbid."""
+    return escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(text)), quote=True)
+
+
+def tag(name: str, content: str = "", **attributes: object) -> str:
+    """An element; ``class_`` writes ``class``, underscores become hyphens, floats get two decimals.
+
+    ``content`` is markup: escape text with ``clean`` before.
+    """
+    pairs = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return f"<{name}{pairs}>{content}</{name}>"
+
+
+def label(x: float, y: float, content: object, **attributes: object) -> str:
+    """Text in a picture; ``x`` and ``y`` in pixels."""
+    return tag("text", clean(content), x=x, y=y, **attributes)
+
+
+def title(content: object) -> str:
+    """A tooltip."""
+    return tag("title", clean(content))
+
+
+def drawing(width: float, height: float, name: str, *parts: str, standalone: bool = False) -> str:
+    """A picture. ``standalone`` embeds colours and fonts, for a file of its own."""
+    style = tag("style", resource("picture.css")) if standalone else ""
+    ground = tag("rect", width="100%", height="100%", class_="ground") if standalone else ""
+    return tag(
+        "svg",
+        title(name) + style + ground + "".join(parts),
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width:g} {height:g}",
+        width=width if standalone else None,
+        height=height if standalone else None,
+        role="img",
+        aria_label=name,
+        class_="picture",
+    )
+
+
+def render_page(
+    name: str, body: str, *, script: str, styles: Sequence[str], data: Mapping[str, object] | None = None
+) -> str:
+    """A page as text; ``body`` is markup, ``script`` and ``styles`` are names of files in this package.
 
     ``data`` goes into the page as JSON for the script to read, in an element with the id ``data``.
     """
@@ -25,10 +79,12 @@ def render_page(title: str, body: str, *, script: str, styles: Sequence[str], da
     )
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}"><title>{clean(title)}</title>'
-        f"<style>{''.join(resource(name) for name in styles)}</style>"
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}"><title>{clean(name)}</title>'
+        f"<style>{''.join(resource(style) for style in styles)}</style>"
     )
-    block = "" if data is None else f'<script type="application/json" id="data">{_inert(data)}</script>'
+    # an escaped "<" keeps any text in the data from ending the element
+    inert = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    block = "" if data is None else f'<script type="application/json" id="data">{inert}</script>'
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}{block}'
         f"<script>{code}</script></body></html>\n"
@@ -36,20 +92,25 @@ def render_page(title: str, body: str, *, script: str, styles: Sequence[str], da
 
 
 def section(name: str, content: str) -> str:
-    """A headed part of a page; nothing without content."""
+    """A headed part of a page; empty without content."""
     return tag("section", tag("h2", clean(name)) + content) if content else ""
 
 
-def chart(picture: str, label: str, **attributes: object) -> str:
-    """A picture that scrolls by touch and by keyboard where the window is narrower than it is readable."""
+def chart(picture: str, name: str, **attributes: object) -> str:
+    """A picture that scrolls by touch and by keyboard where the window is too narrow to read it."""
     return tag(
-        "div", picture, class_="scroll chart", tabindex="0", role="region", aria_label=label, **attributes
+        "div", picture, class_="scroll chart", tabindex="0", role="region", aria_label=name, **attributes
     )
 
 
 def note(text: str) -> str:
-    """One line below a picture or table."""
+    """A caption below a picture or table."""
     return tag("p", clean(text), class_="quiet small")
+
+
+def code(text: str) -> str:
+    """Source text with its own line breaks."""
+    return tag("pre", tag("code", clean(text)))
 
 
 def resource(name: str) -> str:
@@ -57,6 +118,16 @@ def resource(name: str) -> str:
     return resources.files("tilewright.evolve.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _inert(data: Any) -> str:
-    """JSON in which nothing can end the element it stands in."""
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+def write_atomically(path: Path, text: str) -> Path:
+    """Write ``text`` beside ``path``, then rename, so that no reader sees half a file. Raises OSError."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8", errors="replace")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def _value(value: object) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else clean(value)

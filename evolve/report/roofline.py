@@ -10,10 +10,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.evolve.report import svg
 from tilewright.evolve.report.data import CampaignData, Named
-from tilewright.evolve.report.grid import shorten
-from tilewright.evolve.report.units import bytes_text, rate_text, time_text
+from tilewright.evolve.report.page import drawing, label, tag, title
+from tilewright.evolve.report.text import bytes_text, rate_text, shorten, time_text
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import WorkloadFigures
 from tilewright.fitness.gpus import Gpu
@@ -139,25 +138,25 @@ def roofline_svg(data: CampaignData, found: Roofline, *, standalone: bool = Fals
         (math.log10(min(across) / 2), math.log10(max(across) * 1.6)),
         (math.log10(min(rates) / 1.6), math.log10(max(*found.peaks.values(), *rates) * 1.25)),
     )
-    label = f"Roofline of {data.target_text}, {data.kind} figures"
+    name = f"Roofline of {data.target_text}, {data.kind} figures"
     parts = [_axes(data, found, frame), _roofs(found, frame), *_kernels(found.spots, frame)]
-    return svg.drawing(WIDTH, HEIGHT, label, *parts, standalone=standalone)
+    return drawing(WIDTH, HEIGHT, name, *parts, standalone=standalone)
 
 
 def _axes(data: CampaignData, found: Roofline, frame: _Frame) -> str:
     parts = []
     for value in _round_values(*frame.y):
         y = frame.at(1.0, value)[1]
-        parts.append(svg.tag("path", d=f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", class_="rule"))
-        parts.append(svg.text(LEFT - 8, y + 4, f"{value:g}", class_="quiet end"))
+        parts.append(tag("path", d=f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", class_="rule"))
+        parts.append(label(LEFT - 8, y + 4, f"{value:g}", class_="quiet end"))
     for value in _round_values(*frame.x):
         x = frame.at(value, 1.0)[0]
-        parts.append(svg.tag("path", d=f"M{x:.1f} {TOP}V{HEIGHT - BOTTOM}", class_="rule"))
-        parts.append(svg.text(x, HEIGHT - BOTTOM + 18, f"{value:g}", class_="quiet middle"))
+        parts.append(tag("path", d=f"M{x:.1f} {TOP}V{HEIGHT - BOTTOM}", class_="rule"))
+        parts.append(label(x, HEIGHT - BOTTOM + 18, f"{value:g}", class_="quiet middle"))
     bytes_of = "byte moved to and from HBM" if found.moved else "byte that must be moved to and from HBM"
     below = f"FLOP per {bytes_of}" if found.slanted else "MB that must be moved to and from HBM"
-    parts.append(svg.text(LEFT - 40, 16, f"{found.unit} ({data.target_text}, {data.kind})", class_="quiet"))
-    parts.append(svg.text(LEFT, HEIGHT - 12, below, class_="quiet"))
+    parts.append(label(LEFT - 40, 16, f"{found.unit} ({data.target_text}, {data.kind})", class_="quiet"))
+    parts.append(label(LEFT, HEIGHT - 12, below, class_="quiet"))
     return "".join(parts)
 
 
@@ -166,9 +165,9 @@ def _roofs(found: Roofline, frame: _Frame) -> str:
     parts = [_slope(found, frame, low)] if found.slanted else []
     for peak in sorted(set(found.peaks.values()), reverse=True):
         x, y = frame.at(max(low, peak * 1e12 / found.bandwidth) if found.slanted else low, peak)
-        parts.append(svg.tag("path", d=f"M{x:.1f} {y:.1f}H{WIDTH - RIGHT}", class_="roof"))
+        parts.append(tag("path", d=f"M{x:.1f} {y:.1f}H{WIDTH - RIGHT}", class_="roof"))
         kinds = ", ".join(k for k, p in found.peaks.items() if p == peak)
-        parts.append(svg.text(WIDTH - RIGHT + 8, y + 4, f"{kinds} {peak:g} {found.unit}", class_="quiet"))
+        parts.append(label(WIDTH - RIGHT + 8, y + 4, f"{kinds} {peak:g} {found.unit}", class_="quiet"))
     return "".join(parts)
 
 
@@ -179,12 +178,12 @@ def _slope(found: Roofline, frame: _Frame, low: float) -> str:
     ridge = highest * 1e12 / found.bandwidth
     x1, y1 = frame.at(start, start * found.bandwidth / 1e12)
     x2, y2 = frame.at(ridge, highest)
-    line = svg.tag("path", d=f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}", class_="roof")
+    line = tag("path", d=f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}", class_="roof")
     slope = math.degrees(math.atan2(y2 - y1, x2 - x1))
     x, y = (x1 + x2) / 2, (y1 + y2) / 2 - 7
     name = f"HBM {found.bandwidth / 1e12:g} TB/s"
     turn = f"rotate({slope:.1f} {x:.1f} {y:.1f})"
-    return line + svg.text(x, y, name, class_="quiet middle", transform=turn)
+    return line + label(x, y, name, class_="quiet middle", transform=turn)
 
 
 def _kernels(spots: Sequence[Spot], frame: _Frame) -> Iterable[str]:
@@ -196,13 +195,13 @@ def _kernels(spots: Sequence[Spot], frame: _Frame) -> Iterable[str]:
         for spot in spots:
             if spot.kernel == names[order]:
                 x, y = frame.at(spot.intensity, spot.rate)
-                tip = svg.title(spot.tip)
-                yield svg.tag("path", tip, d=_marker(order, x, y), class_=f"marker {spot.role}")
+                tip = title(spot.tip)
+                yield tag("path", tip, d=_marker(order, x, y), class_=f"marker {spot.role}")
     for order, name in enumerate(names):
         x, y = WIDTH - RIGHT + 16, HEIGHT - BOTTOM - 8 - (len(names) - 1 - order) * 20
-        yield svg.tag("path", d=_marker(order, x, y), class_=f"marker {roles[name]}")
+        yield tag("path", d=_marker(order, x, y), class_=f"marker {roles[name]}")
         role = "" if roles[name] == name else f" ({roles[name]})"
-        yield svg.text(x + 14, y + 4, shorten(name + role, 20), class_=roles[name])
+        yield label(x + 14, y + 4, shorten(name + role, 20), class_=roles[name])
 
 
 def _marker(order: int, x: float, y: float) -> str:

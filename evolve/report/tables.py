@@ -1,31 +1,54 @@
-"""Tables of the report as HTML: figures, verdicts, diagnosis. Every number has unit, target and kind."""
+"""Tables of the report: figures, speed-ups by shape, headroom, verdicts, diagnosis, the bill.
+
+Every number has unit, target and kind.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tilewright.evolve.report.data import CampaignData, Named
-from tilewright.evolve.report.svg import clean, tag
-from tilewright.evolve.report.units import bytes_text, number_text, percent_text, rate_text, time_text
+from tilewright.evolve.report.page import clean, note, tag
+from tilewright.evolve.report.text import (
+    bytes_text,
+    number_text,
+    percent_text,
+    rate_text,
+    shorten,
+    time_text,
+)
 from tilewright.fitness.evaluation import Evaluation, Verdict, WorkloadFigures
 from tilewright.fitness.score import mean_closed, mean_gain
 from tilewright.seeds.operator import Scope
 
 OPEN_WORKLOADS = 6
 """A scope with more workloads shows its summary and folds the rest."""
-TOP_REASONS = 3
+MOST_SHAPES = 120
+TOP_REASONS, REASON_LETTERS = 3, 160
 _HIDDEN = {"timeline", "floors", "artefact"}
 
 
-def figures_section(data: CampaignData, scope: Scope) -> str:
-    """Winner, seeds and baselines in one scope, a table for each workload; empty without figures."""
+def figures_section(data: CampaignData) -> str:
+    """Times, rates and speed of winner, seeds and baselines: the final check first, then the suite."""
+    final, suite = _scope_tables(data, Scope.FINAL), _scope_tables(data, Scope.SUITE)
+    parts = [tag("h3", "Final check"), final] if final else []
+    if suite:
+        parts += [tag("h3", f"Suite {clean(data.facts.get('suite'))}, which decides fitness"), suite]
+    if parts:
+        caption = (
+            f"Times are {data.kind}, for one call on {data.target_text}. A floor is the least time that the named "
+            "unit needs for this operator under any schedule."
+        )
+        parts.append(note(caption))
+    return "".join(parts)
+
+
+def _scope_tables(data: CampaignData, scope: Scope) -> str:
     rows = data.ranking(scope)
     passed = [row for row in rows if row.evaluation.verdict is Verdict.OK]
-    if not passed:
-        return ""
     workloads = list(dict.fromkeys(w.workload for row in passed for w in row.evaluation.workloads))
     tables = [_workload_table(data, workload, rows) for workload in workloads]
     if len(workloads) > 1:
@@ -37,38 +60,63 @@ def figures_section(data: CampaignData, scope: Scope) -> str:
 
 
 def _summary_table(data: CampaignData, scope: Scope, rows: Sequence[Named]) -> str:
-    base = _reference(rows)
-    body = []
-    for row in rows:
-        fitness = row.evaluation.fitness
-        if fitness is None:
-            body.append(_failed_row(row, 2))
-            continue
-        body.append(
-            _row(
-                row, rate_text(fitness, data.unit), _ratio(fitness, base.evaluation.fitness if base else None)
-            )
-        )
-    head = head_row("kernel", f"fitness ({clean(data.kind)})", _ratio_head(base))
+    body = [
+        _failed_row(row, 1)
+        if row.evaluation.fitness is None
+        else _kernel_row(row, number_cells(rate_text(row.evaluation.fitness, data.unit)))
+        for row in rows
+    ]
     caption = f"Geometric mean over the {scope.value} workloads, {data.target_text}, {data.kind}"
-    return table(caption, head, body)
+    return table(caption, head_row("kernel", f"fitness ({clean(data.kind)})"), body)
 
 
 def _workload_table(data: CampaignData, workload: str, rows: Sequence[Named]) -> str:
     figures = [(row, _figures(row.evaluation, workload)) for row in rows]
     known = sorted(((r, f) for r, f in figures if f is not None), key=lambda rf: rf[1].seconds)
-    base = _reference([row for row, _ in known])
-    base_rate = next((f.rate for row, f in known if row is base), None)
-    body = []
-    for row, f in known:
-        cells = (rate_text(f.rate, f.unit), percent_text(f.roofline_fraction), _ratio(f.rate, base_rate))
-        body.append(tag("tr", _name(row) + _time_cell(f) + number_cells(*cells), class_=row.role))
-    body += [_failed_row(row, 4) for row, f in figures if f is None]
+    body = [
+        _kernel_row(
+            row, _time_cell(f) + number_cells(rate_text(f.rate, f.unit), percent_text(f.roofline_fraction))
+        )
+        for row, f in known
+    ]
+    body += [_failed_row(row, 3) for row, f in figures if f is None]
     for name, seconds in data.floors(workload).items():
-        label = tag("th", f"floor: {clean(_words(name))}", scope="row")
-        body.append(tag("tr", label + number_cells(time_text(seconds), "", "", ""), class_="floor"))
-    head = head_row("kernel", "time", "rate", "of roofline", _ratio_head(base))
+        body.append(text_row(f"floor: {_words(name)}", time_text(seconds), "", "", class_="floor"))
+    head = head_row("kernel", "time", "rate", "of roofline")
     return table(f"{workload} on {data.target_text}, {data.kind}", head, body)
+
+
+def speedup_section(data: CampaignData) -> str:
+    """By shape, the time of each seed and baseline over the winner's."""
+    compared = [(scope, *found) for scope in (Scope.FINAL, Scope.SUITE) if (found := _times(data, scope))]
+    names = list(dict.fromkeys(name for _, _, others in compared for name in others))
+    body: list[str] = []
+    for scope, ours, others in compared:
+        groups = {shape: [shape] for shape in list(ours)[:MOST_SHAPES]}
+        if len(ours) > 1:
+            groups = {f"geometric mean of {len(ours)}": list(ours), **groups}
+        for group, shapes in groups.items():
+            ratios = (_speedup(others.get(name, {}), ours, shapes) for name in names)
+            body.append(text_row(f"{scope.value}: {group}", *ratios))
+    if not names:
+        return ""
+    caption = f"Time of each kernel over the winner's time, {data.target_text}, {data.kind}"
+    return table(caption, head_row("shape", *map(clean, names)), body)
+
+
+def _times(data: CampaignData, scope: Scope) -> tuple[dict[str, float], dict[str, dict[str, float]]] | None:
+    """Seconds by workload of the winner, and of each kernel that is not the winner itself; None without a winner."""
+    rows = [row for row in data.ranking(scope) if row.evaluation.workloads]
+    winner = next((row.evaluation for row in rows if row.role == "winner"), None)
+    if winner is None:
+        return None
+    others = {row.name: _seconds(row.evaluation) for row in rows if row.evaluation.genome != winner.genome}
+    return _seconds(winner), others
+
+
+def _speedup(theirs: Mapping[str, float], ours: Mapping[str, float], shapes: Sequence[str]) -> str:
+    logarithms = [math.log(theirs[s] / ours[s]) for s in shapes if s in theirs]
+    return f"×{math.exp(sum(logarithms) / len(logarithms)):.2f}" if logarithms else "–"
 
 
 def _time_cell(figures: WorkloadFigures) -> str:
@@ -81,60 +129,58 @@ def _time_cell(figures: WorkloadFigures) -> str:
 def headroom_section(data: CampaignData) -> str:
     """By workload, the share of the gap between the first seed and the floor that the winner closes."""
     rows = data.headroom()
-    body = []
-    for row in rows:
-        label = tag("th", clean(row.workload), scope="row")
-        cells = (time_text(row.before), time_text(row.now), time_text(row.floor))
-        gains = (f"×{row.gain:.3f}", percent_text(row.closed), f"×{row.left:.3f}")
-        body.append(tag("tr", label + number_cells(*cells, *gains)))
     closed = mean_closed(rows)
     if closed is None:
         return ""
-    mean = tag("th", "mean", scope="row") + number_cells(
-        "", "", "", f"×{mean_gain(rows):.3f}", percent_text(closed), ""
-    )
-    body.append(tag("tr", mean))
+    body = []
+    for row in rows:
+        times = (time_text(row.before), time_text(row.now), time_text(row.floor))
+        gains = (f"×{row.gain:.3f}", percent_text(row.closed), f"×{row.left:.3f}")
+        body.append(text_row(row.workload, *times, *gains))
+    body.append(text_row("mean", "", "", "", f"×{mean_gain(rows):.3f}", percent_text(closed), ""))
     head = head_row("workload", "first seed", "winner", "floor", "speed-up", "gap closed", "left at most")
-    return table(f"Times {data.kind} on {data.target_text}; floors are modelled", head, body)
+    return table(f"Times are {data.kind} on {data.target_text}; floors are modelled", head, body)
 
 
-def bill_section(data: CampaignData) -> str:
-    """Devices, processors, tokens, money, and where the time went."""
-    rows = (
-        tag("tr", tag("th", clean(k), scope="row") + tag("td", clean(v))) for k, v in data.bill.rows().items()
+def fact_table(caption: str, facts: Mapping[str, object], *, numbers: bool = True) -> str:
+    """Names and values, one row each; values are aligned right if they are ``numbers``."""
+    rows = "".join(
+        text_row(name, value)
+        if numbers
+        else tag("tr", tag("th", clean(name), scope="row") + tag("td", clean(value)))
+        for name, value in facts.items()
     )
-    caption = tag("caption", "Seconds by the clocks of the campaign and its workers")
-    return tag("div", tag("table", caption + "".join(rows), class_="narrow"), class_="scroll")
+    return tag("div", tag("table", tag("caption", clean(caption)) + rows, class_="narrow"), class_="scroll")
+
+
+def fact_list(facts: Mapping[str, object]) -> str:
+    """Short facts side by side, each below its name."""
+    items = (tag("div", tag("dt", clean(name)) + tag("dd", clean(fact))) for name, fact in facts.items())
+    return tag("dl", "".join(items), class_="facts")
 
 
 def verdicts_section(data: CampaignData) -> str:
-    """How many evaluations ended how, with the most frequent reasons of each failure."""
+    """How many evaluations ended with each verdict, and the most frequent reasons of each failure."""
     counts = Counter(point.evaluation.verdict for point in data.points)
     reasons: dict[Verdict, Counter[str]] = defaultdict(Counter)
     examples: dict[tuple[Verdict, str], str] = {}
-    for point in data.points:
-        evaluation = point.evaluation
+    for evaluation in (point.evaluation for point in data.points):
         if evaluation.verdict is not Verdict.OK:
-            shape = re.sub(r"\d[\d.,]*", "#", evaluation.reason)
-            reasons[evaluation.verdict][shape] += 1
-            examples.setdefault((evaluation.verdict, shape), evaluation.reason)
+            pattern = re.sub(r"\d[\d.,]*", "#", evaluation.reason)
+            reasons[evaluation.verdict][pattern] += 1
+            examples.setdefault((evaluation.verdict, pattern), evaluation.reason)
     body = []
     for verdict, count in counts.most_common():
-        told = [
-            f"{tag('span', f'{n} ×', class_='quiet')} {clean(_short(examples[verdict, shape]))}"
-            for shape, n in reasons[verdict].most_common(TOP_REASONS)
+        lines = [
+            f"{tag('span', f'{n} ×', class_='quiet')} {clean(shorten(examples[verdict, pattern], REASON_LETTERS))}"
+            for pattern, n in reasons[verdict].most_common(TOP_REASONS)
         ]
-        share = count / len(data.points)
-        bar = tag(
-            "span",
-            " ",
-            class_="meter " + ("good" if verdict is Verdict.OK else "bad"),
-            style=f"width:{share * 100:.1f}%",
-        )
+        colour = "good" if verdict is Verdict.OK else "bad"
+        bar = tag("span", " ", class_=f"meter {colour}", style=f"width:{count / len(data.points) * 100:.1f}%")
         cells = [
             tag("th", clean(verdict.value), scope="row"),
             tag("td", str(count), class_="n"),
-            tag("td", tag("span", bar, class_="track") + "<br>".join(told), class_="wide"),
+            tag("td", tag("span", bar, class_="track") + "<br>".join(lines), class_="wide"),
         ]
         body.append(tag("tr", "".join(cells)))
     head = head_row("verdict", "candidates", "share and most frequent reasons", text_from=2)
@@ -142,7 +188,7 @@ def verdicts_section(data: CampaignData) -> str:
 
 
 def diagnosis_section(data: CampaignData) -> str:
-    """Why the time is what it is: the diagnosis of the first seed beside the winner's."""
+    """The diagnosis of the first seed beside the winner's, on one workload."""
     pair = seed_and_winner(data)
     if pair is None:
         return ""
@@ -151,10 +197,10 @@ def diagnosis_section(data: CampaignData) -> str:
     keys = list(dict.fromkeys(key for _, values in columns for key in values))
     if not keys:
         return ""
-    body = []
-    for key in keys:
-        cells = [_diagnosis_text(key, values.get(key)) for _, values in columns]
-        body.append(tag("tr", tag("th", clean(_words(key)), scope="row") + number_cells(*cells)))
+    body = [
+        text_row(_words(key), *(_diagnosis_text(key, values.get(key)) for _, values in columns))
+        for key in keys
+    ]
     head = head_row("figure", *(clean(name) for name, _ in columns))
     return table(f"Diagnosis of {workload} on {data.target_text}, {data.kind}", head, body)
 
@@ -181,9 +227,9 @@ def seed_and_winner(
     return None
 
 
-def flatten(diagnosis: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested figures as ``outer.inner``; lists and timelines are left out."""
-    flat: dict[str, Any] = {}
+def flatten(diagnosis: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Nested figures as ``outer.inner``, without lists and timelines."""
+    flat: dict[str, object] = {}
     for key, value in diagnosis.items():
         if not prefix and key in _HIDDEN:
             continue
@@ -195,25 +241,12 @@ def flatten(diagnosis: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def _seconds(evaluation: Evaluation) -> dict[str, float]:
+    return {figures.workload: figures.seconds for figures in evaluation.workloads}
+
+
 def _figures(evaluation: Evaluation, workload: str) -> WorkloadFigures | None:
     return next((w for w in evaluation.workloads if w.workload == workload), None)
-
-
-def _reference(rows: Sequence[Named]) -> Named | None:
-    """What ratios are against: the first baseline there is, else the slowest seed."""
-    usable = [row for row in rows if row.evaluation.fitness]
-    baselines = [row for row in usable if row.role == "baseline"]
-    bf16 = [row for row in baselines if "bf16" in row.name]
-    seeds = [row for row in usable if row.role == "seed"]
-    return next(iter(bf16 or baselines or seeds[::-1]), None)
-
-
-def _ratio_head(base: Named | None) -> str:
-    return f"speed against {clean(base.name)}" if base else "speed"
-
-
-def _ratio(value: float, base: float | None) -> str:
-    return f"×{value / base:.2f}" if base else ""
 
 
 def table(caption: str, head: str, body: Sequence[str]) -> str:
@@ -231,21 +264,22 @@ def head_row(*names: str, text_from: int | None = None) -> str:
     return tag("tr", "".join(cells))
 
 
-def _row(row: Named, *cells: str) -> str:
-    return tag("tr", _name(row) + number_cells(*cells), class_=row.role)
+def text_row(name: object, *texts: object, class_: str | None = None) -> str:
+    """A row of figures that ``name`` heads; all are plain text."""
+    return tag("tr", tag("th", clean(name), scope="row") + number_cells(*texts), class_=class_)
+
+
+def _kernel_row(row: Named, cells: str) -> str:
+    role = "" if row.name == row.role else " " + tag("span", row.role, class_=f"role {row.role}")
+    return tag("tr", tag("th", clean(row.name) + role, scope="row") + cells, class_=row.role)
 
 
 def _failed_row(row: Named, span: int) -> str:
-    reason = f"{row.evaluation.verdict.value}: {_short(row.evaluation.reason)}"
-    return tag("tr", _name(row) + tag("td", clean(reason), colspan=span, class_="quiet"), class_=row.role)
+    reason = f"{row.evaluation.verdict.value}: {shorten(row.evaluation.reason, REASON_LETTERS)}"
+    return _kernel_row(row, tag("td", clean(reason), colspan=span, class_="quiet"))
 
 
-def _name(row: Named) -> str:
-    role = "" if row.name == row.role else " " + tag("span", row.role, class_=f"role {row.role}")
-    return tag("th", clean(row.name) + role, scope="row")
-
-
-def number_cells(*texts: str) -> str:
+def number_cells(*texts: object) -> str:
     """Cells of figures, aligned right."""
     return "".join(f'<td class="n">{clean(text)}</td>' for text in texts)
 
@@ -260,19 +294,19 @@ _NAMES = {
     "load_busy": "load_busy,_spills_included",
     "store_busy": "store_busy,_spills_included",
 }
-"""What a key does not say by itself."""
+"""Keys that need more words."""
 
 
 def _diagnosis_text(key: str, value: object) -> str:
     if value is None:
         return "–"
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if number and key.endswith("bytes"):
-        return bytes_text(float(value))  # type: ignore[arg-type]
-    if number and (key.endswith("seconds") or key in ("seconds_low", "seconds_high")):
-        return time_text(float(value))  # type: ignore[arg-type]
-    if isinstance(value, float) and _SHARES.search(key):
-        return percent_text(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if key.endswith("bytes"):
+            return bytes_text(float(value))
+        if key.endswith(("seconds", "seconds_low", "seconds_high")):
+            return time_text(float(value))
+        if isinstance(value, float) and _SHARES.search(key):
+            return percent_text(value)
     return number_text(value)
 
 
@@ -283,7 +317,3 @@ def _words(key: str) -> str:
     key = _NAMES.get(key, key)
     key = re.sub(r"(?<![a-z])(mxu|valu|salu|xlu|eup|hbm|vmem|dma)(?![a-z])", lambda m: m[1].upper(), key)
     return key.replace("_", " ").replace(".", ": ").replace(" seconds", " time")
-
-
-def _short(text: str, most: int = 160) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"

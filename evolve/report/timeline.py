@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from tilewright.evolve.report import svg
+from tilewright.evolve.report.charts import ticks
 from tilewright.evolve.report.data import CampaignData
+from tilewright.evolve.report.page import drawing, label, tag, title
 from tilewright.evolve.report.tables import seed_and_winner
-from tilewright.evolve.report.units import number_text, ticks
+from tilewright.evolve.report.text import number_text
 
 WIDTH = 860
 LEFT, RIGHT, TOP = 70, 64, 40
@@ -38,31 +38,21 @@ class Timeline:
     waits: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
-def read_timeline(name: str, diagnosis: Mapping[str, Any]) -> Timeline | None:
+def read_timeline(name: str, diagnosis: Mapping[str, object]) -> Timeline | None:
     """The timeline of a diagnosis, or None when it has none or a malformed one.
 
-    ``diagnosis["timeline"]`` is ``{"bins": [...], "lanes": {"MXU": [...]}, "unit": "cycles"}``; as many
-    bins as values are the ends (or, when the first is 0, the beginnings) of the bins, one more the edges. ``waits``
+    ``diagnosis["timeline"]`` is ``{"bins": [end of each bin], "lanes": {"MXU": [...]}, "unit": "cycles"}``. ``waits``
     may be there too, like ``lanes``.
     """
     raw = diagnosis.get("timeline")
     if not isinstance(raw, Mapping) or not isinstance(raw.get("lanes"), Mapping):
         return None
-    bins = _numbers(raw.get("bins"))
+    ends = _numbers(raw.get("bins"))
     lanes = {str(k): _numbers(v) for k, v in raw["lanes"].items()}
-    counts = {len(v) for v in lanes.values()}
-    if len(counts) != 1 or not bins or min(counts) == 0:
+    count = len(ends)
+    if not ends or not lanes or any(len(values) != count for values in lanes.values()):
         return None
-    count = counts.pop()
-    if len(bins) == count + 1:
-        ends = bins[1:]
-    elif len(bins) == count and bins[0] == 0 and count > 1:
-        ends = [*bins[1:], 2 * bins[-1] - bins[-2]]
-    elif len(bins) == count:
-        ends = bins
-    else:
-        return None
-    if any(b <= a for a, b in itertools.pairwise(ends)) or ends[0] <= 0:
+    if any(b <= a for a, b in itertools.pairwise([0.0, *ends])):
         return None
     waited = raw.get("waits")
     waits = {str(k): _numbers(v) for k, v in waited.items()} if isinstance(waited, Mapping) else {}
@@ -90,7 +80,7 @@ def seed_and_winner_timelines(data: CampaignData) -> tuple[list[Timeline], str] 
     return (timelines, caption) if timelines else None
 
 
-def timeline_svg(timelines: Sequence[Timeline], label: str, *, standalone: bool = False) -> str:
+def timeline_svg(timelines: Sequence[Timeline], caption: str, *, standalone: bool = False) -> str:
     """Timelines below each other on one time axis, so that a faster kernel is visibly shorter."""
     longest = max(t.ends[-1] for t in timelines)
     y, parts = 0.0, []
@@ -105,12 +95,12 @@ def timeline_svg(timelines: Sequence[Timeline], label: str, *, standalone: bool 
             y += LANE + 22
         y += 14
     parts.append(_axis(longest, timelines[0].unit, y))
-    return svg.drawing(WIDTH, y + 34, label, *parts, standalone=standalone)
+    return drawing(WIDTH, y + 34, caption, *parts, standalone=standalone)
 
 
 def _heading(timeline: Timeline, y: float) -> str:
     length = f"{number_text(timeline.ends[-1])} {timeline.unit}"
-    return svg.text(LEFT, y + 26, timeline.name, class_="strong") + svg.text(
+    return label(LEFT, y + 26, timeline.name, class_="strong") + label(
         WIDTH - RIGHT, y + 26, length, class_="end quiet"
     )
 
@@ -128,10 +118,10 @@ def _lane(timeline: Timeline, name: str, values: Sequence[float], y: float, long
     width = timeline.ends[-1] * scale
     unit = next((known for known in KNOWN if known in name.lower()), "other")
     return (
-        svg.tag("rect", x=LEFT, y=y, width=width, height=LANE, class_="lane")
-        + svg.tag("path", svg.title(f"{name}: busy {mean:.0%} of the time"), d=path, class_=f"area {unit}")
-        + svg.text(LEFT - 8, y + LANE / 2 + 5, LABELS.get(name, name), class_="end")
-        + svg.text(LEFT + width + 6, y + LANE / 2 + 5, f"{mean:.0%}", class_="quiet")
+        tag("rect", x=LEFT, y=y, width=width, height=LANE, class_="lane")
+        + tag("path", title(f"{name}: busy {mean:.0%} of the time"), d=path, class_=f"area {unit}")
+        + label(LEFT - 8, y + LANE / 2 + 5, LABELS.get(name, name), class_="end")
+        + label(LEFT + width + 6, y + LANE / 2 + 5, f"{mean:.0%}", class_="quiet")
     )
 
 
@@ -146,8 +136,8 @@ def _waits(timeline: Timeline, y: float, longest: float) -> str:
     ranked = sorted(shares, key=lambda name: -shares[name])
     floor = [0.0] * len(timeline.ends)
     parts = [
-        svg.tag("rect", x=LEFT, y=y, width=timeline.ends[-1] * scale, height=LANE, class_="lane"),
-        svg.text(LEFT - 8, y + LANE / 2 + 5, "waits for", class_="end"),
+        tag("rect", x=LEFT, y=y, width=timeline.ends[-1] * scale, height=LANE, class_="lane"),
+        label(LEFT - 8, y + LANE / 2 + 5, "waits for", class_="end"),
     ]
     for name in ranked:
         path, begin = "", 0.0
@@ -160,10 +150,10 @@ def _waits(timeline: Timeline, y: float, longest: float) -> str:
                 )
             floor[place] += share
             begin = end
-        tip = svg.title(f"{_wait(name)}: {shares[name]:.0%} of the critical path")
-        parts.append(svg.tag("path", tip, d=path, class_=f"area {name if name in KNOWN else 'other'}"))
+        tip = title(f"{_wait(name)}: {shares[name]:.0%} of the critical path")
+        parts.append(tag("path", tip, d=path, class_=f"area {name if name in KNOWN else 'other'}"))
     words = ", ".join(f"{_wait(name)} {shares[name]:.0%}" for name in ranked[:NAMED_WAITS])
-    parts.append(svg.text(LEFT, y + LANE + 16, f"critical path: {words}", class_="quiet"))
+    parts.append(label(LEFT, y + LANE + 16, f"critical path: {words}", class_="quiet"))
     return "".join(parts)
 
 
@@ -173,15 +163,15 @@ def _wait(name: str) -> str:
 
 def _axis(longest: float, unit: str, y: float) -> str:
     scale = (WIDTH - LEFT - RIGHT) / longest
-    parts = [svg.tag("path", d=f"M{LEFT} {y:g}H{WIDTH - RIGHT}", class_="rule")]
+    parts = [tag("path", d=f"M{LEFT} {y:g}H{WIDTH - RIGHT}", class_="rule")]
     for value in ticks(0, longest, 6):
         anchor = "quiet middle"
-        parts.append(svg.text(LEFT + value * scale, y + 18, number_text(value), class_=anchor))
-    parts.append(svg.text(LEFT - 8, y + 18, unit, class_="quiet end"))
+        parts.append(label(LEFT + value * scale, y + 18, number_text(value), class_=anchor))
+    parts.append(label(LEFT - 8, y + 18, unit, class_="quiet end"))
     return "".join(parts)
 
 
-def _numbers(values: Any) -> list[float]:
+def _numbers(values: object) -> list[float]:
     if not isinstance(values, list | tuple):
         return []
     usable = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and v == v]

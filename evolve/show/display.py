@@ -15,20 +15,27 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tilewright.evolve.report.units import duration_text, gain_text, rate_text, time_text
+from tilewright.evolve.report.text import (
+    duration_text,
+    gain_text,
+    printable,
+    rate_text,
+    speed_text,
+    time_text,
+)
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.fitness.targets import target_text
 
 PLAIN_SECONDS = 30.0
-"""Without a terminal: how often a line appears when nothing improves."""
+"""Without a terminal: seconds between lines while nothing improves."""
 RECENT_SECONDS = 60.0
-"""The evaluation rate is that of the last so many seconds."""
+"""The evaluation rate is the mean over so many seconds."""
 WORKER_LINES = 8
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where a campaign stands. Budgets are None where there is no limit.
+    """A campaign's progress at one moment. A budget of None is no limit.
 
     ``best`` is the best evaluation so far, ``seed`` the first seed's, ``references`` the baselines' on the
     suite by name; ``mirror_lag`` is in evaluations, None without MLflow.
@@ -47,7 +54,7 @@ class Snapshot:
 
 
 class Display(Protocol):
-    """Where progress is shown."""
+    """Shows the progress of a campaign."""
 
     def start(self, facts: Mapping[str, Any]) -> None:
         """Begin; ``facts`` is the journal's ``campaign`` entry."""
@@ -56,11 +63,11 @@ class Display(Protocol):
     def update(self, snapshot: Snapshot) -> None: ...
 
     def note(self, text: str) -> None:
-        """One line about what is going on, such as ``starting workers``; empty takes it back."""
+        """Show one line about the current step, such as ``starting workers``; an empty text removes it."""
         ...
 
     def stop(self) -> None:
-        """End; the terminal is as it was."""
+        """End the display and restore the terminal."""
         ...
 
 
@@ -68,56 +75,54 @@ def make_display(stream: TextIO | None = None) -> Display:
     """A live panel if ``stream`` (default: standard output) is a terminal, else plain lines."""
     stream = stream or sys.stdout
     console = Console(file=stream)
-    return (
-        LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else PlainDisplay(stream)
-    )
+    live = console.is_terminal and not console.is_dumb_terminal
+    return LiveDisplay(console) if live else PlainDisplay(stream)
 
 
 class PlainDisplay:
-    """One line when the campaign starts, improves, is noted upon, and every half minute."""
+    """One line when the campaign starts, improves or notes a step, and every half minute."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._facts: Mapping[str, Any] = {}
         self._best = 0.0
-        self._said_at = float("-inf")
-        self._said: str | None = None
-        self._last: Snapshot | None = None
+        self._line_at = float("-inf")
+        self._line: str | None = None
+        self._snapshot: Snapshot | None = None
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        self._facts = facts
-        self._say(campaign_text(facts))
+        self._write(campaign_text(facts))
 
     def update(self, snapshot: Snapshot) -> None:
-        self._last = snapshot
+        self._snapshot = snapshot
         fitness = snapshot.best.fitness if snapshot.best and snapshot.best.fitness else 0.0
-        now = time.monotonic()
         if fitness > self._best:
             self._best = fitness
-            self._say(f"{progress_text(snapshot)}: new best {best_text(snapshot)}")
-        elif now - self._said_at >= PLAIN_SECONDS:
-            self._say(f"{progress_text(snapshot)}: {verdicts_text(snapshot.verdicts)}{lag_text(snapshot)}")
+            self._write(f"{progress_text(snapshot)}: new best {best_text(snapshot)}")
+        elif time.monotonic() - self._line_at >= PLAIN_SECONDS:
+            self._write_progress(snapshot)
 
     def note(self, text: str) -> None:
         if text:
-            self._say(text)
+            self._write(text)
 
     def stop(self) -> None:
-        if self._last is not None:
-            self._say(
-                f"{progress_text(self._last)}: {verdicts_text(self._last.verdicts)}{lag_text(self._last)}"
-            )
-            self._last = None
+        if self._snapshot is not None:
+            self._write_progress(self._snapshot)
+            self._snapshot = None
 
-    def _say(self, line: str) -> None:
-        if line != self._said:
-            self._stream.write(f"{line}\n")
+    def _write_progress(self, snapshot: Snapshot) -> None:
+        lag = f", MLflow lacks {snapshot.mirror_lag}" if snapshot.mirror_lag else ""
+        self._write(f"{progress_text(snapshot)}: {verdicts_text(snapshot.verdicts)}{lag}")
+
+    def _write(self, line: str) -> None:
+        if line != self._line:
+            self._stream.write(f"{printable(line)}\n")
             self._stream.flush()
-        self._said, self._said_at = line, time.monotonic()
+        self._line, self._line_at = line, time.monotonic()
 
 
 class LiveDisplay:
-    """A panel that is redrawn in place."""
+    """A panel that redraws itself in place."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -152,7 +157,7 @@ class LiveDisplay:
             self._live = None
 
     def frozen(self, facts: Mapping[str, Any], snapshot: Snapshot) -> Panel:
-        """The panel of one snapshot, for a picture of it."""
+        """The panel of one snapshot, for a screenshot."""
         self._facts, self._snapshot = facts, snapshot
         self._history = [(0.0, 0), (snapshot.elapsed_seconds, snapshot.evaluations)]
         return self._panel()
@@ -176,8 +181,8 @@ class LiveDisplay:
             if not ended:
                 parts.append(_workers(snapshot))
         if self._note:
-            parts.append(Text(self._note, style="italic"))
-        heading = Text(campaign_text(self._facts), style="bold")
+            parts.append(Text(printable(self._note), style="italic"))
+        heading = Text(printable(campaign_text(self._facts)), style="bold")
         return Panel(Group(*parts), title=heading, title_align="left", border_style="blue", padding=(1, 2))
 
 
@@ -201,78 +206,71 @@ def progress_text(snapshot: Snapshot) -> str:
 
 
 def best_text(snapshot: Snapshot) -> str:
-    """The best so far with unit, target and kind, and against the seed and the baselines."""
+    """The best rate so far with unit, target and kind, and the speed against the seed and the baselines."""
     best = snapshot.best
     if best is None or best.fitness is None:
         return "none yet"
-    text = f"{rate_text(best.fitness, best.unit)} ({_where(best)})"
-    against = [(n, e) for n, e in _others(snapshot) if e.fitness]
-    compared = ", ".join(f"{gain_text(best.fitness / (e.fitness or 1.0))} against {n}" for n, e in against)
-    return f"{text}, {compared}" if compared else text
+    rivals = [(name, e.fitness) for name, e in _rivals(snapshot) if e.fitness]
+    speeds = [speed_text(best.fitness / fitness, name) for name, fitness in rivals]
+    return ", ".join([f"{rate_text(best.fitness, best.unit)} ({_target_and_kind(best)})", *speeds])
 
 
 def verdicts_text(verdicts: Mapping[str, int]) -> str:
     return (
-        ", ".join(f"{n} {v}" for v, n in sorted(verdicts.items(), key=lambda vn: -vn[1])) or "no verdict yet"
+        ", ".join(f"{n} {v}" for v, n in sorted(verdicts.items(), key=lambda vn: -vn[1])) or "no verdicts yet"
     )
 
 
-def lag_text(snapshot: Snapshot) -> str:
-    return f", MLflow {snapshot.mirror_lag} behind" if snapshot.mirror_lag else ""
-
-
-def _where(evaluation: Evaluation) -> str:
+def _target_and_kind(evaluation: Evaluation) -> str:
     kind = evaluation.workloads[0].kind.value if evaluation.workloads else "no figures"
     return f"{target_text(evaluation.target)}, {kind}"
 
 
-def _others(snapshot: Snapshot) -> list[tuple[str, Evaluation]]:
+def _rivals(snapshot: Snapshot) -> list[tuple[str, Evaluation]]:
     seed = [("seed", snapshot.seed)] if snapshot.seed is not None else []
     return [*seed, *snapshot.references.items()]
 
 
 def _bars(snapshot: Snapshot, rate: float) -> Table:
     table = Table.grid(padding=(0, 2))
-    if snapshot.evaluations_budget is not None:
-        count = f"{snapshot.evaluations} of {snapshot.evaluations_budget}"
-        table.add_row("evaluations", _bar(snapshot.evaluations, snapshot.evaluations_budget), count)
-    else:
-        table.add_row("evaluations", "", str(snapshot.evaluations))
-    elapsed = duration_text(snapshot.elapsed_seconds)
-    if snapshot.wall_budget_seconds is not None:
-        limit = duration_text(snapshot.wall_budget_seconds)
-        bar = _bar(snapshot.elapsed_seconds, snapshot.wall_budget_seconds)
-        table.add_row("wall time", bar, f"{elapsed} of {limit}")
-    else:
-        table.add_row("wall time", "", elapsed)
-    lag = "" if snapshot.mirror_lag is None else f"MLflow {snapshot.mirror_lag} behind"
-    if snapshot.mirror_lag == 0:
-        lag = "MLflow up to date"
+    count, budget = snapshot.evaluations, snapshot.evaluations_budget
+    table.add_row(
+        "evaluations", _bar(count, budget), str(count) if budget is None else f"{count} of {budget}"
+    )
+    seconds, limit = snapshot.elapsed_seconds, snapshot.wall_budget_seconds
+    text = duration_text(seconds) + ("" if limit is None else f" of {duration_text(limit)}")
+    table.add_row("wall time", _bar(seconds, limit), text)
+    lag = "" if snapshot.mirror_lag is None else "MLflow is up to date"
+    if snapshot.mirror_lag:
+        lag = f"MLflow lacks {snapshot.mirror_lag} evaluations"
     table.add_row("rate", f"{rate:.2f} evaluations/s", Text(lag, style="dim"))
     return table
 
 
-def _bar(done: float, total: float) -> ProgressBar:
-    return ProgressBar(total=total, completed=min(done, total), width=36)
+def _bar(done: float, total: float | None) -> RenderableType:
+    return "" if total is None else ProgressBar(total=total, completed=min(done, total), width=36)
 
 
 def _figures(snapshot: Snapshot) -> RenderableType:
     """Best, seed and baselines on the suite: rate and the time of each of the first workloads."""
-    named: list[tuple[str, Evaluation | None]] = [("best so far", snapshot.best), *_others(snapshot)]
+    named: list[tuple[str, Evaluation | None]] = [("best so far", snapshot.best), *_rivals(snapshot)]
     rows = [(name, e) for name, e in named if e is not None]
     if not rows:
-        return Text("no candidate has passed yet", style="dim")
+        return Text("No candidate has passed every gate yet.", style="dim")
     first = rows[0][1]
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column(f"on {_where(first)}")
-    table.add_column(f"{first.unit} (geometric mean)", justify="right")
-    for figures in first.workloads[:3]:
-        table.add_column(figures.workload, justify="right")
-    table.add_column("best against it", justify="right")
+    table.add_column(f"on {_target_and_kind(first)}")
+    for column in (
+        f"{first.unit} (geometric mean)",
+        *(w.workload for w in first.workloads[:3]),
+        "gain of the best",
+    ):
+        table.add_column(column, justify="right")
     best = snapshot.best.fitness if snapshot.best else None
     for name, evaluation in rows:
         if evaluation.fitness is None:
-            table.add_row(name, f"{evaluation.verdict.value}: {evaluation.reason[:60]}", style="dim")
+            reason = printable(f"{evaluation.verdict.value}: {evaluation.reason[:60]}")
+            table.add_row(Text(name), Text(reason), style="dim")
             continue
         times = [time_text(figures.seconds) for figures in evaluation.workloads[:3]]
         ratio = "" if evaluation is snapshot.best or not best else gain_text(best / evaluation.fitness)
@@ -290,10 +288,7 @@ def _verdicts(snapshot: Snapshot) -> Text:
 
 
 def _workers(snapshot: Snapshot) -> RenderableType:
-    lines = [
-        Text(line, style="dim", no_wrap=True, overflow="ellipsis")
-        for line in snapshot.activity[:WORKER_LINES]
-    ]
+    lines = [printable(line) for line in snapshot.activity[:WORKER_LINES]]
     if len(snapshot.activity) > WORKER_LINES:
-        lines.append(Text(f"and {len(snapshot.activity) - WORKER_LINES} more workers", style="dim"))
-    return Group(*lines)
+        lines.append(f"and {len(snapshot.activity) - WORKER_LINES} more workers")
+    return Group(*(Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in lines))

@@ -1,4 +1,4 @@
-"""``tilewright watch``: a campaign that runs elsewhere, followed in its journal, which is only read."""
+"""``tilewright watch``: shows a campaign of another process; it only reads the journal."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Event, Journal
 from tilewright.evolve.report.data import CampaignClock
-from tilewright.evolve.report.units import duration_text
+from tilewright.evolve.report.text import duration_text
 from tilewright.evolve.show.display import Display, Snapshot
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.seeds.operator import Scope
 
 POLL_SECONDS = 1.0
 QUIET_SECONDS = 60.0
-"""From then on the display says how long there has been no news: a journal cannot tell whether its process lives."""
+"""After so long without a new row the display says so: a journal cannot tell whether its process runs."""
 ENDS = ("finished", "interrupted")
 
 
 class JournalView:
-    """A growing journal as a display shows it; every row is read once."""
+    """A growing journal as snapshots for a display; it reads every row once."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -43,7 +43,7 @@ class JournalView:
         self._events: tuple[Event, ...] = ()
 
     def refresh(self) -> None:
-        """Read what is new. Raises sqlite3.OperationalError while the file is out of reach."""
+        """Read new rows. Raises sqlite3.OperationalError while the file cannot be read."""
         self.facts = self.facts or self._journal.meta("campaign", {})
         self._events = tuple(event for event in self._journal.events() if event.kind != "promoted")
         for candidate in self._journal.candidates(self._next):
@@ -57,7 +57,7 @@ class JournalView:
 
     @property
     def ended(self) -> str | None:
-        """``finished`` or ``interrupted`` when that is the last thing the campaign said of itself."""
+        """``finished`` or ``interrupted`` after such an event, None while the campaign runs."""
         kinds = [e.kind for e in self._events if e.kind in ("started", "resumed", *ENDS)]
         return kinds[-1] if kinds and kinds[-1] in ENDS else None
 
@@ -67,13 +67,13 @@ class JournalView:
         return max([event.at for event in self._events] + self._marks[-1:], default=0.0)
 
     def snapshot(self) -> Snapshot:
-        """Where the campaign stood when the newest row was written; ``activity`` are its pending candidates."""
+        """The campaign's progress at the newest row; ``activity`` are its pending candidates."""
         budget = self.facts.get("budget") or {}
         progress = read_progress(self._journal.path)
         evaluations = sum(self._verdicts.values())
         return Snapshot(
-            evaluations=evaluations
-            - self._verdicts[Verdict.DUPLICATE.value],  # the budget does not count them
+            # the budget does not count duplicates
+            evaluations=evaluations - self._verdicts[Verdict.DUPLICATE.value],
             evaluations_budget=budget.get("evaluations"),
             elapsed_seconds=CampaignClock(self._events, self._marks)(self.last_news),
             wall_budget_seconds=budget.get("wall_seconds"),
@@ -112,31 +112,26 @@ def watch(folder: Path, display: Display, sleep: Callable[[float], None] = time.
 
 
 def _follow(view: JournalView, folder: Path, display: Display, sleep: Callable[[float], None]) -> str:
-    told = ""
     while True:
         try:
             view.refresh()
-            shown = view.snapshot()
-        except sqlite3.OperationalError as error:
-            news = f"the journal cannot be read at the moment: {error}"
-        else:
-            ended = view.ended
-            display.update(replace(shown, activity=[]) if ended else shown)
+            snapshot, ended = view.snapshot(), view.ended
+            problem = _silence(view)
+            display.update(replace(snapshot, activity=[]) if ended else snapshot)
             if ended:
                 return ended
-            news = _news(view)
-        if news != told:
-            display.note(news)
-            told = news
+        except sqlite3.OperationalError as error:
+            problem = f"cannot read the journal at the moment: {error}"
+        display.note(problem)
         if not (folder / JOURNAL).is_file():
-            raise UserError(f"campaign {folder.name} was removed while it was watched.")
+            raise UserError(f"campaign {folder.name} was removed while tilewright watched it.")
         sleep(POLL_SECONDS)
 
 
-def _news(view: JournalView) -> str:
-    """Empty while there is news."""
+def _silence(view: JournalView) -> str:
+    """How long the journal has had no new row, in minutes; empty during the first one."""
     quiet = time.time() - view.last_news
     if quiet < QUIET_SECONDS:
         return ""
     minutes = duration_text(quiet // QUIET_SECONDS * QUIET_SECONDS)
-    return f"no news for {minutes}: busy with something long, or killed"
+    return f"no new row for {minutes}: the campaign is in a long step, or was killed"

@@ -90,11 +90,11 @@ def _compiled(version: Path, dims: tuple[int, ...]) -> tuple[store.Table, Any]:
     """Traced once for all kinds of inputs."""
     import jax
 
-    from . import jax_ops
+    from . import jax_operators
 
     interpret = jax.devices()[0].platform != "tpu"
-    table = store.version_table(version, jax_ops.device_key(interpret))
-    return table, jax.jit(jax_ops.load(table.choose(dims).kernel, interpret))
+    table = store.version_table(version, jax_operators.device_key(interpret))
+    return table, jax.jit(jax_operators.load(table.choose(dims).kernel, interpret))
 
 
 def _fused(
@@ -102,13 +102,13 @@ def _fused(
 ) -> tuple[list[Any], list[np.ndarray]]:
     import jax.numpy as jnp
 
-    from . import jax_contract
+    from . import jax_operators
 
     (m, n, k), group = dims, int(table.constants["group"])
     rng = np.random.default_rng([seed, KINDS.index(kind)])
     a = jnp.asarray(draw(rng, m, k, kind, (1, group))).astype(jnp.bfloat16)
-    w, sw = jax_contract.quantise_weights(jnp.asarray(draw(rng, k, n, kind, (group, BLOCK))), group)
-    q, s = jax_contract.quantise_activations(a, group)
+    w, sw = jax_operators.quantise_weights(jnp.asarray(draw(rng, k, n, kind, (group, BLOCK))), group)
+    q, s = jax_operators.quantise_activations(a, group)
     left = np.asarray(q).astype(np.float64) * np.repeat(np.asarray(s, np.float64), group, axis=1)
     right = np.asarray(w).astype(np.float64) * np.repeat(np.asarray(sw, np.float64)[:, 0], group, axis=0)
     return [a, w, sw], [left @ right]

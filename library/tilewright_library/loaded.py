@@ -24,7 +24,7 @@ class Loaded:
 
     def __init__(self, operator: str) -> None:
         self.operator = operator
-        self._sides: dict[type | str, Any] = {}
+        self._callers: dict[type | str, Any] = {}
         """By the module that serves them, and by the types of arrays seen."""
 
     def __repr__(self) -> str:
@@ -42,10 +42,10 @@ class Loaded:
         """
         if named or not inputs:
             inputs = self._ordered(inputs, named)
-        side = self._sides.get(type(inputs[0]))
-        if side is None:
-            side = self._side(inputs[0])
-        return side(inputs)
+        caller = self._callers.get(type(inputs[0]))
+        if caller is None:
+            caller = self._caller(inputs[0])
+        return caller(inputs)
 
     def served(self, *inputs: Any, **named: Any) -> Service:
         """What serves a call with these operands where they are: the kernel, its time with its interval, or why none.
@@ -53,12 +53,12 @@ class Loaded:
         Nothing is launched or compiled. Raises as a call does.
         """
         inputs = self._ordered(inputs, named)
-        side = self._side(inputs[0])
+        caller = self._caller(inputs[0])
         try:
             dims = self.operands.dims([tuple(array.shape) for array in inputs])
         except NoFit as error:
             raise ValueError(f"{self.operator} takes {error}") from error
-        return served(self.operator, side.device_key(inputs[0]), dims)
+        return served(self.operator, caller.device_key(inputs[0]), dims)
 
     def _ordered(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         if named:
@@ -71,19 +71,22 @@ class Loaded:
             raise TypeError(f"{self.operator} takes operands")
         return inputs
 
-    def _side(self, first: Any) -> Any:
+    def _caller(self, first: Any) -> Any:
         kind = type(first)
-        if kind in self._sides:
-            return self._sides[kind]
+        if kind in self._callers:
+            return self._callers[kind]
         module = kind.__module__.partition(".")[0]
-        name = "torch_load" if module == "torch" else "jax_load" if module in ("jax", "jaxlib") else None
+        homes = {"torch": "torch_load", "jax": "jax_operators", "jaxlib": "jax_operators"}
+        name = homes.get(module)
         if name is None:
             raise TypeError(f"{self.operator} takes torch tensors or JAX arrays, not {kind.__name__}")
-        side = self._sides.get(name)
-        if side is None:
-            side = self._sides[name] = importlib.import_module(f".{name}", __package__).Side(self.operator)
-        self._sides[kind] = side
-        return side
+        caller = self._callers.get(name)
+        if caller is None:
+            caller = self._callers[name] = importlib.import_module(f".{name}", __package__).Caller(
+                self.operator
+            )
+        self._callers[kind] = caller
+        return caller
 
 
 _LOADED: dict[str, Loaded] = {}

@@ -12,12 +12,12 @@ from .loaded import operands_of
 from .operands import NoFit, Operands
 from .oracle import numpy_reference
 from .plans.format import ALIGNMENT
-from .torch_contract import OPERANDS, REFERENCES, Tensors
+from .torch_contract import REFERENCES, Tensors
 from .torch_launch import Call, Run, device_key, runner
-from .torch_ops import LAUNCHER, NAMESPACE
+from .torch_layer import LAUNCHER, NAMESPACE
 
 
-class Side:
+class Caller:
     """One operator, called with a sequence of tensors in its order."""
 
     def __init__(self, operator: str) -> None:
@@ -119,23 +119,23 @@ def to_torch(array: Any, dtype: str, device: torch.device) -> torch.Tensor:
 
 # -- for torch.compile -------------------------------------------------------------------------------
 
-_SIDES: dict[str, Side] = {}
+_CALLERS: dict[str, Caller] = {}
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _LIBRARY.define("call(str operator, Tensor[] inputs) -> Tensor[]")
 
 
-def _side(operator: str) -> Side:
-    if operator not in _SIDES:
-        _SIDES[operator] = Side(operator)
-    return _SIDES[operator]
+def _caller(operator: str) -> Caller:
+    if operator not in _CALLERS:
+        _CALLERS[operator] = Caller(operator)
+    return _CALLERS[operator]
 
 
 def _call(operator: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    return list(_side(operator).results(inputs))
+    return list(_caller(operator).results(inputs))
 
 
 def _fake_call(operator: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    operands = _side(operator).operands
+    operands = _caller(operator).operands
     dims = operands.named(operands.dims([tuple(map(int, tensor.shape)) for tensor in inputs]))
     return [inputs[0].new_empty(o.sizes(dims), dtype=getattr(torch, o.dtype)) for o in operands.outputs]
 
@@ -143,5 +143,3 @@ def _fake_call(operator: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 _LIBRARY.impl("call", _call, "CPU")
 _LIBRARY.impl("call", _call, "CUDA")
 torch.library.register_fake(f"{NAMESPACE}::call", _fake_call, lib=_LIBRARY)
-
-__all__ = ["OPERANDS", "Side", "reference_of"]

@@ -19,16 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import torch_eager
-from .torch_contract import BLOCK
-from .torch_ops import (
-    OPS,
-    both_weight_bytes,
-    gemm_fp8_blockwise,
-    kept_bytes,
-    kept_weight_bytes,
-    takes_rows,
-)
+from .torch_contract import BLOCK, dequantise_blocks, dequantise_rows
+from .torch_layer import LAUNCHER, both_weight_bytes, kept_bytes, kept_weight_bytes, run, takes_rows
+from .torch_operators import OPS, gemm_fp8_blockwise, infer_kept, multiply_kept, unwatched
 
 Filter = Callable[[str, nn.Linear], bool]
 
@@ -86,9 +79,9 @@ def multiply(x: torch.Tensor, w: torch.Tensor, keeper: Linear | None = None) -> 
         kept, trains = keeper.quantised_weight(), torch.is_grad_enabled()
         if kept is not None and takes_rows(x.numel() // x.shape[-1], trains):
             if trains:
-                return torch_eager.multiply_kept(x, w, kept)
-            if torch_eager.unwatched(x, w):
-                return torch_eager.infer_kept(x, w.shape[0], kept)
+                return multiply_kept(x, w, kept)
+            if unwatched(x, w):
+                return infer_kept(x, w.shape[0], kept)
     return gemm_fp8_blockwise(x, w)
 
 
@@ -153,7 +146,7 @@ class GroupedExperts(nn.Module):
     """The linear layers of a mixture's experts: ``weight`` [experts, out_features, in_features] in bfloat16.
 
     ``forward(x [T, K], counts)``: rows of x in the order of the experts, ``counts`` whole numbers that add up to T. A
-    tensor of counts stays on its device and nothing waits for it (``torch_grouped``); numbers of the host, a list say,
+    tensor of counts stays on its device and nothing waits for it (``grouped_linear``); numbers of the host, a list say,
     are one FP8 product an expert.
     """
 
@@ -192,8 +185,6 @@ class GroupedExperts(nn.Module):
             raise ValueError(
                 f"counts on the device need sizes in multiples of {BLOCK}, not {list(w.shape[1:])}"
             )
-        from .torch_grouped import grouped_linear
-
         kind = x.device.type
         wanted = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.bfloat16
         return grouped_linear(x.to(wanted), w.to(wanted), counts.to(x.device, non_blocking=True))
@@ -211,3 +202,75 @@ def activation_bytes(model: nn.Module, rows: int) -> dict[str, tuple[int, int]]:
             weight = both_weight_bytes(n, k) if module._keeping else kept_weight_bytes(n, k)
             found[name] = (kept_bytes(rows, k) + weight, 2 * rows * k)
     return found
+
+
+# -- group sizes on the device -----------------------------------------------------------------------
+
+_REASON = "no grouped kernel has been promoted for group sizes on the device"
+
+
+def grouped_linear(x: torch.Tensor, w: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """``x`` [T, K], rows sorted by expert, ``w`` [E, N, K], ``counts`` [E] whole numbers on x's device -> [T, N] bf16.
+
+    The host reads no size, so that CUDA graphs and queues go on: rows are moved to where every expert begins at a
+    multiple of 128, in a buffer whose size depends on the number of rows and experts alone. Operands are rounded as the
+    recipe says, by the promoted quantisers where there are any; the three grouped products are torch's, in bf16.
+
+    Differentiable in x and w. K and N are multiples of 128. Counts that do not add up to T, or are negative, fail on
+    the device (RuntimeError at the next synchronisation).
+    """
+    LAUNCHER.dispatcher.warn("grouped", _REASON)
+    place, ends, rows = layout(counts, x.shape[0])
+    padded = x.new_zeros((rows, x.shape[1])).index_copy(0, place, x)
+    return _Grouped.apply(padded, w, ends).index_select(0, place)
+
+
+def layout(counts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Of a padded buffer: the place of each of ``total`` rows, ends [E] int32 of the experts' blocks, its rows."""
+    counts = counts.to(torch.int64)
+    torch._assert_async((counts.sum() == total) & (counts >= 0).all())
+    ends = counts.cumsum(0)
+    blocks = ((counts + BLOCK - 1) // BLOCK * BLOCK).cumsum(0)
+    number = torch.arange(total, device=counts.device)
+    expert = torch.searchsorted(ends, number, right=True).clamp_max(counts.shape[0] - 1)
+    padded_ends = torch.cat((blocks.new_zeros(1), blocks))
+    place = number - (ends - counts)[expert] + padded_ends[expert]
+    rows = -(-total // BLOCK) * BLOCK + BLOCK * counts.shape[0]
+    return place, blocks.to(torch.int32), rows
+
+
+def _both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [R, C] rounded in blocks along its rows, and along its columns, in bf16."""
+    q, s, q_t, s_t = run("quant_dual", (x.shape[0], x.shape[1]), {"x": x})
+    return dequantise_rows(q, s).bfloat16(), dequantise_rows(q_t, s_t).t().bfloat16()
+
+
+class _Grouped(torch.autograd.Function):
+    """y, dx and dw of rows in blocks by expert; every operand rounded to FP8 along what it is summed over."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        experts, n, k = w.shape
+        along_k, along_rows = _both(x)
+        rounded = dequantise_blocks(
+            *run("quant_128x128", (experts * n, k), {"x": w.reshape(experts * n, k).contiguous()})
+        ).bfloat16()
+        rounded = rounded.reshape(experts, n, k)
+        ctx.save_for_backward(along_rows, rounded, ends)
+        return _product(along_k, rounded.transpose(1, 2), ends)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        along_rows, rounded, ends = ctx.saved_tensors
+        along_n, dy_along_rows = _both(gradients[0].contiguous())
+        dx = _product(along_n, rounded, ends) if ctx.needs_input_grad[0] else None
+        dw = None
+        if ctx.needs_input_grad[1]:
+            dw = _product(dy_along_rows.t().contiguous(), along_rows.contiguous(), ends)
+        return dx, dw, None
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """torch's grouped product: rows of a, or columns of a and rows of b, end where ``ends`` says."""
+    product: torch.Tensor = torch._grouped_mm(a, b, offs=ends)
+    return product

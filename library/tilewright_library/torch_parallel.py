@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .torch_ops import OPS
+from .torch_operators import OPS
 
 
 @functools.cache

@@ -77,7 +77,7 @@ def first_backward_through_modules() -> dict[str, Any]:
 
 def numbers() -> dict[str, Any]:
     """Forward and gradients at several shapes against the recipe, and what serves them."""
-    from tilewright_library import gemm_fp8_blockwise, torch_ops
+    from tilewright_library import gemm_fp8_blockwise, torch_layer
 
     found = {}
     for shape in SHAPES:
@@ -90,14 +90,14 @@ def numbers() -> dict[str, Any]:
             *(db(a, b) for a, b in zip(ours, wanted, strict=True)),
             db(inferred, wanted[0]),
         ]
-    kinds = {f"{key[0]} {key[1]}": served.kind for key, served in torch_ops.LAUNCHER._served.items()}
+    kinds = {f"{key[0]} {key[1]}": served.kind for key, served in torch_layer.LAUNCHER._served.items()}
     return {"db": found, "kinds": kinds}
 
 
 def without_triton() -> dict[str, Any]:
     """Fresh: promoted plans run where Triton cannot be imported."""
     sys.modules["triton"] = None  # type: ignore[assignment]
-    from tilewright_library import gemm_fp8_blockwise, torch_ops
+    from tilewright_library import gemm_fp8_blockwise, torch_layer
 
     x, w, dy = operands(2048, 4096, 4096)
     with warnings.catch_warnings(record=True) as caught:
@@ -106,7 +106,7 @@ def without_triton() -> dict[str, Any]:
     wanted = step(F.linear, x, w, dy)
     return {
         "db": [db(a, b) for a, b in zip(ours, wanted, strict=True)],
-        "kinds": sorted({served.kind for served in torch_ops.LAUNCHER._served.values()}),
+        "kinds": sorted({served.kind for served in torch_layer.LAUNCHER._served.values()}),
         "warnings": [str(c.message) for c in caught],
     }
 

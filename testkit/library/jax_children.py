@@ -58,14 +58,14 @@ def sharded(a: jax.Array, w: jax.Array, w_q: jax.Array, sw: jax.Array, dy: jax.A
 
 def main() -> None:
     import tilewright_library as library
-    from tilewright_library import checks, jax_contract
+    from tilewright_library import checks, jax_operators
 
     keys = jax.random.split(jax.random.key(0), 3)
     a = jax.random.normal(keys[0], (256, 1024), jnp.bfloat16)
     w = jax.random.normal(keys[1], (1024, 256), jnp.bfloat16)
     dy = jax.random.normal(keys[2], (256, 256), jnp.bfloat16)
     w_q, sw = library.quantise_weights(w, 512)
-    reference = jax_contract.product(a, w_q, sw)
+    reference = jax_operators.product(a, w_q, sw)
     product = np.asarray(a, np.float64) @ np.asarray(w, np.float64)
 
     with warnings.catch_warnings(record=True) as caught:

@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tilewright.evolve.promote import sources
 from tilewright.evolve.promote.library_writer import LibraryWriter
-from tilewright.evolve.space.genome import Genome
+from tilewright.evolve.promote.version_files import kernel_file, language
 from tilewright.evolve.space.space import read_declarations
 from tilewright.library import store
 from tilewright.seeds.catalogue import load_operator
@@ -30,7 +29,7 @@ def put(
     source = known.kernels[seed].source
     declared = read_declarations(source)
     point = {**declared.defaults, **known.kernels[seed].overrides, **(params or {})}
-    data = sources.written(Genome(source, point), [f"{operator}, {seed}, for a test", ""])
+    data = kernel_file(operator, target, source)[1]
     names = ("M", "N", "K") if len(shapes[0]) == 3 else ("M", "K")
     kernel = {
         "file": "kernel.py",
@@ -41,7 +40,7 @@ def put(
     entry = {
         "kind": "measured",
         "serves": [serves],
-        "language": sources.language(source),
+        "language": language(source),
         "toolchain": toolchain or {},
         "constants": {**known.constants, "vmem_bytes": 64 << 20},
         "reach": 8.0,

@@ -213,17 +213,17 @@ def damaged() -> dict[str, Any]:
 
 def overhead() -> dict[str, Any]:
     """Seconds a call of the look-up alone, after the first call of its shape."""
-    from tilewright_library import torch_ops
+    from tilewright_library import torch_layer
     from tilewright_library.torch_launch import Served
 
     x = torch.zeros(256, 256, dtype=torch.bfloat16)
     operator = ("gemm_fp8_blockwise/gemm_nt", (256, 256, 256), x.device)
-    torch_ops.LAUNCHER._served[operator] = Served("module", lambda inputs: ())
+    torch_layer.LAUNCHER._served[operator] = Served("module", lambda inputs: ())
     inputs, calls, best = {"x": x}, 20_000, float("inf")
     for _ in range(5):
         began = time.perf_counter()
         for _ in range(calls):
-            torch_ops.run("gemm_nt", (256, 256, 256), inputs)
+            torch_layer.run("gemm_nt", (256, 256, 256), inputs)
         best = min(best, (time.perf_counter() - began) / calls)
     return {"seconds": best}
 

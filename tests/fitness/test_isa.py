@@ -77,7 +77,7 @@ def test_amd_s_text_must_say_what_it_uses(field):
 
 
 def test_nvidia_s_code_is_counted_with_its_spills_in_words():
-    found = read_isa(SASS, "REG:168 STACK:32 SHARED:0 LOCAL:0", ARCHITECTURES["sm_90"], "k", 4, 50_000)
+    found = read_isa(SASS, "REG:168 STACK:32 SHARED:0 LOCAL:0", ARCHITECTURES["sm_100"], "k", 4, 50_000)
     assert (found.registers, found.accumulators, found.stack_bytes) == (168, 0, 32)
     assert found.spilled == 2 + 1 + 4 and found.instructions == 15
     assert found.matrix == {
@@ -87,7 +87,7 @@ def test_nvidia_s_code_is_counted_with_its_spills_in_words():
     assert found.loads == {"LDG.E.128": 1, "UTMALDG.2D": 1}
     assert found.store_bytes == (16 + 1) / 2, "a bulk copy has no width"
     assert (found.resident, found.limit) == (12, "registers")
-    none = read_isa("  /*0000*/  EXIT ;\n", "REG:1 STACK:0", ARCHITECTURES["sm_90"], "k", 1, 0)
+    none = read_isa("  /*0000*/  EXIT ;\n", "REG:1 STACK:0", ARCHITECTURES["sm_100"], "k", 1, 0)
     assert none.store_bytes == 0.0 and none.stores == {}
 
 
@@ -101,7 +101,7 @@ def test_nvidia_s_code_is_counted_with_its_spills_in_words():
 )
 def test_nvidia_s_text_that_does_not_read_is_refused(text, usage, why):
     with pytest.raises(UnreadableCode, match=f"^{why}$"):
-        read_isa(text, usage, ARCHITECTURES["sm_90"], "k", 4, 0)
+        read_isa(text, usage, ARCHITECTURES["sm_100"], "k", 4, 0)
 
 
 @pytest.mark.parametrize("warps", [0, -4])
@@ -138,12 +138,12 @@ def test_a_store_s_width_is_in_its_name(name, width):
         ("gfx950", 4, 256, 160 << 10, 4, "shared"),
         ("gfx950", 4, 256, (160 << 10) + 1, 0, "shared"),
         ("gfx950", 1, 520, 0, 0, "registers"),
-        ("sm_90", 1, 32, 0, 32, "blocks"),
-        ("sm_90", 3, 32, 0, 63, "warps"),
-        ("sm_90", 4, 32, 1024, 64, "warps"),
-        ("sm_90", 4, 32, 113 * 1024, 8, "shared"),
-        ("sm_90", 4, 32, 113 * 1024 + 1, 4, "shared"),
-        ("sm_90", 4, 32, 227 * 1024, 4, "shared"),
+        ("sm_100", 1, 32, 0, 32, "blocks"),
+        ("sm_100", 3, 32, 0, 63, "warps"),
+        ("sm_100", 4, 32, 1024, 64, "warps"),
+        ("sm_100", 4, 32, 113 * 1024, 8, "shared"),
+        ("sm_100", 4, 32, 113 * 1024 + 1, 4, "shared"),
+        ("sm_100", 4, 32, 227 * 1024, 4, "shared"),
     ],
 )
 def test_resident_warps_are_bounded_by_the_scarcest(target, warps, registers, shared, resident, limit):

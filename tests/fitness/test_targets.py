@@ -43,7 +43,7 @@ def test_every_part_is_a_target_of_its_kind():
         ("h200", Reached.DEVICE),
         ("tpu-v5e", Reached.DEVICE),
         ("interpreter", Reached.INTERPRETER),
-        ("sm_90", Reached.INTERPRETER),
+        ("sm_100", Reached.INTERPRETER),
     ],
 )
 def test_how_an_answer_was_reached(name, reached):
@@ -57,7 +57,7 @@ def test_a_stand_in_for_a_tpu_interprets_what_was_traced():
 
 
 def test_a_target_has_no_other_part():
-    for name, wrong in (("tpu7x", "gpu"), ("h200", "chip"), ("sm_90", "hardware"), ("h200", "architecture")):
+    for name, wrong in (("tpu7x", "gpu"), ("h200", "chip"), ("sm_100", "hardware"), ("h200", "architecture")):
         with pytest.raises(AssertionError):
             getattr(load_target(name), wrong)
 

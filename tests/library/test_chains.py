@@ -13,11 +13,11 @@ from testkit.library.memory_plans import MemoryLauncher, MemoryPlan  # noqa: E40
 from tilewright.library import (  # noqa: E402
     store,
     torch_contract,
-    torch_eager,
     torch_launch,
-    torch_ops,
+    torch_layer,
+    torch_operators,
 )
-from tilewright.library.torch_eager import Layer  # noqa: E402
+from tilewright.library.torch_layer import Layer  # noqa: E402
 
 M, N, K = 256, 384, 128
 
@@ -25,7 +25,7 @@ M, N, K = 256, 384, 128
 @pytest.fixture
 def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryLauncher]:
     made = MemoryLauncher()
-    monkeypatch.setattr(torch_ops, "LAUNCHER", made)
+    monkeypatch.setattr(torch_layer, "LAUNCHER", made)
     held: dict[int, torch.Tensor] = {}
 
     def raw_alloc(size: int, stream: int) -> int:
@@ -51,8 +51,8 @@ def operands(seed: int = 0) -> list[torch.Tensor]:
 
 
 def by_operators(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
-    y, kept_x, kept_w = torch_ops.linear(x, w)
-    dx, dw = torch_ops.linear_backward(dy, kept_x, kept_w, K, True, True)
+    y, kept_x, kept_w = torch_operators.linear(x, w)
+    dx, dw = torch_operators.linear_backward(dy, kept_x, kept_w, K, True, True)
     return [y, kept_x, kept_w, dx, dw]
 
 
@@ -67,7 +67,7 @@ def test_a_chain_gives_what_the_operators_give_one_by_one(
     dx, dw = layer.backward(dy, kept_x, kept_w, True, True)
     for ours, wanted in zip((y, kept_x, kept_w, dx, dw), by_operators(x, w, dy), strict=True):
         assert torch.equal(ours, wanted)
-    assert torch.equal(layer.infer(x, w), torch_ops.linear_forward_only(x, w))
+    assert torch.equal(layer.infer(x, w), torch_operators.linear_forward_only(x, w))
     assert {stream for plan in launcher.plans.values() for _, stream in plan.calls} == {77}
 
 
@@ -76,18 +76,18 @@ def test_a_served_layer_takes_any_few_rows_and_a_weight_quantised_before(
     launcher: MemoryLauncher, rows: int
 ) -> None:
     x, w, _ = operands()
-    kept = torch_ops.quantise_weight(w)
+    kept = torch_operators.quantise_weight(w)
     layer = Layer(rows, N, K, torch.device("cpu"))
     y = layer.infer_kept(x[:rows].contiguous(), kept)
     launched = {name for name, _ in launcher.plans if launcher.plans[name, _].calls}
     assert launched == {"quant_1x128", "gemm_nt"}
-    assert torch.equal(y, torch_ops.linear_infer_kept(x[:rows], kept, N))
-    assert torch.equal(y, torch_ops.linear_forward_only(x[:rows], w))
+    assert torch.equal(y, torch_operators.linear_infer_kept(x[:rows], kept, N))
+    assert torch.equal(y, torch_operators.linear_forward_only(x[:rows], w))
 
 
 def test_a_plan_s_launches_are_kept_for_addresses_that_come_again(launcher: MemoryLauncher) -> None:
     x = operands()[0]
-    plan = MemoryPlan(f"{torch_ops.FAMILY}/quant_1x128", (M, K), scratch=False)
+    plan = MemoryPlan(f"{torch_contract.FAMILY}/quant_1x128", (M, K), scratch=False)
     run = torch_launch.runner(plan, torch.device("cpu"))
     wanted = torch_contract.quantise_rows(x)
     held = []
@@ -116,8 +116,8 @@ def test_only_what_is_needed_runs(launcher: MemoryLauncher) -> None:
 def test_weights_quantised_before_serve_forward_and_backward(launcher: MemoryLauncher) -> None:
     x, w, dy = operands()
     layer = Layer(M, N, K, torch.device("cpu"))
-    both = torch_ops.quantise_weight(w)
-    assert both.numel() == torch_ops.both_weight_bytes(N, K)
+    both = torch_operators.quantise_weight(w)
+    assert both.numel() == torch_layer.both_weight_bytes(N, K)
     y, kept_x, kept_w = layer.forward(x, w)
     y_kept, kept_again = layer.forward_kept(x, both)
     assert torch.equal(y, y_kept) and torch.equal(kept_x, kept_again)
@@ -133,21 +133,21 @@ def test_autograd_takes_the_same_way(launcher: MemoryLauncher) -> None:
     x, w, dy = operands()
     layer = Layer(M, N, K, torch.device("cpu"))
     xg, wg = x.clone().requires_grad_(), w.clone().requires_grad_()
-    y = torch_eager._Linear.apply(xg, wg, layer)
+    y = torch_operators._Linear.apply(xg, wg, layer)
     dx, dw = torch.autograd.grad(y, (xg, wg), dy)
     wanted = by_operators(x, w, dy)
     assert torch.equal(y, wanted[0]) and torch.equal(dx, wanted[3]) and torch.equal(dw, wanted[4])
 
 
 def test_an_operator_without_a_plan_leaves_the_layer_to_the_ops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_ops, "LAUNCHER", MemoryLauncher(frozenset(("gemm_nt_rows",))))
+    monkeypatch.setattr(torch_layer, "LAUNCHER", MemoryLauncher(frozenset(("gemm_nt_rows",))))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     layer = Layer(M, N, K, torch.device("cpu"))
     with pytest.raises(store.NotServed, match="no plan"):
         layer.ready(training=True)
     layer.ready(training=False)
-    assert torch_eager.entry(M, N, K, torch.device("cpu"), True) is None
-    torch_eager._LAYERS.clear()
+    assert torch_layer.entry(M, N, K, torch.device("cpu"), True) is None
+    torch_layer._LAYERS.clear()
 
 
 def test_threads_share_a_layer(launcher: MemoryLauncher) -> None:
@@ -189,7 +189,7 @@ def test_addresses_that_come_again_are_prepared_once_and_bounded(
         for turn in range(3):
             x.copy_(operands(seed + turn)[0])  # other values at the same addresses
             chain(bases, 7)
-            assert torch.equal(y, torch_ops.linear_forward_only(x, w))
+            assert torch.equal(y, torch_operators.linear_forward_only(x, w))
         held.append((x, w, y, work))
     assert len(chain._prepared) == 4
     chain(bases, 8)

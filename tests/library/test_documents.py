@@ -19,13 +19,14 @@ from tilewright.evolve.promote.library_writer import LibraryWriter
 PAGES = ("README.md", "docs/library.md")
 
 ELSEWHERE = {
-    "tilewright run quickstart": "test_end_to_end runs a campaign",
+    "tilewright run quickstart": "takes minutes; test_end_to_end runs a campaign",
     "tilewright resume": "test_end_to_end kills and resumes one",
-    "tilewright ui": "test_ui drives it in a browser",
-    'tilewright tune my_kernels.py:softmax --reference torch.softmax --args "f32[4096, 12672], dim=1"': (
-        "the tests of the intake tune functions"
+    "tilewright ui": "serves until it is stopped; test_ui drives it in a browser",
+    'tilewright tune examples/softmax.py:softmax --reference torch.softmax --args "f32[4096, 12672], dim=1"': (
+        "needs a GPU"
     ),
-    "tilewright doctor": "starts the compiler; make quickstart is preceded by it",
+    "tilewright tune examples/softmax_jax.py:softmax --reference examples/softmax_jax.py:reference"
+    ' --args "bf16[512, 1024]" --target tpu7x --evaluations 4': "test_tutorial runs it",
 }
 """Commands that other tests execute for real; here they only have to parse."""
 
@@ -82,14 +83,14 @@ def test_every_command_of_the_readme_does_what_it_says(
 ) -> None:
     said = {}
     for line in commands("README.md"):
-        if line in ELSEWHERE or line.startswith("tilewright tune "):  # a function of the reader's own
+        if line in ELSEWHERE:
             cli._parser().parse_args(shlex.split(line)[1:])
             continue
         assert cli.main(shlex.split(line)[1:]) == 0, line
         said[line] = capsys.readouterr().out
     assert "promoted small_gemm/good version" in said["tilewright promote"]
     assert "2.000 x whole (modelled)" in said["tilewright library list"]
-    assert len(said) >= 5
+    assert len(said) >= 4
 
 
 def test_every_command_of_the_library_page_works(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,6 +123,6 @@ def test_every_command_of_the_library_page_works(home: Path, capsys: pytest.Capt
 def test_the_pages_python_parses() -> None:
     """``test_torch_library`` executes it."""
     blocks = python_blocks()
-    assert len(blocks) >= 2
+    assert blocks
     for block in blocks:
         compile(block, "page", "exec")

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from testkit.compile_ahead import Task, compiled_ahead, described
+from testkit.gpu import require_h200
 from testkit.seeds.gpu_gates import Case, gate_failures
 from tilewright.evolve.space.space import read_declarations
-from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
-from tilewright.workers.device.station import station_fault
-from tilewright.workers.toolchains.triton import missing_parts
 
 WIDE = Workload("check/whole", {"M": 512, "N": 512, "K": 1024})
 
@@ -66,9 +64,7 @@ def cases() -> list[Case]:
 
 @pytest.mark.gpu
 def test_seeds_pass_their_gates_on_the_gpu() -> None:
-    gpu = load_target("h200").gpu
-    if missing_parts(gpu) or station_fault(gpu):
-        pytest.skip("needs an NVIDIA H200")
+    require_h200()
     assert gate_failures(cases()) == {}
 
 

@@ -75,6 +75,10 @@ def confine_child(
     files = restrict_files(
         Path.cwd(),
         (*packages, *map(Path, readable)),
+        listed=(
+            package,
+            package / "library",
+        ),  # an import lists the folder of a package before it opens a file
         shared=tuple(map(Path, shared)),
         devices=tuple(map(Path, devices)),
     )
@@ -97,12 +101,14 @@ def restrict_files(
     writable: Path,
     readable: tuple[Path, ...],
     *,
+    listed: tuple[Path, ...] = (),
     shared: tuple[Path, ...] = (),
     devices: tuple[Path, ...] = (),
 ) -> bool:
     """Landlock: write under ``writable`` and ``shared`` only, read there, in system folders and under ``readable``.
 
-    ``devices`` may be opened for reading, writing and control calls.
+    The names of files under ``listed`` may be read, not the files; ``devices`` may be opened for reading, writing and
+    control calls.
 
     Also forbids TCP, signals to processes outside and tracing them, where the kernel offers it.
     False where Landlock is missing.
@@ -131,6 +137,8 @@ def restrict_files(
     prefixes = (Path(sys.prefix), Path(sys.base_prefix), Path(sys.exec_prefix))
     for folder in (*map(Path, _SYSTEM_FOLDERS + _SYSTEM_FILES), *prefixes, *readable):
         _allow(libc, ruleset, folder, _FS_READ)
+    for folder in listed:
+        _allow(libc, ruleset, folder, _FS_READ_DIR)
     give_up_privileges()
     enforced = libc.syscall(_LANDLOCK_RESTRICT, ruleset, ctypes.c_uint32(0)) == 0
     os.close(ruleset)

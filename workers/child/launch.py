@@ -98,9 +98,9 @@ class Launcher(Protocol):
     """Starts the child program."""
 
     def start(
-        self, limits: Mapping[str, int], folder: Path, environment: Mapping[str, str], streams: Streams
+        self, config: Mapping[str, object], folder: Path, environment: Mapping[str, str], streams: Streams
     ) -> Process:
-        """Raises OSError when no process can be started."""
+        """``config``: see ``child_main``. Raises OSError when no process can be started."""
         ...
 
 
@@ -126,16 +126,16 @@ class Spawned:
 
 @dataclass(frozen=True)
 class Spawn:
-    """Starts ``program`` with the arguments of ``workers/child/once_main.py``, by default that."""
+    """Starts ``program`` with the arguments of ``child_main.py``, by default that."""
 
     program: Sequence[str] = ()
 
     def start(
-        self, limits: Mapping[str, int], folder: Path, environment: Mapping[str, str], streams: Streams
+        self, config: Mapping[str, object], folder: Path, environment: Mapping[str, str], streams: Streams
     ) -> Process:
         """Raises OSError."""
-        program = self.program or (sys.executable, "-I", str(PROGRAMS / "once_main.py"))
-        arguments = [str(ROOT), str(os.getpid()), str(streams.result), json.dumps(dict(limits))]
+        program = self.program or (sys.executable, "-I", str(PROGRAMS / "child_main.py"))
+        arguments = [str(ROOT), str(os.getpid()), str(streams.result), json.dumps(dict(config))]
         process = subprocess.Popen(
             [*program, *arguments],
             cwd=folder,

@@ -83,7 +83,7 @@ def run_child(
     Raises OSError when no process can be started.
     """
     began = time.monotonic()
-    with _Pipes() as pipes:
+    with Pipes() as pipes:
         process = (launcher or Spawn()).start(
             _confinement(limits), folder, environment(folder, extra_environment or {}), pipes.theirs
         )
@@ -107,18 +107,19 @@ def run_child(
     return ChildOutcome(ending, drain.frames, detail, killed_by, log, time.monotonic() - began)
 
 
-def _confinement(limits: ChildLimits) -> dict[str, int]:
-    return {
+def _confinement(limits: ChildLimits) -> dict[str, object]:
+    resources = {
         "memory_bytes": ADDRESS_FACTOR * limits.memory_bytes,
         "cpu_seconds": limits.cpu_seconds or int(4 * limits.wall_seconds) + 1,
         "file_bytes": limits.file_bytes,
     }
+    return {"limits": resources}
 
 
-class _Pipes:
+class Pipes:
     """The four pipes between this process and a child."""
 
-    def __enter__(self) -> _Pipes:
+    def __init__(self) -> None:
         self.stdin, stdin = reversed(os.pipe())
         self.stdout, stdout = os.pipe()
         self.stderr, stderr = os.pipe()
@@ -126,7 +127,6 @@ class _Pipes:
         self.theirs = Streams(stdin, stdout, stderr, result)
         self._open = [self.stdin, self.stdout, self.stderr, self.result]
         self._theirs_open = [stdin, stdout, stderr, result]
-        return self
 
     def close_theirs(self) -> None:
         """Close the child's ends here, once it has them."""
@@ -139,7 +139,14 @@ class _Pipes:
             self._open.remove(end)
             os.close(end)
 
+    def __enter__(self) -> Pipes:
+        return self
+
     def __exit__(self, *_: object) -> None:
+        self.close_all()
+
+    def close_all(self) -> None:
+        """Close what is still open."""
         self.close_theirs()
         while self._open:
             os.close(self._open.pop())

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import secrets
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -26,8 +23,8 @@ from typing import Any
 from tilewright.workers.child.drain import ByteLimits, Drain, Stop
 from tilewright.workers.child.ending import ChildOutcome, Ending, death
 from tilewright.workers.child.frames import Frame, FrameReader, encode
-from tilewright.workers.child.launch import PROGRAMS, ROOT, cpu_seconds, end_group
-from tilewright.workers.child.run_once import environment
+from tilewright.workers.child.launch import Spawn, cpu_seconds
+from tilewright.workers.child.run_once import Pipes, environment
 
 START_SECONDS = 90.0
 """How long a child may take to import its libraries and open its device."""
@@ -37,6 +34,8 @@ PING_SECONDS = 20.0
 
 UNLIMITED = 1 << 46
 """Address space, bytes: a GPU's driver reserves terabytes of it."""
+
+LAUNCHER = Spawn()
 
 _FRAME_LIMIT = 1 << 30
 _BYTES = ByteLimits(result=8 << 30, log=256 << 20)
@@ -77,29 +76,21 @@ class Session:
 
     def __init__(self, config: SessionConfig) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="tilewright-", dir=config.scratch))
-        read, write = os.pipe()
+        self._pipes = Pipes()
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", str(PROGRAMS / "session_main.py"), str(ROOT), str(os.getpid()),
-                 str(write), _config_json(config)],
-                cwd=self._folder,
-                env=environment(self._folder, config.environment),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                pass_fds=(write,),
-                start_new_session=True,
-            )  # fmt: skip
+            self._process = LAUNCHER.start(
+                _config(config),
+                self._folder,
+                environment(self._folder, config.environment),
+                self._pipes.theirs,
+            )
         except OSError:
-            os.close(read)
+            self._pipes.close_all()
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
-        finally:
-            os.close(write)
-        self._result = read
+        self._pipes.close_theirs()
         self._reader = FrameReader(_FRAME_LIMIT)
-        assert self._process.stdin and self._process.stdout and self._process.stderr
-        self._stdin = self._process.stdin.fileno()
-        self._logs = (self._process.stdout.fileno(), self._process.stderr.fileno())
-        os.set_blocking(read, False)
+        os.set_blocking(self._pipes.result, False)
         self.hello: Mapping[str, Any] | None = None
         self.jobs = 0
         """Served so far."""
@@ -128,10 +119,10 @@ class Session:
 
     def lives(self) -> bool:
         """Whether it has said nothing unasked since its last job, and answers."""
-        if self._process.poll() is not None or self._reader.pending:
+        if self._process.wait(0) or self._reader.pending:
             return False
         with contextlib.suppress(BlockingIOError):
-            os.read(self._result, 1)  # bytes nobody asked for, or the end of the pipe
+            os.read(self._pipes.result, 1)  # bytes nobody asked for, or the end of the pipe
             return False
         limits = JobLimits(PING_SECONDS, PING_SECONDS)
         return self.run(Frame("ping"), limits).ending is Ending.DONE
@@ -143,19 +134,16 @@ class Session:
 
     def close(self) -> None:
         """Kill the child with all it started, and remove its folder."""
-        end_group(self._process)
-        with contextlib.suppress(OSError):
-            os.close(self._result)
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        self._process.end()
+        self._pipes.close_all()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _converse(self, message: bytes, last: str, limits: JobLimits) -> ChildOutcome:
         began = time.monotonic()
         outcome = ChildOutcome(Ending.DONE)
-        with Drain(self._stdin, self._logs, self._result, message, self._reader, _BYTES) as drain:
+        pipes = self._pipes
+        logs = (pipes.stdout, pipes.stderr)
+        with Drain(pipes.stdin, logs, pipes.result, message, self._reader, _BYTES) as drain:
             while not (drain.frames and drain.frames[-1].kind == last):
                 if not drain.open:
                     self._tell_death(outcome)
@@ -172,11 +160,10 @@ class Session:
 
     def _tell_death(self, outcome: ChildOutcome) -> None:
         """After the result pipe has closed: the child's end, for which it has a moment."""
-        try:
-            ended = death(self._process.wait(_LEAVE_SECONDS))
-        except subprocess.TimeoutExpired:
+        if not self._process.wait(_LEAVE_SECONDS):
             outcome.ending, outcome.detail = Ending.TIMEOUT, "closed its result pipe and stayed"
             return
+        ended = death(self._process.end())
         outcome.ending, outcome.detail, outcome.signal = Ending.CRASHED, ended.detail, ended.signal
 
 
@@ -270,20 +257,18 @@ class SessionPool:
         return self._current
 
 
-def _config_json(config: SessionConfig) -> str:
+def _config(config: SessionConfig) -> dict[str, object]:
     limits = {
         "memory_bytes": config.memory_bytes,
         "cpu_seconds": 1 << 20,
         "file_bytes": 2 << 30,
         "open_files": 4096,
     }
-    return json.dumps(
-        {
-            "runner": config.runner,
-            "runner_config": dict(config.runner_config),
-            "shared": [str(path) for path in config.shared],
-            "readable": [str(path) for path in config.readable],
-            "devices": [str(path) for path in config.devices],
-            "limits": limits,
-        }
-    )
+    return {
+        "runner": config.runner,
+        "runner_config": dict(config.runner_config),
+        "shared": [str(path) for path in config.shared],
+        "readable": [str(path) for path in config.readable],
+        "devices": [str(path) for path in config.devices],
+        "limits": limits,
+    }

@@ -67,11 +67,11 @@ class _Orders:
         raise NotImplementedError
 
     def start(
-        self, limits: Mapping[str, int], folder: Path, environment: Mapping[str, str], streams: Streams
+        self, config: Mapping[str, object], folder: Path, environment: Mapping[str, str], streams: Streams
     ) -> Process:
         """Raises OSError."""
         self.warm()
-        order = {"folder": str(folder), "environment": dict(environment), "limits": dict(limits)}
+        order = {"folder": str(folder), "environment": dict(environment), "config": dict(config)}
         passed = (streams.stdin, streams.stdout, streams.stderr, streams.result)
         return _Forked(self, self.ask(order, passed)["pid"])
 

@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> None:
     from tilewright.workers.child.descendants import adopt_orphans
 
     adopt_orphans(int(arguments[1]))
-    for name in ("tilewright.workers.child.once_main", "tilewright.workers.child.frames", *arguments[4:]):
+    for name in ("tilewright.workers.child.child_main", "tilewright.workers.child.frames", *arguments[4:]):
         module = importlib.import_module(name)
         if hasattr(module, "prepare"):
             module.prepare()
@@ -130,10 +130,10 @@ def become(root: Path, template: int, order: dict[str, Any], streams: list[int])
         os.chdir(order["folder"])
         os.environ.clear()
         os.environ.update(order["environment"])
-        from tilewright.workers.child import once_main
+        from tilewright.workers.child import child_main
 
-        code = once_main.main(
-            [str(root), str(template), str(RESULT), json.dumps(order["limits"])], forked=True
+        code = child_main.main(
+            [str(root), str(template), str(RESULT), json.dumps(order["config"])], forked=True
         )
         sys.stdout.flush()
     except BaseException:

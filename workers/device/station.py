@@ -161,7 +161,7 @@ class LocalStation:
         if not isinstance(device, Chip) and device.interpreted:
             self._keeper = FreshChildren(
                 "interpret.",
-                ("tilewright.workers.runners.triton.interpreter_job",),
+                ("tilewright.workers.runners.triton.interpreter_runner",),
                 {"product": device.product},
                 triton_toolchain.environment(device),
                 scratch,

@@ -306,3 +306,8 @@ class KernelSource:
         if any(o == "triton" or o.startswith("triton.") for o in origins):
             return Language.TRITON
         raise Unsupported("no import of triton, gluon or pallas")
+
+
+def short(kernel: KernelSource, node: cst.CSTNode) -> str:
+    """One line of a node, for descriptions."""
+    return " ".join(kernel.code(node).split())[:60]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.profile import profile_of
+from tilewright.evolve.report.bill import profile_of
 from tilewright.fitness.evaluation import Evaluation
 
 Row = tuple[float, Evaluation]

@@ -22,17 +22,16 @@ from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.compare import pair_of, write_comparison
 from tilewright.evolve.report.data import CampaignData, load
-from tilewright.evolve.report.graph import PAGE
 from tilewright.evolve.report.html import write_report
+from tilewright.evolve.report.lineage_page import PAGE
 from tilewright.evolve.show.watch import JournalView
 
 SECTIONS = {
     "lineage": "Lineage of the winner",
-    "timeline": "Where the time goes",
-    "shapes": "Winner against each kernel",
+    "change": "Winner against seed",
+    "timeline": "Where the kernel's time goes",
     "roofline": "Roofline",
-    "credit": "Which mutations earned it",
-    "archive": "Archive",
+    "credit": "Credit of proposers and rules",
 }
 """Parts of the report that get a picture of their own, by file name."""
 

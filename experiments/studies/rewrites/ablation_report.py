@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.evolve.campaign.resolve import Resolved
-from tilewright.evolve.report import svg
-from tilewright.evolve.report.units import ticks
+from tilewright.evolve.report import page as markup
+from tilewright.evolve.report.charts import ticks
 from tilewright.fitness.evaluation import Verdict
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 400, 62, 250, 34, 46
@@ -130,7 +130,7 @@ def _story(runs: Sequence[dict], arm: str) -> str:
 def picture(curves: dict[str, np.ndarray], label: str) -> str:
     """Median best so far as lines, least to greatest over seeds as bands."""
     if not curves:
-        return svg.drawing(WIDTH, HEIGHT, label, standalone=True)
+        return markup.drawing(WIDTH, HEIGHT, label, standalone=True)
     values = np.concatenate([c[:, 1:].ravel() for c in curves.values()])
     low, high = 0.95 * float(values.min()), 1.03 * float(values.max())
     count = next(iter(curves.values())).shape[1]
@@ -141,13 +141,13 @@ def picture(curves: dict[str, np.ndarray], label: str) -> str:
     def y(value: float) -> float:
         return HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
-    parts = [svg.text(LEFT - 40, 16, f"best TFLOP/s, {label}", class_="quiet")]
+    parts = [markup.label(LEFT - 40, 16, f"best TFLOP/s, {label}", class_="quiet")]
     for value in ticks(low, high):
-        parts.append(svg.tag("path", d=f"M{LEFT} {y(value):.1f}H{WIDTH - RIGHT}", class_="rule"))
-        parts.append(svg.text(LEFT - 8, y(value) + 4, f"{value:g}", class_="quiet end"))
+        parts.append(markup.tag("path", d=f"M{LEFT} {y(value):.1f}H{WIDTH - RIGHT}", class_="rule"))
+        parts.append(markup.label(LEFT - 8, y(value) + 4, f"{value:g}", class_="quiet end"))
     for n in range(4, count + 1, 4):
-        parts.append(svg.text(x(n), HEIGHT - BOTTOM + 18, n, class_="quiet middle"))
-    parts.append(svg.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "evaluations", class_="quiet middle"))
+        parts.append(markup.label(x(n), HEIGHT - BOTTOM + 18, n, class_="quiet middle"))
+    parts.append(markup.label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "evaluations", class_="quiet middle"))
     ends: list[float] = []
     order = sorted(
         zip(curves.items(), COLOURS, strict=False), key=lambda item: -float(np.median(item[0][1][:, -1]))
@@ -157,10 +157,12 @@ def picture(curves: dict[str, np.ndarray], label: str) -> str:
         lower = [f"{x(n + 1):.1f} {y(v):.1f}" for n, v in enumerate(curve.min(axis=0))]
         band = "M" + "L".join([*upper, *reversed(lower)]) + "Z"
         middle = "M" + "L".join(f"{x(n + 1):.1f} {y(v):.1f}" for n, v in enumerate(np.median(curve, axis=0)))
-        parts.append(svg.tag("path", d=band, style=f"fill: var({colour}); opacity: .15; stroke: none"))
-        parts.append(svg.tag("path", d=middle, style=f"stroke: var({colour}); stroke-width: 2.4; fill: none"))
+        parts.append(markup.tag("path", d=band, style=f"fill: var({colour}); opacity: .15; stroke: none"))
+        parts.append(
+            markup.tag("path", d=middle, style=f"stroke: var({colour}); stroke-width: 2.4; fill: none")
+        )
         end = y(float(np.median(curve[:, -1]))) + 4
         ends.append(max(end, ends[-1] + 16) if ends else end)
         note = f"{arm} {np.median(curve[:, -1]):.0f}"
-        parts.append(svg.text(WIDTH - RIGHT + 8, ends[-1], note, style=f"fill: var({colour})"))
-    return svg.drawing(WIDTH, HEIGHT, label, *parts, standalone=True)
+        parts.append(markup.label(WIDTH - RIGHT + 8, ends[-1], note, style=f"fill: var({colour})"))
+    return markup.drawing(WIDTH, HEIGHT, label, *parts, standalone=True)

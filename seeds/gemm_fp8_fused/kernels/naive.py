@@ -12,9 +12,9 @@ SPACE = {
     "block_m": (256, 512, 1024),
     "block_n": (256, 512, 1024),
     "block_k": (512, 1024, 2048),
-    "vmem_mib": (32, 48, 62),
+    "vmem_mib": (62,),
 }
-DEFAULTS = {"block_m": 512, "block_n": 1024, "block_k": 1024, "vmem_mib": 32}
+DEFAULTS = {"block_m": 512, "block_n": 1024, "block_k": 1024, "vmem_mib": 62}
 CONSTRAINTS = {
     "M % block_m == 0 or M < block_m": "block_m must divide M",
     "N % block_n == 0 or N < block_n": "block_n must divide N",

@@ -182,12 +182,12 @@ def test_seconds_end_a_campaign_whatever_is_still_in_flight(
         (
             Stage.COMPILE,
             Verdict.RESOURCE_ERROR,
-            "seeds: fused cannot start a campaign on gfx942: resource_error at compile, too bad.",
+            "seeds: fused cannot start a campaign on gfx950: resource_error at compile, too bad.",
         ),
     ],
 )
 def test_the_seed_the_target_and_the_reason_are_named(stage: Stage, verdict: Verdict, words: str) -> None:
-    found = failed(verdict=verdict, stage=stage, target="gfx942", reason="too bad.")
+    found = failed(verdict=verdict, stage=stage, target="gfx950", reason="too bad.")
     history = SimpleNamespace(evaluated=[(SimpleNamespace(index=0), found)])
     campaign = SimpleNamespace(history=history, plan=SimpleNamespace(starts=[SimpleNamespace(name="fused")]))
     assert _seed_failure(campaign) == words

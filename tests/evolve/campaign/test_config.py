@@ -190,7 +190,7 @@ COUNTED = {**GOOD, "operator": "gemm_fp8_blockwise/gemm_nt", "suite": "primus-co
 @pytest.mark.parametrize(
     ("target", "gpus", "processors", "asked", "count"),
     [("h200", 1, 64, None, 24), ("h200", 2, 64, None, 48), ("h200", 1, 4, None, 4), ("h200", 1, 64, 40, 40),
-     ("sm_90", 0, 64, None, 64)],
+     ("sm_100", 0, 64, None, 64)],
 )  # fmt: skip
 def test_workers_are_one_a_core_and_so_many_a_gpu(
     monkeypatch: pytest.MonkeyPatch, target: str, gpus: int, processors: int, asked: int | None, count: int

@@ -32,7 +32,7 @@ def test_promotions_become_champions_with_their_receipts(
         mirror_process.store_uri(home, {}),
     )
     assert register(run(folder, writer, Options(dry_run=False)), writer, home).startswith(
-        "MLflow has not been told"
+        "MLflow does not have this promotion"
     )
     with Journal(folder / JOURNAL) as journal:
         mirror = Mirror(journal, uri, home / mirror_process.ARTIFACTS)

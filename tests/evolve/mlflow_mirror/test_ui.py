@@ -62,7 +62,7 @@ def test_a_server_of_this_machine_alone_answers_to_its_own_name() -> None:
     hosts = ui.server_environment({}, "localhost")["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
     assert {"127.0.0.1:*", f"{ui.OWN_NAME}:*", "10.*"} <= set(hosts) and "*" not in hosts
     assert "MLFLOW_SERVER_ALLOWED_HOSTS" not in ui.server_environment({}, "0.0.0.0")
-    assert (ui.shown("0.0.0.0"), ui.shown("localhost")) == ("0.0.0.0", ui.OWN_NAME)
+    assert (ui.link_host("0.0.0.0"), ui.link_host("localhost")) == ("0.0.0.0", ui.OWN_NAME)
 
 
 def test_which_campaigns_are_late(tmp_path: Path) -> None:

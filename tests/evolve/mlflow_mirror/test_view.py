@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.evolve.mlflow_mirror import view
-from tilewright.evolve.mlflow_mirror.content import Standing
+from tilewright.evolve.mlflow_mirror.content import CampaignProgress
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
 
@@ -18,13 +18,13 @@ def test_genes_that_explain_rates_come_first() -> None:
         for tile in (1, 2, 4)
         for walk in (1, 2, 3)
     ]
-    assert view.telling_genes(rated) == ["tile", "walk"]
-    assert view.telling_genes([]) == []
+    assert view.influential_parameters(rated) == ["tile", "walk"]
+    assert view.influential_parameters([]) == []
 
 
 def test_a_gene_with_a_value_a_candidate_explains_nothing() -> None:
     rated = [({"number": n, "tile": n % 2}, 100.0 + 50.0 * (n % 2)) for n in range(8)]
-    assert view.telling_genes(rated) == ["tile", "number"]
+    assert view.influential_parameters(rated) == ["tile", "number"]
 
 
 @given(
@@ -37,7 +37,7 @@ def test_a_gene_with_a_value_a_candidate_explains_nothing() -> None:
     )
 )
 def test_any_candidates_have_an_order(rated: list[tuple[dict[str, int], float]]) -> None:
-    told = view.telling_genes(rated)
+    told = view.influential_parameters(rated)
     assert sorted(told) == sorted(set(told))
     assert all(
         len({repr(genes[name]) for genes, rate in rated if name in genes and rate > 0}) > 1 for name in told
@@ -68,14 +68,14 @@ def evaluation(fitness: float | None) -> Evaluation:
 
 
 def test_a_candidate_says_how_the_campaign_stood() -> None:
-    standing = Standing("TFLOP/s", "modelled")
-    assert standing.note(evaluation(None), is_seed=True) == {"progress/evaluation": 1, "progress/failed": 1}
-    first = standing.note(evaluation(200.0), is_seed=True)
+    progress = CampaignProgress("TFLOP/s", "modelled")
+    assert progress.add(evaluation(None), is_seed=True) == {"progress/evaluation": 1, "progress/failed": 1}
+    first = progress.add(evaluation(200.0), is_seed=True)
     assert first["gain_over_seed_modelled"] == 1.0
-    better, worse = (standing.note(evaluation(rate), is_seed=False) for rate in (300.0, 250.0))
+    better, worse = (progress.add(evaluation(rate), is_seed=False) for rate in (300.0, 250.0))
     assert (better["gain_over_seed_modelled"], worse["gain_over_seed_modelled"]) == (1.5, 1.25)
     assert worse["progress/best_fitness_tflops_modelled"] == 300.0
-    failed = standing.note(evaluation(None), is_seed=False)
+    failed = progress.add(evaluation(None), is_seed=False)
     assert (
         failed["progress/best_fitness_tflops_modelled"] == 300.0 and "gain_over_seed_modelled" not in failed
     )

@@ -74,7 +74,8 @@ def test_a_winner_is_verified_on_ten_times_the_inputs_and_written_whole(
     kernel = dispatch["targets"]["tpu7x"]["kernels"][CHILD.id]
     text = writer.file(OPERATOR, version, kernel["file"], kernel["sha256"]).decode()
     assert normalise(text) == normalise(CHILD.source)
-    assert "tiny-001" in text and "#0 seed: seed kernel tiled" in text and "\x1b" not in text
+    assert entry["campaign"]["id"] == "tiny-001"
+    assert entry["candidates"][0]["lineage"][0] == "#0 seed: seed kernel tiled"
     assert all(line.startswith("#") for line in text.split('"""')[0].splitlines())
     assert dispatch["targets"]["tpu7x"]["toolchain"] == {
         "jax": ["0.10.2", "0.11"],
@@ -135,8 +136,9 @@ def test_a_table_gives_each_shape_its_kernel(campaign: Path, writer: LibraryWrit
     ]
     table.write_text(json.dumps({"entries": entries}))
     outcome = run(campaign, writer, Options(table=table), seconds)
-    regions = writer.version(OPERATOR)[2]["targets"]["tpu7x"]["regions"]
-    assert [r["kernel"] for r in regions] == [CHILD.id, OTHER.id]
+    entry = writer.version(OPERATOR)[2]["targets"]["tpu7x"]
+    assert [r["kernel"] for r in entry["regions"]] == [CHILD.id, OTHER.id]
+    assert len({k["file"] for k in entry["kernels"].values()}) == 1, "one source, two sets of parameters"
     assert outcome.judgement.gain == pytest.approx(70 / 50)
     table.write_text('{"entries": [')
     with pytest.raises(UserError, match=r"--table: .* is no dispatch table"):

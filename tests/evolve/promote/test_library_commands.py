@@ -199,6 +199,12 @@ def test_rollback_diff_and_gc(campaign: Path, writer: LibraryWriter) -> None:
     assert sorted(collect(writer, 1)) == sorted(f"{OPERATOR} {v}" for v in (first, second))
     assert writer.versions(OPERATOR) == [third]
     assert len(writer.index(OPERATOR)["history"]) == 7
+    fourth = run(campaign, writer, Options(candidate="2")).version
+    collect(writer, 1)
+    with pytest.raises(
+        LibraryError, match=f"holds no version before {fourth}, so nothing can be rolled back"
+    ):
+        rollback(writer, OPERATOR, None, None)
 
 
 def test_unknown_versions_and_folders_are_one_sentence(

@@ -245,9 +245,11 @@ def test_a_spent_budget_leaves_the_rest_to_other_proposers(
     assert 1 <= asked == len(details(cli, "asked-001")) < 15
     assert len(details(cli, "asked-001", "parameter")) == 15 - asked
     assert [r.getMessage() for r in caplog.records if "no more model calls" in r.getMessage()]
-    told = status_lines(journal_of(cli, "asked-001"))
+    lines = status_lines(journal_of(cli, "asked-001"))
     (spent,) = (
-        line for line in told if line.startswith("llm.total_tokens: the model is asked no more, since ")
+        line
+        for line in lines
+        if line.startswith("llm.total_tokens: tilewright asks the model no more, since ")
     )
     assert "of 3500 are left" in spent and spent in closing_lines(journal_of(cli, "asked-001"))
     replayed = run(cli, campaign_file(cli), "--llm-replay", "asked-001")

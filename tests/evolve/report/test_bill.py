@@ -12,10 +12,9 @@ from tilewright.evolve.mlflow_mirror.content import cost_line, cost_metrics
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.bill import SPENT, Bill
+from tilewright.evolve.report.bill import SPENT, Bill, profile_of
 from tilewright.evolve.report.data import load
-from tilewright.evolve.report.profile import profile_of
-from tilewright.evolve.report.units import money_text
+from tilewright.evolve.report.text import money_text
 from tilewright.evolve.show.summary import status_lines
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
@@ -61,7 +60,7 @@ def test_it_adds_up_and_prices_what_was_recorded(journal: Journal) -> None:
     assert bill.money == pytest.approx(5.0 + 2.0 + 10.0)
     rows, metrics = bill.rows(), bill.metrics()
     assert rows["money"] == "17.00 EUR: device 5.00, processors 2.00, tokens 10.00"
-    assert rows["gained"] == "×2.00 over the first seed (h200, measured)"
+    assert rows["gain"] == "×2.00 over the first seed (h200, measured)"
     assert rows["per % gained"] == "0.2 s of CPU time, 0.1 s of device, 10000 tokens, 0.17 EUR"
     assert metrics["bill/money_EUR"] == pytest.approx(17.0)
     assert metrics["bill/money_EUR_per_percent"] == pytest.approx(0.17)
@@ -119,5 +118,5 @@ def test_the_profile_says_where_the_workers_time_went() -> None:
     assert profile.idle == pytest.approx(2 * 18.0 - 20.0)
     assert (profile.wanted, profile.held) == (7.0, 3.0), "while it was used and while it was waited for"
     told = profile.rows()
-    assert "idle 44.4 %" in told["time of 2 workers"] or "idle 44.4%" in told["time of 2 workers"]
+    assert "idle 44.4 %" in told["time of 2 workers"]
     assert Bill(profile=profile).metrics()["profile/idle_seconds"] == pytest.approx(16.0)

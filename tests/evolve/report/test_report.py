@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,17 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testkit.browser import browser_page, missing_browser
-from testkit.sample_campaign import HOSTILE, SampleCampaign, write_sample
+from testkit.sample_campaign import HOSTILE, SampleCampaign
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.charts import Axis, convergence_svg
-from tilewright.evolve.report.data import CampaignData, ancestry, load
-from tilewright.evolve.report.diffs import full_diff
+from tilewright.evolve.report.charts import ticks
+from tilewright.evolve.report.data import CampaignData, Point, load
 from tilewright.evolve.report.html import render, write_report
 from tilewright.evolve.report.lineage import lineage_svg
-from tilewright.evolve.report.svg import clean
-from tilewright.evolve.report.timeline import Timeline, read_timeline, timeline_svg
-from tilewright.evolve.report.units import duration_text, ticks, time_text
+from tilewright.evolve.report.page import clean
+from tilewright.evolve.report.text import duration_text, printable, speed_text, time_text
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.seeds.operator import Scope
@@ -56,17 +55,6 @@ def check(page: str) -> Checker:
     return checker
 
 
-@pytest.fixture(scope="module")
-def journal_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_sample(tmp_path_factory.mktemp("campaign") / "journal.sqlite")
-
-
-@pytest.fixture(scope="module")
-def data(journal_path: Path) -> CampaignData:
-    with Journal(journal_path) as journal:
-        return load(journal)
-
-
 def test_page_is_well_formed_and_asks_nothing_of_the_network(data: CampaignData) -> None:
     page = render(data)
     checker = check(page)
@@ -83,7 +71,7 @@ def test_page_names_unit_target_and_kind(data: CampaignData) -> None:
     assert f"{winner.seconds * 1e6:.1f} µs" in page
     assert "floor: MXU" in page and "64.5 µs" in page and "15.3 µs" in page
     assert "tpu7x, modelled" in page and "measured" not in page
-    assert "of the roofline" in page and "against baseline bf16" in page
+    assert "of the roofline" in page and "faster than baseline bf16" in page
 
 
 def test_hostile_text_is_shown_and_never_run(data: CampaignData) -> None:
@@ -94,58 +82,31 @@ def test_hostile_text_is_shown_and_never_run(data: CampaignData) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(detail=st.text(max_size=60), source=st.text(max_size=120), reason=st.text(min_size=1, max_size=60))
-def test_any_text_leaves_the_page_whole(
-    tmp_path_factory: pytest.TempPathFactory, detail: str, source: str, reason: str
-) -> None:
+@given(detail=st.text(max_size=60), source=st.text(max_size=120))
+def test_any_text_leaves_the_page_whole(data: CampaignData, detail: str, source: str) -> None:
+    (_, seed), *_ = data.seeds()
     text = detail.encode("utf-8", "replace").decode()
-    path = tmp_path_factory.mktemp("any") / "journal.sqlite"
-    sample = SampleCampaign(path)
-    sample.grow(1)
-    seed = sample.passed[0][0]
     genome = Genome(source.encode("utf-8", "replace").decode(), {"x": text})
-    mutation = Mutation(MutationKind.REWRITE, text, text)
-    sample.journal.add_candidate(Candidate(1, genome, (seed.genome.id,), mutation, 1, 0))
-    better = sample.passed[0][1].model_copy(update={"genome": genome.id, "fitness": 1e4})
-    sample.journal.add_evaluation(1, better)
-    found = load(sample.journal)
-    sample.close()
+    child = Candidate(60, genome, (seed.genome.id,), Mutation(MutationKind.REWRITE, text, text), 1, 0)
+    better = data.evaluations[seed.genome.id].model_copy(update={"genome": genome.id, "fitness": 1e4})
+    found = replace(
+        data,
+        points=(*data.points, Point(61, child, better, 9.0)),
+        candidates={**data.candidates, genome.id: child},
+        evaluations={**data.evaluations, genome.id: better},
+        winner=child,
+    )
     check(render(found))
-    assert found.winner is not None and found.winner.index == 1
-    ET.fromstring(lineage_svg(found, found.winner, standalone=True))
-
-
-def test_pictures_are_whole_svg_files(data: CampaignData) -> None:
-    assert data.winner is not None
-    timeline = read_timeline("winner", data.references["timeline"]["winner"].workloads[0].diagnosis)
-    assert timeline is not None
-    pictures = [convergence_svg(data, axis, standalone=True) for axis in Axis]
-    pictures += [
-        lineage_svg(data, data.winner, standalone=True),
-        timeline_svg([timeline], "x", standalone=True),
-    ]
-    for picture in pictures:
-        root = ET.fromstring(picture)
-        assert root.tag.endswith("svg") and float(root.attrib["height"]) > 50
-
-
-def test_every_ancestor_has_a_row_and_every_failure_a_tick(data: CampaignData) -> None:
-    assert data.winner is not None
-    picture = lineage_svg(data, data.winner)
-    for candidate in ancestry(data, data.winner):
-        assert f"#{candidate.index}  " in picture
-    failed = sum(point.evaluation.fitness is None for point in data.points)
-    path = re.search(r'<path d="([^"]*)" class="fails"', convergence_svg(data))
-    assert path is not None and path[1].count("M") == failed > 0
+    ET.fromstring(lineage_svg(found, child, standalone=True))
 
 
 def test_a_report_of_an_unfinished_or_empty_campaign(tmp_path: Path) -> None:
     sample = SampleCampaign(tmp_path / "journal.sqlite")
     page = render(load(sample.journal))
-    assert "Nothing has been evaluated yet" in page
+    assert "No evaluation has finished yet" in page
     sample.grow(5)
     check(render(load(sample.journal)))
-    assert "unfinished" in render(load(sample.journal))
+    assert "running or killed" in render(load(sample.journal))
     sample.close()
 
 
@@ -188,34 +149,6 @@ def test_ranking_by_scope(data: CampaignData) -> None:
     assert {row.name for row in data.ranking(Scope.SUITE)} == {"winner", "bf16", "naive"}
 
 
-def test_full_diff_shows_parameters_and_source() -> None:
-    text = full_diff(Genome("a = 1\n", {"m": 1, "n": 2}), Genome("a = 2\n", {"m": 4, "k": 3}))
-    for line in ("m: 1 -> 4", "n: 2 -> -", "k: - -> 3", "-a = 1", "+a = 2"):
-        assert line in text.splitlines()
-
-
-@pytest.mark.parametrize(
-    "timeline",
-    [
-        None,
-        {"bins": [1, 2]},
-        {"bins": [1, 2, 3], "lanes": {"MXU": [0.5]}},
-        {"bins": [2, 1], "lanes": {"MXU": [0.5, 0.5]}},
-        {"bins": [1, float("nan")], "lanes": {"MXU": [0.5, 0.5]}},
-        {"bins": ["a"], "lanes": {"MXU": [1]}},
-        {"bins": [1], "lanes": {}},
-    ],
-)
-def test_a_malformed_timeline_is_no_timeline(timeline: object) -> None:
-    assert read_timeline("x", {"timeline": timeline}) is None
-
-
-@pytest.mark.parametrize("bins", [[0, 10, 20], [10, 20], [0, 10]])
-def test_bins_may_be_edges_ends_or_beginnings(bins: list[float]) -> None:
-    read = read_timeline("x", {"timeline": {"bins": bins, "lanes": {"MXU": [0.5, 1]}}})
-    assert read == Timeline("x", "cycles", (10.0, 20.0), {"MXU": (0.5, 1.0)})
-
-
 @given(st.floats(1e-10, 1e4), st.floats(1e-3, 1e6))
 def test_ticks_are_round_and_inside(low: float, width: float) -> None:
     high = low + width
@@ -227,7 +160,17 @@ def test_ticks_are_round_and_inside(low: float, width: float) -> None:
 def test_numbers_have_units() -> None:
     assert time_text(8.12e-5) == "81.2 µs" and time_text(0.0123) == "12.3 ms" and time_text(2e-8) == "20.0 ns"
     assert duration_text(74.2) == "1 min 14 s" and duration_text(3.21) == "3.2 s"
+    assert (
+        speed_text(1.45, "bf16") == "1.45 × faster than bf16"
+        and speed_text(0.5, "it") == "2.00 × slower than it"
+    )
     assert clean("<a>\x00") == "&lt;a&gt;\N{REPLACEMENT CHARACTER}"
+
+
+@given(st.text(st.characters(blacklist_categories=())))
+def test_any_text_is_printable_on_a_terminal(text: str) -> None:
+    assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", printable(text))
+    printable(text).encode()
 
 
 needs_browser = pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
@@ -272,10 +215,6 @@ def test_report_in_a_sandboxed_frame(journal_path: Path, tmp_path: Path) -> None
         frame = browser.page.frame_locator("iframe")
         frame.get_by_role("button", name="by time").click()
         assert frame.locator("[data-axis=time]").is_visible()
-        square = frame.locator("svg a").first
-        goal = frame.locator(square.get_attribute("href") or "")
-        square.click()
-        goal.locator("p").first.wait_for(state="visible")
         assert browser.errors == []
 
 

@@ -71,7 +71,7 @@ def test_panel_shows_figures_with_unit_target_and_kind(journal: Journal) -> None
         "20 of 60",
         "40.0 s of 5 min 0 s",
         "0.50 evaluations/s",
-        "MLflow 3 behind",
+        "MLflow lacks 3 evaluations",
         "on tpu7x, modelled",
         f"{best.fitness:.1f}",
         "1024x2048x2048",
@@ -97,8 +97,8 @@ def test_lines_are_few_and_tell_improvements(journal: Journal, monkeypatch: pyte
     lines = stream.getvalue().splitlines()
     improved = [line for line in lines if "new best" in line]
     assert improved and all("TFLOP/s (tpu7x, modelled)" in line for line in improved)
-    assert "against seed" in improved[-1] and "against bf16" in improved[-1]
-    assert any(line.endswith("MLflow 2 behind") for line in lines)
+    assert "faster than seed" in improved[-1] and "faster than bf16" in improved[-1]
+    assert any(line.endswith("MLflow lacks 2") for line in lines)
     assert "final check" in lines
     assert 5 <= len(lines) <= len(improved) + 8
 
@@ -125,7 +125,7 @@ def test_nothing_yet() -> None:
         display.update(Snapshot(0, None, 0.0, None))
         display.stop()
         display.stop()
-    assert "no candidate has passed yet" in stream.getvalue()
+    assert "No candidate has passed every gate yet." in stream.getvalue()
 
 
 def test_importing_it_is_cheap() -> None:

@@ -21,7 +21,7 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.mlflow_mirror.process import Follower, Progress
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.data import judged
+from tilewright.evolve.report.data import judge_lines
 from tilewright.evolve.show import watch
 from tilewright.evolve.show.display import PlainDisplay, Snapshot
 from tilewright.fitness.evaluation import Reached, Verdict
@@ -113,15 +113,15 @@ def test_silence_and_a_busy_file_are_said_and_an_interruption_ends_it(
     display = Recorder()
     assert watch.watch(folder, display, later) == "interrupted"
     text = display.text.getvalue()
-    assert "no news for 2 min 0 s: busy with something long, or killed" in text
-    assert "cannot be read at the moment: database is locked" in text and "\n\n" not in text
+    assert "no new row for 2 min 0 s: the campaign is in a long step, or was killed" in text
+    assert "cannot read the journal at the moment: database is locked" in text and "\n\n" not in text
     sample.close()
 
 
 def test_a_folder_that_disappears_is_one_sentence(folder: Path) -> None:
     sample = SampleCampaign(folder / JOURNAL)
     sample.close()
-    with pytest.raises(UserError, match="quickstart-001 was removed while it was watched"):
+    with pytest.raises(UserError, match="quickstart-001 was removed while tilewright watched it"):
         watch.watch(folder, Recorder(), lambda seconds: (folder / JOURNAL).unlink(missing_ok=True))
 
 
@@ -131,7 +131,10 @@ def test_the_command_prints_how_it_ended(folder: Path, capsys: pytest.CaptureFix
     home = str(folder.parent.parent)
     assert cli.main(["--home", home, "watch"]) == 0
     said = capsys.readouterr().out
-    assert "campaign quickstart-001 finished (evaluations)" in said and "(tpu7x, modelled)" in said
+    assert (
+        "campaign quickstart-001 finished: the budget of evaluations is spent" in said
+        and "(tpu7x, modelled)" in said
+    )
     assert (folder / JOURNAL).read_bytes() == before, "it only reads"
     assert cli.main(["--home", home, "watch", "nobody"]) == 2
 
@@ -170,12 +173,19 @@ def test_ctrl_c_on_a_terminal_ends_it_whole(folder: Path) -> None:
     sample.close()
 
 
-def test_status_says_how_answers_were_judged():
-    def line(*ways):
-        found = [types.SimpleNamespace(reached=way) for way in ways]
-        return judged(found)
-
-    assert line(None) == []
-    assert line(Reached.TRACE, None) == ["answers judged from traced data"]
-    weakest = "answers judged by Triton's interpreter alone; nothing judged that way is promoted"
-    assert line(Reached.INTERPRETER) == [weakest]
+@pytest.mark.parametrize(
+    ("ways", "lines"),
+    [
+        ([None], []),
+        ([Reached.TRACE, None], ["The gates judged answers from traced data"]),
+        (
+            [Reached.INTERPRETER],
+            [
+                "The gates judged answers by Triton's interpreter alone; "
+                "tilewright promotes nothing that is judged that way"
+            ],
+        ),
+    ],
+)
+def test_status_says_how_answers_were_judged(ways: list[Reached | None], lines: list[str]) -> None:
+    assert judge_lines(types.SimpleNamespace(reached=way) for way in ways) == lines  # type: ignore[misc]

@@ -122,7 +122,7 @@ NARROW = (
 def test_a_kernel_that_crashes_the_compiler_is_a_verdict_and_the_next_compiles(
     compiler: FreshChildren,
 ) -> None:
-    for target in ("gfx950", "sm_90"):
+    for target in ("gfx950", "sm_100"):
         found = cascade_for(target, compiler).evaluate("one", CRASH, {"num_warps": 4}, seed=1)
         assert found.verdict is Verdict.COMPILE_ERROR and "SIGABRT" in found.reason, found.reason
         assert found.stage is Stage.COMPILE and found.fitness is None

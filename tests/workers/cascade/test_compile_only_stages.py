@@ -19,7 +19,7 @@ from tilewright.workers.request import Failure, Findings, Limits, Request, Truth
 
 OPERATOR = Doubler()
 SUITE = OPERATOR.suites["tiny"]
-TARGET = load_target("sm_90")
+TARGET = load_target("sm_100")
 LAUNCHES = {"m64": [{"b": 1, "a": 2}], "m32": ["b", 2], "m96": ["never asked"]}
 SASS = "  /*0000*/  STG.E.64 desc[UR4][R2.64], R4 ;\n  /*0010*/  STL [R1], R2 ;\n"
 
@@ -74,7 +74,7 @@ def test_code_is_read_in_the_parent(monkeypatch):
     assert (two["registers"], two["stack_bytes"]) == (80, 0)
     ((asked, doing, target),) = compiler.asked
     part = TARGET.architecture
-    assert asked is compiler and doing == "compiling for sm_90"
+    assert asked is compiler and doing == "compiling for sm_100"
     assert target == {
         "backend": part.backend, "arch": part.arch, "lanes": part.lanes, "smem_bytes": part.smem_bytes,
     }  # fmt: skip

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from testkit import FIXTURES
+from testkit.gpu import require_h200
 from tilewright.fitness.evaluation import FigureKind, Stage, Verdict
 from tilewright.fitness.race import Race, Rung
 from tilewright.fitness.targets import load_target
@@ -22,7 +23,7 @@ from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.comparison import CONTROL, Comparison, compare
-from tilewright.workers.device.station import Entry, LocalStation, compile_children, station_fault
+from tilewright.workers.device.station import Entry, LocalStation, compile_children
 from tilewright.workers.request import GIB, Limits
 from tilewright.workers.runners.triton.clock import GpuClock
 from tilewright.workers.toolchains import triton as triton_toolchain
@@ -192,8 +193,7 @@ def test_without_a_gpu_the_reason_is_one_sentence():
 @pytest.mark.gpu
 def test_seed_kernels_and_faults_on_the_gpu():
     target = load_target("h200")
-    if triton_toolchain.missing_parts(target.gpu) or station_fault(target.gpu):
-        pytest.skip("needs an NVIDIA H200")
+    require_h200()
     from testkit.faults.device import FAULTS
 
     operator = load_operator("gemm_fp8_blockwise/gemm_nt")

@@ -21,8 +21,13 @@ from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.device.comparison import compare
 from tilewright.workers.device.station import LocalStation
 from tilewright.workers.request import Limits
-from tilewright.workers.runners.pallas.clock import ProfilerClock, Program
-from tilewright.workers.runners.pallas.profile import ProfileError, program_seconds, read_profile
+from tilewright.workers.runners.pallas.clock import (
+    ProfileError,
+    ProfilerClock,
+    Program,
+    program_seconds,
+    read_profile,
+)
 from tilewright.workers.runners.pallas.tpu_runner import _operands
 from tilewright.workers.toolchains import tpu as tpu_toolchain
 

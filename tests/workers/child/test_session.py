@@ -1,5 +1,6 @@
 """A child that serves many candidates: what one of them leaves behind is not held against the next."""
 
+import sys
 import textwrap
 import threading
 import time
@@ -11,6 +12,7 @@ from tilewright.workers.child.drain import ByteLimits
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.fresh import FreshChildren
+from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.session import JobLimits, SessionConfig, SessionDied, SessionPool
 
 LIMITS = JobLimits(20.0, 20.0)
@@ -57,8 +59,8 @@ CHILD = """
 
 @pytest.fixture
 def pool(tmp_path, monkeypatch):
-    (tmp_path / "session_main.py").write_text(textwrap.dedent(CHILD))
-    monkeypatch.setattr(session, "PROGRAMS", tmp_path)
+    program = (sys.executable, "-I", "-c", textwrap.dedent(CHILD))
+    monkeypatch.setattr(session, "LAUNCHER", Spawn(program))
     monkeypatch.setattr(session, "PING_SECONDS", 0.5)
     kept = SessionPool(SessionConfig("none", {}, {}))
     yield kept

@@ -4,8 +4,7 @@ The simulator's model of copies knows no stride within a stride ("dma-general"):
 an axis and a part of an axis inside it, or an operation of XLA around a kernel that rearranges so, and it aborts. The
 time model takes from the simulation which copies there are, their bytes and what waits for them, and nothing of their
 addresses. So each kernel here stands alone, on operands of its own, and an array whose blocks stride twice is replaced
-by one of the same blocks side by side: same grid, same blocks copied and kept at the same steps, same bytes. What stood
-around the kernels is costed by its bytes (``workers.runners.mosaic.xla_operations``).
+by one of the same blocks side by side: same grid, same blocks copied and kept at the same steps, same bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
 from tilewright.workers.runners.mosaic import ir as read
-from tilewright.workers.runners.mosaic.bodies import body_of, replace_body, serialized_module
+from tilewright.workers.runners.mosaic.ir import body_of, replace_body, serialized_module
 
 _WINDOW = {"transform_indices", "window_bounds", "pipeline_mode", "window_kind"}
 

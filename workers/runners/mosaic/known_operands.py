@@ -29,8 +29,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 from tilewright.workers.runners.mosaic import ir as read
-from tilewright.workers.runners.mosaic.bodies import body_of, replace_body, serialized_module
 from tilewright.workers.runners.mosaic.index_steps import as_steps
+from tilewright.workers.runners.mosaic.ir import body_of, replace_body, serialized_module
 from tilewright.workers.runners.mosaic.scalar_division import without_divisions
 
 MAX_VALUES = 1 << 14

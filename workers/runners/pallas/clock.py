@@ -1,4 +1,8 @@
-"""Clocks for programs on a TPU: the profiler's device times, or the wall clock where a CPU stands in for the TPU."""
+"""Clocks for programs on a TPU: the profiler's device times, or the wall clock where a CPU stands in for the TPU.
+
+In a profile, a TPU's plane is called ``/device:TPU:0`` and so on; its line ``XLA Modules`` has one event for each
+execution of a program, named ``jit_<function>(<fingerprint>)``, from the device's own clock.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+from jax.profiler import ProfileData
 
-from tilewright.workers.runners.pallas.profile import ProfileError, program_seconds, read_profile
+PLANE = "/device:TPU:"
+LINE = "XLA Modules"
 
 
 @dataclass(frozen=True)
@@ -79,3 +85,39 @@ def _call(program: Program, operands: Sequence[Any], count: int) -> tuple[list[f
         if number == chosen:
             kept = results
     return times, kept
+
+
+class ProfileError(RuntimeError):
+    """A profile that does not hold what was run. One line."""
+
+
+def read_profile(folder: Path) -> ProfileData:
+    """The one profile that a trace left under ``folder``. Raises ProfileError."""
+    files = sorted(folder.rglob("*.xplane.pb"))
+    if len(files) != 1:
+        raise ProfileError(f"the profiler wrote {len(files)} files, not one")
+    return ProfileData.from_serialized_xspace(files[0].read_bytes())
+
+
+def program_seconds(profile: ProfileData, program: str) -> list[float]:
+    """Seconds of every execution of the jitted function ``program`` on one TPU core, in order.
+
+    Raises ProfileError when there is none, or when it ran on several cores.
+    """
+    found = []
+    for plane in profile.planes:
+        if not plane.name.startswith(PLANE):
+            continue
+        runs = [
+            (event.start_ns, event.duration_ns)
+            for line in plane.lines
+            if line.name == LINE
+            for event in line.events
+            if event.name.split("(")[0] == f"jit_{program}"
+        ]
+        if runs:
+            found.append([duration * 1e-9 for _, duration in sorted(runs)])
+    if len(found) != 1:
+        where = ", ".join(sorted(plane.name for plane in profile.planes)) or "nothing"
+        raise ProfileError(f"{program} ran on {len(found)} TPU cores of the profile, which has {where}")
+    return found[0]

@@ -1,6 +1,8 @@
 """Runs Triton candidates through Triton's interpreter and Gluon ones through the emulator, on the CPU.
 
-Checks their answers and times them.
+It checks their answers and times them, each job in a process of its own, which holds that job's inputs, no oracle, and
+no other candidate's job. Job kinds: ``interpret.check``, ``interpret.time``, and ``interpret.hello``, which is answered
+with ``ready``. Job data: ``runner_config``, and that of the kind.
 
 The one measured device whose process runs a candidate's Python: interpreting needs it. Its times say nothing of any
 kernel. Jobs and answers are those of ``workers.runners.triton.torch_runner``, entries are {id, source, params}.
@@ -17,6 +19,7 @@ import torch
 import triton
 
 from tilewright.workers.child.frames import Frame
+from tilewright.workers.runners.device_runner import Answer
 from tilewright.workers.runners.gluon_emulator.install import install as install_emulator
 from tilewright.workers.runners.gluon_emulator.install import is_gluon
 from tilewright.workers.runners.triton.candidate import checked_results, load_module
@@ -95,3 +98,20 @@ def _nans(spec: Mapping[str, Any]) -> torch.Tensor:
     tensor = torch.empty(spec["shape"], dtype=torch_dtype(spec["dtype"]))
     tensor.view(-1).view(torch.uint8).fill_(0xFF)
     return tensor
+
+
+def prepare() -> None:
+    """Load what torch and Triton load with their first use; children are forked from a process that has."""
+    import triton.experimental.gluon.nvidia.hopper  # noqa: F401 - what a tensor's type is looked up in
+
+    Runner({"product": ""})
+
+
+def run(job: Frame, answer: Answer) -> None:
+    """Serve one job."""
+    runner = Runner(job.data["runner_config"])
+    kind = job.kind.removeprefix("interpret.")
+    if kind == "hello":
+        answer(Frame("ready", runner.hello))
+    else:
+        runner.run(Frame(kind, job.data, job.arrays, job.blobs), answer)

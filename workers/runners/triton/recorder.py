@@ -282,6 +282,8 @@ class _Call(TorchDispatchMode):
 
     def _fill(self, tensor: torch.Tensor, value: float) -> None:
         slot, offset = self._located(tensor, "a filled tensor")
+        if slot < len(self._specs):
+            raise NotRecorded(f"launch changes its inputs: it fills {self._specs[slot].name}")
         if not tensor.is_contiguous():
             raise NotRecorded("part of a tensor with gaps is filled: fill the whole tensor")
         width = tensor.element_size()

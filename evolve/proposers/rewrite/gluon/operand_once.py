@@ -9,14 +9,14 @@ from typing import Any
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
+from tilewright.evolve.proposers.rewrite.base import Unsupported, short, walk
 from tilewright.evolve.proposers.rewrite.dataflow import parameters
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.gluon.product import Naming, loop_of, program_of, statement_texts
 from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, calls, names_in, sliced
 from tilewright.evolve.proposers.rewrite.gluon.tile import Axis
 from tilewright.evolve.proposers.rewrite.gluon.tiles import numbered, operand
-from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, short
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule
 from tilewright.evolve.proposers.rewrite.triton.descriptors import address_of
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, device_calls, range_of
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import libcst as cst
-import numpy as np
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
+from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
 from tilewright.evolve.proposers.rewrite.dataflow import small
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.accumulation import accumulates, block_of, full_index
-from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, Ref
 
 
@@ -19,42 +19,29 @@ def _names(node: cst.CSTNode, name: str) -> list[cst.CSTNode]:
     return [n for n in walk(node) if isinstance(n, cst.Name) and n.value == name]
 
 
-class AccumulateInValue:
+class AccumulateInValue(CallRule):
     """Read the accumulator once before a loop, add in a value, store it once after."""
 
     name = "pallas_accumulate_in_value"
-    language = Language.PALLAS
     why = (
         "Adding to a VMEM buffer in every iteration of an unrolled loop costs a load and a store of the whole tile "
         "each time; a value is stored once. The store slot is often what bounds a scaled accumulation."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            for number, item in enumerate(accumulates(view)):
-                loop = item.loop
-                if item.ref is None or loop is None or item.statement not in loop.body.body or not item.whole:
-                    continue
-                if len(_names(loop, item.ref)) == len(_names(item.statement, item.ref)):
-                    found.append(
-                        Site(
-                            f"{view.name}/{item.ref}/{number}",
-                            f"{view.name}: sum into {item.ref} in a value over the loop",
-                            (view, item),
-                        )
-                    )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        for item in accumulates(view):
+            loop = item.loop
+            if item.ref is None or loop is None or item.statement not in loop.body.body or not item.whole:
+                continue
+            if len(_names(loop, item.ref)) == len(_names(item.statement, item.ref)):
+                yield f"sum into {item.ref} in a value over the loop", item
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, item = site.payload
-        del view
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, item: Any) -> None:
+        kernel = view.kernel
         total, target = kernel.fresh("total"), kernel.code(item.target)
         edit.before(item.loop, f"{total} = {target}")
         edit.replace_statement(item.statement, f"{total} = {total} + {_operand(kernel, item.value)}")
         edit.after(item.loop, f"{target} = {total}")
-        return edit.finish()
 
 
 def _operand(kernel: KernelSource, node: cst.BaseExpression) -> str:
@@ -62,39 +49,28 @@ def _operand(kernel: KernelSource, node: cst.BaseExpression) -> str:
     return f"({text})" if isinstance(node, cst.IfExp | cst.Comparison | cst.BooleanOperation) else text
 
 
-class AccumulateInRef:
+class AccumulateInRef(CallRule):
     """The reverse: add to the reference in every iteration."""
 
     name = "pallas_accumulate_in_ref"
-    language = Language.PALLAS
     why = (
         "A sum kept in a value over a long unrolled loop holds hundreds of registers live and spills; adding to the "
         "reference in place keeps each partial short-lived."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            for number, item in enumerate(accumulates(view)):
-                if item.ref is None and item.loop is not None and isinstance(item.target, cst.Name):
-                    ends = _load_and_store(view, item.loop, item.target.value)
-                    if ends is not None:
-                        found.append(
-                            Site(
-                                f"{view.name}/{item.target.value}/{number}",
-                                f"{view.name}: add {item.target.value} to its reference in every iteration",
-                                (view, item, ends),
-                            )
-                        )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        for item in accumulates(view):
+            if item.ref is None and item.loop is not None and isinstance(item.target, cst.Name):
+                ends = _load_and_store(view, item.loop, item.target.value)
+                if ends is not None:
+                    yield f"add {item.target.value} to its reference in every iteration", (item, ends)
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        _, item, (load, store, target) = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+        kernel = view.kernel
+        item, (load, store, target) = payload
         edit.remove(load)
         edit.remove(store)
         edit.replace_statement(item.statement, f"{target} += {kernel.code(item.value)}")
-        return edit.finish()
 
 
 def _load_and_store(
@@ -119,35 +95,24 @@ def _load_and_store(
     return (load, store, target) if outside == 2 else None
 
 
-class DropAccumulatorScratch:
+class DropAccumulatorScratch(CallRule):
     """Replace a scratch accumulator that no grid step hands on by a local value."""
 
     name = "pallas_drop_accumulator_scratch"
-    language = Language.PALLAS
     why = (
         "When the whole reduction happens within one grid step, the accumulator needs no memory: as a value it saves "
         "a zero fill, a read and a write of the tile, and the VMEM."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            if not view.outputs:
-                continue
-            for ref in view.scratch:
-                if _local_only(view, ref):
-                    found.append(
-                        Site(
-                            f"{view.name}/{ref.name}",
-                            f"{view.name}: hold {ref.name} in a value instead of scratch",
-                            (view, ref),
-                        )
-                    )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        if not view.outputs:
+            return
+        for ref in view.scratch:
+            if _local_only(view, ref):
+                yield f"hold {ref.name} in a value instead of scratch", ref
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, ref = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, ref: Any) -> None:
+        kernel = view.kernel
         value = kernel.fresh(f"{ref.name}_value")
         declared = ref.declared
         shape = f"{view.outputs[0].name}.shape"
@@ -162,7 +127,6 @@ class DropAccumulatorScratch:
                 numpy = edit.ensure_import("jax.numpy", "jnp")
                 edit.replace(kernel.parents[parent], f"{numpy}.zeros({shape}, {dtype})")
         remove_scratch(edit, view, ref)
-        return edit.finish()
 
 
 def remove_scratch(edit: Edit, view: PallasCall, ref: Ref) -> None:

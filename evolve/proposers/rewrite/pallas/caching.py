@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import libcst as cst
-import numpy as np
 
 from tilewright.evolve.proposers.rewrite.base import (
     KernelSource,
-    Language,
-    RewrittenKernel,
-    Site,
     Unsupported,
     walk,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.chain import Chain, find_chain, ordinal, take_from
-from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.shapes import Inference, ShapedValue, loop_count
 from tilewright.evolve.proposers.rewrite.pallas.view import (
     PALLAS_TPU,
@@ -82,40 +79,33 @@ def read_texts(chain: Chain, buffers: Buffers, lead: Sequence[str], kernel: Kern
     return texts
 
 
-class CacheAcrossAxis:
+class CacheAcrossAxis(CallRule):
     """Compute a chain at the first step of a grid axis its inputs do not move with; reuse it from scratch."""
 
     name = "pallas_cache_across_axis"
-    language = Language.PALLAS
     why = (
         "A tile that does not move with a grid axis is quantised again at every step of that axis. Filling a VMEM "
         "scratch at the first step and reading it at the others trades vector work, which bounds a fused kernel, "
         "for a little memory."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            for axis in range(len(view.grid)):
-                fixed = [r.name for r in view.inputs if r.spec and axis not in r.spec.grid_axes(kernel)]
-                chain = find_chain(view, fixed) if fixed else None
-                if chain is not None and chain.refs and view.operands:
-                    what = ", ".join(v.name for v in chain.values)
-                    found.append(
-                        Site(
-                            f"{view.name}/axis{axis}/{'+'.join(chain.refs)}",
-                            f"{view.name}: keep {what} of {', '.join(chain.refs)} over grid axis {axis}",
-                            (view, axis, chain),
-                        )
-                    )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        kernel = view.kernel
+        for axis in range(len(view.grid)):
+            fixed = [r.name for r in view.inputs if r.spec and axis not in r.spec.grid_axes(kernel)]
+            chain = find_chain(view, fixed) if fixed else None
+            if chain is not None and chain.refs and view.operands:
+                what = ", ".join(v.name for v in chain.values)
+                yield f"keep {what} of {', '.join(chain.refs)} over grid axis {axis}", (axis, chain)
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, axis, chain = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+        kernel = view.kernel
+        axis, chain = payload
         inner: set[int] = set()
         for name in chain.refs:
-            spec = view.ref(name).spec
+            ref = view.ref(name)
+            spec = ref.spec if ref is not None else None
+            assert spec is not None
             inner |= {d for d in spec.grid_axes(kernel) if d > axis}
         lead_dims = [kernel.code(view.grid[d]) for d in sorted(inner)]
         buffers = reserve(edit, view, chain, lead_dims, "cache", "Values kept across a grid axis.")
@@ -129,7 +119,6 @@ class CacheAcrossAxis:
         take_from(edit, view, chain, read_texts(chain, buffers, lead, kernel))
         for sequential in {axis, *inner}:
             view.make_sequential(edit, sequential)
-        return edit.finish()
 
 
 def pinned_id(edit: Edit, view: PallasCall, axis: int, before: int) -> str:
@@ -144,37 +133,28 @@ def pinned_id(edit: Edit, view: PallasCall, axis: int, before: int) -> str:
     return name
 
 
-class PinCachedInput:
+class PinCachedInput(CallRule):
     """Stop fetching blocks of an input that is only read at the first step of a grid axis."""
 
     name = "pallas_pin_cached_input"
-    language = Language.PALLAS
     why = (
         "An input read only while a cache is filled is still copied from HBM at every later step. Freezing its block "
         "index after the first step makes the pipeline skip those copies."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            for ref in view.inputs:
-                axis = _filled_at_first_step(view, ref.name)
-                if axis is None or ref.spec is None or not isinstance(ref.spec.map_node, cst.Lambda):
-                    continue
-                moving = {d for d in ref.spec.grid_axes(kernel) if d > axis}
-                if moving and "where(" not in kernel.code(ref.spec.map_node):
-                    found.append(
-                        Site(
-                            f"{view.name}/{ref.name}/axis{axis}",
-                            f"{view.name}: fetch {ref.name} only at the first step of grid axis {axis}",
-                            (view, ref, axis, moving),
-                        )
-                    )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        kernel = view.kernel
+        for ref in view.inputs:
+            axis = _filled_at_first_step(view, ref.name)
+            if axis is None or ref.spec is None or not isinstance(ref.spec.map_node, cst.Lambda):
+                continue
+            moving = {d for d in ref.spec.grid_axes(kernel) if d > axis}
+            if moving and "where(" not in kernel.code(ref.spec.map_node):
+                yield f"fetch {ref.name} only at the first step of grid axis {axis}", (ref, axis, moving)
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, ref, axis, moving = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+        kernel = view.kernel
+        ref, axis, moving = payload
         numpy = edit.ensure_import("jax.numpy", "jnp")
         for position, index in enumerate(ref.spec.index):
             axes = ref.spec.depends(kernel, position)
@@ -184,7 +164,6 @@ class PinCachedInput:
                 (inner,) = axes
                 last = f"{view.named_extent(edit, inner)} - 1"
                 edit.replace(index, f"{numpy}.where({ref.spec.axes[axis]} == 0, {index.value}, {last})")
-        return edit.finish()
 
 
 def _filled_at_first_step(view: PallasCall, name: str) -> int | None:
@@ -211,48 +190,40 @@ def _static(view: PallasCall, node: cst.CSTNode) -> bool:
     return isinstance(parent, cst.Attribute) and parent.attr.value in ("shape", "dtype", "ndim")
 
 
-class SkewGridStep:
+class SkewGridStep(CallRule):
     """Quantise the next block along the fastest grid axis while the dot works on the previous one."""
 
     name = "pallas_skew_grid_step"
-    language = Language.PALLAS
     why = (
         "Quantising a tile and multiplying it are dependent, so the matrix unit waits. With two scratch slots and one "
         "more grid step, a step multiplies the tile quantised by the step before: the block then holds independent "
         "vector and matrix work."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            axis = len(view.grid) - 1
-            if not view.operands or any(r.spec is None for r in [*view.inputs, *view.outputs]):
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        kernel = view.kernel
+        axis = len(view.grid) - 1
+        if not view.operands or any(r.spec is None for r in [*view.inputs, *view.outputs]):
+            return
+        if any(axis in r.spec.grid_axes(kernel) for r in view.outputs if r.spec):
+            return
+        if any(not isinstance(r.spec.map_node, cst.Lambda) for r in view.inputs if r.spec):
+            return
+        for ref in view.inputs:
+            if ref.spec is None or axis not in ref.spec.grid_axes(kernel):
                 continue
-            if any(axis in r.spec.grid_axes(kernel) for r in view.outputs if r.spec):
-                continue
-            if any(not isinstance(r.spec.map_node, cst.Lambda) for r in view.inputs if r.spec):
-                continue
-            for ref in view.inputs:
-                if ref.spec is None or axis not in ref.spec.grid_axes(kernel):
-                    continue
-                chain = find_chain(view, [ref.name], "ahead")
-                if chain is not None and chain.refs == [ref.name] and _initialised(view, axis):
-                    found.append(
-                        Site(
-                            f"{view.name}/axis{axis}/{ref.name}",
-                            f"{view.name}: quantise {ref.name} one step of grid axis {axis} ahead",
-                            (view, axis, ref, chain),
-                        )
-                    )
-        return found
+            chain = find_chain(view, [ref.name], "ahead")
+            if chain is not None and chain.refs == [ref.name] and _initialised(view, axis):
+                yield f"quantise {ref.name} one step of grid axis {axis} ahead", (axis, ref, chain)
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, axis, ref, chain = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+        kernel = view.kernel
+        axis, ref, chain = payload
         numpy = edit.ensure_import("jax.numpy", "jnp")
         extent = view.named_extent(edit, axis)
         edit.replace(view.grid[axis], f"{extent} + 1")
         for other in view.inputs:
+            assert other.spec is not None
             for position, index in enumerate(other.spec.index):
                 if axis not in other.spec.depends(kernel, position):
                     continue
@@ -274,7 +245,6 @@ class SkewGridStep:
         take_from(edit, view, chain, read_texts(chain, buffers, [f"1 - {turn}"], kernel))
         edit.after(_last_use(view, chain), fill_text(chain, buffers, [turn], kernel))
         view.make_sequential(edit, axis)
-        return edit.finish()
 
 
 def _initialised(view: PallasCall, axis: int) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import libcst as cst
 import libcst.matchers as m
-import numpy as np
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site
+from tilewright.evolve.proposers.rewrite.base import KernelSource
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.accumulation import (
     Accumulate,
@@ -20,7 +20,7 @@ from tilewright.evolve.proposers.rewrite.pallas.accumulation import (
     factors,
     scaled_dot,
 )
-from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall
 
 _PLAIN = cst.Module(body=[])
@@ -30,63 +30,48 @@ def _text(node: cst.CSTNode) -> str:
     return _PLAIN.code_for_node(node).strip()
 
 
-def _label(view: PallasCall, item: Accumulate, number: int) -> str:
-    return f"{view.name}/{_text(item.target)}/{number}"
-
-
 def _has_own_names(value: cst.BaseExpression) -> bool:
     """Whether it holds a comprehension: the names that one binds mean nothing outside it, where chunks are cut."""
     return bool(m.findall(value, m.ListComp() | m.SetComp() | m.DictComp() | m.GeneratorExp()))
 
 
-class _Chunk:
+class _Chunk(CallRule):
     """Common part of chunking along the rows (axis 0) or the columns (axis 1) of the product."""
 
-    language = Language.PALLAS
     axis: int
     word: str
     letter: str
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            for number, item in enumerate(accumulates(view)):
-                value = expanded(view, item)
-                if item.whole and len(dots(kernel, value)) == 1 and not _has_own_names(value):
-                    found.append(
-                        Site(
-                            _label(view, item, number),
-                            f"{view.name}: {self.word} chunks of the dot added to {_text(item.target)}",
-                            (view, item),
-                        )
-                    )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        kernel = view.kernel
+        for item in accumulates(view):
+            value = expanded(view, item)
+            if item.whole and len(dots(kernel, value)) == 1 and not _has_own_names(value):
+                yield f"{self.word} chunks of the dot added to {_text(item.target)}", item
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, item = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, item: Any) -> bool:
+        kernel = view.kernel
         parameter = edit.add_parameter(f"chunk_{self.letter}", (64, 128, 256, 512), 128)
         block = view.outputs[0].spec
         owner = view.parameter_of(block.shape[self.axis]) if block and len(block.shape) == 2 else None
         if owner:
             edit.add_constraint(f"{owner} % {parameter} == 0", f"{parameter} must divide {owner}")
             if isinstance(kernel.defaults.get(owner), int) and kernel.defaults[owner] % 128:
-                return None
+                return False
         size = view.pass_static(edit, parameter)
         names = {w: kernel.fresh(w) for w in ("start", "extent", "chunk_of")}
         names["numpy"] = edit.ensure_import("jax.numpy", "jnp")
         self._helper(edit, view, names["chunk_of"])
         value = expanded(view, item)
         dot = dots(kernel, value)[0]
-        side, other = (dot.lhs, dot.rhs) if self.axis == 0 else (dot.rhs, dot.lhs)
-        del other
+        side = dot.lhs if self.axis == 0 else dot.rhs
         along = self.axis if self.axis == 0 or not dot.transposed else 0
         piece = self._piece(kernel, value, along, size, names)
         extent = f"{names['extent']} = {_text(side)}.shape[{along}]"
         edit.replace_statement(item.statement, self._loop(item, piece, extent, size, names))
         for statement in absorbed(view, item):
             edit.remove(statement)
-        return edit.finish()
+        return True
 
     def _helper(self, edit: Edit, view: PallasCall, name: str) -> None:
         edit.before(
@@ -165,38 +150,28 @@ class ChunkColumns(_Chunk):
     )
 
 
-class DequantiseFirst:
+class DequantiseFirst(CallRule):
     """Scale both operands in bfloat16 before the dot instead of the float32 partial after it."""
 
     name = "pallas_dequantise_first"
-    language = Language.PALLAS
     why = (
         "Scaling the [rows, columns] partial of every K group costs vector work that grows with the tile. Scaling the "
         "operands before the dot costs less when groups are short, and lets all groups share one long dot."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            for number, item in enumerate(accumulates(view)):
-                split = scaled_dot(kernel, expanded(view, item))
-                if split and split[1] and isinstance(split[0].node, cst.Call) and not split[0].transposed:
-                    found.append(
-                        Site(
-                            _label(view, item, number),
-                            f"{view.name}: scale the operands of the dot added to {_text(item.target)}",
-                            (view, item),
-                        )
-                    )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        kernel = view.kernel
+        for item in accumulates(view):
+            split = scaled_dot(kernel, expanded(view, item))
+            if split and split[1] and isinstance(split[0].node, cst.Call) and not split[0].transposed:
+                yield f"scale the operands of the dot added to {_text(item.target)}", item
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, item = site.payload
+    def change(self, edit: Edit, view: PallasCall, item: Any) -> bool:
+        kernel = view.kernel
         split = scaled_dot(kernel, expanded(view, item))
         if split is None:
-            return None
+            return False
         dot, scales = split
-        edit = Edit(kernel)
         numpy = edit.ensure_import("jax.numpy", "jnp")
         helper = kernel.fresh("scaled")
         edit.before(
@@ -220,47 +195,37 @@ class DequantiseFirst:
         edit.replace(item.value, call.with_changes(args=arguments, lpar=[], rpar=[]))
         for statement in absorbed(view, item):
             edit.remove(statement)
-        return edit.finish()
+        return True
 
 
-class ReassociateScale:
+class ReassociateScale(CallRule):
     """``dot * (a * b)`` to ``(dot * a) * b`` and back."""
 
     name = "pallas_reassociate_scale"
-    language = Language.PALLAS
     why = (
         "Multiplying the row scale with the column scale first makes an outer product as large as the tile; scaling "
         "by one after the other broadcasts small operands. Which is cheaper depends on layout and registers."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            for number, item in enumerate(accumulates(view)):
-                split = scaled_dot(kernel, expanded(view, item))
-                if split and len(split[1]) >= 2:
-                    found.append(
-                        Site(
-                            _label(view, item, number),
-                            f"{view.name}: another order of the scales on {_text(item.target)}",
-                            (view, item),
-                        )
-                    )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        kernel = view.kernel
+        for item in accumulates(view):
+            split = scaled_dot(kernel, expanded(view, item))
+            if split and len(split[1]) >= 2:
+                yield f"another order of the scales on {_text(item.target)}", item
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, item = site.payload
+    def change(self, edit: Edit, view: PallasCall, item: Any) -> bool:
+        kernel = view.kernel
         value = expanded(view, item)
         split = scaled_dot(kernel, value)
         if split is None:
-            return None
+            return False
         dot, scales = split
         names = [_text(s) for s in scales]
         chained = f"{_text(dot.node)} * " + " * ".join(names)
         grouped = f"{_text(dot.node)} * ({' * '.join(names)})"
         flat = isinstance(value, cst.BinaryOperation) and len(list(factors(value.right))) == 1
-        edit = Edit(kernel)
         edit.replace(item.value, grouped if flat else chained)
         for statement in absorbed(view, item):
             edit.remove(statement)
-        return edit.finish()
+        return True

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import libcst as cst
-import numpy as np
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
+from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
 from tilewright.evolve.proposers.rewrite.dataflow import definitions, resolve, small, statements
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.accumulation import dot_of, full_index
-from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.static import StaticNames
 from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, pairs
 
@@ -39,40 +39,29 @@ _KEEPS_UNIT = (
 )
 
 
-class BaseTwoSoftmax:
+class BaseTwoSoftmax(CallRule):
     """Raise two instead of e: scores are scaled by log2(e) as well, in the factor that scales them anyway."""
 
     name = "pallas_base_two_softmax"
-    language = Language.PALLAS
     why = (
         "The hardware raises two to a power; e to a power is that after a product with log2(e) for every score. Folded "
         "into the scale of the scores, the product costs nothing."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            for name, group in scalings(view).items():
-                powers = _Units(view, name, group).powers()
-                if powers:
-                    found.append(
-                        Site(
-                            f"{view.name}/{name}",
-                            f"{view.name}: {name} in base two, {len(powers)} exponentials",
-                            (group, powers),
-                        )
-                    )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        for name, group in scalings(view).items():
+            powers = _Units(view, name, group).powers()
+            if powers:
+                yield f"{name} in base two, {len(powers)} exponentials", (group, powers)
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        group, powers = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+        kernel = view.kernel
+        group, powers = payload
         numpy = edit.ensure_import("jax.numpy", "jnp")
         for factor in group.values():
             edit.replace(factor, f"({kernel.code(factor)} * {LOG2E})")
         for call in powers:
             edit.replace(call.func, f"{numpy}.exp2")
-        return edit.finish()
 
 
 Scalings = dict[cst.CSTNode, cst.BaseExpression]
@@ -285,28 +274,22 @@ def _header(statement: cst.CSTNode) -> cst.CSTNode | None:
     return statement.iter if isinstance(statement, cst.For) else None
 
 
-class NarrowExponent:
+class NarrowExponent(CallRule):
     """Raise in bfloat16 where the result is rounded to bfloat16 before a dot."""
 
     name = "pallas_narrow_exponent"
-    language = Language.PALLAS
     why = (
         "Weights are rounded to bfloat16 before they meet the values. Raised in bfloat16 they take half the registers, "
         "and half the work of the unit that raises; gates say whether the exponents' rounding can be afforded."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            for name, calls in _weights(view).items():
-                found.append(
-                    Site(f"{view.name}/{name}", f"{view.name}: raise {name} in bfloat16", (name, calls))
-                )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        for name, calls in _weights(view).items():
+            yield f"raise {name} in bfloat16", (name, calls)
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        name, calls = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+        kernel = view.kernel
+        name, calls = payload
         numpy = edit.ensure_import("jax.numpy", "jnp")
         for function, call in calls:
             edit.replace(call.args[0].value, f"({kernel.code(call.args[0].value)}).astype({numpy}.bfloat16)")
@@ -316,7 +299,6 @@ class NarrowExponent:
                     edit.replace(narrow, name)
                 else:
                     edit.replace(node, f"{name}.astype({numpy}.float32)")
-        return edit.finish()
 
 
 def _weights(view: PallasCall) -> dict[str, list[tuple[cst.FunctionDef, cst.Call]]]:

@@ -9,6 +9,7 @@ import libcst as cst
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, Unsupported, walk
 from tilewright.evolve.proposers.rewrite.dataflow import parameters, resolve, small, target_names
 from tilewright.evolve.proposers.rewrite.pallas.view import PALLAS, PallasCall, Ref, Spec
+from tilewright.evolve.proposers.rewrite.place_rule import PlaceRule
 
 log = logging.getLogger(__name__)
 
@@ -197,3 +198,12 @@ def _operands(kernel: KernelSource, call: cst.Call) -> list[cst.BaseExpression]:
             if called == name and kernel.enclosing(other, cst.FunctionDef) is scope:
                 return [a.value for a in other.args if not a.star]
     return []
+
+
+class CallRule(PlaceRule[PallasCall]):
+    """A rule whose places are in one ``pallas_call`` and its kernel."""
+
+    language = Language.PALLAS
+
+    def views(self, kernel: KernelSource) -> list[PallasCall]:
+        return pallas_calls(kernel)

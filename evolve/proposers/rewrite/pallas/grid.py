@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import libcst as cst
-import numpy as np
 
 from tilewright.evolve.proposers.rewrite.base import (
     KernelSource,
-    Language,
-    RewrittenKernel,
-    Site,
     Unsupported,
     walk,
 )
 from tilewright.evolve.proposers.rewrite.dataflow import dedented, reads_of, resolve, target_names
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.view import (
     PallasCall,
     Spec,
@@ -45,37 +41,27 @@ def _specs(view: PallasCall) -> list[Spec]:
     return found
 
 
-class WholeReductionBlock:
+class WholeReductionBlock(CallRule):
     """Remove a reduction axis from the grid: blocks span the whole reduction, conditional steps disappear."""
 
     name = "pallas_whole_reduction_block"
-    language = Language.PALLAS
     why = (
         "With the whole reduction in one grid step there is no accumulator to carry, no conditional block to stop the "
         "scheduler, and the input stays put while another axis moves. It costs VMEM."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            if len(view.grid) < 2 or not _literal_maps(view) or not isinstance(view.grid_node, cst.Tuple):
-                continue
-            for axis in range(len(view.grid)):
-                moved = {a for r in view.outputs if r.spec for a in r.spec.grid_axes(kernel)}
-                used = {a for r in view.inputs if r.spec for a in r.spec.grid_axes(kernel)}
-                if axis not in moved and axis in used and _plain_indices(view, axis):
-                    found.append(
-                        Site(
-                            f"{view.name}/axis{axis}",
-                            f"{view.name}: reduce grid axis {axis} within one step",
-                            (view, axis),
-                        )
-                    )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        kernel = view.kernel
+        if len(view.grid) < 2 or not _literal_maps(view) or not isinstance(view.grid_node, cst.Tuple):
+            return
+        for axis in range(len(view.grid)):
+            moved = {a for r in view.outputs if r.spec for a in r.spec.grid_axes(kernel)}
+            used = {a for r in view.inputs if r.spec for a in r.spec.grid_axes(kernel)}
+            if axis not in moved and axis in used and _plain_indices(view, axis):
+                yield f"reduce grid axis {axis} within one step", axis
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, axis = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, axis: Any) -> None:
+        kernel = view.kernel
         steps = kernel.code(view.grid[axis])
         widened: dict[str, str] = {}
         kept: set[str] = set()
@@ -107,7 +93,6 @@ class WholeReductionBlock:
         if kernel.enclosing(view.function, cst.FunctionDef) is not None:
             _widen_in_kernel(edit, view, {**widened, steps: "1"})
         _inline_whens(edit, view, axis)
-        return edit.finish()
 
 
 def _map_parameters(spec: Spec) -> cst.Parameters:
@@ -218,38 +203,29 @@ def _inline_whens(edit: Edit, view: PallasCall, axis: int) -> None:
             raise Unsupported("an ordering condition on the reduction axis")
 
 
-class SwapGridAxes:
+class SwapGridAxes(CallRule):
     """Exchange two grid axes that both move the output."""
 
     name = "pallas_swap_grid_axes"
-    language = Language.PALLAS
     why = (
         "The order of the grid decides which operand stays in VMEM between steps and which is read again; the best "
         "order depends on the shapes."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            if not _literal_maps(view) or not isinstance(view.grid_node, cst.Tuple | cst.List):
-                continue
-            fixed = {a for w in view.whens for a in view.axis_reads(view.kernel.code(w.condition))}
-            moving = set.intersection(*(r.spec.grid_axes(kernel) for r in view.outputs if r.spec))
-            free = sorted(moving - fixed)
-            for i, first in enumerate(free):
-                for second in free[i + 1 :]:
-                    found.append(
-                        Site(
-                            f"{view.name}/axes{first}{second}",
-                            f"{view.name}: exchange grid axes {first} and {second}",
-                            (view, first, second),
-                        )
-                    )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        kernel = view.kernel
+        if not _literal_maps(view) or not isinstance(view.grid_node, cst.Tuple | cst.List):
+            return
+        fixed = {a for w in view.whens for a in view.axis_reads(view.kernel.code(w.condition))}
+        moving = set.intersection(*(r.spec.grid_axes(kernel) for r in view.outputs if r.spec))
+        free = sorted(moving - fixed)
+        for i, first in enumerate(free):
+            for second in free[i + 1 :]:
+                yield f"exchange grid axes {first} and {second}", (first, second)
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, first, second = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+        kernel = view.kernel
+        first, second = payload
         a, b = view.grid[first], view.grid[second]
         edit.replace(a, kernel.code(b))
         edit.replace(b, kernel.code(a))
@@ -266,7 +242,6 @@ class SwapGridAxes:
                 if found in turn:
                     assert isinstance(node, cst.Call)
                     edit.replace(node.args[0].value, str(turn[found]))
-        return edit.finish()
 
 
 def _swapped(node: cst.Parameters, first: int, second: int) -> cst.Parameters:
@@ -277,33 +252,23 @@ def _swapped(node: cst.Parameters, first: int, second: int) -> cst.Parameters:
     return node.with_changes(params=listed)
 
 
-class SpecialiseSteps:
+class SpecialiseSteps(CallRule):
     """Straight-line code for the first, middle and last step instead of conditional blocks around one body."""
 
     name = "pallas_specialise_steps"
-    language = Language.PALLAS
     why = (
         "A conditional block is a barrier for the scheduler. Specialised steps put the zero fill and the final store "
         "into the same block as the dot, and leave the steady state without any condition inside."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            ends = _ends(view)
-            if ends is not None:
-                found.append(
-                    Site(
-                        f"{view.name}/steps",
-                        f"{view.name}: specialise first, middle and last step",
-                        (view, ends),
-                    )
-                )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        ends = _ends(view)
+        if ends is not None:
+            yield "specialise first, middle and last step", ends
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, (first, last) = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+        kernel = view.kernel
+        first, last = payload
         numpy = edit.ensure_import("jax.numpy", "jnp")
         body = list(view.body)
         start, end = body.index(first.node), body.index(last.node)
@@ -332,7 +297,6 @@ class SpecialiseSteps:
             calls = [begin] * is_first + [names["steady"]] + [finish] * is_last
             lines += [f"    {c}()" for c in calls]
         edit.after(last.node, "\n".join(lines))
-        return edit.finish()
 
 
 def _undecorated(node: cst.FunctionDef) -> cst.FunctionDef:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import libcst as cst
 import numpy as np
@@ -11,43 +12,32 @@ import numpy as np
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
 from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, resolve
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.find import CallRule, pallas_calls
 from tilewright.evolve.proposers.rewrite.pallas.view import PALLAS_TPU, PallasCall, with_keyword
 
 
-class DimensionSemantics:
+class DimensionSemantics(CallRule):
     """Declare a grid axis parallel or sequential."""
 
     name = "pallas_dimension_semantics"
-    language = Language.PALLAS
     why = (
         "A parallel axis may be split over cores and reordered; a sequential one lets buffers carry over. Only axes "
         "without state between their steps may be parallel."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            elements = view.semantics()
-            if elements is None:
-                found.append(
-                    Site(f"{view.name}/declare", f"{view.name}: declare the grid's semantics", (view, None))
-                )
-                continue
-            kinds = ["parallel" in kernel.code(e.value).lower() for e in elements]
-            first = kinds.index(False) if False in kinds else len(kinds)
-            for axis, parallel in enumerate(kinds):
-                # parallel axes come first: one ends where the other begins
-                if axis == first - 1 if parallel else axis == first and self._stateless(view, axis):
-                    word = "sequential" if parallel else "parallel"
-                    found.append(
-                        Site(
-                            f"{view.name}/axis{axis}/{word}",
-                            f"{view.name}: make grid axis {axis} {word}",
-                            (view, axis),
-                        )
-                    )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        kernel = view.kernel
+        elements = view.semantics()
+        if elements is None:
+            yield "declare the grid's semantics", None
+            return
+        kinds = ["parallel" in kernel.code(e.value).lower() for e in elements]
+        first = kinds.index(False) if False in kinds else len(kinds)
+        for axis, parallel in enumerate(kinds):
+            # parallel axes come first: one ends where the other begins
+            if axis == first - 1 if parallel else axis == first and self._stateless(view, axis):
+                word = "sequential" if parallel else "parallel"
+                yield f"make grid axis {axis} {word}", axis
 
     def _stateless(self, view: PallasCall, axis: int) -> bool:
         """Whether every output moves with the axis and no scratch outlives a step."""
@@ -55,23 +45,24 @@ class DimensionSemantics:
         used = {a for w in view.whens for a in view.axis_reads(view.kernel.code(w.condition))}
         return moved and axis not in used
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, axis = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, axis: Any) -> bool:
+        kernel = view.kernel
         if axis is None:
             words = ["parallel" if self._stateless(view, a) else "arbitrary" for a in range(len(view.grid))]
             add_compiler_parameter(edit, view, "dimension_semantics", repr(tuple(words)))
-            return edit.finish()
-        value = view.semantics()[axis].value
+            return True
+        elements = view.semantics()
+        assert elements is not None
+        value = elements[axis].value
         text = kernel.code(value)
         for old, new in (("parallel", "arbitrary"), ("PARALLEL", "ARBITRARY")):
             if old in text:
                 edit.replace(value, text.replace(old, new))
-                return edit.finish()
+                return True
             if new in text:
                 edit.replace(value, text.replace(new, old))
-                return edit.finish()
-        return None
+                return True
+        return False
 
 
 def add_compiler_parameter(edit: Edit, view: PallasCall, keyword: str, text: str) -> None:
@@ -86,47 +77,38 @@ def add_compiler_parameter(edit: Edit, view: PallasCall, keyword: str, text: str
         edit.transform(value, partial(with_keyword, keyword=keyword, text=text))
 
 
-class BufferCount:
+class BufferCount(CallRule):
     """Make the number of pipeline buffers of an input a parameter."""
 
     name = "pallas_buffer_count"
-    language = Language.PALLAS
     why = (
         "Inputs are double buffered by default. An input that seldom changes wastes the second buffer; with one buffer "
         "the VMEM can go to larger blocks."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        return [
-            Site(f"{v.name}/{r.name}", f"{v.name}: choose the buffers of {r.name}", (v, r))
-            for v in pallas_calls(kernel)
-            for r in v.inputs
-            if r.spec is not None and "pipeline_mode" not in kernel.code(r.spec.node)
-        ]
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        kernel = view.kernel
+        for r in view.inputs:
+            if r.spec is not None and "pipeline_mode" not in kernel.code(r.spec.node):
+                yield f"choose the buffers of {r.name}", r
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, ref = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, ref: Any) -> None:
+        kernel = view.kernel
         parameter = edit.add_parameter(f"{ref.name.removesuffix('_ref')}_buffers", (1, 2), 1)
         access = parameter_access(kernel, view.call, parameter)
         text = f"{view.pallas}.Buffered({access})"
         edit.transform(ref.spec.node, partial(with_keyword, keyword="pipeline_mode", text=text))
-        return edit.finish()
 
 
-class VmemLimit:
+class VmemLimit(CallRule):
     """Make the kernel's VMEM limit a parameter."""
 
     name = "pallas_vmem_limit"
-    language = Language.PALLAS
     why = "The default limit rejects blocks the chip could hold; a higher one leaves less for the compiler's own use."
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        return [
-            Site(f"{v.name}/vmem", f"{v.name}: choose the VMEM limit", v)
-            for v in pallas_calls(kernel)
-            if not self._is_parameter(v)
-        ]
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        if not self._is_parameter(view):
+            yield "choose the VMEM limit", None
 
     def _is_parameter(self, view: PallasCall) -> bool:
         node = self._given(view)
@@ -139,9 +121,8 @@ class VmemLimit:
                 return node.value
         return None
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+        kernel = view.kernel
         parameter = edit.add_parameter("vmem_limit_mib", (32, 40, 48, 56, 60), 56)
         text = f"{parameter_access(kernel, view.call, parameter)} * 1048576"
         given = self._given(view)
@@ -149,7 +130,6 @@ class VmemLimit:
             edit.replace(given, text)
         else:
             add_compiler_parameter(edit, view, "vmem_limit_bytes", text)
-        return edit.finish()
 
 
 class WidenSpace:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import libcst as cst
-import numpy as np
 
 from tilewright.evolve.proposers.rewrite.base import (
     KernelSource,
-    Language,
-    RewrittenKernel,
-    Site,
     Unsupported,
     walk,
 )
@@ -24,7 +21,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.chain import Chain, find_chain
-from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.shapes import extent_text
 from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall
 
@@ -48,40 +45,31 @@ def _loops(view: PallasCall) -> list[cst.For]:
     return [s for s in view.body if isinstance(s, cst.For) and s.orelse is None]
 
 
-class UnrollToFori:
+class UnrollToFori(CallRule):
     """Turn an unrolled Python loop into ``fori_loop``, unrolled or not as a parameter says."""
 
     name = "pallas_unroll_to_fori"
-    language = Language.PALLAS
     why = (
         "A rolled loop keeps the code and the live ranges of one iteration: fewer spills and faster compiles, at the "
         "price of no overlap between iterations."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            for number, loop in enumerate(_loops(view)):
-                bounds = _range_arguments(kernel, loop)
-                if bounds is None or _carried(view, loop) is None:
-                    continue
-                slices = _dynamic_slices(view, loop)
-                if slices is None or any(
-                    isinstance(n, cst.FunctionDef | cst.For | cst.If) for n in walk(loop.body)
-                ):
-                    continue
-                found.append(
-                    Site(
-                        f"{view.name}/loop{number}",
-                        f"{view.name}: run loop {number} as fori_loop",
-                        (view, loop, bounds, slices),
-                    )
-                )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        kernel = view.kernel
+        for number, loop in enumerate(_loops(view)):
+            bounds = _range_arguments(kernel, loop)
+            if bounds is None or _carried(view, loop) is None:
+                continue
+            slices = _dynamic_slices(view, loop)
+            if slices is None or any(
+                isinstance(n, cst.FunctionDef | cst.For | cst.If) for n in walk(loop.body)
+            ):
+                continue
+            yield f"run loop {number} as fori_loop", (loop, bounds, slices)
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, loop, (start, stop, step), slices = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+        kernel = view.kernel
+        loop, (start, stop, step), slices = payload
         jax = edit.ensure_import("jax", "jax")
         parameter = edit.add_parameter("unroll_loop", (False, True), False)
         unroll = view.pass_static(edit, parameter)
@@ -93,7 +81,7 @@ class UnrollToFori:
         first = [] if plain else [f"{target} = {start} + {index} * ({step})"]
         if start == "0" and not plain:
             first = [f"{target} = {index} * ({step})"]
-        lines = [f"def {body}({target if plain else index}, {carry}):"]
+        lines = [f"def {body}({(target if plain else index)}, {carry}):"]
         names = ", ".join(carried) + ("," if len(carried) == 1 else "")
         inner = ([f"{names} = {carry}"] if carried else []) + first
         for statement in loop.body.body:
@@ -104,7 +92,6 @@ class UnrollToFori:
         result = f"{names} = " if carried else ""
         lines.append(f"{result}{jax}.lax.fori_loop(0, {count}, {body}, {init}, unroll={unroll})")
         edit.replace_statement(loop, "\n".join(lines))
-        return edit.finish()
 
 
 def _carried(view: PallasCall, loop: cst.For) -> list[str] | None:
@@ -183,39 +170,30 @@ def _with_slices(
     return dedented(kernel, fresh)  # type: ignore[arg-type]
 
 
-class ForiToUnroll:
+class ForiToUnroll(CallRule):
     """Turn ``fori_loop`` with static bounds into a Python loop."""
 
     name = "pallas_fori_to_unroll"
-    language = Language.PALLAS
     why = (
         "The scheduler packs one basic block at a time. Unrolling puts several iterations into one block, so vector "
         "work of one can run beside the matrix work of another."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            calls = [c for c, name in kernel.calls(view.function) if name == FORI]
-            for number, call in enumerate(calls):
-                statement = kernel.statement(call)
-                line = small(statement)
-                direct = isinstance(line, cst.Assign | cst.Expr) and line.value is call
-                bounds = ", ".join(kernel.code(a.value) for a in call.args[:2])
-                dynamic = "program" in bounds or bool(view.axis_reads(bounds))
-                if direct and not dynamic and len(call.args) >= 4:
-                    found.append(
-                        Site(
-                            f"{view.name}/fori{number}",
-                            f"{view.name}: unroll fori_loop {number}",
-                            (view, call, statement),
-                        )
-                    )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        kernel = view.kernel
+        calls = [c for c, name in kernel.calls(view.function) if name == FORI]
+        for number, call in enumerate(calls):
+            statement = kernel.statement(call)
+            line = small(statement)
+            direct = isinstance(line, cst.Assign | cst.Expr) and line.value is call
+            bounds = ", ".join(kernel.code(a.value) for a in call.args[:2])
+            dynamic = "program" in bounds or bool(view.axis_reads(bounds))
+            if direct and not dynamic and len(call.args) >= 4:
+                yield f"unroll fori_loop {number}", (call, statement)
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        _, call, statement = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+        kernel = view.kernel
+        call, statement = payload
         lower, upper, body, init = (kernel.code(a.value) for a in call.args[:4])
         if isinstance(call.args[2].value, cst.Lambda):
             body = f"({body})"
@@ -226,44 +204,37 @@ class ForiToUnroll:
         if isinstance(line, cst.Assign):
             lines.append(f"{kernel.code(line.targets[0].target)} = {carry}")
         edit.replace_statement(statement, "\n".join(lines))
-        return edit.finish()
 
 
-class SkewLoop:
+class SkewLoop(CallRule):
     """Compute what an iteration needs one iteration earlier (software pipelining of an unrolled loop)."""
 
     name = "pallas_skew_loop"
-    language = Language.PALLAS
     why = (
         "In program order each dot waits for the quantisation right before it. Starting the next group's quantisation "
         "before this group's dot gives the block independent work for the vector and the matrix units."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            for ref in view.inputs:
-                chain = find_chain(view, [ref.name], "ahead")
-                if chain is None or not chain.values or not chain.refs:
-                    continue
-                loop = chain.values[0].loop
-                if loop is None or any(v.loop is not loop for v in chain.values):
-                    continue
-                if _range_arguments(kernel, loop) is not None:
-                    found.append(
-                        Site(
-                            f"{view.name}/{ref.name}",
-                            f"{view.name}: compute {', '.join(v.name for v in chain.values)} one iteration ahead",
-                            (view, chain, loop),
-                        )
-                    )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        kernel = view.kernel
+        for ref in view.inputs:
+            chain = find_chain(view, [ref.name], "ahead")
+            if chain is None or not chain.values or not chain.refs:
+                continue
+            loop = chain.values[0].loop
+            if loop is None or any(v.loop is not loop for v in chain.values):
+                continue
+            if _range_arguments(kernel, loop) is not None:
+                yield (
+                    f"compute {', '.join(v.name for v in chain.values)} one iteration ahead",
+                    (chain, loop),
+                )
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, chain, loop = site.payload
+    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+        kernel = view.kernel
+        chain, loop = payload
         start, stop, step = _range_arguments(kernel, loop) or ("0", "0", "1")
         index = kernel.code(loop.target)
-        edit = Edit(kernel)
         ahead, pending = kernel.fresh("next_operands"), kernel.fresh("pending")
         doomed = [s for s in chain.doomed if s in loop.body.body]
         if len(doomed) != len(chain.doomed):
@@ -284,7 +255,6 @@ class SkewLoop:
                 edit.replace(value.inline, value.name)
         for statement in doomed:
             edit.remove(statement)
-        return edit.finish()
 
 
 def _inside(view: PallasCall, chain: Chain, loop: cst.For) -> set[cst.CSTNode]:

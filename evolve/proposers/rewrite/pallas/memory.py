@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import libcst as cst
-import numpy as np
 
 from tilewright.evolve.proposers.rewrite.base import (
     KernelSource,
-    Language,
-    RewrittenKernel,
-    Site,
     walk,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, Ref
 
 
-class LanePaddedScale:
+class LanePaddedScale(CallRule):
     """Keep a column of row scales spread over all lanes of its scratch."""
 
     name = "pallas_lane_padded_scale"
-    language = Language.PALLAS
     why = (
         "A [rows, 1] column fills one lane of every register: each store is masked and each use broadcasts across "
         "lanes. Stored 128 lanes wide, the same registers hold it ready to use."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        return [
-            Site(f"{v.name}/{r.name}", f"{v.name}: spread {r.name} over lanes", (v, r, uses))
-            for v in pallas_calls(kernel)
-            for r in v.scratch
-            if _is_column(kernel, r) and (uses := _plain_uses(v, r)) is not None
-        ]
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        kernel = view.kernel
+        for r in view.scratch:
+            if _is_column(kernel, r) and (uses := _plain_uses(view, r)) is not None:
+                yield f"spread {r.name} over lanes", (r, uses)
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        _, ref, (reads, stores) = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+        kernel = view.kernel
+        ref, (reads, stores) = payload
         numpy = edit.ensure_import("jax.numpy", "jnp")
         shape = ref.declared.args[0].value
         edit.replace(shape.elements[-1].value, "128")
@@ -49,7 +43,6 @@ class LanePaddedScale:
             name = kernel.fresh("column")
             edit.before(kernel.statement(value), f"{name} = {kernel.code(value)}")
             edit.replace(value, f"{numpy}.broadcast_to({name}, (*{name}.shape[:-1], 128))")
-        return edit.finish()
 
 
 def _is_column(kernel: KernelSource, ref: Ref) -> bool:

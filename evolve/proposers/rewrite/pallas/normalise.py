@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import libcst as cst
-import numpy as np
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
+from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
 from tilewright.evolve.proposers.rewrite.dataflow import definitions, small, statements
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.accumulation import full_index
-from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, pairs
 
 _ZEROS = ("jax.numpy.zeros", "jax.numpy.zeros_like")
@@ -39,38 +39,25 @@ class Average:
     reads: list[cst.CSTNode]
 
 
-class NormaliseOnce:
+class NormaliseOnce(CallRule):
     """Keep a running average as a sum of weighted values, and divide by the sum of weights where it is read."""
 
     name = "pallas_normalise_once"
-    language = Language.PALLAS
     why = (
         "Dividing the running output of a softmax by its sum in every step takes a reciprocal and two more products "
         "of the whole output each time; the quotient of two sums takes one at the end."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            for average in _averages(view):
-                found.append(
-                    Site(
-                        f"{view.name}/{average.place}",
-                        f"{view.name}: divide {average.place} by its sum of weights once, where it is read",
-                        average,
-                    )
-                )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        for average in _averages(view):
+            yield f"divide {average.place} by its sum of weights once, where it is read", average
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        average: Average = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, average: Any) -> None:
         for statement in average.updates[:-1]:
             edit.remove(statement)
         edit.replace_statement(average.updates[-1], f"{average.place} = {average.unnormalised}")
         for node in average.reads:
             edit.replace(node, f"({average.place} {average.quotient})")
-        return edit.finish()
 
 
 def _averages(view: PallasCall) -> Iterator[Average]:

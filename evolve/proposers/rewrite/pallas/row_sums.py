@@ -2,50 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import libcst as cst
-import numpy as np
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
+from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
 from tilewright.evolve.proposers.rewrite.dataflow import definitions, resolve
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.accumulation import Dot, dots
-from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, pairs
 
 _SUM = "jax.numpy.sum"
 
 
-class RowSumsInDot:
+class RowSumsInDot(CallRule):
     """Sum the rows of a dot's left operand by columns of ones beside its right operand."""
 
     name = "pallas_row_sums_in_dot"
-    language = Language.PALLAS
     why = (
         "Adding up a row of weights costs the vector units an addition per score. A dot with few columns leaves a part "
         "of the matrix unit empty: columns of ones beside the values sum the weights there, for nothing."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            for text, sums in _summed(view).items():
-                found.append(
-                    Site(f"{view.name}/{text}", f"{view.name}: {text} by columns of ones", (view, sums))
-                )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        for text, sums in _summed(view).items():
+            yield f"{text} by columns of ones", sums
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, sums = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, sums: Any) -> bool:
+        kernel = view.kernel
         numpy = edit.ensure_import("jax.numpy", "jnp")
         values, both = kernel.fresh("values"), kernel.fresh("values_and_sums")
         for total, dot in sums:
             first = kernel.statement(total)
             right = _early(view, dot.rhs, first)
             if right is None:
-                return None
+                return False
             left = _early(view, dot.lhs, first) or f"{_operand_name(kernel, dot.lhs)}.astype({values}.dtype)"
             ones = f"{numpy}.ones(({values}.shape[0], 128), {values}.dtype)"
             lines = [
@@ -58,7 +51,7 @@ class RowSumsInDot:
             stop = "" if _spread(view, total) else f" {width} + 1"
             edit.replace(total, f"{both}[:, {width} :{stop}]")
             edit.replace(dot.node, f"{both}[:, :{width}]")
-        return edit.finish()
+        return True
 
 
 Sums = list[tuple[cst.BaseExpression, Dot]]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import libcst as cst
-import numpy as np
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
+from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
 from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     dedented,
@@ -18,7 +18,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     target_names,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.masks import Mask, masks
 from tilewright.evolve.proposers.rewrite.pallas.static import StaticNames
 from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, pairs
@@ -67,40 +67,31 @@ def _put(text: str, name: str, value: str) -> str:
     return ast.unparse(tree)
 
 
-class SkipMaskedTiles:
+class SkipMaskedTiles(CallRule):
     """Leave out the iterations of a softmax over tiles whose tile a mask hides altogether."""
 
     name = "pallas_skip_masked_tiles"
-    language = Language.PALLAS
     why = (
         "A tile that no row sees adds nothing: its exponentials are zero and the running maximum stays. A causal mask "
         "hides half of all tiles."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            static = StaticNames(kernel, view.function)
-            number = 0
-            for loop in (n for n in walk(view.function) if isinstance(n, cst.For)):
-                place = _skippable(view, static, loop)
-                if place is not None:
-                    found.append(
-                        Site(
-                            f"{view.name}/loop{number}",
-                            f"{view.name}: skip tiles that the mask hides altogether",
-                            (view, loop, *place),
-                        )
-                    )
-                    number += 1
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        kernel = view.kernel
+        static = StaticNames(kernel, view.function)
+        number = 0
+        for loop in (n for n in walk(view.function) if isinstance(n, cst.For)):
+            place = _skippable(view, static, loop)
+            if place is not None:
+                yield "skip tiles that the mask hides altogether", (loop, *place)
+                number += 1
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view, loop, empty, decided = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+        kernel = view.kernel
+        loop, empty, decided = payload
         if decided:
             edit.before(loop.body.body[0], f"if {empty}:\n    continue")
-            return edit.finish()
+            return
         numpy = edit.ensure_import("jax.numpy", "jnp")
         name = kernel.fresh("seen_tile")
         header = f"@{view.pallas}.when({numpy}.logical_not({empty}))\ndef {name}():\n    pass"
@@ -111,7 +102,6 @@ class SkipMaskedTiles:
             return block.with_changes(body=[function.with_changes(body=cst.IndentedBlock(body=block.body))])
 
         edit.transform(loop.body, guarded)
-        return edit.finish()
 
 
 def _skippable(view: PallasCall, static: StaticNames, loop: cst.For) -> tuple[str, bool] | None:

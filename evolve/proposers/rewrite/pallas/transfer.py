@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import libcst as cst
 import numpy as np
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site
+from tilewright.evolve.proposers.rewrite.base import KernelSource, RewrittenKernel, Site
 from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, resolve
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.find import CallRule, pallas_calls
 from tilewright.evolve.proposers.rewrite.pallas.view import (
     PALLAS_TPU,
     PallasCall,
@@ -19,26 +20,21 @@ from tilewright.evolve.proposers.rewrite.pallas.view import (
 )
 
 
-class EmitPipeline:
+class EmitPipeline(CallRule):
     """Run the grid as a pipeline inside one kernel call."""
 
     name = "pallas_emit_pipeline"
-    language = Language.PALLAS
     why = (
         "With the pipeline inside the kernel, scratch and code around it live once for all steps: work that the grid "
         "would have to guard with a condition on the step can stand before or after the pipeline."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        return [
-            Site(f"{v.name}/pipeline", f"{v.name}: run the grid as a pipeline inside the kernel", v)
-            for v in pallas_calls(kernel)
-            if v.operands and all(r.spec is not None for r in (*v.inputs, *v.outputs))
-        ]
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        if view.operands and all(r.spec is not None for r in (*view.inputs, *view.outputs)):
+            yield "run the grid as a pipeline inside the kernel", None
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view: PallasCall = site.payload
-        edit = Edit(kernel)
+    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+        kernel = view.kernel
         tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
         outer, step = kernel.fresh("pipelined"), kernel.fresh("pipeline_step")
         moved = [r.name for r in (*view.inputs, *view.outputs)]
@@ -67,29 +63,25 @@ class EmitPipeline:
         given = resolve(kernel, settings.value) if settings is not None else None
         if isinstance(given, cst.Call):
             edit.transform(given, partial(_without_keyword, keyword="dimension_semantics"))
-        return edit.finish()
 
 
-class DeepPipeline:
+class DeepPipeline(EmitPipeline):
     """Run the grid as a pipeline inside the kernel, with a number of buffers of each input that is a parameter."""
 
     name = "pallas_deep_pipeline"
-    language = Language.PALLAS
     why = (
         "With two buffers the copies of a step begin one step before it. Where a step is shorter than a copy's latency "
         "it waits; more buffers let copies begin several steps ahead. The grid's own pipeline has two at most."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        return [
-            Site(f"{site.payload.name}/deep", f"{site.description}, with more buffers", site.payload)
-            for site in EmitPipeline().sites(kernel)
-            if all("pipeline_mode" not in kernel.code(r.spec.node) for r in site.payload.inputs)
-            and not _shared(site.payload)
-        ]
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        set_already = any(r.spec and "pipeline_mode" in view.kernel.code(r.spec.node) for r in view.inputs)
+        if not set_already and not _shared(view):
+            for description, payload in super().find(view):
+                yield f"{description}, with more buffers", payload
 
     def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
-        view: PallasCall = site.payload
+        view: PallasCall = site.payload[0]
         edit = Edit(kernel)
         parameter = edit.add_parameter("pipeline_buffers", (2, 3, 4), 3)
         access = parameter_access(kernel, view.call, parameter)
@@ -99,10 +91,11 @@ class DeepPipeline:
         deep = edit.finish()
         if deep is None:
             return None
-        source = KernelSource(deep.source)
-        outer = EmitPipeline()
-        inner = next((s for s in outer.sites(source) if s.payload.name == view.name), None)
-        pipeline = outer.apply(source, inner, rng) if inner is not None else None
+        second = KernelSource(deep.source)
+        inner = next(v for v in pallas_calls(second) if v.name == view.name)
+        edit = Edit(second)
+        self.change(edit, inner, None)
+        pipeline = edit.finish()
         if pipeline is None:
             return None
         return RewrittenKernel(pipeline.source, {**deep.added, **pipeline.added}, deep.dropped)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import libcst as cst
 import numpy as np
 
 from tilewright.evolve.proposers.rewrite.base import (
     KernelSource,
-    Language,
     RewrittenKernel,
     Site,
     walk,
 )
 from tilewright.evolve.proposers.rewrite.dataflow import definitions, reads_of, small
 from tilewright.evolve.proposers.rewrite.edit import Edit, parse_statements
-from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.find import CallRule, pallas_calls
 from tilewright.evolve.proposers.rewrite.pallas.grid import whole_extent, without_element, without_parameter
 from tilewright.evolve.proposers.rewrite.pallas.masks import masks
 from tilewright.evolve.proposers.rewrite.pallas.static import StaticNames
@@ -31,39 +31,23 @@ from tilewright.evolve.proposers.rewrite.pallas.view import (
 )
 
 
-class UnrollGridAxis:
+class UnrollGridAxis(CallRule):
     """Walk the fastest grid axis inside the step: blocks span it, its program id becomes a Python number."""
 
     name = "pallas_unroll_grid_axis"
-    language = Language.PALLAS
     why = (
         "Steps in straight-line code overlap: the vector work of one runs beside the matrix work of the next. What "
         "depends on the step is decided while tracing: conditions vanish, and steps that do nothing cost nothing. It "
         "costs VMEM for the whole axis, and code."
     )
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
-        found = []
-        for view in pallas_calls(kernel):
-            last = len(view.grid) - 1
-            if not last or not _decides(view, last) or not _followed(view, last):
-                continue
-            if last > 1 and _decides(view, last - 1) and _followed(view, last - 1):
-                found.append(
-                    Site(
-                        f"{view.name}/axes{last - 1}-{last}",
-                        f"{view.name}: unroll grid axes {last - 1} and {last} within the step",
-                        (view, 2),
-                    )
-                )
-            found.append(
-                Site(
-                    f"{view.name}/axis{last}",
-                    f"{view.name}: unroll grid axis {last} within the step",
-                    (view, 1),
-                )
-            )
-        return found
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        last = len(view.grid) - 1
+        if not last or not _decides(view, last) or not _followed(view, last):
+            return
+        if last > 1 and _decides(view, last - 1) and _followed(view, last - 1):
+            yield f"unroll grid axes {last - 1} and {last} within the step", 2
+        yield f"unroll grid axis {last} within the step", 1
 
     def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, count = site.payload

@@ -7,10 +7,10 @@ from typing import Any
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import walk
+from tilewright.evolve.proposers.rewrite.base import short, walk
 from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, small
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper, short
+from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_calls, device_name
 
 

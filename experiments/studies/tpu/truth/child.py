@@ -54,7 +54,7 @@ def main(spec: dict[str, Any]) -> None:
         )
     hlo = text_of(compiled)
     if spec.get("mode") == "around":
-        from tilewright.workers.runners.mosaic.xla_operations import operations_around
+        from experiments.studies.tpu.truth.xla_operations import operations_around
 
         told["around"] = [vars(operation) for operation in operations_around(hlo)]
     memory = compiled.memory_analysis()

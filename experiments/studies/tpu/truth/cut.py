@@ -17,7 +17,7 @@ def cut_grids(module: bytes, steps: int) -> tuple[bytes, list[float]]:
     from jaxlib.mlir import ir
 
     from tilewright.workers.runners.mosaic import ir as read
-    from tilewright.workers.runners.mosaic.bodies import body_of, replace_body, serialized_module
+    from tilewright.workers.runners.mosaic.ir import body_of, replace_body, serialized_module
 
     with mlir.make_ir_context(), ir.Location.unknown():
         parsed = read.parse(module)
@@ -40,7 +40,7 @@ def emptied(module: bytes) -> bytes:
     from jaxlib.mlir import ir
 
     from tilewright.workers.runners.mosaic import ir as read
-    from tilewright.workers.runners.mosaic.bodies import body_of, replace_body, serialized_module
+    from tilewright.workers.runners.mosaic.ir import body_of, replace_body, serialized_module
 
     with mlir.make_ir_context(), ir.Location.unknown():
         parsed = read.parse(module)

@@ -1,0 +1,285 @@
+"""The linear layer in blockwise FP8, operator by operator and as chains of launch plans.
+
+``run`` serves one operator. A ``Layer`` is the whole layer at one shape on a CUDA device, with nothing between torch
+and the driver: what the shape needs (plans, addresses within allocations, sizes) is worked out once. A further call
+allocates the results, what is kept for the backward pass, and one workspace, which goes back to the allocator as soon
+as the kernels that use it are queued, and queues two or three kernels.
+
+What is kept of an operand lies in one uint8 tensor: e4m3 codes of the transposed copy, then its scales.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+import torch
+
+from .serving import Dispatcher
+from .store import NotServed
+from .torch_contract import BLOCK, FAMILY, OPERANDS, REFERENCES, Tensors
+from .torch_launch import Chain, Launcher, Layout, Place, Served
+
+NAMESPACE = (__package__ or "tilewright_library").replace(".", "_")
+"""Of the package's operators in ``torch.ops``."""
+
+LAUNCHER = Launcher(Dispatcher())
+
+
+def run(name: str, dims: tuple[int, ...], inputs: Mapping[str, torch.Tensor]) -> Tensors:
+    """Operator ``name`` of the family on contiguous ``inputs``: the kernel that serves ``dims``, or the reference."""
+    return _served(name, dims, next(iter(inputs.values())).device).call(inputs)
+
+
+def _served(name: str, dims: tuple[int, ...], device: torch.device) -> Served:
+    operator = f"{FAMILY}/{name}"
+    return LAUNCHER.serve(operator, dims, device, REFERENCES[operator], OPERANDS[operator])
+
+
+FEW_ROWS = 256
+"""Up to so many rows any number is multiplied in FP8 where no gradient is due; more have to be a multiple of 4."""
+
+
+def takes_rows(m: int, trains: bool) -> bool:
+    """Whether the recipe, and kernels for it, take so many rows."""
+    if trains:
+        return bool(m) and m % BLOCK == 0
+    return bool(m) and (m % 4 == 0 or m <= FEW_ROWS)
+
+
+# -- what is kept ------------------------------------------------------------------------------------
+
+
+def kept_bytes(m: int, k: int) -> int:
+    """Of the transposed copy of x [M, K] in 1 x 128 blocks: codes [K, M], scales [M/128, K] float32."""
+    return m * k + 4 * (m // BLOCK) * k
+
+
+def kept_weight_bytes(n: int, k: int) -> int:
+    """Of the transposed copy of w [N, K] in 128 x 128 blocks: codes [K, N], scales [K/128, N/128] float32."""
+    return n * k + 4 * (n // BLOCK) * (k // BLOCK)
+
+
+def both_weight_bytes(n: int, k: int) -> int:
+    """Of both copies of w: the transposed one, padded to 16 bytes, then codes [N, K], scales [N/128, K/128]."""
+    return -(-kept_weight_bytes(n, k) // 16) * 16 + kept_weight_bytes(n, k)
+
+
+def _cut(kept: torch.Tensor, start: int, rows: int, cols: int, scales: tuple[int, int]) -> Tensors:
+    """Codes [rows, cols] and scales, from ``start`` in a kept tensor."""
+    middle = start + rows * cols
+    end = middle + 4 * scales[0] * scales[1]
+    return kept[start:middle].view(torch.float8_e4m3fn).view(rows, cols), kept[middle:end].view(
+        torch.float32
+    ).view(scales)
+
+
+def kept_rows(kept: torch.Tensor, m: int, k: int) -> Tensors:
+    """(codes [K, M], scales [M/128, K]) of what is kept of x."""
+    return _cut(kept, 0, k, m, (m // BLOCK, k))
+
+
+def kept_weight(kept: torch.Tensor, n: int, k: int) -> Tensors:
+    """(codes [K, N], scales [K/128, N/128]) of what is kept of w."""
+    return _cut(kept, 0, k, n, (k // BLOCK, n // BLOCK))
+
+
+def plain_weight(kept: torch.Tensor, n: int, k: int) -> Tensors:
+    """(codes [N, K], scales [N/128, K/128]) of both copies of w."""
+    start = -(-kept_weight_bytes(n, k) // 16) * 16
+    return _cut(kept, start, n, k, (n // BLOCK, k // BLOCK))
+
+
+# -- a layer at one shape ----------------------------------------------------------------------------
+
+_X, _W, _Y, _KEPT_X, _KEPT_W, _WORK = range(6)
+"""Base addresses of a chain. The backward pass has dy in the place of x, dx in that of y, dw in that of w."""
+
+
+class Layer:
+    """y = x . w^T at M, N, K on one device, its backward, and its inference form. Raises NotServed."""
+
+    def __init__(self, m: int, n: int, k: int, device: torch.device) -> None:
+        self.m, self.n, self.k = m, n, k
+        self._device, self._index = device, device.index or 0
+        self._stream = torch._C._cuda_getCurrentRawStream
+        with torch.inference_mode(False):
+            self._results = torch.empty(0, dtype=torch.bfloat16, device=device).new_empty
+            self._bytes = torch.empty(0, dtype=torch.uint8, device=device).new_empty
+        self._lock = threading.Lock()
+        self._makers: dict[str, Callable[[], tuple[Chain, int]]] = {
+            "forward": lambda: self._forward_chain(training=True, kept_weight=False),
+            "forward_kept": lambda: self._forward_chain(training=True, kept_weight=True),
+            "infer": lambda: self._forward_chain(training=False, kept_weight=False),
+            "infer_kept": lambda: self._forward_chain(training=False, kept_weight=True),
+            "backward": lambda: self._backward_chain(need_x=True, need_w=True),
+            "backward_x": lambda: self._backward_chain(need_x=True, need_w=False),
+            "backward_w": lambda: self._backward_chain(need_x=False, need_w=True),
+        }
+        self._chains: dict[str, tuple[Chain, int]] = {}
+        self.trains = m % BLOCK == 0
+        self._kept_x, self._kept_w = kept_bytes(m, k), kept_weight_bytes(n, k)
+        self._joint = -(-self._kept_x // 256) * 256
+
+    def _chain(self, name: str) -> tuple[Chain, int]:
+        """A chain, and the bytes of its workspace."""
+        found = self._chains.get(name)
+        if found is None:
+            with self._lock:
+                found = self._chains.get(name)
+                if found is None:
+                    found = self._chains[name] = self._makers[name]()
+        return found
+
+    # -- what each pass is made of -------------------------------------------------------------------
+
+    def _forward_chain(self, *, training: bool, kept_weight: bool) -> tuple[Chain, int]:
+        m, n, k = self.m, self.n, self.k
+        chain, work = Chain(), Layout()
+        room = _room(work)
+        x = [room(m * k), room(4 * m * (k // BLOCK))]
+        x_kept = [(_KEPT_X, 0), (_KEPT_X, m * k)] if training else []
+        serve_x = _served("quant_dual" if training else "quant_1x128", (m, k), self._device)
+        chain.add(serve_x, [(_X, 0)], [*x, *x_kept], room)
+        if kept_weight:
+            start = -(-self._kept_w // 16) * 16
+            w = [(_KEPT_W, start), (_KEPT_W, start + n * k)]
+        else:
+            w = [room(n * k), room(4 * (n // BLOCK) * (k // BLOCK))]
+            w_kept = [(_KEPT_W, 0), (_KEPT_W, n * k)] if training else []
+            serve_w = _served("quant_128x128_dual" if training else "quant_128x128", (n, k), self._device)
+            chain.add(serve_w, [(_W, 0)], [*w, *w_kept], room)
+        chain.add(_served("gemm_nt", (m, n, k), self._device), [*x, *w], [(_Y, 0)], room)
+        return chain, work.bytes
+
+    def _backward_chain(self, *, need_x: bool, need_w: bool) -> tuple[Chain, int]:
+        m, n, k, device = self.m, self.n, self.k, self._device
+        chain, work = Chain(), Layout()
+        room = _room(work)
+        dy = [room(m * n), room(4 * m * (n // BLOCK))]
+        dy_t = [room(m * n), room(4 * (m // BLOCK) * n)]
+        chain.add(_served("quant_dual", (m, n), device), [(_X, 0)], [*dy, *dy_t], room)
+        if need_x:
+            w_t = [(_KEPT_W, 0), (_KEPT_W, n * k)]
+            chain.add(_served("gemm_nt", (m, k, n), device), [*dy, *w_t], [(_Y, 0)], room)
+        if need_w:
+            x_t = [(_KEPT_X, 0), (_KEPT_X, m * k)]
+            chain.add(_served("gemm_nt_rows", (n, k, m), device), [*dy_t, *x_t], [(_W, 0)], room)
+        return chain, work.bytes
+
+    def ready(self, training: bool) -> None:
+        """Resolve what a pass needs. Raises NotServed."""
+        if not training:
+            self._chain("infer")
+            return
+        for name in ("forward", "forward_kept", "backward"):
+            self._chain(name)
+
+    # -- the passes ----------------------------------------------------------------------------------
+
+    def _queue(self, chain: Chain, size: int, bases: tuple[int, ...]) -> None:
+        """Queue a pass whose workspace has ``size`` bytes on the current stream."""
+        stream = self._stream(self._index)
+        if torch._C._cuda_getDevice() != self._index:
+            room = self._bytes(size)
+            chain((*bases, room.data_ptr()), stream)
+            return
+        work = torch._C._cuda_cudaCachingAllocator_raw_alloc(size, stream)
+        try:
+            chain((*bases, work), stream)
+        finally:
+            torch._C._cuda_cudaCachingAllocator_raw_delete(work)
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> Tensors:
+        """y, and what is kept of x and of w, from contiguous operands."""
+        m, n, k = self.m, self.n, self.k
+        chain, size = self._chain("forward")
+        y = self._results(m, n)
+        kept_x, kept_w = self._bytes(kept_bytes(m, k)), self._bytes(kept_weight_bytes(n, k))
+        bases = (x.data_ptr(), w.data_ptr(), y.data_ptr(), kept_x.data_ptr(), kept_w.data_ptr())
+        self._queue(chain, size, bases)
+        return y, kept_x, kept_w
+
+    def forward_jointly(self, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """y, and one tensor that holds what is kept of x and of w."""
+        chain, size = self._chain("forward")
+        y, kept = self._results(self.m, self.n), self._bytes(self._joint + self._kept_w)
+        at = kept.data_ptr()
+        self._queue(chain, size, (x.data_ptr(), w.data_ptr(), y.data_ptr(), at, at + self._joint))
+        return y, kept
+
+    def backward_jointly(self, dy: torch.Tensor, kept: torch.Tensor, need_x: bool, need_w: bool) -> Tensors:
+        """As ``backward``, of ``forward_jointly``."""
+        at = kept.data_ptr()
+        return self._backward(dy, at, at + self._joint, need_x, need_w)
+
+    def parts(self, kept: torch.Tensor) -> Tensors:
+        """What is kept of x and of w, of ``forward_jointly``."""
+        return kept[: self._kept_x], kept[self._joint :]
+
+    def forward_kept(self, x: torch.Tensor, kept_w: torch.Tensor) -> Tensors:
+        """y and what is kept of x; ``kept_w`` holds both copies of w."""
+        m, n, k = self.m, self.n, self.k
+        chain, size = self._chain("forward_kept")
+        y, kept_x = self._results(m, n), self._bytes(kept_bytes(m, k))
+        self._queue(chain, size, (x.data_ptr(), 0, y.data_ptr(), kept_x.data_ptr(), kept_w.data_ptr()))
+        return y, kept_x
+
+    def infer(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """y alone."""
+        chain, size = self._chain("infer")
+        y = self._results(self.m, self.n)
+        self._queue(chain, size, (x.data_ptr(), w.data_ptr(), y.data_ptr(), 0, 0))
+        return y
+
+    def infer_kept(self, x: torch.Tensor, kept_w: torch.Tensor) -> torch.Tensor:
+        """y alone; ``kept_w`` holds both copies of w."""
+        chain, size = self._chain("infer_kept")
+        y = self._results(self.m, self.n)
+        self._queue(chain, size, (x.data_ptr(), 0, y.data_ptr(), 0, kept_w.data_ptr()))
+        return y
+
+    def backward(
+        self, dy: torch.Tensor, kept_x: torch.Tensor, kept_w: torch.Tensor, need_x: bool, need_w: bool
+    ) -> Tensors:
+        """dx and dw, empty where not needed, from a contiguous dy."""
+        return self._backward(dy, kept_x.data_ptr(), kept_w.data_ptr(), need_x, need_w)
+
+    def _backward(self, dy: torch.Tensor, kept_x: int, kept_w: int, need_x: bool, need_w: bool) -> Tensors:
+        m, n, k = self.m, self.n, self.k
+        name = "backward" if need_x and need_w else "backward_x" if need_x else "backward_w"
+        chain, size = self._chain(name)
+        dx = self._results(m, k) if need_x else self._bytes(0)
+        dw = self._results(n, k) if need_w else self._bytes(0)
+        self._queue(chain, size, (dy.data_ptr(), dw.data_ptr(), dx.data_ptr(), kept_x, kept_w))
+        return dx, dw
+
+
+def _room(work: Layout) -> Callable[[int], Place]:
+    return lambda size: (_WORK, work.add(size))
+
+
+# -- layers by shape ---------------------------------------------------------------------------------
+
+_LAYERS: dict[tuple[int, int, int, torch.device, bool], Layer | None] = {}
+_LOCK = threading.RLock()
+
+
+def entry(m: int, n: int, k: int, device: torch.device, training: bool | None = None) -> Layer | None:
+    """The layer at a shape; None where one of its operators has no plan. ``training`` None: if the shape allows it."""
+    trains = m % BLOCK == 0 if training is None else training
+    key = (m, n, k, device, trains)
+    try:
+        return _LAYERS[key]
+    except KeyError:
+        pass
+    with _LOCK:
+        if key not in _LAYERS:
+            layer: Layer | None = Layer(m, n, k, device)
+            try:
+                assert layer is not None
+                layer.ready(trains)
+            except NotServed:
+                layer = None
+            _LAYERS[key] = layer
+    return _LAYERS[key]

@@ -1,0 +1,324 @@
+"""``gemm_fp8_blockwise(x, w)``: a linear layer whose three products run in blockwise FP8, for torch.
+
+    forward  y  = x . w^T      dgrad  dx = dy . w      wgrad  dw = dy^T . x
+Each step quantises its bf16 operands by the recipe of ``torch_contract`` and keeps only e4m3 copies for the backward
+pass. The whole forward is one op and the whole backward another, opaque to torch.compile (they have fake
+implementations and a registered gradient). They launch nothing but kernels on the current stream, so that CUDA graphs
+can hold them. Eager code that nothing watches (no torch.compile, no dispatch mode, no functorch transform, no tensor
+subclass) skips torch's dispatcher and queues a ``Layer``'s plans.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .torch_contract import BLOCK, Tensors
+from .torch_launch import aligned
+from .torch_layer import (
+    LAUNCHER,
+    NAMESPACE,
+    Layer,
+    both_weight_bytes,
+    entry,
+    kept_bytes,
+    kept_rows,
+    kept_weight,
+    kept_weight_bytes,
+    plain_weight,
+    run,
+    takes_rows,
+)
+
+
+def _packed(q: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    return torch.cat([q.reshape(-1).view(torch.uint8), s.reshape(-1).view(torch.uint8)])
+
+
+# -- the steps, operator by operator -----------------------------------------------------------------
+
+
+def _product(name: str, a: Tensors, b: Tensors) -> torch.Tensor:
+    operands = {"a_q": a[0], "a_s": a[1], "b_q": b[0], "b_s": b[1]}
+    return run(name, (a[0].shape[0], b[0].shape[0], a[0].shape[1]), operands)[0]
+
+
+def _quantise(name: str, x: torch.Tensor) -> Tensors:
+    return run(name, (x.shape[0], x.shape[1]), {"x": aligned(x)})
+
+
+def _entry(device: torch.device, m: int, n: int, k: int) -> Layer | None:
+    """The launch plans of the whole layer, None where one of its operators has none."""
+    return entry(m, n, k, device) if device.type == "cuda" else None
+
+
+def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+    """y [M, N], and what is kept of x and of w."""
+    (m, k), n = x.shape, w.shape[0]
+    layer = _entry(x.device, m, n, k)
+    if layer is not None:
+        return layer.forward(aligned(x), aligned(w))
+    x_q, x_s, xt_q, xt_s = _quantise("quant_dual", x)
+    w_q, w_s, wt_q, wt_s = _quantise("quant_128x128_dual", w)
+    return _product("gemm_nt", (x_q, x_s), (w_q, w_s)), _packed(xt_q, xt_s), _packed(wt_q, wt_s)
+
+
+def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """y [M, N]; nothing is kept."""
+    layer = _entry(x.device, x.shape[0], w.shape[0], x.shape[1])
+    if layer is not None:
+        return layer.infer(aligned(x), aligned(w))
+    return _product("gemm_nt", _quantise("quant_1x128", x), _quantise("quant_128x128", w))
+
+
+def quantise_weight(w: torch.Tensor) -> torch.Tensor:
+    """Both copies of w [N, K] in one uint8 tensor."""
+    n, k = w.shape
+    w_q, w_s, wt_q, wt_s = _quantise("quant_128x128_dual", w)
+    parts = [_packed(wt_q, wt_s), _packed(w_q, w_s)]
+    gap = both_weight_bytes(n, k) - sum(p.numel() for p in parts)
+    return torch.cat([parts[0], parts[0].new_zeros(gap), parts[1]])
+
+
+def linear_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> Tensors:
+    """y [M, N] and what is kept of x, with w quantised before."""
+    m, k = x.shape
+    layer = _entry(x.device, m, n, k)
+    if layer is not None:
+        return layer.forward_kept(aligned(x), kept_w)
+    x_q, x_s, xt_q, xt_s = _quantise("quant_dual", x)
+    return _product("gemm_nt", (x_q, x_s), plain_weight(kept_w, n, k)), _packed(xt_q, xt_s)
+
+
+def linear_infer_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> torch.Tensor:
+    """y [M, N] alone, with w quantised before."""
+    return _product("gemm_nt", _quantise("quant_1x128", x), plain_weight(kept_w, n, x.shape[1]))
+
+
+def linear_backward(
+    dy: torch.Tensor, kept_x: torch.Tensor, kept_w: torch.Tensor, k: int, need_x: bool, need_w: bool
+) -> Tensors:
+    """dx [M, K] and dw [N, K] in bf16; empty where not needed."""
+    m, n = dy.shape
+    layer = _entry(dy.device, m, n, k)
+    if layer is not None:
+        return layer.backward(aligned(dy), kept_x, kept_w, need_x, need_w)
+    dy_q, dy_s, dyt_q, dyt_s = _quantise("quant_dual", dy)
+    nothing = dy.new_empty(0)
+    dx = _product("gemm_nt", (dy_q, dy_s), kept_weight(kept_w, n, k)) if need_x else nothing
+    dw = _product("gemm_nt_rows", (dyt_q, dyt_s), kept_rows(kept_x, m, k)) if need_w else nothing.clone()
+    return dx, dw
+
+
+# -- the ops -----------------------------------------------------------------------------------------
+
+_LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+_LIBRARY.define("linear(Tensor x, Tensor w) -> (Tensor, Tensor, Tensor)")
+_LIBRARY.define("linear_forward_only(Tensor x, Tensor w) -> Tensor")
+_LIBRARY.define("quantise_weight(Tensor w) -> Tensor")
+_LIBRARY.define("linear_kept(Tensor x, Tensor kept_w, SymInt n) -> (Tensor, Tensor)")
+_LIBRARY.define(
+    "linear_backward(Tensor dy, Tensor kept_x, Tensor kept_w, SymInt k, bool need_x, bool need_w)"
+    " -> (Tensor, Tensor)"
+)
+OPS = getattr(torch.ops, NAMESPACE)
+
+
+def _bytes(like: torch.Tensor, size: int) -> torch.Tensor:
+    return like.new_empty(size, dtype=torch.uint8)
+
+
+def _fake_linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+    (m, k), n = x.shape, w.shape[0]
+    return x.new_empty((m, n)), _bytes(x, kept_bytes(m, k)), _bytes(x, kept_weight_bytes(n, k))
+
+
+def _fake_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> Tensors:
+    return x.new_empty((x.shape[0], n)), _bytes(x, kept_bytes(*x.shape))
+
+
+def _fake_backward(
+    dy: torch.Tensor, kept_x: torch.Tensor, kept_w: torch.Tensor, k: int, need_x: bool, need_w: bool
+) -> Tensors:
+    m, n = dy.shape
+    dx = dy.new_empty((m, k)) if need_x else dy.new_empty(0)
+    return dx, dy.new_empty((n, k)) if need_w else dy.new_empty(0)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+    ctx.save_for_backward(*output[1:])
+    ctx.k = inputs[0].shape[1]
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, dy: torch.Tensor | None, *unused: Any) -> tuple[torch.Tensor | None, ...]:
+    need_x, need_w = ctx.needs_input_grad
+    if dy is None:
+        return None, None
+    dx, dw = OPS.linear_backward(dy, *ctx.saved_tensors, ctx.k, need_x, need_w)
+    return dx if need_x else None, dw if need_w else None
+
+
+_IMPLEMENTATIONS: tuple[tuple[str, Any, Any], ...] = (
+    ("linear", linear, _fake_linear),
+    ("linear_forward_only", linear_forward_only, lambda x, w: x.new_empty((x.shape[0], w.shape[0]))),
+    ("quantise_weight", quantise_weight, lambda w: _bytes(w, both_weight_bytes(*w.shape))),
+    ("linear_kept", linear_kept, _fake_kept),
+    ("linear_backward", linear_backward, _fake_backward),
+)
+for _name, _real, _fake in _IMPLEMENTATIONS:
+    _LIBRARY.impl(_name, _real, "CPU")
+    _LIBRARY.impl(_name, _real, "CUDA")
+    torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake, lib=_LIBRARY)
+torch.library.register_autograd(f"{NAMESPACE}::linear", _differentiate, setup_context=_save, lib=_LIBRARY)
+
+
+# -- eager calls that nothing watches --------------------------------------------------------------
+
+
+class _Linear(torch.autograd.Function):
+    """The layer for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, layer: Layer) -> torch.Tensor:
+        y, kept = layer.forward_jointly(x, w)
+        ctx.save_for_backward(kept)
+        ctx.layer = layer
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        need_x, need_w, _ = ctx.needs_input_grad
+        (kept,) = ctx.saved_tensors
+        layer = ctx.layer
+        if torch.is_grad_enabled():  # a second derivative is asked for, which the op refuses in words
+            dx, dw = OPS.linear_backward(dy, *layer.parts(kept), layer.k, need_x, need_w)
+        else:
+            dx, dw = layer.backward_jointly(aligned(dy), kept, need_x, need_w)
+        return dx if need_x else None, dw if need_w else None, None
+
+
+class _LinearKept(torch.autograd.Function):
+    """The layer for autograd, with w quantised before; the gradient is w's all the same."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, kept_w: torch.Tensor) -> torch.Tensor:
+        y, kept_x = linear_kept(x, kept_w, w.shape[0])
+        ctx.save_for_backward(kept_x, kept_w)
+        ctx.k = x.shape[1]
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        need_x, need_w, _ = ctx.needs_input_grad
+        dx, dw = OPS.linear_backward(dy, *ctx.saved_tensors, ctx.k, need_x, need_w)
+        return dx if need_x else None, dw if need_w else None, None
+
+
+_apply = super(torch.autograd.Function, _Linear).apply
+"""``_Linear.apply`` less what it does for functorch's transforms, none of which is active where it is called."""
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def unwatched(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Whether nothing but autograd looks at operations on these tensors."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        return False
+    return type(x) in _PLAIN and type(w) in _PLAIN
+
+
+def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
+    """y where plans serve the shape and nothing watches the call; None otherwise, and for operands that do not fit."""
+    if not x.is_cuda or x.device != w.device or not unwatched(x, w):
+        return None
+    bfloat16 = torch.bfloat16
+    if x.dtype is not bfloat16 or w.dtype is not bfloat16:
+        return None
+    shape, (n, k) = x.shape, w.shape if w.dim() == 2 else (0, 0)
+    if not shape or shape[-1] != k or not k:
+        return None
+    flat = len(shape) == 2
+    m = shape[0] if flat else x.numel() // k
+    trains = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
+    if n % BLOCK or k % BLOCK or not takes_rows(m, trains) or not n:
+        return None
+    layer = entry(m, n, k, x.device, trains)
+    if layer is None:
+        return None
+    rows = aligned(x if flat else x.reshape(m, k))
+    if trains:
+        y: torch.Tensor = _apply(rows, aligned(w), layer)
+    else:
+        y = layer.infer(rows, aligned(w))
+    return y if flat else y.view(*shape[:-1], n)
+
+
+def multiply_kept(x: torch.Tensor, w: torch.Tensor, kept_w: torch.Tensor) -> torch.Tensor:
+    """y [..., N] of x [..., K], with both copies of w quantised before; differentiable in x and w."""
+    rows = aligned(x.reshape(-1, x.shape[-1]))
+    y: torch.Tensor = _LinearKept.apply(rows, w, kept_w)
+    return y.view(*x.shape[:-1], w.shape[0])
+
+
+def infer_kept(x: torch.Tensor, n: int, kept_w: torch.Tensor) -> torch.Tensor:
+    """y [..., N] of x [..., K], with both copies of w [N, K] quantised before; not differentiable."""
+    shape = x.shape
+    k = shape[-1]
+    flat = len(shape) == 2
+    rows = aligned(x if flat else x.reshape(-1, k))
+    m = rows.shape[0]
+    layer = entry(m, n, k, x.device, False) if x.is_cuda else None
+    y = layer.infer_kept(rows, kept_w) if layer is not None else linear_infer_kept(rows, kept_w, n)
+    return y if flat else y.view(*shape[:-1], n)
+
+
+# -- the function ------------------------------------------------------------------------------------
+
+
+def gemm_fp8_blockwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """``x`` [..., K] and ``w`` [N, K] in bfloat16 -> [..., N] in bfloat16, differentiable in both.
+
+    The recipe needs N and K in multiples of 128. The product of the leading dimensions of x has to be one as well for a
+    gradient, else a multiple of 4 or at most 256. Other shapes are multiplied in bf16, with one warning. Raises
+    TypeError for other dtypes and ValueError for shapes that do not fit each other.
+    """
+    if not torch.compiler.is_compiling():
+        y = straight(x, w)
+        if y is not None:
+            return y
+    _require_operands(x, w)
+    rows = x.reshape(-1, x.shape[-1])
+    trains = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
+    if _unfit(rows, w, trains):
+        _note_unfit()
+        return torch.nn.functional.linear(x, w)
+    y = OPS.linear(rows, w)[0] if trains else OPS.linear_forward_only(rows, w)
+    return y.reshape(*x.shape[:-1], w.shape[0])
+
+
+def _unfit(rows: torch.Tensor, w: torch.Tensor, trains: bool) -> bool:
+    return bool(w.shape[0] % BLOCK or w.shape[1] % BLOCK) or not takes_rows(rows.shape[0], trains)
+
+
+def _require_operands(x: torch.Tensor, w: torch.Tensor) -> None:
+    if x.dtype is not torch.bfloat16 or w.dtype is not torch.bfloat16:
+        raise TypeError(f"gemm_fp8_blockwise takes bfloat16 operands, not {x.dtype} and {w.dtype}")
+    if w.dim() != 2 or x.dim() < 1 or x.shape[-1] != w.shape[1]:
+        raise ValueError(
+            f"gemm_fp8_blockwise takes x [..., K] and w [N, K], not {list(x.shape)} and {list(w.shape)}"
+        )
+
+
+def _note_unfit() -> int:
+    """Runs while tracing, too; returns something that can be a constant."""
+    LAUNCHER.dispatcher.warn(
+        "shape", "a shape that is no multiple of the recipe's blocks is multiplied in bf16"
+    )
+    return 0
+
+
+# what torch.compiler.assume_constant_result sets, which for that imports the whole compiler: seconds
+_note_unfit._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,0 +1,153 @@
+"""The lineage page: every candidate in it, nothing of theirs executed, and quick with 10 000 of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testkit.browser import browser_page, missing_browser
+from testkit.sample_campaign import HOSTILE, SOURCE
+from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
+from tilewright.evolve.report.data import CampaignData
+from tilewright.evolve.report.lineage_page import render_lineage, write_lineage
+from tilewright.evolve.report.page import write_atomically
+from tilewright.evolve.space.genome import Genome, Value
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+
+OPEN_SECONDS, FRAME_SECONDS = 3.0, 0.1
+FRAMES = """() => Math.min(...[...Array(8)].map(() => {
+    const began = performance.now(); WORK; return performance.now() - began; }))"""
+"""Milliseconds of the quickest of eight, whatever else the machine does."""
+
+needs_browser = pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
+
+
+def big_campaign(count: int) -> CampaignData:
+    """``count`` candidates with a long lineage, a quarter of them failures, a tenth with a source of their own."""
+    rng = np.random.default_rng(5)
+    candidates: dict[str, Candidate] = {}
+    evaluations: dict[str, Evaluation] = {}
+    chain: list[Candidate] = []
+    kinds = [MutationKind.PARAMETER, MutationKind.REWRITE, MutationKind.CROSSOVER, MutationKind.LLM]
+    for index in range(count):
+        chosen = rng.integers(max(0, len(chain) - 40), len(chain), 1 + (index % 7 == 0)) if chain else []
+        parents = tuple(chain[n].genome.id for n in chosen)
+        params: dict[str, Value] = {"block_m": int(rng.integers(64)), "number": index, "order": "rows"}
+        source = SOURCE + (f"\nshift = {index}\n" if index % 10 == 0 else "")
+        kind = kinds[index % 4] if index else MutationKind.SEED
+        mutation = Mutation(
+            kind, "made up", f"block_m -> {params['block_m']} {HOSTILE if index == 9 else ''}"
+        )
+        candidate = Candidate(index, Genome(source, params), parents, mutation, index // 50, index % 3)
+        candidates[candidate.genome.id] = candidate
+        evaluations[candidate.genome.id] = _evaluation(
+            candidate, 800 + 200 * np.log1p(index) + rng.normal(0, 40)
+        )
+        if index % 4 != 3:
+            chain.append(candidate)
+    return CampaignData(
+        facts={"id": "big-001", "operator": "made/up", "target": "tpu7x", "target_kind": "modelled"},
+        toolchain={},
+        system={},
+        config={},
+        events=(),
+        points=(),
+        candidates=candidates,
+        evaluations=evaluations,
+        winner=chain[-1],
+        references={},
+    )
+
+
+def _evaluation(candidate: Candidate, fitness: float) -> Evaluation:
+    common = {"genome": candidate.genome.id, "target": "tpu7x", "suite": "s"}
+    if candidate.index % 4 == 3:
+        return Evaluation(**common, stage=Stage.CHECK, verdict=Verdict.INCORRECT, reason="30 dB")
+    figures = WorkloadFigures(
+        workload="4096x4096x4096",
+        seconds=0.137 / fitness,
+        tflops=fitness,
+        roofline_fraction=0.5,
+        kind=FigureKind.MODELLED,
+    )
+    return Evaluation(
+        **common,
+        stage=Stage.MEASURE,
+        verdict=Verdict.OK,
+        fitness=fitness,
+        interval=(fitness, fitness),
+        workloads=(figures,),
+    )
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_lineage(big_campaign(10_000), tmp_path_factory.mktemp("graph") / "lineage.html")
+
+
+def test_every_candidate_is_in_the_page_and_hostile_text_is_data(data: CampaignData) -> None:
+    text = render_lineage(data)
+    block = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    assert block and "<" not in block[1]
+    payload = json.loads(block[1])
+    assert [row[0] for row in payload["rows"]] == list(range(60))
+    assert data.winner is not None and payload["rows"][payload["winner"]][12] == data.winner.genome.id
+    assert any(HOSTILE.split("\x00")[0] in text for text in payload["texts"]), "kept, as data"
+    assert text.count("<script") == 2 and "connect-src" not in text and "default-src 'none'" in text
+    changed = [n for n, row in enumerate(payload["rows"]) if payload["texts"][row[2]] == "rewrite"]
+    assert set(map(str, changed)) <= set(payload["diffs"])
+
+
+def test_an_empty_campaign_has_a_page(tmp_path: Path) -> None:
+    assert '"rows":[]' in render_lineage(replace(big_campaign(1), candidates={}, winner=None))
+    with pytest.raises(OSError, match="No such file"):
+        write_atomically(tmp_path / "missing" / "x.html", "x")
+
+
+@needs_browser
+def test_ten_thousand_candidates_open_in_three_seconds_and_stay_responsive(page: Path) -> None:
+    assert page.stat().st_size < 8_000_000
+    with browser_page(1280, 800) as browser:
+        began = time.monotonic()
+        browser.page.goto(page.as_uri())
+        browser.page.evaluate(
+            "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
+        opened = time.monotonic() - began
+        frame = browser.page.evaluate(FRAMES.replace("WORK", "stale = true; draw()"))
+        pick = browser.page.evaluate(FRAMES.replace("WORK", "choose(data.winner); draw()"))
+        browser.page.mouse.move(640, 500)
+        browser.page.mouse.wheel(0, -900)
+        browser.page.wait_for_function("view.scale > 2")
+        browser.page.get_by_role("button", name="gain over parent").click()
+        assert "faster than its parent" in browser.page.locator("#legend").inner_text()
+        assert "(winner)" in browser.page.locator("#panel h2").inner_text()
+        assert "TFLOP/s (tpu7x, modelled)" in browser.page.locator("#panel").inner_text()
+        assert browser.errors == [] and browser.requests == [page.as_uri()]
+    assert opened < OPEN_SECONDS, f"{opened:.2f} s"
+    assert frame < 1e3 * FRAME_SECONDS and pick < 2e3 * FRAME_SECONDS, (
+        f"{frame:.0f} ms a frame, {pick:.0f} ms a choice"
+    )
+
+
+@needs_browser
+def test_a_click_shows_what_a_candidate_changed_in_dark_and_on_a_phone(tmp_path: Path) -> None:
+    path = write_lineage(big_campaign(60), tmp_path / "lineage.html")
+    with browser_page(390, 800, "dark") as browser:
+        browser.page.goto(path.as_uri())
+        place = browser.page.evaluate(
+            "() => { const r = canvas.getBoundingClientRect(); return [r.x + sx(40), r.y + sy(40)] }"
+        )
+        browser.page.mouse.click(*place)
+        text = browser.page.locator("#panel").inner_text()
+        assert text.startswith("#40") and "changed from #" in text and "+shift = 40" in text
+        browser.page.keyboard.press("Escape")
+        assert browser.page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert browser.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
+        assert browser.errors == []

@@ -1,0 +1,66 @@
+"""docs/tutorial.md as printed: run its ``sh`` and ``python`` blocks in order, compare what its ``text`` blocks show."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testkit import ROOT
+
+pytest.importorskip("libtpu")
+
+PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+NOT_RUN = {
+    "pip install '.[tpu]'": "the test's environment has it",
+    "tilewright doctor --target tpu7x": "tests/evolve/test_doctor.py",
+    "tilewright ui": "serves until it is stopped; tests/evolve/mlflow_mirror/test_ui.py",
+    'tilewright tune examples/softmax.py:softmax --reference torch.softmax --args "f32[4096, 12672], dim=1"': (
+        "needs a GPU; tests/test_documents.py checks its arguments"
+    ),
+}
+"""What the ``console`` blocks hold, and why it is not run here."""
+
+
+def masked(text: str) -> str:
+    """Text with numbers and runs of spaces replaced, since figures follow the versions of JAX and libtpu."""
+    return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)?", "#", text))
+
+
+def test_the_tutorial_runs_as_printed(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    command = tmp_path / "bin" / "tilewright"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tilewright.evolve.cli "$@"\n')
+    command.chmod(0o755)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "TILEWRIGHT", "RAY"))}
+    environment = {
+        **clean,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
+        "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    printed, console = "", []
+    for language, text in BLOCK.findall(PAGE):
+        if language == "console":
+            console += text.splitlines()
+        elif language == "text":
+            missing = [line for line in text.splitlines() if masked(line) not in masked(printed)]
+            assert not missing, printed
+        else:
+            run = ["bash", "-ec", text] if language == "sh" else [sys.executable, "-c", text]
+            done = subprocess.run(
+                run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            printed += done.stdout
+    assert console == list(NOT_RUN)
+    gain, *_ = re.findall(r"gained +×([\d.]+) over the first seed", printed)
+    (error,) = re.findall(r"largest error (\S+)", printed)
+    assert float(gain) > 2 and float(error) < 1e-3
+    assert "winner: {'block_rows':" in printed and "softmax-001 None" in printed
