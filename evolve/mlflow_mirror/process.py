@@ -137,7 +137,7 @@ class MirrorProcess:
 
 @dataclass(frozen=True)
 class Progress:
-    """A mirror's progress: ``mirrored`` evaluations, whether MLflow is ``complete``, and the last ``problem``.
+    """A mirror's progress: ``mirrored`` evaluations, and whether MLflow is ``complete``.
 
     ``page`` is the path of the campaign's page on the server. MLflow itself decides what is missing.
     """
@@ -146,12 +146,13 @@ class Progress:
     page: str = ""
     mirrored: int = 0
     complete: bool = False
-    problem: str = ""
 
 
 def read_progress(journal_path: Path) -> Progress:
     try:
-        return Progress(**json.loads(journal_path.with_name(PROGRESS).read_text(encoding="utf-8")))
+        known = json.loads(journal_path.with_name(PROGRESS).read_text(encoding="utf-8"))
+        # older mirrors wrote a key more
+        return Progress(**{name: known[name] for name in vars(Progress()) if name in known})
     except (OSError, ValueError, TypeError):
         return Progress()
 
@@ -215,6 +216,8 @@ class Follower:
     def run(self) -> bool:
         """Follow the journal to its end; True when all of it is in MLflow."""
         self._last_success = time.monotonic()
+        if self.journal_path.exists() and read_progress(self.journal_path).uri != self.uri:
+            self._report(Progress(self.uri))  # so that a display counts what MLflow lacks
         pause = BACKOFF_SECONDS[0]
         mirror: Mirror | None = None
         problem = ""
@@ -271,11 +274,6 @@ class Follower:
         problem = " ".join(str(error).split())[:300]
         if not before:
             log.warning("MLflow at %s: %s; trying again", self.uri, problem)
-        known = read_progress(self.journal_path)
-        page = mirror.page if mirror else known.page if known.uri == self.uri else ""
-        mirrored = mirror.mirrored if mirror else known.mirrored
-        with contextlib.suppress(OSError):
-            self._report(Progress(self.uri, page, mirrored, problem=problem))
         return problem
 
     def _sleep(self, seconds: float) -> None:

@@ -61,10 +61,7 @@ def _info(
         state=TraceState.ERROR if exchange.get("error") else TraceState.OK,
         request_preview=exchange["messages"][-1]["content"][-PREVIEW:],
         response_preview=(exchange.get("error") or exchange.get("reply", ""))[:PREVIEW],
-        trace_metadata={
-            TraceMetadataKey.SOURCE_RUN: run,
-            TraceMetadataKey.TOKEN_USAGE: _usage(exchange),
-        },
+        trace_metadata={TraceMetadataKey.SOURCE_RUN: run, TraceMetadataKey.TOKEN_USAGE: _usage(exchange)},
         tags={
             TraceTagKey.TRACE_NAME: "llm proposal",
             "model": str(exchange.get("model", "")),

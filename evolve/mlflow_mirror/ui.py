@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from tilewright.evolve.errors import JournalError, UserError
 from tilewright.evolve.mlflow_mirror.process import (
@@ -34,6 +35,7 @@ POLL_SECONDS = 0.25
 PORTS_TRIED = 50
 LAST_PORT = 65535
 SERVER_LOG = "mlflow-server.log"
+NO_CAMPAIGN = "start a campaign with 'tilewright run quickstart'"
 
 # Without these the server starts four workers and a job runner: 2.3 GB and half a minute.
 SERVER_SETTINGS = {
@@ -62,9 +64,9 @@ def serve_ui(
 ) -> int:
     """Serve the MLflow UI until Ctrl-C and print a link to ``campaign``'s view; returns the server's exit code.
 
-    A mirror writes the campaigns that MLflow lacks: before the server starts when there is no store yet, else beside
-    it. The server's own output goes into a file. If MLflow is a running server, only the link is printed. Raises
-    UserError without a campaign, or without a free port.
+    A mirror writes the campaigns that MLflow lacks, the newest first; the server starts when ``campaign`` has a page.
+    The server's own output goes into a file. If MLflow is a running server, only the link is printed. Raises UserError
+    without a campaign, or without a free port.
     """
     uri = uri or store_uri(home)
     wanted = campaign or _newest(home)
@@ -74,30 +76,32 @@ def serve_ui(
             raise UserError(f"MLFLOW_TRACKING_URI: {uri} is a server already; open it in a browser.")
         say(f"MLflow: {link(uri, page)}")
         return 0
-    late = late_campaigns(home, uri)
-    environment = mirror_environment(os.environ)
-    if not _exists(uri):
-        late = _make_store(home, uri, late, environment)
     chosen, log = free_port(host, port), home / SERVER_LOG
-    commands = [(server_command(home, uri, host, chosen), server_environment(environment, host))]
-    commands += [(mirror_command(late, home, uri), environment)] if late else []
-    with open(log, "ab") as output:
-        # sessions of their own: the server has children, and they must all end together
-        children = [
-            subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
-            for command, env in commands
-        ]
-    before = signal.signal(signal.SIGTERM, lambda *_: _end(children))
+    environment = mirror_environment(os.environ)
+    children: list[subprocess.Popen[bytes]] = []
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
+        with open(log, "ab") as output:
+            if late := late_campaigns(home, uri):
+                newest_first = mirror_command(late[::-1], home, uri)
+                children.append(_start(newest_first, environment, output))
+                _await_page(wanted, uri, children[0])
+            if not _exists(uri):
+                reason = (
+                    "the mirror could not make one; see mirror.log of the campaign" if late else NO_CAMPAIGN
+                )
+                raise UserError(f"no MLflow store at {uri}; {reason}.")
+            command = server_command(home, uri, host, chosen)
+            server = _start(command, server_environment(environment, host), output)
+            children.append(server)
         address = f"http://{host}:{chosen}"
-        if _answers(address, children[0]):
-            _await_page(wanted, uri, children)
+        if _answers(address, server):
             say(
                 f"MLflow: {link(f'http://{link_host(host)}:{chosen}', _page(wanted, uri))}  (Ctrl-C stops the server)"
             )
             if link_host(host) != host:
                 say(f"        for programs that do not resolve {OWN_NAME}: {address}")
-        code = children[0].wait()
+        code = server.wait()
     except KeyboardInterrupt:
         code = 0
     finally:
@@ -150,14 +154,20 @@ def _answers(address: str, server: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def _await_page(campaign: Path | None, uri: str, children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Wait a moment for a campaign that a mirror writes, so that the link leads to it."""
-    deadline = time.monotonic() + FIRST_PAGE_SECONDS
-    while not _page(campaign, uri) and time.monotonic() < deadline:
-        if any(child.poll() is None for child in children[1:]):
-            time.sleep(POLL_SECONDS)
-        else:
-            return
+def _await_page(campaign: Path | None, uri: str, mirror: subprocess.Popen[bytes]) -> None:
+    """Wait a moment until a mirror has written a campaign, so that the link leads to it."""
+    deadline = time.monotonic() + (FIRST_PAGE_SECONDS if _exists(uri) else FIRST_MIRROR_SECONDS)
+    while not _page(campaign, uri) and mirror.poll() is None and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+def _start(command: list[str], env: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a child in a session of its own: the server has children, and they must all end together."""
+    return subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -211,22 +221,6 @@ def free_port(host: str, port: int) -> int:
                 continue
             return candidate
     raise UserError(f"--port: none of {port} to {last} is free on {host}.")
-
-
-def _make_store(home: Path, uri: str, late: list[Path], environment: Mapping[str, str]) -> list[Path]:
-    """Create the store by mirroring the newest campaign; returns the campaigns still to do."""
-    if not late:
-        raise UserError(f"no MLflow store at {uri}; start a campaign with 'tilewright run quickstart'.")
-    try:
-        command = mirror_command(late[-1:], home, uri)
-        subprocess.run(command, env=environment, stderr=subprocess.DEVNULL, timeout=FIRST_MIRROR_SECONDS)
-    except subprocess.TimeoutExpired:
-        pass
-    if not _exists(uri):
-        raise UserError(
-            f"no MLflow store at {uri} and the mirror could not make it; see mirror.log of the campaign."
-        )
-    return late[:-1]
 
 
 def _exists(uri: str) -> bool:

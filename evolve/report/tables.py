@@ -12,14 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from tilewright.evolve.report.data import CampaignData, Named
 from tilewright.evolve.report.page import clean, note, tag
-from tilewright.evolve.report.text import (
-    bytes_text,
-    number_text,
-    percent_text,
-    rate_text,
-    shorten,
-    time_text,
-)
+from tilewright.evolve.report.text import bytes_text, number_text, percent_text, rate_text, shorten, time_text
 from tilewright.fitness.evaluation import Evaluation, Verdict, WorkloadFigures
 from tilewright.fitness.score import mean_closed, mean_gain
 from tilewright.seeds.operator import Scope

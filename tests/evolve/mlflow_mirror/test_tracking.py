@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import sqlite3
 import subprocess
@@ -20,7 +19,7 @@ from mlflow.exceptions import MlflowException
 
 from testkit.sample_campaign import HOSTILE, SampleCampaign, write_sample
 from tilewright.evolve.mlflow_mirror import process as mirror_process
-from tilewright.evolve.mlflow_mirror.content import candidate_run
+from tilewright.evolve.mlflow_mirror.content import RunContent, candidate_run
 from tilewright.evolve.mlflow_mirror.writer import Mirror
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness.evaluation import Verdict
@@ -160,25 +159,21 @@ def test_a_whole_campaign(journal_path: Path, uri: str, tmp_path: Path) -> None:
     assert _database(uri, journal_path.parent.name) == before, "writing it twice changes nothing"
 
 
-def sample_at(path: Path) -> SampleCampaign:
+def sample_at(path: Path, count: int) -> SampleCampaign:
     path.parent.mkdir(parents=True, exist_ok=True)
-    return SampleCampaign(path, path.parent.name)
+    sample = SampleCampaign(path, path.parent.name)
+    sample.grow(count)
+    return sample
 
 
 def _database(uri: str, campaign: str) -> list[Any]:
+    """Every row of MLflow's tables about a campaign's runs."""
+    chosen = "SELECT run_uuid FROM tags WHERE key = 'tilewright.campaign' AND value = ?"
     with sqlite3.connect(uri.removeprefix("sqlite:///")) as db:
-        runs = db.execute(
-            "SELECT run_uuid, status, start_time, end_time FROM runs WHERE lifecycle_stage = 'active' AND "
-            "run_uuid IN (SELECT run_uuid FROM tags WHERE key = 'tilewright.campaign' AND value = ?) ORDER BY 1",
-            (campaign,),
-        ).fetchall()
-        ids = [run[0] for run in runs]
-        marks = ",".join("?" * len(ids))
-        rows: list[Any] = [runs]
-        for table in ("metrics", "params", "tags"):
-            where = f"SELECT * FROM {table} WHERE run_uuid IN ({marks}) "
-            rows.append(sorted(map(str, db.execute(where, ids).fetchall())))
-        return rows
+        return [
+            sorted(map(str, db.execute(f"SELECT * FROM {table} WHERE run_uuid IN ({chosen})", (campaign,))))
+            for table in ("runs", "metrics", "params", "tags")
+        ]
 
 
 class Unreliable:
@@ -229,58 +224,32 @@ def test_any_single_call_may_fail(home: Path, uri: str, stride: int) -> None:
     assert failed > 12 // stride
 
 
-def test_what_mlflow_refuses_is_written_bare(
+def test_what_mlflow_refuses_is_written_bare_and_an_interruption_is_a_state(
     journal_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sample = sample_at(journal_path)
-    sample.grow(3)
+    sample = sample_at(journal_path, 3)
+    sample.journal.add_event("interrupted", reason="stopped by the user")
     sample.close()
     monkeypatch.setattr("tilewright.evolve.mlflow_mirror.content._key", lambda name: name)
-    evil = "1: not a name?"
 
-    def content(*args: Any) -> Any:
-        made = candidate_run(*args)
-        if args[1].index == 1:
-            made.metrics[evil] = 1.0
+    def content(*arguments: Any) -> RunContent:
+        made = candidate_run(*arguments)
+        if arguments[1].index == 1:
+            made.metrics["1: not a name?"] = 1.0
         return made
 
     monkeypatch.setattr("tilewright.evolve.mlflow_mirror.writer.run_content.candidate_run", content)
     monkeypatch.setattr(mirror_process, "BACKOFF_SECONDS", (0.01, 0.01))
     assert catch_up(journal_path, uri)
-    _, children = runs_of(uri, journal_path.parent.name)
+    parent, children = runs_of(uri, journal_path.parent.name)
     assert set(children) == {0, 1, 2}
     assert children[1].data.metrics == {} and children[2].data.params
-
-
-@pytest.mark.slow
-def test_killed_at_random_moments(journal_path: Path, home: Path, uri: str) -> None:
-    """kill -9 of the mirror process while the campaign goes on, then one that is left alone."""
-    sample = sample_at(journal_path)
-    rng = random.Random(5)
-    MlflowClient(uri).search_experiments()
-    for _ in range(2):
-        sample.grow(4)
-        mirror = mirror_process.start_mirror(journal_path, home, {**os.environ})
-        target, deadline = mirror_process.read_progress(journal_path).mirrored + 1, time.monotonic() + 60
-        while mirror_process.read_progress(journal_path).mirrored < target and time.monotonic() < deadline:
-            time.sleep(0.02)
-        time.sleep(rng.uniform(0, 0.2))
-        mirror._process.kill()
-        mirror._process.wait()
-    sample.finish()
-    last = mirror_process.start_mirror(journal_path, home, {**os.environ})
-    assert last.wait(90), (journal_path.parent / mirror_process.LOG).read_text()
-    assert last.lag() == 0
-    sample.close()
-    parent, _ = check_whole(uri, journal_path)
-    assert parent.info.status == "FINISHED"
+    assert parent.info.status == "KILLED" and parent.data.tags["tilewright.state"] == "interrupted"
 
 
 def test_it_ends_when_its_campaign_was_killed(journal_path: Path, home: Path, uri: str) -> None:
     """The process that started the mirror dies without a word; the mirror writes the rest and ends."""
-    sample = sample_at(journal_path)
-    sample.grow(3)
-    sample.close()
+    sample_at(journal_path, 3).close()
     script = (
         "import os, sys, pathlib; from tilewright.evolve.mlflow_mirror.process import start_mirror; "
         "m = start_mirror(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])); "
@@ -312,16 +281,6 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def test_an_interrupted_campaign_reads_so(journal_path: Path, uri: str) -> None:
-    sample = sample_at(journal_path)
-    sample.grow(2)
-    sample.journal.add_event("interrupted", reason="stopped by the user")
-    sample.close()
-    assert catch_up(journal_path, uri)
-    parent, _ = check_whole(uri, journal_path)
-    assert parent.info.status == "KILLED" and parent.data.tags["tilewright.state"] == "interrupted"
-
-
 def test_two_mirrors_take_turns(journal_path: Path) -> None:
     write_sample(journal_path, 1)
     follower = mirror_process.Follower(journal_path, "sqlite://", journal_path.parent, None)
@@ -337,8 +296,7 @@ def test_two_mirrors_take_turns(journal_path: Path) -> None:
 
 
 def test_a_campaign_that_is_discarded_ends_its_mirror(journal_path: Path, uri: str) -> None:
-    sample = sample_at(journal_path)
-    sample.close()
+    sample_at(journal_path, 0).close()
     follower = mirror_process.Follower(journal_path, uri, journal_path.parent, os.getppid())
     journal_path.rename(journal_path.with_suffix(".gone"))
     with pytest.raises(mirror_process.JournalError):

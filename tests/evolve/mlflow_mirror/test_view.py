@@ -1,4 +1,4 @@
-"""The campaign's view in MLflow: what it says is there, in order, and fits a tag."""
+"""The campaign's view in MLflow: influential parameters first, in the size of a tag."""
 
 from __future__ import annotations
 
@@ -12,35 +12,30 @@ from tilewright.evolve.mlflow_mirror.content import CampaignProgress
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
 
-def test_genes_that_explain_rates_come_first() -> None:
-    rated = [
-        ({"tile": tile, "walk": walk, "fixed": 1}, 100.0 * tile + walk)
-        for tile in (1, 2, 4)
-        for walk in (1, 2, 3)
-    ]
-    assert view.influential_parameters(rated) == ["tile", "walk"]
-    assert view.influential_parameters([]) == []
-
-
-def test_a_gene_with_a_value_a_candidate_explains_nothing() -> None:
-    rated = [({"number": n, "tile": n % 2}, 100.0 + 50.0 * (n % 2)) for n in range(8)]
-    assert view.influential_parameters(rated) == ["tile", "number"]
+def test_parameters_that_explain_rates_come_first() -> None:
+    tiles = [({"tile": t, "walk": w, "fixed": 1}, 100.0 * t + w) for t in (1, 2, 4) for w in (1, 2, 3)]
+    numbered = [({"number": n, "tile": n % 2}, 100.0 + 50.0 * (n % 2)) for n in range(8)]
+    for rated, expected in (
+        (tiles, ["tile", "walk"]),
+        (numbered, ["tile", "number"]),  # a value for each candidate explains nothing
+        ([], []),
+    ):
+        assert view.influential_parameters(rated) == expected
 
 
 @given(
     st.lists(
         st.tuples(
-            st.dictionaries(st.sampled_from("abc"), st.integers(0, 3)),
-            st.floats(0.0, 1e9, allow_nan=False),
+            st.dictionaries(st.sampled_from("abc"), st.integers(0, 3)), st.floats(0.0, 1e9, allow_nan=False)
         ),
         max_size=12,
     )
 )
 def test_any_candidates_have_an_order(rated: list[tuple[dict[str, int], float]]) -> None:
-    told = view.influential_parameters(rated)
-    assert sorted(told) == sorted(set(told))
+    found = view.influential_parameters(rated)
+    assert sorted(found) == sorted(set(found))
     assert all(
-        len({repr(genes[name]) for genes, rate in rated if name in genes and rate > 0}) > 1 for name in told
+        len({repr(genes[name]) for genes, rate in rated if name in genes and rate > 0}) > 1 for name in found
     )
 
 
@@ -53,30 +48,25 @@ def test_the_view_fits_a_tag_however_many_genes(genes: list[str]) -> None:
     assert "gain_over_seed_modelled" in " ".join(state["selectedColumns"])
 
 
-def evaluation(fitness: float | None) -> Evaluation:
-    verdict = Verdict.OK if fitness else Verdict.INCORRECT
-    return Evaluation(
-        genome="g",
-        target="tpu7x",
-        suite="s",
-        seed=0,
-        verdict=verdict,
-        stage=Stage.MEASURE,
-        reason="" if fitness else "gate exact reads 3 dB",
-        fitness=fitness,
-    )
+def test_a_candidate_carries_the_progress_of_its_campaign() -> None:
+    def evaluation(fitness: float | None) -> Evaluation:
+        verdict, reason = (Verdict.OK, "") if fitness else (Verdict.INCORRECT, "gate exact reads 3 dB")
+        common = {"genome": "g", "target": "tpu7x", "suite": "s", "stage": Stage.MEASURE}
+        return Evaluation(**common, verdict=verdict, reason=reason, fitness=fitness)
 
-
-def test_a_candidate_says_how_the_campaign_stood() -> None:
     progress = CampaignProgress("TFLOP/s", "modelled")
-    assert progress.add(evaluation(None), is_seed=True) == {"progress/evaluation": 1, "progress/failed": 1}
-    first = progress.add(evaluation(200.0), is_seed=True)
-    assert first["gain_over_seed_modelled"] == 1.0
-    better, worse = (progress.add(evaluation(rate), is_seed=False) for rate in (300.0, 250.0))
-    assert (better["gain_over_seed_modelled"], worse["gain_over_seed_modelled"]) == (1.5, 1.25)
-    assert worse["progress/best_fitness_tflops_modelled"] == 300.0
-    failed = progress.add(evaluation(None), is_seed=False)
-    assert (
-        failed["progress/best_fitness_tflops_modelled"] == 300.0 and "gain_over_seed_modelled" not in failed
-    )
-    assert (worse["progress/evaluation"], worse["progress/failed"]) == (4, 1)
+    rates = (None, 200.0, 300.0, 250.0, None)
+    added = [progress.add(evaluation(rate), is_seed=n < 2) for n, rate in enumerate(rates)]
+    assert added[0] == {"progress/evaluation": 1, "progress/failed": 1}
+    assert [metrics.get("gain_over_seed_modelled") for metrics in added] == [None, 1.0, 1.5, 1.25, None]
+    assert [metrics.get("progress/best_fitness_tflops_modelled") for metrics in added[1:]] == [
+        200,
+        300,
+        300,
+        300,
+    ]
+    assert (added[3]["progress/evaluation"], added[3]["progress/failed"]) == (4, 1)
+    assert progress.campaign_metrics() == {
+        "campaign/evaluations_failed": 2,
+        "campaign/best_fitness_tflops_modelled": 300.0,
+    }

@@ -25,10 +25,7 @@ LONG = SOURCE + "".join(f"line_{n} = {n}\n" for n in range(60))
 LINES: dict[str, tuple[list[Step], list[str]]] = {
     "parameters alone": (
         [((0,), PARAMETER, "block_m 512 -> 256", SOURCE, {"block_m": 256})],
-        [
-            "The winner, candidate 1, changes parameters of seed naive:",
-            "  parameters: block_m 512 -> 256",
-        ],
+        ["The winner, candidate 1, changes parameters of seed naive:", "  parameters: block_m 512 -> 256"],
     ),
     "two rules and a new parameter": (
         [
@@ -59,15 +56,7 @@ LINES: dict[str, tuple[list[Step], list[str]]] = {
         ],
     ),
     "a hostile language model": (
-        [
-            (
-                (0,),
-                MutationKind.LLM,
-                "clear\x1b[2J\nthe screen",
-                SOURCE + 'NAME = "\x1b[31m\u202e"\n',
-                {},
-            )
-        ],
+        [((0,), MutationKind.LLM, "clear\x1b[2J\nthe screen", SOURCE + 'NAME = "\x1b[31m\u202e"\n', {})],
         ["  rewrites: llm (clear\\x1b[2J\\nthe screen)", '  +NAME = "\\x1b[31m\\u202e"'],
     ),
     "a long diff": (

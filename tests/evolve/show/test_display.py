@@ -8,6 +8,8 @@ import pty
 import subprocess
 import sys
 import time
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -27,22 +29,24 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Journal:
 
 def snapshot(journal: Journal, count: int, elapsed: float, lag: int | None = 3) -> Snapshot:
     evaluations = [e for _, _, e, _ in journal.evaluations()][:count]
-    verdicts: dict[str, int] = {}
-    for evaluation in evaluations:
-        verdicts[evaluation.verdict.value] = verdicts.get(evaluation.verdict.value, 0) + 1
     passed: list[Evaluation] = [e for e in evaluations if e.verdict is Verdict.OK]
     return Snapshot(
         evaluations=count,
         evaluations_budget=60,
         elapsed_seconds=elapsed,
         wall_budget_seconds=300.0,
-        verdicts=verdicts,
+        verdicts=Counter(evaluation.verdict.value for evaluation in evaluations),
         best=max(passed, key=lambda e: e.fitness or 0.0, default=None),
         seed=passed[0] if passed else None,
         references=journal.references("suite"),
         activity=[f"worker {n}: candidate {count + n}, measure [1024x2048x2048]" for n in range(12)],
         mirror_lag=lag,
     )
+
+
+def live(**options: int) -> tuple[io.StringIO, LiveDisplay]:
+    stream = io.StringIO()
+    return stream, LiveDisplay(Console(file=stream, force_terminal=True, color_system=None, **options))
 
 
 def test_a_terminal_gets_the_panel_and_a_pipe_gets_lines() -> None:
@@ -54,33 +58,21 @@ def test_a_terminal_gets_the_panel_and_a_pipe_gets_lines() -> None:
 
 
 def test_panel_shows_figures_with_unit_target_and_kind(journal: Journal) -> None:
-    stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=120, height=50, color_system=None)
-    display = LiveDisplay(console)
+    stream, display = live(width=120, height=50)
     display.start(journal.meta("campaign"))
     display.note("starting workers")
     display.update(snapshot(journal, 0, 0.0))
-    display.update(snapshot(journal, 20, 40.0))
+    display.update(shown := snapshot(journal, 20, 40.0))
     time.sleep(REDRAW_SECONDS)
     display.stop()
-    text = stream.getvalue()
-    best = snapshot(journal, 20, 40.0).best
-    assert best is not None and best.fitness is not None
+    assert shown.best is not None and shown.best.fitness is not None
     for expected in (
         "quickstart-001: gemm_fp8_fused/g512 on tpu7x (modelled), suite quickstart, seed 7",
-        "20 of 60",
-        "40.0 s of 5 min 0 s",
-        "0.50 evaluations/s",
-        "MLflow lacks 3 evaluations",
-        "on tpu7x, modelled",
-        f"{best.fitness:.1f}",
-        "1024x2048x2048",
-        "bf16",
-        "worker 0: candidate 20, measure [1024x2048x2048]",
-        "and 4 more workers",
-    ):
-        assert expected in text
-    assert "starting workers" in text
+        "20 of 60", "40.0 s of 5 min 0 s", "0.50 evaluations/s", "MLflow lacks 3 evaluations", "on tpu7x, modelled",
+        f"{shown.best.fitness:.1f}", "1024x2048x2048", "bf16", "worker 0: candidate 20, measure [1024x2048x2048]",
+        "and 4 more workers", "starting workers",
+    ):  # fmt: skip
+        assert expected in stream.getvalue()
 
 
 def test_lines_are_few_and_tell_improvements(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,28 +95,31 @@ def test_lines_are_few_and_tell_improvements(journal: Journal, monkeypatch: pyte
     assert 5 <= len(lines) <= len(improved) + 8
 
 
-def test_hostile_text_is_no_markup(journal: Journal) -> None:
-    stream = io.StringIO()
-    display = LiveDisplay(Console(file=stream, force_terminal=True, width=100, color_system=None))
-    display.start({"id": "[red]x[/red]"})
-    display.note("[/] [bold]")
+def test_hostile_text_is_neither_markup_nor_a_terminal_sequence(journal: Journal) -> None:
+    stream, display = live(width=100)
+    plain = io.StringIO()
     shown = snapshot(journal, 5, 1.0)
-    display.update(
-        Snapshot(**{**vars(shown), "activity": ["[/nonsense]"], "references": {"[b]": shown.seed}})
-    )
-    time.sleep(REDRAW_SECONDS)
-    display.stop()
-    assert "[/nonsense]" in stream.getvalue() and "[red]x[/red]" in stream.getvalue()
+    for each in (display, PlainDisplay(plain)):
+        each.start({"id": "[red]x[/red]\x1b[2J"})
+        each.note("[/] [bold] \x1b]0;owned\x07")
+        each.update(replace(shown, activity=["[/nonsense] \x1b[31m"], references={"[b]": shown.seed}))
+        time.sleep(REDRAW_SECONDS if each is display else 0.0)
+        each.stop()
+    text = stream.getvalue()
+    assert "[/nonsense]" in text and "[red]x[/red]" in text
+    for output in (text, plain.getvalue()):
+        assert not any(sequence in output for sequence in ("\x1b[2J", "\x1b]0;", "\x1b[31m"))
+    assert "\\x1b]0;owned\\x07" in plain.getvalue()
 
 
-def test_nothing_yet() -> None:
-    stream = io.StringIO()
-    for display in (PlainDisplay(stream), LiveDisplay(Console(file=stream, force_terminal=True))):
-        display.stop()
-        display.start({})
-        display.update(Snapshot(0, None, 0.0, None))
-        display.stop()
-        display.stop()
+def test_a_campaign_without_a_candidate_has_a_panel() -> None:
+    stream, display = live()
+    for each in (PlainDisplay(stream), display):
+        each.stop()
+        each.start({})
+        each.update(Snapshot(0, None, 0.0, None))
+        each.stop()
+        each.stop()
     assert "No candidate has passed every gate yet." in stream.getvalue()
 
 
