@@ -280,7 +280,7 @@ def _tuned(
     from tilewright.evolve.intake import winner
     from tilewright.evolve.record.home import home_folder
     from tilewright.workers.device.warm import started
-    from tilewright.workers.intake.judge.self_reference import ITSELF
+    from tilewright.workers.intake.judge.self_reference import SELF
 
     if isinstance(function, Captured):
         captured = function.first()
@@ -293,7 +293,7 @@ def _tuned(
         raise UserError(f"{function!r} names no function; write FILE.py:function.")
     if not calls:
         raise UserError("tune: calls is empty; give at least one, such as [(x,)].")
-    judge = ITSELF if reference is None else intake.resolve_reference(winner.reference_text(reference))
+    judge = SELF if reference is None else intake.resolve_reference(winner.reference_text(reference))
     texts = tuple(_call_text(c) for c in calls)
     request = intake.Request(path, name, judge, tuple(dict.fromkeys(texts)))
     where = Path(out) if out is not None else Path(f"{request.name}_tuned")

@@ -77,7 +77,7 @@ def _begun(arguments: argparse.Namespace, target: Any, folder: Path) -> Any:
     """What to tune; files that are written for it lie in ``folder``. Raises UserError."""
     from tilewright.evolve.intake.problems import Begun, begun, is_problem
     from tilewright.evolve.intake.tune import Request, resolve_reference
-    from tilewright.workers.intake.judge.self_reference import ITSELF
+    from tilewright.workers.intake.judge.self_reference import SELF
 
     path, asked = _asked(arguments)
     if is_problem(path, asked):
@@ -88,7 +88,7 @@ def _begun(arguments: argparse.Namespace, target: Any, folder: Path) -> Any:
         raise UserError(
             '--args is missing: say how the function is called, for example "f32[4096, 1024], dim=1".'
         )
-    request = Request(path, asked.function, resolve_reference(asked.reference or ITSELF), asked.calls)
+    request = Request(path, asked.function, resolve_reference(asked.reference or SELF), asked.calls)
     return Begun(request, request.name, {})
 
 
