@@ -20,29 +20,33 @@ from tilewright.evolve.proposers.rewrite.registry import rules
 ABOUT = """\
 [Write a rewrite rule](write_a_rewrite_rule.md) says how to add one.
 
-**Choice of a rule.** Each campaign learns which rules pay (`evolve/proposers/rule_credit.py`). A rule earns the gain of its
-children over their parents, per evaluation. Credit fades by 5 % with every rewrite, and a fifth of all draws ignores it. Rules
-that only set a launch option begin with less credit. With probability 1/4 another rewrite follows on top of the last, up to
-three. A rule runs once at each site of a source. A child that differs from a known genome only in layout, comments or
-declarations is not evaluated; a child that compiles to a known artefact is not measured.
+**Choice of a rule.** Each campaign learns which rules pay (`evolve/proposers/rule_credit.py`). A rule earns
+the gain of its children over their parents, per evaluation. Credit fades by 5 % with every rewrite, and a
+fifth of all draws ignores it. Rules that only set a launch option begin with less credit. With probability
+1/4 another rewrite follows on top of the last, up to three. A rule runs once at each site of a source. A
+child that differs from a known genome only in layout, comments or declarations is not evaluated; a child that
+compiles to a known artefact is not measured.
 
-**Unsupported sources** (a source that does not parse, a `grid_spec`, a kernel made by a call) yield no proposal and one line in
-`campaign.log` beside the journal, which names the construct.
+**Unsupported sources** (a source that does not parse, a `grid_spec`, a kernel made by a call) yield no
+proposal and one line in `campaign.log` beside the journal, which names the construct.
 
 ## triton_lower_to_gluon
 
 The rule writes a tiled Triton product in Gluon for Hopper.
 
-* **It keeps** the work of each old program (a new program computes `consumers` × `pieces` old tiles; those past the end repeat
-  the last), the order of the steps of K and of the additions of one element, and every statement that the result needs. Loads
-  behind the product move in front of it. Loads of operands become copies with zeros outside the tensor. The store of the tile
-  becomes a copy through shared memory. The old kernel stays, for tensors whose rows do not begin at multiples of 16 bytes.
-* **It lowers more.** Tiles whose rows begin anywhere, such as those of a group of tokens, if the grid's two axes number row
-  tiles and column tiles. Weights in sheets (`[groups, K, N]`), if they are contiguous and K is a multiple of a step.
-* **It refuses** more than one loop with one `dot`; operands that are computed, padded with a value other than zero, or masked by
-  more than the tensor's sides or one limit; other grids for tiles that begin anywhere; rows past a limit that are stored or
-  mixed with others; loops over K that depend on the tile; results that depend on the program's number; atomics, early returns,
-  `while`, stores before the last step; names that Gluon lacks.
+* **It keeps** the work of each old program (a new program computes `consumers` × `pieces` old tiles; those
+  past the end repeat the last), the order of the steps of K and of the additions of one element, and every
+  statement that the result needs. Loads behind the product move in front of it. Loads of operands become
+  copies with zeros outside the tensor. The store of the tile becomes a copy through shared memory. The old
+  kernel stays, for tensors whose rows do not begin at multiples of 16 bytes.
+* **It lowers more.** Tiles whose rows begin anywhere, such as those of a group of tokens, if the grid's two
+  axes number row tiles and column tiles. Weights in sheets (`[groups, K, N]`), if they are contiguous and K
+  is a multiple of a step.
+* **It refuses** more than one loop with one `dot`; operands that are computed, padded with a value other than
+  zero, or masked by more than the tensor's sides or one limit; other grids for tiles that begin anywhere;
+  rows past a limit that are stored or mixed with others; loops over K that depend on the tile; results that
+  depend on the program's number; atomics, early returns, `while`, stores before the last step; names that
+  Gluon lacks.
 * **Its parameters** are the source's tile sizes and:
 
 | parameter | sets |
@@ -58,39 +62,44 @@ The rule writes a tiled Triton product in Gluon for Hopper.
 
 ## triton_compute_operand_once
 
-The rule moves the computation of a `dot`'s operand (codes that are unpacked, scaled, cast) into a kernel of its own, which
-writes the operand to memory. The product then loads it and can be lowered.
+The rule moves the computation of a `dot`'s operand (codes that are unpacked, scaled, cast) into a kernel of
+its own, which writes the operand to memory. The product then loads it and can be lowered.
 
 * **It keeps** every statement of the operand, with what its masks put past the ends.
-* **It refuses** operands that depend on the other tile, on the program's number or on what the loop carries; types without a
-  `.to(...)`; loops that do not step through K from 0; bounds that the host does not know; products in a loop over tiles.
+* **It refuses** operands that depend on the other tile, on the program's number or on what the loop carries;
+  types without a `.to(...)`; loops that do not step through K from 0; bounds that the host does not know;
+  products in a loop over tiles.
 
 ## triton_rows_per_program
 
 The rule makes a program of a row kernel compute `rows` neighbouring rows along one axis of the grid.
 
 * **It keeps** the operations on each row in their order. Programs past the last row repeat it.
-* **It refuses** values of two axes, branches and loop bounds that depend on the row, early returns, atomics, scans, integers that
-  a loop carries, and a tensor that is read and written.
+* **It refuses** values of two axes, branches and loop bounds that depend on the row, early returns, atomics,
+  scans, integers that a loop carries, and a tensor that is read and written.
 
 ## Pallas: pipelines
 
 On `tpu7x` (modelled) a kernel that `emit_pipeline` wrote takes as long as the grid's own pipeline
-([table](../experiments/records/tpu/transfers.md)). `deep_pipeline` is `emit_pipeline` with two to four buffers of each input. It
-refuses inputs whose number of buffers the launch sets, and block specifications that an output shares.
+([table](../experiments/records/tpu/transfers.md)). `deep_pipeline` is `emit_pipeline` with two to four
+buffers of each input. It refuses inputs whose number of buffers the launch sets, and block specifications
+that an output shares.
 
 ## Pallas: attention
 
-* `unroll_grid_axis` turns the fastest grid axis into a Python loop inside the step. The order of steps stays, and conditions on
-  the program id are decided while tracing. It refuses axes of which only the first and the last step differ, extents that do not
-  divide (`cdiv`), blocks that move with more than the plain axis, and aliased outputs.
-* `skip_masked_tiles` reads a mask that compares sums of positions and offsets. It leaves out a step whose whole tile is masked; if
-  only the device knows the offsets, by a conditional block. It does so only if everything the step leaves behind comes from
-  maxima and exponentials of the masked scores. A row that no tile shows may differ.
+* `unroll_grid_axis` turns the fastest grid axis into a Python loop inside the step. The order of steps stays,
+  and conditions on the program id are decided while tracing. It refuses axes of which only the first and the
+  last step differ, extents that do not divide (`cdiv`), blocks that move with more than the plain axis, and
+  aliased outputs.
+* `skip_masked_tiles` reads a mask that compares sums of positions and offsets. It leaves out a step whose
+  whole tile is masked; if only the device knows the offsets, by a conditional block. It does so only if
+  everything the step leaves behind comes from maxima and exponentials of the masked scores. A row that no
+  tile shows may differ.
 * `normalise_once` keeps U of a running U / l. It refuses an average that is read before it is complete.
-* `base_two_softmax` multiplies scores by log2(e). It refuses scores or maxima that are used other than in comparisons and in
-  exponentials of a difference.
-* `narrow_exponent` and `row_sums_in_dot` round to bfloat16. The gates decide whether the error is small enough.
+* `base_two_softmax` multiplies scores by log2(e). It refuses scores or maxima that are used other than in
+  comparisons and in exponentials of a difference.
+* `narrow_exponent` and `row_sums_in_dot` round to bfloat16. The gates decide whether the error is small
+  enough.
 
 ## All rules"""
 
@@ -117,9 +126,9 @@ def table(cases: Sequence[Case], trials: Sequence[Trial]) -> str:
     run = sum(not t.dialect for t in trials)
     slowest = max((t.seconds for t in trials), default=0.0)
     lines += [
-        f"Each rule was applied once at each site of the {len(cases)} kernels in `testkit/corpus`. *dialect*: children that "
-        "pass the dialect check. *agrees*: children that agree with their parent to 40 dB or better, in an interpreter on "
-        "small inputs (Gluon in the emulator, which also finds races and deadlocks).",
+        f"Each rule was applied once at each site of the {len(cases)} kernels in `testkit/corpus`. *dialect*: "
+        "children that pass the dialect check. *agrees*: children that agree with their parent to 40 dB or better, "
+        "in an interpreter on small inputs (Gluon in the emulator, which also finds races and deadlocks).",
         "",
         f"**{total} proposals, {100 * legal / max(1, total):.1f} % pass the dialect, "
         f"{right} of the {run} that pass it agree with their parent "
