@@ -82,16 +82,14 @@ class _Launcher:
         self.recorder.launched(self._metadata, self._signature, (x, y, z), function, arguments)
 
 
-class RecordingDriver:
-    """As much of a Triton driver as compiling and recording ask for. ``capability``: 90 for 9.0."""
+class TargetDriver:
+    """As much of a Triton driver as compiling for ``target`` asks for; there is no device."""
 
-    def __init__(self, capability: int, recorder: Recorder) -> None:
-        self._target = GPUTarget("cuda", capability, 32)
-        self.utils = _Utilities(recorder)
-        self.launcher_cls = type("Launcher", (_Launcher,), {"recorder": recorder})
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
 
     def get_current_target(self) -> GPUTarget:
-        return self._target
+        return self.target
 
     def get_current_device(self) -> int:
         return 0
@@ -101,6 +99,15 @@ class RecordingDriver:
 
     def map_python_to_cpp_type(self, kind: str) -> str:
         return nvidia.ty_to_cpp(kind)
+
+
+class RecordingDriver(TargetDriver):
+    """One whose launches are written down. ``capability``: 90 for 9.0."""
+
+    def __init__(self, capability: int, recorder: Recorder) -> None:
+        super().__init__(GPUTarget("cuda", capability, 32))
+        self.utils = _Utilities(recorder)
+        self.launcher_cls = type("Launcher", (_Launcher,), {"recorder": recorder})
 
 
 class Recorder:
