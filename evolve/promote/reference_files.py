@@ -162,7 +162,7 @@ def _taken_files(operator: TakenOperator) -> dict[str, str] | None:
     if judge == "itself" or operator.reference.startswith("itself:"):
         return None
     if colon:
-        text = _judge_of(Path(judge))
+        text = judge_of(Path(judge))
         if text is None:
             return None
         files["judge.py"] = text
@@ -180,7 +180,7 @@ def _taken_files(operator: TakenOperator) -> dict[str, str] | None:
     return files
 
 
-def _judge_of(path: Path) -> str | None:
+def judge_of(path: Path) -> str | None:
     """The reference's file, or a Definition's; None where it imports files beside it."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
