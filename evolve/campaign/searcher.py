@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from tilewright.evolve.campaign.config import LlmConfig
 from tilewright.evolve.campaign.loop import Searcher
 from tilewright.evolve.campaign.resolve import Resolved
-from tilewright.evolve.campaign.transfer import Led, leads_of, read_earlier, records_of, related
+from tilewright.evolve.campaign.transfer import LeadsFirst, leads_of, read_earlier, records_of, related
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.proposers.crossover import SourceCrossover
 from tilewright.evolve.proposers.llm.client import (
@@ -42,7 +42,7 @@ from tilewright.evolve.record.history import POINTS, History, Proposer
 from tilewright.evolve.record.home import JOURNAL, find_campaign
 from tilewright.evolve.record.journal import TOKENS_SPENT, Journal
 from tilewright.fitness import dialect
-from tilewright.seeds.operator import Told
+from tilewright.seeds.operator import HasContract
 
 KEY_VARIABLES = ("TILEWRIGHT_LLM_API_KEY", "OPENAI_API_KEY")
 
@@ -91,9 +91,9 @@ def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home:
     if search.niches and "rewrite" in search.proposers:
         searcher = NicheSearch(searcher, spaces, violations, openings() - set(search.without_rules))
     if earlier:
-        searcher = Led(leads_of(earlier, resolved.space), searcher)
+        searcher = LeadsFirst(leads_of(earlier, resolved.space), searcher)
     if resolved.given:
-        searcher = Led(resolved.given, searcher, POINTS, "a point given with its seed")
+        searcher = LeadsFirst(resolved.given, searcher, POINTS, "a point given with its seed")
     return BuiltSearcher(searcher, foretelling(proposers))
 
 
@@ -201,7 +201,7 @@ def _replaying(
 
 def _contract(resolved: Resolved) -> Contract:
     operator = resolved.operator
-    told = operator.contract if isinstance(operator, Told) else ""
+    told = operator.contract if isinstance(operator, HasContract) else ""
     text = told or sys.modules[type(operator).__module__].__doc__ or operator.name
     shapes = tuple(workload.id for workload in resolved.suite.workloads)
     facts = facts_of(resolved.target, operator.gates)
