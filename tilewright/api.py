@@ -279,8 +279,8 @@ def _tuned(
     from tilewright.evolve.intake import tune as intake
     from tilewright.evolve.intake import winner
     from tilewright.evolve.record.home import home_folder
-    from tilewright.workers.device.warm import started
-    from tilewright.workers.intake.judge.self_reference import ITSELF
+    from tilewright.workers.device.warm_device import device_for
+    from tilewright.workers.intake.judge.self_reference import SELF
 
     if isinstance(function, Captured):
         captured = function.first()
@@ -293,7 +293,7 @@ def _tuned(
         raise UserError(f"{function!r} names no function; write FILE.py:function.")
     if not calls:
         raise UserError("tune: calls is empty; give at least one, such as [(x,)].")
-    judge = ITSELF if reference is None else intake.resolve_reference(winner.reference_text(reference))
+    judge = SELF if reference is None else intake.resolve_reference(winner.reference_text(reference))
     texts = tuple(_call_text(c) for c in calls)
     request = intake.Request(path, name, judge, tuple(dict.fromkeys(texts)))
     where = Path(out) if out is not None else Path(f"{request.name}_tuned")
@@ -302,7 +302,7 @@ def _tuned(
     changes.update({"budget.evaluations": budget.evaluations, "budget.wall_seconds": budget.seconds})
     intake.config_of(request, chosen, where, changes)
     folder = home_folder(None if home is None else str(home))
-    with started(chosen) as device:
+    with device_for(chosen) as device:
         answer = intake.prepare(request, chosen, where, _noted, taker)
         from tilewright.evolve.run import run as run_campaign
         from tilewright.evolve.show.display import make_display

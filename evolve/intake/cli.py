@@ -77,7 +77,7 @@ def _begun(arguments: argparse.Namespace, target: Any, folder: Path) -> Any:
     """What to tune; files that are written for it lie in ``folder``. Raises UserError."""
     from tilewright.evolve.intake.problems import Begun, begun, is_problem
     from tilewright.evolve.intake.tune import Request, resolve_reference
-    from tilewright.workers.intake.judge.self_reference import ITSELF
+    from tilewright.workers.intake.judge.self_reference import SELF
 
     path, asked = _asked(arguments)
     if is_problem(path, asked):
@@ -88,7 +88,7 @@ def _begun(arguments: argparse.Namespace, target: Any, folder: Path) -> Any:
         raise UserError(
             '--args is missing: say how the function is called, for example "f32[4096, 1024], dim=1".'
         )
-    request = Request(path, asked.function, resolve_reference(asked.reference or ITSELF), asked.calls)
+    request = Request(path, asked.function, resolve_reference(asked.reference or SELF), asked.calls)
     return Begun(request, request.name, {})
 
 
@@ -115,7 +115,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, taker: Any, target: Any, beg
     from tilewright.evolve.intake.problems import keep
     from tilewright.evolve.intake.tune import config_of, export, prepare
     from tilewright.evolve.record.home import home_folder, require_writable
-    from tilewright.workers.device.warm import started
+    from tilewright.workers.device.warm_device import device_for
 
     request = begun.request
     home = home_folder(arguments.home)
@@ -128,7 +128,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, taker: Any, target: Any, beg
     config_of(request, target, where, overrides)  # bad numbers are told before anything is done
     for folder, key in ((where, "--out"), (home, "home")):
         require_writable(folder, key)
-    with started(target) as device:
+    with device_for(target) as device:
         answer = prepare(request, target, where, _say, taker)
         keep(begun, where)
         from tilewright.evolve.run import run

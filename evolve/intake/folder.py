@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.workers.intake.calls.sizes import size_of
-from tilewright.workers.intake.judge.self_reference import ITSELF
+from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import LARGE
 
 RECIPE = "taken"
@@ -22,10 +22,10 @@ def write(folder: Path, title: str, reference: str, answer: Mapping[str, Any]) -
     kernels = folder / "kernels"
     kernels.mkdir(parents=True, exist_ok=True)
     _put(kernels / f"{SEED}.py", str(answer["source"]))
-    if reference == ITSELF:
-        own = kernels.resolve() / f"{ITSELF}.py"
+    if reference == SELF:
+        own = kernels.resolve() / f"{SELF}.py"
         _put(own, str(answer["source"]))
-        reference = f"{ITSELF}:{own}"
+        reference = f"{SELF}:{own}"
     _put(folder / "operator.py", operator_text(folder.name, title, reference, answer))
 
 

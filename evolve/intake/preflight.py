@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tilewright.workers.intake.judge.self_reference import ITSELF
+from tilewright.workers.intake.judge.self_reference import SELF
 
 _SHORT = {
     "float32": "f32",
@@ -29,7 +29,7 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
         single = f", no element off by more than {worst:.2g} of its surroundings" if worst else ""
         yield f"  result     {name} {_shape((name, dtype, shape), dims[0])}: {bound}{single}"
     precision = answer["precision"] or "its own precision"
-    if reference == ITSELF:
+    if reference == SELF:
         yield f"  judge      the kernel as it stands, in {precision}: without a reference what it does wrong stays"
     else:
         yield f"  judge      {reference}({answer['call']}) in {precision}"

@@ -17,7 +17,7 @@ from tilewright.evolve.intake import child, folder, preflight
 from tilewright.evolve.intake.remedies import Refused, refused
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
-from tilewright.workers.intake.judge.self_reference import ITSELF
+from tilewright.workers.intake.judge.self_reference import SELF
 
 MODELLED = "tpu7x"
 IN_FLIGHT = (4, 16)
@@ -39,7 +39,7 @@ class NotTaken(UserError):
 
 @dataclass(frozen=True)
 class Request:
-    """What to tune: a function of a file, as called, judged by ``reference``: ``module.name``, ``FILE:name``, or ITSELF
+    """What to tune: a function of a file, as called, judged by ``reference``: ``module.name``, ``FILE:name``, or SELF
     for the function as it stands."""
 
     path: Path
@@ -69,7 +69,7 @@ def parse_place(text: str) -> tuple[Path, str | None]:
 
 def resolve_reference(text: str) -> str:
     """With the file's path made absolute. Raises UserError for a file that is not there."""
-    if text == ITSELF:
+    if text == SELF:
         return text
     file, colon, name = text.rpartition(":")
     if not colon and Path(text).suffix in (".py", ".json"):
@@ -100,7 +100,7 @@ def take(
 ) -> Mapping[str, Any]:
     """What the child makes of it (see ``child.ask``). Raises NotTaken, UserError."""
     program = child.PALLAS if target.entry == "build" else child.MAIN
-    if program == child.PALLAS and request.reference == ITSELF:
+    if program == child.PALLAS and request.reference == SELF:
         raise UserError(
             f"{request.path.name}:{request.function}: a Pallas function needs --reference, one that computes the same."
         )

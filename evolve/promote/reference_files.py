@@ -82,12 +82,23 @@ def _follow(path: Path, name: str, seeds: Path, files: dict[str, str]) -> None:
     files[name] = _SEEDS.sub(rf"\1 {PLACEHOLDER}.seeds", text)
     if path.name == "operator.py":
         for kernel in sorted((path.parent / "kernels").glob("*.py")):
-            files[f"{Path(name).parent}/kernels/{kernel.name}"] = kernel.read_text(encoding="utf-8")
+            _pack_kernel(kernel, f"{Path(name).parent}/kernels/{kernel.name}", seeds, files)
     for imported in _imported(text):
         inner = Path(*imported.split("."))
         for candidate in (inner.with_suffix(".py"), inner / "__init__.py"):
             if (seeds / candidate).is_file():
                 _follow(seeds / candidate, f"seeds/{candidate}", seeds, files)
+
+
+def _pack_kernel(path: Path, name: str, seeds: Path, files: dict[str, str]) -> None:
+    """A kernel module as it is, and the shared ones whose definitions are put into its source (``seeds.inlined``)."""
+    if name in files:
+        return
+    files[name] = path.read_text(encoding="utf-8")
+    for imported in _imported(files[name]):
+        inner = Path(*imported.split(".")).with_suffix(".py")
+        if (seeds / inner).is_file():
+            _pack_kernel(seeds / inner, f"seeds/{inner}", seeds, files)
 
 
 def _imported(text: str) -> set[str]:

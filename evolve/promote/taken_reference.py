@@ -9,12 +9,15 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 from pathlib import Path
 
 from tilewright.library.oracle import PLACEHOLDER
 from tilewright.workers.intake.calls import dtypes
 from tilewright.workers.intake.judge import reference
 from tilewright.workers.intake.operator import TakenOperator
+
+_ROOM = re.compile(r"tilewright\.workers\.intake\.\w+(?=\.)")
 
 _ROOT = '''"""The reference of {name}: {said}, called as ({call})."""
 
@@ -64,13 +67,9 @@ def files_of(operator: TakenOperator) -> dict[str, str] | None:
         placeholder=PLACEHOLDER, precision=operator.precision, function=function,
         places=[(result.name, result.place) for result in operator.results],
     )  # fmt: skip
-    modules = {module.__name__: Path(inspect.getfile(module)) for module in (reference, dtypes)}
-    for own in modules.values():
-        text = own.read_text(encoding="utf-8")
-        for imported, path in modules.items():
-            text = text.replace(imported, f"{PLACEHOLDER}.{path.stem}")
-        # what only a taken function's own file or process needs is never reached in the package
-        files[own.name] = text.replace("tilewright.workers.intake", PLACEHOLDER)
+    for module in (reference, dtypes):
+        own = Path(inspect.getfile(module))
+        files[own.name] = _ROOM.sub(PLACEHOLDER, own.read_text(encoding="utf-8"))
     return files
 
 

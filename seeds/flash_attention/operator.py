@@ -26,6 +26,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
 
 WORST = 0.1
@@ -151,7 +152,7 @@ class FlashAttention:
         return {"valu": 2.0 * scores, "eup": float(scores)}
 
     def _source(self, name: str) -> str:
-        text = (_KERNELS / f"{name}.py").read_text(encoding="utf-8")
+        text = inlined(_KERNELS / f"{name}.py")
         body, count = re.subn(r"^CAUSAL = .*$", f"CAUSAL = {self.causal}", text, flags=re.MULTILINE)
         assert count == 1, f"{name}.py has no CAUSAL"
         return body

@@ -23,6 +23,7 @@ import numpy as np
 
 from tilewright.seeds.gemm_fp8_blockwise.contract import BLOCK, draw, generator, quantise_rows
 from tilewright.seeds.gemm_fp8_blockwise.contract import INPUT_KINDS as MATRIX_KINDS
+from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import (
     AgreementGate,
     Arrays,
@@ -186,4 +187,4 @@ def operators() -> dict[str, FusedQuant]:
 
 
 def _seed(name: str, *, baseline: bool = False) -> SeedKernel:
-    return SeedKernel(name, (_KERNELS / f"{name}.py").read_text(encoding="utf-8"), baseline=baseline)
+    return SeedKernel(name, inlined(_KERNELS / f"{name}.py"), baseline=baseline)

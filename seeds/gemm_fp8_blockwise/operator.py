@@ -39,6 +39,7 @@ from tilewright.seeds.gemm_fp8_blockwise.grouped import DepthGroups, RowGroups, 
 from tilewright.seeds.gemm_fp8_blockwise.points import FEW_ROWS
 from tilewright.seeds.gemm_fp8_blockwise.shapes import gemm_suites, matrix_suites, wgrad_suites
 from tilewright.seeds.gemm_fp8_blockwise.step import TrainingStep, step_suites
+from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import (
     Arrays,
     BitExactGate,
@@ -298,7 +299,7 @@ def _seeds(*names: str, **overrides: Mapping[str, object]) -> Mapping[str, SeedK
     found = {
         name: SeedKernel(
             name,
-            (_KERNELS / f"{name}.py").read_text(encoding="utf-8"),
+            inlined(_KERNELS / f"{name}.py"),
             overrides.get(name, {}),
             points=_POINTS.get(name, ()),
         )

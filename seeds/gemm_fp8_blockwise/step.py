@@ -33,6 +33,7 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
     quantise_blocks,
     quantise_rows,
 )
+from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
 from tilewright.seeds.sampled import Elements, Sample, members, normal_table, spread_picks
 
@@ -80,8 +81,7 @@ def _step_seed(name: str, modules: Mapping[str, str], mixed: bool) -> SeedKernel
     """A seed whose parts are the family's modules named by ``modules``, part to module."""
     dims = {**PARTS, "wgrad": {**PARTS["wgrad"], "columns": int(not mixed)}}
     parts = [
-        Part(part, module, (_KERNELS / f"{module}.py").read_text(encoding="utf-8"), dims[part])
-        for part, module in modules.items()
+        Part(part, module, inlined(_KERNELS / f"{module}.py"), dims[part]) for part, module in modules.items()
     ]
     used = ", ".join(dict.fromkeys(modules.values()))
     doc = f"The training step of a linear layer in blockwise FP8.\n\nComposed of {used}.\n"

@@ -25,6 +25,7 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
     draw,
     generator,
 )
+from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import (
     Arrays,
     BitExactGate,
@@ -259,7 +260,7 @@ def _seeds(edge: int, *names: str, **overrides: Mapping[str, object]) -> Mapping
         {
             name: SeedKernel(
                 name,
-                (_KERNELS / f"{name}.py").read_text(encoding="utf-8"),
+                inlined(_KERNELS / f"{name}.py"),
                 {"edge": edge, **overrides.get(name, {})},
             )
             for name in names

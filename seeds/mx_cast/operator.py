@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from tilewright.seeds.gemm_fp8_blockwise.contract import draw
+from tilewright.seeds.inlined import inlined
 from tilewright.seeds.mx_cast import formats
 from tilewright.seeds.mx_cast.formats import BLOCK, E2M1, E4M3, NV_BLOCK, RULES, Rule
 from tilewright.seeds.mx_cast.product import FORMS, NV_LARGEST, MxGemm
@@ -249,5 +250,5 @@ def operators() -> dict[str, MxCast | MxGemm]:
 
 
 def _seed(name: str, fixed: Mapping[str, object]) -> Mapping[str, SeedKernel]:
-    source = (_KERNELS / f"{name}.py").read_text(encoding="utf-8")
+    source = inlined(_KERNELS / f"{name}.py")
     return MappingProxyType({name: SeedKernel(name, source, fixed)})

@@ -41,7 +41,7 @@ def test_right_answers_pass_and_another_groups_matrix_fails(recipe: str, kind: s
 
 
 def hopper_product(a_q: np.ndarray, a_s: np.ndarray, b_q: np.ndarray, b_s: np.ndarray) -> np.ndarray:
-    """A blockwise product [M, N] as Hopper's matrix units sum it: in steps of 32, cut to 14 bits of the largest term."""
+    """A blockwise product [M, N] as Hopper sums it: in steps of 32, cut to 14 bits of the largest term."""
     a, b = a_q.astype(np.float64), b_q.astype(np.float64)
     total = np.zeros((len(a), len(b)), np.float32)
     for block in range(a.shape[1] // 128):
@@ -56,7 +56,7 @@ def hopper_product(a_q: np.ndarray, a_s: np.ndarray, b_q: np.ndarray, b_s: np.nd
     return total
 
 
-@pytest.mark.parametrize(("seed", "group"), [(1, 12), (2, 13), (3, 9)])
+@pytest.mark.parametrize(("seed", "group"), [(1, 21), (2, 23), (3, 16)])
 def test_sums_as_hopper_makes_them_pass_on_outliers(seed: int, group: int) -> None:
     """Where outlying rows and columns cross, 14 bits are off by more than a share of the elements around."""
     operator = OPERATORS["masked32x48"]

@@ -262,10 +262,12 @@ def hopper_cases() -> list:
     }
     fixed = [("TILE", 0), ("TURNED", 0), ("BY_COLUMNS", False)]
     cases.append(["quant_dual", "quant_dual", {}, "dual_kernel", matrix, fixed])
-    cases.append(["quant_dual", "quant_dual_tma", {}, "dual_kernel", matrix, [*fixed, ("STAGES", "stages")]])
-    cases.append(
-        ["quant_mixed_dual", "quant_mixed_dual", {}, "mixed_kernel", matrix, [*fixed, ("STAGES", "stages")]]
-    )
+    for recipe, seed, mixed in (
+        ("quant_dual", "quant_dual_tma", False),
+        ("quant_mixed_dual", "quant_mixed_dual", True),
+    ):
+        staged = [*fixed, ("STAGES", "stages"), ("MIXED", mixed)]
+        cases.append([recipe, seed, {}, "dual_kernel", matrix, staged])
     cases.append(["quant_128x128_dual", "quant_blocks_dual", {}, "block_kernel", matrix, fixed])
     return cases
 

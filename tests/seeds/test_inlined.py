@@ -1,18 +1,32 @@
-"""Shared functions of a family's kernels: put into a module's source with what they call, and nothing else."""
+"""Shared definitions of kernels: put into a module's source with what they use, and nothing else."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tilewright.seeds.inlined import inlined
 
-SHARED = '''"""Doc."""
+DEEP = '''"""Doc."""
 
 import math
+from typing import Any, cast
 
 
 def inner(x):
     return math.floor(x)
+
+
+def unused(x):
+    return cast(Any, x)
+'''
+SHARED = '''"""Doc."""
+
+from tilewright.seeds.other.kernels.deep import inner
+
+STEPS = (1, 2)
+SPACE = {"steps": STEPS}
 
 
 @decorated
@@ -27,9 +41,39 @@ KERNEL = '''"""A kernel."""
 
 import torch
 
-from tilewright.seeds.family.kernels.shared import wanted
+from tilewright.seeds.family.kernels.shared import (
+    SPACE,
+    wanted,
+)
 
-SPACE = {}
+DEFAULTS = {}
+
+
+def launch(inputs, params):
+    return wanted(inputs)
+'''
+INLINED = '''"""A kernel."""
+
+import torch
+import math
+
+
+def inner(x):
+    return math.floor(x)
+
+
+STEPS = (1, 2)
+
+
+SPACE = {"steps": STEPS}
+
+
+@decorated
+def wanted(x):
+    return inner(x)
+
+
+DEFAULTS = {}
 
 
 def launch(inputs, params):
@@ -37,18 +81,23 @@ def launch(inputs, params):
 '''
 
 
-def test_a_source_has_what_it_imports_and_what_that_calls(tmp_path: Path) -> None:
-    (tmp_path / "shared.py").write_text(SHARED)
-    (tmp_path / "kernel.py").write_text(KERNEL)
-    source = inlined(tmp_path / "kernel.py")
-    assert "tilewright." not in source and "def other" not in source
-    assert source.index("import math") < source.index("def inner") < source.index("@decorated\ndef wanted")
-    assert source.index("def wanted") < source.index("SPACE = ") < source.index("def launch")
-    assert source.startswith('"""A kernel."""')
+@pytest.fixture
+def kernel(tmp_path: Path) -> Path:
+    for name, text in (("other/kernels/deep", DEEP), ("family/kernels/shared", SHARED)):
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    return tmp_path / "family" / "kernels" / "kernel.py"
 
 
-def test_a_module_that_imports_nothing_of_its_neighbours_stays_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "kernel.py").write_text(
-        KERNEL.replace("from tilewright.seeds.family.kernels.shared import wanted\n", "")
-    )
-    assert inlined(tmp_path / "kernel.py") == (tmp_path / "kernel.py").read_text()
+def test_a_source_has_what_it_imports_and_what_that_uses(kernel: Path, tmp_path: Path) -> None:
+    kernel.write_text(KERNEL)
+    assert inlined(kernel, tmp_path) == INLINED
+    kernel.write_text(KERNEL.replace("wanted,", "absent,"))
+    with pytest.raises(ImportError, match="defines no absent"):
+        inlined(kernel, tmp_path)
+
+
+def test_a_module_that_imports_nothing_of_the_seeds_stays_as_it_is(kernel: Path, tmp_path: Path) -> None:
+    kernel.write_text(INLINED)
+    assert inlined(kernel, tmp_path) == INLINED

@@ -7,11 +7,14 @@ element, and where this is still much work, a process of its own runs it on the 
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import math
+import textwrap
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +33,6 @@ from tilewright.seeds.operator import (
 from tilewright.seeds.sampled import TABLE, WINDOW, Elements, Sample, normal_table, spread_picks
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
 from tilewright.workers.intake.calls.sizes import size_of
-from tilewright.workers.intake.judge.contract import contract_of
 from tilewright.workers.intake.judge.inputs import bound_of, draws, least_of
 from tilewright.workers.intake.judge.reference import function_of, run_reference
 
@@ -326,3 +328,35 @@ def as_result(value: np.ndarray, dtype: str) -> np.ndarray:
 def is_code(dtype: str, operands: Sequence[Operand]) -> bool:
     """Whether an integer result is rounded from floats, as a quantiser's codes are: ties may turn."""
     return dtype in ("int8", "uint8") and any(is_float(o.dtype) for o in operands)
+
+
+# -- the contract: text for the author of a kernel -------------------------------------------------------
+
+
+def contract_of(operator: TakenOperator) -> str:
+    """Operands, results, and the reference with its source where it is a file's."""
+    lines = [
+        "``launch(inputs, params)`` is given these tensors by name: " + _tensors(operator.operands) + ".",
+        "It returns a tuple of " + _tensors(operator.results) + ".",
+    ]
+    path, colon, name = operator.reference.rpartition(":")
+    if not colon or path == "itself" or operator.reference.startswith("itself:"):
+        what = "the seed kernel" if operator.reference.startswith("itself:") else operator.reference
+        return "\n".join([*lines, f"It must compute what {what} does, called with ({operator.call})."])
+    lines.append(f"It must compute what this reference does, called as {name}({operator.call}):")
+    return "\n".join([*lines, "", textwrap.indent(_source_of(Path(path), name.partition(".")[0]), "    ")])
+
+
+def _tensors(tensors: Iterable[Operand | Result]) -> str:
+    return ", ".join(f"{t.name} {t.dtype}[{', '.join(map(str, t.shape))}]" for t in tensors)
+
+
+def _source_of(path: Path, name: str) -> str:
+    """A function or class of a file as it stands there; the name where that cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        nodes = ast.parse(text).body
+    except (OSError, ValueError, SyntaxError):
+        return name
+    named = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == name]
+    return (named and ast.get_source_segment(text, named[-1])) or name

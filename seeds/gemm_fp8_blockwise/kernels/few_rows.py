@@ -30,6 +30,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tilewright.seeds.shared.kernels.hopper import advance, ring
+
 SPACE = {
     "block_m": (8, 16, 32, 64, 128),
     "block_n": (16, 32, 64, 128),
@@ -82,29 +84,13 @@ def first_row(pm, M, BM: gl.constexpr):
 
 @gluon.jit
 def ask(
-    a_desc,
-    as_desc,
-    b_desc,
-    bs_desc,
-    row,
-    col,
-    g,
-    M,
-    K,
-    a_bufs,
-    s_bufs,
-    b_bufs,
-    t_bufs,
-    bar,
-    s,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    BOX: gl.constexpr,
-    UNROLL: gl.constexpr,
-    SCALES: gl.constexpr,
+    maps, row, col, g, M, K, bufs, bar, s,
+    BM: gl.constexpr, BN: gl.constexpr, BOX: gl.constexpr, UNROLL: gl.constexpr, SCALES: gl.constexpr,
     LOADED: gl.constexpr,
-):
+):  # fmt: skip
     """Copies of stage ``s``: the UNROLL steps of K from the ``g``-th group on. Past the end of K zeros arrive."""
+    a_desc, as_desc, b_desc, bs_desc = maps
+    a_bufs, s_bufs, b_bufs, t_bufs = bufs
     TALL: gl.constexpr = max(BM, 32)
     TILES: gl.constexpr = (BOX + BN) * 128 * UNROLL + (0 if LOADED else 128)
     BYTES: gl.constexpr = TILES + (TALL * 4 * UNROLL if SCALES == "rows" else 128 if SCALES == "one" else 0)
@@ -125,29 +111,12 @@ def ask(
 
 @gluon.jit
 def producer(
-    a_desc,
-    as_desc,
-    b_desc,
-    bs_desc,
-    M,
-    N,
-    K,
-    a_bufs,
-    s_bufs,
-    b_bufs,
-    t_bufs,
-    empty,
-    ready,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    BOX: gl.constexpr,
-    UNROLL: gl.constexpr,
-    STAGES: gl.constexpr,
-    SCALES: gl.constexpr,
-    LOADED: gl.constexpr,
-    EARLY: gl.constexpr,
-):
+    maps, M, N, K, bufs, bars,
+    BM: gl.constexpr, BN: gl.constexpr, BOX: gl.constexpr, UNROLL: gl.constexpr, STAGES: gl.constexpr,
+    SCALES: gl.constexpr, LOADED: gl.constexpr, EARLY: gl.constexpr,
+):  # fmt: skip
     """Keep the ring full; of the first tile the first stages are under way if EARLY."""
+    empty, ready = bars
     num_m = gl.cdiv(M, BM)
     tiles = num_m * gl.cdiv(N, BN)
     groups = gl.cdiv(K // 128, UNROLL)
@@ -159,44 +128,20 @@ def producer(
         col = (t // num_m) * BN
         for g in range(gl.where(t == gl.program_id(0), asked, 0), groups):
             mbarrier.wait(empty.index(s), phase)
-            # fmt: off
-            ask(a_desc, as_desc, b_desc, bs_desc, row, col, g, M, K, a_bufs, s_bufs, b_bufs, t_bufs, ready.index(s), s,
-                BM, BN, BOX, UNROLL, SCALES, LOADED)
-            # fmt: on
-            wrap = s == STAGES - 1
-            s = gl.where(wrap, 0, s + 1)
-            phase = gl.where(wrap, phase ^ 1, phase)
+            bar = ready.index(s)
+            ask(maps, row, col, g, M, K, bufs, bar, s, BM, BN, BOX, UNROLL, SCALES, LOADED)
+            s, phase = advance(s, phase, STAGES)
 
 
 @gluon.jit
 def consume(
-    as_ptr,
-    bs_ptr,
-    c_ptr,
-    M,
-    N,
-    K,
-    a_bufs,
-    s_bufs,
-    b_bufs,
-    t_bufs,
-    sums,
-    empty,
-    ready,
-    done,
-    read,
-    met,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    UNROLL: gl.constexpr,
-    STAGES: gl.constexpr,
-    SWAP: gl.constexpr,
-    SCALES: gl.constexpr,
-    LOADED: gl.constexpr,
-    TEAMS: gl.constexpr,
-    TEAM: gl.constexpr,
-):
+    as_ptr, bs_ptr, c_ptr, M, N, K, bufs, sums, bars, done, read, met,
+    BM: gl.constexpr, BN: gl.constexpr, UNROLL: gl.constexpr, STAGES: gl.constexpr, SWAP: gl.constexpr,
+    SCALES: gl.constexpr, LOADED: gl.constexpr, TEAMS: gl.constexpr, TEAM: gl.constexpr,
+):  # fmt: skip
     """Every TEAMS-th stage; the first team adds the others' sums in order and stores the tile."""
+    a_bufs, s_bufs, b_bufs, t_bufs = bufs
+    empty, ready = bars
     TALL: gl.constexpr = BN if SWAP else BM
     WIDE: gl.constexpr = BM if SWAP else BN
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 32])
@@ -284,28 +229,11 @@ def consume(
 
 @gluon.jit
 def rows_kernel(
-    a_desc,
-    as_desc,
-    b_desc,
-    bs_desc,
-    as_ptr,
-    bs_ptr,
-    c_ptr,
-    M,
-    N,
-    K,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    BOX: gl.constexpr,
-    UNROLL: gl.constexpr,
-    STAGES: gl.constexpr,
-    SWAP: gl.constexpr,
-    SCALES: gl.constexpr,
-    LOADED: gl.constexpr,
-    EARLY: gl.constexpr,
-    TEAMS: gl.constexpr,
+    a_desc, as_desc, b_desc, bs_desc, as_ptr, bs_ptr, c_ptr, M, N, K,
+    BM: gl.constexpr, BN: gl.constexpr, BOX: gl.constexpr, UNROLL: gl.constexpr, STAGES: gl.constexpr,
+    SWAP: gl.constexpr, SCALES: gl.constexpr, LOADED: gl.constexpr, EARLY: gl.constexpr, TEAMS: gl.constexpr,
     REGS: gl.constexpr,
-):
+):  # fmt: skip
     fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
     flat: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -317,14 +245,12 @@ def rows_kernel(
         flat,
     )
     t_bufs = gl.allocate_shared_memory(gl.float32, [STAGES, 32], flat)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    maps = (a_desc, as_desc, b_desc, bs_desc)
+    bufs = (a_bufs, s_bufs, b_bufs, t_bufs)
+    bars = (ring(STAGES, 1), ring(STAGES, 1))
     done = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     read = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     met = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(STAGES):
-        mbarrier.init(empty.index(s), count=1)
-        mbarrier.init(ready.index(s), count=1)
     mbarrier.init(done, count=1)
     mbarrier.init(read, count=1)
     mbarrier.init(met, count=1)
@@ -334,24 +260,23 @@ def rows_kernel(
             a_bufs.index(slot).store(gl.zeros((BM, 128), gl.float8e4nv, spread))
     # what the copies complete must have been made before the first copy is asked for, as what they do not write
     fence_async_shared()
-    # fmt: off
     if EARLY:
         num_m = gl.cdiv(M, BM)
         row = first_row(gl.program_id(0) % num_m, M, BM)
         col = (gl.program_id(0) // num_m) * BN
         for g in range(min(gl.cdiv(K // 128, UNROLL), STAGES)):
-            ask(a_desc, as_desc, b_desc, bs_desc, row, col, g, M, K, a_bufs, s_bufs, b_bufs, t_bufs, ready.index(g), g,
-                BM, BN, BOX, UNROLL, SCALES, LOADED)
+            bar = bars[1].index(g)
+            ask(maps, row, col, g, M, K, bufs, bar, g, BM, BN, BOX, UNROLL, SCALES, LOADED)
+    # fmt: off
     if TEAMS == 2:
         sums = gl.allocate_shared_memory(gl.float32, [BN, BM] if SWAP else [BM, BN], plain)
         gl.warp_specialize(
             [
-                (consume, (as_ptr, bs_ptr, c_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, sums, empty, ready, done,
-                           read, met, BM, BN, UNROLL, STAGES, SWAP, SCALES, LOADED, 2, 0)),
-                (consume, (as_ptr, bs_ptr, c_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, sums, empty, ready, done,
-                           read, met, BM, BN, UNROLL, STAGES, SWAP, SCALES, LOADED, 2, 1)),
-                (producer, (a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready,
-                            BM, BN, BOX, UNROLL, STAGES, SCALES, LOADED, EARLY)),
+                (consume, (as_ptr, bs_ptr, c_ptr, M, N, K, bufs, sums, bars, done, read, met,
+                           BM, BN, UNROLL, STAGES, SWAP, SCALES, LOADED, 2, 0)),
+                (consume, (as_ptr, bs_ptr, c_ptr, M, N, K, bufs, sums, bars, done, read, met,
+                           BM, BN, UNROLL, STAGES, SWAP, SCALES, LOADED, 2, 1)),
+                (producer, (maps, M, N, K, bufs, bars, BM, BN, BOX, UNROLL, STAGES, SCALES, LOADED, EARLY)),
             ],
             [4, 1],
             [REGS, 24],
@@ -359,10 +284,9 @@ def rows_kernel(
     else:
         gl.warp_specialize(
             [
-                (consume, (as_ptr, bs_ptr, c_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, s_bufs, empty, ready, done,
-                           read, met, BM, BN, UNROLL, STAGES, SWAP, SCALES, LOADED, 1, 0)),
-                (producer, (a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready,
-                            BM, BN, BOX, UNROLL, STAGES, SCALES, LOADED, EARLY)),
+                (consume, (as_ptr, bs_ptr, c_ptr, M, N, K, bufs, s_bufs, bars, done, read, met,
+                           BM, BN, UNROLL, STAGES, SWAP, SCALES, LOADED, 1, 0)),
+                (producer, (maps, M, N, K, bufs, bars, BM, BN, BOX, UNROLL, STAGES, SCALES, LOADED, EARLY)),
             ],
             [1],
             [24],

@@ -17,6 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tilewright.seeds.shared.kernels.hopper import advance, fetch, ring, store_half, tile_of
+
 SPACE = {
     "stages": (3, 4, 5, 6),
     "slots": (1, 2),
@@ -37,23 +39,6 @@ CONSTRAINTS = {
 
 
 @gluon.jit
-def tile_of(t, num_m, num_n, GROUP: gl.constexpr):
-    """Tile t of a walk that goes down GROUP rows of tiles before it moves one column."""
-    per = GROUP * num_n
-    first = (t // per) * GROUP
-    rows = min(num_m - first, GROUP)
-    inside = t % per
-    return first + inside % rows, inside // rows
-
-
-@gluon.jit
-def advance(s, phase, STAGES: gl.constexpr):
-    """The next stage of the ring and its phase bit."""
-    wrap = s == STAGES - 1
-    return gl.where(wrap, 0, s + 1), gl.where(wrap, phase ^ 1, phase)
-
-
-@gluon.jit
 def promote(acc, partial, scale, t_buf, PENDING: gl.constexpr, COLUMNS: gl.constexpr, MMA: gl.constexpr):
     """acc + partial * scales, kept where it stands; PENDING wgmma groups stay in flight.
 
@@ -68,81 +53,27 @@ def promote(acc, partial, scale, t_buf, PENDING: gl.constexpr, COLUMNS: gl.const
 
 
 @gluon.jit
-def producer(
-    a_desc,
-    as_desc,
-    b_desc,
-    bs_desc,
-    M,
-    N,
-    K,
-    a_bufs,
-    s_bufs,
-    b_bufs,
-    t_bufs,
-    empty,
-    ready,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-    COLUMNS: gl.constexpr,
-):
+def producer(maps, M, N, K, bufs, bars, STAGES: gl.constexpr, GROUP: gl.constexpr, COLUMNS: gl.constexpr):
     """Keep the ring full: per stage two pieces of A with their scales, B, and B's column scales."""
-    BYTES: gl.constexpr = 2 * 64 * 128 + 2 * 64 * 4 + 128 * 128 + (512 if COLUMNS else 0)
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128)
     s = 0
     phase = 1
     for t in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
         pm, pn = tile_of(t, num_m, num_n, GROUP)
-        row = pm * 128
-        col = pn * 128
         for k in range(K // 128):
-            mbarrier.wait(empty.index(s), phase)
-            bar = ready.index(s)
-            mbarrier.expect(bar, BYTES)
-            for p in gl.static_range(2):
-                tma.async_copy_global_to_shared(a_desc, [row + p * 64, k * 128], bar, a_bufs.index(s * 2 + p))
-                tma.async_copy_global_to_shared(as_desc, [k * M + row + p * 64], bar, s_bufs.index(s * 2 + p))
-            tma.async_copy_global_to_shared(b_desc, [col, k * 128], bar, b_bufs.index(s))
-            if COLUMNS:
-                tma.async_copy_global_to_shared(bs_desc, [k * N + col], bar, t_bufs.index(s))
+            fetch(maps, pm * 128, pn * 128, k, M, N, bufs, bars, s, phase, 1, True, COLUMNS)
             s, phase = advance(s, phase, STAGES)
 
 
 @gluon.jit
-def store(c_desc, c_bufs, acc, row, col, SLOTS: gl.constexpr, WG: gl.constexpr):
-    """Store 64 x 128 f32 as bf16, in two 64 x 64 pieces through this warpgroup's slots."""
-    small: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32])
-    left, right = acc.to(gl.bfloat16).reshape([64, 2, 64]).permute(0, 2, 1).split()
-    for p in gl.static_range(2):
-        slot = c_bufs.index(WG * SLOTS + p % SLOTS)
-        tma.store_wait(SLOTS - 1)
-        slot.store(gl.convert_layout(left if p == 0 else right, small))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(c_desc, [row, col + p * 64], slot)
-
-
-@gluon.jit
 def consume(
-    c_desc,
-    bs_ptr,
-    M,
-    N,
-    K,
-    a_bufs,
-    s_bufs,
-    b_bufs,
-    t_bufs,
-    c_bufs,
-    empty,
-    ready,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-    SLOTS: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    WG: gl.constexpr,
-):
+    c_desc, bs_ptr, M, N, K, bufs, c_bufs, bars,
+    STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, COLUMNS: gl.constexpr, WG: gl.constexpr,
+):  # fmt: skip
     """The warpgroup's 64 rows of every tile of this program; two steps of K are in flight."""
+    a_bufs, s_bufs, b_bufs, t_bufs = bufs
+    empty, ready, _ = bars
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     rows: gl.constexpr = gl.SliceLayout(1, mma)
     num_m = gl.cdiv(M, 128)
@@ -197,27 +128,15 @@ def consume(
             acc = promote(acc, p, sp, t_bufs.index(s), 0, COLUMNS, mma)
             mbarrier.arrive(empty.index(s), count=1)
             s, phase = advance(s, phase, STAGES)
-        store(c_desc, c_bufs, acc, pm * 128 + WG * 64, pn * 128, SLOTS, WG)
+        store_half(c_desc, c_bufs, acc, pm * 128 + WG * 64, pn * 128, 0, SLOTS, WG)
     tma.store_wait(0)
 
 
 @gluon.jit
 def gemm_kernel(
-    a_desc,
-    as_desc,
-    b_desc,
-    bs_desc,
-    c_desc,
-    bs_ptr,
-    M,
-    N,
-    K,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-    SLOTS: gl.constexpr,
-    REGS: gl.constexpr,
-    COLUMNS: gl.constexpr,
-):
+    a_desc, as_desc, b_desc, bs_desc, c_desc, bs_ptr, M, N, K,
+    STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, REGS: gl.constexpr, COLUMNS: gl.constexpr,
+):  # fmt: skip
     fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
     bf16: gl.constexpr = gl.NVMMASharedLayout(128, 16)
     flat: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
@@ -228,27 +147,22 @@ def gemm_kernel(
     t_bufs = s_bufs
     if COLUMNS:
         t_bufs = gl.allocate_shared_memory(gl.float32, [STAGES, 128], flat)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(STAGES):
-        mbarrier.init(empty.index(s), count=2)
-        mbarrier.init(ready.index(s), count=1)
+    maps = (a_desc, as_desc, b_desc, bs_desc)
+    bufs = (a_bufs, s_bufs, b_bufs, t_bufs)
+    empty = ring(STAGES, 2)
+    ready = ring(STAGES, 1)
+    bars = (empty, ready, ready)
     # what the copies complete must have been made before the first copy is asked for
     fence_async_shared()
-    # fmt: off
     gl.warp_specialize(
         [
-            (consume, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready,
-                       STAGES, GROUP, SLOTS, COLUMNS, 0)),
-            (consume, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready,
-                       STAGES, GROUP, SLOTS, COLUMNS, 1)),
-            (producer, (a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready,
-                        STAGES, GROUP, COLUMNS)),
+            (consume, (c_desc, bs_ptr, M, N, K, bufs, c_bufs, bars, STAGES, GROUP, SLOTS, COLUMNS, 0)),
+            (consume, (c_desc, bs_ptr, M, N, K, bufs, c_bufs, bars, STAGES, GROUP, SLOTS, COLUMNS, 1)),
+            (producer, (maps, M, N, K, bufs, bars, STAGES, GROUP, COLUMNS)),
         ],
         [4, 1],
         [REGS, 24],
     )
-    # fmt: on
 
 
 def launch(inputs, params):

@@ -27,6 +27,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tilewright.seeds.shared.kernels.hopper import advance, fenced, fetch, ring, store_half, tile_of
+
 SPACE = {
     "block_n": (128, 256),
     "stages": (3, 4, 5, 6),
@@ -59,16 +61,6 @@ CONSTRAINTS = {
 
 
 @gluon.jit
-def tile_of(t, num_m, num_n, GROUP: gl.constexpr):
-    """Tile t of a walk that goes down GROUP rows of tiles before it moves one column."""
-    per = GROUP * num_n
-    first = (t // per) * GROUP
-    rows = min(num_m - first, GROUP)
-    inside = t % per
-    return first + inside % rows, inside // rows
-
-
-@gluon.jit
 def block_scales(bs_ptr, t, num_m, num_n, N, steps, HALVES: gl.constexpr, GROUP: gl.constexpr):
     """Where the scales of both halves of tile t begin; those of the last tile when t is past it."""
     _, pn = tile_of(min(t, num_m * num_n - 1), num_m, num_n, GROUP)
@@ -78,128 +70,48 @@ def block_scales(bs_ptr, t, num_m, num_n, N, steps, HALVES: gl.constexpr, GROUP:
 
 @gluon.jit
 def promote(acc, partial, sa, sb, t_buf, COLUMNS: gl.constexpr, MMA: gl.constexpr):
-    """acc + partial * scales, kept where it stands: ``sa`` per row, ``sb`` one number or ``t_buf`` per column.
-
-    LLVM sinks plain multiply-adds below the next wgmma, which keeps two partials alive and spills. A wait that
-    has nothing left to wait for, with the sum as its dependence, is a fence for them.
-    """
+    """acc + partial * scales: ``sa`` per row, ``sb`` one number or ``t_buf`` per column."""
     if COLUMNS:
-        columns: gl.constexpr = gl.SliceLayout(0, MMA)
-        total = acc + partial * t_buf.load(columns)[None, :] * sa[:, None]
+        return fenced(acc + partial * t_buf.load(gl.SliceLayout(0, MMA))[None, :] * sa[:, None])
     else:
-        total = acc + partial * (sa * sb)[:, None]
-    return warpgroup_mma_wait(num_outstanding=0, deps=(total,))
+        return fenced(acc + partial * (sa * sb)[:, None])
 
 
 @gluon.jit
 def producer(
-    a_desc,
-    as_desc,
-    b_desc,
-    bs_desc,
+    maps,
     M,
     N,
     K,
-    a_bufs,
-    s_bufs,
-    b_bufs,
-    t_bufs,
-    empty,
-    ready,
-    ready1,
+    bufs,
+    bars,
     HALVES: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     COLUMNS: gl.constexpr,
 ):
+    """Keep the ring full."""
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
-    steps = K // 128
-    B_BYTES: gl.constexpr = 128 * 128 + (128 * 4 if COLUMNS else 0)
-    A_BYTES: gl.constexpr = 2 * 64 * 128 + 2 * 64 * 4
     s = 0
     phase = 1
     for t in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
         pm, pn = tile_of(t, num_m, num_n, GROUP)
-        row = pm * 128
-        col = pn * (128 * HALVES)
-        for k in range(steps):
-            mbarrier.wait(empty.index(s), phase)
-            bar = ready.index(s)
-            mbarrier.expect(bar, A_BYTES + B_BYTES)
-            for p in gl.static_range(2):
-                tma.async_copy_global_to_shared(a_desc, [row + p * 64, k * 128], bar, a_bufs.index(s * 2 + p))
-                tma.async_copy_global_to_shared(as_desc, [k * M + row + p * 64], bar, s_bufs.index(s * 2 + p))
-            tma.async_copy_global_to_shared(b_desc, [col, k * 128], bar, b_bufs.index(s * HALVES))
-            if COLUMNS:
-                tma.async_copy_global_to_shared(bs_desc, [k * N + col], bar, t_bufs.index(s * HALVES))
-            if HALVES == 2:
-                bar1 = ready1.index(s)
-                mbarrier.expect(bar1, B_BYTES)
-                tma.async_copy_global_to_shared(b_desc, [col + 128, k * 128], bar1, b_bufs.index(s * 2 + 1))
-                if COLUMNS:
-                    tma.async_copy_global_to_shared(
-                        bs_desc, [k * N + col + 128], bar1, t_bufs.index(s * 2 + 1)
-                    )
-            wrap = s == STAGES - 1
-            s = gl.where(wrap, 0, s + 1)
-            phase = gl.where(wrap, phase ^ 1, phase)
-
-
-@gluon.jit
-def store_half(
-    c_desc,
-    c_bufs,
-    acc,
-    row,
-    col,
-    FIRST: gl.constexpr,
-    SLOTS: gl.constexpr,
-    WG: gl.constexpr,
-    SMALL: gl.constexpr,
-):
-    """Store 64 x 128 f32 as bf16, in two 64 x 64 pieces through this warpgroup's slots."""
-    left, right = acc.to(gl.bfloat16).reshape([64, 2, 64]).permute(0, 2, 1).split()
-    for p in gl.static_range(2):
-        slot = c_bufs.index(WG * SLOTS + (FIRST + p) % SLOTS)
-        tma.store_wait(SLOTS - 1)
-        slot.store(gl.convert_layout(left if p == 0 else right, SMALL))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(c_desc, [row, col + p * 64], slot)
+        for k in range(K // 128):
+            fetch(maps, pm * 128, pn * (128 * HALVES), k, M, N, bufs, bars, s, phase, HALVES, True, COLUMNS)
+            s, phase = advance(s, phase, STAGES)
 
 
 @gluon.jit
 def consume(
-    c_desc,
-    bs_ptr,
-    M,
-    N,
-    K,
-    a_bufs,
-    s_bufs,
-    b_bufs,
-    t_bufs,
-    c_bufs,
-    empty,
-    ready,
-    ready1,
-    begun,
-    met,
-    HALVES: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-    SLOTS: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    BEHIND: gl.constexpr,
-    STAGGER: gl.constexpr,
-    WG: gl.constexpr,
-):
-    mma: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32]
-    )
-    small: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32]
-    )
+    c_desc, bs_ptr, M, N, K, bufs, c_bufs, bars, begun, met,
+    HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, COLUMNS: gl.constexpr,
+    BEHIND: gl.constexpr, STAGGER: gl.constexpr, WG: gl.constexpr,
+):  # fmt: skip
+    """The warpgroup's 64 rows of every tile of this program."""
+    a_bufs, s_bufs, b_bufs, t_bufs = bufs
+    empty, ready, ready1 = bars
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     rows: gl.constexpr = gl.SliceLayout(1, mma)
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
@@ -266,9 +178,7 @@ def consume(
             if COLUMNS and not BEHIND:
                 # the promotion still read the stage's column scales
                 mbarrier.arrive(empty.index(s), count=1)
-            wrap = s == STAGES - 1
-            s = gl.where(wrap, 0, s + 1)
-            phase = gl.where(wrap, phase ^ 1, phase)
+            s, phase = advance(s, phase, STAGES)
         if BEHIND and not COLUMNS:
             after0, after1 = block_scales(
                 bs_ptr, t + gl.num_programs(0), num_m, num_n, N, steps, HALVES, GROUP
@@ -277,32 +187,18 @@ def consume(
             next1 = gl.load(after1)
         row = pm * 128 + WG * 64
         col = pn * (128 * HALVES)
-        store_half(c_desc, c_bufs, acc0, row, col, 0, TURNS, WG, small)
+        store_half(c_desc, c_bufs, acc0, row, col, 0, TURNS, WG)
         if HALVES == 2:
-            store_half(c_desc, c_bufs, acc1, row, col + 128, 2, TURNS, WG, small)
+            store_half(c_desc, c_bufs, acc1, row, col + 128, 2, TURNS, WG)
     tma.store_wait(0)
 
 
 @gluon.jit
 def gemm_kernel(
-    a_desc,
-    as_desc,
-    b_desc,
-    bs_desc,
-    c_desc,
-    bs_ptr,
-    M,
-    N,
-    K,
-    HALVES: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-    SLOTS: gl.constexpr,
-    REGS: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    BEHIND: gl.constexpr,
-    STAGGER: gl.constexpr,
-):
+    a_desc, as_desc, b_desc, bs_desc, c_desc, bs_ptr, M, N, K,
+    HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, REGS: gl.constexpr,
+    COLUMNS: gl.constexpr, BEHIND: gl.constexpr, STAGGER: gl.constexpr,
+):  # fmt: skip
     fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
     bf16: gl.constexpr = gl.NVMMASharedLayout(128, 16)
     flat: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
@@ -313,16 +209,11 @@ def gemm_kernel(
     t_bufs = s_bufs
     if COLUMNS:
         t_bufs = gl.allocate_shared_memory(gl.float32, [STAGES * HALVES, 128], flat)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    # two rings of barriers, not one: waits on the same allocation get a thread barrier between them
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    ready1 = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    maps = (a_desc, as_desc, b_desc, bs_desc)
+    bufs = (a_bufs, s_bufs, b_bufs, t_bufs)
+    bars = (ring(STAGES, 2), ring(STAGES, 1), ring(STAGES, 1))
     begun = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     met = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(STAGES):
-        mbarrier.init(empty.index(s), count=2)
-        mbarrier.init(ready.index(s), count=1)
-        mbarrier.init(ready1.index(s), count=1)
     mbarrier.init(begun, count=1)
     mbarrier.init(met, count=1)
     # what the copies complete must have been made before the first copy is asked for
@@ -330,12 +221,11 @@ def gemm_kernel(
     # fmt: off
     gl.warp_specialize(
         [
-            (consume, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, begun,
-                       met, HALVES, STAGES, GROUP, SLOTS, COLUMNS, BEHIND, STAGGER, 0)),
-            (consume, (c_desc, bs_ptr, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1, begun,
-                       met, HALVES, STAGES, GROUP, SLOTS, COLUMNS, BEHIND, STAGGER, 1)),
-            (producer, (a_desc, as_desc, b_desc, bs_desc, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready,
-                        ready1, HALVES, STAGES, GROUP, COLUMNS)),
+            (consume, (c_desc, bs_ptr, M, N, K, bufs, c_bufs, bars, begun, met,
+                       HALVES, STAGES, GROUP, SLOTS, COLUMNS, BEHIND, STAGGER, 0)),
+            (consume, (c_desc, bs_ptr, M, N, K, bufs, c_bufs, bars, begun, met,
+                       HALVES, STAGES, GROUP, SLOTS, COLUMNS, BEHIND, STAGGER, 1)),
+            (producer, (maps, M, N, K, bufs, bars, HALVES, STAGES, GROUP, COLUMNS)),
         ],
         [4, 1],
         [REGS, 24],

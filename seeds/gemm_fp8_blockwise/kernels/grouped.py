@@ -24,6 +24,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tilewright.seeds.shared.kernels.hopper import advance, fenced, ring, store_half
+
 SPACE = {
     "block_m": (64, 128),
     "block_n": (128, 256),
@@ -89,22 +91,14 @@ def tile_of(t, ends, upto, num_n, BM: gl.constexpr, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def promote(acc, partial, scale):
-    """acc + partial * scale, kept where it stands by a wait that has nothing left to wait for.
-
-    LLVM sinks plain multiply-adds below the next wgmma, which keeps two partials alive and spills.
-    """
-    total = acc + partial * scale[:, None]
-    return warpgroup_mma_wait(num_outstanding=0, deps=(total,))
-
-
-@gluon.jit
 def producer(
-    a_desc, as_desc, b_desc, count_ptr, G, M, N, K, a_bufs, s_bufs, b_bufs, empty, ready, ready1,
+    a_desc, as_desc, b_desc, count_ptr, G, M, N, K, bufs, bars,
     BM: gl.constexpr, BN: gl.constexpr, WIDE: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     GP: gl.constexpr, MASKED: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
     """Keep the ring full: A with its scales and the first piece of B, then the second."""
+    a_bufs, s_bufs, b_bufs = bufs
+    empty, ready, ready1 = bars
     PIECES: gl.constexpr = BN // WIDE
     FIRST: gl.constexpr = BM * 132 + WIDE * 128
     num_n = gl.cdiv(N, BN)
@@ -134,28 +128,20 @@ def producer(
                 tma.async_copy_global_to_shared(
                     b_desc, [col + WIDE, depth + k * 128], bar1, b_bufs.index(s * 2 + 1)
                 )
-            wrap = s == STAGES - 1
-            s = gl.where(wrap, 0, s + 1)
-            phase = gl.where(wrap, phase ^ 1, phase)
+            s, phase = advance(s, phase, STAGES)
 
 
 @gluon.jit
 def store_piece(
     c_desc, c_ptr, c_bufs, acc, row, begin, end, whole, col, N,
-    FIRST: gl.constexpr, SLOTS: gl.constexpr, WG: gl.constexpr, MMA: gl.constexpr, SMALL: gl.constexpr,
+    FIRST: gl.constexpr, SLOTS: gl.constexpr, WG: gl.constexpr, MMA: gl.constexpr,
 ):  # fmt: skip
     """Store 64 x 64 or 64 x 128 f32 as bf16: by TMA if every row is the group's, else the group's rows one by one."""
     WIDE: gl.constexpr = acc.shape[1]
     out = acc.to(gl.bfloat16)
     if whole:
         if WIDE == 128:
-            left, right = out.reshape([64, 2, 64]).permute(0, 2, 1).split()
-            for p in gl.static_range(2):
-                slot = c_bufs.index(WG * SLOTS + (FIRST + p) % SLOTS)
-                tma.store_wait(SLOTS - 1)
-                slot.store(gl.convert_layout(left if p == 0 else right, SMALL))
-                fence_async_shared()
-                tma.async_copy_shared_to_global(c_desc, [row, col + p * 64], slot)
+            store_half(c_desc, c_bufs, out, row, col, FIRST, SLOTS, WG)
         else:
             slot = c_bufs.index(WG * SLOTS + FIRST % SLOTS)
             tma.store_wait(0)
@@ -171,17 +157,19 @@ def store_piece(
 
 @gluon.jit
 def consume(
-    c_desc, c_ptr, bs_ptr, count_ptr, G, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready, ready1,
+    c_desc, c_ptr, bs_ptr, count_ptr, G, M, N, K, bufs, c_bufs, bars,
     BM: gl.constexpr, BN: gl.constexpr, WIDE: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     GP: gl.constexpr, MASKED: gl.constexpr, BESIDE: gl.constexpr, SLOTS: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
+    """The warpgroup's piece of every tile of this program."""
+    a_bufs, s_bufs, b_bufs = bufs
+    empty, ready, ready1 = bars
     PIECES: gl.constexpr = BN // WIDE
     # of rows, or of columns: which a warpgroup has of its own
     ROWS: gl.constexpr = WG if BM == 128 else 0
     MINE: gl.constexpr = 0 if BM == 128 else WG
     BOTH: gl.constexpr = BM == 128 and PIECES == 2
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 32])
-    small: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32])
     rows: gl.constexpr = gl.SliceLayout(1, mma)
     num_n = gl.cdiv(N, BN)
     steps = K // 128
@@ -215,27 +203,25 @@ def consume(
             sa = s_bufs.index(s * (BM // 64) + ROWS).load(rows)
             d = warpgroup_mma_wait(num_outstanding=0, deps=(d,))
             if BOTH:
-                acc0 = promote(acc0, d, sa * sb0)
+                acc0 = fenced(acc0 + d * (sa * sb0)[:, None])
                 # the branch of this wait also keeps ptxas from starting the next wgmma before the promotion above
                 mbarrier.wait(ready1.index(s), phase)
                 b = b_bufs.index(s * PIECES + 1)
                 e = warpgroup_mma(a, b.permute((1, 0)), zero, use_acc=False, is_async=True)
                 e = warpgroup_mma_wait(num_outstanding=0, deps=(e,))
                 mbarrier.arrive(empty.index(s), count=1)
-                acc1 = promote(acc1, e, sa * sb1)
+                acc1 = fenced(acc1 + e * (sa * sb1)[:, None])
             else:
                 scale = sa * sb0
                 mbarrier.arrive(empty.index(s), count=1)
-                acc0 = promote(acc0, d, scale)
-            wrap = s == STAGES - 1
-            s = gl.where(wrap, 0, s + 1)
-            phase = gl.where(wrap, phase ^ 1, phase)
+                acc0 = fenced(acc0 + d * scale[:, None])
+            s, phase = advance(s, phase, STAGES)
         mine = row + ROWS * 64
         whole = (mine >= begin) & ((mine + 64 <= end) | (end == all_rows))
-        store_piece(c_desc, c_ptr, c_bufs, acc0, mine, begin, end, whole, col, N, 0, SLOTS, WG, mma, small)
+        store_piece(c_desc, c_ptr, c_bufs, acc0, mine, begin, end, whole, col, N, 0, SLOTS, WG, mma)
         if BOTH:
             store_piece(
-                c_desc, c_ptr, c_bufs, acc1, mine, begin, end, whole, col + WIDE, N, 2, SLOTS, WG, mma, small
+                c_desc, c_ptr, c_bufs, acc1, mine, begin, end, whole, col + WIDE, N, 2, SLOTS, WG, mma
             )
     tma.store_wait(0)
 
@@ -253,24 +239,18 @@ def gemm_kernel(
     b_bufs = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * (BN // WIDE), WIDE, 128], fp8)
     c_bufs = gl.allocate_shared_memory(gl.bfloat16, [2 * SLOTS, 64, 64], bf16)
     s_bufs = gl.allocate_shared_memory(gl.float32, [STAGES * (BM // 64), 64], flat)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    # two rings of barriers, not one: waits on the same allocation get a thread barrier between them
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    ready1 = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(STAGES):
-        mbarrier.init(empty.index(s), count=2)
-        mbarrier.init(ready.index(s), count=1)
-        mbarrier.init(ready1.index(s), count=1)
+    bufs = (a_bufs, s_bufs, b_bufs)
+    bars = (ring(STAGES, 2), ring(STAGES, 1), ring(STAGES, 1))
     # what the copies complete must have been made before the first copy is asked for
     fence_async_shared()
     # fmt: off
     gl.warp_specialize(
         [
-            (consume, (c_desc, c_ptr, bs_ptr, count_ptr, G, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready,
-                       ready1, BM, BN, WIDE, STAGES, GROUP, GP, MASKED, BESIDE, SLOTS, 0)),
-            (consume, (c_desc, c_ptr, bs_ptr, count_ptr, G, M, N, K, a_bufs, s_bufs, b_bufs, c_bufs, empty, ready,
-                       ready1, BM, BN, WIDE, STAGES, GROUP, GP, MASKED, BESIDE, SLOTS, 1)),
-            (producer, (a_desc, as_desc, b_desc, count_ptr, G, M, N, K, a_bufs, s_bufs, b_bufs, empty, ready, ready1,
+            (consume, (c_desc, c_ptr, bs_ptr, count_ptr, G, M, N, K, bufs, c_bufs, bars,
+                       BM, BN, WIDE, STAGES, GROUP, GP, MASKED, BESIDE, SLOTS, 0)),
+            (consume, (c_desc, c_ptr, bs_ptr, count_ptr, G, M, N, K, bufs, c_bufs, bars,
+                       BM, BN, WIDE, STAGES, GROUP, GP, MASKED, BESIDE, SLOTS, 1)),
+            (producer, (a_desc, as_desc, b_desc, count_ptr, G, M, N, K, bufs, bars,
                         BM, BN, WIDE, STAGES, GROUP, GP, MASKED, BESIDE)),
         ],
         [4, 1],

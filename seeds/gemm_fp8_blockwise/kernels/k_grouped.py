@@ -18,6 +18,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tilewright.seeds.shared.kernels.hopper import advance, fenced, fetch, ring, store_half, tile_of
+
 SPACE = {
     "stages": (3, 4),
     "slots": (1, 2),
@@ -45,32 +47,19 @@ def steps_of(count_ptr, t, per_group, G, GP: gl.constexpr):
 
 
 @gluon.jit
-def tile_of(t, num_m, num_n, GROUP: gl.constexpr):
-    """Tile t of a walk that goes down GROUP rows of tiles before it moves one column."""
-    per = GROUP * num_n
-    first = (t // per) * GROUP
-    rows = min(num_m - first, GROUP)
-    inside = t % per
-    return first + inside % rows, inside // rows
-
-
-@gluon.jit
 def promote(acc, partial, sa, sb, columns, COLUMNS: gl.constexpr):
-    """acc + partial * scales, kept where it stands by a wait that has nothing left to wait for.
-
-    LLVM sinks plain multiply-adds below the next wgmma, which keeps two partials alive and spills.
-    """
-    total = acc + partial * columns[None, :] * sa[:, None] if COLUMNS else acc + partial * (sa * sb)[:, None]
-    return warpgroup_mma_wait(num_outstanding=0, deps=(total,))
+    """acc + partial * scales: ``sa`` per row, ``sb`` one number or ``columns`` per column."""
+    return fenced(
+        acc + partial * columns[None, :] * sa[:, None] if COLUMNS else acc + partial * (sa * sb)[:, None]
+    )
 
 
 @gluon.jit
 def producer(
-    a_desc, as_desc, b_desc, bs_desc, count_ptr, G, M, N, a_bufs, s_bufs, b_bufs, t_bufs, empty, ready, ready1,
+    maps, count_ptr, G, M, N, bufs, bars,
     STAGES: gl.constexpr, GROUP: gl.constexpr, GP: gl.constexpr, COLUMNS: gl.constexpr,
 ):  # fmt: skip
-    """Keep the ring full: A with its scales and the first half of B with its own, then the second."""
-    B_BYTES: gl.constexpr = 128 * 132 if COLUMNS else 128 * 128
+    """Keep the ring full."""
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 256)
     s = 0
@@ -78,44 +67,20 @@ def producer(
     for t in range(gl.program_id(0), G * num_m * num_n, gl.num_programs(0)):
         _, first, steps = steps_of(count_ptr, t, num_m * num_n, G, GP)
         pm, pn = tile_of(t % (num_m * num_n), num_m, num_n, GROUP)
-        row = pm * 128
-        col = pn * 256
         for k in range(first, first + steps):
-            mbarrier.wait(empty.index(s), phase)
-            bar = ready.index(s)
-            mbarrier.expect(bar, 2 * 64 * 132 + B_BYTES)
-            for p in gl.static_range(2):
-                piece = s * 2 + p
-                tma.async_copy_global_to_shared(a_desc, [row + p * 64, k * 128], bar, a_bufs.index(piece))
-                tma.async_copy_global_to_shared(as_desc, [k * M + row + p * 64], bar, s_bufs.index(piece))
-            tma.async_copy_global_to_shared(b_desc, [col, k * 128], bar, b_bufs.index(s * 2))
-            if COLUMNS:
-                tma.async_copy_global_to_shared(bs_desc, [k * N + col], bar, t_bufs.index(s * 2))
-            bar1 = ready1.index(s)
-            mbarrier.expect(bar1, B_BYTES)
-            tma.async_copy_global_to_shared(b_desc, [col + 128, k * 128], bar1, b_bufs.index(s * 2 + 1))
-            if COLUMNS:
-                tma.async_copy_global_to_shared(bs_desc, [k * N + col + 128], bar1, t_bufs.index(s * 2 + 1))
-            wrap = s == STAGES - 1
-            s = gl.where(wrap, 0, s + 1)
-            phase = gl.where(wrap, phase ^ 1, phase)
+            fetch(maps, pm * 128, pn * 256, k, M, N, bufs, bars, s, phase, 2, True, COLUMNS)
+            s, phase = advance(s, phase, STAGES)
 
 
 @gluon.jit
-def store_half(
+def store_rows(
     c_desc, c_ptr, c_bufs, acc, row, end, col, N,
-    FIRST: gl.constexpr, SLOTS: gl.constexpr, WG: gl.constexpr, MMA: gl.constexpr, SMALL: gl.constexpr,
+    FIRST: gl.constexpr, SLOTS: gl.constexpr, WG: gl.constexpr, MMA: gl.constexpr,
 ):  # fmt: skip
     """Store 64 x 128 f32 as bf16: by TMA, or one by one where rows would be the next group's."""
     out = acc.to(gl.bfloat16)
     if row + 64 <= end:
-        left, right = out.reshape([64, 2, 64]).permute(0, 2, 1).split()
-        for p in gl.static_range(2):
-            slot = c_bufs.index(WG * SLOTS + (FIRST + p) % SLOTS)
-            tma.store_wait(SLOTS - 1)
-            slot.store(gl.convert_layout(left if p == 0 else right, SMALL))
-            fence_async_shared()
-            tma.async_copy_shared_to_global(c_desc, [row, col + p * 64], slot)
+        store_half(c_desc, c_bufs, out, row, col, FIRST, SLOTS, WG)
     else:
         m = row + gl.arange(0, 64, gl.SliceLayout(1, MMA))
         n = col + gl.arange(0, 128, gl.SliceLayout(0, MMA))
@@ -125,12 +90,14 @@ def store_half(
 
 @gluon.jit
 def consume(
-    c_desc, bs_ptr, c_ptr, count_ptr, G, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty, ready, ready1,
+    c_desc, bs_ptr, c_ptr, count_ptr, G, M, N, K, bufs, c_bufs, bars,
     STAGES: gl.constexpr, GROUP: gl.constexpr, GP: gl.constexpr, SLOTS: gl.constexpr, COLUMNS: gl.constexpr,
     BEFORE: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
+    """The warpgroup's 64 rows of every tile of this program."""
+    a_bufs, s_bufs, b_bufs, t_bufs = bufs
+    empty, ready, ready1 = bars
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
-    small: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32])
     rows: gl.constexpr = gl.SliceLayout(1, mma)
     columns: gl.constexpr = gl.SliceLayout(0, mma)
     num_m = gl.cdiv(M, 128)
@@ -177,14 +144,12 @@ def consume(
             if COLUMNS:
                 # the promotion still read the stage's scales
                 mbarrier.arrive(empty.index(s), count=1)
-            wrap = s == STAGES - 1
-            s = gl.where(wrap, 0, s + 1)
-            phase = gl.where(wrap, phase ^ 1, phase)
+            s, phase = advance(s, phase, STAGES)
         row = g * M + pm * 128 + WG * 64
         end = (g + 1) * M
         col = pn * 256
-        store_half(c_desc, c_ptr, c_bufs, acc0, row, end, col, N, 0, SLOTS, WG, mma, small)
-        store_half(c_desc, c_ptr, c_bufs, acc1, row, end, col + 128, N, 2, SLOTS, WG, mma, small)
+        store_rows(c_desc, c_ptr, c_bufs, acc0, row, end, col, N, 0, SLOTS, WG, mma)
+        store_rows(c_desc, c_ptr, c_bufs, acc1, row, end, col + 128, N, 2, SLOTS, WG, mma)
     tma.store_wait(0)
 
 
@@ -202,25 +167,19 @@ def gemm_kernel(
     c_bufs = gl.allocate_shared_memory(gl.bfloat16, [2 * SLOTS, 64, 64], bf16)
     s_bufs = gl.allocate_shared_memory(gl.float32, [STAGES * 2, 64], flat)
     t_bufs = gl.allocate_shared_memory(gl.float32, [STAGES * 2, 128], flat)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    # two rings of barriers, not one: waits on the same allocation get a thread barrier between them
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    ready1 = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(STAGES):
-        mbarrier.init(empty.index(s), count=2)
-        mbarrier.init(ready.index(s), count=1)
-        mbarrier.init(ready1.index(s), count=1)
+    maps = (a_desc, as_desc, b_desc, bs_desc)
+    bufs = (a_bufs, s_bufs, b_bufs, t_bufs)
+    bars = (ring(STAGES, 2), ring(STAGES, 1), ring(STAGES, 1))
     # what the copies complete must have been made before the first copy is asked for
     fence_async_shared()
     # fmt: off
     gl.warp_specialize(
         [
-            (consume, (c_desc, bs_ptr, c_ptr, count_ptr, G, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty,
-                       ready, ready1, STAGES, GROUP, GP, SLOTS, COLUMNS, BEFORE, 0)),
-            (consume, (c_desc, bs_ptr, c_ptr, count_ptr, G, M, N, K, a_bufs, s_bufs, b_bufs, t_bufs, c_bufs, empty,
-                       ready, ready1, STAGES, GROUP, GP, SLOTS, COLUMNS, BEFORE, 1)),
-            (producer, (a_desc, as_desc, b_desc, bs_desc, count_ptr, G, M, N, a_bufs, s_bufs, b_bufs, t_bufs, empty,
-                        ready, ready1, STAGES, GROUP, GP, COLUMNS)),
+            (consume, (c_desc, bs_ptr, c_ptr, count_ptr, G, M, N, K, bufs, c_bufs, bars,
+                       STAGES, GROUP, GP, SLOTS, COLUMNS, BEFORE, 0)),
+            (consume, (c_desc, bs_ptr, c_ptr, count_ptr, G, M, N, K, bufs, c_bufs, bars,
+                       STAGES, GROUP, GP, SLOTS, COLUMNS, BEFORE, 1)),
+            (producer, (maps, count_ptr, G, M, N, bufs, bars, STAGES, GROUP, GP, COLUMNS)),
         ],
         [4, 1],
         [REGS, 24],

@@ -9,6 +9,9 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from tilewright.seeds.gemm_fp8_blockwise.kernels.quant_tile import place, store_turned
+from tilewright.seeds.shared.kernels.layouts import layouts
+
 SPACE = {
     "piece_m": (4, 8, 16),
     "piece_k": (8, 16),
@@ -39,23 +42,10 @@ CONSTRAINTS = {
 
 @gluon.jit
 def block_kernel(
-    x_ptr,
-    q_ptr,
-    s_ptr,
-    qt_ptr,
-    st_ptr,
-    M,
-    K,
-    TILE: gl.constexpr,
-    TURNED: gl.constexpr,
-    BY_COLUMNS: gl.constexpr,
-):
-    if BY_COLUMNS:
-        pm = gl.program_id(0) % (M // 128)
-        pk = gl.program_id(0) // (M // 128)
-    else:
-        pm = gl.program_id(0) // (K // 128)
-        pk = gl.program_id(0) % (K // 128)
+    x_ptr, q_ptr, s_ptr, qt_ptr, st_ptr, M, K,
+    TILE: gl.constexpr, TURNED: gl.constexpr, BY_COLUMNS: gl.constexpr,
+):  # fmt: skip
+    pm, pk = place(gl.program_id(0), M, K, BY_COLUMNS)
     row = gl.arange(0, 128, gl.SliceLayout(1, TILE))
     col = gl.arange(0, 128, gl.SliceLayout(0, TILE))
     corner = pm.to(gl.int64) * 128 * K + pk * 128
@@ -66,37 +56,7 @@ def block_kernel(
     gl.store(s_ptr + pm * (K // 128) + pk, inverse)
     gl.store(st_ptr + pk * (M // 128) + pm, inverse)
     gl.store(q_ptr + corner + inside, (x * scale).to(gl.float8e4nv))
-    # the same elements in the same threads; only registers change places, before they are packed along M
-    turned = gl.convert_layout(gl.permute(x * scale, (1, 0)), TURNED, assert_trivial=True)
-    k = gl.arange(0, 128, gl.SliceLayout(1, TURNED))
-    m = gl.arange(0, 128, gl.SliceLayout(0, TURNED))
-    turned_corner = pk.to(gl.int64) * 128 * M + pm * 128
-    gl.store(qt_ptr + turned_corner + (k[:, None] * M + m[None, :]), turned.to(gl.float8e4nv))
-
-
-def doublings(start, stop, axis):
-    """Layout bases [start, 0], [2 start, 0] ... below stop, along axis 0 or 1."""
-    sizes = [start << i for i in range(8) if (start << i) < stop]
-    return [[size, 0] if axis == 0 else [0, size] for size in sizes]
-
-
-def layouts(params):
-    """The register, lane and warp layout of a 128 x 128 tile, and of its transpose (vectors along M)."""
-    pm, pk, lm = params["piece_m"], params["piece_k"], params["lanes_m"]
-    wm, warps = params["warps_m"], params["num_warps"]
-    lanes_m_end = pm * lm
-    lanes_k_end = pk * (32 // lm)
-    warps_m_end = lanes_m_end * wm
-    warps_k_end = lanes_k_end * (warps // wm)
-    along_m = doublings(1, pm, 0)
-    along_k = doublings(1, pk, 1)
-    rest = doublings(warps_m_end, 128, 0) + doublings(warps_k_end, 128, 1)
-    lanes = doublings(pm, lanes_m_end, 0) + doublings(pk, lanes_k_end, 1)
-    warp = doublings(lanes_m_end, warps_m_end, 0) + doublings(lanes_k_end, warps_k_end, 1)
-    tile = gl.DistributedLinearLayout(along_k + along_m + rest, lanes, warp, [], [128, 128])
-    swap = [[[base[1], base[0]] for base in bases] for bases in (along_m + along_k + rest, lanes, warp)]
-    turned = gl.DistributedLinearLayout(swap[0], swap[1], swap[2], [], [128, 128])
-    return tile, turned
+    store_turned(qt_ptr, x * scale, pm, pk, M, TURNED)
 
 
 def launch(inputs, params):

@@ -5,9 +5,11 @@ vectors without a transpose through shared memory: along K for the row copy, alo
 lanes lie along M, so that a warp writes whole 32-byte sectors of the column copy.
 """
 
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+
+from tilewright.seeds.gemm_fp8_blockwise.kernels.quant_tile import CONSTRAINTS, copies, place, store_both
+from tilewright.seeds.shared.kernels.layouts import layouts
 
 SPACE = {
     "piece_m": (4, 8, 16),
@@ -27,93 +29,25 @@ DEFAULTS = {
     "walk": "rows",
     "maxnreg": 0,
 }
-CONSTRAINTS = {
-    "M % 128 == 0": "a column block is 128 rows",
-    "K % 128 == 0": "a row block is 128 columns",
-    "warps_m <= num_warps": "the warps along M are some of the program's warps",
-    "maxnreg * num_warps <= 2048": "a program has 64 Ki registers",
-    "piece_m * lanes_m * warps_m <= 128": "the warps together cover at most a tile's rows",
-    "piece_k * (32 // lanes_m) * (num_warps // warps_m) <= 128": "the warps together cover at most a tile's columns",
-}
 
 
 @gluon.jit
 def dual_kernel(
-    x_ptr,
-    q_ptr,
-    s_ptr,
-    qt_ptr,
-    st_ptr,
-    M,
-    K,
-    TILE: gl.constexpr,
-    TURNED: gl.constexpr,
-    BY_COLUMNS: gl.constexpr,
-):
-    if BY_COLUMNS:
-        pm = gl.program_id(0) % (M // 128)
-        pk = gl.program_id(0) // (M // 128)
-    else:
-        pm = gl.program_id(0) // (K // 128)
-        pk = gl.program_id(0) % (K // 128)
+    x_ptr, q_ptr, s_ptr, qt_ptr, st_ptr, M, K,
+    TILE: gl.constexpr, TURNED: gl.constexpr, BY_COLUMNS: gl.constexpr,
+):  # fmt: skip
+    pm, pk = place(gl.program_id(0), M, K, BY_COLUMNS)
     row = gl.arange(0, 128, gl.SliceLayout(1, TILE))
     col = gl.arange(0, 128, gl.SliceLayout(0, TILE))
     corner = pm.to(gl.int64) * 128 * K + pk * 128
-    inside = row[:, None] * K + col[None, :]
-    x = gl.load(x_ptr + corner + inside).to(gl.float32)
-    size = gl.abs(x)
-    # divisions are exact and dear: one thread makes each scale, then all read it
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    lane = gl.arange(0, 128, one)
-    row_size = gl.convert_layout(gl.max(size, axis=1), one)
-    col_size = gl.convert_layout(gl.max(size, axis=0), one)
-    row_once = gl.div_rn(448.0, gl.maximum(row_size, 1e-4))
-    col_once = gl.div_rn(448.0, gl.maximum(col_size, 1e-4))
-    gl.store(s_ptr + pk.to(gl.int64) * M + pm * 128 + lane, gl.div_rn(1.0, row_once))
-    gl.store(st_ptr + pm.to(gl.int64) * K + pk * 128 + lane, gl.div_rn(1.0, col_once))
-    row_scale = gl.convert_layout(row_once, gl.SliceLayout(1, TILE))
-    col_scale = gl.convert_layout(col_once, gl.SliceLayout(0, TILE))
-    gl.store(q_ptr + corner + inside, (x * row_scale[:, None]).to(gl.float8e4nv))
-    # the same elements in the same threads; only registers change places, before they are packed along M
-    turned = gl.convert_layout(gl.permute(x * col_scale[None, :], (1, 0)), TURNED, assert_trivial=True)
-    k = gl.arange(0, 128, gl.SliceLayout(1, TURNED))
-    m = gl.arange(0, 128, gl.SliceLayout(0, TURNED))
-    turned_corner = pk.to(gl.int64) * 128 * M + pm * 128
-    gl.store(qt_ptr + turned_corner + (k[:, None] * M + m[None, :]), turned.to(gl.float8e4nv))
-
-
-def doublings(start, stop, axis):
-    """Layout bases [start, 0], [2 start, 0] ... below stop, along axis 0 or 1."""
-    sizes = [start << i for i in range(8) if (start << i) < stop]
-    return [[size, 0] if axis == 0 else [0, size] for size in sizes]
-
-
-def layouts(params):
-    """The register, lane and warp layout of a 128 x 128 tile, and of its transpose (vectors along M)."""
-    pm, pk, lm = params["piece_m"], params["piece_k"], params["lanes_m"]
-    wm, warps = params["warps_m"], params["num_warps"]
-    lanes_m_end = pm * lm
-    lanes_k_end = pk * (32 // lm)
-    warps_m_end = lanes_m_end * wm
-    warps_k_end = lanes_k_end * (warps // wm)
-    along_m = doublings(1, pm, 0)
-    along_k = doublings(1, pk, 1)
-    rest = doublings(warps_m_end, 128, 0) + doublings(warps_k_end, 128, 1)
-    lanes = doublings(pm, lanes_m_end, 0) + doublings(pk, lanes_k_end, 1)
-    warp = doublings(lanes_m_end, warps_m_end, 0) + doublings(lanes_k_end, warps_k_end, 1)
-    tile = gl.DistributedLinearLayout(along_k + along_m + rest, lanes, warp, [], [128, 128])
-    swap = [[[base[1], base[0]] for base in bases] for bases in (along_m + along_k + rest, lanes, warp)]
-    turned = gl.DistributedLinearLayout(swap[0], swap[1], swap[2], [], [128, 128])
-    return tile, turned
+    x = gl.load(x_ptr + corner + (row[:, None] * K + col[None, :])).to(gl.float32)
+    store_both(x, pm, pk, q_ptr, s_ptr, qt_ptr, st_ptr, M, K, TILE, TURNED, False)
 
 
 def launch(inputs, params):
     x = inputs["x"]
     m, k = x.shape
-    q = torch.empty((m, k), dtype=torch.float8_e4m3fn)
-    s = torch.empty((k // 128, m), dtype=torch.float32)
-    qt = torch.empty((k, m), dtype=torch.float8_e4m3fn)
-    st = torch.empty((m // 128, k), dtype=torch.float32)
+    q, s, qt, st = copies(m, k, False)
     tile, turned = layouts(params)
     dual_kernel[((m // 128) * (k // 128),)](
         x,

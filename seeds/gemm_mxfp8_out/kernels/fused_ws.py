@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tilewright.seeds.gemm_mxfp8_out.kernels.mx import add_kernel, quantised
+from tilewright.seeds.shared.kernels.hopper import advance, fenced, fetch, ring, store_half, tile_of
 
 SPACE = {
     "block_n": (128, 256),
@@ -60,101 +61,39 @@ CONSTRAINTS = {
 
 
 @gluon.jit
-def tile_of(t, num_m, num_n, GROUP: gl.constexpr):
-    """Tile t of a walk that goes down GROUP rows of tiles before it moves one column."""
-    per = GROUP * num_n
-    first = (t // per) * GROUP
-    rows = min(num_m - first, GROUP)
-    inside = t % per
-    return first + inside % rows, inside // rows
-
-
-@gluon.jit
 def steps_of(part, K, SPLIT: gl.constexpr):
     """The steps of K, first and past the last, that one of SPLIT parts sums."""
     return K // 128 * part // SPLIT, K // 128 * (part + 1) // SPLIT
 
 
 @gluon.jit
-def promote(acc, partial, scale):
-    """acc + partial * scale, kept where it stands: LLVM would sink it below the next wgmma and spill.
-
-    A wait that has nothing left to wait for, with the sum as its dependence, is a fence.
-    """
-    return warpgroup_mma_wait(num_outstanding=0, deps=(acc + partial * scale[:, None],))
-
-
-@gluon.jit
 def producer(
-    a_desc,
-    as_desc,
-    b_desc,
-    g_ptr,
-    M,
-    N,
-    K,
-    a_bufs,
-    s_bufs,
-    b_bufs,
-    empty,
-    ready,
-    ready1,
-    HALVES: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-    SPLIT: gl.constexpr,
-    GROUPED: gl.constexpr,
+    maps, g_ptr, M, N, K, bufs, bars,
+    HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr, GROUPED: gl.constexpr,
     SENT: gl.constexpr,
-):
+):  # fmt: skip
+    """Keep the ring full."""
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
-    B_BYTES: gl.constexpr = 128 * 128
-    A_BYTES: gl.constexpr = 2 * 64 * 128 + 2 * 64 * 4 * SENT
     s = 0
     phase = 1
     for item in range(gl.program_id(0), num_m * num_n * SPLIT, gl.num_programs(0)):
         pm, pn = tile_of(item % (num_m * num_n), num_m, num_n, GROUP)
         first, stop = steps_of(item // (num_m * num_n), K, SPLIT)
-        row = pm * 128
         col = pn * (128 * HALVES)
         if GROUPED:
             col += gl.load(g_ptr + pm) * N
         for k in range(first, stop):
-            mbarrier.wait(empty.index(s), phase)
-            bar = ready.index(s)
-            mbarrier.expect(bar, A_BYTES + B_BYTES)
-            for p in gl.static_range(2):
-                tma.async_copy_global_to_shared(a_desc, [row + p * 64, k * 128], bar, a_bufs.index(s * 2 + p))
-                if SENT:
-                    tma.async_copy_global_to_shared(
-                        as_desc, [k * M + row + p * 64], bar, s_bufs.index(s * 2 + p)
-                    )
-            tma.async_copy_global_to_shared(b_desc, [col, k * 128], bar, b_bufs.index(s * HALVES))
-            if HALVES == 2:
-                bar1 = ready1.index(s)
-                mbarrier.expect(bar1, B_BYTES)
-                tma.async_copy_global_to_shared(b_desc, [col + 128, k * 128], bar1, b_bufs.index(s * 2 + 1))
-            wrap = s == STAGES - 1
-            s = gl.where(wrap, 0, s + 1)
-            phase = gl.where(wrap, phase ^ 1, phase)
+            fetch(maps, pm * 128, col, k, M, N, bufs, bars, s, phase, HALVES, SENT, False)
+            s, phase = advance(s, phase, STAGES)
 
 
 @gluon.jit
 def store_mx(
-    d_desc,
-    d_bufs,
-    ds_ptr,
-    acc,
-    row,
-    col,
-    M,
-    N,
-    SLOT: gl.constexpr,
-    LEFT: gl.constexpr,
-    TURNED: gl.constexpr,
-    EVEN: gl.constexpr,
-):
-    """Quantise 64 x 128 f32 by 1 x 32 and store it through a slot; LEFT stores of this warpgroup may be under way."""
+    d_desc, d_bufs, ds_ptr, acc, row, col, M, N,
+    FIRST: gl.constexpr, SLOTS: gl.constexpr, WG: gl.constexpr, TURNED: gl.constexpr, EVEN: gl.constexpr,
+):  # fmt: skip
+    """Quantise 64 x 128 f32 by 1 x 32 and store it through this warpgroup's slot number FIRST."""
     blocks = acc.reshape([64, 4, 32])
     bits = (gl.max(gl.abs(blocks), axis=2) * 0.002232142857142857).to(gl.int32, bitcast=True)
     part = bits & 0x7FFFFF
@@ -172,8 +111,8 @@ def store_mx(
             [64, 128],
         )
         q = gl.convert_layout(q, own)
-    slot = d_bufs.index(SLOT)
-    tma.store_wait(LEFT)
+    slot = d_bufs.index(WG * SLOTS + FIRST % SLOTS)
+    tma.store_wait(SLOTS - 1)
     slot.store(q)
     fence_async_shared()
     tma.async_copy_shared_to_global(d_desc, [row, col], slot)
@@ -190,21 +129,6 @@ def store_mx(
 
 
 @gluon.jit
-def store_bf16(c_desc, c_bufs, acc, row, col, SLOTS: gl.constexpr, WG: gl.constexpr):
-    """Store 64 x 128 f32 as bf16, in two 64 x 64 pieces through this warpgroup's slots."""
-    small: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32]
-    )
-    left, right = acc.to(gl.bfloat16).reshape([64, 2, 64]).permute(0, 2, 1).split()
-    for p in gl.static_range(2):
-        slot = c_bufs.index(WG * SLOTS + p % SLOTS)
-        tma.store_wait(SLOTS - 1)
-        slot.store(gl.convert_layout(left if p == 0 else right, small))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(c_desc, [row, col + p * 64], slot)
-
-
-@gluon.jit
 def store_part(part_ptr, acc, part, row, col, M, N, MMA: gl.constexpr):
     """Store 64 x 128 f32 of one part [M, N]."""
     r = row + gl.arange(0, 64, gl.SliceLayout(1, MMA))
@@ -215,37 +139,15 @@ def store_part(part_ptr, acc, part, row, col, M, N, MMA: gl.constexpr):
 
 @gluon.jit
 def consume(
-    d_desc,
-    ds_ptr,
-    part_ptr,
-    as_ptr,
-    bs_ptr,
-    g_ptr,
-    M,
-    N,
-    K,
-    a_bufs,
-    s_bufs,
-    b_bufs,
-    d_bufs,
-    empty,
-    ready,
-    ready1,
-    HALVES: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-    SLOTS: gl.constexpr,
-    SPLIT: gl.constexpr,
-    GROUPED: gl.constexpr,
-    SENT: gl.constexpr,
-    FUSED: gl.constexpr,
-    TURNED: gl.constexpr,
-    EVEN: gl.constexpr,
+    d_desc, ds_ptr, part_ptr, as_ptr, bs_ptr, g_ptr, M, N, K, bufs, d_bufs, bars,
+    HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, SPLIT: gl.constexpr,
+    GROUPED: gl.constexpr, SENT: gl.constexpr, FUSED: gl.constexpr, TURNED: gl.constexpr, EVEN: gl.constexpr,
     WG: gl.constexpr,
-):
-    mma: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32]
-    )
+):  # fmt: skip
+    """The warpgroup's 64 rows of every tile of this program."""
+    a_bufs, s_bufs, b_bufs, _ = bufs
+    empty, ready, ready1 = bars
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     rows: gl.constexpr = gl.SliceLayout(1, mma)
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
@@ -278,7 +180,7 @@ def consume(
                 sa = gl.load(as_ptr + k.to(gl.int64) * M + own, mask=own < M, other=0.0)
             d = warpgroup_mma_wait(num_outstanding=0, deps=(d,))
             if HALVES == 2:
-                acc0 = promote(acc0, d, sa * sb0)
+                acc0 = fenced(acc0 + d * (sa * sb0)[:, None])
                 # the branch of this wait also keeps ptxas from starting the next wgmma before the promotion above
                 mbarrier.wait(ready1.index(s), phase)
                 e = warpgroup_mma(
@@ -286,13 +188,11 @@ def consume(
                 )
                 e = warpgroup_mma_wait(num_outstanding=0, deps=(e,))
                 mbarrier.arrive(empty.index(s), count=1)
-                acc1 = promote(acc1, e, sa * sb1)
+                acc1 = fenced(acc1 + e * (sa * sb1)[:, None])
             else:
                 mbarrier.arrive(empty.index(s), count=1)
-                acc0 = promote(acc0, d, sa * sb0)
-            wrap = s == STAGES - 1
-            s = gl.where(wrap, 0, s + 1)
-            phase = gl.where(wrap, phase ^ 1, phase)
+                acc0 = fenced(acc0 + d * (sa * sb0)[:, None])
+            s, phase = advance(s, phase, STAGES)
         row = pm * 128 + WG * 64
         col = pn * (128 * HALVES)
         if SPLIT > 1:
@@ -300,55 +200,23 @@ def consume(
             if HALVES == 2:
                 store_part(part_ptr, acc1, part, row, col + 128, M, N, mma)
         elif FUSED:
-            store_mx(d_desc, d_bufs, ds_ptr, acc0, row, col, M, N, WG * SLOTS, SLOTS - 1, TURNED, EVEN)
+            store_mx(d_desc, d_bufs, ds_ptr, acc0, row, col, M, N, 0, SLOTS, WG, TURNED, EVEN)
             if HALVES == 2:
-                store_mx(
-                    d_desc,
-                    d_bufs,
-                    ds_ptr,
-                    acc1,
-                    row,
-                    col + 128,
-                    M,
-                    N,
-                    WG * SLOTS + SLOTS - 1,
-                    SLOTS - 1,
-                    TURNED,
-                    EVEN,
-                )
+                store_mx(d_desc, d_bufs, ds_ptr, acc1, row, col + 128, M, N, 1, SLOTS, WG, TURNED, EVEN)
         else:
-            store_bf16(d_desc, d_bufs, acc0, row, col, SLOTS, WG)
+            store_half(d_desc, d_bufs, acc0, row, col, 0, SLOTS, WG)
             if HALVES == 2:
-                store_bf16(d_desc, d_bufs, acc1, row, col + 128, SLOTS, WG)
+                store_half(d_desc, d_bufs, acc1, row, col + 128, 2, SLOTS, WG)
     tma.store_wait(0)
 
 
 @gluon.jit
 def gemm_kernel(
-    a_desc,
-    as_desc,
-    b_desc,
-    d_desc,
-    ds_ptr,
-    part_ptr,
-    as_ptr,
-    bs_ptr,
-    g_ptr,
-    M,
-    N,
-    K,
-    HALVES: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-    SLOTS: gl.constexpr,
-    SPLIT: gl.constexpr,
-    REGS: gl.constexpr,
-    GROUPED: gl.constexpr,
-    SENT: gl.constexpr,
-    FUSED: gl.constexpr,
-    TURNED: gl.constexpr,
+    a_desc, as_desc, b_desc, d_desc, ds_ptr, part_ptr, as_ptr, bs_ptr, g_ptr, M, N, K,
+    HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, SPLIT: gl.constexpr,
+    REGS: gl.constexpr, GROUPED: gl.constexpr, SENT: gl.constexpr, FUSED: gl.constexpr, TURNED: gl.constexpr,
     EVEN: gl.constexpr,
-):
+):  # fmt: skip
     fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
     bf16: gl.constexpr = gl.NVMMASharedLayout(128, 16)
     flat: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
@@ -359,24 +227,18 @@ def gemm_kernel(
     else:
         d_bufs = gl.allocate_shared_memory(gl.bfloat16, [2 * SLOTS, 64, 64], bf16)
     s_bufs = gl.allocate_shared_memory(gl.float32, [STAGES * 2, 64], flat)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    # two rings of barriers, not one: waits on the same allocation get a thread barrier between them
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    ready1 = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(STAGES):
-        mbarrier.init(empty.index(s), count=2)
-        mbarrier.init(ready.index(s), count=1)
-        mbarrier.init(ready1.index(s), count=1)
+    bufs = (a_bufs, s_bufs, b_bufs, b_bufs)
+    bars = (ring(STAGES, 2), ring(STAGES, 1), ring(STAGES, 1))
     # what the copies complete must have been made before the first copy is asked for
     fence_async_shared()
     # fmt: off
     gl.warp_specialize(
         [
-            (consume, (d_desc, ds_ptr, part_ptr, as_ptr, bs_ptr, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, d_bufs, empty,
-                       ready, ready1, HALVES, STAGES, GROUP, SLOTS, SPLIT, GROUPED, SENT, FUSED, TURNED, EVEN, 0)),
-            (consume, (d_desc, ds_ptr, part_ptr, as_ptr, bs_ptr, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, d_bufs, empty,
-                       ready, ready1, HALVES, STAGES, GROUP, SLOTS, SPLIT, GROUPED, SENT, FUSED, TURNED, EVEN, 1)),
-            (producer, (a_desc, as_desc, b_desc, g_ptr, M, N, K, a_bufs, s_bufs, b_bufs, empty, ready, ready1,
+            (consume, (d_desc, ds_ptr, part_ptr, as_ptr, bs_ptr, g_ptr, M, N, K, bufs, d_bufs, bars,
+                       HALVES, STAGES, GROUP, SLOTS, SPLIT, GROUPED, SENT, FUSED, TURNED, EVEN, 0)),
+            (consume, (d_desc, ds_ptr, part_ptr, as_ptr, bs_ptr, g_ptr, M, N, K, bufs, d_bufs, bars,
+                       HALVES, STAGES, GROUP, SLOTS, SPLIT, GROUPED, SENT, FUSED, TURNED, EVEN, 1)),
+            (producer, ((a_desc, as_desc, b_desc, b_desc), g_ptr, M, N, K, bufs, bars,
                         HALVES, STAGES, GROUP, SPLIT, GROUPED, SENT)),
         ],
         [4, 1],

@@ -18,6 +18,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tilewright.seeds.shared.kernels.hopper import fenced, fetch, ring, store_half, tile_of
+
 SPACE = {
     "block_n": (128, 256),
     "stages": (2, 3, 4, 6),
@@ -48,25 +50,6 @@ CONSTRAINTS = {
 
 
 @gluon.jit
-def tile_of(t, num_m, num_n, GROUP: gl.constexpr):
-    """Tile t of a walk that goes down GROUP rows of tiles before it moves one column."""
-    per = GROUP * num_n
-    first = (t // per) * GROUP
-    rows = min(num_m - first, GROUP)
-    inside = t % per
-    return first + inside % rows, inside // rows
-
-
-@gluon.jit
-def promote(acc, partial, factor):
-    """acc + partial * factor, kept where it stands: LLVM would sink it below the next wgmma and spill.
-
-    A wait that has nothing left to wait for, with the sum as its dependence, is a fence.
-    """
-    return warpgroup_mma_wait(num_outstanding=0, deps=(acc + partial * factor,))
-
-
-@gluon.jit
 def next_slot(s, phase, BY: gl.constexpr, STAGES: gl.constexpr):
     """Ring position and phase BY steps on; BY divides STAGES."""
     wrap = s == STAGES - BY
@@ -75,41 +58,27 @@ def next_slot(s, phase, BY: gl.constexpr, STAGES: gl.constexpr):
 
 @gluon.jit
 def producer(
-    a_desc,
-    b_desc,
+    maps,
     M,
     N,
     K,
-    a_bufs,
-    b_bufs,
-    empty,
-    ready,
-    ready1,
+    bufs,
+    bars,
     HALVES: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     DEEP: gl.constexpr,
 ):
+    """Keep the ring full."""
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
     s = 0
     phase = 1
     for t in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
         pm, pn = tile_of(t, num_m, num_n, GROUP)
-        row = pm * 128
-        col = pn * (128 * HALVES)
         # past K there are zeros: the last scale block is whole for the matrix unit
         for k in range(gl.cdiv(K, 128 * DEEP) * DEEP):
-            mbarrier.wait(empty.index(s), phase)
-            bar = ready.index(s)
-            mbarrier.expect(bar, 2 * 128 * 128)
-            for p in gl.static_range(2):
-                tma.async_copy_global_to_shared(a_desc, [row + p * 64, k * 128], bar, a_bufs.index(s * 2 + p))
-            tma.async_copy_global_to_shared(b_desc, [col, k * 128], bar, b_bufs.index(s * HALVES))
-            if HALVES == 2:
-                bar1 = ready1.index(s)
-                mbarrier.expect(bar1, 128 * 128)
-                tma.async_copy_global_to_shared(b_desc, [col + 128, k * 128], bar1, b_bufs.index(s * 2 + 1))
+            fetch(maps, pm * 128, pn * (128 * HALVES), k, M, N, bufs, bars, s, phase, HALVES, False, False)
             s, phase = next_slot(s, phase, 1, STAGES)
 
 
@@ -127,44 +96,15 @@ def block_sum(
 
 
 @gluon.jit
-def store_bf16(c_desc, c_bufs, acc, row, col, SLOTS: gl.constexpr, WG: gl.constexpr):
-    """Store 64 x 128 f32 as bf16, in two 64 x 64 pieces through this warpgroup's slots."""
-    small: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32]
-    )
-    left, right = acc.to(gl.bfloat16).reshape([64, 2, 64]).permute(0, 2, 1).split()
-    for p in gl.static_range(2):
-        slot = c_bufs.index(WG * SLOTS + p % SLOTS)
-        tma.store_wait(SLOTS - 1)
-        slot.store(gl.convert_layout(left if p == 0 else right, small))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(c_desc, [row, col + p * 64], slot)
-
-
-@gluon.jit
 def consume(
-    c_desc,
-    as_ptr,
-    bs_ptr,
-    M,
-    N,
-    K,
-    a_bufs,
-    b_bufs,
-    c_bufs,
-    empty,
-    ready,
-    ready1,
-    HALVES: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-    SLOTS: gl.constexpr,
-    DEEP: gl.constexpr,
+    c_desc, as_ptr, bs_ptr, M, N, K, bufs, c_bufs, bars,
+    HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, DEEP: gl.constexpr,
     WG: gl.constexpr,
-):
-    mma: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32]
-    )
+):  # fmt: skip
+    """The warpgroup's 64 rows of every tile of this program."""
+    a_bufs, _, b_bufs, _ = bufs
+    empty, ready, ready1 = bars
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
     blocks = gl.cdiv(K, 128 * DEEP)
@@ -185,64 +125,45 @@ def consume(
             sb1 = gl.load(bs_at1 + k)
             d = block_sum(a_bufs, b_bufs, ready, zero, s, phase, 0, HALVES, DEEP, WG)
             if HALVES == 2:
-                acc0 = promote(acc0, d, 1.0 / (sa * sb0))
+                acc0 = fenced(acc0 + d * (1.0 / (sa * sb0)))
                 # the branch of this wait also keeps ptxas from starting the next wgmma before the promotion above
                 e = block_sum(a_bufs, b_bufs, ready1, zero, s, phase, 1, HALVES, DEEP, WG)
                 for j in gl.static_range(DEEP):
                     mbarrier.arrive(empty.index(s + j), count=1)
-                acc1 = promote(acc1, e, 1.0 / (sa * sb1))
+                acc1 = fenced(acc1 + e * (1.0 / (sa * sb1)))
             else:
                 for j in gl.static_range(DEEP):
                     mbarrier.arrive(empty.index(s + j), count=1)
-                acc0 = promote(acc0, d, 1.0 / (sa * sb0))
+                acc0 = fenced(acc0 + d * (1.0 / (sa * sb0)))
             s, phase = next_slot(s, phase, DEEP, STAGES)
         row = pm * 128 + WG * 64
         col = pn * (128 * HALVES)
-        store_bf16(c_desc, c_bufs, acc0, row, col, SLOTS, WG)
+        store_half(c_desc, c_bufs, acc0, row, col, 0, SLOTS, WG)
         if HALVES == 2:
-            store_bf16(c_desc, c_bufs, acc1, row, col + 128, SLOTS, WG)
+            store_half(c_desc, c_bufs, acc1, row, col + 128, 2, SLOTS, WG)
     tma.store_wait(0)
 
 
 @gluon.jit
 def gemm_kernel(
-    a_desc,
-    b_desc,
-    c_desc,
-    as_ptr,
-    bs_ptr,
-    M,
-    N,
-    K,
-    HALVES: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-    SLOTS: gl.constexpr,
-    REGS: gl.constexpr,
+    a_desc, b_desc, c_desc, as_ptr, bs_ptr, M, N, K,
+    HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, REGS: gl.constexpr,
     DEEP: gl.constexpr,
-):
+):  # fmt: skip
     fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
     a_bufs = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * 2, 64, 128], fp8)
     b_bufs = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * HALVES, 128, 128], fp8)
     c_bufs = gl.allocate_shared_memory(gl.bfloat16, [2 * SLOTS, 64, 64], gl.NVMMASharedLayout(128, 16))
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    # two rings of barriers, not one: waits on the same allocation get a thread barrier between them
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    ready1 = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(STAGES):
-        mbarrier.init(empty.index(s), count=2)
-        mbarrier.init(ready.index(s), count=1)
-        mbarrier.init(ready1.index(s), count=1)
+    bufs = (a_bufs, a_bufs, b_bufs, b_bufs)
+    bars = (ring(STAGES, 2), ring(STAGES, 1), ring(STAGES, 1))
     # what the copies complete must have been made before the first copy is asked for
     fence_async_shared()
     # fmt: off
     gl.warp_specialize(
         [
-            (consume, (c_desc, as_ptr, bs_ptr, M, N, K, a_bufs, b_bufs, c_bufs, empty, ready, ready1,
-                       HALVES, STAGES, GROUP, SLOTS, DEEP, 0)),
-            (consume, (c_desc, as_ptr, bs_ptr, M, N, K, a_bufs, b_bufs, c_bufs, empty, ready, ready1,
-                       HALVES, STAGES, GROUP, SLOTS, DEEP, 1)),
-            (producer, (a_desc, b_desc, M, N, K, a_bufs, b_bufs, empty, ready, ready1, HALVES, STAGES, GROUP, DEEP)),
+            (consume, (c_desc, as_ptr, bs_ptr, M, N, K, bufs, c_bufs, bars, HALVES, STAGES, GROUP, SLOTS, DEEP, 0)),
+            (consume, (c_desc, as_ptr, bs_ptr, M, N, K, bufs, c_bufs, bars, HALVES, STAGES, GROUP, SLOTS, DEEP, 1)),
+            (producer, ((a_desc, a_desc, b_desc, b_desc), M, N, K, bufs, bars, HALVES, STAGES, GROUP, DEEP)),
         ],
         [4, 1],
         [REGS, 24],

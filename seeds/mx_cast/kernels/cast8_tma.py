@@ -14,6 +14,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tilewright.seeds.shared.kernels.hopper import advance, ring
+from tilewright.seeds.shared.kernels.layouts import layouts
+
 SPACE = {
     "piece_m": (4, 8, 16),
     "piece_k": (4, 8, 16),
@@ -157,30 +160,13 @@ def store_exponents(s_ptr, e, line, four, pm, pk, M, K, EVEN: gl.constexpr):
 
 @gluon.jit
 def cast_kernel(
-    x_desc,
-    q_ptr,
-    s_ptr,
-    qt_ptr,
-    st_ptr,
-    q_desc,
-    qt_desc,
-    M,
-    K,
-    TILE: gl.constexpr,
-    TURNED: gl.constexpr,
-    STAGES: gl.constexpr,
-    SENT: gl.constexpr,
-    GROUP: gl.constexpr,
-    MODE: gl.constexpr,
-    ROWS: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    EVEN: gl.constexpr,
-):
+    x_desc, q_ptr, s_ptr, qt_ptr, st_ptr, q_desc, qt_desc, M, K,
+    TILE: gl.constexpr, TURNED: gl.constexpr, STAGES: gl.constexpr, SENT: gl.constexpr, GROUP: gl.constexpr,
+    MODE: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, EVEN: gl.constexpr,
+):  # fmt: skip
     few: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [gl.num_warps(), 1], [1, 0])
     bufs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 128, 128], gl.NVMMASharedLayout(128, 16))
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(STAGES):
-        mbarrier.init(ready.index(slot), count=1)
+    ready = ring(STAGES, 1)
     # what the copies complete must have been made before the first copy is asked for
     fence_async_shared()
     if SENT > 0:
@@ -203,9 +189,7 @@ def cast_kernel(
         mbarrier.wait(ready.index(slot), phase)
         x = bufs.index(slot).load(TILE).to(gl.float32)
         fetch(x_desc, bufs, ready, t + STAGES * step, slot, tiles, M, K, GROUP)
-        wrap = slot == STAGES - 1
-        slot = gl.where(wrap, 0, slot + 1)
-        phase = gl.where(wrap, phase ^ 1, phase)
+        slot, phase = advance(slot, phase, STAGES)
         if ROWS:
             q, e = quantised(x, MODE)
             q = gl.convert_layout(q, TILE)
@@ -228,31 +212,6 @@ def cast_kernel(
             store_exponents(st_ptr, e_t, line, four, pk, pm, K, M, EVEN)
     if SENT > 0:
         tma.store_wait(0)
-
-
-def doublings(start, stop, axis):
-    """Layout bases [start, 0], [2 start, 0] ... below stop, along axis 0 or 1."""
-    sizes = [start << i for i in range(8) if (start << i) < stop]
-    return [[size, 0] if axis == 0 else [0, size] for size in sizes]
-
-
-def layouts(params):
-    """The register, lane and warp layout of a 128 x 128 tile, and of its transpose (vectors along M)."""
-    pm, pk, lm = params["piece_m"], params["piece_k"], params["lanes_m"]
-    wm, warps = params["warps_m"], params["num_warps"]
-    lanes_m_end = pm * lm
-    lanes_k_end = pk * (32 // lm)
-    warps_m_end = lanes_m_end * wm
-    warps_k_end = lanes_k_end * (warps // wm)
-    along_m = doublings(1, pm, 0)
-    along_k = doublings(1, pk, 1)
-    rest = doublings(warps_m_end, 128, 0) + doublings(warps_k_end, 128, 1)
-    lanes = doublings(pm, lanes_m_end, 0) + doublings(pk, lanes_k_end, 1)
-    warp = doublings(lanes_m_end, warps_m_end, 0) + doublings(lanes_k_end, warps_k_end, 1)
-    tile = gl.DistributedLinearLayout(along_k + along_m + rest, lanes, warp, [], [128, 128])
-    swap = [[[base[1], base[0]] for base in bases] for bases in (along_m + along_k + rest, lanes, warp)]
-    turned = gl.DistributedLinearLayout(swap[0], swap[1], swap[2], [], [128, 128])
-    return tile, turned
 
 
 def described(tensor, layout):

@@ -18,7 +18,7 @@ from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness.targets import load_target
 from tilewright.workers.intake.source.knobs import Knob
-from tilewright.workers.intake.triton.kernel_module import MOST_CONFIGURATIONS, Taken
+from tilewright.workers.intake.triton.kernel_module import MOST_CONFIGURATIONS, KernelModule
 from tilewright.workers.intake.triton.kernel_text import Kernels
 
 TUNED = """
@@ -99,9 +99,9 @@ def test_a_parameter_that_the_kernel_has_not_is_told(made, tmp_path: Path) -> No
 
 def test_of_a_long_list_a_spread_is_tried() -> None:
     values = tuple(range(1, 101))
-    knob = Knob("BLOCK", 50, values, "a", "configurations", True, (*values, *values))
-    plain = Knob("num_warps", 4, (2, 4), "b", "an option", True)
-    taken = Taken("", [knob, plain], [], Kernels())
+    knob = Knob("BLOCK", 50, values, "configurations", "a", True, (*values, *values))
+    plain = Knob("num_warps", 4, (2, 4), "an option", "b", True)
+    taken = KernelModule("", [knob, plain], [], Kernels())
     points = taken.configurations({"BLOCK": values, "num_warps": (2, 4)}, {"BLOCK": 50, "num_warps": 4})
     blocks = [p["BLOCK"] for p in points]
     assert len(points) == MOST_CONFIGURATIONS and 50 not in blocks and blocks == sorted(set(blocks))

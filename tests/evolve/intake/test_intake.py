@@ -16,7 +16,7 @@ from tilewright.fitness.gates import failure, read_gates
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
-from tilewright.workers.intake.judge.self_reference import ITSELF
+from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand, Result, TakenOperator
 
 CALL = "bf16[4096, 512], eps=1e-6"
@@ -191,16 +191,16 @@ def test_a_pallas_function_is_cut_down_to_what_its_call_does(files: Path) -> Non
     (files / "plain_jax.py").write_text("import jax\n\ndef doubled(x):\n    return x + x\n")
     answer = tune.take(request, load_target("tpu7x"))
     assert set(answer["space"]) == {"block_rows", "block_cols"}
-    assert "isinstance" not in answer["source"] and "bias=flags['bias']" in answer["source"]
+    assert "isinstance" not in answer["source"] and "def body(x_ref, o_ref, *, bias)" in answer["source"]
 
 
 def test_without_a_reference_the_function_as_it_stands_is_the_judge(files: Path, tmp_path: Path) -> None:
-    request = tune.Request(files / "mine.py", "group_norm", ITSELF, (CALL,))
+    request = tune.Request(files / "mine.py", "group_norm", SELF, (CALL,))
     answer = tune.take(request, load_target("interpreter"))
     assert answer["precision"] in ("float64", "float32") and answer["call"] == "x=x"
-    assert "as it stands" in "\n".join(preflight.lines(answer, ITSELF, "here"))
+    assert "as it stands" in "\n".join(preflight.lines(answer, SELF, "here"))
     where = tmp_path / "own"
-    folder.write(where, "group_norm", ITSELF, answer)
+    folder.write(where, "group_norm", SELF, answer)
     operator = load_operator(f"{where}/{folder.RECIPE}")
     shape = operator.suites[folder.SMALL].check[0]
     inputs = operator.make_inputs(shape, 1, "randn")

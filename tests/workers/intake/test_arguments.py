@@ -5,7 +5,7 @@ import pytest
 
 from tilewright.workers.intake.calls import dimensions as dims
 from tilewright.workers.intake.calls.call_text import BadCall, Literal, TensorArgument, parse
-from tilewright.workers.intake.calls.sizes import size_of, size_said
+from tilewright.workers.intake.calls.sizes import size_of, size_text
 from tilewright.workers.intake.judge.inputs import draw, draws
 from tilewright.workers.intake.operator import Operand
 
@@ -41,7 +41,7 @@ def test_views_and_scalars_are_read() -> None:
 
 def test_bounds_of_integers_follow_their_dimension() -> None:
     call = parse("bf16[1000, 64], i64[512] < 1000, i32[4].sums(512)")
-    raw, _ = dims.operands([call], dims.slots([call], ["table", "ids", "sizes"]), frozenset())
+    raw, _ = dims.operands([call], dims.tensor_places([call], ["table", "ids", "sizes"]), frozenset())
     settled, sizes = dims.settle(raw, 1, lambda *_: True)
     table, ids, groups = settled
     assert ids.below == table.shape[0] and groups.total == ids.shape[0]
@@ -154,5 +154,5 @@ def test_forms_of_what_is_no_row_of_integers_are_refused(text: str) -> None:
 def test_sizes_of_results_are_said_by_dimensions(
     seen: list[tuple[dict[str, int], int]], said: int | str
 ) -> None:
-    assert size_said(seen) == said
+    assert size_text(seen) == said
     assert all(size_of(said, dims) == size for dims, size in seen)

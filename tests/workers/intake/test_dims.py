@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tilewright.workers.intake.calls.call_text import parse
-from tilewright.workers.intake.calls.dimensions import operands, settle, slots
+from tilewright.workers.intake.calls.dimensions import operands, settle, tensor_places
 from tilewright.workers.intake.judge.inputs import draw
 from tilewright.workers.intake.operator import Operand
 
@@ -16,7 +16,7 @@ from tilewright.workers.intake.operator import Operand
 def _settled(call: str, works) -> tuple[list[tuple[int | str, ...]], dict[str, int]]:
     calls = [parse(call)]
     names = [f"x{n}" for n in range(len(calls[0].arguments))]
-    raw, _ = operands(calls, slots(calls, names), frozenset())
+    raw, _ = operands(calls, tensor_places(calls, names), frozenset())
     made, dims = settle(raw, 1, works)
     return [o.shape for o in made], dims[0]
 
@@ -69,7 +69,7 @@ def test_square_factors_of_a_product_have_three_dimensions() -> None:
 
 def test_what_surely_works_is_preferred_to_what_shapes_alone_allow() -> None:
     calls = [parse("f32[64,32], f32[32]")]
-    raw, _ = operands(calls, slots(calls, ["x", "bias"]), frozenset())
+    raw, _ = operands(calls, tensor_places(calls, ["x", "bias"]), frozenset())
 
     def surely(dims: Mapping[str, int], given: list[Operand]) -> bool:
         x, bias = (o.sizes(dims) for o in given)

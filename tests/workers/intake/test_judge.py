@@ -8,27 +8,29 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from testkit.harmless import HARMLESS
-from testkit.mistakes import MISTAKES
-from testkit.planting import planted
+from testkit.mistakes import HARMLESS, MISTAKES, planted
 from tilewright.fitness.gates import read_gates
 from tilewright.fitness.score import product_flops
 from tilewright.seeds.operator import SnrGate, Workload
+from tilewright.workers.intake.calls.sizes import shape_text
 from tilewright.workers.intake.judge import bounds as judge
-from tilewright.workers.intake.judge.edges import negative_numbers, with_edges
+from tilewright.workers.intake.judge.input_kinds import (
+    CheckedShape,
+    Effort,
+    InputKinds,
+    inputs_of,
+    negative_numbers,
+    with_edges,
+)
 from tilewright.workers.intake.judge.inputs import draw, draws
 from tilewright.workers.intake.operator import Operand, Result, TakenOperator
-from tilewright.workers.intake.triton import bars as bounds
-from tilewright.workers.intake.triton.bars import symbolic
-from tilewright.workers.intake.triton.small_shapes import looped
-from tilewright.workers.intake.triton.trial import Shape, make
+from tilewright.workers.intake.triton.checked_shapes import looped
 
 ROWS = Operand("x", "float32", ("M", "N"))
 
@@ -117,8 +119,8 @@ def test_a_result_is_sized_as_at_every_checked_shape() -> None:
     """At one of them 16 rows are a 64th of the rows and a 128th of the columns alike."""
     whole = {"M": 512, "N": 1024}
     small = [({"M": 16, "N": 128}, (16, 1)), ({"M": 32, "N": 256}, (32, 2))]
-    assert symbolic(whole, small, (512, 8)) == ("M", "N/128")
-    assert symbolic(whole, small[:1], (512, 8))[1] == "M/64", "which one shape cannot tell"
+    assert shape_text(whole, small, (512, 8)) == ("M", "N/128")
+    assert shape_text(whole, small[:1], (512, 8))[1] == "M/64", "which one shape cannot tell"
 
 
 def test_a_recipe_that_rounds_within_may_give_a_zero() -> None:
@@ -297,7 +299,7 @@ from tilewright.fitness.targets import load_target
 from jax.experimental import pallas as pl
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.pallas.knob_evidence import legal_values
-from tilewright.workers.intake.pallas.trial import _traced
+from tilewright.workers.intake.pallas.seed_build import SeedBuild
 
 def build(params):
     block = params["block"]
@@ -315,7 +317,7 @@ def build(params):
 
 operands = [Operand("x", "float32", ("M", 128)), Operand("w", "float32", ("K",))]
 found, idle = legal_values({"block": (4, 8, 16, 32, 64)}, {"block": 8}, [{"M": 32, "K": 512}, {"M": 64, "K": 512}],
-                     lambda dims, params: _traced(load_target("tpu7x").chip, build, params, operands, dims))
+                     SeedBuild(load_target("tpu7x").chip, build, operands).traced)
 assert not idle, idle
 wanted = {"32x512": {"block": [8, 16, 32]}, "64x512": {"block": [8, 16, 32, 64]}}
 assert found == wanted, found  # no TPU takes blocks of four rows
@@ -335,34 +337,20 @@ def test_whoever_writes_a_kernel_is_told_operands_results_and_the_reference(tmp_
     assert "torch.softmax" in known and "x, dim=1" in known
 
 
-def test_a_cancellation_that_float32_explains_only_of_nearer_sizes_gets_those(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def computed(inputs: dict[str, np.ndarray], dtype: type) -> list[np.ndarray]:
+def test_a_cancellation_that_float32_explains_only_of_nearer_sizes_gets_those() -> None:
+    def computed(inputs: Any, dtype: type) -> list[np.ndarray]:
         x, state = (inputs[name].astype(dtype) for name in ("x", "state"))
         return [(16 * x + state**3) - state**3]
 
-    class Kernel:
-        def __init__(self, module: object, params: object, inputs: dict[str, np.ndarray]) -> None:
-            self.inputs = inputs
-
-        def outputs(self) -> list[np.ndarray]:
-            return computed(self.inputs, np.float32)
-
-    def answer(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-        return computed(inputs, np.float64)
-
-    monkeypatch.setattr(bounds, "Running", Kernel)
-    monkeypatch.setattr(bounds, "run", lambda *told: Kernel(*told).outputs())
-    monkeypatch.setattr(bounds, "edged", lambda site, *told: site.operands)
     operands = [ROWS, Operand("state", "float32", ("M", 1))]
     dims = {"M": 16, "N": 32}
-    site: Any = SimpleNamespace(operands=operands, dims=[dims], calls=[])
-    result = SimpleNamespace(dtype="torch.float32", shape=(16, 32))
-    taken: Any = SimpleNamespace(kernels=SimpleNamespace(functions={}), outputs=[result])
-    inputs = make(site, dims, "randn", 4)
-    shape = Shape(dims, {"randn": inputs}, {"randn": answer(inputs)})
-    reference: Any = answer
-    results, why, spread = bounds.bars({}, site, taken, None, {}, [shape], [0], reference, [])
+    inputs = inputs_of(operands, dims, "randn", 4)
+    shape = CheckedShape(dims, inputs, computed(inputs, np.float64), computed(inputs, np.float32))
+    kinds = InputKinds(
+        operands, [shape], lambda given: computed(given, np.float64),
+        lambda all_inputs: [computed(given, np.float32) for _, given in all_inputs],
+        Effort(24, (3, 5), on_largest=True, blamed_spread=1), "", "", [],
+    )  # fmt: skip
+    results, why = kinds.results([("M", "N")])
     assert not why and len(results) == 1
-    assert "spread" in shape.inputs and spread < 4
+    assert "spread" in kinds.names and kinds.spread < 4

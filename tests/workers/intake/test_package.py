@@ -10,8 +10,7 @@ import pytest
 
 from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
-from tilewright.workers.intake.triton.kernel_text import definition
-from tilewright.workers.intake.triton.masks import is_mask, masks_of
+from tilewright.workers.intake.triton.kernel_text import definition, is_mask, masks_of
 
 triton = pytest.importorskip("triton")
 

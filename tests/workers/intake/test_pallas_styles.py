@@ -56,7 +56,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Any:
         sources.append(source)
         return {}
 
-    monkeypatch.setattr(pallas, "judged", kept)
+    monkeypatch.setattr(pallas, "judge", kept)
 
     def take(name: str) -> tuple[str, list[str]]:
         request = {
@@ -67,7 +67,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Any:
             "folder": "",
             "part": {},
         }
-        answer = pallas.take(request)
+        answer = pallas.answer_to(request)
         return (sources or [""])[-1], [r["what"] for r in answer["refusals"]]
 
     return take
@@ -109,7 +109,7 @@ def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path: Path) ->
         "    return pl.pallas_call(kernel, out_shape=shape, **(options or {}))(x)\n"
     )
     request = {"path": str(file), "function": "twice", "calls": ["f32[8, 128]"], "reference": ""}
-    told = [refusal["what"] for refusal in pallas.take(request)["refusals"]]
+    told = [refusal["what"] for refusal in pallas.answer_to(request)["refusals"]]
     assert told == ["the call raises ValueError: want 7 rows, not 8"]
 
 

@@ -27,9 +27,9 @@ CALLS = {
 CHILD = """
 import json, sys
 import numpy as np, torch
-from tilewright.workers.intake.triton import program as main
+from tilewright.workers.intake.judge.input_kinds import inputs_of
+from tilewright.workers.intake.triton import program
 from tilewright.workers.intake.triton.interpreter_run import run
-from tilewright.workers.intake.triton.trial import make
 from tilewright.workers.runners.triton.candidate import load_module
 from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
 from tilewright.workers.runners.triton.interpreter_rounding import repair
@@ -38,9 +38,10 @@ path, calls, part = json.load(sys.stdin)
 answers = {}
 for name, call in calls.items():
     request = {"path": path, "function": name, "reference": f"{path}:plain_{name}", "calls": [call], "part": part}
-    site, taken = main._recorded(request)
+    site, taken = program.recorded(request)
     answer = answers[name] = {
-        "refusals": [r["what"] for r in main._refusals(taken, site)], "source": taken.source, "notes": taken.notes,
+        "refusals": [r["what"] for r in program.violations(taken, site.path)],
+        "source": taken.source, "notes": taken.notes,
         "knobs": {k.name: k.default for k in taken.knobs},
     }
     if answer["refusals"]:
@@ -48,15 +49,14 @@ for name, call in calls.items():
     torch.set_default_device("cpu")
     repair()
     leave_interpreter_unguarded()
-    inputs = make(site, site.dims[0], "randn", 4)
+    inputs = inputs_of(site.operands, site.dims[0], "randn", 4)
     defaults = {k.name: k.default for k in taken.knobs}
     (made,) = run(load_module(taken.source), defaults, inputs)
     if not np.isfinite(made).all():
-        kept, module = main._keeping(site, taken)
+        kept = program.keeping_arguments(site, taken)
         answer["notes"] = kept.notes
-        (made,) = run(module, defaults, inputs)
-    oracle = main.Oracle(main.function_of(request["reference"]))
-    (wanted,) = oracle.settle(site, inputs)
+        (made,) = run(load_module(kept.source), defaults, inputs)
+    (wanted,) = program.seed_of(site, taken).reference(inputs)
     answer["error"] = float(np.abs(made - wanted).max() / np.abs(wanted).max())
 print(json.dumps(answers))
 """
@@ -92,7 +92,7 @@ def test_a_value_read_from_a_tensor_is_loaded_by_the_kernel(answers: dict[str, A
 def test_sizes_and_grids_from_values_are_refused_together(answers: dict[str, Any]) -> None:
     said = answers["kept_rows"]["refusals"]
     assert any("takes a size from a tensor's values" in what for what in said)
-    assert any("grid is worked out from a tensor's values" in what for what in said)
+    assert any("grid is computed from a tensor's values" in what for what in said)
 
 
 def test_branches_that_the_call_rules_out_are_left_out(answers: dict[str, Any]) -> None:

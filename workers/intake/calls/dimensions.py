@@ -1,4 +1,4 @@
-"""The dimensions of a call: which sizes of its tensors are one and the same, and what they are called."""
+"""The dimensions of a call: names for the sizes of its tensors, one name for sizes that must be equal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS
-from tilewright.workers.intake.calls.call_text import Call, TensorArgument
+from tilewright.workers.intake.calls.call_text import Call, Literal, TensorArgument
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.source.names import public
 
@@ -42,7 +42,7 @@ class Uneven(ValueError):
     """Calls that differ in more than sizes. The message is one sentence."""
 
 
-def at(call: Call, place: Place) -> Any:
+def argument_at(call: Call, place: Place) -> Any:
     """The argument at a place: a position or a keyword, then places in lists."""
     value: Any = call.keywords[place[0]] if isinstance(place[0], str) else call.arguments[place[0]]
     for part in place[1:]:
@@ -50,7 +50,43 @@ def at(call: Call, place: Place) -> Any:
     return value
 
 
-def slots(calls: Sequence[Call], names: Sequence[str]) -> list[tuple[str, Place]]:
+def permuted(name: str, order: Sequence[int]) -> str:
+    """A tensor with its dimensions in another order, as text."""
+    return f"{name}.permute({', '.join(map(str, order))})" if order else name
+
+
+def reference_calls(
+    call: Call, operands: Sequence[Operand], places: Sequence[Place], known: Collection[str] = ()
+) -> list[str]:
+    """Arguments to call the reference with, the likeliest first: as the function is called, without keywords that are
+    not ``known``, by position alone, with the tensors alone."""
+    by_place = {
+        p: permuted(o.name, argument_at(call, p).order) for o, p in zip(operands, places, strict=True)
+    }
+
+    def text(value: Any, place: Place) -> str:
+        if place in by_place:
+            return by_place[place]
+        if isinstance(value, tuple):
+            return "[" + ", ".join(text(v, (*place, n)) for n, v in enumerate(value)) + "]"
+        return value.text if isinstance(value, Literal) else repr(value)
+
+    positional = [text(v, (n,)) for n, v in enumerate(call.arguments)]
+    keyword = {k: f"{k}={text(v, (k,))}" for k, v in call.keywords.items()}
+    every, few = list(keyword.values()), [said for k, said in keyword.items() if k in known]
+    tensors = list(by_place.values())
+    ways = (
+        [*positional, *every],
+        [*positional, *few],
+        positional,
+        [*tensors, *every],
+        [*tensors, *few],
+        tensors,
+    )
+    return list(dict.fromkeys(", ".join(way) for way in ways))
+
+
+def tensor_places(calls: Sequence[Call], names: Sequence[str]) -> list[tuple[str, Place]]:
     """Names and places of the tensors of a call; ``names`` are those of its positional arguments."""
     found: list[tuple[str, Place]] = []
 
@@ -74,7 +110,7 @@ def operands(
     """Operands whose shapes are ``Sizes``, not yet named. Raises Uneven."""
     made, places = [], []
     for name, place in found:
-        tensors = [at(call, place) for call in calls]
+        tensors = [argument_at(call, place) for call in calls]
         if any(len(t.shape) != len(tensors[0].shape) or t.dtype != tensors[0].dtype for t in tensors):
             raise Uneven(f"argument {name} has another rank or dtype in another call")
         plain = public(name, "x")

@@ -24,6 +24,11 @@ def size_of(size: int | str, dims: Mapping[str, int]) -> int:
     return found
 
 
+def label_of(dims: Mapping[str, int]) -> str:
+    """The name of a shape."""
+    return "x".join(str(n) for n in dims.values()) or "one"
+
+
 def size_code(size: int | str, places: Mapping[str, str]) -> str:
     """A size as Python over ``places``, the texts of sizes that are known; empty where those do not give it."""
     if size in places:
@@ -39,7 +44,7 @@ def size_code(size: int | str, places: Mapping[str, str]) -> str:
     return " * ".join(made)
 
 
-def size_said(seen: Sequence[tuple[Mapping[str, int], int]]) -> int | str:
+def size_text(seen: Sequence[tuple[Mapping[str, int], int]]) -> int | str:
     """The simplest text that gives a result's size at every shape it was seen at; a number where it is always the same.
     Raises LookupError where none does."""
     dims, size = seen[-1]
@@ -47,6 +52,16 @@ def size_said(seen: Sequence[tuple[Mapping[str, int], int]]) -> int | str:
         if all(size_of(text, given) == found for given, found in seen):
             return text
     raise LookupError(f"a result's size {size} follows from no dimension of the arguments")
+
+
+def shape_text(
+    dims: Mapping[str, int], seen: Sequence[tuple[Mapping[str, int], Sequence[int]]], sizes: Sequence[int]
+) -> tuple[int | str, ...]:
+    """A result's shape by dimensions: of sizes at ``dims``, and of those that were ``seen`` at other ones. Raises
+    LookupError."""
+    given = [*(at for at, _ in seen), dims]
+    axes = zip(*(sizes for _, sizes in seen), sizes, strict=True)
+    return tuple(size_text([(at, int(n)) for at, n in zip(given, axis, strict=True)]) for axis in axes)
 
 
 def _texts(dims: Mapping[str, int], size: int, constant: bool) -> Iterator[int | str]:

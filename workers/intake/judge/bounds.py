@@ -1,4 +1,4 @@
-"""What a reference and a kernel's own answers say about each other: gates, and why a seed is wrong."""
+"""Bounds on a result: from the data types, widened by the original kernel's measured error."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from tilewright.fitness import elements, gates
-from tilewright.seeds.operator import AgreementGate, BitExactGate, SnrGate
-from tilewright.workers.intake.operator import LEAST_CODES, Operand, is_code
+from tilewright.workers.intake.operator import LEAST_CODES, Operand, Result, TakenOperator, as_result, is_code
 
 EXPECTED_DB: Mapping[str, float] = {"float64": 100.0, "float32": 90.0, "float16": 60.0, "bfloat16": 45.0}
 """What one rounding to a dtype leaves, with room; by the narrowest dtype of operands and results."""
@@ -90,7 +89,7 @@ def factors(operands: Sequence[Operand], dims: Mapping[str, int]) -> str:
 def bar(
     readings: Sequence[Reading], operands: Sequence[str], result: str, products: str
 ) -> tuple[Bar | None, str]:
-    """The bounds that dtypes explain, seconded by the seed's own error; None and why where the seed is outside.
+    """The bounds that dtypes explain, widened by the seed's own error; None and why where the seed is outside.
 
     ``products``: the kind of factors of the kernel's products of matrices (a key of ``PRODUCTS_DB``), "" for none. A
     seed that keeps the precision of a result wider than its operands sets the bar at that.
@@ -163,20 +162,14 @@ def _largest(dtype: np.dtype) -> float:
     return float(ml_dtypes.finfo(dtype).max)
 
 
-def exact(output: np.ndarray, reference: np.ndarray) -> float:
-    """Share of elements with the reference's bits."""
-    return gates.agreement(output, reference)
+class ResultGates:
+    """The gates of an operator's results, for outputs and answers in their order."""
 
+    def __init__(self, operands: Sequence[Operand], results: Sequence[Result]) -> None:
+        self._results = results
+        self._gates = TakenOperator("taken/one", "", "", tuple(operands), tuple(results), {}, {}).gates
 
-__all__ = [
-    "AgreementGate",
-    "Bar",
-    "BitExactGate",
-    "Reading",
-    "SnrGate",
-    "bar",
-    "bar_of_text",
-    "exact",
-    "read",
-    "wrong",
-]
+    def passed(self, outputs: Sequence[np.ndarray], answers: Sequence[np.ndarray]) -> bool:
+        named = {r.name: output for r, output in zip(self._results, outputs, strict=False)}
+        wanted = {r.name: {r.name: as_result(answers[r.place], r.dtype)} for r in self._results}
+        return gates.failure(gates.read_gates(self._gates, named, wanted, "randn"), self._gates) is None

@@ -1,4 +1,4 @@
-"""A reference: the function that is meant, asked with numbers, its results as arrays."""
+"""The reference: the function that states what a kernel must compute, and its results as arrays."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tilewright.workers.intake.calls.dtypes import EXTENDED, numpy_dtype
 def function_of(reference: str) -> Callable[..., Any]:
     """The function that ``module.name`` or ``FILE:name`` stands for. Raises LookupError.
 
-    A flashinfer-bench Definition (``FILE.json:run``) holds its function's source. ``itself:FILE`` is a taken module, as
-    its own reference.
+    A flashinfer-bench Definition (``FILE.json:run``) holds its function's source. ``itself:FILE`` is a kernel module,
+    run with its defaults.
     """
     if reference.startswith("itself:"):
-        return _itself(reference.partition(":")[2])
+        return _own_module(reference.partition(":")[2])
     path, colon, name = reference.rpartition(":")
     if path.endswith(".json"):
         module: Any = _definition(Path(path))
@@ -61,11 +61,11 @@ def _file(path: Path, name: str | None) -> types.ModuleType:
 
 
 @functools.cache
-def _itself(path: str) -> Callable[..., Any]:
+def _own_module(path: str) -> Callable[..., Any]:
     """A process for each module, which answers as often as it is asked."""
-    from tilewright.workers.intake.judge.self_reference import Server
+    from tilewright.workers.intake.judge.self_reference import ModuleProcess
 
-    return Server(Path(path))
+    return ModuleProcess(Path(path))
 
 
 def _definition(path: Path) -> Any:
@@ -134,9 +134,9 @@ def is_jax(function: Callable[..., Any]) -> bool:
     """Whether a reference speaks JAX: it is JAX's own, or its module imports it and no torch."""
     module = str(getattr(function, "__module__", "") or "")
     known = getattr(inspect.unwrap(function), "__globals__", {})
-    said = {str(getattr(v, "__name__", "")) for v in known.values() if inspect.ismodule(v)}
+    modules = {str(getattr(v, "__name__", "")) for v in known.values() if inspect.ismodule(v)}
     return module.partition(".")[0] in ("jax", "jaxlib") or (
-        "torch" not in said and any(n.startswith("jax") for n in said)
+        "torch" not in modules and any(n.startswith("jax") for n in modules)
     )
 
 

@@ -1,4 +1,4 @@
-"""A kernel that is its own reference: the module it was taken in as, in Triton's interpreter, with its defaults.
+"""A kernel that is its own reference: its module in Triton's interpreter, with its defaults.
 
 The interpreter is chosen before Triton is first imported, so such a reference has a process of its own, which ends
 with the one that asks. This module is its program: it answers a frame of inputs by a frame of results.
@@ -6,98 +6,42 @@ with the one that asks. This module is its program: it answers a frame of inputs
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from tilewright.workers.child.frames import Frame, FrameReader, encode
 from tilewright.workers.child.launch import ROOT
 
 if TYPE_CHECKING:
-    from tilewright.workers.intake.operator import Operand
+    pass
 
-ITSELF = "itself"
-PREFIX = f"{ITSELF}:"
+SELF = "itself"
+"""What stands for the reference of a kernel that has none; operator files hold it."""
+
 LIMIT = 1 << 33
 """Most bytes of one answer."""
 
-Arrays = Mapping[str, np.ndarray]
 
-
-def widened(inputs: Arrays, precision: str) -> dict[str, np.ndarray]:
-    """Floats in ``precision``; "" leaves them as they are."""
-    floats = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-    return {
-        name: array.astype(precision)
-        if precision and (array.dtype.kind == "f" or array.dtype.name in floats)
-        else array
-        for name, array in inputs.items()
-    }
-
-
-@dataclass
-class Own:
-    """The module's own answers, as an ``Oracle`` gives a reference's; for the child that takes it in.
-
-    ``run``: the module with its defaults on such inputs. ``alike``: why two answers are not those of one function.
-    """
-
-    run: Callable[[Arrays], list[np.ndarray]]
-    alike: Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], str]
-    operands: Sequence[Operand]
-    call: str = ""
-    precision: str = ""
-
-    def settle(self, site: Any, inputs: Arrays) -> list[np.ndarray]:
-        """Choose the highest precision in which it computes the same. Raises what ``run`` raises."""
-        del site
-        self.call = ", ".join(f"{operand.name}={operand.name}" for operand in self.operands)
-        plain = self.run(inputs)
-        for self.precision in ("float64", "float32"):
-            with contextlib.suppress(Exception):  # a kernel may not take floats of that width
-                answers = self(inputs)
-                if all(np.isfinite(a).all() for a in answers) and not self.alike(plain, answers):
-                    return answers
-        self.precision = ""
-        return [_wide(a) for a in plain]
-
-    def __call__(self, inputs: Arrays) -> list[np.ndarray]:
-        return [_wide(a) for a in self.run(widened(inputs, self.precision))]
-
-    def function(self, *_: Any, **__: Any) -> Any:
-        """For who counts a reference's operations: there are none to see."""
-        return ()
-
-
-def _wide(array: np.ndarray) -> np.ndarray:
-    name = array.dtype.name
-    return array.astype(np.float64) if array.dtype.kind == "f" or name == "bfloat16" else array
-
-
-class Server:
+class ModuleProcess:
     """The process of one module. Raises RuntimeError with what the module raised."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._process: subprocess.Popen[bytes] | None = None
         self._reader = FrameReader(LIMIT)
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def __call__(self, **operands: Any) -> list[Any]:
         """The module's results as torch tensors, of operands likewise."""
         from tilewright.workers.runners.triton.tensors import to_numpy, to_torch
 
-        asked = Frame("run", arrays={n: to_numpy(t.contiguous()) for n, t in operands.items()})
-        with self._turn:
-            answer = self._ask(asked)
+        question = Frame("run", arrays={n: to_numpy(t.contiguous()) for n, t in operands.items()})
+        with self._lock:
+            answer = self._ask(question)
         if answer.kind != "done":
             raise RuntimeError(f"{self._path.name}: {answer.data.get('why', 'no answer')}")
         return [to_torch(answer.arrays[f"o{n}"], "cpu") for n in range(len(answer.arrays))]

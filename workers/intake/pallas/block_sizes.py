@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tilewright.workers.intake.source.knobs import is_size
-from tilewright.workers.intake.source.names import object_of, plain_function
+from tilewright.workers.intake.source.names import located, object_of, plain_function
 
 Size = Callable[[str, int, int], str]
-"""The text that stands for a block size: its name, its value, its line."""
+"""Gives the text that replaces a block size, of its name, its value and its line."""
 
 _BLOCK = re.compile(
     r"block|blk|tile|chunk|page|(^|_)b[a-z]{0,2}\d?$|(^|_)t[mnkbsqd]$|rows_per|per_(block|step)", re.I
@@ -111,7 +111,7 @@ class _Lift(ast.NodeTransformer):
         target, value = node.targets[0], node.value
         if isinstance(target, ast.Name) and isinstance(value, ast.Constant) and is_size(value.value):
             if names_block(target.id) and target.id not in self._own:
-                node.value = self._said(target.id, value.value, value)
+                node.value = self._knob(target.id, value.value, value)
             return node
         return self.generic_visit(node)
 
@@ -138,15 +138,12 @@ class _Lift(ast.NodeTransformer):
         for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             default = defaults.get(name)
             if name not in given and is_size(default) and names_block(name):
-                node.keywords.append(ast.keyword(name, self._said(name, default, node)))
+                node.keywords.append(ast.keyword(name, self._knob(name, default, node)))
 
     def _literal(self, name: str, node: ast.expr) -> ast.expr:
         if isinstance(node, ast.Constant) and is_size(node.value) and names_block(name):
-            return self._said(name, node.value, node)
+            return self._knob(name, node.value, node)
         return node
 
-    def _said(self, name: str, value: int, node: ast.AST) -> ast.expr:
-        made = ast.parse(self._size(name, value, getattr(node, "lineno", 0)), mode="eval").body
-        for part in ast.walk(made):
-            ast.copy_location(part, node)
-        return made
+    def _knob(self, name: str, value: int, node: ast.AST) -> ast.expr:
+        return located(self._size(name, value, getattr(node, "lineno", 0)), node)

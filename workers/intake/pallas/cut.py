@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tilewright.workers.intake.pallas.observation import UNKNOWN, Observed, opaque, static
+from tilewright.workers.intake.pallas.block_sizes import Size
+from tilewright.workers.intake.pallas.observation import UNKNOWN, Observed, opaque
 from tilewright.workers.intake.pallas.records import Records, records_of
 from tilewright.workers.intake.source.knobs import is_size
-from tilewright.workers.intake.source.names import object_of, plain_function
-
-Size = Callable[[str, int, int], str]
-"""The text that stands for a block size: its name, its value, its line."""
+from tilewright.workers.intake.source.names import located, object_of, plain_function
 
 
 def cut(
@@ -150,11 +148,11 @@ class _Cut(ast.NodeTransformer):
 
     def _asks_device(self, value: ast.expr) -> bool:
         """Whether a value is made with a class of the user's or asked of the device, which a module cannot say."""
+        known = [self._scope.get(n.id) for n in ast.walk(value) if isinstance(n, ast.Name)]
         classes = any(
-            isinstance(n, ast.Name) and isinstance(self._scope.get(n.id), type)
-            and not str(getattr(self._scope[n.id], "__module__", "")).startswith(("builtins", "jax", "numpy"))
-            and self._scope[n.id] not in self._kinds
-            for n in ast.walk(value)
+            isinstance(kind, type) and kind not in self._kinds
+            and not kind.__module__.startswith(("builtins", "jax", "numpy"))
+            for kind in known
         )  # fmt: skip
         return classes or "get_tpu_info" in ast.unparse(value)
 
@@ -194,7 +192,7 @@ class _Cut(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         field = self._records.attribute(node)
         if field is not None:
-            return self.generic_visit(_located(field, node))
+            return self.generic_visit(located(field, node))
         if isinstance(node.value, ast.Name):
             owner = self._known.get(node.value.id, self._held.get(node.value.id, UNKNOWN))
             if self._opaque(owner) and hasattr(owner, node.attr):
@@ -202,7 +200,7 @@ class _Cut(ast.NodeTransformer):
                 if is_size(value) and not type(owner).__module__.startswith("jax"):
                     text = self._size(node.attr, value, node.lineno)
                     self._observed.owners.setdefault(node.attr, owner)
-                    return _located(ast.parse(text, mode="eval").body, node)
+                    return located(text, node)
                 if value is None or isinstance(value, bool | int | float | str):
                     return ast.copy_location(ast.Constant(value), node)
         return self.generic_visit(node)
@@ -233,14 +231,14 @@ class _Cut(ast.NodeTransformer):
             text = f"({', '.join(sizes)},)"
         else:
             text = as_text(value)
-        return _located(ast.parse(text, mode="eval").body, node) if text else self.generic_visit(node)
+        return located(text, node) if text else self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if text := self._frozen(node):
-            return _located(ast.parse(text, mode="eval").body, node)
+            return located(text, node)
         plain = self._records.call(node)
         if plain is not None:
-            return self.generic_visit(_located(plain, node))
+            return self.generic_visit(located(plain, node))
         keywords: list[ast.keyword] = []
         for keyword in node.keywords:
             named = keyword.value.id if isinstance(keyword.value, ast.Name) else ""
@@ -250,7 +248,7 @@ class _Cut(ast.NodeTransformer):
             if keyword.arg is None and isinstance(known, dict) and isinstance(keyword.value, ast.Name):
                 for name in known:
                     text = f"{keyword.value.id}[{name!r}]"
-                    keywords.append(ast.keyword(name, _located(ast.parse(text, mode="eval").body, node)))
+                    keywords.append(ast.keyword(name, located(text, node)))
             else:
                 keywords.append(keyword)
         node.keywords = keywords
@@ -270,12 +268,3 @@ def as_text(value: Any) -> str:
         or (isinstance(value, float) and math.isfinite(value))
     )
     return repr(value) if plain else ""
-
-
-def _located(made: ast.expr, node: ast.AST) -> ast.expr:
-    for part in ast.walk(made):
-        ast.copy_location(part, node)
-    return made
-
-
-__all__ = ["Size", "cut", "static"]

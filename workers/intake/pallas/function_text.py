@@ -1,4 +1,4 @@
-"""A Pallas function as text of the dialect: its own, what it reaches, names and decorators put right."""
+"""The text of a Pallas function in the dialect, with the functions and constants that it uses."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS
+from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.pallas.block_sizes import launches, lift, names_block
 from tilewright.workers.intake.pallas.cut import cut
 from tilewright.workers.intake.pallas.observation import Observed
-from tilewright.workers.intake.source.knobs import is_size
-from tilewright.workers.intake.source.names import object_of, plain_function
+from tilewright.workers.intake.source.knobs import Knob, block_values, is_size
+from tilewright.workers.intake.source.names import closure_of, line_map, located, object_of, plain_function
+from tilewright.workers.intake.source.traced_numbers import number_text
 
 MODULES = {
     "jax": "jax", "jax.numpy": "jnp", "jax.lax": "jax.lax", "jax.nn": "jax.nn", "jax.experimental.pallas": "pl",
     "jax.experimental.pallas.tpu": "pltpu", "functools": "functools", "math": "math",
     "jax.tree": "jax.tree", "jax.tree_util": "jax.tree_util",
 }  # fmt: skip
-TAKEN = ALL_BUILTINS | frozenset(("jax", "jnp", "pl", "pltpu", "functools", "math", "build", "params"))
+RESERVED = ALL_BUILTINS | frozenset(("jax", "jnp", "pl", "pltpu", "functools", "math", "build", "params"))
 _DROPPED_OPTIONS = frozenset(
     ("debug", "interpret", "cost_estimate", "metadata", "name", "input_output_aliases", "backend")
 )
@@ -44,22 +46,6 @@ _COMPILER_OPTIONS = frozenset(
 )
 _RENAMED = {"TPUCompilerParams": "CompilerParams", "TPUMemorySpace": "MemorySpace"}
 """Names of older versions of JAX."""
-
-
-class Refused(Exception):
-    """Why a function cannot be taken in."""
-
-    def __init__(self, what: str, line: int = 0) -> None:
-        super().__init__(what)
-        self.what, self.line = what, line
-
-
-@dataclass
-class Knob:
-    name: str
-    default: int
-    values: tuple[int, ...]
-    source: str
 
 
 @dataclass
@@ -85,8 +71,8 @@ class Module:
 
     _names: dict[int, str] = field(default_factory=dict)
 
-    def take(self, function: Any, entry: bool = False, wanted: str = "", avoid: Collection[str] = ()) -> str:
-        """Add a function and what it reaches, under the ``wanted`` name if that is free; its name.
+    def add(self, function: Any, entry: bool = False, wanted: str = "", avoid: Collection[str] = ()) -> str:
+        """Add a function and what it uses, under the ``wanted`` name if that is free; its name.
 
         ``avoid``: local names of who calls it, of which ``limit = _limit()`` has one.
         """
@@ -100,39 +86,26 @@ class Module:
         ast.increment_lineno(tree, start - 1)
         node = _named_lambda(tree.body[0], name)
         if not isinstance(node, ast.FunctionDef):
-            raise Refused(f"{fn.__name__} is no plain function", start)
-        cells = zip(fn.__code__.co_freevars, (c.cell_contents for c in fn.__closure__ or ()), strict=True)
+            raise Refusal(f"{fn.__name__} is no plain function", start)
+        closure = closure_of(fn)
         if self.observed is not None:
             file = inspect.getsourcefile(fn) or ""
             node = cut(node, file, fn.__globals__, self.observed, self._size, fn.__code__.co_firstlineno)
         elif entry:
             self._lift(node, fn)
         if launches(fn):
-            closure = {
-                n: c.cell_contents for n, c in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
-            }
-            lift(
-                node,
-                fn.__globals__,
-                closure,
-                self.lifted,
-                {a.arg for a in node.args.kwonlyargs} if entry else (),
-            )
+            own = {a.arg for a in node.args.kwonlyargs} if entry else ()
+            lift(node, fn.__globals__, closure, self.lifted, own)
         _named_defaults(node)
         methods = self.observed.methods if self.observed is not None else {}
-        made = _Transform(self, fn.__globals__, {**methods, **dict(cells)}, node).visit(node)
+        made = _Transform(self, fn.__globals__, {**methods, **closure}, node).visit(node)
         made.name = name
         made.decorator_list = []
         ast.fix_missing_locations(made)
         self.functions[name] = ast.unparse(made)
         self.files[name] = inspect.getsourcefile(fn) or ""
         self.places[name] = (self.files[name], fn.__code__.co_firstlineno)
-        again = ast.walk(ast.parse(self.functions[name]))
-        found: dict[int, int] = {}
-        for new, old in zip(again, [None, *ast.walk(made)], strict=False):
-            if old is not None and hasattr(new, "lineno") and hasattr(old, "lineno"):
-                found.setdefault(new.lineno, old.lineno)
-        self.lines[name] = found
+        self.lines[name] = line_map(made, self.functions[name])
         return name
 
     @property
@@ -142,7 +115,7 @@ class Module:
 
     def _free(self, wanted: str, avoid: Collection[str] = ()) -> str:
         name = wanted.strip("_") or "f"
-        while name in {*TAKEN, *self._names.values(), *self.constants, *avoid}:
+        while name in {*RESERVED, *self._names.values(), *self.constants, *avoid}:
             name += "_f"
         return name
 
@@ -167,7 +140,9 @@ class Module:
         for name, size, line in lifted:
             node.args.kwonlyargs.append(ast.arg(name))
             node.args.kw_defaults.append(ast.Constant(size))
-            self.knobs[name] = Knob(name.lower().strip("_"), size, around(size), f"literal at line {line}")
+            self.knobs[name] = Knob(
+                name.lower().strip("_"), size, block_values(size), f"literal at line {line}"
+            )
         for part in (*node.args.kwonlyargs, *node.args.kw_defaults):
             if part is not None:
                 ast.copy_location(part, node)
@@ -176,7 +151,7 @@ class Module:
     def _size(self, name: str, value: int, line: int) -> str:
         """A block size of an object: a knob, by the name of its field."""
         plain = name.strip("_").lower()
-        self.knobs.setdefault(name, Knob(plain, value, around(value), f"field {name} at line {line}"))
+        self.knobs.setdefault(name, Knob(plain, value, block_values(value), f"field {name} at line {line}"))
         return f'params["{plain}"]'
 
     def lifted(self, name: str, value: int, line: int) -> str:
@@ -187,12 +162,14 @@ class Module:
             known = plain if count == 1 else f"{plain}_{count}"
         if known not in self.below:
             self.below[known] = value
-            self.knobs_below.append(Knob(known, value, around(value), f"{name} = {value} at line {line}"))
+            self.knobs_below.append(
+                Knob(known, value, block_values(value), f"{name} = {value} at line {line}")
+            )
         return f'params["{known}"]'
 
     def constant(self, name: str, text: str) -> str:
         new = name.strip("_") or "c"
-        while new in TAKEN or new in self._names.values() or self.constants.get(new, text) != text:
+        while new in RESERVED or new in self._names.values() or self.constants.get(new, text) != text:
             new += "_c"
         self.constants[new] = text
         return new
@@ -227,12 +204,6 @@ def _plain_tuple(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_plain_tuple, value))
     return isinstance(value, bool | int | float | str)
-
-
-def around(default: int) -> tuple[int, ...]:
-    return tuple(
-        sorted({default, *(max(8, default >> n) for n in (1, 2, 3)), *(default << n for n in (1, 2, 3))})
-    )
 
 
 def _named_defaults(node: ast.FunctionDef) -> None:
@@ -270,7 +241,7 @@ class _Transform(ast.NodeTransformer):
                 new = "step"
             elif name.startswith("_") and name != "_":
                 new = name.strip("_") or "u"
-            if new in TAKEN or (new in module.functions_named and name not in arguments):
+            if new in RESERVED or (new in module.functions_named and name not in arguments):
                 new += "_"
             while new != name and (new in self._local or new in self._mapping.values()):
                 new += "_"
@@ -283,27 +254,21 @@ class _Transform(ast.NodeTransformer):
         if node.id in self._local:
             return ast.copy_location(ast.Name(self._mapping.get(node.id, node.id), node.ctx), node)
         found, value = self._object(node)
-        return self._said(node, value, node.id) if found else node
+        return self._value(node, value, node.id) if found else node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         node.attr = _RENAMED.get(node.attr, node.attr)
         found, value = self._object(node)
         if found and not isinstance(value, types.ModuleType):
-            return self._said(node, value, node.attr)
+            return self._value(node, value, node.attr)
         if found and value.__name__ in MODULES:
-            return self._expression(node, MODULES[value.__name__])
+            return located(MODULES[value.__name__], node)
         node.value = self.visit(node.value)
         return node
 
-    def _said(self, node: ast.expr, value: Any, name: str) -> ast.AST:
+    def _value(self, node: ast.expr, value: Any, name: str) -> ast.AST:
         text = self._text(value, name, node.lineno)
-        return node if text is None else self._expression(node, text)
-
-    def _expression(self, node: ast.expr, text: str) -> ast.AST:
-        made = ast.parse(text, mode="eval").body
-        for part in ast.walk(made):
-            ast.copy_location(part, node)
-        return made
+        return node if text is None else located(text, node)
 
     def _text(self, value: Any, name: str, line: int = 0) -> str | None:
         if isinstance(value, types.ModuleType):
@@ -321,13 +286,11 @@ class _Transform(ast.NodeTransformer):
             return f"jnp.{value.__name__}"
         if is_size(value) and names_block(name):
             return self._module.lifted(name, value, line)
-        if isinstance(value, bool | int | float | str) or value is None:
-            if value is None:
-                return "None"
-            shown = (
-                f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
-            )
-            return shown if shown.startswith("float") else self._module.constant(name, shown)
+        if value is None:
+            return "None"
+        if isinstance(value, bool | int | float | str):
+            text = number_text(value)
+            return text if text.startswith("float") else self._module.constant(name, text)
         if isinstance(value, tuple) and _plain_tuple(value):
             return self._module.constant(name, repr(value))
         if isinstance(value, np.generic):
@@ -340,7 +303,7 @@ class _Transform(ast.NodeTransformer):
                 return None  # the library's own: the dialect knows it or does not
             methods = self._module.observed.methods if self._module.observed is not None else {}
             mine = {*self._local, *self._mapping.values()}
-            return self._module.take(plain, wanted=name if methods.get(name) is value else "", avoid=mine)
+            return self._module.add(plain, wanted=name if methods.get(name) is value else "", avoid=mine)
         return None
 
     # -- statements ------------------------------------------------------------------------------
@@ -379,10 +342,8 @@ class _Transform(ast.NodeTransformer):
         return ast.copy_location(ast.Assign([self.visit(node.target)], self.visit(node.value)), node)
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
-        said = ast.Constant("refused by the function")
-        return ast.copy_location(
-            ast.Raise(ast.Call(ast.Name("ValueError", ast.Load()), [said], []), None), node
-        )
+        error = ast.parse('ValueError("refused by the function")', mode="eval").body
+        return ast.copy_location(ast.Raise(error, None), node)
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         return ast.copy_location(ast.Assert(self.visit(node.test), None), node)
@@ -414,17 +375,11 @@ class _Transform(ast.NodeTransformer):
         ):
             return None
         stored = re.fullmatch(r"(pl|pallas)\.store", ast.unparse(getattr(node.value, "func", node.value)))
-        if (
-            stored
-            and isinstance(node.value, ast.Call)
-            and len(node.value.args) == 3
-            and not node.value.keywords
-        ):
-            ref, index, value = node.value.args
-            made = ast.Assign([ast.Subscript(ref, index, ast.Store())], value)
-            return self.visit(
-                ast.copy_location(ast.fix_missing_locations(ast.copy_location(made, node)), node)
-            )
+        call = node.value
+        if stored and isinstance(call, ast.Call) and len(call.args) == 3 and not call.keywords:
+            ref, index, value = call.args
+            made = ast.copy_location(ast.Assign([ast.Subscript(ref, index, ast.Store())], value), node)
+            return self.visit(ast.fix_missing_locations(made))
         node.value = self.visit(node.value)
         return node
 
@@ -435,11 +390,8 @@ class _Transform(ast.NodeTransformer):
             node.keywords = [part for k in node.keywords for part in _plain_grid(k)]
         if called.endswith("CompilerParams"):
             node.keywords = [k for k in node.keywords if k.arg in _COMPILER_OPTIONS]
-        if (
-            re.fullmatch(r"(pl|plgpu|pltpu|pallas)\.load", called)
-            and len(node.args) == 2
-            and not node.keywords
-        ):
+        loaded = re.fullmatch(r"(pl|plgpu|pltpu|pallas)\.load", called)
+        if loaded and len(node.args) == 2 and not node.keywords:
             return self.visit(ast.copy_location(ast.Subscript(node.args[0], node.args[1], ast.Load()), node))
         self.generic_visit(node)
         for keyword in node.keywords:

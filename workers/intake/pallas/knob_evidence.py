@@ -1,4 +1,4 @@
-"""Evidence for the knobs of a taken ``build``: values that a shape takes, values that change no answer."""
+"""Evidence for the parameters of a ``build``: values that a shape takes, values that change no answer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tilewright.fitness.gates import failure, read_gates
-from tilewright.seeds.operator import BitExactGate, SnrGate
-from tilewright.workers.intake.operator import as_result
-from tilewright.workers.intake.pallas.function_text import Knob
+import numpy as np
+
+from tilewright.workers.intake.calls.sizes import label_of
+from tilewright.workers.intake.judge.bounds import ResultGates
+from tilewright.workers.intake.judge.input_kinds import CheckedShape
+from tilewright.workers.intake.operator import Result
+from tilewright.workers.intake.source.knobs import MEANING, Knob
 
 EVIDENCE_SECONDS = 60.0
 LEGAL_SECONDS = 20.0
@@ -55,53 +58,49 @@ def legal_values(
     return found, set(space) - telling if found else set()
 
 
-def anywhere(knob: Knob, legal: Mapping[str, Mapping[str, Sequence[int]]]) -> tuple[int, ...]:
-    """Its values that some shape takes."""
+def values_anywhere(knob: Knob, legal: Mapping[str, Mapping[str, Sequence[int]]]) -> tuple[int, ...]:
+    """A knob's values that some shape takes."""
     taken = {v for by_knob in legal.values() for v in by_knob.get(knob.name, knob.values)}
     return tuple(v for v in knob.values if v in taken or v == knob.default) if legal else knob.values
 
 
-def evidence(
+def tiling_knobs(
     knobs: Sequence[Knob],
     defaults: Mapping[str, int],
-    shapes: Sequence[Any],
-    results: Sequence[Any],
-    runs: Any,
+    shape: CheckedShape,
+    results: Sequence[Result],
+    outputs_of: Callable[[Mapping[str, int], Mapping[str, int], Mapping[str, np.ndarray]], list[np.ndarray]],
     declared: Sequence[Below] = (),
-) -> tuple[dict[str, Any], list[Any], list[Below], dict[str, str]]:
-    """Which knobs only tile, which stay as they are and why, which may not be above which, beside those that were
-    ``declared``, and which are another one: both are one size, and only work as such."""
+) -> tuple[dict[str, tuple[int, ...]], list[dict[str, Any]], list[Below], dict[str, str]]:
+    """Which knobs only tile, which keep their value and why, which may not be above which, beside those that were
+    ``declared``, and which are equal to another one: both are one size, and only work as such.
+
+    ``outputs_of``: the module's, of a shape, parameters and inputs.
+    """
     began = time.monotonic()
-    gates = [SnrGate(r[0], r[0], r[3], r[4]) if r[3] else BitExactGate(r[0], r[0], (r[0],)) for r in results]
-    space: dict[str, Any] = {}
-    fixed: list[Any] = []
+    gates = ResultGates((), results)
+    space: dict[str, tuple[int, ...]] = {}
+    fixed: list[dict[str, Any]] = []
     below: list[Below] = list(declared)
     tied: dict[str, str] = {}
-    small, inputs, wanted, _ = shapes[-1]
-    truth = {r[0]: {r[0]: as_result(w, r[1])} for r, w in zip(results, wanted, strict=False)}
 
     def late() -> bool:
         return time.monotonic() - began > EVIDENCE_SECONDS
 
     def good(params: Mapping[str, int]) -> bool:
         try:
-            outputs = runs(small, {**defaults, **params}, inputs)
-            named = {r[0]: o for r, o in zip(results, outputs, strict=False)}
-            return failure(read_gates(gates, named, truth, "randn"), gates) is None
-        except Exception:  # noqa: BLE001 - a value that does not work is no knob's
+            outputs = outputs_of(shape.dims, {**defaults, **params}, shape.inputs)
+            return gates.passed(outputs, shape.answers)
+        except Exception:  # noqa: BLE001 - a value that does not work is no parameter's
             return False
 
-    def within(knob: Knob, value: int) -> str:
+    def outer_of(knob: Knob, value: int) -> str:
         """The knob that must be as large for this value to work; empty where none is."""
         others = [k.name for k in knobs if k.name != knob.name and k.default < value and value in k.values]
         return next((o for o in others if not late() and good({knob.name: value, o: value})), "")
 
-    for knob in knobs:
-        if knob.name in tied:
-            fixed.append(
-                {"name": knob.name, "value": knob.default, "why": f"works only as large as {tied[knob.name]}"}
-            )
-            continue
+    def working_values(knob: Knob) -> tuple[list[int], int]:
+        """The values that pass, and the number of those tried. New pairs are added to ``below``."""
         kept, tried = [knob.default], 0
         for value in sorted(knob.values, key=lambda v: abs(math.log2(v / knob.default))):
             if value == knob.default:
@@ -114,10 +113,18 @@ def evidence(
             raised = {outer: value} if outer and value > defaults[outer] else {}
             lowered = {n: value for n, o in below if o == knob.name and value < defaults[n]}
             fits = good({knob.name: value, **raised, **lowered})
-            if not fits and not outer and value > knob.default and (outer := within(knob, value)):
+            if not fits and not outer and value > knob.default and (outer := outer_of(knob, value)):
                 below.append((knob.name, outer))
                 fits = True
             kept += [value] if fits else []
+        return kept, tried
+
+    for knob in knobs:
+        if knob.name in tied:
+            why = f"works only as large as {tied[knob.name]}"
+            fixed.append({"name": knob.name, "value": knob.default, "why": why})
+            continue
+        kept, tried = working_values(knob)
         if len(kept) > 1:
             space[knob.name] = tuple(sorted(kept))
             continue
@@ -130,17 +137,7 @@ def evidence(
                 space[knob.name] = tuple(sorted([knob.default, *kept]))
                 tied.update({k.name: knob.name for k in group if k is not knob})
                 break
-        if knob.name in space:
-            continue
-        why = (
-            "another value gives another answer, or none: it is part of the meaning"
-            if tried
-            else "no time to try other values"
-        )
-        fixed.append({"name": knob.name, "value": knob.default, "why": why})
+        else:
+            why = MEANING if tried else "no time was left to try other values"
+            fixed.append({"name": knob.name, "value": knob.default, "why": why})
     return space, fixed, [(n, o) for n, o in below if n in space and o in space], tied
-
-
-def label_of(dims: Mapping[str, int]) -> str:
-    """The name of a shape."""
-    return "x".join(str(n) for n in dims.values()) or "one"

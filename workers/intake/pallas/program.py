@@ -1,4 +1,4 @@
-"""Takes a Pallas function in: its own text, what it reaches, and a ``build`` around it.
+"""The program that reads Pallas functions in: the text of the function and what it uses, with a ``build`` around it.
 
 JAX functions are pure, so the wrapper is kept as it is written; decorators, annotations, underscores and options of the
 call that only watch it go, and block sizes become parameters. The result is then traced and interpreted as any
@@ -11,13 +11,10 @@ import ast
 import dataclasses
 import inspect
 import itertools
-import json
-import os
 import re
 import sys
 import textwrap
 import time
-import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,42 +30,30 @@ from tilewright.fitness import dialect
 from tilewright.fitness.targets import load_target
 from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.call_text import Call, Literal, TensorArgument, parse
+from tilewright.workers.intake.child_program import (
+    Answer,
+    Refusal,
+    Request,
+    answer_request,
+    refusal_of,
+)
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.pallas.argument_names import plain
 from tilewright.workers.intake.pallas.block_sizes import AUTOMATIC, names_block
 from tilewright.workers.intake.pallas.cut import as_text
-from tilewright.workers.intake.pallas.function_text import TAKEN, Knob, Module, Refused, around
+from tilewright.workers.intake.pallas.function_text import RESERVED, Module
 from tilewright.workers.intake.pallas.observation import UNKNOWN, Observed, observe, traced
-from tilewright.workers.intake.pallas.trial import judged
-from tilewright.workers.intake.source.knobs import is_size
+from tilewright.workers.intake.pallas.trial import judge
+from tilewright.workers.intake.source.knobs import Knob, block_values, is_size
 from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.source.names import plain_function
 from tilewright.workers.runners.pallas.trace import mesh_of
 
 
-def main() -> None:
-    request = json.load(sys.stdin)
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    try:
-        answer = take(request)
-    except Refused as refusal:
-        answer = {"refusals": [{"line": refusal.line, "what": refusal.what}]}
-    except LookupError as error:
-        if not str(error).startswith("--reference"):
-            raise
-        answer = {"refusals": [{"line": 0, "what": str(error)}]}
-    except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-        traceback.print_exc()
-        answer = {"refusals": [raised(error, str(Path(request["path"]).resolve().parent))]}
-    json.dump(answer, out)
-    out.close()
-
-
-def take(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to a request, as of ``workers.intake.triton.program``."""
-    _as_before()
+def answer_to(request: Request) -> Answer:
+    """The answer to a request, like that of ``triton.program``."""
+    _add_old_names()
     began = time.monotonic()
     path = str(Path(request["path"]).resolve())
     module, loader = load(Path(path), request["function"], Literals(), traced=False)
@@ -78,24 +63,24 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
     function: Any = module
     for name in request["function"].split("."):
         if not hasattr(function, name):
-            raise Refused(f"{Path(path).name} defines no {request['function']}")
+            raise Refusal(f"{Path(path).name} defines no {request['function']}")
         function = getattr(function, name)
     if not callable(function):
-        raise Refused(f"{request['function']} of {Path(path).name} is no function")
+        raise Refusal(f"{request['function']} of {Path(path).name} is no function")
     calls = [parse(text) for text in request["calls"]]
     parameters = list(inspect.signature(plain_function(function)).parameters)
     origin = f"{Path(path).name}:{request['function']}"
     given = calls
     calls = _resolved(function, calls, home)
 
-    def made_with(observed: Observed | None) -> tuple[Module, str, list[Operand], Any, Any, list[Knob]]:
+    def made_with(observed: Observed | None) -> tuple[Module, str, list[Operand], list[Any], list[Knob]]:
         made = Module(observed=observed, reserved=frozenset(p.strip("_") for p in parameters))
-        entry = made.take(function, entry=True)
+        entry = made.add(function, entry=True)
         operands, said, places = _operands(calls, parameters)
         knobs = _knobs(made, calls[0], function, said)
-        return made, _source(made, entry, operands, said, knobs, origin), operands, said, places, knobs
+        return made, _source(made, entry, operands, said, knobs, origin), operands, places, knobs
 
-    made, source, operands, said, places, knobs = made_with(None)
+    made, source, operands, places, knobs = made_with(None)
     violations = _violations(made, source, path)
     if violations:
         observed = _observed(function, calls[0], home)
@@ -103,11 +88,11 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
             # what its text has beside that may lie in branches that a call that works does not take
             violations = [observed]
         else:
-            made, source, operands, said, places, knobs = made_with(observed)
+            made, source, operands, places, knobs = made_with(observed)
             while _frozen(made, observed, _violations(made, source, path), function):
-                made, source, operands, said, places, knobs = made_with(observed)
+                made, source, operands, places, knobs = made_with(observed)
             made.notes.append(
-                "the function is cut down to what this call does: branches not taken are left out"
+                "the module has what this call does: branches that it does not take are dropped"
             )
             violations = _violations(made, source, path)
     answer: dict[str, Any] = {
@@ -117,14 +102,14 @@ def take(request: Mapping[str, Any]) -> dict[str, Any]:
     if violations:
         return answer
     below = declared(made.observed.owners, made.knobs) if made.observed is not None else []
-    answer.update(judged(request, source, operands, given, knobs, said, places, below))
-    answer["notes"] = [*made.notes, *answer.pop("judged_notes", ())]
+    answer.update(judge(request, source, operands, given, knobs, places, below))
+    answer["notes"] = [*made.notes, *answer.pop("judge_notes", ())]
     answer["seconds"] = time.monotonic() - began
     return answer
 
 
-def _as_before() -> None:
-    """Names that public code has from older versions of JAX."""
+def _add_old_names() -> None:
+    """Give JAX the names that public code uses from its older versions."""
     for module, name, now in (
         (pltpu, "TPUCompilerParams", pltpu.CompilerParams),
         (pltpu, "TPUMemorySpace", pltpu.MemorySpace),
@@ -174,7 +159,7 @@ def _frozen(made: Module, observed: Observed, violations: Sequence[Mapping[str, 
     }
     observed.frozen |= found
     made.notes += [
-        f"line {line}: what this function returned for this call is taken as it is" for _, line in found
+        f"line {line}: this function is replaced by what it returned for this call" for _, line in found
     ]
     return bool(found)
 
@@ -250,7 +235,7 @@ def _observed(function: Any, call: Call, home: Path) -> Observed | dict[str, Any
         with mesh_of({"kind": chip.device_kind, "cores": chip.cores}):
             return observe(run, home, chip.device_kind)
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-        return raised(error, str(home))
+        return refusal_of(error, str(home))
 
 
 def _forget(home: Path) -> None:
@@ -261,14 +246,6 @@ def _forget(home: Path) -> None:
             for value in list(vars(module).values()):
                 if callable(clear := getattr(value, "cache_clear", None)) and not isinstance(value, type):
                     clear()
-
-
-def raised(error: Exception, home: str) -> dict[str, Any]:
-    """The refusal of a call that raises: what, and the last line below ``home`` that was left by it."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(home)]
-    where = {"line": frames[-1].lineno or 0, "file": frames[-1].filename} if frames else {"line": 0}
-    said = str(error).splitlines()[0][:200] if str(error) else frames[-1].line if frames else ""
-    return {**where, "what": f"the call raises {type(error).__name__}: {said}"}
 
 
 def _surveyed(module: Any, path: str, missing: Sequence[str]) -> dict[str, Any]:
@@ -284,8 +261,8 @@ def _surveyed(module: Any, path: str, missing: Sequence[str]) -> dict[str, Any]:
         functions.append(name)
         made = Module()
         try:
-            made.take(plain)
-        except (Refused, OSError, AssertionError) as error:
+            made.add(plain)
+        except (Refusal, OSError, AssertionError) as error:
             refusals.append({"line": 0, "what": str(error)})
             continue
         source = _source(made, "", [], {}, [], path)
@@ -299,9 +276,8 @@ def _operands(
 ) -> tuple[list[Operand], dict[Any, str], list[Any]]:
     """Operands; the other arguments as text, by position or keyword."""
     names = [parameters[n] if n < len(parameters) else f"x{n}" for n in range(len(calls[0].arguments))]
-    slots = dimensions.slots(calls, names)
-    taken = {"inputs", "params", *TAKEN}
-    operands, places = dimensions.operands(calls, slots, taken)
+    tensors = dimensions.tensor_places(calls, names)
+    operands, places = dimensions.operands(calls, tensors, frozenset(("inputs", "params", *RESERVED)))
     by_place = {p: o.name for o, p in zip(operands, places, strict=True)}
 
     def text(value: Any, place: tuple[Any, ...]) -> str:
@@ -340,7 +316,7 @@ def _knobs(made: Module, call: Any, function: Any, said: dict[Any, str]) -> list
             for n in range(len(parts))
         ]
         for one, number in zip(names, parts, strict=True):
-            values = tuple(sorted({number, *_FEW})) if few else around(number)
+            values = tuple(sorted({number, *_FEW})) if few else block_values(number)
             found.append(Knob(one, number, values, f"argument {name} of the call"))
         text = ", ".join(f'params["{one}"]' for one in names)
         place = list(parameters).index(name)
@@ -373,7 +349,7 @@ def _source(
     if made.observed is not None or made.knobs_below:
         inner, functions = textwrap.indent(functions, "    ") + "\n\n", ""
     return (
-        f'"""Taken from {Path(origin).name}."""\n\n{imports}import jax\nimport jax.numpy as jnp\n'
+        f'"""From {Path(origin).name}."""\n\n{imports}import jax\nimport jax.numpy as jnp\n'
         "from jax.experimental import pallas as pl\nfrom jax.experimental.pallas import tpu as pltpu\n\n"
         f"{head}\n{constants}\n\n{functions}\n\n\ndef build(params):\n{inner}"
         f"    def apply({names}):\n        return {called}\n\n    return apply\n"
@@ -391,10 +367,10 @@ def _violations(made: Module, source: str, path: str) -> list[dict[str, Any]]:
                 within = violation.line - start
                 if 0 < within <= len(parts):
                     line, file = made.lines[name].get(within, 0), made.files[name]
-        said = lines[violation.line - 1].strip() if violation.line else ""
-        found.append({"line": line, "what": violation.what, "file": file, "said": said})
+        code = lines[violation.line - 1].strip() if violation.line else ""
+        found.append({"line": line, "what": violation.what, "file": file, "code": code})
     return list({(f["file"], f["line"], f["what"]): f for f in found}.values())
 
 
 if __name__ == "__main__":
-    main()
+    answer_request(answer_to, own_folder=True)

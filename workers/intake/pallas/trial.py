@@ -1,9 +1,8 @@
-"""Runs of a taken ``build`` in the interpreter that gates use: small shapes, and bounds."""
+"""The judge of a Pallas function: checked shapes, bounds and parameters, by the interpreter that gates use."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import math
 import re
@@ -14,131 +13,80 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.core import jaxprs_in_params
-from jax.experimental.pallas import tpu as pltpu
 
 from tilewright.fitness.targets import load_target
 from tilewright.workers.intake.calls import dimensions
-from tilewright.workers.intake.calls.call_text import Literal
-from tilewright.workers.intake.calls.dtypes import is_float, is_narrow
-from tilewright.workers.intake.judge import bounds as judge
-from tilewright.workers.intake.judge.edges import negative_numbers
+from tilewright.workers.intake.calls.call_text import Call, Literal
+from tilewright.workers.intake.calls.sizes import label_of, shape_text
+from tilewright.workers.intake.child_program import Answer, Refusal, first_line, refused
+from tilewright.workers.intake.judge import bounds
+from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, negative_numbers
 from tilewright.workers.intake.judge.inputs import draw
-from tilewright.workers.intake.judge.reference import function_of, run_reference
+from tilewright.workers.intake.judge.oracles import Oracle
+from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.operator import Operand, operand_row
-from tilewright.workers.intake.pallas.function_text import Knob, Refused
-from tilewright.workers.intake.pallas.input_kinds import Kinds
-from tilewright.workers.intake.pallas.knob_evidence import Below, anywhere, evidence, label_of, legal_values
-from tilewright.workers.intake.pallas.lowering import check_blocks, lowered
-from tilewright.workers.intake.source.knobs import said_of
+from tilewright.workers.intake.pallas.knob_evidence import Below, legal_values, tiling_knobs, values_anywhere
+from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped
+from tilewright.workers.intake.source.knobs import IDLE, Knob, with_params
+
+EFFORT = Effort(draws=12, kernel_draws=(0,), on_largest=False, blamed_spread=0, seconds=45.0)
+"""Some kernels take seconds a run."""
+
+MOST_ELEMENTS = 1 << 23
+"""Most elements of a checked shape's operands."""
 
 
-def judged(request: Mapping[str, Any], source: str, operands: list[Operand], calls: Sequence[Any],
-            knobs: Sequence[Knob],
-            said: Mapping[Any, str], places: Sequence[Any], below: Sequence[Below] = ()) -> dict[str, Any]:  # fmt: skip
-    """Checked shapes, bounds and evidence, all by the interpreter that candidates are judged with.
-
-    ``below``: pairs of knobs of which the first may not be above the second, as the user's own classes say.
-    """
-    from tilewright.workers.runners.pallas.trace import load_build
-
-    target = load_target("tpu7x")
-    reference = function_of(request["reference"])
-    build = load_build(source)
+def judge(
+    request: Mapping[str, Any], source: str, operands: list[Operand], calls: Sequence[Call],
+    knobs: Sequence[Knob], places: Sequence[dimensions.Place], below: Sequence[Below] = (),
+) -> Answer:  # fmt: skip
+    """The answer for a module. ``below``: pairs of knobs of which the first may not be above the second, as the user's
+    own classes check. Raises Refusal."""
+    chip = load_target("tpu7x").chip
+    assert chip is not None
+    oracle = _oracle(request["reference"], calls[0], operands, places)
+    seed = SeedBuild.of(chip, source, operands)
     defaults = {k.name: k.default for k in knobs}
-    ways = _reference_ways(calls[0], operands, places, reference)
-    state: dict[str, str] = {}
+    operands, all_dims = dimensions.settle(
+        operands, len(calls), lambda dims, named: _takes(oracle, dims, named), size=8
+    )
+    oracle.call, seed.operands = "", operands
+    shapes = _checked_shapes(all_dims[0], seed, defaults, oracle)
+    multiplies = "dot_general" in seed.traced(shapes[0].dims, defaults)
+    factors = bounds.factors(operands, shapes[0].dims) if multiplies else ""
+    numbers = negative_numbers((oracle.function,), (*calls[0].arguments, *calls[0].keywords.values()))
 
-    def answers(inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        errors = []
-        for precision in ("float64", "float32", ""):
-            for way in ways:
-                if state and (state["call"], state["precision"]) != (way, precision):
-                    continue
-                try:
-                    values = run_reference(reference, way, inputs, precision)
-                except Exception as error:  # noqa: BLE001 - the next way may do
-                    errors.append(f"{type(error).__name__}: {error}".splitlines()[0])
-                    continue
-                if values:
-                    state.update(call=way, precision=precision)
-                    return values
-        raise Refused(
-            f"the reference cannot be called with these arguments: {errors[0] if errors else 'no result'}"
-        )
-
-    def runs(
-        dims: Mapping[str, int], params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]
-    ) -> list[np.ndarray]:
-        return interpreted(
-            target.chip, build, params, [(o.name, o.sizes(dims), o.dtype) for o in operands], inputs
-        )
-
-    def works(dims: Mapping[str, int], named: Sequence[Operand]) -> bool:
-        """Whether the reference takes operands of these sizes: asked on shapes alone where it is of JAX."""
-        shapes = {o.name: jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in named}
-        scope = {"jax": jax, "jnp": jnp, "reference": reference}
-        for way in ways:
+    def run_all(
+        inputs: Sequence[tuple[Mapping[str, int], Mapping[str, np.ndarray]]],
+    ) -> list[list[np.ndarray] | None]:
+        found: list[list[np.ndarray] | None] = []
+        for dims, given in inputs:
             try:
-                called = eval(f"lambda {', '.join(shapes)}: reference({way})", scope)
-                return bool(jax.tree_util.tree_leaves(jax.eval_shape(called, *shapes.values())))
-            except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
-                return _answered(answers, named, dims)  # it wants values
-            except Exception:  # noqa: BLE001 - the next way may do
-                continue
-        return False
+                found.append(seed.interpreted(dims, defaults, given) if None not in found else None)
+            except Exception:  # noqa: BLE001 - inputs that the kernel does not take
+                found.append(None)
+        return found
 
-    operands, all_dims = dimensions.settle(operands, len(calls), works, size=8)
-    state.clear()
-    lowers = functools.partial(_traced, target.chip, build, defaults, operands)
-    shapes, why = _shapes(all_dims[0], operands, defaults, answers, runs, lowers)
-    if not shapes:
-        return {
-            "refusals": [
-                {"line": 0, "what": f"the kernel agrees with the reference on no small shape: {why}"}
-            ]
-        }
-    notes: list[str] = []
-    multiplies = "dot_general" in _traced(target.chip, build, defaults, operands, shapes[0][0])
-    products = judge.factors(operands, shapes[0][0]) if multiplies else ""
-    numbers = negative_numbers((reference,), (*calls[0].arguments, *calls[0].keywords.values()))
-    kinds = Kinds(operands, numbers, shapes, answers, lambda sizes, inputs: runs(sizes, defaults, inputs))
-    operands = kinds.operands
-    results, failed = _results(
-        operands,
-        shapes,
-        all_dims[0],
-        lambda sizes: _eval_shapes(target.chip, build, defaults, operands, sizes),
-        lambda number, dtype, kind: judge.bar_of_text(
-            kinds.readings(number, kind), [o.dtype for o in operands], dtype, products, source
-        ),
-        kinds,
-        notes,
-    )
+    kinds = InputKinds(operands, shapes, oracle, run_all, EFFORT, factors, source, numbers)
+    operands = seed.operands = kinds.operands
+    results, failed = kinds.results(_result_sizes(seed, all_dims[0], defaults, shapes))
+    notes = kinds.notes
     if failed:
-        return {
-            "refusals": [{"line": 0, "what": f"the kernel's own answer is not the reference's: {failed}"}]
-        }
-    legal, idle = legal_values(
-        {k.name: k.values for k in knobs},
-        defaults,
-        [*all_dims, *(s[0] for s in shapes)],
-        lambda sizes, params: _traced(target.chip, build, params, operands, sizes),
+        return refused(f"the kernel's own answer is not the reference's: {failed}")
+    every = [*all_dims, *(shape.dims for shape in shapes)]
+    legal, idle = legal_values({k.name: k.values for k in knobs}, defaults, every, seed.traced)
+    knobs = [replace(k, values=values_anywhere(k, legal)) for k in knobs]
+    space, fixed, held, tied = tiling_knobs(
+        [k for k in knobs if k.name not in idle], defaults, shapes[-1], results, seed.interpreted, below
     )
-    knobs = [replace(k, values=anywhere(k, legal)) for k in knobs]
-    space, fixed, held, tied = evidence(
-        [k for k in knobs if k.name not in idle], defaults, shapes, results, runs, below
-    )
-    why = "other values change nothing on these shapes"
-    fixed += [{"name": k.name, "value": k.default, "why": why} for k in knobs if k.name in idle]
-    within = {f"{name} <= {outer}": f"a block of {outer} is no larger than that" for name, outer in held}
+    fixed += [{"name": k.name, "value": k.default, "why": IDLE} for k in knobs if k.name in idle]
+    constraints = {f"{name} <= {outer}": f"a block of {outer} is no larger than that" for name, outer in held}
+    chosen = {name: defaults[name] for name in space}
     text = re.sub(
         r"SPACE = .*\nDEFAULTS = .*\nCONSTRAINTS = .*\n",
-        f"SPACE = {space!r}\nDEFAULTS = { {k: defaults[k] for k in space}!r}\nCONSTRAINTS = {within!r}\n",
-        source,
-        count=1,
-    )
-    text = said_of(
+        f"SPACE = {space!r}\nDEFAULTS = {chosen!r}\nCONSTRAINTS = {constraints!r}\n", source, count=1,
+    )  # fmt: skip
+    text = with_params(
         text,
         {
             k.name: f'params["{tied[k.name]}"]' if k.name in tied else repr(k.default)
@@ -146,230 +94,133 @@ def judged(request: Mapping[str, Any], source: str, operands: list[Operand], cal
             if k.name not in space
         },
     )
-    _eval_shapes(
-        target.chip, load_build(text), {n: defaults[n] for n in space}, operands, shapes[0][0]
-    )  # it stands
-    seed = {n: defaults[n] for n in space}
-    work = _work(reference, state["call"], operands, all_dims)
+    made = SeedBuild.of(chip, text, operands)
     timed = {label_of(dims): dims for dims in all_dims}
-    made = [str(row[0]) for row in results]
-    beside, work, objections = lowered(target.chip, load_build(text), seed, operands, made, work, timed)
-    if objections:
-        return {"refusals": [{"line": 0, "what": what} for what in objections]}
+    work = _product_work(oracle, operands, timed)
+    beside, work, reasons = made.lowered(chosen, [r.name for r in results], work, timed)
+    if reasons:
+        return {"refusals": [{"line": 0, "what": what} for what in reasons]}
     if beside:
         names = ", ".join(sorted(name.removeprefix("stablehlo.") for name in beside))
         notes.append(
-            f"beside its kernels the function computes {names}: candidates may, too, and the time counts"
+            f"the function computes {names} outside its kernels: candidates may, too, and its time counts"
         )
-    legal = {
-        label: {n: [v for v in taken_there[n] if v in space[n]] for n in space}
-        for label, taken_there in legal.items()
-    }
     return {
-        "source": text, "space": {k: list(v) for k, v in space.items()},
-        "defaults": {k: defaults[k] for k in space}, "fixed": fixed,
+        "source": text, "space": {k: list(v) for k, v in space.items()}, "defaults": chosen, "fixed": fixed,
         "operands": [operand_row(o) for o in operands],
-        "results": results, "call": state["call"], "precision": state["precision"], "check": [s[0] for s in shapes],
-        "constraints": within, "judged_notes": notes, "beside": sorted(beside),
-        "kinds": kinds.borne, "spread": kinds.spread, "legal": legal, "independent": [], "dims": all_dims,
-        "work": work,
+        "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place] for r in results],
+        "call": oracle.call, "precision": oracle.precision, "check": [shape.dims for shape in shapes],
+        "constraints": constraints, "judge_notes": notes, "beside": sorted(beside),
+        "kinds": kinds.names, "spread": kinds.spread, "independent": [], "dims": all_dims, "work": work,
+        "legal": {
+            label: {n: [v for v in values[n] if v in space[n]] for n in space} for label, values in legal.items()
+        },
     }  # fmt: skip
 
 
-def _answered(answers: Any, operands: Sequence[Operand], dims: Mapping[str, int]) -> bool:
+def _oracle(
+    reference: str, call: Call, operands: Sequence[Operand], places: Sequence[dimensions.Place]
+) -> Oracle:
+    """The reference, called as the function is, but without dtypes that the call names: it answers in float64."""
+    function = function_of(reference)
     try:
-        return bool(answers({o.name: np.zeros(o.sizes(dims), dtype=_np(o.dtype)) for o in operands}))
-    except Exception:  # noqa: BLE001 - these dimensions are not different ones
-        return False
+        known = set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # a function that is not Python's
+        known = set()
+    plain = replace(call, keywords={k: v for k, v in call.keywords.items() if not isinstance(v, Literal)})
+    return Oracle(function, dimensions.reference_calls(plain, operands, places, known))
 
 
-def interpreted(
-    chip: Any, build: Any, params: Mapping[str, Any], specs: Sequence[Any], inputs: Mapping[str, np.ndarray]
-) -> list[np.ndarray]:
-    """The outputs of a ``build`` under the interpreter that gates use."""
-    from tilewright.workers.runners.pallas.check import interpret
-
-    pltpu.reset_tpu_interpret_mode_state()  # what a kernel that failed left behind would fail the next
-    with _on(chip):
-        tensors = [jax.ShapeDtypeStruct(shape, _np(dtype)) for _, shape, dtype in specs]
-        closed = jax.jit(build(dict(params))).trace(*tensors).jaxpr
-        settings = pltpu.InterpretParams(out_of_bounds_reads="raise", uninitialized_memory="nan")
-        compiled = jax.jit(lambda *operands: interpret(closed, operands, settings))
-        return [np.asarray(r) for r in compiled(*(inputs[name] for name, _, _ in specs))]
-
-
-def _on(chip: Any) -> contextlib.AbstractContextManager[Any]:
-    """While it is entered, code is traced for a chip: a pipeline within a kernel asks which one."""
-    from tilewright.workers.runners.pallas.trace import mesh_of
-
-    return mesh_of({"kind": chip.device_kind, "cores": chip.cores})
+def _takes(oracle: Oracle, dims: Mapping[str, int], operands: Sequence[Operand]) -> bool:
+    """Whether the reference takes operands of these sizes: asked on shapes alone where it is of JAX."""
+    names = ", ".join(o.name for o in operands)
+    for call in oracle.calls:
+        with contextlib.suppress(Exception):  # another way to call it may work
+            called = eval(f"lambda {names}: reference({call})", _scope(oracle))
+            try:
+                return bool(jax.tree_util.tree_leaves(jax.eval_shape(called, *shaped(operands, dims))))
+            except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
+                zeros = {o.name: np.zeros(o.sizes(dims), dtype=jnp.dtype(o.dtype)) for o in operands}
+                return bool(oracle(zeros))  # it wants values
+    return False
 
 
-def _eval_shapes(
-    chip: Any, build: Any, params: Mapping[str, Any], operands: Sequence[Operand], dims: Mapping[str, int]
-) -> list[tuple[int, ...]]:
-    tensors = [jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in operands]
-    with _on(chip):
-        found = jax.eval_shape(build(dict(params)), *tensors)
-    return [tuple(leaf.shape) for leaf in jax.tree_util.tree_leaves(found)]
+def _scope(oracle: Oracle) -> dict[str, Any]:
+    return {"jax": jax, "jnp": jnp, "reference": oracle.function}
 
 
-def _reference_ways(
-    call: Any, operands: Sequence[Operand], places: Sequence[Any], reference: Any
-) -> list[str]:
-    """Ways to call the reference, the likeliest first: as the function is, without keywords that it does not know (as
-    of block sizes), by position alone, with the tensors alone."""
-    by_place = {p: o.name for o, p in zip(operands, places, strict=True)}
-    positional = [by_place.get((n,), repr(v)) for n, v in enumerate(call.arguments)]
-    keyword = [
-        f"{k}={by_place.get((k,), repr(v))}" for k, v in call.keywords.items() if not isinstance(v, Literal)
-    ]
-    tensors = [o.name for o in operands]
-    try:
-        taken = set(inspect.signature(reference).parameters)
-    except (TypeError, ValueError):  # of a function that is not Python's
-        taken = set()
-    known = [k for k in keyword if k.partition("=")[0] in taken]
-    ways = ([*positional, *keyword], [*positional, *known], positional, [*tensors, *known], tensors)
-    return list(dict.fromkeys(", ".join(way) for way in ways))
-
-
-def _np(dtype: str) -> Any:
-    return jnp.dtype(dtype)
-
-
-def _shapes(
-    dims: Mapping[str, int],
-    operands: Sequence[Operand],
-    defaults: Mapping[str, int],
-    answers: Any,
-    runs: Any,
-    lowers: Callable[[Mapping[str, int]], object],
-) -> tuple[list[Any], str]:
-    """Small shapes on which the default is right: multiples of blocks, then the whole if it is small."""
+def _checked_shapes(
+    dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int], oracle: Oracle
+) -> list[CheckedShape]:
+    """Two small shapes on which the default is right: multiples of blocks, then the call's own if it is small. Raises
+    Refusal where there is none."""
     largest = max([128, *(v for v in defaults.values() if v <= 1024)])
-    tries = [
-        {n: min(s, 1024) for n, s in dims.items()},  # takes the largest blocks that are worth trying
-        {n: min(s, 2 * largest * (1 + k % 2)) for k, (n, s) in enumerate(dims.items())},
-        {n: min(s, largest * (1 + k % 3)) for k, (n, s) in enumerate(dims.items())},
-        {n: min(s, largest) for n, s in dims.items()},
-        {n: min(s, 128 * (1 + k % 3)) for k, (n, s) in enumerate(dims.items())},
-        dict(dims),
-    ]
-    found: list[Any] = []
+    sizes: Sequence[Callable[[int], int]] = (
+        lambda place: 1024,  # takes the largest blocks that are worth trying
+        lambda place: 2 * largest * (1 + place % 2),
+        lambda place: largest * (1 + place % 3),
+        lambda place: largest,
+        lambda place: 128 * (1 + place % 3),
+    )
+    tries = [{n: min(s, size(place)) for place, (n, s) in enumerate(dims.items())} for size in sizes]
+    found: list[CheckedShape] = []
     reasons = []
-    for small in tries:
-        if any(f[0] == small for f in found) or len(found) == 2:
+    for small in (*tries, dict(dims)):
+        if len(found) == 2 or any(shape.dims == small for shape in found):
             continue
-        if sum(math.prod(o.sizes(small)) for o in operands) > 1 << 23:
+        if sum(math.prod(o.sizes(small)) for o in seed.operands) > MOST_ELEMENTS:
             continue
-        label = "x".join(map(str, small.values()))
         try:
             rng = np.random.default_rng(17)
-            inputs = {o.name: draw(o, small, "randn", 2, rng) for o in operands}
-            wanted = answers(inputs)
-            outputs = runs(small, defaults, inputs)
-            lowers(small)
-        except Refused as refusal:
-            reasons.append(f"{label}: {refusal.what}")
-            continue
+            inputs = {o.name: draw(o, small, "randn", 2, rng) for o in seed.operands}
+            answers = oracle(inputs)
+            outputs = seed.interpreted(small, defaults, inputs)
+            seed.traced(small, defaults)
+            reason = bounds.wrong(outputs, answers, seed.operands)
+        except Refusal as refusal:
+            reason = refusal.what
         except Exception as error:  # noqa: BLE001 - a shape the kernel does not take
-            reasons.append(f"{label}: {type(error).__name__}: {error}".splitlines()[0][:200])
-            continue
-        bad = [
-            judge.read(o, w.astype(np.float64)).db
-            for o, w in zip(outputs, wanted, strict=False)
-            if o.shape != w.shape or not judge.read(o, w.astype(np.float64)).db > 20
-        ]
-        if bad:
-            reasons.append(f"{label}: {bad[0]:.1f} dB from the reference")
-            continue
-        found.append((small, inputs, wanted, outputs))
-    return found, "; ".join(reasons)
+            reason = first_line(error)[:200]
+        if reason:
+            reasons.append(f"{label_of(small)}: {reason}")
+        else:
+            found.append(CheckedShape(small, inputs, answers, outputs))
+    if not found:
+        raise Refusal(f"the kernel agrees with the reference on no small shape: {'; '.join(reasons)}")
+    return found
 
 
-def _results(
-    operands: Sequence[Operand], shapes: Sequence[Any], whole: Mapping[str, int], shapes_at: Any,
-    bound_of: Callable[[int, str, Sequence[str]], Any], kinds: Kinds, notes: list[str],
-) -> tuple[list[Any], str]:  # fmt: skip
-    results = []
-    floats = [
-        (n, o.dtype.name)
-        for n, o in enumerate(shapes[0][3][: len(shapes[0][2])])
-        if is_float(o.dtype.name) and not is_narrow(o.dtype.name)
-    ]
-    kinds.settle(lambda names: [bound_of(n, dtype, names)[0] for n, dtype in floats])
+def _result_sizes(
+    seed: SeedBuild, dims: Mapping[str, int], defaults: Mapping[str, int], shapes: Sequence[CheckedShape]
+) -> list[tuple[int | str, ...]]:
+    """Shapes of the results by dimensions. Raises Refusal where they follow from no dimension."""
+    seen = [(shape.dims, [output.shape for output in shape.outputs]) for shape in shapes]
     # sizes that differ; small ones stay small, since functions have loops over heads and streams
-    unlike = {n: 4096 << place if s > 64 else s * (place + 2) for place, (n, s) in enumerate(whole.items())}
+    unlike = {n: 4096 << place if s > 64 else s * (place + 2) for place, (n, s) in enumerate(dims.items())}
+    with contextlib.suppress(Exception):  # the function may not take such sizes
+        seen.append((unlike, seed.result_shapes(unlike, defaults)))
+    whole = seed.result_shapes(dims, defaults)
     try:
-        made: Any = shapes_at(unlike)
-    except Exception:  # noqa: BLE001 - no such shape: the sizes of the small ones must do
-        made = None
-    small, _, wanted, outputs = shapes[0]
-    for number, output in enumerate(outputs[: len(wanted)]):
-        dtype = output.dtype.name
-        names: list[int | str] = []
-        for axis, size in enumerate(output.shape):
-            fits = [n for n in small if all(s[0][n] == s[3][number].shape[axis] for s in shapes)]
-            exact = [n for n in fits if made is not None and unlike[n] == made[number][axis]]
-            fits = exact or fits
-            names.append(fits[0] if fits else int(size))
-        min_db, worst = 0.0, None
-        if dtype.startswith(("float", "bfloat")) and not dtype.startswith("float8"):
-            bound, why, narrow = bound_of(number, dtype, kinds.borne)
-            if narrow:
-                notes.append(f"result {number} is judged as of {narrow}, to which the kernel itself converts")
-            if bound is None:
-                return [], f"result {number}: {why}"
-            min_db, worst = bound.min_db, bound.worst
-        results.append([f"o{number}", dtype, names, min_db, worst, number])
-    return results, ""
+        return [
+            shape_text(dims, [(at, sizes[number]) for at, sizes in seen], whole[number])
+            for number, _ in enumerate(shapes[0].answers)
+        ]
+    except LookupError as error:
+        raise Refusal(str(error)) from error
 
 
-def _traced(
-    chip: Any, build: Any, params: Mapping[str, Any], operands: Sequence[Operand], dims: Mapping[str, int]
-) -> str:
-    """What the function does there, as text. Raises what it raises, ValueError for blocks that no TPU takes,
-    Refused where a kernel never runs."""
-    tensors = [jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in operands]
-    with _on(chip):
-        closed = jax.make_jaxpr(build(dict(params)))(*tensors)
-    if _never_runs(closed.jaxpr):
-        raise Refused(f"the grid is empty for {dict(dims)} and {dict(params)}: the kernel never runs")
-    with _on(chip):
-        check_blocks(closed.jaxpr)
-    return re.sub(r"0x[0-9a-f]+", "", str(closed))
-
-
-def _never_runs(jaxpr: Any) -> bool:
-    """Whether a kernel has an axis of no steps: a block that is larger than what it divides."""
-    return any(
-        0 in equation.params["grid_mapping"].grid
-        if equation.primitive.name == "pallas_call"
-        else any(map(_never_runs, jaxprs_in_params(equation.params)))
-        for equation in jaxpr.eqns
-    )
-
-
-def _work(
-    reference: Any, call: str, operands: Sequence[Operand], all_dims: Sequence[Mapping[str, int]]
+def _product_work(
+    oracle: Oracle, operands: Sequence[Operand], shapes: Mapping[str, Mapping[str, int]]
 ) -> dict[str, int]:
     """Floating-point operations of matrix products, as XLA counts them in the reference."""
     found = {}
-    for dims in all_dims:
-        key = label_of(dims)
+    names = ", ".join(o.name for o in operands)
+    for label, dims in shapes.items():
         try:
-            names = [o.name for o in operands]
-            made = eval(
-                f"lambda {', '.join(names)}: reference({call})",
-                {"reference": reference, "jnp": jnp, "jax": jax},
-            )
-            lowered = jax.jit(made).lower(
-                *(jax.ShapeDtypeStruct(o.sizes(dims), _np(o.dtype)) for o in operands)
-            )
+            called = eval(f"lambda {names}: reference({oracle.call})", _scope(oracle))
+            lowered = jax.jit(called).lower(*shaped(operands, dims))
             analysis = lowered.cost_analysis() or {}
-            text = lowered.as_text()
-            found[key] = int(analysis.get("flops", 0)) if "dot_general" in text else 0
+            found[label] = int(analysis.get("flops", 0)) if "dot_general" in lowered.as_text() else 0
         except Exception:  # noqa: BLE001 - a reference that is not JAX
-            found[key] = 0
+            found[label] = 0
     return found

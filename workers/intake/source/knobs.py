@@ -1,15 +1,22 @@
-"""Knobs of a module that is being made: what replaces a literal or a configuration, and which values to try."""
+"""Parameters of the search that the intake finds: what each replaces in the user's text, and which values to try."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 WARPS = (1, 2, 4, 8, 16, 32)
 STAGES = (1, 2, 3, 4, 5)
+
+MEANING = "another value gives another answer: it is part of the meaning"
+IDLE = "other values change nothing on these shapes"
+"""Why a number is not a parameter of the search."""
+
+MOST_SIZE = 1 << 16
+"""Largest number of a Pallas function that is taken for the size of a block."""
 
 
 @dataclass
@@ -20,40 +27,38 @@ class Knob:
     """
 
     name: str
-    default: int | bool
-    values: tuple[int | bool, ...]
-    atom: str
+    default: int
+    values: tuple[int, ...]
     source: str
-    certain: bool
-    configured: tuple[int | bool, ...] = ()
+    atom: str = ""
+    certain: bool = False
+    configured: tuple[int, ...] = ()
     """Its value in each configuration of the file's own tuner, in the file's order."""
     echo: bool = False
     """A literal outside compile-time arguments that has a knob's value, as of a grid that says 64 beside BLOCK=64: no
     knob, and to be tied to one if that is what it repeats."""
 
 
-MOST_SIZE = 1 << 16
-"""Largest number of a Pallas function that is taken for the size of a block."""
-
-
-def is_size(value: Any) -> TypeGuard[int]:
+def is_size(value: object) -> TypeGuard[int]:
     """Whether a number may be the size of a block: a limit of memory in bytes is none."""
     return type(value) is int and 8 <= value <= MOST_SIZE
 
 
-def around(default: int) -> tuple[int, ...]:
-    """Values of a literal that may be a knob: powers of two around one, else small steps."""
-    if default & (default - 1) == 0:
-        return tuple(
-            sorted(
-                {default, *(max(1, default >> n) for n in (1, 2, 3, 4)), *(default << n for n in (1, 2, 3))}
-            )
-        )
-    return tuple(sorted({default, default * 2, max(1, default // 2), default * 4}))
+def values_around(default: int, least: int = 1, halvings: int = 4) -> tuple[int, ...]:
+    """Values of a literal that may be a knob: a power of two has those around it, another number small steps."""
+    if default & (default - 1) and least == 1:
+        return tuple(sorted({default, default * 2, max(1, default // 2), default * 4}))
+    below = (max(least, default >> n) for n in range(1, halvings + 1))
+    return tuple(sorted({default, *below, *(default << n for n in (1, 2, 3))}))
+
+
+def block_values(default: int) -> tuple[int, ...]:
+    """Values of a block of a Pallas function."""
+    return values_around(default, least=8, halvings=3)
 
 
 def between(default: int, seen: Iterable[int]) -> set[int]:
-    """Between and next to the values of configurations."""
+    """Powers of two between and next to the values of configurations."""
     known = {v for v in (*seen, default) if v > 0}
     if not known or any(v & (v - 1) for v in known):
         return set()
@@ -61,10 +66,12 @@ def between(default: int, seen: Iterable[int]) -> set[int]:
     return {1 << n for n in range(max(0, int(math.log2(low)) - 1), int(math.log2(high)) + 2)}
 
 
-def said_of(source: str, said: Mapping[str, str]) -> str:
-    """A module with what stands for some of its parameters, by their names."""
-    return re.sub(r"""params\[(["'])(\w+)\1\]""", lambda found: said.get(found[2], found[0]), source)
+def with_params(source: str, texts: Mapping[str, str]) -> str:
+    """A module with the text that replaces some of its parameters, by their names."""
+    return re.sub(r"""params\[(["'])(\w+)\1\]""", lambda found: texts.get(found[2], found[0]), source)
 
 
-def constexprs(fn: Any) -> set[str]:
-    return {n for n, a in getattr(fn, "__annotations__", {}).items() if "constexpr" in str(a)}
+def constexprs(function: Callable[..., object]) -> set[str]:
+    """Names of a kernel's compile-time parameters."""
+    annotations = getattr(function, "__annotations__", {})
+    return {name for name, annotation in annotations.items() if "constexpr" in str(annotation)}

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.workers.intake.source import traced_numbers as symbols
+from tilewright.workers.intake.source import traced_numbers
 
 HOOK = "tilewright_hook_"
 _HOOKED = ("min", "max", "int", "float", "abs", "round")
@@ -27,7 +27,7 @@ class Literals:
         self.found[atom] = (value, file, line)
         if name:
             self.names[atom] = name
-        return symbols.traced(value, atom, frozenset([atom]))
+        return traced_numbers.traced(value, atom, frozenset([atom]))
 
 
 class Hooked(ast.NodeTransformer):
@@ -120,26 +120,30 @@ def _folded(node: ast.expr) -> int | None:
 
 
 def _whole(value: Any) -> Any:
-    return value if isinstance(value, symbols.TracedInt) else int(symbols.plain(value))
+    return value if isinstance(value, traced_numbers.TracedInt) else int(traced_numbers.plain(value))
 
 
 def _real(value: Any = 0.0) -> Any:
-    if isinstance(value, symbols.TracedInt | symbols.TracedFloat):
-        return symbols.traced(float(symbols.plain(value)), f"float({value.code})", value.atoms)
+    if isinstance(value, traced_numbers.TracedInt | traced_numbers.TracedFloat):
+        return traced_numbers.traced(float(traced_numbers.plain(value)), f"float({value.code})", value.atoms)
     return float(value)
 
 
 def hooks(literals: Literals) -> dict[str, Any]:
-    made = {name: symbols.call(name, getattr(builtins, name)) for name in ("min", "max", "abs", "round")}
+    made = {
+        name: traced_numbers.call(name, getattr(builtins, name)) for name in ("min", "max", "abs", "round")
+    }
     maths = {
-        name: symbols.call(f"math.{name}", getattr(math, name))
+        name: traced_numbers.call(f"math.{name}", getattr(math, name))
         for name in ("ceil", "floor", "sqrt", "log2", "log")
     }
     return {
         **{HOOK + name: function for name, function in made.items()},
         f"{HOOK}int": lambda *a, **k: _whole(a[0]) if len(a) == 1 and not k else int(*a, **k),
         f"{HOOK}float": _real,
-        f"{HOOK}real": lambda value: symbols.traced(value, symbols.number_text(value), frozenset()),
+        f"{HOOK}real": lambda value: traced_numbers.traced(
+            value, traced_numbers.number_text(value), frozenset()
+        ),
         f"{HOOK}math": lambda name: maths.get(name) or getattr(math, name),
         f"{HOOK}literal": literals.traced,
     }

@@ -1,4 +1,4 @@
-"""What a name in somebody's function stands for, while the module it came from is loaded."""
+"""Names in a user's function: the objects that they stand for, and their places in its file."""
 
 from __future__ import annotations
 
@@ -44,3 +44,26 @@ def public(name: str, otherwise: str) -> str:
     """A name without the underscores before it, which the dialect forbids; a name still where that is none."""
     plain = name.lstrip("_") or otherwise
     return plain if plain.isidentifier() and not keyword.iskeyword(plain) else f"{otherwise}_{plain}"
+
+
+def located(made: str | ast.expr, node: ast.AST) -> ast.expr:
+    """An expression, or its text, at the place of a node."""
+    made = ast.parse(made, mode="eval").body if isinstance(made, str) else made
+    for part in ast.walk(made):
+        ast.copy_location(part, node)
+    return made
+
+
+def closure_of(function: types.FunctionType) -> dict[str, Any]:
+    """The names that a function has from those around it, with their values."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells}
+
+
+def line_map(made: ast.AST, text: str) -> dict[int, int]:
+    """The lines of a text to those of the syntax that it was written from."""
+    found: dict[int, int] = {}
+    for new, old in zip(ast.walk(ast.parse(text)), [None, *ast.walk(made)], strict=False):
+        if old is not None and hasattr(new, "lineno") and hasattr(old, "lineno"):
+            found.setdefault(new.lineno, old.lineno)
+    return found

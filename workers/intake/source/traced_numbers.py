@@ -15,7 +15,7 @@ from typing import Any
 MAX_CODE = 2000
 """Characters after which an expression is given up and its value stands for it."""
 
-Plain = bool | int | float
+Number = bool | int | float
 
 
 class Traced:
@@ -55,7 +55,7 @@ class TracedFloat(float, Traced):
     __hash__ = float.__hash__
 
 
-def traced(value: Plain, code: str, atoms: frozenset[str]) -> Any:
+def traced(value: Number, code: str, atoms: frozenset[str]) -> Any:
     """A number with its expression; the plain value where the expression has grown too long."""
     if len(code) > MAX_CODE:
         return value

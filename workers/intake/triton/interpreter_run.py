@@ -1,4 +1,4 @@
-"""One run of a taken module in the interpreter, in a forked process."""
+"""One run of a kernel module in Triton's interpreter, in a forked process."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
 
+from tilewright.workers.intake.child_program import first_line
 from tilewright.workers.runners.triton.launch_guard import Canaries, LaunchGuard
 from tilewright.workers.runners.triton.tensors import to_numpy, to_torch
 
@@ -30,20 +33,12 @@ class TooSlow(Exception):
 
 
 class Crashed(Exception):
-    """A run in the interpreter ended its process: a kernel that reads or writes where no tensor is."""
+    """A run ended its process: a kernel reads or writes outside its tensors."""
 
 
-def run(module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """The outputs of a taken module, run in a process of its own. Raises what it raises, TooSlow, Crashed."""
-    return timed(module, params, inputs)[0]
-
-
-def timed(
-    module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]
-) -> tuple[list[np.ndarray], float]:
-    """What ``run`` returns, and the seconds of a processor that it took: a busy machine makes them no more."""
-    running = Running(module, params, inputs)
-    return running.outputs(), running.took
+def run(module: ModuleType, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """The outputs of a kernel module, run in a process of its own. Raises RuntimeError, TooSlow, Crashed."""
+    return Run(module, params, inputs).outputs()
 
 
 def _spent(pid: int) -> float:
@@ -55,12 +50,14 @@ def _spent(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-class Running:
-    """A taken module in a process of its own, beside others. ``outputs`` must be called, once; from then on ``took`` is
-    the seconds of a processor that it had."""
+class Run:
+    """A run of a kernel module in a process of its own, beside other runs. ``outputs`` must be called once; from then
+    on ``seconds`` is the processor time that it had: a busy machine makes it no more."""
 
-    def __init__(self, module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> None:
-        self.took = 0.0
+    def __init__(
+        self, module: ModuleType, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]
+    ) -> None:
+        self.seconds = 0.0
         self._receive, send = multiprocessing.Pipe(duplex=False)
         sys.stdout.flush()
         self._pid = os.fork()
@@ -70,38 +67,40 @@ class Running:
         send.close()
 
     def outputs(self) -> list[np.ndarray]:
-        """What ``launch`` returned. Raises what it raises, TooSlow, Crashed."""
+        """What ``launch`` returned. Raises RuntimeError with what it raised, TooSlow, Crashed."""
         try:
             began = time.monotonic()
             while not self._receive.poll(LOOK_SECONDS):
                 if _spent(self._pid) > RUN_SECONDS or time.monotonic() - began > MOST_SECONDS:
                     os.kill(self._pid, signal.SIGKILL)
                     raise TooSlow
-            said = self._receive.recv()
+            answer = self._receive.recv()
         except EOFError:
-            raise Crashed("its process ends: a kernel reads or writes where no tensor is") from None
+            raise Crashed("its process ended: a kernel reads or writes outside its tensors") from None
         finally:
             self._receive.close()
             _, _, usage = os.wait4(self._pid, 0)
-            self.took = usage.ru_utime + usage.ru_stime
-        if isinstance(said, Exception):
-            raise said
-        return list(said)
+            self.seconds = usage.ru_utime + usage.ru_stime
+        if isinstance(answer, Exception):
+            raise answer
+        return list(answer)
 
 
-def _answer(send: Any, module: Any, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> NoReturn:
-    """In the forked process: outputs or the exception, and its end."""
-    said: Any
+def _answer(
+    send: Connection, module: ModuleType, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]
+) -> NoReturn:
+    """Send outputs or the exception from the forked process, and end it."""
+    answer: list[np.ndarray] | RuntimeError
     try:
         canaries = Canaries()
         tensors = {name: canaries.copy(to_torch(array, "cpu")) for name, array in inputs.items()}
         with LaunchGuard(canaries):
             results = module.launch(tensors, dict(params))
         canaries.inspect()
-        said = [to_numpy(result) for result in results]
-    except Exception as error:  # noqa: BLE001 - told to the parent
-        said = RuntimeError(f"{type(error).__name__}: {error}".splitlines()[0][:300])
+        answer = [to_numpy(result) for result in results]
+    except Exception as error:  # noqa: BLE001 - sent to the parent
+        answer = RuntimeError(first_line(error)[:300])
     try:
-        send.send(said)
+        send.send(answer)
     finally:
         os._exit(0)

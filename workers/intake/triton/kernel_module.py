@@ -1,4 +1,4 @@
-"""A module made from a recording, with its knobs, and what is known beside the recording."""
+"""The kernel module that a recording becomes, with the parameters of the search that were found in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tilewright.workers.intake.source.knobs import Knob, said_of
+from tilewright.workers.intake.source.knobs import Knob, with_params
 from tilewright.workers.intake.triton.kernel_text import Kernels
 
 MOST_CONFIGURATIONS = 16
@@ -16,26 +16,22 @@ MOST_CONFIGURATIONS = 16
 
 
 @dataclass
-class Taken:
-    """A module made from a recording."""
+class KernelModule:
+    """A kernel module as text. ``outputs``: the recorded tensors that it returns; ``ties``: echoes that follow a knob,
+    by name."""
 
     source: str
     knobs: list[Knob]
     outputs: list[torch.Tensor]
     kernels: Kernels
     notes: list[str] = field(default_factory=list)
-    fixed: list[str] = field(default_factory=list)
     ties: dict[str, str] = field(default_factory=dict)
-    """Echoes that follow a knob, by name."""
 
     def with_space(self, space: Mapping[str, Sequence[Any]], defaults: Mapping[str, Any]) -> str:
         """The module with the knobs that are in ``space``; the others as constants of their default."""
-        defaulted = {knob.name: repr(knob.default) for knob in self.knobs if knob.name not in space}
-        said = {
-            **defaulted,
-            **{echo: f'params["{name}"]' for echo, name in self.ties.items() if name in space},
-        }
-        text = said_of(self.source, said)
+        texts = {knob.name: repr(knob.default) for knob in self.knobs if knob.name not in space}
+        texts.update({echo: f'params["{name}"]' for echo, name in self.ties.items() if name in space})
+        text = with_params(self.source, texts)
         declared = {name: tuple(values) for name, values in space.items()}
         head = f"SPACE = {_literal(declared)}\nDEFAULTS = {_literal(dict(defaults))}\nCONSTRAINTS = {{}}\n"
         return text.replace("SPACE = {}\n", head, 1)
@@ -64,7 +60,7 @@ def _literal(value: Mapping[str, Any]) -> str:
     return ("{\n" + inner + "}").replace("'", '"') if value else "{}"
 
 
-Wanted = Sequence[tuple[tuple[int, ...], torch.dtype]] | None
+ResultTypes = Sequence[tuple[tuple[int, ...], torch.dtype]] | None
 """Shapes and dtypes of the results that are judged; None: all there are."""
 
 
@@ -76,7 +72,7 @@ class Origin:
     title: str
     literals: Mapping[str, tuple[int, str, int]]
     names: Mapping[str, str]
-    dims: Mapping[str, Sequence[Any]]
+    dims: Mapping[str, Sequence[int | str]]
     device: Mapping[str, int]
-    keeps: bool = False
+    keeps_arguments: bool = False
     """Whether arguments that kernels write keep what they held elsewhere."""

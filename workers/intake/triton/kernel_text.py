@@ -1,7 +1,7 @@
-"""A kernel function of a user's file as text of the dialect: what it reaches, names and decorators put right.
+"""The text of a user's kernel in the dialect, with the functions and constants that it uses.
 
-What is mechanical is changed (underscores, type annotations, library functions under another name); what is not stays
-as it is, and the dialect says what it has against it.
+Mechanical changes are made (underscores, type annotations, library functions under another name). Everything else stays
+as it is, and the dialect refuses what it does not allow.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import ast
 import builtins
 import inspect
 import re
+import textwrap
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, DECLARATIONS, VALUE_ATTRIBUTES
 from tilewright.workers.intake.source.load import Missing, Silent
-from tilewright.workers.intake.source.names import object_of, public
+from tilewright.workers.intake.source.names import closure_of, line_map, located, object_of, public
+from tilewright.workers.intake.source.traced_numbers import number_text, plain
 from tilewright.workers.intake.triton import dead_branches
 from tilewright.workers.intake.triton.libdevice import OLD_HOMES, SAME, WRITTEN, whole_exponent
-from tilewright.workers.intake.triton.masks import is_mask, masks_of
 from tilewright.workers.intake.triton.scalar_reads import Head, with_heads
 
-_TAKEN = ALL_BUILTINS | frozenset(("torch", "triton", "tl", "launch", "math")) | frozenset(DECLARATIONS)
+_RESERVED = ALL_BUILTINS | frozenset(("torch", "triton", "tl", "launch", "math")) | frozenset(DECLARATIONS)
 
 _DROPPED = ("device_print", "static_print", "device_assert", "print", "assume")
 """What changes no answer. An assumption that does not hold, as of ``pid > 0``, is refused by the interpreter."""
@@ -52,23 +52,22 @@ class Kernels:
     parameters: dict[str, dict[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     refusals: list[tuple[int, str]] = field(default_factory=list)
-    maths: bool = False
     given: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """By the identity of a launched function: parameters that its launches give a constant."""
     _names: dict[int, str] = field(default_factory=dict)
     _spelt: dict[str, str] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
 
-    def take(self, kernel: Any) -> str:
-        """Add a jitted function and what it reaches; its name."""
-        fn = _function(kernel)
+    def add(self, kernel: Any) -> str:
+        """Add a jitted function and what it uses; its name."""
+        fn = kernel_function(kernel)
         if id(fn) in self._names:
             return self._names[id(fn)]
         name = self._free(fn.__name__)
         self._names[id(fn)] = name
         self._kept.append(fn)
         node, file = definition(fn)
-        scope = _closure(fn)
+        scope = closure_of(fn)
         node = dead_branches.cut(node, self.given.get(id(fn), {}), {**fn.__globals__, **scope})
         mapping: dict[str, str] = {}
         transform = _Transform(self, fn.__globals__, scope, node, mapping)
@@ -79,8 +78,18 @@ class Kernels:
         made.returns = None
         ast.fix_missing_locations(made)
         text = ast.unparse(made)
-        self.functions[name] = Text(name, text, file, _lines(made, text))
+        self.functions[name] = Text(name, text, file, line_map(made, text))
         return name
+
+    def module(self, launch: str, title: str = "", imports: str = "") -> str:
+        """The text of a module of these functions and constants, with ``launch``."""
+        constants = "".join(f"{n} = {t}\n" for n, t in self.constants.items())
+        functions = "\n\n".join(t.text for t in self.functions.values())
+        maths = "import math\n\n" if "math." in launch else ""
+        return (
+            f'"""{title}"""\n\n{maths}import torch\nimport triton\nimport triton.language as tl\n{imports}\n'
+            f"SPACE = {{}}\n\n{constants}\n\n{functions}\n\n\n{launch}"
+        )
 
     def keep_used(self, launch: str) -> None:
         """Leave out functions that neither ``launch`` nor any that it reaches names."""
@@ -108,7 +117,7 @@ class Kernels:
 
     def _free(self, wanted: str) -> str:
         name = public(wanted, "f")
-        taken = set(self.functions) | set(self.constants) | set(self._names.values()) | _TAKEN
+        taken = set(self.functions) | set(self.constants) | set(self._names.values()) | _RESERVED
         while name in taken:
             name += "_k"
         return name
@@ -116,7 +125,7 @@ class Kernels:
     def constant(self, name: str, text: str) -> str:
         """A module constant; its name."""
         new = public(name, "c")
-        while new in _TAKEN or new in self.functions or self.constants.get(new, text) != text:
+        while new in _RESERVED or new in self.functions or self.constants.get(new, text) != text:
             new += "_c"
         self.constants[new] = text
         return new
@@ -141,26 +150,11 @@ def definition(fn: types.FunctionType) -> tuple[ast.FunctionDef, str]:
     """The syntax of a function with the lines of its file. Raises OSError."""
     lines, start = inspect.getsourcelines(fn)
     file = inspect.getsourcefile(fn) or ""
-    import textwrap
-
     tree = ast.parse(textwrap.dedent("".join(lines)))
     ast.increment_lineno(tree, start - 1)
     node = tree.body[0]
     assert isinstance(node, ast.FunctionDef)
     return node, file
-
-
-def _closure(fn: types.FunctionType) -> dict[str, Any]:
-    cells = fn.__closure__ or ()
-    return {name: cell.cell_contents for name, cell in zip(fn.__code__.co_freevars, cells, strict=True)}
-
-
-def _lines(made: ast.AST, text: str) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for new, old in zip(ast.walk(ast.parse(text)), [None, *ast.walk(made)], strict=False):
-        if old is not None and hasattr(new, "lineno") and hasattr(old, "lineno"):
-            found.setdefault(new.lineno, old.lineno)
-    return found
 
 
 class _Transform(ast.NodeTransformer):
@@ -187,7 +181,7 @@ class _Transform(ast.NodeTransformer):
             new = name
             if new.startswith("_"):
                 new = public(new, "u")
-            if new in _TAKEN:
+            if new in _RESERVED:
                 new += "_"
             while new != name and (new in self._local or new in mapping.values()):
                 new += "_"
@@ -214,32 +208,29 @@ class _Transform(ast.NodeTransformer):
         if node.id in self._local:
             return ast.copy_location(ast.Name(self._mapping.get(node.id, node.id), node.ctx), node)
         found, value = self._object(node)
-        return self._said(node, value, node.id) if found else node
+        return self._expression(node, value, node.id) if found else node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         found, value = self._object(node)
         if found and not isinstance(value, types.ModuleType):
-            return self._said(node, value, node.attr)
+            return self._expression(node, value, node.attr)
         if node.attr == "element_ty" and isinstance(node.value, ast.Attribute) and node.value.attr == "type":
             node.value.attr = "dtype"
         if node.attr == "cast":
             node.attr = "to"
         if not found and ast.unparse(node.value) in OLD_HOMES and (node.attr in SAME or node.attr in WRITTEN):
-            said = self._library(node.attr, node.lineno)
-            return node if said is None else ast.copy_location(ast.parse(said, mode="eval").body, node)
+            text = self._library(node.attr, node.lineno)
+            return node if text is None else ast.copy_location(ast.parse(text, mode="eval").body, node)
         if node.attr == "value" and isinstance(node.value, ast.Name) and node.value.id in self._arguments:
             return self.visit(node.value)
         node.value = self.visit(node.value)
         return node
 
-    def _said(self, node: ast.expr, value: Any, name: str) -> ast.AST:
+    def _expression(self, node: ast.expr, value: Any, name: str) -> ast.AST:
         text = self._text(value, name, getattr(node, "lineno", 0))
         if text is None:
             return node
-        made = ast.parse(text, mode="eval").body
-        for part in ast.walk(made):
-            ast.copy_location(part, node)
-        return made
+        return located(text, node)
 
     def _text(self, value: Any, name: str, line: int) -> str | None:
         """How the module says a global value; None: as it is."""
@@ -248,31 +239,27 @@ class _Transform(ast.NodeTransformer):
         if isinstance(value, Missing | Silent):
             return self._absent(name, line)
         if is_jitted(value):
-            module = getattr(_function(value), "__module__", "")
+            module = getattr(kernel_function(value), "__module__", "")
             if module.startswith("triton.language"):
                 return _language(value, name)
-            return self._owner.take(value)
+            return self._owner.add(value)
         if isinstance(value, types.ModuleType):
             return {"triton": "triton", "triton.language": "tl", "math": "math"}.get(value.__name__)
         module = getattr(value, "__module__", None) or ""
         if module.endswith("libdevice"):
             return self._library(getattr(value, "__name__", name), line)
-        said = _language(value, name)
-        if said is not None:
-            return said
+        text = _language(value, name)
+        if text is not None:
+            return text
         if value is triton.cdiv or (name in ("cdiv", "next_power_of_2") and callable(value)):
             return "tl.cdiv" if name == "cdiv" else f"triton.{name}"
         if isinstance(value, tl.constexpr):
             return self._constant(name, value.value, line)
         if isinstance(value, bool | int | float | str | tl.dtype) or value is None:
             return self._constant(name, value, line)
-        if isinstance(value, torch.dtype):
-            return None
         return None
 
     def _constant(self, name: str, value: Any, line: int) -> str | None:
-        from tilewright.workers.intake.source.traced_numbers import number_text, plain
-
         value = plain(value)
         if isinstance(value, tl.dtype):
             return f"tl.{dtype_name(value)}"
@@ -287,9 +274,9 @@ class _Transform(ast.NodeTransformer):
         """A function of a package that is not here, where the language has one of that name."""
         if name not in SAME and name not in WRITTEN and not callable(getattr(tl, name, None)):
             return None
-        said = f"line {line}: {name} is of a package that is not here: triton.language's is taken"
-        if said not in self._owner.notes:
-            self._owner.notes.append(said)
+        text = f"line {line}: {name} is of a package that is not installed: triton.language's is used"
+        if text not in self._owner.notes:
+            self._owner.notes.append(text)
         return self._library(name, line) if name in SAME or name in WRITTEN else f"tl.{name}"
 
     def _library(self, name: str, line: int) -> str | None:
@@ -304,8 +291,8 @@ class _Transform(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
-            said = "" if argument.annotation is None else ast.unparse(argument.annotation)
-            argument.annotation = ast.parse("tl.constexpr", mode="eval").body if "constexpr" in said else None
+            text = "" if argument.annotation is None else ast.unparse(argument.annotation)
+            argument.annotation = ast.parse("tl.constexpr", mode="eval").body if "constexpr" in text else None
             argument.arg = self._mapping.get(argument.arg, argument.arg)
         node.args.defaults = [self.visit(default) for default in node.args.defaults]
         body: list[ast.stmt] = []
@@ -324,18 +311,18 @@ class _Transform(ast.NodeTransformer):
         if isinstance(node.value, ast.Call):
             called = ast.unparse(node.value.func).rpartition(".")[2]
             if called in _DROPPED:
-                self._owner.notes.append(f"line {node.lineno}: {called} is left out")
+                self._owner.notes.append(f"line {node.lineno}: {called} is dropped")
                 return None
         node.value = self.visit(node.value)
         return node
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST | None:
-        self._owner.notes.append(f"line {node.lineno}: an assertion within a kernel is left out")
+        self._owner.notes.append(f"line {node.lineno}: an assertion within a kernel is dropped")
         return None
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        said = ast.unparse(node.annotation)
-        if "constexpr" in said:
+        text = ast.unparse(node.annotation)
+        if "constexpr" in text:
             node.annotation = ast.parse("tl.constexpr", mode="eval").body
             node.target = self.visit(node.target)
             node.value = None if node.value is None else self.visit(node.value)
@@ -355,11 +342,8 @@ class _Transform(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        found, value = self._object(node.func)
-        if found and isinstance(value, torch.dtype | type) and node.args:
-            pass
-        if not found:
-            _unbound(node)
+        if not self._object(node.func)[0]:
+            _by_own_name(node)
         self.generic_visit(node)
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name and name == self._owner.spelt("pow") and (exponent := whole_exponent(node)):
@@ -376,7 +360,7 @@ class _Transform(ast.NodeTransformer):
         return node
 
 
-def _unbound(node: ast.Call) -> None:
+def _by_own_name(node: ast.Call) -> None:
     """A function of the language that is called as a tensor's method, ``x.log()``, by its own name."""
     func = node.func
     if not isinstance(func, ast.Attribute) or func.attr in VALUE_ATTRIBUTES:
@@ -401,7 +385,8 @@ def _transposed(node: ast.Call) -> None:
             node.args[place] = ast.copy_location(called, node)
 
 
-def _function(value: Any) -> Any:
+def kernel_function(value: Any) -> Any:
+    """The Python function below a kernel's decorators."""
     while hasattr(value, "fn"):
         value = value.fn
     return value
@@ -427,3 +412,42 @@ def _language(value: Any, name: str) -> str | None:
         if found is None or isinstance(value, bool | int | float | str) or value is None
         else f"tl.{found}"
     )
+
+
+# -- masks -------------------------------------------------------------------------------------------------
+
+_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
+
+
+def is_mask(node: ast.expr, masks: Collection[str]) -> bool:
+    """Whether an expression is made of comparisons of numbers, and of names of such."""
+    if isinstance(node, ast.BoolOp):
+        return all(is_mask(value, masks) for value in node.values)
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.BitAnd | ast.BitOr) and all(
+            is_mask(part, masks) for part in (node.left, node.right)
+        )
+    if isinstance(node, ast.Subscript):
+        return is_mask(node.value, masks)
+    if isinstance(node, ast.Compare):
+        numbers = all(
+            not isinstance(part, ast.Constant | ast.JoinedStr)
+            or (isinstance(part, ast.Constant) and isinstance(part.value, int | float))
+            for part in node.comparators
+        )
+        return numbers and all(isinstance(op, _ORDERS) for op in node.ops)
+    return isinstance(node, ast.Name) and node.id in masks
+
+
+def masks_of(node: ast.FunctionDef) -> set[str]:
+    """Names that are assigned nothing but masks."""
+    assigned = [n for n in ast.walk(node) if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)]
+    found: set[str] = set()
+    for _ in range(2):  # masks made of masks
+        by_name: dict[str, bool] = {}
+        for one in assigned:
+            assert isinstance(one.targets[0], ast.Name)
+            name = one.targets[0].id
+            by_name[name] = by_name.get(name, True) and is_mask(one.value, found)
+        found = {name for name, mask in by_name.items() if mask}
+    return found

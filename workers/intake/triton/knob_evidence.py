@@ -1,7 +1,8 @@
-"""What runs say of knobs and dimensions: which only tile, and along which the reference works by itself."""
+"""Evidence from runs: which numbers only tile, and along which dimensions the reference treats elements alone."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import time
@@ -12,276 +13,257 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+from triton.runtime.interpreter import GridExecutor
 
+from tilewright.workers.intake.calls.sizes import label_of
+from tilewright.workers.intake.judge.bounds import ResultGates
+from tilewright.workers.intake.judge.input_kinds import CheckedShape
 from tilewright.workers.intake.judge.reference import to_tensor
-from tilewright.workers.intake.operator import Result, TakenOperator
-from tilewright.workers.intake.source.knobs import Knob
-from tilewright.workers.intake.triton.call_site import (
-    Oracle,
-    Site,
-)
-from tilewright.workers.intake.triton.interpreter_run import Running
-from tilewright.workers.intake.triton.kernel_module import Taken
-from tilewright.workers.intake.triton.trial import (
-    Shape,
-    id_of,
-)
+from tilewright.workers.intake.operator import Result
+from tilewright.workers.intake.source.knobs import IDLE, MEANING, Knob
+from tilewright.workers.intake.triton.call_site import Seed
+from tilewright.workers.intake.triton.interpreter_run import Run
 
 EVIDENCE_SECONDS = 25.0
+
+SEVERAL_TILES = (
+    "other values fail where there are several tiles: it is part of the meaning, or repeated elsewhere"
+)
 
 LEAST_TILE = 16
 """Side of the smallest tile that a matrix unit takes: below it a tile of a product does not compile."""
 
-
-def operator_of(
-    request: Mapping[str, Any], site: Site, reference: Oracle, results: Sequence[Result], spread: int
-) -> TakenOperator:
-    judge_of = (request["reference"], reference.call, tuple(site.operands), tuple(results))
-    return TakenOperator("taken/one", *judge_of, {}, {}, reference.precision, (), {}, ("randn",), spread)
+Space = dict[str, tuple[Any, ...]]
+Tensors = Mapping[str, torch.Tensor]
 
 
-def evidence(site: Site, taken: Taken, module: Any, defaults: Mapping[str, Any], shapes: Sequence[Shape],
-             operator: TakenOperator, wide: Shape | None, deep: Callable[[], Shape | None]
-             ) -> tuple[dict[str, tuple[Any, ...]], list[dict[str, Any]]]:  # fmt: skip
-    """Which knobs only tile: other values give answers that pass. Those that do not stay as they are.
+class _Gates(ResultGates):
+    """The gates that a module must pass with other values of its parameters, run beside others."""
+
+    def __init__(self, seed: Seed, results: Sequence[Result]) -> None:
+        super().__init__(seed.site.operands, results)
+        self._module = seed.module
+
+    def start(self, params: Mapping[str, Any], shape: CheckedShape) -> Run:
+        return Run(self._module, params, shape.inputs)
+
+    def passed_by(self, process: Run, shape: CheckedShape) -> bool:
+        try:
+            return self.passed(process.outputs(), shape.answers)
+        except Exception:  # noqa: BLE001 - a value that does not work is no parameter's
+            return False
+
+
+def tiling_knobs(
+    seed: Seed, shapes: Sequence[CheckedShape], results: Sequence[Result], wide: CheckedShape | None,
+    deep: Callable[[], CheckedShape | None],
+) -> tuple[Space, list[dict[str, Any]]]:  # fmt: skip
+    """The knobs that only tile, with the values whose answers pass; the others, with why they keep their value.
 
     ``wide``: a shape of several tiles, on which the values next to the default must pass, too; echoes that must change
-    with a knob there are noted as its ties. ``deep``: gives a shape as long in one dimension as the call's, for knobs
-    that change nothing on small ones, such as the largest block.
+    with a knob there become its ties. ``deep``: gives a shape as long in one dimension as the call's, for knobs that
+    change nothing on small ones, such as the largest block.
     """
-    from tilewright.fitness.gates import failure, read_gates
-
     began = time.monotonic()
+    text, defaults, gates = seed.text, seed.defaults, _Gates(seed, results)
     at_once = max(1, len(os.sched_getaffinity(0)) // len(shapes))
-    space: dict[str, tuple[Any, ...]] = {}
+    space: Space = {}
     fixed: list[dict[str, Any]] = []
-    products = any("tl.dot(" in text.text for text in taken.kernels.functions.values())
-    said = {knob.name: uses(taken, knob) for knob in taken.knobs}
-    probe = min(shapes, key=lambda s: sum(a.size for a in s.inputs["randn"].values()))
+    products = any("tl.dot(" in kernel.text for kernel in text.kernels.functions.values())
+    smallest = min(shapes, key=lambda shape: shape.elements)
 
-    def started(params: Mapping[str, Any], shape: Shape) -> Running:
-        return Running(module, params, shape.inputs["randn"])
+    def fix(knob: Knob, why: str) -> None:
+        fixed.append({"name": knob.name, "value": knob.default, "why": why})
 
-    def passes(running: Running, shape: Shape) -> bool:
-        try:
-            outputs = running.outputs()
-        except Exception:  # noqa: BLE001 - a value that does not work is no knob's
-            return False
-        named = {r.name: o for r, o in zip(operator.results, outputs, strict=True)}
-        from tilewright.workers.intake.operator import as_result
-
-        wanted = {
-            r.name: {r.name: as_result(shape.answers["randn"][r.place], r.dtype)} for r in operator.results
-        }
-        return failure(read_gates(operator.gates, named, wanted, "randn"), operator.gates) is None
-
-    def bound(knob: Knob) -> tuple[tuple[str, ...], list[int]] | None:
-        """Echoes that must follow a knob for its neighbours to pass at several tiles, and the values on those sides of
-        the default where they do; None where they never do."""
-        same = [k.name for k in taken.knobs if k.echo and k.default == knob.default]
-        if wide is None:
-            return None if same else ((), list(knob.values))
-        below, above = (
-            [v for v in knob.values if v < knob.default],
-            [v for v in knob.values if v > knob.default],
-        )
-        ways = [(), *((name,) for name in same), *([tuple(same)] if len(same) > 1 else [])]
-        found: tuple[tuple[str, ...], list[int]] | None = None
-        for way in ways:
-            kept = []
-            for side, nearest in ((below, below[-1:]), (above, above[:1])):
-                tried = [{**defaults, knob.name: v, **dict.fromkeys(way, v)} for v in nearest]
-                kept += side if all(passes(started(params, wide), wide) for params in tried) else []
-            if len(kept) == len(below) + len(above):
-                return tuple(way), kept
-            if kept and found is None:
-                found = tuple(way), kept
-        return found
-
-    for knob in taken.knobs:
+    for knob in text.knobs:
         if knob.echo:
             continue
-        if not said[knob.name]:
-            fixed.append({"name": knob.name, "value": knob.default, "why": "the kernel never uses it"})
+        if not _is_used(seed, knob):
+            fix(knob, "the kernel never uses it")
             continue
-        values = knob.values
-        if "num_stages" in knob.name:
-            values = tuple(v for v in values if v <= 8) or (knob.default,)
         if knob.certain:
-            space[knob.name] = values
+            stages = "num_stages" in knob.name
+            values = tuple(v for v in knob.values if v <= 8) if stages else knob.values
+            space[knob.name] = values or (knob.default,)
             continue
-        others, bounded = distinct(site, module, defaults, knob, shapes), bound(knob)
+        others, sides = (
+            _distinct_values(seed, knob, shapes),
+            _values_at_several_tiles(seed, gates, knob, wide),
+        )
         if products and knob.default >= LEAST_TILE:
             others = [value for value in others if value >= LEAST_TILE]
-        if bounded is None:
-            why = "other values fail where there are several tiles: it is part of the meaning, or repeated elsewhere"
-            fixed.append({"name": knob.name, "value": knob.default, "why": why})
+        if sides is None:
+            fix(knob, SEVERAL_TILES)
             continue
-        tied, fine = bounded
-        taken.ties.update(dict.fromkeys(tied, knob.name))
-        others = [value for value in others if value in fine]
+        echoes, fitting = sides
+        text.ties.update(dict.fromkeys(echoes, knob.name))
+        others = [value for value in others if value in fitting]
         kept, refused, unseen = [knob.default], False, []
         while others:
             some, others = others[:at_once], others[at_once:]
             late = time.monotonic() - began > EVIDENCE_SECONDS
-            running = []
+            runs = []
             for value in some:
-                tried = _telling(module, defaults, knob, value, [probe] if late else shapes, deep)
-                params = {**defaults, knob.name: value, **dict.fromkeys(tied, value)}
-                running.append((value, [(started(params, s), s) for s in tried]))
+                tried = _telling_shapes(seed, knob, value, [smallest] if late else shapes, deep)
+                params = {**defaults, knob.name: value, **dict.fromkeys(echoes, value)}
+                runs.append((value, [(gates.start(params, s), s) for s in tried]))
                 unseen += [] if tried else [value]
-            for value, runs in running:
-                passed = [
-                    passes(one, s) for one, s in runs
-                ]  # every process is heard, also behind one that fails
+            for value, started in runs:
+                # every process is read to its end, also behind one that fails
+                passed = [gates.passed_by(process, shape) for process, shape in started]
                 kept += [value] if passed and all(passed) else []
                 refused = refused or not all(passed)
         if len(kept) > 1 and not refused:
-            kept += unseen  # of its kind, and told apart only by larger shapes
+            kept += unseen  # like those that passed, and only larger shapes would show a difference
         if len(kept) > 1:
             space[knob.name] = tuple(sorted(kept))
-            continue
-        why = (
-            "another value gives another answer: it is part of the meaning"
-            if refused
-            else "other values change nothing on these shapes"
-        )
-        fixed.append({"name": knob.name, "value": knob.default, "why": why})
+        else:
+            fix(knob, MEANING if refused else IDLE)
     return space, fixed
 
 
-def uses(taken: Taken, knob: Knob) -> bool:
-    """Whether a launch argument that the knob is in is used by its kernel."""
-    import ast
+def _values_at_several_tiles(
+    seed: Seed, gates: _Gates, knob: Knob, wide: CheckedShape | None
+) -> tuple[tuple[str, ...], list[int]] | None:
+    """Echoes that must follow a knob for the values next to its default to pass at several tiles, and the values on
+    those sides of the default where they do; None where they never do."""
+    same = [k.name for k in seed.text.knobs if k.echo and k.default == knob.default]
+    if wide is None:
+        return None if same else ((), list(knob.values))
+    below = [v for v in knob.values if v < knob.default]
+    above = [v for v in knob.values if v > knob.default]
+    ways = [(), *((name,) for name in same), *([tuple(same)] if len(same) > 1 else [])]
+    found: tuple[tuple[str, ...], list[int]] | None = None
+    for way in ways:
+        kept = []
+        for side, nearest in ((below, below[-1:]), (above, above[:1])):
+            tried = [{**seed.defaults, knob.name: v, **dict.fromkeys(way, v)} for v in nearest]
+            kept += side if all(gates.passed_by(gates.start(params, wide), wide) for params in tried) else []
+        if len(kept) == len(below) + len(above):
+            return tuple(way), kept
+        found = found or ((tuple(way), kept) if kept else None)
+    return found
 
-    text = taken.source[taken.source.index("def launch(") :]
-    for call in (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)):
-        if not isinstance(call.func, ast.Subscript):
+
+def _is_used(seed: Seed, knob: Knob) -> bool:
+    """Whether a launch argument that the knob is in is used by its kernel."""
+    name, source = f"'{knob.name}'", seed.text.source
+    for call in ast.walk(ast.parse(source[source.index("def launch(") :])):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Subscript)):
             continue
-        kernel = taken.kernels.functions.get(ast.unparse(call.func.value))
-        if f"'{knob.name}'" in ast.unparse(call.func.slice) or any(
-            f"'{knob.name}'" in ast.unparse(k.value) for k in call.keywords
-        ):
+        if any(name in ast.unparse(part) for part in (call.func.slice, *(k.value for k in call.keywords))):
             return True
+        kernel = seed.text.kernels.functions.get(ast.unparse(call.func.value))
         if kernel is None:
             continue
         node = next(n for n in ast.parse(kernel.text).body if isinstance(n, ast.FunctionDef))
         body = {n.id for s in node.body for n in ast.walk(s) if isinstance(n, ast.Name)}
-        for parameter, value in zip(node.args.args, call.args, strict=False):
-            if f"'{knob.name}'" in ast.unparse(value) and parameter.arg in body:
-                return True
+        given = zip(node.args.args, call.args, strict=False)
+        if any(name in ast.unparse(value) and parameter.arg in body for parameter, value in given):
+            return True
     return False
 
 
-def distinct(
-    site: Site, module: Any, defaults: Mapping[str, Any], knob: Knob, shapes: Sequence[Shape]
-) -> list[Any]:
+def _distinct_values(seed: Seed, knob: Knob, shapes: Sequence[CheckedShape]) -> list[Any]:
     """The knob's values other than its default that make a difference to each other at some shape: where a block is
     ``min(BLOCK, next_power_of_2(n))``, all that are above ``n`` are one."""
+    tensors = [*(_blanks(seed, dims, "meta") for dims in seed.site.dims), *map(_blanks_like, shapes)]
 
-    def seen(value: Any) -> Any:
-        params = {**defaults, knob.name: value}
-        timed = [arguments_of(module, params, _shapeless(site, dims)) for dims in site.dims]
-        return [*timed, *(arguments_of(module, params, _inputs(s)) for s in shapes)]
+    def launches(value: Any) -> list[Any]:
+        return [launch_arguments(seed, {knob.name: value}, given) for given in tensors]
 
-    known = [seen(knob.default)]
-    kept = []
+    known, kept = [launches(knob.default)], []
     for value in sorted(knob.values, key=lambda v: abs(v - knob.default)):
-        made = seen(value)
+        made = launches(value)
         if value != knob.default and made not in known:
             known.append(made)
             kept.append(value)
     return sorted(kept)
 
 
-def _telling(module: Any, defaults: Mapping[str, Any], knob: Knob, value: Any, shapes: Sequence[Shape],
-             deep: Callable[[], Shape | None]) -> list[Shape]:  # fmt: skip
-    """Shapes on which a value can show what it is: the small ones where it changes something on any, else the deep."""
-    if _differs(module, defaults, knob, value, shapes):
+def _telling_shapes(
+    seed: Seed, knob: Knob, value: Any, shapes: Sequence[CheckedShape],
+    deep: Callable[[], CheckedShape | None],
+) -> list[CheckedShape]:  # fmt: skip
+    """Shapes on which a value can show what it does: the small ones where it changes a launch on any, else the deep."""
+
+    def differs(shape: CheckedShape) -> bool:
+        tensors = _blanks_like(shape)
+        return launch_arguments(seed, {knob.name: value}, tensors) != launch_arguments(seed, {}, tensors)
+
+    if any(map(differs, shapes)):
         return list(shapes)
     long = deep()
-    return [long] if long is not None and _differs(module, defaults, knob, value, [long]) else []
+    return [long] if long is not None and differs(long) else []
 
 
-def _differs(
-    module: Any, defaults: Mapping[str, Any], knob: Knob, value: Any, shapes: Sequence[Shape]
-) -> bool:
-    params = {**defaults, knob.name: value}
-    return any(
-        arguments_of(module, params, _inputs(s)) != arguments_of(module, defaults, _inputs(s)) for s in shapes
-    )
-
-
-def _inputs(shape: Shape) -> dict[str, torch.Tensor]:
+def _blanks_like(shape: CheckedShape) -> dict[str, torch.Tensor]:
     return {
-        n: torch.empty(a.shape, dtype=to_tensor(a[:0] if a.ndim else a, "").dtype)
-        for n, a in shape.inputs["randn"].items()
+        name: torch.empty(array.shape, dtype=to_tensor(array[:0] if array.ndim else array, "").dtype)
+        for name, array in shape.inputs.items()
     }
 
 
-def _shapeless(site: Site, dims: Mapping[str, int]) -> dict[str, torch.Tensor]:
+def _blanks(seed: Seed, dims: Mapping[str, int], device: str) -> dict[str, torch.Tensor]:
     return {
-        o.name: torch.empty(o.sizes(dims), dtype=getattr(torch, o.dtype), device="meta")
-        for o in site.operands
+        o.name: torch.empty(o.sizes(dims), dtype=getattr(torch, o.dtype), device=device)
+        for o in seed.site.operands
     }
 
 
-def arguments_of(module: Any, params: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The numbers that kernels would be given, without running them."""
-    from triton.runtime.interpreter import GridExecutor
-
-    noted: list[Any] = []
+def launch_arguments(seed: Seed, params: Mapping[str, Any], tensors: Tensors) -> list[Any]:
+    """The grids and numbers that kernels would be given, without running them."""
+    found: list[Any] = []
     run = GridExecutor.__call__
 
     def note(executor: Any, *args: Any, **kwargs: Any) -> None:
         grid = executor.grid(kwargs) if callable(executor.grid) else executor.grid
-        noted.append((tuple(grid), [a for a in args if isinstance(a, bool | int | float | str)]))
+        found.append((tuple(grid), [a for a in args if isinstance(a, bool | int | float | str)]))
 
     GridExecutor.__call__ = note
     device = next((t.device for t in tensors.values()), torch.device("cpu"))
     try:
         with device:
-            module.launch(tensors, dict(params))
+            seed.module.launch(tensors, {**seed.defaults, **params})
     except Exception as error:  # noqa: BLE001 - no arguments either
-        noted.append(repr(error))
+        found.append(repr(error))
     finally:
         GridExecutor.__call__ = run
-    return noted
+    return found
 
 
-def _counted(name: str, site: Site) -> bool:
-    """Whether some operand has a place for every so many elements of the dimension: it cannot be picked from."""
-    shapes = [size for operand in site.operands for size in operand.shape if isinstance(size, str)]
-    return any(size != name and name in re.split(r"[*/]", size) for size in shapes)
+# -- the reference ---------------------------------------------------------------------------------------
 
 
-def independent_of(site: Site, reference: Oracle, shape: Shape, results: Sequence[Result]) -> list[str]:
-    """Dimensions along which the reference treats elements by themselves, found by asking for some of them."""
+def independent_dimensions(seed: Seed, shape: CheckedShape, results: Sequence[Result]) -> list[str]:
+    """Dimensions along which the reference treats elements by themselves, found by asking for three of them."""
+    operands = seed.site.operands
+    sizes = [size for operand in operands for size in operand.shape if isinstance(size, str)]
     found: list[str] = []
-    inputs, whole = shape.inputs["randn"], shape.answers["randn"]
     for name, size in shape.dims.items():
-        if size < 3 or not all(name in r.shape for r in results) or _counted(name, site):
+        # an operand with a place for every so many elements of a dimension cannot be picked from
+        blocked = any(text != name and name in re.split(r"[*/]", text) for text in sizes)
+        if size < 3 or blocked or not all(name in r.shape for r in results):
             continue
         picks = np.array([0, size // 2, size - 1])
 
-        def some(
-            array: np.ndarray, of: Sequence[Any], name: str = name, picks: np.ndarray = picks
+        def picked(
+            array: np.ndarray, axes: Sequence[Any], name: str = name, picks: np.ndarray = picks
         ) -> np.ndarray:
-            for axis, dim in enumerate(of):
+            for axis, dim in enumerate(axes):
                 if dim == name:
                     array = np.take(array, picks, axis=axis)
             return array
 
         try:
-            part = reference({o.name: some(inputs[o.name], o.shape) for o in site.operands})
+            part = seed.reference({o.name: picked(shape.inputs[o.name], o.shape) for o in operands})
         except Exception:  # noqa: BLE001 - then it does not
             continue
-        wanted = [some(whole[r.place], r.shape) for r in results]
-        got = [part[r.place] for r in results]
+        pairs = [(part[r.place], picked(shape.answers[r.place], r.shape)) for r in results]
         if all(
-            g.shape == w.shape
-            and np.allclose(g.astype(np.float64), w.astype(np.float64), rtol=1e-6, atol=1e-9)
-            for g, w in zip(got, wanted, strict=True)
+            one.shape == other.shape
+            and np.allclose(one.astype(np.float64), other.astype(np.float64), rtol=1e-6, atol=1e-9)
+            for one, other in pairs
         ):
             found.append(name)
     return found
@@ -312,21 +294,16 @@ class _Flops(TorchDispatchMode):
         return out
 
 
-def work_of(site: Site, reference: Oracle) -> dict[str, int]:
+def product_work(seed: Seed) -> dict[str, int]:
     """Floating-point operations of matrix products in the reference, by workload."""
     found = {}
-    for dims in site.dims:
-        given = {
-            o.name: torch.empty(o.sizes(dims), dtype=getattr(torch, o.dtype), device="meta")
-            for o in site.operands
-        }
+    for dims in seed.site.dims:
+        scope = {"torch": torch, "reference": seed.reference.function, **_blanks(seed, dims, "meta")}
         counter = _Flops()
         try:
             with torch.no_grad(), counter:
-                eval(
-                    f"reference({reference.call})", {"torch": torch, "reference": reference.function, **given}
-                )
-            found[id_of(dims)] = counter.total
+                eval(f"reference({seed.reference.call})", scope)
+            found[label_of(dims)] = counter.total
         except Exception:  # noqa: BLE001 - a reference that wants data
-            found[id_of(dims)] = 0
+            found[label_of(dims)] = 0
     return found

@@ -5,17 +5,19 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
-from typing import Any
 
-from tilewright.workers.intake.source import traced_numbers as symbols
-from tilewright.workers.intake.source.knobs import STAGES, WARPS, Knob, around, between
+from tilewright.workers.intake.source import traced_numbers
+from tilewright.workers.intake.source.knobs import STAGES, WARPS, Knob, between, values_around
+from tilewright.workers.intake.source.traced_numbers import Number, Traced
 from tilewright.workers.intake.triton.kernel_module import Origin
 from tilewright.workers.intake.triton.kernel_text import definition
 from tilewright.workers.intake.triton.trace import Launch, Trace
 
+_OTHER_VENDOR = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 
-class Lifting:
-    """Says numbers of a recording, and makes ``knobs`` (by name) of what compile-time arguments are made of."""
+
+class KnobFinder:
+    """Writes numbers of a recording, and makes ``knobs`` (by name) of what compile-time arguments are made of."""
 
     def __init__(self, trace: Trace, origin: Origin) -> None:
         self._trace, self._device = trace, origin.device
@@ -24,144 +26,127 @@ class Lifting:
         self.notes: list[str] = []
 
     def options(self, launch: Launch, name: str, launches: Sequence[Launch]) -> list[str]:
+        """The options of a launch as text. Warps and stages become knobs."""
         several = len({id(step.kernel.fn) for step in launches}) > 1
         suffix = f"_{name}" if several else ""
         given = dict(launch.options)
-        said = []
-        warps = int(symbols.plain(given.pop("num_warps", 4)))
-        said.append(f"num_warps={self._option(f'num_warps{suffix}', warps, WARPS, launch, 'num_warps')}")
+        warps = int(traced_numbers.plain(given.pop("num_warps", 4)))
+        texts = [f"num_warps={self._option(f'num_warps{suffix}', warps, WARPS, launch, 'num_warps')}"]
         loops = any(isinstance(n, ast.For | ast.While) for n in ast.walk(definition(launch.kernel.fn)[0]))
         stages = given.pop("num_stages", None)
-        own = "num_stages" in launch.arguments
-        if not own and (loops or stages is not None):
-            value = int(symbols.plain(stages if stages is not None else 3))
-            said.append(
+        if "num_stages" not in launch.arguments and (loops or stages is not None):
+            value = int(traced_numbers.plain(stages if stages is not None else 3))
+            texts.append(
                 f"num_stages={self._option(f'num_stages{suffix}', value, STAGES, launch, 'num_stages')}"
             )
         for key, value in given.items():
-            plain = symbols.plain(value)
-            if key in ("waves_per_eu", "matrix_instr_nonkdim", "kpack"):
-                self.notes.append(
-                    f"{key}={plain} of the launch is left out: it speaks of another vendor's device"
-                )
-            elif key == "num_ctas" and plain == 1:
-                continue
-            else:
-                said.append(f"{key}={plain!r}")
-        return said
+            plain = traced_numbers.plain(value)
+            if key in _OTHER_VENDOR:
+                self.notes.append(f"the launch's {key}={plain} is dropped: it is for another vendor's device")
+            elif key != "num_ctas" or plain != 1:
+                texts.append(f"{key}={plain!r}")
+        return texts
 
     def _option(self, name: str, value: int, known: Sequence[int], launch: Launch, key: str) -> str:
         configured = _configured(launch, key, value)
-        low, high = (1, 16) if key == "num_warps" else (1, 5)
-        values = tuple(sorted({value, *configured, *(v for v in known if low <= v <= high)}))
+        most = 16 if key == "num_warps" else 5
+        values = tuple(sorted({value, *configured, *(v for v in known if v <= most)}))
         source = f"option {key} of the launch at line {launch.line}"
-        self._add(Knob(name, value, values, name, source, True, configured))
+        self._add(Knob(name, value, values, source, name, True, configured))
         return f'params["{name}"]'
 
     def _add(self, knob: Knob) -> None:
         self.knobs.setdefault(knob.name, knob)
 
     def number(
-        self,
-        value: Any,
-        line: int,
-        parameter: str = "",
-        constexpr: bool = False,
-        launch: Launch | None = None,
+        self, value: Number, parameter: str = "", constexpr: bool = False, launch: Launch | None = None
     ) -> str:
-        if not isinstance(value, symbols.Traced):
-            return symbols.number_text(value)
+        """A number as text; the knobs that a compile-time argument is made of are found on the way."""
+        if not isinstance(value, Traced):
+            return traced_numbers.number_text(value)
         if "compiled" in value.atoms:
-            value = self._occupancy(value)
-            if isinstance(value, str):
-                return value
+            return self._occupancy(value)
         if constexpr and launch is not None:
-            self.lift(value, parameter, launch)
+            self.find(value, parameter, launch)
         return self.resolved(value.code)
 
-    def lift(self, value: Any, parameter: str, launch: Launch) -> None:
+    def find(self, value: Traced, parameter: str, launch: Launch) -> None:
         """Make knobs of the literals and configurations that a compile-time argument is made of."""
+        kernel = launch.kernel.fn.__name__
         for atom in sorted(value.atoms - {knob.atom for knob in self.knobs.values()}):
-            if atom.startswith("C") and atom in self._trace.atoms:
-                default = self._trace.atoms[atom]
+            default = self._trace.atoms.get(atom)
+            if atom.startswith("C") and default is not None:
                 key = atom.rpartition("__")[2].rstrip("_")
                 configured = _configured(launch, key, default)
                 values = tuple(sorted({default, *configured, *between(default, configured)}))
-                source = f"autotune configurations of {launch.kernel.fn.__name__}"
-                told = len(set(configured)) > 1  # else its authors never chose between values
-                self._add(Knob(self._knob_name(key, launch), default, values, atom, source, told, configured))
-            elif atom.startswith("K") and atom in self._trace.atoms:
-                default = self._trace.atoms[atom]
-                source = f"default of {parameter} of {launch.kernel.fn.__name__}"
+                source = f"autotune configurations of {kernel}"
+                certain = len(set(configured)) > 1  # else its authors never chose between values
+                name = self._knob_name(key, launch)
+                self._add(Knob(name, default, values, source, atom, certain, configured))
+            elif atom.startswith("K") and default is not None:
                 name = self._knob_name(parameter, launch)
-                self._add(Knob(name, default, around(default), atom, source, False))
-            elif atom in self._literals and not isinstance(value, symbols.TracedBool):
+                source = f"default of {parameter} of {kernel}"
+                self._add(Knob(name, default, values_around(default), source, atom))
+            elif atom in self._literals and not isinstance(value, traced_numbers.TracedBool):
                 default, _, line = self._literals[atom]
                 exact = value.code == atom
                 name = parameter if exact else self._names.get(atom) or f"{parameter}_{default}"
-                self._add(
-                    Knob(
-                        self._knob_name(name, launch),
-                        default,
-                        around(default),
-                        atom,
-                        f"literal at line {line}",
-                        False,
-                    )
-                )
+                name = self._knob_name(name, launch)
+                self._add(Knob(name, default, values_around(default), f"literal at line {line}", atom))
 
     def note_echoes(self, launch: Launch, fixed: set[str]) -> None:
         """Literals of the grid and of run-time arguments that have the value of a literal that is a knob."""
         given = [v for p, v in launch.arguments.items() if p not in fixed]
         repeated = {knob.default for knob in self.knobs.values() if not knob.certain and not knob.echo}
         known = {knob.atom for knob in self.knobs.values()}
-        for atom in sorted(symbols.atoms_of(*launch.grid, *given) - known):
+        for atom in sorted(traced_numbers.atoms_of(*launch.grid, *given) - known):
             value, _, line = self._literals.get(atom, (0, "", 0))
             if value in repeated:
                 name = f"again_{value}_{len(self.knobs)}"
-                self._add(Knob(name, value, (value,), atom, f"literal at line {line}", False, echo=True))
+                self._add(Knob(name, value, (value,), f"literal at line {line}", atom, echo=True))
 
     def _knob_name(self, wanted: str, launch: Launch) -> str:
         name = re.sub(r"\W", "_", wanted).lstrip("_") or "knob"
         return name if name not in self.knobs else f"{name}_{launch.kernel.fn.__name__.lstrip('_')}"
 
-    def _occupancy(self, value: Any) -> Any:
-        """Programs that fill the device: a knob in place of what only compiled code could say."""
-        plain = int(symbols.plain(value))
+    def _occupancy(self, value: Traced) -> str:
+        """Programs that fill the device: a knob in place of what only compiled code could tell."""
         tree = ast.parse(value.code, mode="eval").body
-        pieces = [node for node in ast.walk(tree) if isinstance(node, ast.expr)]
-        whole = None
-        for node in pieces:  # outermost first
-            text = ast.unparse(node)
-            if re.search(r"Dn_regs_|Dshared_", text) and not re.search(r"\.shape|\.stride|\.numel", text):
-                whole = text
-                break
+        texts = [
+            ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.expr)
+        ]  # outermost first
+        measured = next(
+            (
+                t
+                for t in texts
+                if re.search(r"Dn_regs_|Dshared_", t) and not re.search(r"\.shape|\.stride|\.numel", t)
+            ),
+            None,
+        )
         found = re.search(r"\bDmultiprocessor_count_", value.code)
-        programs = self._device["Dmultiprocessor_count_"] if found else max(plain, 1)
-        knob = Knob("programs", programs * 4, tuple(programs * n for n in (1, 2, 4, 8, 16, 32)), "programs",
-                    "programs on the device at once, which the wrapper works out from compiled code", True)  # fmt: skip
-        self._add(knob)
-        if whole is None:
-            return 'params["programs"]'
-        text = ast.unparse(tree).replace(whole, 'params["programs"]')
-        return self.resolved(text)
+        programs = (
+            self._device["Dmultiprocessor_count_"] if found else max(int(traced_numbers.plain(value)), 1)
+        )
+        source = "programs on the device at once, which the wrapper computes from compiled code"
+        values = tuple(programs * n for n in (1, 2, 4, 8, 16, 32))
+        self._add(Knob("programs", programs * 4, values, source, "programs", True))
+        text = 'params["programs"]'
+        return text if measured is None else self.resolved(ast.unparse(tree).replace(measured, text))
 
     def resolved(self, code: str) -> str:
         """An expression with knobs as parameters and all else that is constant as numbers."""
         knobs = {knob.atom: knob.name for knob in self.knobs.values()}
 
-        def say(match: re.Match[str]) -> str:
+        def text(match: re.Match[str]) -> str:
             atom = match[0]
             if atom in knobs:
                 return f'params["{knobs[atom]}"]'
             if atom in self._literals:
                 return str(self._literals[atom][0])
-            if atom in self._trace.atoms:
-                return repr(self._trace.atoms[atom])
-            return atom
+            return repr(self._trace.atoms[atom]) if atom in self._trace.atoms else atom
 
-        text = re.sub(r"\b[LCK]\w+_\b", say, code)
-        return re.sub(r"\bD\w+_\b", lambda m: str(self._device.get(m[0], 1)), text)
+        made = re.sub(r"\b[LCK]\w+_\b", text, code)
+        return re.sub(r"\bD\w+_\b", lambda m: str(self._device.get(m[0], 1)), made)
 
 
 def _configured(launch: Launch, key: str, default: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""A recorded call as a module of the dialect: kernels, ``launch``, and the knobs between them."""
+"""Writes a recorded call as a kernel module: its kernels, ``launch``, and the knobs between them."""
 
 from __future__ import annotations
 
@@ -12,33 +12,42 @@ import triton.language as tl
 from triton.runtime.jit import TensorWrapper
 
 from tilewright.workers.intake.calls.sizes import size_code
-from tilewright.workers.intake.source import traced_numbers as symbols
+from tilewright.workers.intake.child_program import Refusal
+from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.source.knobs import constexprs
-from tilewright.workers.intake.triton import scalar_reads as read_values
-from tilewright.workers.intake.triton import torch_kernels as torch_ops
-from tilewright.workers.intake.triton.copies import COPY, COPY_TEXT
+from tilewright.workers.intake.triton import scalar_reads, torch_kernels
 from tilewright.workers.intake.triton.dead_branches import constants_of
-from tilewright.workers.intake.triton.kernel_module import Origin, Taken, Wanted
+from tilewright.workers.intake.triton.kernel_module import KernelModule, Origin, ResultTypes
 from tilewright.workers.intake.triton.kernel_text import Kernels, Text, dtype_name, is_jitted
-from tilewright.workers.intake.triton.knob_finder import Lifting
+from tilewright.workers.intake.triton.knob_finder import KnobFinder
 from tilewright.workers.intake.triton.results import results_of, root_of
-from tilewright.workers.intake.triton.trace import Launch, Refusal, Trace, Var, Work
+from tilewright.workers.intake.triton.trace import Launch, Trace, Var, Work
+
+COPY = "copy_argument"
+COPY_TEXT = """@triton.jit
+def copy_argument(source, target, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at, mask=at < size), mask=at < size)"""
+"""The kernel that copies an argument which the function changes in place."""
+
+_DESCRIPTOR = "from triton.tools.tensor_descriptor import TensorDescriptor\n"
+_STRANGER = "a kernel is given a tensor that is neither argument nor made by the call"
 
 
-def emit(trace: Trace, origin: Origin, wanted: Wanted) -> Taken:
+def module_of(trace: Trace, origin: Origin, types: ResultTypes) -> KernelModule:
     """The module of a recording. Raises Refusal."""
-    return _Emitter(trace, origin).module(wanted)
+    return _ModuleWriter(trace, origin).module(types)
 
 
-class _Emitter:
+class _ModuleWriter:
     def __init__(self, trace: Trace, origin: Origin) -> None:
-        self._trace, self._origin, self._dims, self._keeps = trace, origin.title, origin.dims, origin.keeps
+        self._trace, self._origin = trace, origin
         self._kernels = Kernels()
-        self._lifting = Lifting(trace, origin)
+        self._finder = KnobFinder(trace, origin)
         self._kernels.refusals += trace.refusals
         self._notes: list[str] = list(trace.notes)
 
-    def module(self, wanted: Wanted) -> Taken:
+    def module(self, types: ResultTypes) -> KernelModule:
         launches = [step for step in self._trace.steps if isinstance(step, Launch)]
         if not launches:
             raise Refusal("the call launches no Triton kernel")
@@ -46,27 +55,18 @@ class _Emitter:
         for launch in launches:
             by_kernel.setdefault(id(launch.kernel.fn), []).append(launch.arguments)
         self._kernels.given = {fn: constants_of(given) for fn, given in by_kernel.items()}
-        results = results_of(self._trace, wanted, self._keeps)
-        outputs = results.chosen
+        results = results_of(self._trace, types, self._origin.keeps_arguments)
         self._notes += results.notes
         self._kernels.refusals += results.refusals
-        body = self._statements(launches, outputs, results.replaced)
+        body = self._statements(launches, results.chosen, results.replaced)
         self._kernels.keep_used(body)
-        constants = "".join(f"{n} = {t}\n" for n, t in self._kernels.constants.items())
-        functions = "\n\n".join(t.text for t in self._kernels.functions.values())
-        maths = "import math\n\n" if "math." in body else ""
-        source = (
-            f'"""Taken from {self._origin}."""\n\n{maths}import torch\nimport triton\nimport triton.language as tl\n\n'
-            f"SPACE = {{}}\n\n{constants}\n\n{functions}\n\n\ndef launch(inputs, params):\n{body}"
-        )
-        if "TensorDescriptor(" in body:
-            source = source.replace(
-                "import triton.language as tl\n",
-                "import triton.language as tl\n"
-                "from triton.tools.tensor_descriptor import TensorDescriptor\n", 1)  # fmt: skip
-        notes = [*self._notes, *self._lifting.notes, *self._kernels.notes]
-        tensors = [var.tensor for var in outputs]
-        return Taken(source, list(self._lifting.knobs.values()), tensors, self._kernels, notes)
+        source = self._kernels.module(
+            f"def launch(inputs, params):\n{body}", f"From {self._origin.title}.",
+            _DESCRIPTOR if "TensorDescriptor(" in body else "",
+        )  # fmt: skip
+        notes = [*self._notes, *self._finder.notes, *self._kernels.notes]
+        tensors = [var.tensor for var in results.chosen]
+        return KernelModule(source, list(self._finder.knobs.values()), tensors, self._kernels, notes)
 
     def _statements(
         self, launches: Sequence[Launch], outputs: Sequence[Var], replaced: Mapping[str, str]
@@ -83,7 +83,7 @@ class _Emitter:
                     )
                     self._kernels.functions.setdefault(COPY, Text(COPY, COPY_TEXT, ""))
                     self._notes.append(
-                        f"{name} is changed in place: it is copied first, and the copy's time counts"
+                        f"{name} is changed in place: each call copies it first, and the copy's time counts"
                     )
                 else:
                     shape = self._fresh_shape(var, replaced)
@@ -101,7 +101,7 @@ class _Emitter:
                 if root_of(var).name in used:
                     lines.append(f"{var.name}.{method}()")
             elif step.name in used and step.text is not None:
-                lines.append(f"{step.name} = {self._lifting.resolved(step.text)}")
+                lines.append(f"{step.name} = {self._finder.resolved(step.text)}")
         returned = []
         for place, var in enumerate(outputs):
             returned.append(var.name)
@@ -113,7 +113,7 @@ class _Emitter:
                     f"r{place}", torch.empty_like(var.tensor, memory_format=torch.contiguous_format), "fresh"
                 )
                 own = Trace({})
-                if not torch_ops.elementwise(own, "copy", "x0", [var], target, var.line):
+                if not torch_kernels.elementwise(own, "copy", "x0", [var], target, var.line):
                     raise Refusal("a result is a view of more than six dimensions", var.line)
                 lines.append(self._work(own.steps[0]))
         lines.append(f"return ({', '.join(returned)},)")
@@ -123,18 +123,18 @@ class _Emitter:
         """The launch of a kernel of ours."""
         self._kernels.functions.setdefault(work.kernel, Text(work.kernel, work.text, ""))
         place = f"line {work.line}: " if work.line else ""
-        self._notes.append(f"{place}torch's {work.what} becomes a kernel, whose time counts")
-        return self._lifting.resolved(work.call)
+        self._notes.append(f"{place}torch's {work.what} becomes a kernel, and its time counts")
+        return self._finder.resolved(work.call)
 
     def _fresh_shape(self, var: Var, replaced: Mapping[str, str]) -> str:
         """The shape of an output argument, said by the shapes of what is truly given."""
         places = {
             dim: f'inputs["{name}"].shape[{axis}]'
-            for name, shape in self._dims.items() if name not in replaced
+            for name, shape in self._origin.dims.items() if name not in replaced
             for axis, dim in enumerate(shape) if isinstance(dim, str)
         }  # fmt: skip
-        said = zip(var.tensor.shape, self._dims[var.name], strict=True)
-        return ", ".join(size_code(dim, places) or str(int(size)) for size, dim in said)
+        pairs = zip(var.tensor.shape, self._origin.dims[var.name], strict=True)
+        return ", ".join(size_code(dim, places) or str(int(size)) for size, dim in pairs)
 
     def _used_vars(self, launches: Sequence[Launch], outputs: Sequence[Var]) -> set[str]:
         used: set[str] = set()
@@ -162,19 +162,14 @@ class _Emitter:
                 if isinstance(value, torch.Tensor):
                     found = self._trace.find(value)
                     if found is None:
-                        raise Refusal(
-                            "a kernel is given a tensor that is neither argument nor made by the call",
-                            launch.line,
-                        )
+                        raise Refusal(_STRANGER, launch.line)
                     add(found)
-                elif isinstance(value, TensorWrapper):
-                    add(self._descriptor_base(value, launch.line))
-                elif isinstance(value, symbols.Traced):
+                elif isinstance(value, traced_numbers.Traced):
                     texts.append(value.code)
                     for atom in value.atoms & set(self._trace.reads):
                         add(self._trace.reads[atom])
-                elif hasattr(value, "block_shape") and hasattr(value, "base"):
-                    add(self._descriptor_base(value, launch.line))
+                elif isinstance(value, TensorWrapper) or _is_descriptor(value):
+                    add(self._base_of(value, launch.line))
         for var in outputs:
             add(var)
         by_name = {step.name: step for step in self._trace.steps if isinstance(step, Var)}
@@ -186,10 +181,10 @@ class _Emitter:
             place += 1
         return used
 
-    def _descriptor_base(self, value: Any, line: int) -> Var:
+    def _base_of(self, value: Any, line: int) -> Var:
         found = self._trace.find(value.base)
         if found is None:
-            raise Refusal("a descriptor is of a tensor that is neither argument nor made by the call", line)
+            raise Refusal(_STRANGER, line)
         return found
 
     def _launch(self, launch: Launch, launches: Sequence[Launch]) -> list[str]:
@@ -197,70 +192,68 @@ class _Emitter:
         fixed = constexprs(kernel.fn)
         name = self._reading(launch, fixed)
         for parameter, value in launch.arguments.items():
-            if parameter in fixed and isinstance(value, symbols.Traced) and "compiled" not in value.atoms:
-                self._lifting.lift(value, parameter, launch)
-        self._lifting.note_echoes(launch, fixed)
+            if (
+                parameter in fixed
+                and isinstance(value, traced_numbers.Traced)
+                and "compiled" not in value.atoms
+            ):
+                self._finder.find(value, parameter, launch)
+        self._finder.note_echoes(launch, fixed)
         arguments = []
         for parameter, value in launch.arguments.items():
-            if read_values.is_read(value):
+            if scalar_reads.is_read(value):
                 arguments += self._given(parameter, value)
             else:
                 arguments.append(self._argument(parameter, value, parameter in fixed, launch))
         missing = [p for p in kernel.arg_names if p not in launch.arguments]
         if missing:
             raise Refusal(f"the launch of {kernel.fn.__name__} leaves out {', '.join(missing)}", launch.line)
-        options = self._lifting.options(launch, name, launches)
-        grid = ", ".join(self._lifting.number(g, launch.line) for g in launch.grid)
+        options = self._finder.options(launch, name, launches)
+        grid = ", ".join(self._finder.number(g) for g in launch.grid)
         return [f"{name}[({grid},)]({', '.join([*arguments, *options])})"]
 
     def _reading(self, launch: Launch, fixed: Collection[str]) -> str:
         """The kernel of a launch, loading itself what the wrapper read from tensors; its name."""
         heads = {}
         for parameter, value in launch.arguments.items():
-            if read_values.is_read(value):
+            if scalar_reads.is_read(value):
                 head = self._head(parameter, value)
                 if head is None or parameter in fixed:
-                    what = f"argument {parameter} of a kernel is worked out from a tensor's values"
+                    what = f"argument {parameter} of a kernel is computed from a tensor's values"
                     self._kernels.refusals.append((launch.line, what))
                 else:
                     heads[self._renamed_parameter(launch, parameter)] = head
-        if any(map(read_values.is_read, launch.grid)):
-            self._kernels.refusals.append((launch.line, "a grid is worked out from a tensor's values"))
-        name = self._kernels.take(launch.kernel)
+        if any(map(scalar_reads.is_read, launch.grid)):
+            self._kernels.refusals.append((launch.line, "a grid is computed from a tensor's values"))
+        name = self._kernels.add(launch.kernel)
         return self._kernels.variant(name, heads) if heads else name
 
     def _renamed_parameter(self, launch: Launch, parameter: str) -> str:
-        return self._kernels.parameters[self._kernels.take(launch.kernel)].get(parameter, parameter)
+        return self._kernels.parameters[self._kernels.add(launch.kernel)].get(parameter, parameter)
 
-    def _head(self, parameter: str, value: Any) -> read_values.Head | None:
-        return read_values.head(parameter, value.code, self._trace.reads)
+    def _head(self, parameter: str, value: Any) -> scalar_reads.Head | None:
+        return scalar_reads.head(parameter, value.code, self._trace.reads)
 
     def _given(self, parameter: str, value: Any) -> list[str]:
         """What a kernel is given in place of a number that was read from a tensor."""
         head = self._head(parameter, value)
         texts = head.given.values() if head is not None else ()
         return [
-            self._trace.reads[t].name if t in self._trace.reads else self._lifting.resolved(t) for t in texts
+            self._trace.reads[t].name if t in self._trace.reads else self._finder.resolved(t) for t in texts
         ]
 
     def _argument(self, parameter: str, value: Any, constexpr: bool, launch: Launch) -> str:
         if isinstance(value, TensorWrapper):
-            base = self._trace.find(value.base)
-            if base is None:
-                raise Refusal(
-                    "a kernel is given a tensor that is neither argument nor made by the call", launch.line
-                )
+            base = self._base_of(value, launch.line)
             return f"triton.reinterpret({base.name}, tl.{dtype_name(value.dtype)})"
         if isinstance(value, torch.Tensor):
             found = self._trace.find(value)
             assert found is not None
             return found.name
-        if value is None or isinstance(value, str):
-            return repr(value)
-        if isinstance(value, bool):
+        if value is None or isinstance(value, str | bool):
             return repr(value)
         if isinstance(value, int | float):
-            return self._lifting.number(value, launch.line, parameter, constexpr, launch)
+            return self._finder.number(value, parameter, constexpr, launch)
         if isinstance(value, tl.constexpr):
             return self._argument(parameter, value.value, True, launch)
         if isinstance(value, tl.dtype):
@@ -271,13 +264,17 @@ class _Emitter:
         if isinstance(value, tuple | list):
             return f"({', '.join(self._argument(parameter, v, constexpr, launch) for v in value)},)"
         if is_jitted(value):
-            return self._kernels.take(value)
-        if hasattr(value, "block_shape") and hasattr(value, "base"):
-            base = self._descriptor_base(value, launch.line)
-            parts = [[self._lifting.number(n, launch.line, parameter, True, launch) for n in part]
+            return self._kernels.add(value)
+        if _is_descriptor(value):
+            base = self._base_of(value, launch.line)
+            parts = [[self._finder.number(n, parameter, True, launch) for n in part]
                      for part in (value.shape, value.strides, value.block_shape)]  # fmt: skip
             return f"TensorDescriptor({base.name}, {', '.join('[' + ', '.join(p) + ']' for p in parts)})"
         raise Refusal(f"argument {parameter} of a kernel is a {type(value).__name__}", launch.line)
+
+
+def _is_descriptor(value: object) -> bool:
+    return hasattr(value, "block_shape") and hasattr(value, "base")
 
 
 def _tidy(line: str) -> str:

@@ -1,173 +1,139 @@
-"""The child that takes a kernel in: one request as JSON on stdin, one answer as JSON on stdout.
+"""The program that reads Triton functions in.
 
-It runs the user's own file, recorded, and then only the module that was made of it, in Triton's interpreter: on small
-shapes of the same kind, against the reference, and with other values of what may be a knob.
+It runs the user's own file, recorded, and then only the module that was written from it, in Triton's interpreter: on
+small shapes of the same kind, against the reference, and with other values of what may be a parameter of the search.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
-import json
 import os
 import re
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from tilewright.fitness import dialect
 from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.call_text import parse
-from tilewright.workers.intake.judge.bounds import wrong
+from tilewright.workers.intake.calls.sizes import shape_text
+from tilewright.workers.intake.child_program import Answer, Refusal, Request, answer_request, refused
+from tilewright.workers.intake.judge import bounds
+from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, negative_numbers
+from tilewright.workers.intake.judge.oracles import Oracle, OwnAnswers
 from tilewright.workers.intake.judge.reference import function_of
-from tilewright.workers.intake.judge.self_reference import ITSELF, Own
+from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand, operand_row
 from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
-from tilewright.workers.intake.triton.bars import bars
-from tilewright.workers.intake.triton.call_site import (
-    Oracle,
-    Site,
-    computes,
-    signature_names,
-    traced_at,
-    wanted_of,
-)
-from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, TooSlow, run
-from tilewright.workers.intake.triton.kernel_module import Taken
-from tilewright.workers.intake.triton.knob_evidence import (
-    evidence,
-    independent_of,
-    operator_of,
-    work_of,
-)
-from tilewright.workers.intake.triton.stub_device import noted_device
-from tilewright.workers.intake.triton.trace import Refusal
-from tilewright.workers.intake.triton.trial import (
+from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
+from tilewright.workers.intake.triton.checked_shapes import (
+    checked_shapes,
     deep_shape,
-    several_tiles,
-    shapes_of,
+    shape_of_several_tiles,
 )
+from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Crashed, Run, TooSlow, run
+from tilewright.workers.intake.triton.kernel_module import KernelModule
+from tilewright.workers.intake.triton.kernel_text import Kernels, is_jitted, kernel_function
+from tilewright.workers.intake.triton.knob_evidence import independent_dimensions, product_work, tiling_knobs
+from tilewright.workers.intake.triton.stub_device import stub_device
 from tilewright.workers.runners.triton.candidate import load_module
 from tilewright.workers.runners.triton.interpreter_rounding import repair
 from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
 
+EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1)
+_NO_LAUNCH = "def launch(inputs, params):\n    return ()\n"
 _OUTSIDE = re.compile(r"the name u\d+ is not defined")
 
 
-def main() -> None:
-    request = json.load(sys.stdin)
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    try:
-        answer = take(request)
-    except dimensions.Uneven as error:
-        answer = {"refusals": [{"line": 0, "what": str(error)}]}
-    except Refusal as refusal:
-        answer = {"refusals": [{"line": refusal.line, "what": refusal.what}]}
-    except LookupError as error:
-        if not str(error).startswith("--reference"):
-            raise
-        answer = {"refusals": [{"line": 0, "what": str(error)}]}
-    except TooSlow:
-        what = f"a checked shape takes more than {RUN_SECONDS} s in the interpreter, on a machine as busy as this"
-        answer = {"refusals": [{"line": 0, "what": what}]}
-    except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-        import traceback
-
-        traceback.print_exc()
-        line = next(
-            (
-                f.lineno
-                for f in reversed(traceback.extract_tb(error.__traceback__))
-                if f.filename == request["path"]
-            ),
-            0,
-        )
-        text = str(error).splitlines()[0] if str(error) else ""
-        answer = {
-            "refusals": [{"line": line or 0, "what": f"the call raises {type(error).__name__}: {text}"}]
-        }
-    json.dump(answer, out)
-    out.close()
-
-
-def take(request: Mapping[str, Any]) -> dict[str, Any]:
+def answer_to(request: Request) -> Answer:
     """The answer to a request: {source, operator, ...} or {refusals}."""
     began = time.monotonic()
     if not request.get("function"):
-        return _surveyed(request)
-    site, taken = _recorded(request)
-    taken.notes[:] = dict.fromkeys(taken.notes)
-    answer: dict[str, Any] = {"notes": taken.notes, "dims": site.dims}
-    answer["refusals"] = _refusals(taken, site)
-    answer["knobs"] = [
-        {"name": k.name, "default": k.default, "values": list(k.values), "source": k.source}
-        for k in taken.knobs
-        if not k.echo
-    ]
-    if answer["refusals"]:
-        return answer
-    answer.update(_judged(request, site, taken))
+        return _survey(request)
+    try:
+        site, text = recorded(request)
+        notes = list(dict.fromkeys(text.notes))
+        answer: Answer = {"notes": notes, "dims": site.dims, "refusals": violations(text, site.path)}
+        answer["knobs"] = [
+            {"name": k.name, "default": k.default, "values": list(k.values), "source": k.source}
+            for k in text.knobs
+            if not k.echo
+        ]
+        if not answer["refusals"]:
+            os.chdir(request["folder"])
+            answer.update(_judged(site, text, notes))
+    except dimensions.Uneven as error:
+        return refused(str(error))
+    except TooSlow:
+        return refused(
+            f"a checked shape takes more than {RUN_SECONDS} s in the interpreter, on a machine as busy as this"
+        )
     answer["seconds"] = time.monotonic() - began
     return answer
 
 
-def _recorded(request: Mapping[str, Any]) -> tuple[Site, Taken]:
-    part = request["part"]
-    path = str(Path(request["path"]).resolve())
-    with noted_device(part):
+def recorded(request: Request) -> tuple[CallSite, KernelModule]:
+    """The function with its calls, and the module of the first. Raises Refusal, Uneven, and what the file raises."""
+    part, path = request["part"], Path(request["path"]).resolve()
+    with stub_device(part):
         literals = Literals()
-        module, _ = load(Path(path), request["function"], literals)
-        function: Any = module
-        for name in request["function"].split("."):
-            if not hasattr(function, name):
-                raise Refusal(f"{Path(path).name} defines no {request['function']}")
-            owner, function = function, getattr(function, name)
-            if isinstance(owner, type) and "self" in getattr(function, "__code__", _NO_CODE).co_varnames[:1]:
-                function = getattr(_made(owner, module), name)
-        if not callable(function):
-            raise Refusal(f"{request['function']} of {Path(path).name} is no function")
-        if isinstance(function, type) and callable(getattr(function, "forward", None)):
-            function = _made(function, module).forward  # a layer: its kernels are launched there
-        site = Site(
+        module, _ = load(path, request["function"], literals)
+        function = _function_in(module, request["function"], path.name)
+        calls = [parse(text) for text in request["calls"]]
+        site = CallSite(
             function,
-            path,
+            str(path),
             request["function"],
-            [parse(text) for text in request["calls"]],
+            calls,
+            request["reference"],
             literals=literals,
             part=part,
         )
-        names = signature_names(function, site.calls[0])
-        raw, site.places = dimensions.operands(site.calls, dimensions.slots(site.calls, names), frozenset())
+        names = argument_names(function, calls[0])
+        raw, site.places = dimensions.operands(calls, dimensions.tensor_places(calls, names), frozenset())
 
         def works(dims: Mapping[str, int], operands: list[Operand]) -> bool:
             site.operands, site.dims = operands, [dict(dims)]
             try:
-                wanted = wanted_of(request, site)
-                if wanted is None:
+                results = site.result_types(dims)
+                if results is None:
                     return False
-                traced_at(site, site.dims[0], wanted)
+                site.module_at(dims, results)
             except Exception:  # noqa: BLE001 - these dimensions are not different ones
                 return False
             return True
 
-        surely = None
-        if request["reference"] != ITSELF:
-            surely = functools.partial(computes, function_of(request["reference"]), site)
-        site.operands, site.dims = dimensions.settle(raw, len(site.calls), works, surely=surely)
-        wanted = wanted_of(request, site)
-        return site, traced_at(site, site.dims[0], wanted)
+        surely = None if site.reference == SELF else site.reference_takes
+        site.operands, site.dims = dimensions.settle(raw, len(calls), works, surely=surely)
+        return site, site.module_at(site.dims[0], site.result_types(site.dims[0]))
 
 
-_NO_CODE = (lambda: None).__code__
+def _function_in(module: ModuleType, name: str, file: str) -> Any:
+    """A function, a method of a new object, or what a layer's ``forward`` does."""
+    function: Any = module
+    for part in name.split("."):
+        if not hasattr(function, part):
+            raise Refusal(f"{file} defines no {name}")
+        owner, function = function, getattr(function, part)
+        code = getattr(function, "__code__", None)
+        if isinstance(owner, type) and code is not None and "self" in code.co_varnames[:1]:
+            function = getattr(_object_of(owner, module), part)
+    if not callable(function):
+        raise Refusal(f"{name} of {file} is no function")
+    if isinstance(function, type) and callable(getattr(function, "forward", None)):
+        return _object_of(function, module).forward  # a layer launches its kernels there
+    return function
 
 
-def _made(kind: type, module: Any) -> Any:
+def _object_of(kind: type, module: ModuleType) -> Any:
     """An object of a class, with the arguments that the file has for it (``get_init_inputs``), if any."""
     try:
         given = module.get_init_inputs()
@@ -179,173 +145,194 @@ def _made(kind: type, module: Any) -> Any:
         raise Refusal(f"{kind.__name__} cannot be made without arguments: {error}") from error
 
 
-def _refusals(taken: Taken, site: Site) -> list[dict[str, Any]]:
-    """All that the dialect has against the module, at the user's lines."""
-    found = [{"line": line, "what": what, "file": site.path} for line, what in taken.kernels.refusals]
-    lines = taken.source.splitlines()
+# -- what the dialect refuses ----------------------------------------------------------------------------
+
+
+def violations(text: KernelModule, path: str) -> list[dict[str, Any]]:
+    """All that the dialect refuses in a module, at the lines of the user's file ``path``."""
+    refusals = text.kernels.refusals
+    found: list[dict[str, Any]] = [{"line": line, "what": what, "file": path} for line, what in refusals]
+    lines = text.source.splitlines()
     starts = {}
-    for text in taken.kernels.functions.values():
-        head = next((row for row in text.text.splitlines() if row.startswith("def ")), "")
+    for kernel in text.kernels.functions.values():
+        rows = kernel.text.splitlines()
+        head = next((row for row in rows if row.startswith("def ")), "")
         if head in lines:
-            starts[text.name] = lines.index(head) - text.text.splitlines().index(head)
-    for violation in dialect.check(taken.source, entry="launch"):
-        if taken.kernels.refusals and _OUTSIDE.match(violation.what):
+            starts[kernel.name] = lines.index(head) - rows.index(head)
+    for violation in dialect.check(text.source, entry="launch"):
+        if refusals and _OUTSIDE.match(violation.what):
             continue  # what torch computes is refused where it is computed
         line, file = 0, ""
         for name, start in starts.items():
-            text = taken.kernels.functions[name]
+            kernel = text.kernels.functions[name]
             within = violation.line - start
-            if 0 < within <= len(text.text.splitlines()):
-                line, file = text.lines.get(within, 0), text.file
-        found.append(
-            {
-                "line": line,
-                "what": violation.what,
-                "file": file,
-                "said": lines[violation.line - 1].strip() if violation.line else "",
-            }
-        )
-    unique = {(f["file"], f["line"], f["what"]): f for f in found}
-    return list(unique.values())
+            if 0 < within <= len(kernel.text.splitlines()):
+                line, file = kernel.lines.get(within, 0), kernel.file
+        code = lines[violation.line - 1].strip() if violation.line else ""
+        found.append({"line": line, "what": violation.what, "file": file, "code": code})
+    return _distinct(found)
 
 
-def _surveyed(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands in a file: its kernels, each with what the dialect has against it, and the functions around them."""
-    from tilewright.workers.intake.triton.kernel_text import Kernels, is_jitted
+def _distinct(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({(f["file"], f["line"], f["what"]): f for f in found}.values())
 
-    path = str(Path(request["path"]).resolve())
-    with noted_device(request["part"]):
-        module, loader = load(Path(path), None, Literals())
-        kernels, functions, found = [], [], []
+
+def _survey(request: Request) -> Answer:
+    """The kernels and functions of a file, and all that the dialect refuses in the kernels."""
+    path = Path(request["path"]).resolve()
+    kernels, functions, found = [], [], []
+    with stub_device(request["part"]):
+        module, loader = load(path, None, Literals())
         for name, value in list(vars(module).items()):
             if is_jitted(value):
-                fn = value
-                while hasattr(fn, "fn"):
-                    fn = fn.fn
-                if getattr(fn, "__module__", "") != module.__name__:
-                    continue
-                kernels.append(name)
-                taken = Kernels()
-                taken.take(value)
-                found += _violations(taken, path)
-            elif (
-                inspect.isfunction(value)
-                and value.__module__ == module.__name__
-                and not name.startswith("tilewright_")
-            ):
-                functions.append(name)
-    unique = {(f["file"], f["line"], f["what"]): f for f in found}
-    refusals = sorted(unique.values(), key=lambda f: (f["file"], f["line"]))
+                if getattr(kernel_function(value), "__module__", "") == module.__name__:
+                    kernels.append(name)
+                    texts = Kernels()
+                    texts.add(value)
+                    source = texts.module(_NO_LAUNCH)
+                    found += violations(KernelModule(source, [], [], texts), str(path))
+            elif inspect.isfunction(value) and value.__module__ == module.__name__:
+                functions += [] if name.startswith("tilewright_") else [name]
+    refusals = sorted(_distinct(found), key=lambda f: (f["file"], f["line"]))
     return {"kernels": kernels, "functions": functions, "refusals": refusals, "notes": loader.missing}
 
 
-def _violations(kernels: Any, path: str) -> list[dict[str, Any]]:
-    constants = "".join(f"{n} = {t}\n" for n, t in kernels.constants.items())
-    functions = "\n\n".join(t.text for t in kernels.functions.values())
-    head = f"import torch\nimport triton\nimport triton.language as tl\n{constants}\n{functions}\n\n"
-    source = f"{head}def launch(inputs, params):\n    return ()\n"
-    taken = Taken(source, [], [], kernels)
-    return _refusals(taken, Site(None, path, "", []))  # type: ignore[arg-type]
+# -- the judge -------------------------------------------------------------------------------------------
 
 
-def _ready() -> None:
+def _prepare_interpreter() -> None:
     """Load what torch and Triton load with their first use, once for all the runs that are forked from here."""
-    import triton.experimental.gluon.nvidia.hopper  # noqa: F401
-
-
-def _reference(request: Mapping[str, Any], site: Site, module: Any, defaults: Mapping[str, Any]) -> Any:
-    """What answers are compared with: the reference, or where there is none the kernel as it stands."""
-    if request["reference"] != ITSELF:
-        return Oracle(function_of(request["reference"]))
-    return Own(
-        lambda inputs: run(module, defaults, inputs),
-        lambda one, other: wrong(one, other, site.operands),
-        site.operands,
-    )
-
-
-def _keeping(site: Site, taken: Taken) -> tuple[Taken, Any] | None:
-    """The module that keeps what arguments held where no kernel writes, as of a cache that is filled in places; None
-    where it is the same one."""
-    site.keeps = True
-    with noted_device(site.part):
-        kept = traced_at(site, site.dims[0], [(tuple(t.shape), t.dtype) for t in taken.outputs])
     torch.set_default_device("cpu")
-    return None if kept.source == taken.source else (kept, load_module(kept.source))
-
-
-def _judged(request: Mapping[str, Any], site: Site, taken: Taken) -> dict[str, Any]:
-    """Checked shapes, gates, and knobs with their evidence."""
-    torch.set_default_device("cpu")
-    _ready()
+    importlib.import_module("triton.experimental.gluon.nvidia.hopper")
     repair()
     leave_interpreter_unguarded()
-    os.chdir(request["folder"])
-    defaults = {k.name: k.default for k in taken.knobs}
-    module = load_module(taken.source)
-    reference = _reference(request, site, module, defaults)
-    places = _reference_places(request, site, taken)
-    notes: list[str] = []
-    shapes = shapes_of(request, site, taken, module, defaults, reference, notes)
+
+
+def seed_of(site: CallSite, text: KernelModule) -> Seed:
+    """The module, loaded, with what its answers are compared with: the reference, or the module itself."""
+    module = load_module(text.source)
+    if site.reference != SELF:
+        return Seed(site, text, module, Oracle(function_of(site.reference), site.reference_calls()))
+    defaults = {knob.name: knob.default for knob in text.knobs}
+    own = OwnAnswers(
+        lambda inputs: run(module, defaults, inputs),
+        lambda one, other: bounds.wrong(one, other, site.operands),
+        site.operands,
+    )
+    return Seed(site, text, module, own)
+
+
+def keeping_arguments(site: CallSite, text: KernelModule) -> KernelModule | None:
+    """The module that keeps what arguments held where no kernel writes, as of a cache that is filled in places; None
+    where it is the same one."""
+    site.keeps_arguments = True
+    kept = _recorded_again(site, text.outputs)
+    return None if kept.source == text.source else kept
+
+
+def _recorded_again(site: CallSite, outputs: Sequence[torch.Tensor]) -> KernelModule:
+    """The module with these results alone."""
+    with stub_device(site.part):
+        text = site.module_at(site.dims[0], [(tuple(t.shape), t.dtype) for t in outputs])
+    torch.set_default_device("cpu")
+    return text
+
+
+def _seed_with_shapes(
+    site: CallSite, text: KernelModule, notes: list[str]
+) -> tuple[Seed, list[CheckedShape]]:
+    """Raises Refusal where the kernel agrees with the reference on no small shape."""
+    seed = seed_of(site, text)
+    shapes = checked_shapes(seed, notes)
+    if isinstance(shapes, str) and (kept := keeping_arguments(site, text)) is not None:
+        seed = seed_of(site, kept)
+        notes[:] = kept.notes
+        again = checked_shapes(seed, notes)
+        shapes = shapes if isinstance(again, str) else again
     if isinstance(shapes, str):
-        kept = _keeping(site, taken)
-        if kept is not None:
-            taken, module = kept
-            reference = _reference(request, site, module, defaults)
-            notes.clear()
-            kept_shapes = shapes_of(request, site, taken, module, defaults, reference, notes)
-            shapes = shapes if isinstance(kept_shapes, str) else kept_shapes
-    if isinstance(shapes, str):
-        return {"refusals": [{"line": 0, "what": shapes}], "notes": [*taken.notes, *notes]}
-    count = len(shapes[0].answers["randn"])
-    if count < len(taken.outputs):  # the reference could not be asked for shapes alone
-        judged_ones = [(tuple(t.shape), t.dtype) for t in taken.outputs[:count]]
-        with noted_device(site.part):
-            taken = traced_at(site, site.dims[0], judged_ones)
-        torch.set_default_device("cpu")
-        module = load_module(taken.source)
-    results, failed, spread = bars(request, site, taken, module, defaults, shapes, places, reference, notes)
+        raise Refusal(shapes)
+    count = len(shapes[0].answers)
+    if count < len(seed.text.outputs):  # the reference could not be asked for shapes alone
+        seed.text = _recorded_again(site, seed.text.outputs[:count])
+        seed.module = load_module(seed.text.source)
+    return seed, shapes
+
+
+def input_kinds(seed: Seed, shapes: Sequence[CheckedShape]) -> InputKinds:
+    """The kinds of inputs that the seed bears. Its runs on all shapes go on at once."""
+    site = seed.site
+    kernels = " ".join(kernel.text for kernel in seed.text.kernels.functions.values())
+    factors = bounds.factors(site.operands, shapes[0].dims) if "tl.dot" in kernels else ""
+    call = site.calls[0]
+    functions = (site.function, seed.reference.function)
+    numbers = negative_numbers(functions, (*call.arguments, *call.keywords.values()))
+
+    def run_all(
+        inputs: Sequence[tuple[Mapping[str, int], Mapping[str, np.ndarray]]],
+    ) -> list[list[np.ndarray] | None]:
+        processes = [Run(seed.module, seed.defaults, given) for _, given in inputs]
+        found: list[list[np.ndarray] | None] = []
+        for process in processes:
+            try:
+                found.append(process.outputs())
+            except (TooSlow, Crashed, RuntimeError):
+                found.append(None)
+        return found
+
+    return InputKinds(site.operands, shapes, seed.reference, run_all, EFFORT, factors, kernels, numbers)
+
+
+def _judged(site: CallSite, text: KernelModule, notes: list[str]) -> Answer:
+    """Checked shapes, gates, and parameters with their evidence. ``notes`` are added to."""
+    _prepare_interpreter()
+    try:
+        seed, shapes = _seed_with_shapes(site, text, notes)
+    except Refusal as refusal:
+        return {**refused(refusal.what), "notes": notes}
+    kinds = input_kinds(seed, shapes)
+    site.operands = kinds.operands
+    try:
+        sizes = [
+            shape_text(site.dims[0], [(s.dims, s.outputs[number].shape) for s in shapes], tensor.shape)
+            for number, tensor in enumerate(seed.text.outputs)
+        ]
+    except LookupError as error:
+        return {**refused(str(error)), "notes": notes}
+    results, failed = kinds.results(sizes)
+    notes += kinds.notes
     if failed:
-        return {
-            "refusals": [{"line": 0, "what": f"the kernel's own answer is not the reference's: {failed}"}],
-            "notes": [*taken.notes, *notes],
-        }
-    gated = operator_of(request, site, reference, results, spread)
-    wide = several_tiles(request, site, taken, module, defaults, reference)
-    small = [s for s in shapes if not s.looped] or shapes
-    deep = functools.cache(lambda: deep_shape(request, site, taken, module, defaults, reference))
-    space, fixed = evidence(site, taken, module, defaults, small, gated, wide, deep)
-    source = taken.with_space(space, {k: defaults[k] for k in space})
-    again = load_module(source)
-    made = run(again, dict(again.DEFAULTS), shapes[0].inputs["randn"])
-    fault = wrong(made, shapes[0].answers["randn"], site.operands)
+        return {**refused(f"the kernel's own answer is not the reference's: {failed}"), "notes": notes}
+    small = [shape for shape in shapes if not shape.looped] or shapes
+    deep = functools.cache(lambda: deep_shape(seed))
+    space, fixed = tiling_knobs(seed, small, results, shape_of_several_tiles(seed), deep)
+    defaults = {name: seed.defaults[name] for name in space}
+    source = seed.text.with_space(space, defaults)
+    module = load_module(source)
+    fault = bounds.wrong(
+        run(module, dict(module.DEFAULTS), shapes[0].inputs), shapes[0].answers, site.operands
+    )
     if fault:
-        return {"refusals": [{"line": 0, "what": f"the module that was made is wrong: {fault}"}]}
-    independent = independent_of(site, reference, shapes[0], results)
+        return {**refused(f"the kernel module is wrong: {fault}"), "notes": notes}
     return {
         "source": source,
-        "space": {k: list(v) for k, v in space.items()},
-        "defaults": {k: defaults[k] for k in space},
-        "points": taken.configurations(space, {k: defaults[k] for k in space}),
+        "space": {name: list(values) for name, values in space.items()},
+        "defaults": defaults,
+        "points": seed.text.configurations(space, defaults),
         "fixed": fixed,
         "operands": [operand_row(o) for o in site.operands],
-        "orders": [dimensions.at(site.calls[0], place).order for place in site.places],
+        "orders": [dimensions.argument_at(site.calls[0], place).order for place in site.places],
         "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place] for r in results],
-        "call": reference.call,
-        "precision": reference.precision,
-        "check": [s.dims for s in shapes],
-        "small": [s.dims for s in shapes if not s.looped] or [shapes[0].dims],
-        "kinds": list(shapes[0].inputs),
-        "spread": spread,
-        "independent": independent,
-        "work": work_of(site, reference),
-        "notes": [*taken.notes, *notes],
+        "call": seed.reference.call,
+        "precision": seed.reference.precision,
+        "check": [shape.dims for shape in shapes],
+        "small": [shape.dims for shape in small] if small is not shapes else [shapes[0].dims],
+        "kinds": kinds.names,
+        "spread": kinds.spread,
+        "independent": independent_dimensions(seed, shapes[0], results),
+        "work": product_work(seed),
+        "notes": notes,
     }
 
 
-def _reference_places(request: Mapping[str, Any], site: Site, taken: Taken) -> list[int]:
-    return list(range(len(taken.outputs)))
-
-
 if __name__ == "__main__":
-    main()
+    answer_request(answer_to)

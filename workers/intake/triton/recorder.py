@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tilewright.workers.intake.source import traced_numbers as symbols
-from tilewright.workers.intake.triton import scalar_reads as read_values
-from tilewright.workers.intake.triton import torch_kernels as torch_ops
+from tilewright.workers.intake.child_program import Refusal
+from tilewright.workers.intake.source import traced_numbers
+from tilewright.workers.intake.triton import scalar_reads, torch_kernels
 from tilewright.workers.intake.triton.stub_device import DEVICE
 from tilewright.workers.intake.triton.tensor_views import Views, foreign, sizes_of
-from tilewright.workers.intake.triton.trace import Refusal, Trace, Var, caller, opened, user_line
+from tilewright.workers.intake.triton.trace import Trace, Var, caller, opened, user_line
 
 _VIEWS = {
     "view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "flatten", "expand", "narrow",
@@ -35,7 +35,7 @@ class Recording(TorchFunctionMode):
     def __init__(self, trace: Trace) -> None:
         super().__init__()
         self._trace = trace
-        self._work = torch_ops.TorchWork(
+        self._work = torch_kernels.TorchWork(
             trace,
             lambda value, sizes: self._allocated(_like(value), sizes),
             lambda v: sizes_of(v, v.tensor.shape),
@@ -80,7 +80,7 @@ class Recording(TorchFunctionMode):
             return 0
         if name == "arange":
             return self._counted(func, args, options)
-        if name not in _FREE and (torch_ops.known(name) or name in ("max", "min")):
+        if name not in _FREE and (torch_kernels.known(name) or name in ("max", "min")):
             return self._computed(name, func, args, options)
         result = func(*args, **_meta(options))
         if name not in _FREE:
@@ -93,7 +93,7 @@ class Recording(TorchFunctionMode):
         """A number that stands for the value of a tensor of one element; of a condition, that the call goes on."""
         line = user_line()
         if name == "__bool__":
-            decided = read_values.guarded(*caller())
+            decided = scalar_reads.guarded(*caller())
             if decided is not None:
                 self._trace.notes.append(f"line {line}: a condition on a tensor's values is taken as met")
                 return decided
@@ -114,10 +114,10 @@ class Recording(TorchFunctionMode):
         self._trace.notes.append(
             f"line {line}: a value read from a tensor is loaded by the kernels that are given it"
         )
-        return symbols.traced(value, atom, frozenset([atom, read_values.READ]))
+        return traced_numbers.traced(value, atom, frozenset([atom, scalar_reads.READ]))
 
     def _known_sizes(self, sizes: Sequence[Any], name: str) -> None:
-        if any(map(read_values.is_read, sizes)):
+        if any(map(scalar_reads.is_read, sizes)):
             what = f"torch.{name} takes a size from a tensor's values"
             self._trace.refusals.append((user_line(), what))
 
@@ -147,17 +147,17 @@ class Recording(TorchFunctionMode):
         if var is None:
             return value
         if name in ("numel", "nelement"):
-            return symbols.traced(value, f"{var.name}.numel()", frozenset(["shape"]))
+            return traced_numbers.traced(value, f"{var.name}.numel()", frozenset(["shape"]))
         where = args[1] if len(args) > 1 else options.get("dim")
         if where is not None:
             rank = args[0].dim()
-            place = symbols.plain(where) % rank if rank else 0
+            place = traced_numbers.plain(where) % rank if rank else 0
             text = f"{var.name}.shape[{place}]" if name == "size" else f"{var.name}.stride({place})"
-            return symbols.traced(int(value), text, frozenset(["shape"]))
+            return traced_numbers.traced(int(value), text, frozenset(["shape"]))
         if name == "size":
             return torch.Size(sizes_of(var, value))
         return tuple(
-            symbols.traced(int(v), f"{var.name}.stride({n})", frozenset(["shape"]))
+            traced_numbers.traced(int(v), f"{var.name}.stride({n})", frozenset(["shape"]))
             for n, v in enumerate(value)
         )
 
@@ -186,7 +186,7 @@ class Recording(TorchFunctionMode):
         if isinstance(number, torch.Tensor):
             foreign(self._trace, name, value)
             return value
-        if symbols.plain(number) != 0:
+        if traced_numbers.plain(number) != 0:
             var = self._work.filled(value, sizes, number, line)
             if var is not None:
                 return var.tensor
@@ -203,7 +203,7 @@ class Recording(TorchFunctionMode):
 
     def _allocated(self, value: torch.Tensor, sizes: Sequence[Any], *, zeros: bool = False) -> Var:
         """A new contiguous tensor."""
-        shape = ", ".join(map(symbols.code_of, sizes)) + ("," if len(sizes) == 1 else "")
+        shape = ", ".join(map(traced_numbers.code_of, sizes)) + ("," if len(sizes) == 1 else "")
         text = f"torch.{'zeros' if zeros else 'empty'}(({shape}), dtype={value.dtype})"
         kind = "zeros" if zeros else "fresh"
         return self._trace.add(Var(self._trace.fresh_name("t"), value, kind, text, line=user_line()))
@@ -213,7 +213,7 @@ class Recording(TorchFunctionMode):
         number = args[1] if name == "fill_" else 0
         if var is None or isinstance(number, torch.Tensor):
             raise Refusal(f"torch computes {name} on a tensor", user_line())
-        if symbols.plain(number) == 0 and var.tensor.is_contiguous():
+        if traced_numbers.plain(number) == 0 and var.tensor.is_contiguous():
             self._trace.steps.append((var, "zero_"))
         elif not self._work.assigned(var, number, user_line()):
             raise Refusal(f"torch computes {name} on a tensor", user_line())
@@ -273,7 +273,7 @@ class Recording(TorchFunctionMode):
 
     def _unread(self, value: Any) -> Any:
         """The tensor in place of a number that was read from it; None where it was reckoned with since."""
-        return self._trace.reads.get(value.code) if read_values.is_read(value) else value
+        return self._trace.reads.get(value.code) if scalar_reads.is_read(value) else value
 
     def _counted(self, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         """``torch.arange``."""

@@ -1,15 +1,20 @@
-"""Which tensors of a recorded call are its results, and which arguments are results in disguise."""
+"""The results of a recorded call: tensors that it returns, and arguments that its kernels write."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FunctionType
 
 import torch
+from triton.runtime.jit import TensorWrapper
 
-from tilewright.workers.intake.triton.kernel_module import Wanted
-from tilewright.workers.intake.triton.pointers import written_tensors
-from tilewright.workers.intake.triton.trace import Launch, Refusal, Trace, Var
+from tilewright.workers.intake.child_program import Refusal
+from tilewright.workers.intake.triton.dead_branches import constants_of, cut
+from tilewright.workers.intake.triton.kernel_module import ResultTypes
+from tilewright.workers.intake.triton.kernel_text import definition, is_jitted, kernel_function
+from tilewright.workers.intake.triton.trace import Launch, Trace, Var
 
 
 @dataclass
@@ -23,9 +28,11 @@ class Results:
     refusals: list[tuple[int, str]] = field(default_factory=list)
 
 
-def results_of(trace: Trace, wanted: Wanted, keeps: bool = False) -> Results:
-    """The results of a call that launches kernels. ``keeps``: what an argument held stays where no kernel writes.
-    Raises Refusal where none has a shape that is wanted."""
+def results_of(trace: Trace, types: ResultTypes, keeps_arguments: bool = False) -> Results:
+    """The results of a call that launches kernels. Raises Refusal where none has a type of the reference's.
+
+    ``keeps_arguments``: an argument keeps its values where no kernel writes.
+    """
     candidates: list[tuple[Var, torch.Tensor]] = []
     for result in trace.results:
         var = trace.find(result)
@@ -36,15 +43,17 @@ def results_of(trace: Trace, wanted: Wanted, keeps: bool = False) -> Results:
     for var in trace.inputs.values():
         use = _use(trace, var, written)
         if use != "read":
-            replaced[var.name] = "fresh" if use == "written" and not keeps else "copied"
+            replaced[var.name] = "fresh" if use == "written" and not keeps_arguments else "copied"
             if all(var is not other for other, _ in candidates):
                 candidates.append((var, var.tensor))
     candidates = [(v, t) for v, t in candidates if root_of(v).kind != "input" or root_of(v).name in replaced]
     found = Results([v for v, _ in candidates], replaced)
-    if wanted is not None:
-        found.chosen, left = _fitting(candidates, wanted)
+    if types is not None:
+        found.chosen, left = _of_types(candidates, types)
         if left:
-            found.notes.append(f"{left} more result(s) of the call are not judged: the reference has none")
+            found.notes.append(
+                f"{left} result(s) of the call are not compared: the reference does not return them"
+            )
     if not found.chosen:
         raise Refusal("the call returns no tensor, and its kernels write to none of its arguments")
     for var in found.chosen:
@@ -53,13 +62,13 @@ def results_of(trace: Trace, wanted: Wanted, keeps: bool = False) -> Results:
     return found
 
 
-def _fitting(
+def _of_types(
     candidates: Sequence[tuple[Var, torch.Tensor]],
-    wanted: Sequence[tuple[tuple[int, ...], torch.dtype]],
+    types: Sequence[tuple[tuple[int, ...], torch.dtype]],
 ) -> tuple[list[Var], int]:
     """The first for each of the shapes that are wanted, of its dtype where there is one; how many are left."""
     chosen, left = [], list(candidates)
-    for shape, dtype in wanted:
+    for shape, dtype in types:
         fits = [c for c in left if tuple(c[1].shape) == shape and c[1].dtype == dtype]
         fits = fits or [c for c in left if tuple(c[1].shape) == shape]
         if not fits:
@@ -84,3 +93,93 @@ def _use(trace: Trace, var: Var, written: Mapping[int, str]) -> str:
     if found & {"both"} or {"read", "written"} <= found:
         return "both"
     return "written" if "written" in found else "read"
+
+
+# -- what kernels do through their pointers, by their syntax ---------------------------------------------
+
+
+def written_tensors(launches: Sequence[Launch]) -> dict[int, str]:
+    """By the identity of a tensor: ``read``, ``written`` or ``both``."""
+    found: dict[int, str] = {}
+    for launch in launches:
+        uses = pointer_uses(launch.kernel.fn, known=constants_of([launch.arguments]))
+        for parameter, value in launch.arguments.items():
+            value = value.base if isinstance(value, TensorWrapper) else value
+            if isinstance(value, torch.Tensor):
+                use = uses.get(parameter, "read")
+                before = found.get(id(value))
+                found[id(value)] = use if before in (None, use) else "both"
+    return found
+
+
+def pointer_uses(fn: FunctionType, depth: int = 0, known: Mapping[str, object] = {}) -> dict[str, str]:
+    """By parameter of a kernel: what it does through that pointer. ``known``: parameters that are constant."""
+    node = cut(definition(fn)[0], known, fn.__globals__)
+    roots: dict[str, set[str]] = {a.arg: {a.arg} for a in node.args.args}
+    statements = [
+        n for n in ast.walk(node) if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr)
+    ]
+    for _ in range(4):
+        for statement in statements:
+            if statement.value is None or _is_value(statement.value):
+                continue
+            used = _names(statement.value)
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            for target in targets:
+                for name in _names(target):
+                    made = set[str]().union(*(roots.get(u, set()) for u in used))
+                    roots.setdefault(name, set()).update(made)
+    reads: set[str] = set()
+    writes: set[str] = set()
+    for call in (n for n in ast.walk(node) if isinstance(n, ast.Call)):
+        name = ast.unparse(call.func).rpartition(".")[2]
+        if not call.args:
+            continue
+        if name == "load":
+            reads |= _pointers(call.args[0], roots)
+        elif name == "store":
+            writes |= _pointers(call.args[0], roots)
+        elif name.startswith("atomic_"):
+            through = set[str]().union(*(roots.get(n, set()) for n in _names(call.args[0])))
+            writes |= through
+            reads |= through
+        elif depth < 3:
+            inner = fn.__globals__.get(ast.unparse(call.func))
+            if inner is not None and is_jitted(inner):
+                target = kernel_function(inner)
+                uses = pointer_uses(target, depth + 1)
+                parameters = [a.arg for a in definition(target)[0].args.args]
+                given = {**dict(zip(parameters, call.args, strict=False)),
+                         **{k.arg: k.value for k in call.keywords if k.arg}}  # fmt: skip
+                for parameter, value in given.items():
+                    roots_of = _pointers(value, roots)
+                    use = uses.get(str(parameter), "")
+                    if use in ("written", "both"):
+                        writes |= roots_of
+                    if use in ("read", "both"):
+                        reads |= roots_of
+    uses = {name: "both" if name in reads else "written" for name in writes}
+    return {**dict.fromkeys(reads, "read"), **uses}
+
+
+def _is_value(node: ast.expr) -> bool:
+    """Whether an assigned expression is loaded or computed, and no address."""
+    values = ("load", "program_id", "dot", "sum", "max", "arange")
+    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in values
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+
+
+def _pointers(node: ast.AST, roots: Mapping[str, set[str]]) -> set[str]:
+    """Roots of the first name of an address: pointers come first in a sum, and offsets after them."""
+    if isinstance(node, ast.BinOp):
+        return _pointers(node.left, roots) or _pointers(node.right, roots)
+    if isinstance(node, ast.Call):
+        return _pointers(node.args[0], roots) if node.args else set()
+    if isinstance(node, ast.Attribute | ast.Subscript):
+        return _pointers(node.value, roots)
+    if isinstance(node, ast.Name):
+        return set(roots.get(node.id, set()))
+    return set()

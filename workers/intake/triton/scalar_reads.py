@@ -11,7 +11,7 @@ import linecache
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilewright.workers.intake.source import traced_numbers as symbols
+from tilewright.workers.intake.source import traced_numbers
 
 READ = "read"
 """Among the atoms of every number that came from a tensor's values."""
@@ -22,7 +22,7 @@ _OF_TWO = {"min": "tl.minimum({}, {})", "max": "tl.maximum({}, {})"}
 
 def is_read(value: object) -> bool:
     """Whether a number came from a tensor's values."""
-    return isinstance(value, symbols.Traced) and READ in value.atoms
+    return isinstance(value, traced_numbers.Traced) and READ in value.atoms
 
 
 @dataclass(frozen=True)

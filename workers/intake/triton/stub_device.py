@@ -12,7 +12,7 @@ import torch
 import triton
 from triton.runtime import autotuner, interpreter, jit
 
-from tilewright.workers.intake.source import traced_numbers as symbols
+from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.source.knobs import constexprs
 from tilewright.workers.intake.triton.trace import Launch, current, user_line
 
@@ -50,7 +50,7 @@ def device_properties(part: Mapping[str, Any]) -> _Properties:
     """The same, each number with its atom."""
     found = _Properties()
     for name, value in device_numbers(part).items():
-        found[name] = symbols.traced(int(value), f"D{name}_", frozenset(["device", f"D{name}_"]))
+        found[name] = traced_numbers.traced(int(value), f"D{name}_", frozenset(["device", f"D{name}_"]))
     found["major"], found["minor"] = divmod(part["capability"], 10)
     found["name"] = part.get("product", "GPU")
     return found
@@ -90,9 +90,9 @@ class _Compiled:
     def __init__(self, kernel: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self._kernel, self._arguments, self._options = kernel, dict(arguments), dict(options)
         unknown = frozenset(["device", "compiled"])
-        self.n_regs = symbols.traced(32, "Dn_regs_", unknown)
+        self.n_regs = traced_numbers.traced(32, "Dn_regs_", unknown)
         self.n_spills = 0
-        shared = symbols.traced(1024, "Dshared_", unknown)
+        shared = traced_numbers.traced(1024, "Dshared_", unknown)
         self.metadata = types.SimpleNamespace(
             shared=shared, num_warps=options.get("num_warps", 4), name="kernel"
         )
@@ -161,7 +161,7 @@ def _default(kernel: Any, name: str, value: Any) -> Any:
         return value
     atom = f"K{kernel.fn.__name__}__{name}_"
     trace.atoms[atom] = value
-    return symbols.traced(value, atom, frozenset([atom]))
+    return traced_numbers.traced(value, atom, frozenset([atom]))
 
 
 _EMPTY = object()
@@ -196,7 +196,7 @@ def _tuned(self: Any, *args: Any, **kwargs: Any) -> Any:
         atom = f"C{name}__{key}_"
         trace.atoms[atom] = value
         traceable = isinstance(value, int) and not isinstance(value, bool)
-        values[key] = symbols.traced(value, atom, frozenset([atom])) if traceable else value
+        values[key] = traced_numbers.traced(value, atom, frozenset([atom])) if traceable else value
     named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **values}
     for reset in self.reset_to_zero:
         named[reset].zero_()
@@ -206,7 +206,7 @@ def _tuned(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def noted_device(part: Mapping[str, int]) -> Iterator[None]:
+def stub_device(part: Mapping[str, int]) -> Iterator[None]:
     """While open, torch and Triton speak of the target's device, and no kernel runs."""
     driver = _Driver(part)
     properties = lambda *a, **k: device_properties(part)  # noqa: E731
@@ -221,8 +221,8 @@ def noted_device(part: Mapping[str, int]) -> Iterator[None]:
             False,
         ),  # packages ask what a real kernel has: its source, its key
         (autotuner.Autotuner, "run", _tuned),
-        (triton, "cdiv", symbols.call("triton.cdiv", lambda a, b: -(-a // b))),
-        (triton, "next_power_of_2", symbols.call("triton.next_power_of_2", _next_power)),
+        (triton, "cdiv", traced_numbers.call("triton.cdiv", lambda a, b: -(-a // b))),
+        (triton, "next_power_of_2", traced_numbers.call("triton.next_power_of_2", _next_power)),
         (torch.cuda, "get_device_properties", properties),
         (torch.cuda, "get_device_capability", lambda *a: divmod(part["capability"], 10)),
         (torch.cuda, "get_device_name", lambda *a: str(part.get("product", "GPU"))),

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from tilewright.workers.intake.source import traced_numbers as symbols
-from tilewright.workers.intake.triton import torch_kernels as torch_ops
-from tilewright.workers.intake.triton import view_text
+from tilewright.workers.intake.source import traced_numbers
+from tilewright.workers.intake.triton import torch_kernels
 from tilewright.workers.intake.triton.trace import Trace, Var, user_line
 
 
 def sizes_of(var: Var, values: Sequence[int]) -> list[Any]:
     """Sizes of a tensor that carry their expressions."""
     return [
-        symbols.traced(int(v), f"{var.name}.shape[{n}]", frozenset(["shape"])) for n, v in enumerate(values)
+        traced_numbers.traced(int(v), f"{var.name}.shape[{n}]", frozenset(["shape"]))
+        for n, v in enumerate(values)
     ]
 
 
@@ -34,7 +34,7 @@ def foreign(trace: Trace, name: str, result: Any) -> None:
 class Views:
     """Notes views in ``trace``; ``work`` makes the copies."""
 
-    def __init__(self, trace: Trace, work: torch_ops.TorchWork) -> None:
+    def __init__(self, trace: Trace, work: torch_kernels.TorchWork) -> None:
         self._trace, self._work = trace, work
 
     def made(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
@@ -49,19 +49,19 @@ class Views:
         if not shared:
             return self._gathered(name, func, args, options, var, value)
         if name == "__getitem__":
-            return self.note(value, var, f"{var.name}[{view_text.index(args[1])}]")
+            return self.note(value, var, f"{var.name}[{_index_text(args[1])}]")
         rest = [
-            *map(view_text.argument, args[1:]),
-            *(f"{k}={view_text.argument(v)}" for k, v in options.items()),
+            *map(_argument_text, args[1:]),
+            *(f"{k}={_argument_text(v)}" for k, v in options.items()),
         ]
         if name == "unsqueeze" or name == "narrow":
-            return self.note(value, var, f"{var.name}[{view_text.sliced(name, args, options)}]")
+            return self.note(value, var, f"{var.name}[{_slice_text(name, args, options)}]")
         if name == "movedim" or (name == "flatten" and not value.is_contiguous()):
             foreign(self._trace, name, value)
             return value
         if name in ("flatten", "unflatten", "expand_as", "view_as", "reshape_as"):
             shape = ", ".join(str(n) for n in value.shape)
-            sizes = view_text.reshaped(args[0], value, sizes_of(var, args[0].shape)) or shape
+            sizes = _sizes_text(args[0], value, sizes_of(var, args[0].shape)) or shape
             return self.note(value, var, f"{var.name}.view(({sizes},))")
         if value is args[0]:
             return value
@@ -102,7 +102,7 @@ class Views:
             if len(args) > 1 and name == "unbind"
             else 0
         )
-        dim = int(symbols.plain(options.get("dim", given))) % var.tensor.dim()
+        dim = int(traced_numbers.plain(options.get("dim", given))) % var.tensor.dim()
         whole = f"{var.name}.shape[{dim}]"
         size, asked = var.tensor.shape[dim], args[1] if len(args) > 1 else options.get("chunks", 1)
         at, said = 0, ""
@@ -119,7 +119,7 @@ class Views:
                 )
                 if isinstance(asked, tuple | list):
                     here = said or "0"
-                    said = f"{here} + {symbols.code_of(asked[number])}"
+                    said = f"{here} + {traced_numbers.code_of(asked[number])}"
                     until = said
                 where, at = f"{here}:{until}", at + width
             yield self.note(value, var, f"{var.name}[{':, ' * dim}{where}]")
@@ -136,3 +136,57 @@ class Views:
     def _alias(self, value: torch.Tensor, base: Var) -> torch.Tensor:
         self._trace.vars[id(value)] = Var(base.name, value, "alias", None, base, base.line, base.foreign)
         return value
+
+
+def _slice_text(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """The index that says ``unsqueeze`` or ``narrow``."""
+    dim = int(traced_numbers.plain(args[1] if len(args) > 1 else options["dim"]))
+    if name == "unsqueeze":
+        return ":, " * (dim % (args[0].dim() + 1)) + "None"
+    start, length = (
+        args[2] if len(args) > 2 else options["start"],
+        args[3] if len(args) > 3 else options["length"],
+    )
+    return (
+        ":, " * (dim % args[0].dim())
+        + f"{traced_numbers.code_of(start)}:{traced_numbers.code_of(start)} + {traced_numbers.code_of(length)}"
+    )
+
+
+def _argument_text(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return "(" + "".join(f"{_argument_text(v)}, " for v in value) + ")"
+    if isinstance(value, int | float):
+        return traced_numbers.code_of(value)
+    return str(value) if isinstance(value, torch.dtype) else repr(value)
+
+
+def _index_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(_index_text, value))
+    if isinstance(value, slice):
+        parts = [("" if p is None else traced_numbers.code_of(p)) for p in (value.start, value.stop)]
+        return ":".join(parts) + (f":{traced_numbers.code_of(value.step)}" if value.step is not None else "")
+    if value is Ellipsis:
+        return "..."
+    return "None" if value is None else traced_numbers.code_of(value)
+
+
+def _sizes_text(old: torch.Tensor, new: torch.Tensor, sizes: Sequence[Any]) -> str | None:
+    """The new sizes as products of the old ones, where runs of old dimensions make them."""
+    found, place = [], 0
+    for size in new.shape:
+        if size == 1:
+            found.append("1")
+            continue
+        while place < old.dim() and old.shape[place] == 1:
+            place += 1
+        made, parts = 1, []
+        while made < size and place < old.dim():
+            made *= old.shape[place]
+            parts.append(traced_numbers.code_of(sizes[place]))
+            place += 1
+        if made != size:
+            return None
+        found.append(" * ".join(parts))
+    return ", ".join(found)

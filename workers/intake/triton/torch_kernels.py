@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tilewright.workers.intake.source import traced_numbers as symbols
+from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.triton.trace import Trace, Var, Work
 
 MOST_DIMENSIONS = 6
@@ -95,7 +95,7 @@ def elementwise(
     given = [
         *(o.name for o in operands),
         target.name,
-        *map(symbols.code_of, scalars),
+        *map(traced_numbers.code_of, scalars),
         f"{target.name}.numel()",
     ]
     if not flat:
@@ -310,7 +310,7 @@ class TorchWork:
         if not isinstance(source, Var):
             return None
         if what == "pow":
-            function = POWERS.get(symbols.plain(rest[0])) if len(rest) == 1 and not options else None
+            function = POWERS.get(traced_numbers.plain(rest[0])) if len(rest) == 1 and not options else None
             return self.computed(function, [source], {}, result, line) if function else None
         if what == "clamp":
             given = dict(zip(("min", "max"), rest, strict=False)) | dict(options)
@@ -327,7 +327,7 @@ class TorchWork:
         """``softmax`` or ``logsumexp`` along one axis: the largest, exponentials below it, their sum."""
         given = dict(zip(("dim",), rest, strict=False)) | dict(options)
         dim, wide = given.pop("dim", None), source.tensor
-        if given or not isinstance(symbols.plain(dim), int) or not wide.dtype.is_floating_point:
+        if given or not isinstance(traced_numbers.plain(dim), int) or not wide.dtype.is_floating_point:
             return None
         fine = wide.float() if wide.dtype != torch.float64 else wide
         whole, row = (fine.amax(dim, keepdim=keep) for keep in (True, False))
@@ -376,7 +376,7 @@ class TorchWork:
             places = list(range(rank))
         else:
             given = dims if isinstance(dims, tuple | list) else (dims,)
-            places = sorted(int(symbols.plain(d)) % rank for d in given)
+            places = sorted(int(traced_numbers.plain(d)) % rank for d in given)
         if len(places) == rank:
             if not source.tensor.is_contiguous():
                 packed = self.copied(source, source.tensor.contiguous(), line)

@@ -13,14 +13,6 @@ from typing import Any
 import torch
 
 
-class Refusal(Exception):
-    """Why a wrapper cannot be taken in. ``line`` of the user's file, 0 if unknown."""
-
-    def __init__(self, what: str, line: int = 0) -> None:
-        super().__init__(what)
-        self.what, self.line = what, line
-
-
 @dataclass
 class Var:
     """A tensor of the wrapper. ``text``: the expression that makes it, None for an input; ``base``: what it views."""

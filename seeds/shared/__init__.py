@@ -1,0 +1,1 @@
+"""Parts of kernels that several families share. No family: it has no operators."""

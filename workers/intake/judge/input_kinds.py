@@ -1,0 +1,255 @@
+"""The kinds of inputs that a kernel is judged on: those that the original kernel and its reference bear."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilewright.workers.intake.calls.dtypes import is_float, is_narrow
+from tilewright.workers.intake.judge.bounds import Bar, Reading, bar_of_text, read, wrong
+from tilewright.workers.intake.judge.inputs import FEW_VALUES, MOST_ANSWER, SET_APART, draws
+from tilewright.workers.intake.operator import Operand, Result
+
+Arrays = Mapping[str, np.ndarray]
+Dims = Mapping[str, int]
+
+EDGE_DRAWS = 8
+"""Draws on which the reference must stay finite with an edge: a label that meets minus infinity is rare."""
+
+QUIET = ("far", "shifted", "sided")
+"""Kinds whose absence gets no note: the next kind of the family says nearly as much."""
+
+
+@dataclass(frozen=True)
+class CheckedShape:
+    """A small shape with normal inputs, the reference's answers and the kernel's outputs.
+
+    ``looped``: the kernel takes several tiles along an axis there.
+    """
+
+    dims: dict[str, int]
+    inputs: dict[str, np.ndarray]
+    answers: list[np.ndarray]
+    outputs: list[np.ndarray]
+    looped: bool = False
+
+    @property
+    def elements(self) -> int:
+        return sum(array.size for array in self.inputs.values())
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is run to decide on one kind.
+
+    ``draws``: further draws, twice as far apart, on which the reference must stay finite; ``kernel_draws``: those of
+    them that the kernel runs, too; ``on_largest``: whether they have the largest checked shape, else the smallest.
+    ``blamed_spread``: at this spread an error that the dtypes do not explain is the kernel's own, at larger ones the
+    inputs'. ``seconds``: after these no other kind is tried.
+    """
+
+    draws: int
+    kernel_draws: Collection[int]
+    on_largest: bool
+    blamed_spread: int
+    seconds: float = math.inf
+
+
+def inputs_of(
+    operands: Sequence[Operand], dims: Dims, kind: str, spread: int, seed: int = 17
+) -> dict[str, np.ndarray]:
+    """Inputs of one kind at one shape."""
+    return draws(operands, dims, kind, spread, np.random.default_rng([seed, len(kind), spread]))
+
+
+class InputKinds:
+    """Finds the kinds that a kernel bears. ``names``: those kinds; ``spread``: see ``draws``; ``operands``: the
+    operands with their edges.
+
+    ``answers``: the reference; ``run_all``: the kernel's outputs at each shape, None where it fails. ``factors`` and
+    ``source``: see ``bounds.bar_of_text``. ``numbers``: negative integers that may be labels to ignore.
+    """
+
+    def __init__(
+        self, operands: Sequence[Operand], shapes: Sequence[CheckedShape],
+        answers: Callable[[Arrays], list[np.ndarray]],
+        run_all: Callable[[Sequence[tuple[Dims, Arrays]]], Sequence[list[np.ndarray] | None]],
+        effort: Effort, factors: str, source: str, numbers: Sequence[int],
+    ) -> None:  # fmt: skip
+        self._shapes, self._answers, self._run_all, self._effort = shapes, answers, run_all, effort
+        self._factors, self._source = factors, source
+        self._until = time.monotonic() + effort.seconds
+        ordered = sorted(shapes, key=lambda shape: shape.elements)
+        self._smallest, self._probe = ordered[0].dims, ordered[-1 if effort.on_largest else 0].dims
+        self._dtypes = [
+            output.dtype.name for output, _ in zip(shapes[0].outputs, shapes[0].answers, strict=False)
+        ]
+        self._pairs = {"randn": [(shape.outputs, shape.answers) for shape in shapes]}
+        self.spread = 4
+        self.notes: list[str] = []
+        self.operands = list(operands)
+        self.operands = with_edges(operands, numbers, self._bears_edges)
+        for family in (SET_APART, tuple(FEW_VALUES)):
+            for kind in family:
+                spreads = (4,) if kind == "far" or kind in FEW_VALUES else (4, 2, 1)
+                if any(self._added(kind, spread) for spread in spreads):
+                    break
+                if kind not in QUIET:
+                    self.notes.append(
+                        f"inputs of kind {kind} are not used: the original kernel fails on them"
+                    )
+        if not set(FEW_VALUES) & set(self._pairs) and time.monotonic() > self._until:
+            self._pairs["repeated"] = []  # hardly any kernel fails on these
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._pairs)
+
+    def bound(self, number: int, kinds: Collection[str] = ()) -> tuple[Bar | None, str, str]:
+        """``bar_of_text`` of a result on these kinds (default: all); a bar of 0 dB for integers and 8-bit floats."""
+        dtype = self._dtypes[number]
+        if not is_float(dtype) or is_narrow(dtype):
+            return Bar(0.0, None), "", ""
+        readings: list[Reading] = [
+            read(outputs[number], answers[number].astype(np.float64))
+            for kind in kinds or self._pairs
+            for outputs, answers in self._pairs[kind]
+        ]
+        known = [operand.dtype for operand in self.operands]
+        return bar_of_text(readings, known, dtype, self._factors, self._source)
+
+    def results(self, shapes: Sequence[tuple[int | str, ...]]) -> tuple[list[Result], str]:
+        """The results with their bounds, and why the kernel itself is outside them. ``shapes``: by dimensions."""
+        found = []
+        for number, shape in enumerate(shapes):
+            bound, why, narrow = self.bound(number)
+            if narrow:
+                self.notes.append(
+                    f"result {number} is judged with the tolerances of {narrow}: the kernel converts to it"
+                )
+            if bound is None:
+                return [], f"result {number}: {why}"
+            found.append(Result(f"o{number}", self._dtypes[number], shape, bound.min_db, bound.worst, number))
+        return found, ""
+
+    # -- one kind ----------------------------------------------------------------------------------
+
+    def _added(self, kind: str, spread: int) -> bool:
+        """Add a kind, unless reference or kernel fails on it, or the dtypes do not explain the kernel's errors."""
+        found = self._outcomes(kind, spread)
+        if found is None:
+            return False
+        before = self._bars(self._pairs) if kind in FEW_VALUES and kind != "repeated" else []
+        self._pairs[kind] = found
+        unexplained = spread > self._effort.blamed_spread or kind == "far"
+        fits = kind not in SET_APART or not unexplained or None not in self._bars((kind,))
+        fits = fits and (kind == "repeated" or self._bears_others(kind, spread + 1))
+        fits = fits and (not before or self._bars(self._pairs) == before)
+        if not fits:
+            del self._pairs[kind]
+        elif kind in SET_APART:
+            self.spread = spread
+        return fits
+
+    def _bars(self, kinds: Collection[str]) -> list[Bar | None]:
+        return [self.bound(number, kinds)[0] for number in range(len(self._dtypes))]
+
+    def _outcomes(self, kind: str, spread: int) -> list[tuple[list[np.ndarray], list[np.ndarray]]] | None:
+        """The kernel's outputs and the answers at every checked shape; None where one fails."""
+        if time.monotonic() > self._until:
+            return None
+        try:
+            inputs = [(s.dims, inputs_of(self.operands, s.dims, kind, spread)) for s in self._shapes]
+            answers = [self._answers(given) for _, given in inputs]
+        except Exception:  # noqa: BLE001 - inputs that the reference does not take
+            return None
+        if not all(_finite(answer) for answer in answers):
+            return None
+        found = []
+        for outputs, answer in zip(self._run_all(inputs), answers, strict=True):
+            if outputs is None or wrong(outputs, answer, self.operands):
+                return None
+            found.append((outputs, answer))
+        return found
+
+    def _bears_others(self, kind: str, spread: int) -> bool:
+        """Whether reference and kernel bear further draws: some overflow."""
+        own = self._effort.kernel_draws
+        return all(
+            self._bears(self.operands, self._probe, kind, spread, seed, MOST_ANSWER, seed in own)
+            for seed in range(self._effort.draws)
+        )
+
+    def _bears_edges(self, operands: Sequence[Operand]) -> bool:
+        """Whether the reference bears the operands' edges on every shape, and the kernel on the smallest."""
+        every = itertools.product(self._shapes, range(EDGE_DRAWS))
+        return all(
+            self._bears(operands, shape.dims, "repeated", 4, seed, math.inf, False) for shape, seed in every
+        ) and self._bears(operands, self._smallest, "repeated", 4, 0, math.inf, True)
+
+    def _bears(
+        self, operands: Sequence[Operand], dims: Dims, kind: str, spread: int, seed: int, most: float, run: bool
+    ) -> bool:  # fmt: skip
+        if time.monotonic() > self._until:
+            return False
+        try:
+            inputs = inputs_of(operands, dims, kind, spread, seed)
+            answers = self._answers(inputs)
+        except Exception:  # noqa: BLE001 - inputs that the reference does not take
+            return False
+        if not _finite(answers, most):
+            return False
+        outputs = self._run_all([(dims, inputs)])[0] if run else answers
+        return outputs is not None and not (run and wrong(outputs, answers, operands))
+
+
+def _finite(answers: Sequence[np.ndarray], most: float = math.inf) -> bool:
+    return all(np.abs(a).max(initial=0.0) < most for a in answers if a.dtype.kind == "f")
+
+
+# -- edges -----------------------------------------------------------------------------------------------
+
+
+def with_edges(
+    operands: Sequence[Operand], numbers: Iterable[int], bears: Callable[[Sequence[Operand]], bool]
+) -> list[Operand]:
+    """Each operand with the first edge that it bears, alone and beside those of the operands before it."""
+    found = list(operands)
+    labels = tuple(numbers)
+    for place, operand in enumerate(operands):
+        for edge in _edges(operand, labels):
+            tried = [*found[:place], replace(operand, edge=edge), *found[place + 1 :]]
+            if bears(tried):
+                found = tried
+                break
+    return found
+
+
+def _edges(operand: Operand, labels: Sequence[int]) -> Iterator[str]:
+    if operand.form:
+        return  # offsets and distinct numbers leave no room for another value
+    if operand.dtype == "bool":
+        yield from ["rows"] if len(operand.shape) > 1 else []
+    elif is_float(operand.dtype):
+        yield from [] if is_narrow(operand.dtype) or not operand.shape else ["-inf"]
+    elif operand.total:
+        yield "none"
+    elif operand.below:
+        yield from map(str, labels)
+
+
+def negative_numbers(functions: Iterable[Callable[..., object]], values: Iterable[object]) -> list[int]:
+    """Integers below zero among a call's values and its functions' defaults: a label to ignore is one."""
+    given = list(values)
+    for function in functions:
+        try:
+            given += [p.default for p in inspect.signature(function).parameters.values()]
+        except (TypeError, ValueError):
+            continue
+    return list(dict.fromkeys(v for v in given if type(v) is int and v < 0))

@@ -1,0 +1,92 @@
+"""What answers beside a kernel while it is read in: its reference, or the kernel itself."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.workers.intake.calls.dtypes import EXTENDED
+from tilewright.workers.intake.child_program import Refusal, first_line
+from tilewright.workers.intake.judge.reference import run_reference
+from tilewright.workers.intake.operator import Operand
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass
+class Oracle:
+    """The reference as it can be called: one of ``calls``, in the highest precision that it takes."""
+
+    function: Callable[..., Any]
+    calls: Sequence[str]
+    call: str = ""
+    """The text of its arguments, once it has been asked."""
+
+    precision: str = "float64"
+
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Its results. Raises Refusal where no call works, later what the reference raises."""
+        if self.call:
+            return run_reference(self.function, self.call, inputs, self.precision)
+        errors = []
+        for precision, call in itertools.product(("float64", "float32", ""), self.calls):
+            try:
+                values = run_reference(self.function, call, inputs, precision)
+            except Exception as error:  # noqa: BLE001 - another way to call it may work
+                errors.append(first_line(error))
+                continue
+            if values:
+                self.call, self.precision = call, precision
+                return values
+        why = errors[0] if errors else "it returns no tensor"
+        raise Refusal(f"the reference cannot be called with these arguments: {why}")
+
+
+def widened(inputs: Arrays, precision: str) -> dict[str, np.ndarray]:
+    """Floats in ``precision``; "" leaves them as they are."""
+    floats = {n for n, array in inputs.items() if array.dtype.kind == "f" or array.dtype.name in EXTENDED}
+    return {n: array.astype(precision) if precision and n in floats else array for n, array in inputs.items()}
+
+
+@dataclass
+class OwnAnswers:
+    """The kernel's own answers in place of a reference's; see ``Oracle``. Used while the kernel is read in.
+
+    ``run``: the module with its defaults on such inputs. ``alike``: why two answers are not those of one function,
+    empty where they are.
+    """
+
+    run: Callable[[Arrays], list[np.ndarray]]
+    alike: Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], str]
+    operands: Sequence[Operand]
+    call: str = ""
+    precision: str = ""
+
+    def __call__(self, inputs: Arrays) -> list[np.ndarray]:
+        """The answers, with the first in the highest precision in which it computes the same. Raises what ``run``
+        raises."""
+        if self.call:
+            return [_wide(a) for a in self.run(widened(inputs, self.precision))]
+        self.call = ", ".join(f"{operand.name}={operand.name}" for operand in self.operands)
+        plain = self.run(inputs)
+        for self.precision in ("float64", "float32"):
+            with contextlib.suppress(Exception):  # a kernel may not take floats of that width
+                answers = self(inputs)
+                if all(np.isfinite(a).all() for a in answers) and not self.alike(plain, answers):
+                    return answers
+        self.precision = ""
+        return [_wide(a) for a in plain]
+
+    def function(self, *_: object, **__: object) -> tuple[()]:
+        """Stands in for the reference where its operations are counted: it has none."""
+        return ()
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    name = array.dtype.name
+    return array.astype(np.float64) if array.dtype.kind == "f" or name == "bfloat16" else array

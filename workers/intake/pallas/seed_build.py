@@ -1,0 +1,147 @@
+"""A kernel module's ``build`` at the shapes of a call: traced, interpreted, and lowered for a modelled target.
+
+The seed is lowered here as every candidate is, so that problems are reported before a campaign begins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src.core import jaxprs_in_params
+from jax._src.pallas.mosaic import lowering
+from jax._src.pallas.mosaic.core import CoreType
+from jax.experimental.pallas import tpu as pltpu
+
+from tilewright.fitness.chips import Chip
+from tilewright.fitness.tpu import structure
+from tilewright.workers.intake.child_program import Refusal
+from tilewright.workers.intake.operator import Operand, known_values
+from tilewright.workers.runners.failures import describe
+from tilewright.workers.runners.pallas.check import exported, interpret
+from tilewright.workers.runners.pallas.jaxpr_codec import decode, encode
+from tilewright.workers.runners.pallas.trace import load_build, mesh_of, trace
+
+Dims = Mapping[str, int]
+Params = Mapping[str, int]
+Build = Callable[[dict[str, int]], Callable[..., Any]]
+
+
+def shaped(operands: Sequence[Operand], dims: Dims) -> list[jax.ShapeDtypeStruct]:
+    """Operands at a shape, without values."""
+    return [jax.ShapeDtypeStruct(o.sizes(dims), jnp.dtype(o.dtype)) for o in operands]
+
+
+@dataclass
+class SeedBuild:
+    """``build`` of a module for a chip, with its operands."""
+
+    chip: Chip
+    build: Build
+    operands: Sequence[Operand]
+
+    @classmethod
+    def of(cls, chip: Chip, source: str, operands: Sequence[Operand]) -> SeedBuild:
+        return cls(chip, load_build(source), operands)
+
+    def mesh(self) -> Any:
+        """While it is entered, code is traced for the chip: a pipeline within a kernel asks which one."""
+        return mesh_of({"kind": self.chip.device_kind, "cores": self.chip.cores})
+
+    def interpreted(self, dims: Dims, params: Params, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The outputs under the interpreter that gates use. Raises what the kernel raises."""
+        pltpu.reset_tpu_interpret_mode_state()  # a kernel that failed leaves state that would fail the next
+        with self.mesh():
+            closed = jax.jit(self.build(dict(params))).trace(*shaped(self.operands, dims)).jaxpr
+            settings = pltpu.InterpretParams(out_of_bounds_reads="raise", uninitialized_memory="nan")
+            compiled = jax.jit(lambda *operands: interpret(closed, operands, settings))
+            return [np.asarray(r) for r in compiled(*(inputs[o.name] for o in self.operands))]
+
+    def result_shapes(self, dims: Dims, params: Params) -> list[tuple[int, ...]]:
+        with self.mesh():
+            found = jax.eval_shape(self.build(dict(params)), *shaped(self.operands, dims))
+        return [tuple(leaf.shape) for leaf in jax.tree_util.tree_leaves(found)]
+
+    def traced(self, dims: Dims, params: Params) -> str:
+        """Its jaxpr as text. Raises what it raises, ValueError for blocks that no TPU takes, Refusal where a kernel
+        never runs."""
+        with self.mesh():
+            closed = jax.make_jaxpr(self.build(dict(params)))(*shaped(self.operands, dims))
+        if _never_runs(closed.jaxpr):
+            raise Refusal(f"the grid is empty for {dict(dims)} and {dict(params)}: the kernel never runs")
+        with self.mesh():
+            _check_blocks(closed.jaxpr)
+        return re.sub(r"0x[0-9a-f]+", "", str(closed))
+
+    def lowered(
+        self, params: Params, results: Sequence[str], work: Mapping[str, int], shapes: Mapping[str, Dims]
+    ) -> tuple[frozenset[str], dict[str, int], list[str]]:
+        """Operations beside the kernels at these shapes; FLOP of the products that any candidate must do, by shape;
+        and why no time can be modelled, if so.
+
+        ``work``: FLOP of the products in the reference, which may do more than it must: all of a masked square, every
+        matrix for every row. What the function itself does is enough.
+        """
+        from tilewright.workers.runners.mosaic.facts import module_facts
+        from tilewright.workers.runners.mosaic.known_operands import bind
+
+        beside: frozenset[str] = frozenset()
+        reasons, needed = [], {}
+        names = [o.name for o in self.operands]
+        for label, dims in shapes.items():
+            specs = [{"name": o.name, "shape": list(o.sizes(dims)), "dtype": o.dtype} for o in self.operands]
+            try:
+                with self.mesh():
+                    made = jax.tree.leaves(
+                        jax.eval_shape(self.build(dict(params)), *shaped(self.operands, dims))
+                    )
+                    outputs = [
+                        {"name": f"o{n}", "shape": list(m.shape), "dtype": m.dtype.name}
+                        for n, m in enumerate(made)
+                    ]
+                    workload = {"id": "seed", "inputs": specs, "outputs": outputs}
+                    closed = decode(encode(trace(self.build, params, workload)))  # as candidates are compiled
+                    module = exported(workload, closed, "seed").blobs["module"]
+                known = {names.index(n): np.ravel(v) for n, v in known_values(self.operands, dims).items()}
+                facts = structure.ModuleFacts.from_data(module_facts(module, bind(module, known)))
+            except Exception as error:  # noqa: BLE001 - whatever lowering raises
+                row = describe(error)
+                reasons.append(
+                    f"it does not lower for {self.chip.name}: {row['type']}: {row['message']}"[:400]
+                )
+                continue
+            own = structure.work_beside(facts)
+            beside |= own
+            done, asked = facts.matmul_flops, work.get(label, 0)
+            needed[label] = asked if done is None else min(asked, done)
+            reason = structure.objection(facts, names, results, own)
+            reason = reason or structure.missing_work(facts, needed[label])
+            if reason is not None:
+                reasons.append(f"no time can be modelled for {self.chip.name}: {reason}")
+        return beside, needed, list(dict.fromkeys(reasons))
+
+
+def _check_blocks(jaxpr: Any) -> None:
+    """Raises ValueError where the compiler refuses a kernel's blocks."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            mapping, info = equation.params["grid_mapping"], equation.params["jaxpr"].debug_info
+            lowering._check_block_mappings(mapping.block_mappings, None, info, CoreType.TC)  # type: ignore[arg-type]
+        else:
+            for inner in jaxprs_in_params(equation.params):
+                _check_blocks(inner)
+
+
+def _never_runs(jaxpr: Any) -> bool:
+    """Whether a kernel has an axis of no steps: a block that is larger than what it divides."""
+    return any(
+        0 in equation.params["grid_mapping"].grid
+        if equation.primitive.name == "pallas_call"
+        else any(map(_never_runs, jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )

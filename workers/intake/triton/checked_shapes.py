@@ -1,0 +1,215 @@
+"""Small shapes that a kernel module is checked on: of the same kind as the call's, and several tiles long."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from tilewright.workers.intake.calls.sizes import label_of
+from tilewright.workers.intake.child_program import Refusal, first_line
+from tilewright.workers.intake.judge.bounds import wrong
+from tilewright.workers.intake.judge.input_kinds import CheckedShape, inputs_of
+from tilewright.workers.intake.judge.self_reference import SELF
+from tilewright.workers.intake.triton.call_site import Seed
+from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Run, TooSlow
+
+MOST_REASONS = 3
+"""Reasons that are shown of a kernel that agrees at no shape."""
+
+MOST_TILE = 256
+"""Largest literal that is taken for a tile when a shape of several tiles is made."""
+
+NO_TILES = frozenset(("num_warps", "num_stages"))
+
+LOOPED_SECONDS = 6.0
+"""Most that a run on a shape of several tiles may take, and the most elements of its operands."""
+LOOPED_ELEMENTS = 1 << 21
+
+SLOW_SECONDS = 3.0
+"""A shape that takes longer is the only one that is checked, with fewer kinds of inputs."""
+
+SCALES: Mapping[str, Sequence[int]] = {
+    "odd": (7, 70, 37, 19, 11, 5), "even": (16, 128, 64, 32, 16, 16), "large": (32, 256, 128, 64, 32, 16),
+    "deep": (4, 4, 4, 4, 4, 4),
+}  # fmt: skip
+"""Sizes by the place of a dimension."""
+
+TILES = frozenset((16, 32, 64, 128, 256))
+FEW = 16
+"""Elements along an axis, a batch or heads, of which a shape of several tiles has all."""
+
+WHOLE = (512, 256)
+"""Sizes to try where a dimension is made of blocks."""
+
+
+def shape_of_several_tiles(seed: Seed) -> CheckedShape | None:
+    """A shape with two tiles and a part along every axis, by the largest literal that may be one; None where there is
+    no such literal, or the kernel does not take such a shape in time."""
+    sizes = [k.default for k in seed.text.knobs if not k.certain and 1 < k.default <= MOST_TILE]
+    # halves of a tile; of a few rows, all or two
+    for parts, few in itertools.product((5, 4, 8), (16, 2)) if sizes else ():
+        most = parts * max(sizes) // 2
+        found = _checked_at(
+            seed, {n: min(s, few) if s <= 16 else min(s, most) for n, s in seed.site.dims[0].items()}
+        )
+        if found is not None:
+            return found
+    return None
+
+
+def deep_shape(seed: Seed) -> CheckedShape | None:
+    """A shape as long in its longest dimension as the call's; None where the kernel does not take it in time."""
+    return _checked_at(seed, check_dims(seed.site.dims[0], "deep", _rank(seed)))
+
+
+def _rank(seed: Seed) -> int:
+    return max((len(o.shape) for o in seed.site.operands), default=0)
+
+
+def _checked_at(seed: Seed, small: dict[str, int]) -> CheckedShape | None:
+    """The shape, where the recording holds there and the default is right."""
+    if seed.site.elements(small) > 1 << 20 or seed.unlike_at(small):
+        return None
+    try:
+        inputs = inputs_of(seed.site.operands, small, "randn", 4)
+        answers, outputs = seed.reference(inputs), seed.outputs(inputs)
+    except Exception:  # noqa: BLE001 - a shape that the reference or the kernel does not take
+        return None
+    return (
+        None if wrong(outputs, answers, seed.site.operands) else CheckedShape(small, inputs, answers, outputs)
+    )
+
+
+def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
+    """Up to three small shapes on which the recording holds and the default is right; or why there is none."""
+    site, dims = seed.site, seed.site.dims[0]
+    found: list[CheckedShape] = []
+    reasons: dict[str, str] = {}
+
+    def holds(small: Mapping[str, int]) -> bool:
+        """Whether the recording holds at a shape, and the reference takes it."""
+        if seed.unlike_at(small):
+            return False
+        if site.elements(small) > LOOPED_ELEMENTS or site.reference == SELF:
+            return True
+        try:
+            return bool(seed.reference(inputs_of(site.operands, small, "randn", 1)))
+        except Exception:  # noqa: BLE001 - a shape the reference does not take
+            return False
+
+    tiles = [k.default for k in seed.text.knobs if k.name not in NO_TILES]
+    wide = [d for d in looped(dims, tiles, holds) if site.elements(d) <= LOOPED_ELEMENTS]
+    tried: set[str] = set()
+    slow, last = False, last_resorts(dims)
+    for small in (*wide, *ladder(dims, _rank(seed), holds)):
+        label = label_of(small)
+        big = site.elements(small) > 1 << (24 if small == dims else 22)
+        if label in tried or big or (found and (slow or small in last)) or len(found) == 3:
+            continue
+        tried.add(label)
+        reason = seed.unlike_at(small)
+        if not reason:
+            try:
+                inputs = inputs_of(site.operands, small, "randn", 4)
+                answers = seed.reference(inputs)
+                process = Run(seed.module, seed.defaults, inputs)
+                outputs = process.outputs()
+                if small in wide and process.seconds > LOOPED_SECONDS:
+                    continue
+                slow = slow or process.seconds > SLOW_SECONDS
+                reason = wrong(outputs, answers, site.operands)
+            except TooSlow:
+                reason = f"more than {RUN_SECONDS} s in the interpreter"
+            except Refusal as refusal:
+                reason = refusal.what
+            except Exception as error:  # noqa: BLE001 - a shape the kernel or the reference does not take
+                reason = first_line(error)
+        if reason:
+            reasons[label] = reason
+        else:
+            found.append(CheckedShape(small, inputs, answers, outputs, small in wide))
+    if not found:
+        return f"the kernel agrees with the reference on no small shape: {joined_reasons(reasons)}"
+    notes += [f"not checked at {label}: {reason}" for label, reason in reasons.items()]
+    return found
+
+
+def joined_reasons(reasons: Mapping[str, str]) -> str:
+    """Reasons by shape as one text: each once, and the number of those left out."""
+    shapes: dict[str, list[str]] = {}
+    for label, why in reasons.items():
+        shapes.setdefault(why, []).append(label)
+    texts = [f"{', '.join(labels)}: {why}" for why, labels in shapes.items()]
+    more = [f"and {len(texts) - MOST_REASONS} more"] if len(texts) > MOST_REASONS else []
+    return "; ".join([*texts[:MOST_REASONS], *more])
+
+
+# -- which shapes to try ---------------------------------------------------------------------------------
+
+
+def check_dims(dims: Mapping[str, int], scale: str, rank: int) -> dict[str, int]:
+    """Small sizes of the same kind: with tails (``odd``), round (``even``), or deep in the last dimension."""
+    names = list(dims)
+    made = {}
+    flat = len(names) == 1 and rank < 2
+    for n, name in enumerate(names):
+        small = SCALES[scale][min(n, 5)]
+        if scale == "deep" and name == max(names, key=lambda k: (dims[k] <= 16384, names.index(k))):
+            small = dims[name]
+        if flat and scale != "deep":
+            small = {"odd": 3001, "even": 4096, "large": 16384}[scale]
+        made[name] = min(dims[name], small)
+    return made
+
+
+def ladder(
+    dims: Mapping[str, int], rank: int, holds: Callable[[Mapping[str, int]], bool]
+) -> Iterator[dict[str, int]]:
+    """Small shapes to try, the most telling first.
+
+    ``holds``: whether the wrapper does the same at a shape. A dimension that must keep its size (a head's, which the
+    wrapper asserts, or which a block is made of) keeps it, so that one such dimension does not rule the others out.
+    """
+    made = {scale: check_dims(dims, scale, rank) for scale in SCALES}
+    yield from made.values()
+    for scale in ("odd", "even"):
+        yield reduced(dims, {n: (made[scale][n], made["even"][n], made["large"][n]) for n in dims}, holds)
+    for most in (64, 128):
+        kept = {n: s if s <= most else made["even"][n] for n, s in dims.items()}
+        yield kept
+        yield {n: s if s <= most else min(s, most) for n, s in dims.items()}
+    yield from last_resorts(dims)
+
+
+def last_resorts(dims: Mapping[str, int]) -> list[dict[str, int]]:
+    """Shapes to try where no smaller one will do: whole blocks, for kernels without masks, and the call's own."""
+    return [{n: min(s, 256) for n, s in dims.items()}, dict(dims)]
+
+
+def looped(
+    dims: Mapping[str, int], tiles: Collection[int], holds: Callable[[Mapping[str, int]], bool]
+) -> Iterator[dict[str, int]]:
+    """Shapes of two tiles and a part along every axis, with a tail and without one: loops run again there, and programs
+    follow each other. ``tiles``: defaults of knobs. A dimension of few elements keeps them, and so does one whose other
+    sizes do not hold."""
+    tile = max((t for t in tiles if t in TILES), default=0)
+    if not tile:
+        return
+    odd = [2 * tile + 7 + 2 * place for place in range(len(dims))]
+    even = [2 * tile + max(tile // 2, 16) * (1 + place % 2) for place in range(len(dims))]
+    for sizes in (odd, even):
+        aim = {n: min(s, size) if s > FEW else s for (n, s), size in zip(dims.items(), sizes, strict=True)}
+        yield aim if holds(aim) else reduced(dims, {n: (size, *WHOLE) for n, size in aim.items()}, holds)
+
+
+def reduced(
+    dims: Mapping[str, int], choices: Mapping[str, Sequence[int]], holds: Callable[[Mapping[str, int]], bool]
+) -> dict[str, int]:
+    """Sizes with one dimension after the other, the largest first, made the first of its choices that holds."""
+    small = dict(dims)
+    for name in sorted(dims, key=lambda n: -dims[n]):
+        for choice in dict.fromkeys(choices[name]):
+            if choice < small[name] and holds({**small, name: choice}):
+                small[name] = choice
+                break
+    return small
