@@ -15,7 +15,7 @@ Tell = Callable[[Any, argparse.Namespace], int]
 
 def add_commands(commands: Any, tell: Tell) -> None:
     """Add them to the parser's. ``tell`` says how a campaign ended."""
-    tune = commands.add_parser("tune", help="tune a function as it stands in somebody's code")
+    tune = commands.add_parser("tune", help="tune the kernels that a function launches")
     tune.add_argument(
         "place",
         metavar="FILE:FUNCTION",
@@ -29,7 +29,7 @@ def add_commands(commands: Any, tell: Tell) -> None:
     tune.add_argument("--no-mlflow", action="store_true", help="record in the journal alone")
     tune.set_defaults(run=lambda arguments: _tune(arguments, tell))
     check = commands.add_parser(
-        "check", help="say what stands against a kernel file, and what to do about it"
+        "check", help="report what keeps a kernel file or function from being tuned, and the remedy"
     )
     check.add_argument("place", metavar="FILE[:FUNCTION]", help="a file of kernels, or a function in it")
     _add_call(check)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from testkit import ROOT
+from testkit.seeds.triton_station import child
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.elements import INEXACT
 from tilewright.fitness.gates import failure, read_gates
@@ -56,24 +53,22 @@ def hopper_product(a_q: np.ndarray, a_s: np.ndarray, b_q: np.ndarray, b_s: np.nd
     return total
 
 
-@pytest.mark.parametrize(("seed", "group"), [(1, 21), (2, 23), (3, 16)])
-def test_sums_as_hopper_makes_them_pass_on_outliers(seed: int, group: int) -> None:
+@pytest.mark.parametrize("seed", [1, 3, 4])
+def test_sums_as_hopper_makes_them_pass_on_outliers(seed: int) -> None:
     """Where outlying rows and columns cross, 14 bits are off by more than a share of the elements around."""
-    operator = OPERATORS["masked32x48"]
-    workload = next(w for w in operator.suites["experts"].check if w.id == "check/tails")
+    operator, workload = OPERATORS["masked32x48"], Workload("w", {"M": 100, "N": 200, "K": 256})
     inputs = operator.make_inputs(workload, seed, "outliers")
     references = operator.oracle(workload, inputs)
-    references["counted"]["c"][np.arange(operator.groups) != group] = False
     found = np.zeros(references["exact"]["c"].shape, np.float32)
-    rows = slice(0, inputs["count"][group])
-    a_q, a_s = inputs["a_q"][group, rows], inputs["a_s"][group][:, rows]
-    found[group, rows] = hopper_product(a_q, a_s, inputs["b_q"][group], inputs["b_s"][group])
+    for g, count in enumerate(inputs["count"]):
+        a_q, a_s = inputs["a_q"][g, :count], inputs["a_s"][g][:, :count]
+        found[g, :count] = hopper_product(a_q, a_s, inputs["b_q"][g], inputs["b_s"][g])
     output = {"c": in_bf16(found)}
     readings = read_gates(operator.gates, output, references, "outliers", least=INEXACT)
     assert failure(readings, operator.gates) is None
     guessed = tuple(replace(gate, usual=None) for gate in operator.gates if isinstance(gate, SnrGate))
     readings = read_gates(guessed, output, references, "outliers", least=INEXACT)
-    assert failure(readings, guessed) is not None  # the size of an element is not to be guessed from others
+    assert failure(readings, guessed) is not None  # other groups say nothing of an element's usual size
 
 
 def test_a_depth_group_is_the_product_over_its_own_steps() -> None:
@@ -132,14 +127,6 @@ def test_samples_are_what_the_oracle_says(recipe: str) -> None:
 
 def test_the_gluon_seed_is_right_and_free_of_races_when_emulated() -> None:
     params = {"block_m": 64, "block_n": 128, "stages": 3, "slots": 1}
-    dims = {"M": 28, "N": 72, "K": 256}
-    command = [sys.executable, "-m", "testkit.seeds.fp8_grouped_child", "grouped4x8192"]
-    done = subprocess.run(
-        [*command, json.dumps(params), json.dumps(dims)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert float(done.stdout) > 45
+    case = ["grouped4x8192", "grouped", params, {"M": 28, "N": 72, "K": 256}, "randn"]
+    ((*_, found),) = child("emulate", [case])
+    assert found["c"] > 45
