@@ -40,7 +40,7 @@ from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cluster.pool import Pool, make_pool
 from tilewright.workers.cluster.settings import PoolUnavailable
-from tilewright.workers.device.warm import WarmDevice
+from tilewright.workers.device.warm_device import WarmDevice
 
 MIRROR_LOOK_SECONDS = 0.25
 """Between two looks, meanwhile, at whether the user has stopped waiting."""

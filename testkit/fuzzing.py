@@ -1,113 +1,195 @@
-"""Coverage-guided fuzzing of the parsers of foreign text, and the inputs that earlier runs kept."""
+"""Fuzzing of the parsers of foreign text: honest inputs, words to damage them with, and inputs that found a branch.
+
+``testkit/corpus/fuzz`` holds the inputs that a coverage-guided search kept because they took a new branch.
+"""
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import random
-import sys
+import sqlite3
+import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
-from testkit import CORPUS, ROOT
-from testkit.fuzz_targets import Parser
+import numpy as np
 
-HERE = f"{ROOT}/"
-
-
-KEPT_INPUTS = CORPUS / "fuzz"
-
-
-SLOW_SECONDS = 5.0
-
-
-HANG_SECONDS = 30.0
-"""CPU time after which an input is taken for hanging its parser."""
+from testkit import CORPUS
+from testkit.evaluations import candidate, failed
+from tilewright.evolve.campaign.config import load_config
+from tilewright.evolve.errors import JournalError, UserError
+from tilewright.evolve.proposers.llm.edit import EditError, read_reply
+from tilewright.evolve.record.journal import Journal
+from tilewright.fitness import dialect
+from tilewright.fitness.chips import CHIPS
+from tilewright.fitness.tpu.llo import ParseError, read_profile, scan_bundles, vmem_bytes
+from tilewright.fitness.tpu.timeline import read_critical_path, read_timeline
+from tilewright.library.store import NotServed, load_table
+from tilewright.workers.child.frames import Frame, FrameError, FrameReader, encode
 
 
-Arc = tuple[int, int, int]
+@dataclass(frozen=True)
+class Parser:
+    """``read`` may raise ``errors`` and nothing else. ``samples`` are honest inputs to start from."""
 
+    read: Callable[[bytes, Path], object]
+    errors: tuple[type[Exception], ...]
+    samples: tuple[bytes, ...]
+    words: tuple[bytes, ...]
+
+
+TEXT = (
+    *(b"(", b"[", b"{", b"\n", b'"', b"=", b"-1", b"0", b"1e999", b"\xff", b"\x00", b"%", b"'", b"\t"),
+    *(b"9" * 5000, b"\n  %2 = "),
+)
+JSON = (*TEXT, b"null", b"true", b"[" * 3000, b"NaN", b'"kind"', b"\\ud800", b"1" * 400)
+YAML_TAGS = (
+    b"2020-99-99",
+    b"!!int ''",
+    b"&a [*a]",
+    b"? [1]",
+    b"0b",
+    b"&a ",
+    b"*a",
+    b"!!binary x",
+    b": ",
+    b"1_0",
+)
+LLO_MARKS = (
+    b"dma.hbm_to_vmem",
+    b"/*size_in_granules=*/",
+    b"_spill]",
+    b"vmatmul.mubr.f8e4m3fn",
+    b"Length to end: ",
+)
+REPLY_MARKS = (
+    b"<<<<<<< SEARCH\n",
+    b"=======\n",
+    b">>>>>>> REPLACE\n",
+    b"```py\n",
+    b"```\n",
+    b"=====\n" * 900,
+)
+
+BUNDLES = (
+    b"0x0: bundle slots:\n  %0 = dma.hbm_to_vmem [x] /*size_in_granules=*/8192\n"
+    b"0x1: bundle slots:\n  %1 = vst [vmem:$0xa_spill] %v1\n"
+    b"  %2 = vmatmul.mubr.f8e4m3fn.gmra.mrb[0].mxu0 %v14_v1\n"
+)
+CRITICAL = (
+    b"Length to end: 1000, %0 = dma.hbm_to_vmem [x] /*size_in_granules=*/8192\n"
+    b"Length to end: 60, %2 = vadd %v1\n"
+)
+ALLOCATION = b"#allocation2 [shape = 'f32[8,128]', space=vmem, size = 0x12000, scoped]\n"
+PROFILE = b'op_name: "a"\nestimated_cycles: 1000\nnum_equivalent_hlos: 1\n'
+REPLY = b"SUMMARY: x\n<<<<<<< SEARCH\n    x = 1\n=======\n    x = 2\n>>>>>>> REPLACE\n```python\nx = 3\n```\n"
+PARENT = "def build(params):\n    x = 1\n    return x\n"
+YAML = (
+    b"name: a\noperator: gemm/x\ntarget: tpu7x\nsuite: tiny\nseed: 1\nbudget: {evaluations: 3}\n"
+    b"search: {lag: 4, order: index, proposers: [parameters]}\nworkers: {count: 2}\n"
+)
+INDEX = b'{"format": 1, "current": "0123456789abcdef", "history": [{"version": "0123456789abcdef"}]}'
+FRAME = encode(
+    Frame("checked", {"a": [1, 2.5, None]}, {"c": np.arange(6, dtype=np.int16).reshape(2, 3)}, {"m": b"xyz"})
+)
+EVALUATION = failed().model_dump_json().encode()
 
 LARGEST = 1 << 17
 """Bytes of an input."""
 
-
-class Hang(Exception):
-    """A parser that does not come back."""
+SLOW_SECONDS = 5.0
 
 
-class Tracer:
-    """Arcs between lines of tilewright's own packages, as ``sys.settrace`` reports them."""
-
-    def __init__(self) -> None:
-        self.arcs: set[Arc] = set()
-        self._ours: dict[str, bool] = {}
-
-    @contextlib.contextmanager
-    def tracing(self) -> Iterator[None]:
-        sys.settrace(self._enter)
-        try:
-            yield
-        finally:
-            sys.settrace(None)
-
-    def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
-        name = frame.f_code.co_filename
-        if name not in self._ours:
-            self._ours[name] = name.startswith(HERE) and "/experiments/" not in name and "/.venv/" not in name
-        if not self._ours[name]:
-            return None
-        code, arcs = id(frame.f_code), self.arcs
-        last = 0
-
-        def line(frame: FrameType, event: str, arg: Any) -> Any:
-            nonlocal last
-            if event == "line":
-                arcs.add((code, last, frame.f_lineno))
-                last = frame.f_lineno
-            return line
-
-        return line
+def parsers() -> Mapping[str, Parser]:
+    """Parsers by name."""
+    return {
+        "bundles": Parser(lambda d, _: scan_bundles(d), (ParseError,), (BUNDLES,), (*TEXT, *LLO_MARKS)),
+        "allocations": Parser(
+            lambda d, _: vmem_bytes([_text(d)]), (ParseError,), (ALLOCATION,), (*TEXT, *LLO_MARKS)
+        ),
+        "timeline": Parser(_timeline, (ParseError,), (BUNDLES + CRITICAL,), (*TEXT, *LLO_MARKS)),
+        "profile": Parser(lambda d, _: read_profile(_text(d)), (ParseError,), (PROFILE,), TEXT),
+        "frames": Parser(_frames, (FrameError,), (FRAME, FRAME + FRAME), JSON),
+        "yaml": Parser(_yaml, (UserError,), (YAML,), (*TEXT, *YAML_TAGS)),
+        "journal rows": Parser(_rows, (JournalError,), (b"{}", b"[]", EVALUATION), JSON),
+        "journal file": Parser(_file, (JournalError,), (_journal_bytes(),), (b"\x00" * 64, b"\xff" * 64)),
+        "reply": Parser(
+            lambda d, _: read_reply(_text(d), PARENT), (EditError,), (REPLY,), (*TEXT, *REPLY_MARKS)
+        ),
+        "library index": Parser(_index, (NotServed,), (INDEX,), JSON),
+        "dialect": Parser(lambda d, _: dialect.check(_text(d)), (), (PARENT.encode(),), TEXT),
+    }
 
 
-@dataclass
-class Fuzzed:
-    """One parser under way: the inputs that reached something new, and what went wrong."""
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
 
-    parser: Parser
-    inputs: int = 0
-    kept: list[bytes] = field(default_factory=list)
-    arcs: set[Arc] = field(default_factory=set)
-    failures: dict[str, bytes] = field(default_factory=dict)
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
 
-    def step(self, rng: random.Random, folder: Path) -> None:
-        """One input."""
-        pool = self.kept if self.kept and rng.random() < 0.8 else self.parser.samples
-        data = mutated(rng.choice(pool), self.parser.words, rng)
-        fault, new = self.learn(data, folder)
-        self.inputs += 1
-        if fault is not None:
-            self.failures.setdefault(fault, data)
-        elif new:
-            self.kept.append(data)
+def _frames(data: bytes, folder: Path) -> object:
+    """In two pieces, as a pipe may deliver them."""
+    reader, half = FrameReader(1 << 20), len(data) // 2
+    return [*reader.feed(data[:half]), *reader.feed(data[half:])]
 
-    def learn(self, data: bytes, folder: Path) -> tuple[str | None, bool]:
-        """What is wrong with how ``data`` is taken, and whether it takes an arc that none took before."""
-        tracer = Tracer()
-        with tracer.tracing():
-            fault = attempt(self.parser, data, folder)
-        new = fault is None and not tracer.arcs <= self.arcs
-        if new:
-            self.arcs |= tracer.arcs
-        return fault, new
+
+def _timeline(data: bytes, folder: Path) -> object:
+    cut = data.find(b"Length to end")
+    return read_timeline(data[:cut], read_critical_path(data[cut:], 1000), 1000, CHIPS["tpu7x"], drawn=True)
+
+
+def _yaml(data: bytes, folder: Path) -> object:
+    (folder / "campaign.yaml").write_bytes(data)
+    return load_config(folder / "campaign.yaml")
+
+
+def _index(data: bytes, folder: Path) -> object:
+    place = folder / "a" / "b"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "index.json").write_bytes(data)
+    return load_table("a/b", "interpret", folder)
+
+
+def _write_journal(path: Path) -> None:
+    with Journal(path, write=True, create=True) as journal:
+        journal.add_candidate(candidate(0))
+        journal.add_evaluation(0, failed())
+        journal.add_event("started")
+
+
+def _journal_bytes() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.sqlite"
+        _write_journal(path)
+        return path.read_bytes()
+
+
+def _rows(data: bytes, folder: Path) -> object:
+    """A journal with one cell of a candidate, an evaluation or an event replaced."""
+    path = folder / "journal.sqlite"
+    for name in ("journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm"):
+        (folder / name).unlink(missing_ok=True)
+    _write_journal(path)
+    column = ("params", "parents", "kind", "evaluation", "detail")[len(data) % 5]
+    table = {"evaluation": "evaluations", "detail": "events"}.get(column, "candidates")
+    db = sqlite3.connect(path)
+    with db:
+        db.execute(f"DROP TRIGGER {table}_update")
+        db.execute(f"UPDATE {table} SET {column} = ?", (_text(data),))
+    db.close()
+    with Journal(path) as journal:
+        return list(journal.candidates()), list(journal.evaluations()), journal.events()
+
+
+def _file(data: bytes, folder: Path) -> object:
+    """A journal's file itself, damaged."""
+    for name in ("damaged.sqlite-wal", "damaged.sqlite-shm"):
+        (folder / name).unlink(missing_ok=True)
+    (folder / "damaged.sqlite").write_bytes(data)
+    with Journal(folder / "damaged.sqlite") as journal:
+        return journal.content(), journal.events()
 
 
 def mutated(sample: bytes, words: Sequence[bytes], rng: random.Random) -> bytes:
@@ -146,20 +228,8 @@ def attempt(parser: Parser, data: bytes, folder: Path) -> str | None:
     return "more CPU time than allowed" if spent > SLOW_SECONDS else None
 
 
-def packed(data: bytes) -> str:
-    return base64.b64encode(zlib.compress(data, 9)).decode()
-
-
-def unpacked(text: str) -> bytes:
-    return zlib.decompress(base64.b64decode(text))
-
-
-def on_hang(number: int, frame: FrameType | None) -> None:
-    raise Hang(f"more than {HANG_SECONDS:g} s of CPU time")
-
-
 def corpus(name: str) -> list[bytes]:
-    """What earlier runs kept for the tests."""
-    path = KEPT_INPUTS / f"{name.replace(' ', '_')}.json"
+    """The inputs that an earlier search kept for a parser."""
+    path = CORPUS / "fuzz" / f"{name.replace(' ', '_')}.json"
     texts = json.loads(path.read_text()) if path.is_file() else []
-    return [unpacked(text) for text in texts]
+    return [zlib.decompress(base64.b64decode(text)) for text in texts]

@@ -81,7 +81,7 @@ def side_by_side(shape, block):
     from jax import export
     from jax.experimental import pallas as pl
 
-    from tilewright.workers.runners.mosaic.isolated_kernels import kernels_apart
+    from tilewright.workers.runners.mosaic.isolated_kernels import isolated_kernels
 
     grid = tuple(size // part for size, part in zip(shape, block, strict=True))
     spec = pl.BlockSpec(block, lambda *place: place)
@@ -97,7 +97,7 @@ def side_by_side(shape, block):
     exported = export.export(jax.jit(run), platforms=["tpu"], disabled_checks=unchecked)(
         jax.ShapeDtypeStruct(shape, jnp.float32)
     )
-    alone = kernels_apart(exported.mlir_module_serialized)
+    alone = isolated_kernels(exported.mlir_module_serialized)
     return [shape for shape, _ in alone.inputs], alone.restated
 
 

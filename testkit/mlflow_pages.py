@@ -1,4 +1,4 @@
-"""MLflow's own pages of a campaign, in a real browser."""
+"""MLflow's pages of a campaign in a browser."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from tilewright.evolve.mlflow_mirror.view import page
 from tilewright.evolve.report.data import CampaignData
 
 SETTLE_SECONDS = 4.0
-"""MLflow's pages load their parts after the page itself and never fall silent."""
-
+"""Seconds until a page is complete: MLflow's pages load their parts later, and their requests never end."""
 
 SLOWEST_SECONDS = 120.0
 
 
-# MLflow's own settings of its page: open on runs, without the panels of a first visit.
+# Settings of MLflow's pages: open on runs, without the panels of a first visit.
 PLAIN_PAGE = {
     "mlflow.workflowType_v1": '"machine_learning"',
     "mlflow.assistant.panelOpen": "false",
@@ -66,7 +65,7 @@ class MlflowPages:
     def __init__(
         self, browser: Watched, base: str, uri: str, data: CampaignData, settle: float = SETTLE_SECONDS
     ) -> None:
-        """``settle``: seconds to wait for each page; none for who waits for what it wants to see."""
+        """``settle``: seconds to wait for each page; 0 for a caller that waits for elements."""
         from mlflow import MlflowClient
 
         self._browser, self._base, self._settle = browser, base, settle
@@ -83,7 +82,7 @@ class MlflowPages:
         }
 
     def view(self, charts: bool = False) -> None:
-        """What the campaign's link opens: its candidates by rate, or the charts beside them."""
+        """The campaign's view: its candidates by rate, or the charts beside them."""
         self._open(page(self._experiment, self._uid) + ("&compareRunsMode=CHART" if charts else ""))
 
     def run(self, run_id: str, tab: str = "") -> None:

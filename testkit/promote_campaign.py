@@ -10,16 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from testkit import FIXTURES
+from testkit.evaluations import candidate, figures, passed
 from tilewright.evolve.campaign.config import parse_config
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.resolve import Resolved, resolve
 from tilewright.evolve.promote.command import Options, PromotionOutcome, promote
 from tilewright.evolve.promote.library_writer import LibraryWriter
-from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
+from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness.evaluation import Evaluation, GateReading, Stage, Verdict, WorkloadFigures
+from tilewright.fitness.evaluation import Evaluation, GateReading
 from tilewright.fitness.tpu import time_model
 from tilewright.seeds.operator import Scope
 from tilewright.workers.device.comparison import Comparison
@@ -70,11 +71,11 @@ def write_campaign(
         journal.set_meta("config", parse_config(config).model_dump(mode="json"))
         journal.set_meta("toolchain", {})
         journal.add_event("started")
-        seed = Mutation(MutationKind.SEED, "seed", "seed kernel tiled")
-        journal.add_candidate(Candidate(0, genomes[0], (), seed, 0, 0))
+        seed = {"kind": MutationKind.SEED, "proposer": "seed", "detail": "seed kernel tiled"}
+        journal.add_candidate(candidate(0, genomes[0], **seed))
         for index, genome in enumerate(genomes[1:], 1):
-            step = Mutation(MutationKind.PARAMETER, "parameters", "block_k 128 -> 512\n# evil\x1b[31m")
-            journal.add_candidate(Candidate(index, genome, (genomes[0].id,), step, 1, 0))
+            step = {"detail": "block_k 128 -> 512\n# evil\x1b[31m", "generation": 1}
+            journal.add_candidate(candidate(index, genome, parents=(genomes[0].id,), **step))
         pool = FormulaPool(resolve(parse_config(config)), quick_child)
         for index, genome in enumerate(genomes):
             pool.submit(Job(index, genome, 1))
@@ -144,34 +145,31 @@ class FormulaPool:
     def _evaluation(self, job: Job) -> Evaluation:
         suite, operator = self.resolved.suite, self.resolved.operator
         shapes = suite.final if job.scope is Scope.FINAL and suite.final else suite.workloads
-        figures = [
-            WorkloadFigures(
-                workload=shape.id,
-                seconds=(seconds := self.seconds(job.genome, shape.id)),
+        model = None if self.resolved.target.measured else time_model.VERSION
+        timed = [
+            figures(
+                shape.id,
+                seconds := self.seconds(job.genome, shape.id),
                 tflops=operator.flops(shape) / seconds / 1e12,
-                roofline_fraction=0.5,
                 kind=self.resolved.target.kind,
-                model_version=None if self.resolved.target.measured else time_model.VERSION,
+                model_version=model,
             )
             for shape in shapes
             if job.only is None or shape.id in job.only
         ]
-        fitness = math.exp(sum(math.log(f.tflops) for f in figures) / len(figures))
-        return Evaluation(
-            genome=job.genome.id,
+        fitness = math.exp(sum(math.log(f.tflops) for f in timed) / len(timed))
+        readings = [
+            GateReading(gate="exact", inputs="randn", value=55.0, passed=True, workload=f.workload)
+            for f in timed
+        ]
+        return passed(
+            job.genome,
+            *timed,
             target=self.resolved.target.name,
             suite=suite.name,
-            stage=Stage.MEASURE,
-            verdict=Verdict.OK,
             fitness=fitness,
             interval=(fitness, fitness),
-            workloads=tuple(figures),
-            gates=()
-            if job.baseline
-            else tuple(
-                GateReading(gate="exact", inputs="randn", value=55.0, passed=True, workload=f.workload)
-                for f in figures
-            ),
+            gates=() if job.baseline else tuple(readings),
             artefact=f"{job.genome.id}-{job.scope}",
             toolchain={"jax": "0.10.2", "libtpu": "0.0.51"},
         )

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from testkit.evaluations import failed, figures, passed
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome, Value
-from tilewright.fitness.evaluation import Evaluation, FigureKind, GateReading, Stage, Verdict, WorkloadFigures
+from tilewright.fitness.evaluation import Evaluation, GateReading, Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Scope
 
 OPERATOR, TARGET, SUITE = "gemm_fp8_fused/g512", "tpu7x", "quickstart"
@@ -105,13 +106,8 @@ def sample_figures(
     if timeline:
         diagnosis["timeline"] = sample_timeline(cycles, busy)
     tflops = flops / seconds / 1e12
-    return WorkloadFigures(
-        workload=workload,
-        seconds=seconds,
-        tflops=tflops,
-        roofline_fraction=tflops / PEAK_TFLOPS,
-        kind=FigureKind.MODELLED,
-        diagnosis=diagnosis,
+    return figures(
+        workload, seconds, tflops=tflops, roofline_fraction=tflops / PEAK_TFLOPS, diagnosis=diagnosis
     )
 
 
@@ -139,22 +135,20 @@ def sample_evaluation(
     genome: Genome, workloads: dict[str, int], *, timeline: bool = False, factor: float = 1.0
 ) -> Evaluation:
     params = dict(genome.params)
-    figures = tuple(sample_figures(params, w, f, timeline, factor) for w, f in workloads.items())
-    fitness = math.exp(sum(math.log(f.tflops) for f in figures) / len(figures))
+    timed = tuple(sample_figures(params, w, f, timeline, factor) for w, f in workloads.items())
+    fitness = math.exp(sum(math.log(f.tflops) for f in timed) / len(timed))
     gates = tuple(
         GateReading(gate=g, inputs=i, value=49.3, passed=True)
         for g in ("field", "exact")
         for i in ("randn", "spread")
     )
-    return Evaluation(
-        genome=genome.id,
+    return passed(
+        genome,
+        *timed,
         target=TARGET,
         suite=SUITE,
-        stage=Stage.MEASURE,
-        verdict=Verdict.OK,
         fitness=fitness,
         interval=(fitness, fitness),
-        workloads=figures,
         gates=gates,
         descriptors={"placement": str(params["placement"]), "vmem": "16-32 MiB"},
         artefact=f"artefact-{genome.id}",
@@ -166,17 +160,8 @@ def sample_evaluation(
 
 def failed_evaluation(genome: Genome, which: int, n: int) -> Evaluation:
     verdict, stage, reason = FAILURES[which % len(FAILURES)]
-    return Evaluation(
-        genome=genome.id,
-        target=TARGET,
-        suite=SUITE,
-        stage=stage,
-        verdict=verdict,
-        reason=reason.format(n=n),
-        log=f"line one\n{HOSTILE}\n",
-        wall_seconds=0.8,
-        worker="worker 1",
-    )
+    told = {"stage": stage, "reason": reason.format(n=n), "log": f"line one\n{HOSTILE}\n"}
+    return failed(genome, verdict, target=TARGET, suite=SUITE, wall_seconds=0.8, worker="worker 1", **told)
 
 
 class SampleCampaign:

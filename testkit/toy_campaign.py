@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from testkit.evaluations import failed, figures, passed
 from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start, StopReason
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+from tilewright.fitness.evaluation import Evaluation
 
 SIZE = 400
 
@@ -23,23 +24,9 @@ def judge(genome: Genome) -> Evaluation:
     """A fixed landscape with failures and repeated artefacts."""
     x = int(genome.params["x"])
     if x % 7 == 3:
-        return Evaluation(
-            genome=genome.id, target="t", suite="s", stage=Stage.CHECK, verdict=Verdict.INCORRECT, reason="no"
-        )
+        return failed(genome)
     fitness = 1000.0 - abs(x - 137)
-    figures = WorkloadFigures(
-        workload="w", seconds=1 / fitness, tflops=fitness, roofline_fraction=0.5, kind=FigureKind.MODELLED
-    )
-    return Evaluation(
-        genome=genome.id,
-        target="t",
-        suite="s",
-        stage=Stage.MEASURE,
-        verdict=Verdict.OK,
-        fitness=fitness,
-        workloads=(figures,),
-        artefact=str(x // 2),
-    )
+    return passed(genome, figures(seconds=1 / fitness), fitness=fitness, artefact=str(x // 2))
 
 
 @dataclass

@@ -279,7 +279,7 @@ def _tuned(
     from tilewright.evolve.intake import tune as intake
     from tilewright.evolve.intake import winner
     from tilewright.evolve.record.home import home_folder
-    from tilewright.workers.device.warm import started
+    from tilewright.workers.device.warm_device import device_for
     from tilewright.workers.intake.judge.self_reference import SELF
 
     if isinstance(function, Captured):
@@ -302,7 +302,7 @@ def _tuned(
     changes.update({"budget.evaluations": budget.evaluations, "budget.wall_seconds": budget.seconds})
     intake.config_of(request, chosen, where, changes)
     folder = home_folder(None if home is None else str(home))
-    with started(chosen) as device:
+    with device_for(chosen) as device:
         answer = intake.prepare(request, chosen, where, _noted, process)
         from tilewright.evolve.run import run as run_campaign
         from tilewright.evolve.show.display import make_display

@@ -14,7 +14,7 @@ from tilewright.evolve.errors import UserError
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.gpus import GPUS, LOCAL
 from tilewright.fitness.targets import MEASURED_TPUS, TPU, Target, UnknownTarget, load_target
-from tilewright.workers.device.warm import WarmDevice, started
+from tilewright.workers.device.warm_device import WarmDevice, device_for
 from tilewright.workers.toolchains import libtpu_simulator
 from tilewright.workers.toolchains import tpu as tpu_toolchain
 from tilewright.workers.toolchains import triton as triton_toolchain
@@ -67,5 +67,5 @@ def starting_device(config: CampaignConfig) -> Iterator[WarmDevice | None]:
         device = None
         if config.workers.address is None:
             with contextlib.suppress(UserError, UnknownTarget):
-                device = stack.enter_context(started(load_target(named_target(config.target))))
+                device = stack.enter_context(device_for(load_target(named_target(config.target))))
         yield device

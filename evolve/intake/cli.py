@@ -120,7 +120,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
     from tilewright.evolve.intake.problems import write_files
     from tilewright.evolve.intake.tune import config_of, export, prepare
     from tilewright.evolve.record.home import home_folder, require_writable
-    from tilewright.workers.device.warm import started
+    from tilewright.workers.device.warm_device import device_for
 
     request = plan.request
     home = home_folder(arguments.home)
@@ -133,7 +133,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
     config_of(request, target, where, overrides)  # reports bad numbers before anything is done
     for folder, key in ((where, "--out"), (home, "home")):
         require_writable(folder, key)
-    with started(target) as device:
+    with device_for(target) as device:
         answer = prepare(request, target, where, _say, intake)
         write_files(plan, where)
         from tilewright.evolve.run import run

@@ -141,7 +141,7 @@ class Mirror:
             self._client.update_run(self._parent, status="RUNNING")
         self._shown_state = state
 
-    # -- what MLflow has ---------------------------------------------------------------------------
+    # -- runs in MLflow ----------------------------------------------------------------------------
 
     def _open(self) -> None:
         """Find or create the experiment and the campaign's run, and read which candidates have runs."""
@@ -162,9 +162,7 @@ class Mirror:
             self._client.delete_run(run.info.run_id)
         self._children = children
         self._shown_state = ""
-        parent = parents[0].info.run_id if parents else self._create_parent()
-        self._describe_parent(parent)
-        self._parent = parent
+        self._parent = self._open_parent(parents[0].info.run_id if parents else None)
 
     def _find_experiment(self) -> str:
         name = run_content.experiment_name(self._facts)
@@ -210,21 +208,17 @@ class Mirror:
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def _create_parent(self) -> str:
+    def _open_parent(self, run_id: str | None) -> str:
+        """Create the campaign's run if it has no ``run_id`` yet, and write its parameters and suite."""
         assert self._experiment is not None
-        content, began = self._campaign_content(), int(self._started * 1000)
-        tags = {**content.tags, **_source_tags()}
-        return self._client.create_run(self._experiment, began, tags, content.name).info.run_id
-
-    def _describe_parent(self, run_id: str) -> None:
-        content = self._campaign_content()
+        toolchain, system, config = (self._journal.meta(key, {}) for key in ("toolchain", "system", "config"))
+        content = run_content.campaign_run(self._facts, toolchain, system, config, self._uid)
+        if run_id is None:
+            tags, began = {**content.tags, **_source_tags()}, int(self._started * 1000)
+            run_id = str(self._client.create_run(self._experiment, began, tags, content.name).info.run_id)
         self._log(run_id, content.params, [])
         self._client.log_inputs(run_id, [DatasetInput(self._dataset())])
-
-    def _campaign_content(self) -> RunContent:
-        meta = self._journal.meta
-        toolchain, system = meta("toolchain", {}), meta("system", {})
-        return run_content.campaign_run(self._facts, toolchain, system, meta("config", {}), self._uid)
+        return run_id
 
     def _dataset(self) -> Dataset:
         """The suite as MLflow's data set: its workloads and their dimensions where the operator is installed."""

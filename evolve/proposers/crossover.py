@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import libcst as cst
 import numpy as np
 
-from tilewright.evolve.proposers.inheritance import inherit
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
 from tilewright.evolve.proposers.rewrite.dataflow import (
     BUILTINS,
@@ -27,6 +26,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     target_names,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.proposer import inherit
 from tilewright.evolve.proposers.transplant import transplant
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import History, Mutation, MutationKind, Proposal

@@ -15,9 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
-from tilewright.evolve.proposers.inheritance import inherit
 from tilewright.evolve.proposers.rewrite.base import Rule, Site
-from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite
+from tilewright.evolve.proposers.rewrite.proposer import inherit, offers, rewrite
 from tilewright.evolve.proposers.rule_credit import describe, rules_of
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, changes
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal

@@ -107,7 +107,7 @@ function axes(w, h) {
   pen.textAlign = "left";
   bands.forEach((name, k) => pen.fillText(name.replace("_", " "), 6, at(1 - BAND + 0.05 + (BAND - 0.07) * (k + 0.5) / bands.length) + 4));
   pen.fillText(data.unit + ", geometric mean (" + data.target + ")", EDGE, 13);
-  pen.textAlign = "right"; pen.fillText("candidates in the order they were proposed \u2192", w - 8, h - 8);
+  pen.textAlign = "right"; pen.fillText("candidates in the order of proposals \u2192", w - 8, h - 8);
 }
 function edges(w, focus) {
   pen.lineWidth = 1; pen.strokeStyle = palette.quiet; pen.globalAlpha = focus ? 0.05 : Math.min(0.35, 120 / count + 0.04);
@@ -168,14 +168,14 @@ function table(lines) {
 }
 function describe(n) {
   panel.replaceChildren();
-  if (n < 0) { panel.append(element("p", "Choose a candidate to see what it changed and measured.")); return; }
+  if (n < 0) { panel.append(element("p", "Click a candidate to see its changes and figures.")); return; }
   const row = rows[n], gain = gains[n];
   panel.append(element("h2", "#" + row[INDEX] + (n === data.winner ? " (winner)" : "")), element("p", row[DETAIL]));
   panel.append(element("p", data.texts[row[KIND]] + " by " + data.texts[row[PROPOSER]] + ", generation " + row[GENERATION] +
     ", island " + row[ISLAND] + ", genome " + row[GENOME], "quiet"));
   panel.append(element("p", failed[n] + (row[REASON] >= 0 ? ": " + data.texts[row[REASON]] : "")));
-  if (row[FITNESS]) panel.append(element("p", row[FITNESS].toFixed(2) + " " + data.unit + " (" + data.target + ")" + (gain === null ? "" : ", " + gain.toFixed(3) + " x its best parent")));
-  if (row[FIGURES].length) panel.append(element("h3", "microseconds a call"), table(row[FIGURES].map(([w, s]) => [data.workloads[w], (s * 1e6).toFixed(2)])));
+  if (row[FITNESS]) panel.append(element("p", row[FITNESS].toFixed(2) + " " + data.unit + " (" + data.target + ")" + (gain === null ? "" : ", " + gain.toFixed(3) + " \u00d7 its fittest parent")));
+  if (row[FIGURES].length) panel.append(element("h3", "\u00b5s for one call"), table(row[FIGURES].map(([w, s]) => [data.workloads[w], (s * 1e6).toFixed(2)])));
   const parent = row[PARENTS].length ? row[PARENTS][0] : -1;
   const mine = new Map(row[PARAMS]), theirs = new Map(parent >= 0 ? rows[parent][PARAMS] : []);
   const changes = [...new Set([...mine.keys(), ...theirs.keys()])].filter((k) => parent >= 0 && mine.get(k) !== theirs.get(k));

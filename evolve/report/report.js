@@ -1,5 +1,5 @@
 "use strict";
-// Without this script everything is shown; with it, one chart at a time and a button that opens all steps.
+// Without this script the page shows both charts; the script shows one at a time and opens all steps at once.
 const charts = document.querySelectorAll("[data-axis]");
 const switches = document.querySelectorAll("[data-show]");
 function show(axis) {

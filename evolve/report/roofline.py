@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from tilewright.evolve.report.data import CampaignData, Named
 from tilewright.evolve.report.page import drawing, label, tag, title
 from tilewright.evolve.report.text import bytes_text, rate_text, shorten, time_text
-from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import WorkloadFigures
-from tilewright.fitness.gpus import Gpu
 from tilewright.fitness.targets import UnknownTarget, load_target
 from tilewright.seeds.operator import Scope
 
@@ -29,7 +27,7 @@ MARKERS = (
     "M{x} {y}m0 6.5l6 -11h-12Z",
     "M{x} {y}m-6 -2h4v-4h4v4h4v4h-4v4h-4v-4h-4Z",
 )
-"""A shape for each kernel, so that colour alone tells nothing apart."""
+"""A shape for each kernel, for readers who cannot tell the colours apart."""
 
 
 @dataclass(frozen=True)
@@ -70,47 +68,36 @@ def roofline(data: CampaignData) -> Roofline | None:
         return None
     if target.compile_only:
         return None
-    hardware = target.hardware
+    hardware, by_bytes = target.hardware, data.unit == "GB/s"
     figures = [
         (row.name, row.role, w)
         for scope in (Scope.SUITE, Scope.FINAL)
         for row in _distinct(data.ranking(scope))
         for w in row.evaluation.workloads
     ]
-    if data.unit == "GB/s":
-        return _byteline(data, figures, hardware)
-    moved = bool(figures) and all(_moved(w) is not None for _, _, w in figures)
+    moved = not by_bytes and bool(figures) and all(_moved(w) is not None for _, _, w in figures)
     spots = []
     for name, role, w in figures:
-        size = _moved(w) if moved else data.floors(w.workload).get("hbm", 0.0) * hardware.hbm
-        if not size or not w.tflops:
+        rate = w.gbytes if by_bytes else w.tflops
+        floor = data.floors(w.workload).get("hbm", 0.0) * hardware.hbm
+        size = (w.gbytes or 0.0) * 1e9 * w.seconds if by_bytes else _moved(w) if moved else floor
+        if not size or not rate:
             continue
-        tip = f"{name}, {w.workload}: {rate_text(w.tflops)}, {time_text(w.seconds)}, {bytes_text(size)}"
-        spots.append(Spot(name, role, w.tflops * 1e12 * w.seconds / size, w.tflops, tip))
+        tip = (
+            f"{name}, {w.workload}: {rate_text(rate, data.unit)}, {time_text(w.seconds)}, {bytes_text(size)}"
+        )
+        intensity = size / 1e6 if by_bytes else rate * 1e12 * w.seconds / size
+        spots.append(Spot(name, role, intensity, rate, tip))
     if not spots:
         return None
     peaks = {kind: peak / 1e12 for kind, peak in hardware.peaks.items()}
-    return Roofline(peaks, hardware.hbm, spots, moved)
-
-
-def _byteline(
-    data: CampaignData, figures: Sequence[tuple[str, str, WorkloadFigures]], hardware: Chip | Gpu
-) -> Roofline | None:
-    spots = []
-    for name, role, w in figures:
-        if not w.gbytes:
-            continue
-        size = w.gbytes * 1e9 * w.seconds
-        tip = (
-            f"{name}, {w.workload}: {rate_text(w.gbytes, w.unit)}, {time_text(w.seconds)}, {bytes_text(size)}"
-        )
-        spots.append(Spot(name, role, size / 1e6, w.gbytes, tip))
-    peaks = {"HBM": hardware.hbm / 1e9, "device copy": hardware.copy / 1e9}
-    return Roofline(peaks, hardware.hbm, spots, moved=False, unit=data.unit) if spots else None
+    if by_bytes:
+        peaks = {"HBM": hardware.hbm / 1e9, "device copy": hardware.copy / 1e9}
+    return Roofline(peaks, hardware.hbm, spots, moved, data.unit)
 
 
 def _distinct(rows: Sequence[Named]) -> list[Named]:
-    """Without seeds and baselines that are the winner themselves."""
+    """The rows without seeds and baselines that won."""
     won = {row.evaluation.genome for row in rows if row.role == "winner"}
     return [row for row in rows if row.role == "winner" or row.evaluation.genome not in won]
 

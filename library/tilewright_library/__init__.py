@@ -35,7 +35,7 @@ _EXPORTS = {
     "activation_bytes": ".torch_modules",
     "load": ".loaded",
 }
-"""Name to the module that has it. A confined child imports ``plans`` and may read no other module of this package."""
+"""Name to the module that has it. A confined child may read ``plans`` and ``torch_record`` alone."""
 
 
 def _by_name() -> dict[str, str]:

@@ -156,7 +156,7 @@ def made_plan(
     )
     try:
         plan = torch_record.record(module, kernel.params, inputs, outputs, architecture)
-    except (torch_record.NotRecorded, PlanError):
+    except (torch_record.NotRecorded, PlanError, MemoryError):
         return None
     plan_shelf.keep(key, plan)
     return plan

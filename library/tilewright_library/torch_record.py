@@ -1,9 +1,10 @@
-"""Makes the launch plan of a promoted Triton or Gluon kernel at a shape, in the program that wants it.
+"""Records what a Triton or Gluon kernel's ``launch`` does at a shape, as a launch plan.
 
-The kernel module's ``launch`` runs on tensors without memory; its kernels are compiled, and instead of running, what
-they would be launched with is written down. Triton's driver is left as it is, since other threads use it: each jitted
-function of the module, which is this package's own copy, is told to hand its launches over instead. On a machine
-without a device, ``pretend`` gives Triton a target to compile for.
+``launch`` runs on tensors without memory; its kernels are compiled, and instead of running, what they would be launched
+with is written down (``RecordedCall``). ``record`` does so in the program that wants the plan of a promoted kernel.
+Triton's driver is left as it is, since other threads use it: each jitted function of the module, which is this
+package's own copy, is told to hand its launches over instead. On a machine without a device, ``pretend`` gives Triton a
+target to compile for.
 """
 
 from __future__ import annotations
@@ -19,23 +20,26 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .plans.format import (
+    MOST_ALLOCATED,
     Fill,
     Launch,
     Output,
     Plan,
-    PlanError,
     Pointer,
     Scalar,
     Tensor,
     TensorMap,
 )
 
-_FRESH = frozenset(("empty", "empty_like", "empty_strided", "new_empty"))
-_ZEROS = frozenset(("zeros", "zeros_like", "new_zeros"))
-_VIEWS = frozenset(
+FRESH = frozenset(("empty", "empty_like", "empty_strided", "new_empty"))
+ZEROS = frozenset(("zeros", "zeros_like", "new_zeros"))
+RESET = frozenset(("zero_", "fill_"))
+VIEWS = frozenset(
     ("view", "_unsafe_view", "_reshape_alias", "alias", "detach", "slice", "select", "transpose", "t", "permute",
      "expand", "unsqueeze", "squeeze", "split", "split_with_sizes", "unbind")
 )  # fmt: skip
+"""What ``launch`` may ask torch to do: make tensors, make zeros, fill tensors, view them."""
+
 _NUMBERS = {
     "i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q",
     "u1": "B", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
@@ -45,7 +49,227 @@ _NUMBERS = {
 
 
 class NotRecorded(RuntimeError):
-    """``launch`` does what a plan cannot hold; the message says what."""
+    """A launch that is no plan: the message says what it does that a plan cannot hold, and what to do instead."""
+
+
+class ForeignWork(NotRecorded):
+    """``launch`` computes something with torch."""
+
+
+class RecordedCall(TorchDispatchMode):
+    """One call of ``launch``: the tensors it is given and makes, and what is done with them, in order.
+
+    ``shift`` bytes lie before every tensor in its storage, which changes all addresses.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: the wrapper that skips it would import torch's compiler, which takes seconds, in every child."""
+        return False
+
+    def __init__(self, inputs: Sequence[Tensor], shift: int = 0) -> None:
+        super().__init__()
+        self._given, self._shift = tuple(inputs), shift
+        self._kept: list[torch.Tensor] = []
+        self._slots: dict[int, int] = {}
+        self._sizes: list[int] = []
+        self._steps: list[Launch | Fill] = []
+        self._codes: list[bytes] = []
+        self.inputs = {t.name: self._placed(t.shape, getattr(torch, t.dtype)) for t in self._given}
+
+    def plan(
+        self, results: Mapping[str, torch.Tensor], architecture: int, toolchain: Mapping[str, str]
+    ) -> Plan:
+        """The plan of a call that returned ``results``. Raises NotRecorded, PlanError."""
+        given = len(self._given)
+        outputs = []
+        for name, tensor in results.items():
+            slot, offset = self._located(tensor, f"output {name}")
+            if slot < given:
+                raise NotRecorded(
+                    f"output {name} is input {self._given[slot].name}: launch returns tensors it makes"
+                )
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            outputs.append(Output(name, dtype, tuple(tensor.shape), slot - given, offset))
+        return Plan(
+            architecture=architecture,
+            inputs=self._given,
+            outputs=tuple(outputs),
+            buffers=tuple(self._sizes[given:]),
+            steps=tuple(self._steps),
+            codes=tuple(self._codes),
+            toolchain=toolchain,
+        )
+
+    # -- what torch is asked to do ---------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        name = func.overloadpacket.__name__
+        if name in FRESH or name in ZEROS:
+            like = func(*args, **{**options, "device": "meta"})
+            if not like.is_contiguous():
+                raise ForeignWork("work outside the kernel: torch makes a tensor that is not contiguous")
+            made = self._placed(tuple(like.shape), like.dtype)
+            if name in ZEROS:
+                self._fill(made, 0)
+            return made
+        if name in RESET:
+            value = args[1] if name == "fill_" else 0
+            if not isinstance(value, bool | int | float):
+                raise NotRecorded("a tensor is filled with what is no number: fill it with a number")
+            self._fill(args[0], value)
+            return args[0]
+        if name not in VIEWS:
+            raise ForeignWork(f"work outside the kernel: torch computes {name}")
+        return func(*args, **options)
+
+    def _placed(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor without memory in a slot of its own."""
+        size = math.prod(shape) * dtype.itemsize
+        if size > MOST_ALLOCATED:
+            raise MemoryError(f"out of memory: launch makes a tensor of {size} bytes")
+        with _disable_current_modes():
+            storage = torch.empty(self._shift + size, dtype=torch.uint8, device="meta")
+            tensor = storage[self._shift :].view(dtype).view(tuple(shape))
+        self._slots[tensor.untyped_storage()._cdata] = len(self._sizes)
+        self._kept.append(tensor)
+        self._sizes.append(size)
+        return tensor
+
+    def _located(self, tensor: Any, what: str) -> tuple[int, int]:
+        """Slot of a tensor, and bytes before its first element."""
+        from triton.runtime.jit import TensorWrapper
+
+        if isinstance(tensor, TensorWrapper):  # what ``triton.reinterpret`` makes
+            tensor = tensor.base
+        if not isinstance(tensor, torch.Tensor):
+            raise NotRecorded(f"{what} is a {type(tensor).__name__}: pass tensors, not addresses")
+        slot = self._slots.get(tensor.untyped_storage()._cdata)
+        if slot is None:
+            raise NotRecorded(f"{what} is no input and no tensor that this call of launch made")
+        return slot, int(tensor.storage_offset()) * tensor.element_size() - self._shift
+
+    def _fill(self, tensor: torch.Tensor, value: float) -> None:
+        slot, offset = self._located(tensor, "a filled tensor")
+        if slot < len(self._given):
+            raise NotRecorded(f"launch changes its inputs: it fills {self._given[slot].name}")
+        if not tensor.is_contiguous():
+            raise NotRecorded("part of a tensor with gaps is filled: fill the whole tensor")
+        width = tensor.element_size()
+        try:
+            with _disable_current_modes():
+                one = torch.full((1,), value, dtype=tensor.dtype, device="cpu")
+            pattern = int.from_bytes(bytes(one.view(torch.uint8).tolist()), "little")
+        except RuntimeError as error:
+            raise NotRecorded(f"a tensor cannot be filled with {value}: {error}") from error
+        if width == 8:
+            if pattern >> 32 != pattern & 0xFFFFFFFF:
+                raise NotRecorded(f"a tensor of 8-byte elements is filled with {value}: fill it with 0 or -1")
+            width, pattern = 4, pattern & 0xFFFFFFFF
+        self._steps.append(Fill(slot, offset, tensor.numel() * tensor.element_size(), pattern, width))
+
+    # -- what Triton is asked to launch ----------------------------------------------------------
+
+    def add_launch(
+        self,
+        metadata: Any,
+        signature: Sequence[Any],
+        grid: tuple[int, int, int],
+        code: bytes,
+        values: Sequence[Any],
+    ) -> None:
+        """Write a launch down. Raises NotRecorded."""
+        if not all(type(size) is int for size in grid):
+            raise NotRecorded("a grid is not of whole numbers")
+        if math.prod(grid) == 0:  # of no programs, Triton's own launcher launches nothing
+            return
+        if code not in self._codes:
+            self._codes.append(code)
+        name = str(metadata.name)
+        arguments = self._arguments(metadata, signature, values, name)
+        programs = math.prod(grid) * metadata.num_ctas
+        for size, alignment in (
+            (metadata.global_scratch_size, metadata.global_scratch_align),
+            (metadata.profile_scratch_size, metadata.profile_scratch_align),
+        ):
+            if size and alignment > 256:
+                raise NotRecorded(f"{name} needs scratch memory at a multiple of {alignment} bytes")
+            if size:
+                self._sizes.append(programs * size)
+            arguments.append(Pointer(len(self._sizes) - 1, 0) if size else Scalar(8, 0))
+        self._steps.append(
+            Launch(
+                code=self._codes.index(code),
+                symbol=name,
+                grid=grid,
+                warps=int(metadata.num_warps),
+                shared=int(metadata.shared),
+                arguments=tuple(arguments),
+                cluster=int(metadata.num_ctas),
+                cooperative=bool(metadata.launch_cooperative_grid),
+                programmatic=bool(metadata.launch_pdl),
+            )
+        )
+
+    def _arguments(
+        self, metadata: Any, signature: Sequence[Any], values: Sequence[Any], name: str
+    ) -> list[Pointer | TensorMap | Scalar]:
+        """In the order of the kernel's parameters, as Triton's launcher passes them."""
+        maps = iter(getattr(metadata, "tensordesc_meta", None) or [None] * len(signature))
+        found: list[Pointer | TensorMap | Scalar] = []
+        for kind, value in zip(signature, values, strict=True):
+            if isinstance(kind, str) and kind.startswith("tensordesc"):
+                found += self._descriptor(next(maps), value, name)
+            else:
+                found += self._plain(kind, value, name)
+        return found
+
+    def _plain(self, kind: Any, value: Any, name: str) -> list[Pointer | TensorMap | Scalar]:
+        if isinstance(kind, tuple):
+            return [a for part in zip(kind, value, strict=True) for a in self._plain(*part, name)]
+        if kind == "constexpr":
+            return []
+        if kind.startswith("*"):
+            return [Pointer(*self._located(value, f"an argument of {name}"))]
+        return [scalar(kind, value)]
+
+    def _descriptor(
+        self, meta: Mapping[str, Any] | None, value: Any, name: str
+    ) -> list[Pointer | TensorMap | Scalar]:
+        """A tensor map, shape and strides."""
+        if meta is None or meta.get("fp4_padded") or getattr(value, "round_f32_to_tf32", False):
+            raise NotRecorded("a descriptor is of a form that plans do not hold")
+        from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+
+        slot, offset = self._located(value.base, f"a descriptor of {name}")
+        shape = tuple(map(int, value.shape))
+        made = TensorMap(
+            slot=slot,
+            offset=offset,
+            dtype=int(TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]),
+            shape=shape,
+            strides=tuple(int(meta["elem_size"]) * int(stride) for stride in value.strides[:-1]),
+            box=tuple(map(int, meta["block_size"])),
+            swizzle=int(meta["swizzle"]),
+            fill_nan=value.padding == "nan",
+        )
+        sizes = [scalar("i32", size) for size in shape]
+        return [made, *sizes, *(scalar("i64", int(stride)) for stride in value.strides)]
+
+
+def scalar(kind: str, value: Any) -> Scalar:
+    """A number as the kernel's signature wants it. Raises NotRecorded."""
+    try:
+        packed = struct.pack("<f", value)[2:] if kind == "bf16" else struct.pack("<" + _NUMBERS[kind], value)
+    except (KeyError, struct.error, OverflowError, TypeError) as error:
+        raise NotRecorded(f"an argument of type {kind} cannot hold what launch passes: {error}") from error
+    return Scalar(len(packed), int.from_bytes(packed, "little"))
+
+
+# -- in the program that wants a plan ----------------------------------------------------------------
 
 
 def record(
@@ -59,14 +283,22 @@ def record(
 
     Raises NotRecorded, PlanError, and what ``launch`` or the compiler raises. One call at a time for one module.
     """
-    call = _Call(inputs, architecture)
+    call = RecordedCall(inputs)
     with _handed_over(module, call), call:
         made = module["launch"](dict(call.inputs), dict(params))
-    return call.plan(made, outputs)
+    if not isinstance(made, tuple | list) or len(made) != len(outputs):
+        raise NotRecorded(f"launch does not return {len(outputs)} tensors")
+    for tensor, told in zip(made, outputs, strict=True):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if tuple(tensor.shape) != told.shape or dtype != told.dtype or not tensor.is_contiguous():
+            raise NotRecorded(f"output {told.name} is {dtype}{list(tensor.shape)}, not as promoted")
+    return call.plan(
+        {told.name: tensor for tensor, told in zip(made, outputs, strict=True)}, architecture, toolchain()
+    )
 
 
 @contextlib.contextmanager
-def _handed_over(module: Mapping[str, Any], call: _Call) -> Iterator[None]:
+def _handed_over(module: Mapping[str, Any], call: RecordedCall) -> Iterator[None]:
     """While open, the module's kernels give their launches to ``call`` in this thread and run in all others."""
     from triton.runtime.jit import JITFunction
 
@@ -81,7 +313,7 @@ def _handed_over(module: Mapping[str, Any], call: _Call) -> Iterator[None]:
             del kernel.run
 
 
-def _running(kernel: Any, call: _Call, owner: int) -> Any:
+def _running(kernel: Any, call: RecordedCall, owner: int) -> Any:
     run = type(kernel).run
 
     def handed(*args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
@@ -92,167 +324,12 @@ def _running(kernel: Any, call: _Call, owner: int) -> Any:
         named.update(zip(kernel.arg_names, args, strict=False))
         named.update({name: value for name, value in options.items() if name in kernel.arg_names})
         size = tuple(grid(named) if callable(grid) else grid)
-        call.add(compiled, (*size, 1, 1)[:3], [named[name] for name in kernel.arg_names])
+        values = [named[name] for name in kernel.arg_names]
+        signature = list(compiled.src.signature.values())
+        call.add_launch(compiled.metadata, signature, (*size, 1, 1)[:3], bytes(compiled.asm["cubin"]), values)
         return compiled
 
     return handed
-
-
-class _Call(TorchDispatchMode):
-    """One call of ``launch``: the tensors it is given and makes, and what it does with them, in order."""
-
-    def __init__(self, inputs: Sequence[Tensor], architecture: int) -> None:
-        super().__init__()
-        self._given, self._architecture = tuple(inputs), architecture
-        self._slots: dict[int, int] = {}
-        self._sizes: list[int] = []
-        self._kept: list[torch.Tensor] = []
-        self._steps: list[Launch | Fill] = []
-        self._codes: list[bytes] = []
-        self.inputs = {t.name: self._placed(t.shape, getattr(torch, t.dtype)) for t in inputs}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        options = {**(kwargs or {})}
-        name = func.overloadpacket.__name__
-        if name in _FRESH or name in _ZEROS:
-            like = func(*args, **{**options, "device": "meta"})
-            if not like.is_contiguous():
-                raise NotRecorded("launch makes a tensor that is not contiguous")
-            made = self._placed(tuple(like.shape), like.dtype)
-            if name in _ZEROS:
-                self._fill(made, 0)
-            return made
-        if name in ("zero_", "fill_"):
-            self._fill(args[0], args[1] if name == "fill_" else 0)
-            return args[0]
-        if name not in _VIEWS:
-            raise NotRecorded(f"launch computes {name} with torch")
-        return func(*args, **options)
-
-    def _placed(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        with _disable_current_modes():
-            tensor = torch.empty(tuple(shape), dtype=dtype, device="meta")
-        self._slots[tensor.untyped_storage()._cdata] = len(self._sizes)
-        self._kept.append(tensor)
-        self._sizes.append(tensor.numel() * tensor.element_size())
-        return tensor
-
-    def _located(self, tensor: Any) -> tuple[int, int]:
-        slot = self._slots.get(tensor.untyped_storage()._cdata) if isinstance(tensor, torch.Tensor) else None
-        if slot is None:
-            raise NotRecorded("an argument is no input and no tensor that launch made")
-        return slot, int(tensor.storage_offset()) * tensor.element_size()
-
-    def _fill(self, tensor: torch.Tensor, value: Any) -> None:
-        width = tensor.element_size()
-        if not tensor.is_contiguous() or not isinstance(value, bool | int | float) or width == 8:
-            raise NotRecorded(
-                "launch fills a tensor with gaps, of 8-byte elements, or with what is no number"
-            )
-        with _disable_current_modes():
-            one = torch.full((1,), value, dtype=tensor.dtype, device="cpu").view(torch.uint8)
-            pattern = int.from_bytes(bytes(one.tolist()), "little")
-        slot, offset = self._located(tensor)
-        self._steps.append(Fill(slot, offset, tensor.numel() * width, pattern, width))
-
-    # -- launches ------------------------------------------------------------------------------------
-
-    def add(self, compiled: Any, grid: tuple[int, ...], values: Sequence[Any]) -> None:
-        """Write a launch down. Raises NotRecorded."""
-        if not all(type(size) is int for size in grid):
-            raise NotRecorded("a grid is not of whole numbers")
-        if math.prod(grid) == 0:
-            return
-        metadata, code = compiled.metadata, bytes(compiled.asm["cubin"])
-        if code not in self._codes:
-            self._codes.append(code)
-        maps = iter(getattr(metadata, "tensordesc_meta", None) or ())
-        arguments: list[Pointer | TensorMap | Scalar] = []
-        for kind, value in zip(compiled.src.signature.values(), values, strict=True):
-            if isinstance(kind, str) and kind.startswith("tensordesc"):
-                arguments += self._descriptor(next(maps, None), value)
-            else:
-                arguments += self._plain(kind, value)
-        programs = math.prod(grid) * metadata.num_ctas
-        for size in (metadata.global_scratch_size, metadata.profile_scratch_size):
-            if size:
-                self._sizes.append(programs * size)
-            arguments.append(Pointer(len(self._sizes) - 1, 0) if size else Scalar(8, 0))
-        self._steps.append(
-            Launch(
-                code=self._codes.index(code),
-                symbol=str(metadata.name),
-                grid=(grid[0], grid[1], grid[2]),
-                warps=int(metadata.num_warps),
-                shared=int(metadata.shared),
-                arguments=tuple(arguments),
-                cluster=int(metadata.num_ctas),
-                cooperative=bool(metadata.launch_cooperative_grid),
-                programmatic=bool(metadata.launch_pdl),
-            )
-        )
-
-    def _plain(self, kind: Any, value: Any) -> list[Pointer | TensorMap | Scalar]:
-        if isinstance(kind, tuple):
-            return [a for part in zip(kind, value, strict=True) for a in self._plain(*part)]
-        if kind == "constexpr":
-            return []
-        if kind.startswith("*"):
-            return [Pointer(*self._located(value))]
-        return [_scalar(kind, value)]
-
-    def _descriptor(self, meta: Any, value: Any) -> list[Pointer | TensorMap | Scalar]:
-        if meta is None or meta.get("fp4_padded") or getattr(value, "round_f32_to_tf32", False):
-            raise NotRecorded("a descriptor is of a form that plans do not hold")
-        from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
-
-        slot, offset = self._located(value.base)
-        shape = tuple(map(int, value.shape))
-        made = TensorMap(
-            slot=slot,
-            offset=offset,
-            dtype=int(TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]),
-            shape=shape,
-            strides=tuple(int(meta["elem_size"]) * int(stride) for stride in value.strides[:-1]),
-            box=tuple(map(int, meta["block_size"])),
-            swizzle=int(meta["swizzle"]),
-            fill_nan=value.padding == "nan",
-        )
-        sizes = [_scalar("i32", size) for size in shape]
-        return [made, *sizes, *(_scalar("i64", int(stride)) for stride in value.strides)]
-
-    def plan(self, made: Any, outputs: Sequence[Tensor]) -> Plan:
-        """Raises NotRecorded, PlanError."""
-        if not isinstance(made, tuple | list) or len(made) != len(outputs):
-            raise NotRecorded(f"launch does not return {len(outputs)} tensors")
-        given, results = len(self._given), []
-        for tensor, told in zip(made, outputs, strict=True):
-            slot, offset = self._located(tensor)
-            if slot < given:
-                raise NotRecorded(f"output {told.name} is an input")
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            if tuple(tensor.shape) != told.shape or dtype != told.dtype or not tensor.is_contiguous():
-                raise NotRecorded(f"output {told.name} is {dtype}{list(tensor.shape)}, not as promoted")
-            results.append(Output(told.name, dtype, told.shape, slot - given, offset))
-        return Plan(
-            architecture=self._architecture,
-            inputs=self._given,
-            outputs=tuple(results),
-            buffers=tuple(self._sizes[given:]),
-            steps=tuple(self._steps),
-            codes=tuple(self._codes),
-            toolchain=toolchain(),
-        )
-
-
-def _scalar(kind: str, value: Any) -> Scalar:
-    try:
-        data = struct.pack("<f", value)[2:] if kind == "bf16" else struct.pack("<" + _NUMBERS[kind], value)
-    except (KeyError, struct.error, OverflowError, TypeError) as error:
-        raise NotRecorded(f"an argument of type {kind} cannot hold what launch passes") from error
-    return Scalar(len(data), int.from_bytes(data, "little"))
 
 
 def toolchain() -> dict[str, str]:
@@ -283,6 +360,3 @@ def pretend(architecture: int) -> None:
             return kind
 
     driver.set_active(Target())
-
-
-__all__ = ["NotRecorded", "PlanError", "pretend", "record", "toolchain"]

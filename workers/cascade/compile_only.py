@@ -18,7 +18,7 @@ from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.common_stages import DialectStage, run_steps
 from tilewright.workers.cascade.compile_only_stages import CrossCompileStage, describe_children
 from tilewright.workers.cascade.measured_stages import GateStage
-from tilewright.workers.child.fresh import FreshChildren
+from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.launch import Spawn
 from tilewright.workers.device.station import LocalStation
 from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep
@@ -43,7 +43,7 @@ class CompileOnlyCascade(Cascade):
         *,
         scratch: Path | None = None,
         checked: bool = True,
-        compiler: FreshChildren | None = None,
+        compiler: ForkedChildren | None = None,
     ) -> None:
         """``checked``: whether answers pass the gates; without, only the code is looked at.
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from tilewright.fitness.architectures import Architecture
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.isa import KernelIsa, UnreadableCode, read_isa
+from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.fresh import FreshChildren
-from tilewright.workers.device.compile_ahead import compile_all
+from tilewright.workers.device.plan_compiler import compile_all
 from tilewright.workers.device.timing import MALFORMED, malformed
 from tilewright.workers.request import Failure, Findings, Request, duplicate, one_line
 from tilewright.workers.toolchains import triton as triton_toolchain
@@ -28,7 +28,7 @@ class CrossCompileStage:
 
     stage = Stage.COMPILE
 
-    def __init__(self, compiler: FreshChildren) -> None:
+    def __init__(self, compiler: ForkedChildren) -> None:
         self._compiler = compiler
 
     def run(self, request: Request, found: Findings) -> Failure | None:
@@ -60,11 +60,11 @@ def _read(frame: Frame, architecture: Architecture) -> KernelIsa:
     )
 
 
-def describe_children(scratch: Path | None = None) -> FreshChildren:
+def describe_children(scratch: Path | None = None) -> ForkedChildren:
     """Children that compile and describe, one for each candidate, for every target."""
-    return FreshChildren(
+    return ForkedChildren(
         "describe.",
-        ("tilewright.workers.runners.triton.describe",),
+        ("tilewright.workers.runners.triton.code_report",),
         {},
         triton_toolchain.compile_environment(),
         scratch,

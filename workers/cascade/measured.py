@@ -11,16 +11,16 @@ confirmed never exceeds the champion's.
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import Stage
 from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import Target
-from tilewright.seeds.operator import Operator, Scope, Suite
-from tilewright.workers.cascade.ahead import Ahead
+from tilewright.seeds.operator import Operator, Suite
 from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, run_steps
 from tilewright.workers.cascade.measured_stages import (
@@ -36,10 +36,10 @@ from tilewright.workers.cascade.measured_stages import (
 )
 from tilewright.workers.cascade.modelled import pallas_template
 from tilewright.workers.cascade.modelled_stages import CompileStage, TraceStage
-from tilewright.workers.child.fresh import FreshChildren
+from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.launch import Launcher, Spawn
 from tilewright.workers.child.session import SessionDied
-from tilewright.workers.device.compile_ahead import CompileAheadStage, CompilePace
+from tilewright.workers.device.plan_compiler import CompilePace, PlanStage
 from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import (
     CLAIM_SECONDS,
@@ -59,6 +59,37 @@ _WAIT_SECONDS = 0.25
 """Between two tries to claim the champion."""
 
 
+class BackgroundTasks:
+    """Tasks that one thread does in turn, while other processes work. The thread ends with the process."""
+
+    def __init__(self, tasks: Sequence[Callable[[], None]]) -> None:
+        self._tasks = list(tasks)
+        self._done = [threading.Event() for _ in tasks]
+        self._errors: list[Exception | None] = [None] * len(self._tasks)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        for number, task in enumerate(self._tasks):
+            try:
+                task()
+            except Exception as error:  # noqa: BLE001 - raised again where it is waited for
+                self._errors[number] = error
+            finally:
+                self._done[number].set()
+
+    def wait(self, number: int) -> None:
+        """Until that task is done. Raises what it raised."""
+        self._done[number].wait()
+        error = self._errors[number]
+        if error is not None:
+            raise error
+
+    def wait_all(self) -> None:
+        """Until all are done, whether they raised or not."""
+        for done in self._done:
+            done.wait()
+
+
 class MeasuredCascade(Cascade):
     """Evaluates genomes of one operator on one measured target, one at a time.
 
@@ -75,7 +106,7 @@ class MeasuredCascade(Cascade):
         limits: Limits | None = None,
         *,
         scratch: Path | None = None,
-        compiler: FreshChildren | None = None,
+        compiler: ForkedChildren | None = None,
         truth: Truth | None = None,
         samples: Samples | None = None,
         pace: CompilePace | None = None,
@@ -92,17 +123,8 @@ class MeasuredCascade(Cascade):
         self._pace = pace
         ahead = not (self._pallas or target.interpreted)
         self._compiler = (compiler or compile_children(target.gpu, scratch)) if ahead else None
-        self._due = Ahead([])
-        """Computes what is due of a candidate while other processes compile it."""
-
-    def get_ready(self, seed: int) -> None:
-        """Have what a first job on operands of ``seed`` would wait for. Raises OSError, SessionDied."""
-        if self._compiler is not None:
-            self._compiler.warm()
-        if self._samples.tables:
-            seed = self._station.operand_seed(seed, ahead=True)
-            for workload in self._suite.timed(Scope.SUITE):
-                self._samples.of(workload, seed)
+        self._due = BackgroundTasks([])
+        """Computes the right answers of a candidate's inputs while other processes compile it."""
 
     def close(self) -> None:
         """Kill the compiling child."""
@@ -118,11 +140,13 @@ class MeasuredCascade(Cascade):
             steps += [TraceStage(), CompileStage(compiles=False), HandOverStage()]
         gates, screen = GateStage(self._station), ScreenStage(self._station, self._samples)
         if not self._pallas:
-            self._due.rest()  # of an evaluation that ended early
-            self._due = due = Ahead([lambda: gates.prepare(request), lambda: screen.prepare(request)])
+            self._due.wait_all()  # of an evaluation that ended early
+            self._due = due = BackgroundTasks(
+                [lambda: gates.prepare(request), lambda: screen.prepare(request)]
+            )
             gates.due, screen.due = (lambda: due.wait(0)), (lambda: due.wait(1))
         if self._compiler is not None:
-            steps.append(CompileAheadStage(self._compiler, self._pace))
+            steps.append(PlanStage(self._compiler, self._pace))
         race = RaceStage([screen], _descriptors)
         stage, failure = run_steps([*steps, gates, race], request, found, on_stage)
         # what keeps to a part of the suite has no fitness to compare with the champion's

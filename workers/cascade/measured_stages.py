@@ -18,6 +18,7 @@ from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadF
 from tilewright.seeds.operator import Workload
 from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.frames import Frame
+from tilewright.workers.device.kernel_traces import plans_of
 from tilewright.workers.device.station import Champion, Entry, Station, entry_id
 from tilewright.workers.device.timing import (
     MALFORMED,
@@ -29,7 +30,6 @@ from tilewright.workers.device.timing import (
     malformed,
     measure,
 )
-from tilewright.workers.device.trace_ahead import plans_of
 from tilewright.workers.request import Failure, Findings, Request
 
 SCREEN = (1, 5)

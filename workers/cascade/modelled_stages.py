@@ -16,7 +16,7 @@ from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits, run_child
-from tilewright.workers.device.trace_ahead import chip_of, run_pallas_child, trace_ahead
+from tilewright.workers.device.kernel_traces import chip_of, run_pallas_child, trace_kernels
 from tilewright.workers.request import Failure, Findings, Request, artefact_hash, duplicate, one_line
 from tilewright.workers.toolchains import libtpu_simulator
 
@@ -54,7 +54,7 @@ def trace(request: Request, found: Findings) -> Failure | None:
     missing = [w for w in _workloads(request) if w.id not in found.traced]
     if not missing:
         return None
-    traced = trace_ahead(request, missing, request.launcher, request.folder)
+    traced = trace_kernels(request, missing, request.launcher, request.folder)
     assert traced.outcome is not None
     found.traced.update(traced.frames)
     found.logs.append(traced.outcome.log)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 RUNNERS = {
     "compile.compile": "tilewright.workers.runners.triton.compile",
-    "describe.compile": "tilewright.workers.runners.triton.describe",
+    "describe.compile": "tilewright.workers.runners.triton.code_report",
     "interpret.hello": "tilewright.workers.runners.triton.interpreter_runner",
     "interpret.check": "tilewright.workers.runners.triton.interpreter_runner",
     "interpret.time": "tilewright.workers.runners.triton.interpreter_runner",

@@ -70,7 +70,15 @@ def confine_child(
     give_up_privileges()
     network = drop_network()
     package = root / "tilewright"
-    parts = ("__init__.py", "workers", "fitness", "seeds", "library/__init__.py", "library/plans")
+    parts = (
+        "__init__.py",
+        "workers",
+        "fitness",
+        "seeds",
+        "library/__init__.py",
+        "library/plans",
+        "library/torch_record.py",
+    )
     packages = (package / name for name in parts)
     files = restrict_files(
         Path.cwd(),

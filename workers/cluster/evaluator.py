@@ -17,10 +17,10 @@ from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.compile_only import CompileOnlyCascade
 from tilewright.workers.cascade.measured import MeasuredCascade
 from tilewright.workers.cascade.modelled import ModelledCascade
-from tilewright.workers.child.fresh import FreshChildren
+from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.cluster.artefacts import ReceivedArtefacts
-from tilewright.workers.device.compile_ahead import CompilePace
+from tilewright.workers.device.plan_compiler import CompilePace
 from tilewright.workers.device.station import DeviceRatio, Station, compile_children
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.request import GIB, Limits, Truth
@@ -60,7 +60,7 @@ class Evaluator:
         """Whether it can evaluate."""
         return self._cascade is not None
 
-    def attach(self, station: Station, compiler: FreshChildren | None = None) -> None:
+    def attach(self, station: Station, compiler: ForkedChildren | None = None) -> None:
         """Measure on ``station``, which a measured target needs before its first job.
 
         ``compiler``: children that compile for it; None to make some.

@@ -23,11 +23,11 @@ from tilewright.workers.cluster.jobs import PoolGenome, PoolJob, Retries, entrie
 from tilewright.workers.cluster.pool_folder import PoolFolder
 from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable, evaluator_settings
 from tilewright.workers.device.comparison import Comparison, compare
-from tilewright.workers.device.compile_ahead import CompilePace
+from tilewright.workers.device.plan_compiler import CompilePace
 from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import Champion
 from tilewright.workers.device.timing import Samples
-from tilewright.workers.device.warm import WarmDevice, warm_device
+from tilewright.workers.device.warm_device import WarmDevice, warm_device
 from tilewright.workers.request import ENTRIES, Truth
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from tilewright.fitness.targets import load_target
 from tilewright.workers.cluster.jobs import PoolGenome, PoolJob
 from tilewright.workers.cluster.settings import PoolSettings
 from tilewright.workers.device.comparison import Comparison
-from tilewright.workers.device.warm import WarmDevice
+from tilewright.workers.device.warm_device import WarmDevice
 
 MEASURING_THREADS = 16
 """Workers that a local pool has at most where one device measures: they wait for it and for compilers."""

@@ -29,7 +29,7 @@ from tilewright.workers.cluster.jobs import PoolGenome, PoolJob, Retries, entrie
 from tilewright.workers.cluster.placement import missing_resource, worker_resources
 from tilewright.workers.cluster.pool_folder import PoolFolder
 from tilewright.workers.cluster.ray_start import first_line, start_ray
-from tilewright.workers.cluster.ray_stations import ask_comparisons, calibrate, start_stations
+from tilewright.workers.cluster.ray_stations import ask_comparison, calibrate, start_stations
 from tilewright.workers.cluster.ray_workers import EvaluatorActor, Worker
 from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable, evaluator_settings
 from tilewright.workers.device.comparison import Comparison
@@ -157,23 +157,10 @@ class RayPool:
     def compare(
         self, genomes: Sequence[PoolGenome], seed: int, only: Mapping[str, Collection[str]] | None = None
     ) -> Comparison:
-        return self._compare(self._stations[:1], genomes, seed, only)[0]
-
-    def compare_on_all(self, genomes: Sequence[PoolGenome], seed: int) -> list[Comparison]:
-        """The same on every device at once."""
-        return self._compare(self._stations, genomes, seed, None)
-
-    def _compare(
-        self,
-        stations: Sequence[ActorHandle],
-        genomes: Sequence[PoolGenome],
-        seed: int,
-        only: Mapping[str, Collection[str]] | None,
-    ) -> list[Comparison]:
         operator = self.settings.operator
         workloads = load_operator(operator).suites[self.settings.suite].workloads
         try:
-            return ask_comparisons(stations, operator, workloads, entries_of(genomes, only), seed)
+            return ask_comparison(self._stations[0], operator, workloads, entries_of(genomes, only), seed)
         except SessionDied as error:
             raise PoolUnavailable(str(error)) from error
 

@@ -214,20 +214,19 @@ def calibrate(
     return kept, scales
 
 
-def ask_comparisons(
-    stations: Sequence[ActorHandle],
+def ask_comparison(
+    station: ActorHandle,
     operator: str,
     workloads: Sequence[Workload],
     entries: Sequence[Entry],
     seed: int,
-) -> list[Comparison]:
-    """Compare on every station at the same time. Raises SessionDied."""
-    asked = [station.compare.remote(operator, list(workloads), list(entries), seed) for station in stations]
+) -> Comparison:
+    """Compare entries on a station. Raises SessionDied."""
     try:
-        texts: Any = ray.get(asked)
+        text: Any = ray.get(station.compare.remote(operator, list(workloads), list(entries), seed))
     except ray.exceptions.RayError as error:
         raise SessionDied(f"the station failed: {_last_line(error)}") from error
-    return [Comparison.from_json(bytes(text).decode()) for text in texts]
+    return Comparison.from_json(bytes(text).decode())
 
 
 def _last_line(error: BaseException) -> str:

@@ -17,11 +17,11 @@ from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Workload
 from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.run_once import ChildLimits
-from tilewright.workers.device.compile_ahead import CompileAheadStage
+from tilewright.workers.device.kernel_traces import trace_kernels
+from tilewright.workers.device.plan_compiler import PlanStage
 from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import Entry, LocalStation, Station, compile_children
 from tilewright.workers.device.timing import Samples, Timing, measure
-from tilewright.workers.device.trace_ahead import trace_ahead
 from tilewright.workers.request import (
     Failure,
     Findings,
@@ -166,7 +166,7 @@ class _Plans:
     def plans(self, part: KernelRequest) -> Mapping[str, bytes] | str:
         """By workload, or why there are none."""
         found = Findings()
-        failure = CompileAheadStage(self._compiler).run(part, found)
+        failure = PlanStage(self._compiler).run(part, found)
         return found.plans if failure is None else f"{failure.verdict.value}: {failure.reason}"
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class _Traces:
 
     def plans(self, part: KernelRequest) -> Mapping[str, bytes] | str:
         """By workload, or why there are none."""
-        traced = trace_ahead(part, part.measured, self._launcher, None)
+        traced = trace_kernels(part, part.measured, self._launcher, None)
         if traced.error is not None:
             return one_line(
                 f"compile_error: {traced.error.data.get('type')}: {traced.error.data.get('message')}"

@@ -21,7 +21,7 @@ class SharedStation:
 
     def __init__(self, station: LocalStation) -> None:
         self._station = station
-        self._turn, self._word = threading.Lock(), threading.Lock()
+        self._device_lock, self._state_lock = threading.Lock(), threading.Lock()
         self._seeds = OperandSeeds()
         self._hello: dict[str, Any] = {}
         """Said once: whoever asks later waits for no job."""
@@ -33,13 +33,13 @@ class SharedStation:
     def for_thread(self) -> SharedStation:
         """The same station for another thread."""
         made = SharedStation(self._station)
-        made._turn, made._word, made._seeds = self._turn, self._word, self._seeds
+        made._device_lock, made._state_lock, made._seeds = self._device_lock, self._state_lock, self._seeds
         made._hello, made._over = self._hello, self._over
         return made
 
     def hello(self) -> Mapping[str, Any]:
         if not self._hello:
-            with self._turn:
+            with self._device_lock:
                 self._require()
                 self._hello.update(self._station.hello())
         return self._hello
@@ -53,7 +53,7 @@ class SharedStation:
             raise SessionDied("the station has ended")
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
-        with self._turn:
+        with self._device_lock:
             self._require()
             outcome = self._station.run(job, limits)
         self.busy_seconds += outcome.seconds
@@ -62,7 +62,7 @@ class SharedStation:
 
     def plans(self, source: str, params: Mapping[str, Any]) -> Mapping[str, bytes]:
         """See ``workers.device.station.LocalStation``."""
-        with self._turn:
+        with self._device_lock:
             return self._station.plans(source, params)
 
     def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
@@ -72,23 +72,23 @@ class SharedStation:
         return self._station.scale()
 
     def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
-        with self._word:
+        with self._state_lock:
             return self._seeds.seed(proposed, ahead=ahead)
 
     def champion(self) -> Champion | None:
-        with self._word:
+        with self._state_lock:
             return self._station.champion()
 
     def claim(self, contender: str) -> bool:
         self._require()
-        with self._word:
+        with self._state_lock:
             return self._station.claim(contender)
 
     def release(self, contender: str, crowned: Champion | None) -> None:
-        with self._word:
+        with self._state_lock:
             self._station.release(contender, crowned)
 
     def inherit(self, champion: Champion) -> None:
         """See ``workers.device.station.LocalStation``."""
-        with self._word:
+        with self._state_lock:
             self._station.inherit(champion)

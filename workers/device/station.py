@@ -20,8 +20,8 @@ from tilewright.fitness.evaluation import WorkloadFigures
 from tilewright.fitness.gpus import Gpu
 from tilewright.seeds.sampled import Sample
 from tilewright.workers.child.ending import ChildOutcome
+from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.session import JobLimits, SessionConfig, SessionDied, SessionPool
 from tilewright.workers.device.lock import exclusive
 from tilewright.workers.device.oracle import DeviceOracle
@@ -157,9 +157,9 @@ class LocalStation:
     def __init__(self, device: Gpu | Chip, scratch: Path | None = None, *, spare: bool = True) -> None:
         """Without ``spare`` no second child waits beside the first, where a device's children have one."""
         self.busy_seconds = 0.0
-        self._keeper: SessionPool | FreshChildren
+        self._keeper: SessionPool | ForkedChildren
         if not isinstance(device, Chip) and device.interpreted:
-            self._keeper = FreshChildren(
+            self._keeper = ForkedChildren(
                 "interpret.",
                 ("tilewright.workers.runners.triton.interpreter_runner",),
                 {"product": device.product},
@@ -283,9 +283,9 @@ def device_config(gpu: Gpu) -> SessionConfig:
     )
 
 
-def compile_children(gpu: Gpu, scratch: Path | None = None, address: str | None = None) -> FreshChildren:
-    """Children that compile ahead, one for each candidate. ``address``: see ``FreshChildren``."""
-    return FreshChildren(
+def compile_children(gpu: Gpu, scratch: Path | None = None, address: str | None = None) -> ForkedChildren:
+    """Children that compile ahead, one for each candidate. ``address``: see ``ForkedChildren``."""
+    return ForkedChildren(
         "compile.",
         ("tilewright.workers.runners.triton.compile",),
         {"capability": gpu.capability, "smem_bytes": gpu.smem_bytes},

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tilewright.evolve.proposers.inheritance import inherit
 from tilewright.evolve.proposers.llm import prompt as llm_prompt
 from tilewright.evolve.proposers.llm.client import BudgetSpent, ChatClient, EndpointFailed, Messages
 from tilewright.evolve.proposers.llm.edit import EditError, ReplyEdit, read_reply
+from tilewright.evolve.proposers.rewrite.proposer import inherit
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
 from tilewright.evolve.space.genome import Genome

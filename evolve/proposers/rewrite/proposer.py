@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Rule, Site, Unsupported, Value
 from tilewright.evolve.proposers.rewrite.registry import rules
+from tilewright.evolve.space.space import Space
 
 log = logging.getLogger(__name__)
 
@@ -151,3 +152,12 @@ def rewrite(
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, Unsupported) else f"unforeseen structure ({error!r:.100})"
+
+
+def inherit(space: Space, params: Mapping[str, Value]) -> dict[str, Value]:
+    """The parent's values where the child's space still has them; its defaults where that is not legal."""
+    inherited = dict(space.defaults)
+    for name, value in params.items():
+        if value in space.parameters.get(name, ()):
+            inherited[name] = value
+    return inherited if space.legal(inherited) else dict(space.defaults)

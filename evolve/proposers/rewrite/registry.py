@@ -17,7 +17,6 @@ from tilewright.evolve.proposers.rewrite.pallas import (
     normalise,
     row_sums,
     tiles,
-    transfer,
     unroll_grid,
 )
 from tilewright.evolve.proposers.rewrite.triton import arithmetic as device_arithmetic
@@ -57,8 +56,8 @@ def pallas_rules() -> tuple[Rule, ...]:
         arithmetic.DivideToReciprocal(),
         arithmetic.ReciprocalToDivide(),
         memory.LanePaddedScale(),
-        transfer.EmitPipeline(),
-        transfer.DeepPipeline(),
+        memory.EmitPipeline(),
+        memory.DeepPipeline(),
     )
 
 

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.evolve.proposers.surrogate.kernel import Kernel, correlation
-from tilewright.evolve.proposers.surrogate.posterior import Posterior, profile, solved
+from tilewright.evolve.proposers.surrogate.posterior import Kernel, Posterior, correlation, profile, solved
 
 _SCALE_RANGE = (-4.0, 4.0)
 """log2 of the inverse length scale of a parameter whose values span [0, 1]."""

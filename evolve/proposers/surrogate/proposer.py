@@ -17,13 +17,11 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from tilewright.evolve.proposers.surrogate.agreement import misleads
 from tilewright.evolve.proposers.surrogate.first_designs import Presumption
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, SpaceOf, changes
 from tilewright.evolve.proposers.surrogate.model import Model
-from tilewright.evolve.proposers.surrogate.pool import codes_of
-from tilewright.evolve.proposers.surrogate.records import Records, SourceRecords
-from tilewright.evolve.proposers.surrogate.view import View
+from tilewright.evolve.proposers.surrogate.records import Records, SourceRecords, misleads
+from tilewright.evolve.proposers.surrogate.view import View, codes_of
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
 from tilewright.evolve.space.genome import Genome

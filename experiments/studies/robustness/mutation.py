@@ -73,7 +73,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "workers/cascade/verify_shapes.py": ("tests/workers/cascade/test_verify_shapes.py",),
     "workers/cascade/base.py": ("tests/workers/cascade/test_base.py",),
     "workers/cascade/common_stages.py": ("tests/workers/cascade/test_base.py",),
-    "workers/cascade/measured.py": ("tests/workers/cascade/test_contenders.py",),
+    "workers/cascade/measured.py": (
+        "tests/workers/cascade/test_contenders.py",
+        "tests/workers/cascade/test_background_tasks.py",
+    ),
     "workers/cascade/modelled.py": ("tests/workers/cascade/test_modelled.py",),
     "workers/cascade/compile_only.py": ("tests/workers/cascade/test_compile_only_stages.py",),
     "workers/cascade/compile_only_stages.py": ("tests/workers/cascade/test_compile_only_stages.py",),

@@ -18,9 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from testkit.harmless import HARMLESS
-from testkit.mistakes import MISTAKES
-from testkit.planting import planted
+from testkit.mistakes import HARMLESS, MISTAKES, planted
 
 POINTS = 8
 """Other points of the space that are tried."""

@@ -12,6 +12,7 @@ import pytest
 
 import testkit
 from testkit import twins
+from testkit.evaluations import failed
 from tilewright.evolve import run
 from tilewright.evolve.campaign.operator_check import check_operator
 from tilewright.evolve.cli import main
@@ -21,7 +22,6 @@ from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.constraints import SpaceError
 from tilewright.evolve.space.space import Space, read_declarations
 from tilewright.fitness import dialect
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.seeds.catalogue import load_operator
 
 SMALL = Path(testkit.__file__).parent / "fixtures/small_gemm"
@@ -235,10 +235,7 @@ def test_a_journal_of_a_later_format_is_not_read(tmp_path):
 def test_what_was_paid_for_is_kept_when_the_disk_is_full(tmp_path, capsys, monkeypatch, paid):
     def go(self):
         if paid:
-            found = Evaluation(
-                genome="g", target="t", suite="s", stage=Stage.MEASURE, verdict=Verdict.CRASHED, reason="x"
-            )
-            self.journal.add_reference("baseline", "suite", found)
+            self.journal.add_reference("baseline", "suite", failed())
         raise JournalError("the journal cannot be written: disk full.")
 
     monkeypatch.setattr(run._Run, "go", go)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testkit.evaluations import failed
 from testkit.toy_campaign import Nothing, ShuffledEvaluator, Walk, content, go, judge, plan
 from tilewright.evolve.campaign import loop
 from tilewright.evolve.campaign.config import Order
@@ -18,11 +20,12 @@ from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import GATE_EPOCH, Budget, Campaign, Plan, Start, StopReason
 from tilewright.evolve.record.history import Candidate, History, Proposal
 from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.run import _seed_failure
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2**31), st.integers(0, 2**31), st.integers(1, 7))
 def test_which_worker_was_faster_changes_nothing(
     tmp_path_factory: pytest.TempPathFactory, one: int, other: int, lag: int
@@ -113,14 +116,7 @@ def test_infrastructure_faults_are_not_the_genomes_and_end_a_hopeless_campaign(t
     class Broken(ShuffledEvaluator):
         def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
             job = self.running.pop()
-            fault = Evaluation(
-                genome=job.genome.id,
-                target="t",
-                suite="s",
-                stage=Stage.COMPILE,
-                verdict=Verdict.INFRA_ERROR,
-                reason="node lost",
-            )
+            fault = failed(job.genome, Verdict.INFRA_ERROR, stage=Stage.COMPILE, reason="node lost")
             return [(job.index, fault)]
 
     evaluator = Broken(np.random.default_rng(0))
@@ -177,3 +173,21 @@ def test_seconds_end_a_campaign_whatever_is_still_in_flight(
         proposed = [candidate.index for candidate in journal.candidates()]
         evaluated = [index for _, index, _, _ in journal.evaluations()]
     assert sorted({*evaluated, 4}) == proposed and 4 not in evaluated
+
+
+@pytest.mark.parametrize(
+    ("stage", "verdict", "words"),
+    [
+        (Stage.CHECK, Verdict.INCORRECT, "seeds: fused fails its own gate: incorrect at check, too bad."),
+        (
+            Stage.COMPILE,
+            Verdict.RESOURCE_ERROR,
+            "seeds: fused cannot start a campaign on gfx950: resource_error at compile, too bad.",
+        ),
+    ],
+)
+def test_the_seed_the_target_and_the_reason_are_named(stage: Stage, verdict: Verdict, words: str) -> None:
+    found = failed(verdict=verdict, stage=stage, target="gfx950", reason="too bad.")
+    history = SimpleNamespace(evaluated=[(SimpleNamespace(index=0), found)])
+    campaign = SimpleNamespace(history=history, plan=SimpleNamespace(starts=[SimpleNamespace(name="fused")]))
+    assert _seed_failure(campaign) == words

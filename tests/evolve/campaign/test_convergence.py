@@ -7,30 +7,18 @@ import dataclasses
 import numpy as np
 import pytest
 
+from testkit.evaluations import failed, figures, passed
 from testkit.spaces.campaigns import Setting, table_campaign
 from testkit.spaces.tables import Table
 from tilewright.evolve.campaign.convergence import LEAST_EVALUATIONS, LEAST_GAIN, Convergence, Outlook
 from tilewright.evolve.campaign.loop import Budget, StopReason
 from tilewright.evolve.space.space import Space
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+from tilewright.fitness.evaluation import Evaluation
 from tilewright.fitness.score import headroom, mean_closed
 
 
-def figures(seconds: float) -> WorkloadFigures:
-    return WorkloadFigures(
-        workload="w", seconds=seconds, tflops=1.0 / seconds, roofline_fraction=0.0, kind=FigureKind.MODELLED
-    )
-
-
 def evaluation(seconds: float | None) -> Evaluation:
-    if seconds is None:
-        return Evaluation(
-            genome="g", target="t", suite="s", stage=Stage.COMPILE, verdict=Verdict.COMPILE_ERROR, reason="no"
-        )
-    return Evaluation(
-        genome="g", target="t", suite="s", stage=Stage.MEASURE, verdict=Verdict.OK, fitness=1.0 / seconds,
-        workloads=(figures(seconds),),
-    )  # fmt: skip
+    return failed() if seconds is None else passed("g", figures(seconds=seconds), fitness=1.0 / seconds)
 
 
 def after(*seconds: float | None, floor: float = 0.0) -> Convergence:
@@ -40,29 +28,36 @@ def after(*seconds: float | None, floor: float = 0.0) -> Convergence:
     return told
 
 
-def test_silence_converges_and_improvement_does_not() -> None:
-    quiet = after(1.0, *[2.0] * 400)
-    improving = after(*[1.0 / (1.0 + 0.01 * n) for n in range(400)])
-    assert quiet.reached() and not improving.reached()
-    assert not after(1.0, *[2.0] * (LEAST_EVALUATIONS - 2)).reached()
+IMPROVING = [1.0 / (1.0 + 0.01 * n) for n in range(400)]
+NEAR = [2.0 - 0.02 * n for n in range(LEAST_EVALUATIONS)]
+LATE = [*[2.0] * 400, 1.0]
 
 
-def test_failures_are_silence_too_but_gains_within_the_noise_are_no_improvement() -> None:
-    assert after(1.0, *[None] * 400).reached()
-    assert after(*[1.0 - 1e-6 * n for n in range(400)]).reached()
-
-
-def test_on_the_floor_there_is_nothing_left_to_gain() -> None:
-    near = [2.0 - 0.02 * n for n in range(LEAST_EVALUATIONS)]
-    assert after(*near, 1.001, floor=1.0).reached()
-    assert not after(*near, 1.05, floor=1.0).reached()
-    assert after(*near, 1.001, floor=1.0).expected_gain() == pytest.approx(0.001, rel=1e-6)
-
-
-def test_a_model_that_expects_nothing_ends_a_silence_sooner() -> None:
-    told = after(1.0, *[2.0] * 119)
-    assert not told.reached() and not told.reached(lambda: 0.01) and told.reached(lambda: 1e-5)
-    assert not after(*[1.0 / (1.0 + 0.01 * n) for n in range(90)]).reached(lambda: 0.0)
+@pytest.mark.parametrize(
+    ("seconds", "floor", "foretold", "reached"),
+    [
+        ([1.0, *[2.0] * 400], 0.0, None, True),
+        (IMPROVING, 0.0, None, False),
+        ([1.0, *[2.0] * (LEAST_EVALUATIONS - 2)], 0.0, None, False),
+        ([1.0, *[None] * 400], 0.0, None, True),
+        ([1.0 - 1e-6 * n for n in range(400)], 0.0, None, True),
+        ([*NEAR, 1.001], 1.0, None, True),
+        ([*NEAR, 1.05], 1.0, None, False),
+        ([1.0, *[2.0] * 119], 0.0, None, False),
+        ([1.0, *[2.0] * 119], 0.0, 0.01, False),
+        ([1.0, *[2.0] * 119], 0.0, 1e-5, True),
+        (IMPROVING[:90], 0.0, 0.0, False),
+        ([*LATE, *[2.0] * 150], 0.0, 1e-5, False),
+        ([*LATE, *[2.0] * 250], 0.0, 1e-5, True),
+    ],
+    ids=["silence", "improving", "too few", "failures are silence", "gains within the noise", "on the floor",
+         "above the floor", "a short silence", "a hopeful model", "a hopeless model", "improving in spite of a model",
+         "improved within the last third", "improved before it"],
+)  # fmt: skip
+def test_when_a_search_has_converged(
+    seconds: list[float | None], floor: float, foretold: float | None, reached: bool
+) -> None:
+    assert after(*seconds, floor=floor).reached(lambda: foretold) is reached
 
 
 def test_less_is_expected_the_longer_a_search_and_the_less_its_model_expects() -> None:
@@ -73,16 +68,11 @@ def test_less_is_expected_the_longer_a_search_and_the_less_its_model_expects() -
     assert outlook.expected_gain(1600, 1.0) < LEAST_GAIN, "no model keeps a search alive for ever"
 
 
-def test_an_improvement_within_the_last_third_keeps_a_search_going() -> None:
-    late = after(*[2.0] * 400, 1.0, *[2.0] * 150)
-    assert not late.reached(lambda: 1e-5)
-    assert after(*[2.0] * 400, 1.0, *[2.0] * 250).reached(lambda: 1e-5)
-
-
 def test_the_closer_the_floor_the_less_is_expected() -> None:
     silent = [2.0] * 99
     far, near = after(1.0, *silent, floor=0.5), after(1.0, *silent, floor=0.98)
     assert near.expected_gain(lambda: 0.005) < LEAST_GAIN < far.expected_gain(lambda: 0.005)
+    assert after(*NEAR, 1.001, floor=1.0).expected_gain() == pytest.approx(0.001, rel=1e-6)
 
 
 def test_a_search_stops_once_its_model_expects_nothing() -> None:
@@ -103,7 +93,8 @@ def test_a_search_stops_once_its_model_expects_nothing() -> None:
 
 
 def test_headroom_is_the_share_of_the_gap_to_the_floor() -> None:
-    rows = headroom([figures(4.0)], [figures(2.0)], {"w": {"mxu": 1.0, "hbm": 0.5, "vector_two_ops": 3.0}})
+    first, best = [figures(seconds=4.0)], [figures(seconds=2.0)]
+    rows = headroom(first, best, {"w": {"mxu": 1.0, "hbm": 0.5, "vector_two_ops": 3.0}})
     assert [row.closed for row in rows] == [pytest.approx(2 / 3)]
     assert rows[0].left == 2.0 and mean_closed(rows) == pytest.approx(2 / 3)
-    assert headroom([figures(4.0)], [figures(2.0)], {}) == [] and mean_closed([]) is None
+    assert headroom(first, best, {}) == [] and mean_closed([]) is None

@@ -8,11 +8,12 @@ import math
 import numpy as np
 import pytest
 
+from testkit.evaluations import candidate, figures, passed
 from tilewright.evolve.campaign import dispatch_table
 from tilewright.evolve.campaign.conclusion import contenders
-from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
+from tilewright.evolve.record.history import History, MutationKind
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.intervals import median_seconds, paired_ratio
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
@@ -35,22 +36,24 @@ def comparison(times: dict[str, dict[str, float]], noise: float = 0.001) -> Comp
     return Comparison("h200", {"device": "NVIDIA H200"}, found, {}, {})
 
 
-def test_one_genome_serves_all_unless_another_earns_its_place():
-    even = {"small": 1.0, "middle": 1.0, "large": 1.0}
-    nearly = comparison({"a": even, "b": {**even, "large": 0.999}})
-    assert len({c.genome for c in dispatch_table.choose(nearly)}) == 1
-    clearly = {
-        c.workload: c
-        for c in dispatch_table.choose(comparison({"a": even, "b": {**even, "large": 0.9, "small": 1.3}}))
-    }
-    assert {w: c.genome for w, c in clearly.items()} == {"small": "a", "middle": "a", "large": "b"}
-    assert clearly["large"].low > 1.08 > 1.0 == clearly["small"].ratio
+EVEN = {"small": 1.0, "middle": 1.0, "large": 1.0}
 
 
-def test_noise_earns_no_place():
-    even = {"small": 1.0, "middle": 1.0, "large": 1.0}
-    noisy = comparison({"a": even, "b": {"small": 0.995, "middle": 1.0, "large": 1.02}}, noise=0.05)
-    assert len({c.genome for c in dispatch_table.choose(noisy)}) == 1
+@pytest.mark.parametrize(
+    ("other", "noise", "earns"),
+    [
+        ({"large": 0.999}, 0.001, False),
+        ({"small": 0.995, "large": 1.02}, 0.05, False),
+        ({"small": 1.3, "large": 0.9}, 0.001, True),
+    ],
+    ids=["hardly faster", "faster within the noise", "clearly faster on one shape"],
+)
+def test_one_genome_serves_all_unless_another_earns_its_place(other, noise, earns):
+    chosen = dispatch_table.choose(comparison({"a": EVEN, "b": {**EVEN, **other}}, noise))
+    assert len({c.genome for c in chosen}) == 1 + earns
+    if earns:
+        assert [c.genome for c in chosen] == ["a", "a", "b"]
+        assert chosen[2].low > 1.08 > 1.0 == chosen[0].ratio
 
 
 def test_the_file_and_shapes_outside_it(tmp_path):
@@ -90,29 +93,12 @@ def test_paired_ratios():
 def test_contenders_are_the_fittest_and_the_fastest_of_each_shape():
     history = History()
     for index in range(30):
-        special, given = index == 29, index == 25
-        kind = MutationKind.SEED if given else MutationKind.PARAMETER
-        seconds = [1.0 + 0.01 * index, 0.5 if special else 1.0 + 0.01 * index]
-        candidate = Candidate(index, Genome(f"x = {index}\n", {}), (), Mutation(kind, kind.value, ""), 0, 0)
-        figures = [
-            WorkloadFigures(
-                workload=w, seconds=s, tflops=1 / s, roofline_fraction=0.5, kind=FigureKind.MEASURED
-            )
-            for w, s in zip(("one", "two"), seconds, strict=True)
-        ]
-        history.propose(candidate)
-        history.integrate(
-            candidate,
-            Evaluation(
-                genome=candidate.genome.id,
-                target="h200",
-                suite="s",
-                stage=Stage.MEASURE,
-                verdict=Verdict.OK,
-                fitness=100.0 - index,
-                workloads=tuple(figures),
-            ),
-        )
+        special, kind = index == 29, MutationKind.SEED if index == 25 else MutationKind.PARAMETER
+        made = candidate(index, Genome(f"x = {index}\n", {}), kind=kind, proposer=kind.value)
+        seconds = {"one": 1.0 + 0.01 * index, "two": 0.5 if special else 1.0 + 0.01 * index}
+        timed = [figures(w, s, kind=FigureKind.MEASURED) for w, s in seconds.items()]
+        history.propose(made)
+        history.integrate(made, passed(made.genome, *timed, fitness=100.0 - index))
     chosen = contenders(history, most=8)
     assert len(chosen) == 8 and chosen[0].source == "x = 0\n"
     assert {"x = 29\n", "x = 25\n"} <= {genome.source for genome in chosen}, "the seed as well"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from testkit.evaluations import failed, passed
 from testkit.sample_campaign import SampleCampaign
 from testkit.spaces.tables import AtOnce
 from tilewright.evolve.campaign.conclusion import Finals
@@ -17,7 +17,7 @@ from tilewright.evolve.campaign.evaluator import Job, References
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import load
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.fitness.evaluation import Evaluation
 from tilewright.seeds.operator import Scope
 
 FINALISTS = [Genome("def build(): pass", {"x": x}) for x in range(3)]
@@ -33,13 +33,7 @@ class Checker(AtOnce):
 
     def evaluate(self, job: Job) -> Evaluation:
         self.jobs.append(job)
-        bad = job.genome.id in self.failing
-        answer: Mapping = (
-            {"verdict": Verdict.INCORRECT, "reason": "outliers", "stage": Stage.CHECK}
-            if bad
-            else {"verdict": Verdict.OK, "fitness": 1.0, "stage": Stage.MEASURE}
-        )
-        return Evaluation(genome=job.genome.id, target="tpu7x", suite="tiny", **answer)
+        return failed(job.genome) if job.genome.id in self.failing else passed(job.genome)
 
 
 @pytest.mark.parametrize(("failing", "winner", "checked"), [(0, 0, 1), (2, 2, 3), (3, None, 3)])

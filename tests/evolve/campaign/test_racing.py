@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testkit.evaluations import candidate, figures, passed
 from testkit.spaces.suites import SuiteEvaluator, SuiteTable
 from tilewright.evolve.campaign.conclusion import contenders
 from tilewright.evolve.campaign.config import Order
@@ -19,11 +20,11 @@ from tilewright.evolve.proposers.portfolio import Portfolio
 from tilewright.evolve.proposers.surrogate.local_moves import ParameterProposer
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
+from tilewright.evolve.record.history import History
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import Space
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+from tilewright.fitness.evaluation import FigureKind, Verdict
 
 KERNEL = '"""made up"""\n'
 PARAMETERS = {name: tuple(range(6)) for name in "abcd"}
@@ -83,7 +84,7 @@ def stopped(history: History) -> list[str]:
     return [c.genome.id for c, e in history.evaluated if e.verdict is Verdict.OUTPACED]
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from([0.01, 0.1]))
 def test_what_is_stopped_is_never_an_elite_nor_the_best_nor_compared(
     tmp_path_factory: pytest.TempPathFactory, seed: int, apart: float
@@ -154,17 +155,7 @@ def test_workloads_that_speak_for_the_suite_are_screened_on() -> None:
 def test_a_workload_on_its_floor_decides_no_race() -> None:
     """Of two that tell the same, the first is at the roofline."""
     archive = Archive(1, 10)
-    figures = [
-        WorkloadFigures(
-            workload=name, seconds=s, tflops=1 / s, roofline_fraction=0.5, kind=FigureKind.MODELLED
-        )
-        for name, s in (("w0", 1.0), ("w1", 1.0))
-    ]
-    told = Evaluation(
-        genome="g", target="t", suite="s", stage=Stage.MEASURE, verdict=Verdict.OK, fitness=1.0,
-        workloads=tuple(figures),
-    )  # fmt: skip
-    archive.add(Candidate(0, Genome("k", {}), (), Mutation(MutationKind.SEED, "seed", ""), 0, 0, 0), told)
+    archive.add(candidate(0), passed("g", figures("w0"), figures("w1")))
     rates = np.random.default_rng(0).normal(0, 0.1, (16, 1)) + np.zeros(2)
     chosen = {}
     for floor in (0.5, 0.99):

@@ -14,8 +14,8 @@ from testkit.spaces.transfer import compare, suites
 from tilewright.evolve.campaign.loop import Campaign
 from tilewright.evolve.campaign.transfer import Earlier, leads_of, read_earlier, records_of, related
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.proposers.surrogate.agreement import LEAST_RECORDS
 from tilewright.evolve.proposers.surrogate.proposer import ANEW
+from tilewright.evolve.proposers.surrogate.records import LEAST_RECORDS
 from tilewright.evolve.record.history import History
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal

@@ -12,7 +12,7 @@ from tilewright.evolve.intake.child import calls_of_file
 from tilewright.evolve.intake.tune import COMPILE_SECONDS, IN_FLIGHT, Request, config_of
 from tilewright.fitness.targets import load_target
 from tilewright.workers.cluster.pool import MEASURING_THREADS
-from tilewright.workers.device.warm import started
+from tilewright.workers.device.warm_device import device_for
 
 REQUEST = Request(Path("kernels.py"), "Row.apply", "torch.softmax", ("f32[8, 8]",))
 
@@ -30,9 +30,9 @@ def test_a_gpu_is_kept_fed_and_an_interpreter_is_not(tmp_path: Path) -> None:
 
 
 def test_a_modelled_target_has_no_device_to_start() -> None:
-    with started(load_target("tpu7x")) as device:
+    with device_for(load_target("tpu7x")) as device:
         assert device is None
-    with started(load_target("interpreter")) as device:
+    with device_for(load_target("interpreter")) as device:
         assert device is not None and device.address is None
     assert device.station.cpu_seconds == 0.0, "ended with the block"
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.evolve.proposers.surrogate.agreement import misleads
 from tilewright.evolve.proposers.surrogate.first_designs import Presumption
-from tilewright.evolve.proposers.surrogate.records import SourceRecords
+from tilewright.evolve.proposers.surrogate.records import SourceRecords, misleads
 from tilewright.evolve.space.space import Space
 
 SPACE = Space(

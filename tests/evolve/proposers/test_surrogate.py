@@ -14,14 +14,13 @@ from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
 from tilewright.evolve.proposers.surrogate import proposer as surrogate
 from tilewright.evolve.proposers.surrogate.features import Encoder
 from tilewright.evolve.proposers.surrogate.gp import GaussianProcess
-from tilewright.evolve.proposers.surrogate.kernel import PAIRS, SINGLES, Kernel, correlation
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces
 from tilewright.evolve.proposers.surrogate.model import log_improvement
-from tilewright.evolve.proposers.surrogate.pool import pool_of
-from tilewright.evolve.proposers.surrogate.posterior import Posterior
+from tilewright.evolve.proposers.surrogate.posterior import PAIRS, SINGLES, Kernel, Posterior, correlation
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.proposers.surrogate.records import Records, SourceRecords
 from tilewright.evolve.proposers.surrogate.trees import Forest
+from tilewright.evolve.proposers.surrogate.view import pool_of
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
 from tilewright.evolve.space.genome import Genome

@@ -4,45 +4,33 @@ from __future__ import annotations
 
 import numpy as np
 
+from testkit.evaluations import candidate, failed, figures, passed
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
-from tilewright.evolve.space.genome import Genome
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+from tilewright.evolve.record.history import Candidate
+from tilewright.fitness.evaluation import Evaluation
 
 
 def entry(
     index: int, fitness: float | None, cell: str = "c", island: int = 0, seconds: float = 1.0
 ) -> tuple[Candidate, Evaluation]:
-    genome = Genome("k", {"x": index})
-    mutation = Mutation(MutationKind.PARAMETER, "p", "x")
-    candidate = Candidate(index, genome, (), mutation, 0, island)
-    figures = WorkloadFigures(
-        workload=f"w{index % 2}", seconds=seconds, tflops=1.0, roofline_fraction=0.1, kind=FigureKind.MODELLED
-    )
-    evaluation = Evaluation(
-        genome=genome.id,
-        target="t",
-        suite="s",
-        stage=Stage.MEASURE,
-        verdict=Verdict.OK if fitness else Verdict.INCORRECT,
-        reason="" if fitness else "wrong",
-        fitness=fitness,
-        workloads=(figures,) if fitness else (),
-        descriptors={"kind": cell},
-    )
-    return candidate, evaluation
+    found = candidate(index, island=island)
+    if fitness is None:
+        return found, failed(found.genome, descriptors={"kind": cell})
+    timed = figures(f"w{index % 2}", seconds)
+    return found, passed(found.genome, timed, fitness=fitness, descriptors={"kind": cell})
 
 
 def test_a_cell_keeps_its_fittest_and_the_holder_on_a_tie() -> None:
     archive = Archive(1, 10)
-    assert archive.add(*entry(0, 2.0)).kept
-    assert not archive.add(*entry(1, 2.0)).kept
-    placement = archive.add(*entry(2, 3.0))
-    assert placement.kept
-    assert placement.replaced == Genome("k", {"x": 0}).id
-    assert archive.add(*entry(3, 1.0, cell="d")).kept
-    assert not archive.add(*entry(4, None, cell="e")).kept
-    assert [e.candidate.index for e in archive.elites(0)] == [2, 3]
+    for added, kept in (
+        (entry(0, 2.0), [0]),
+        (entry(1, 2.0), [0]),
+        (entry(2, 3.0), [2]),
+        (entry(3, 1.0, cell="d"), [2, 3]),
+        (entry(4, None, cell="e"), [2, 3]),
+    ):
+        archive.add(*added)
+        assert [e.candidate.index for e in archive.elites(0)] == kept
 
 
 def test_bests_migrate_around_the_ring() -> None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from testkit.evaluations import candidate, passed
 from tilewright.evolve.record.duplicates import OFTEN, VERIFIED, edits_of, is_verified
-from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
+from tilewright.evolve.record.history import History, MutationKind
 from tilewright.evolve.space.genome import Genome, Value
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
 HINT = "triton_cache_hint: consume: {} on gl.load(after)"
 
@@ -36,20 +36,10 @@ class Compiler:
         kind = MutationKind.REWRITE if parent else MutationKind.PARAMETER
         parents = (parent.id,) if parent else ()
         place = len(self.history.candidates)
-        candidate = Candidate(place, genome, parents, Mutation(kind, "test", detail), 0, 0)
-        self.history.propose(candidate)
-        self.history.integrate(
-            candidate,
-            Evaluation(
-                genome=genome.id,
-                target="h200",
-                suite="s",
-                stage=Stage.MEASURE,
-                verdict=Verdict.OK,
-                fitness=1.0,
-                artefact=self.artefact(genome.source, genome.params),
-            ),
-        )
+        made = candidate(place, genome, parents=parents, kind=kind, detail=detail)
+        self.history.propose(made)
+        artefact = self.artefact(genome.source, genome.params)
+        self.history.integrate(made, passed(genome, artefact=artefact))
 
     def passed_over(self, source: str, **params: Value) -> bool:
         """Whether so at a point that is none of those verified; blocks stand for all that has no part in it."""

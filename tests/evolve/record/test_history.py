@@ -7,19 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testkit.toy_campaign import Genome, Nothing, ShuffledEvaluator, Walk, plan
+from testkit.evaluations import candidate, failed
+from testkit.toy_campaign import Nothing, ShuffledEvaluator, Walk, plan
 from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.loop import Campaign
-from tilewright.evolve.record.history import (
-    LOG_CHARACTERS,
-    Candidate,
-    History,
-    LatestHeld,
-    Mutation,
-    MutationKind,
-)
+from tilewright.evolve.record.history import LOG_CHARACTERS, History, LatestHeld, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
-from tilewright.fitness.evaluation import Evaluation, Verdict
 
 HELD = 3
 
@@ -86,18 +79,15 @@ def test_a_campaign_does_not_notice_what_is_recalled(tmp_path: Path, order: Orde
 
 
 def test_logs_are_as_short_when_they_come_back(tmp_path: Path) -> None:
-    long = Evaluation(
-        genome="g", target="t", suite="s", stage="check", verdict=Verdict.CRASHED, reason="r", log="x" * 9000
-    )
+    long = failed(log="x" * 9000)
     with Journal(tmp_path / "j.sqlite", write=True, create=True) as journal:
         history = History(journal, 1)
-        mutation = Mutation(MutationKind.SEED, "seed", "s")
         for index in range(3):
-            candidate = Candidate(index, Genome("k", {"x": index}), (), mutation, 0, 0)
-            journal.add_candidate(candidate)
-            history.propose(candidate)
+            made = candidate(index)
+            journal.add_candidate(made)
+            history.propose(made)
             journal.add_evaluation(index, long)
-            history.integrate(candidate, long)
+            history.integrate(made, long)
         assert len(history.evaluated[0][1].log) == LOG_CHARACTERS
         assert history.candidates[0].genome.source is history.candidates[1].genome.source
         with pytest.raises(KeyError):

@@ -9,39 +9,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testkit.evaluations import candidate, failed
 from tilewright.evolve.errors import JournalError
-from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
+from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
 values = st.one_of(
     st.integers(-(2**40), 2**40), st.booleans(), st.text(max_size=8), st.floats(allow_nan=False)
 )
 
 
-def candidate(index: int, params: dict | None = None, source: str = "x = 1\n") -> Candidate:
-    mutation = Mutation(MutationKind.PARAMETER, "parameters", "tile 1 -> 2")
-    return Candidate(
-        index, Genome(source, {**(params or {}), "i": index}), ("p",), mutation, 3, 1, index // 2
+def made(index: int, params: dict | None = None, source: str = "x = 1\n") -> Candidate:
+    genome = Genome(source, {**(params or {}), "i": index})
+    return candidate(
+        index, genome, parents=("p",), detail="tile 1 -> 2", generation=3, island=1, seen=index // 2
     )
 
 
-def failure(genome: str = "g") -> Evaluation:
-    return Evaluation(
-        genome=genome, target="t", suite="s", stage=Stage.CHECK, verdict=Verdict.INCORRECT, reason="12 dB"
-    )
-
-
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(st.dictionaries(st.text(min_size=1, max_size=6), values, max_size=4), min_size=1, max_size=6))
 def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, points: list[dict]) -> None:
     path = tmp_path_factory.mktemp("journal") / "j.sqlite"
-    written = [candidate(n, params) for n, params in enumerate(points)]
+    written = [made(n, params) for n, params in enumerate(points)]
     with Journal(path, write=True, create=True) as journal:
         for c in written:
             journal.add_candidate(c)
-            journal.add_evaluation(c.index, failure(c.genome.id))
+            journal.add_evaluation(c.index, failed(c.genome))
     with Journal(path) as journal:
         read = list(journal.candidates())
         assert read == written
@@ -56,9 +50,9 @@ def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, 
 def test_rows_can_be_neither_changed_nor_deleted(tmp_path: Path, table: str) -> None:
     path = tmp_path / "j.sqlite"
     with Journal(path, write=True, create=True) as journal:
-        journal.add_candidate(candidate(0))
-        journal.add_evaluation(0, failure())
-        journal.add_reference("bf16", "suite", failure())
+        journal.add_candidate(made(0))
+        journal.add_evaluation(0, failed())
+        journal.add_reference("bf16", "suite", failed())
         journal.add_event("started")
     db = sqlite3.connect(path)
     with pytest.raises(sqlite3.IntegrityError, match="append-only"):
@@ -70,10 +64,10 @@ def test_rows_can_be_neither_changed_nor_deleted(tmp_path: Path, table: str) -> 
 
 def test_an_evaluation_is_recorded_once(tmp_path: Path) -> None:
     with Journal(tmp_path / "j.sqlite", write=True, create=True) as journal:
-        journal.add_candidate(candidate(0))
-        journal.add_evaluation(0, failure())
+        journal.add_candidate(made(0))
+        journal.add_evaluation(0, failed())
         with pytest.raises(sqlite3.IntegrityError):
-            journal.add_evaluation(0, failure())
+            journal.add_evaluation(0, failed())
 
 
 def test_two_writers_are_refused_and_readers_are_not(tmp_path: Path) -> None:
@@ -99,6 +93,6 @@ def test_declarations_survive_although_they_are_no_part_of_identity(tmp_path: Pa
     """Two texts with one normal form differ in what a search may do with them."""
     narrow, wide = "SPACE = {'a': (1,)}\nx = 1\n", "SPACE = {'a': (1, 2)}\nx = 1\n"
     with Journal(tmp_path / "j.sqlite", write=True, create=True) as journal:
-        journal.add_candidate(candidate(0, source=narrow))
-        journal.add_candidate(candidate(1, source=wide))
+        journal.add_candidate(made(0, source=narrow))
+        journal.add_candidate(made(1, source=wide))
         assert [c.genome.source for c in journal.candidates()] == [narrow, wide]

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testkit.toy_campaign import ShuffledEvaluator, content, go, plan
-from tests.evolve.record.test_journal import candidate, failure
-from tilewright.evolve.campaign.loop import StopReason
+from testkit.evaluations import failed
+from testkit.toy_campaign import Nothing, ShuffledEvaluator, Walk, content, go, plan
+from tests.evolve.record.test_journal import made
+from tilewright.evolve.campaign.loop import Campaign, StopReason
 from tilewright.evolve.errors import JournalError
 from tilewright.evolve.record.journal import Journal
 
@@ -23,7 +24,8 @@ import resource, signal, sys
 from pathlib import Path
 from tilewright.evolve.errors import JournalError
 from tilewright.evolve.record.journal import Journal
-from tests.evolve.record.test_journal import candidate, failure
+from testkit.evaluations import failed
+from tests.evolve.record.test_journal import made
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
@@ -31,19 +33,19 @@ written = 0
 try:
     with Journal(Path(sys.argv[1]), write=True, create=True) as journal:
         while True:
-            journal.add_candidate(candidate(written, source="x = " + "1" * 3000))
-            journal.add_evaluation(written, failure())
+            journal.add_candidate(made(written, source="x = " + "1" * 3000))
+            journal.add_evaluation(written, failed())
             written += 1
 except JournalError as error:
     print(written, str(error).replace(chr(10), " "))
 """
 
 
-def unbroken(folder: Path) -> dict:
-    assert (
-        go(folder / "unbroken", plan(), ShuffledEvaluator(np.random.default_rng(0))) is StopReason.EVALUATIONS
-    )
-    return content(folder / "unbroken")
+@pytest.fixture
+def wanted(tmp_path: Path) -> dict:
+    """The content of the unbroken campaign."""
+    go(tmp_path / "unbroken", plan(), ShuffledEvaluator(np.random.default_rng(0)))
+    return content(tmp_path / "unbroken")
 
 
 def test_a_full_disk_is_one_sentence_and_what_was_written_stays(tmp_path: Path) -> None:
@@ -59,21 +61,22 @@ def test_a_full_disk_is_one_sentence_and_what_was_written_stays(tmp_path: Path) 
         recorded = [c.index for c in journal.candidates()]
         assert recorded in (indices, [*indices, int(count)]), "only the row being written may be missing"
         if len(recorded) == len(indices):
-            journal.add_candidate(candidate(int(count)))
-        journal.add_evaluation(int(count), failure())
+            journal.add_candidate(made(int(count)))
+        journal.add_evaluation(int(count), failed())
         assert len(list(journal.evaluations())) == int(count) + 1
 
 
 @pytest.mark.parametrize("left", [0, 1, 30, 5000, 0.3, 0.6, 0.9])
-def test_a_log_torn_at_its_tail_loses_only_the_tail(tmp_path: Path, left: float) -> None:
+def test_a_log_torn_at_its_tail_loses_only_the_tail(tmp_path: Path, wanted: dict, left: float) -> None:
     """The write-ahead log as a power cut may leave it: a resume ends as the unbroken campaign did."""
-    wanted = unbroken(tmp_path)
     path = tmp_path / "torn"
     with Journal(path, write=True, create=True) as journal:
         journal._db.execute("PRAGMA wal_autocheckpoint = 0")
         saved = tmp_path / "saved"
         with pytest.raises(KeyboardInterrupt):
-            _go_in(journal, ShuffledEvaluator(np.random.default_rng(3), die_after=17))
+            Campaign(
+                plan(), Walk(), Nothing(), ShuffledEvaluator(np.random.default_rng(3), 17), journal
+            ).run()
         log = Path(f"{path}-wal").read_bytes()
         saved.write_bytes(path.read_bytes())
     keep = int(left if left >= 1 or left == 0 else left * len(log))
@@ -90,15 +93,7 @@ def test_a_log_torn_at_its_tail_loses_only_the_tail(tmp_path: Path, left: float)
     assert content(path) == wanted
 
 
-def _go_in(journal: Journal, evaluator: ShuffledEvaluator) -> None:
-    from testkit.toy_campaign import Nothing, Walk
-    from tilewright.evolve.campaign.loop import Campaign
-
-    Campaign(plan(), Walk(), Nothing(), evaluator, journal).run()
-
-
-def test_of_two_resumes_at_once_one_goes_on_and_the_other_is_told(tmp_path: Path) -> None:
-    wanted = unbroken(tmp_path)
+def test_of_two_resumes_at_once_one_goes_on_and_the_other_is_told(tmp_path: Path, wanted: dict) -> None:
     path = tmp_path / "c" / "j.sqlite"
     with pytest.raises(KeyboardInterrupt):
         go(path, plan(), ShuffledEvaluator(np.random.default_rng(3), die_after=9))
@@ -126,9 +121,10 @@ def test_of_two_resumes_at_once_one_goes_on_and_the_other_is_told(tmp_path: Path
     assert content(path) == wanted
 
 
-def test_a_jumping_clock_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jumping_clock_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: dict
+) -> None:
     """Wall-clock time runs backwards and leaps by years; order is by arrival, never by time."""
-    wanted = unbroken(tmp_path)
     rng = np.random.default_rng(5)
     monkeypatch.setattr("tilewright.evolve.record.journal.time.time", lambda: float(rng.uniform(-1e9, 4e9)))
     path = tmp_path / "jumping"
@@ -143,8 +139,8 @@ def test_a_jumping_clock_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_damaged_row_is_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "j.sqlite"
     with Journal(path, write=True, create=True) as journal:
-        journal.add_candidate(candidate(0))
-        journal.add_evaluation(0, failure())
+        journal.add_candidate(made(0))
+        journal.add_evaluation(0, failed())
     db = sqlite3.connect(path)
     with db:
         db.execute("DROP TRIGGER evaluations_update")

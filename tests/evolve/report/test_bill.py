@@ -44,61 +44,53 @@ def journal(tmp_path: Path):
         for index, (seconds, kind) in enumerate([(4.0, MutationKind.SEED), (2.0, MutationKind.PARAMETER)]):
             genome = Genome("kernel", {"a": index})
             journal.add_candidate(Candidate(index, genome, (), Mutation(kind, kind.value, ""), 0, 0, 0))
-            told = evaluation(genome, seconds, compile=1.0, measure=2.0, device=1.5, cpu=5.0)
-            journal.add_evaluation(index, told)
+            made = evaluation(genome, seconds, compile=1.0, measure=2.0, device=1.5, cpu=5.0)
+            journal.add_evaluation(index, made)
         exchange = Exchange("k", "model", ({"role": "user", "content": "?"},), "!", "", 900_000, 100_000)
         journal.add_exchange("k", json.dumps(asdict(exchange)))
         journal.add_event(SPENT, cpu_seconds=10.0, device_seconds=2.0)
         yield journal
 
 
-def test_it_adds_up_and_prices_what_was_recorded(journal: Journal) -> None:
-    bill = load(journal).bill
+def test_it_adds_up_and_prices_what_was_recorded(journal: Journal, tmp_path: Path) -> None:
+    data = load(journal)
+    bill = data.bill
     assert (bill.device_seconds, bill.cpu_seconds, bill.tokens) == (5.0, 20.0, 1_000_000)
     assert dict(bill.profile.stages) == {"compile": 2.0, "measure": 3.0}
     assert bill.gain == 2.0 and bill.percents == pytest.approx(100.0)
     assert bill.money == pytest.approx(5.0 + 2.0 + 10.0)
-    rows, metrics = bill.rows(), bill.metrics()
-    assert rows["money"] == "17.00 EUR: device 5.00, processors 2.00, tokens 10.00"
-    assert rows["gain"] == "×2.00 over the first seed (h200, measured)"
-    assert rows["per % gained"] == "0.2 s of CPU time, 0.1 s of device, 10000 tokens, 0.17 EUR"
-    assert metrics["bill/money_EUR"] == pytest.approx(17.0)
-    assert metrics["bill/money_EUR_per_percent"] == pytest.approx(0.17)
-    assert metrics["bill/device_seconds_per_percent"] == pytest.approx(0.05)
-    assert metrics["bill/tokens_per_percent"] == pytest.approx(1e4)
-    assert metrics["bill/gained_percent_measured"] == pytest.approx(100.0)
-
-
-def test_status_and_mlflow_say_it_too(journal: Journal, tmp_path: Path) -> None:
+    assert {
+        "money": "17.00 EUR: device 5.00, processors 2.00, tokens 10.00",
+        "gain": "×2.00 over the first seed (h200, measured)",
+        "per % gained": "0.2 s of CPU time, 0.1 s of device, 10000 tokens, 0.17 EUR",
+    }.items() <= bill.rows().items()
+    expected = {
+        "bill/money_EUR": 17.0,
+        "bill/money_EUR_per_percent": 0.17,
+        "bill/device_seconds_per_percent": 0.05,
+        "bill/tokens_per_percent": 1e4,
+        "bill/gained_percent_measured": 100.0,
+        "headroom_closed_measured/w": 2 / 3,
+        "campaign/headroom_closed_measured": 2 / 3,
+    }
+    metrics = cost_metrics(data)
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+    (row,) = data.headroom()
+    assert (row.before, row.now, row.floor) == (4.0, 2.0, 1.0) and row.closed == pytest.approx(2 / 3)
+    assert "money 17.00 EUR" in cost_line(data) and "66.7%" in cost_line(data)
     lines = status_lines(tmp_path / "journal.sqlite")
     assert lines[1].endswith("budget 2 evaluations, until converged")
     assert any("17.00 EUR" in line for line in lines)
-    mean, by_shape = lines[-2:]
-    assert mean == (
+    assert lines[-2:] == [
         "headroom: 66.7 % of the way from the first seed to the floor, ×2.00 "
-        "(mean of workloads; h200, times measured, floors modelled)"
-    )
-    assert by_shape == "  w  66.7 %, ×2.00, at most ×2.00 left"
-    assert "money 17.00 EUR" in cost_line(load(journal)) and "66.7%" in cost_line(load(journal))
-    metrics = cost_metrics(load(journal))
-    assert metrics["headroom_closed_measured/w"] == pytest.approx(2 / 3)
-    assert metrics["campaign/headroom_closed_measured"] == pytest.approx(2 / 3)
-    assert metrics["bill/money_EUR"] == pytest.approx(17.0)
+        "(mean of workloads; h200, times measured, floors modelled)",
+        "  w  66.7 %, ×2.00, at most ×2.00 left",
+    ]
 
 
-@pytest.mark.parametrize(
-    ("amount", "text"), [(0.0, "0.00"), (17.0, "17.00"), (0.0561, "0.056"), (0.0013, "0.0013")]
-)
-def test_small_amounts_keep_two_digits(amount: float, text: str) -> None:
-    assert money_text(amount) == text
-
-
-def test_headroom_reads_the_campaigns_floors(journal: Journal) -> None:
-    (row,) = load(journal).headroom()
-    assert (row.before, row.now, row.floor) == (4.0, 2.0, 1.0) and row.closed == pytest.approx(2 / 3)
-
-
-def test_without_prices_there_is_no_money() -> None:
+def test_small_amounts_keep_two_digits_and_without_prices_there_is_no_money() -> None:
+    amounts = {0.0: "0.00", 17.0: "17.00", 0.0561: "0.056", 0.0013: "0.0013"}
+    assert {amount: money_text(amount) for amount in amounts} == amounts
     assert Bill(device_seconds=3.0).money is None and "money" not in Bill(device_seconds=3.0).rows()
 
 
@@ -117,6 +109,5 @@ def test_the_profile_says_where_the_workers_time_went() -> None:
     assert profile.waiting == 4.0 and sum(profile.stages.values()) == pytest.approx(16.0)
     assert profile.idle == pytest.approx(2 * 18.0 - 20.0)
     assert (profile.wanted, profile.held) == (7.0, 3.0), "while it was used and while it was waited for"
-    told = profile.rows()
-    assert "idle 44.4 %" in told["time of 2 workers"]
+    assert "idle 44.4 %" in profile.rows()["time of 2 workers"]
     assert Bill(profile=profile).metrics()["profile/idle_seconds"] == pytest.approx(16.0)

@@ -12,13 +12,20 @@ import numpy as np
 import pytest
 
 from testkit.browser import browser_page, missing_browser
-from testkit.sample_campaign import HOSTILE, SOURCE
+from testkit.sample_campaign import (
+    DEFAULTS,
+    FINAL_WORKLOADS,
+    HOSTILE,
+    SOURCE,
+    failed_evaluation,
+    sample_evaluation,
+)
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.report.data import CampaignData
 from tilewright.evolve.report.lineage_page import render_lineage, write_lineage
 from tilewright.evolve.report.page import write_atomically
 from tilewright.evolve.space.genome import Genome, Value
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+from tilewright.fitness.evaluation import Evaluation
 
 OPEN_SECONDS, FRAME_SECONDS = 3.0, 0.1
 FRAMES = """() => Math.min(...[...Array(8)].map(() => {
@@ -31,59 +38,30 @@ needs_browser = pytest.mark.skipif(missing_browser() is not None, reason=str(mis
 def big_campaign(count: int) -> CampaignData:
     """``count`` candidates with a long lineage, a quarter of them failures, a tenth with a source of their own."""
     rng = np.random.default_rng(5)
+    base = sample_evaluation(Genome(SOURCE, DEFAULTS), FINAL_WORKLOADS)
     candidates: dict[str, Candidate] = {}
     evaluations: dict[str, Evaluation] = {}
     chain: list[Candidate] = []
     kinds = [MutationKind.PARAMETER, MutationKind.REWRITE, MutationKind.CROSSOVER, MutationKind.LLM]
     for index in range(count):
         chosen = rng.integers(max(0, len(chain) - 40), len(chain), 1 + (index % 7 == 0)) if chain else []
-        parents = tuple(chain[n].genome.id for n in chosen)
         params: dict[str, Value] = {"block_m": int(rng.integers(64)), "number": index, "order": "rows"}
-        source = SOURCE + (f"\nshift = {index}\n" if index % 10 == 0 else "")
+        genome = Genome(SOURCE + (f"\nshift = {index}\n" if index % 10 == 0 else ""), params)
         kind = kinds[index % 4] if index else MutationKind.SEED
         mutation = Mutation(
             kind, "made up", f"block_m -> {params['block_m']} {HOSTILE if index == 9 else ''}"
         )
-        candidate = Candidate(index, Genome(source, params), parents, mutation, index // 50, index % 3)
-        candidates[candidate.genome.id] = candidate
-        evaluations[candidate.genome.id] = _evaluation(
-            candidate, 800 + 200 * np.log1p(index) + rng.normal(0, 40)
-        )
-        if index % 4 != 3:
+        parents = tuple(chain[n].genome.id for n in chosen)
+        candidate = Candidate(index, genome, parents, mutation, index // 50, index % 3)
+        candidates[genome.id] = candidate
+        fitness = 800 + 200 * np.log1p(index) + rng.normal(0, 40)
+        evaluations[genome.id] = base.model_copy(update={"genome": genome.id, "fitness": fitness})
+        if index % 4 == 3:
+            evaluations[genome.id] = failed_evaluation(genome, 1, index)
+        else:
             chain.append(candidate)
-    return CampaignData(
-        facts={"id": "big-001", "operator": "made/up", "target": "tpu7x", "target_kind": "modelled"},
-        toolchain={},
-        system={},
-        config={},
-        events=(),
-        points=(),
-        candidates=candidates,
-        evaluations=evaluations,
-        winner=chain[-1],
-        references={},
-    )
-
-
-def _evaluation(candidate: Candidate, fitness: float) -> Evaluation:
-    common = {"genome": candidate.genome.id, "target": "tpu7x", "suite": "s"}
-    if candidate.index % 4 == 3:
-        return Evaluation(**common, stage=Stage.CHECK, verdict=Verdict.INCORRECT, reason="30 dB")
-    figures = WorkloadFigures(
-        workload="4096x4096x4096",
-        seconds=0.137 / fitness,
-        tflops=fitness,
-        roofline_fraction=0.5,
-        kind=FigureKind.MODELLED,
-    )
-    return Evaluation(
-        **common,
-        stage=Stage.MEASURE,
-        verdict=Verdict.OK,
-        fitness=fitness,
-        interval=(fitness, fitness),
-        workloads=(figures,),
-    )
+    facts = {"id": "big-001", "operator": "made/up", "target": "tpu7x", "target_kind": "modelled"}
+    return CampaignData(facts, {}, {}, {}, (), (), candidates, evaluations, chain[-1], {})
 
 
 @pytest.fixture(scope="module")

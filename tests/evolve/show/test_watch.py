@@ -1,8 +1,10 @@
-"""``tilewright watch`` shows a campaign that another process runs, and only reads."""
+"""``tilewright watch`` shows a campaign of another process, and only reads."""
 
 from __future__ import annotations
 
+import functools
 import io
+import itertools
 import os
 import pty
 import signal
@@ -49,53 +51,48 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_campaign_is_followed_to_its_end_while_it_is_written(folder: Path) -> None:
     sample = SampleCampaign(folder / JOURNAL)
-    display, polls = Recorder(), 0
+    display, polls = Recorder(), itertools.count(1)
 
     def grow(seconds: float) -> None:
-        nonlocal polls
-        polls += 1
         sample.grow(5)
-        if polls == 4:
+        if next(polls) == 4:
             sample.finish()
 
     assert watch.watch(folder, display, grow) == "finished"
     sample.close()
     last = display.shown[-1]
     with Journal(folder / JOURNAL) as journal:
-        rows = list(journal.evaluations())
-    charged = [e.verdict is not Verdict.DUPLICATE for *_, e, _ in rows]
-    shown = [s.evaluations for s in display.shown]
-    assert shown == [sum(charged[:n]) for n in (0, 5, 10, 15, 20)] and shown[-1] < 20, "as the budget counts"
+        rows = [evaluation for *_, evaluation, _ in journal.evaluations()]
+    charged = [sum(e.verdict is not Verdict.DUPLICATE for e in rows[:n]) for n in (0, 5, 10, 15, 20)]
+    assert [s.evaluations for s in display.shown] == charged and charged[-1] < 20, "as the budget counts"
     assert sum(last.verdicts.values()) == len(rows) == 20 and last.evaluations_budget == 60
-    assert last.best is not None and last.best.fitness == max(e.fitness or 0 for *_, e, _ in rows)
-    assert last.seed == rows[0][2] and set(last.references) == {"bf16"} and last.mirror_lag is None
+    assert last.best is not None and last.best.fitness == max(e.fitness or 0 for e in rows)
+    assert last.seed == rows[0] and set(last.references) == {"bf16"} and last.mirror_lag is None
     text = display.text.getvalue()
     assert "quickstart-001: gemm_fp8_fused/g512 on tpu7x (modelled)" in text and "new best" in text
 
 
-def test_what_is_pending_and_what_mlflow_lacks(folder: Path) -> None:
+def test_a_snapshot_counts_pending_candidates_and_what_mlflow_lacks(folder: Path) -> None:
     sample = SampleCampaign(folder / JOURNAL)
     sample.grow(3)
     sample.journal.add_candidate(sample._child())
+    sample.close()
     Follower(folder / JOURNAL, "sqlite:///x", folder, None)._report(Progress("sqlite:///x", "", 1))
     with Journal(folder / JOURNAL) as journal:
         view = watch.JournalView(journal)
         view.refresh()
-        shown = view.snapshot()
-        assert shown.mirror_lag == 2 and shown.elapsed_seconds < 60
-        assert len(shown.activity) == 1 and shown.activity[0].startswith("candidate 3: ")
         view.refresh()
-        assert sum(view.snapshot().verdicts.values()) == 3, "rows are read once"
-    sample.close()
+        shown = view.snapshot()
+    assert shown.mirror_lag == 2 and shown.elapsed_seconds < 60
+    assert len(shown.activity) == 1 and shown.activity[0].startswith("candidate 3: ")
+    assert sum(shown.verdicts.values()) == 3, "rows are read once"
 
 
-def test_silence_and_a_busy_file_are_said_and_an_interruption_ends_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_display_names_silence_and_a_busy_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = SampleCampaign(folder / JOURNAL)
     sample.grow(1)
-    now, polls, real = [time.time()], 0, watch.JournalView.refresh
-    monkeypatch.setattr("tilewright.evolve.show.watch.time.time", lambda: now[0])
+    began, polls, real = time.time(), 0, watch.JournalView.refresh
+    monkeypatch.setattr("tilewright.evolve.show.watch.time.time", lambda: began + 130 * polls)
 
     def refresh(view: watch.JournalView) -> None:
         if polls == 2:
@@ -105,22 +102,20 @@ def test_silence_and_a_busy_file_are_said_and_an_interruption_ends_it(
     def later(seconds: float) -> None:
         nonlocal polls
         polls += 1
-        now[0] += 130
         if polls == 3:
             sample.journal.add_event("interrupted", reason="stopped")
 
     monkeypatch.setattr(watch.JournalView, "refresh", refresh)
     display = Recorder()
     assert watch.watch(folder, display, later) == "interrupted"
+    sample.close()
     text = display.text.getvalue()
     assert "no new row for 2 min 0 s: the campaign is in a long step, or was killed" in text
     assert "cannot read the journal at the moment: database is locked" in text and "\n\n" not in text
-    sample.close()
 
 
 def test_a_folder_that_disappears_is_one_sentence(folder: Path) -> None:
-    sample = SampleCampaign(folder / JOURNAL)
-    sample.close()
+    SampleCampaign(folder / JOURNAL).close()
     with pytest.raises(UserError, match="quickstart-001 was removed while tilewright watched it"):
         watch.watch(folder, Recorder(), lambda seconds: (folder / JOURNAL).unlink(missing_ok=True))
 
@@ -145,14 +140,9 @@ def test_ctrl_c_on_a_terminal_ends_it_whole(folder: Path) -> None:
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "tilewright.evolve.cli", "--home", str(folder.parent.parent), "watch"]
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "110", "LINES": "40"}
-    process = subprocess.Popen(
-        command,
-        stdout=follower,
-        stderr=subprocess.PIPE,
-        env=env,
-        # a shell starts what it puts into the background deaf to Ctrl-C, and children inherit that
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    # a shell starts what it puts into the background deaf to Ctrl-C, and children inherit that
+    hear = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stdout=follower, stderr=subprocess.PIPE, env=env, preexec_fn=hear)
     os.close(follower)
     seen = b""
     while b" of 60" not in seen:

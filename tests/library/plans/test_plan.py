@@ -31,8 +31,8 @@ from tilewright.library.plans.format import (
     TensorMap,
 )
 from tilewright.workers.child.ending import Ending
+from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.station import compile_children
 
@@ -91,13 +91,13 @@ SQUARE = {"id": "square", "inputs": [described("x", 128, 64)], "outputs": [descr
 
 
 @pytest.fixture(scope="module")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshChildren]:
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedChildren]:
     keeper = compile_children(load_target("h200").gpu)
     yield keeper
     keeper.close()
 
 
-def compiled(compiler: FreshChildren, source: str, *workloads: dict[str, Any], **params: Any) -> Frame:
+def compiled(compiler: ForkedChildren, source: str, *workloads: dict[str, Any], **params: Any) -> Frame:
     """The child's answer."""
     job = Frame("compile", {"source": source, "params": params, "workloads": list(workloads or (SQUARE,))})
     outcome = compiler.run(job, JobLimits(120.0, 120.0))
@@ -105,19 +105,19 @@ def compiled(compiler: FreshChildren, source: str, *workloads: dict[str, Any], *
     return outcome.frames[-1]
 
 
-def recorded(compiler: FreshChildren, source: str) -> Plan:
+def recorded(compiler: ForkedChildren, source: str) -> Plan:
     answer = compiled(compiler, source)
     assert answer.kind == "compiled", answer.data
     return Plan.from_bytes(answer.blobs["square"])
 
 
 @pytest.fixture(scope="module")
-def one(compiler: FreshChildren) -> Plan:
+def one(compiler: ForkedChildren) -> Plan:
     return recorded(compiler, HEADER + ONE)
 
 
 @pytest.fixture(scope="module")
-def two(compiler: FreshChildren) -> Plan:
+def two(compiler: ForkedChildren) -> Plan:
     return recorded(compiler, HEADER + TWO)
 
 
@@ -178,7 +178,7 @@ def test_the_same_launch_gives_the_same_bytes_in_another_process(one: Plan, tmp_
     ],
 )
 def test_what_a_plan_cannot_hold_is_refused_with_the_reason(
-    compiler: FreshChildren, old: str, new: str, kind: str, said: str
+    compiler: ForkedChildren, old: str, new: str, kind: str, said: str
 ) -> None:
     assert old in ONE
     answer = compiled(compiler, HEADER + FORBIDDEN + ONE.replace(old, new, 1))
@@ -200,13 +200,13 @@ def test_triton_may_hand_a_descriptor_s_encoder_the_other_arguments(
     ]
 
 
-def test_a_tensor_under_another_dtype_is_the_same_tensor(compiler: FreshChildren, one: Plan) -> None:
+def test_a_tensor_under_another_dtype_is_the_same_tensor(compiler: ForkedChildren, one: Plan) -> None:
     """Triton's own way to pass 8-bit floats that a torch has as bytes."""
     source = (HEADER + ONE).replace("(x, y, x.numel()", "(triton.reinterpret(x, tl.int32), y, x.numel()")
     assert recorded(compiler, source).launches[0].arguments == one.launches[0].arguments
 
 
-def test_a_launch_of_nothing_is_no_launch(compiler: FreshChildren) -> None:
+def test_a_launch_of_nothing_is_no_launch(compiler: ForkedChildren) -> None:
     empty = {"id": "square", "inputs": [described("x", 0, 64)], "outputs": [described("y", 0, 64)]}
     answer = compiled(compiler, HEADER + ONE, empty)
     plan = Plan.from_bytes(answer.blobs["square"])

@@ -12,8 +12,8 @@ from tilewright.fitness.targets import load_target
 from tilewright.library.plans.format import Plan
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Operator, SeedKernel, TensorSpec
+from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.run_once import Ending
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.station import compile_children
@@ -44,7 +44,7 @@ def seeds() -> Iterator[tuple[Operator, SeedKernel]]:
 
 
 @pytest.fixture(scope="module")
-def compiler() -> Iterator[FreshChildren]:
+def compiler() -> Iterator[ForkedChildren]:
     pool = compile_children(load_target("h200").gpu)
     yield pool
     pool.close()
@@ -58,7 +58,7 @@ def described(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
     ("operator", "kernel"), [pytest.param(*s, id=f"{s[0].name}/{s[1].name}") for s in seeds()]
 )
 def test_a_seed_is_recorded_without_a_device(
-    compiler: FreshChildren, operator: Operator, kernel: SeedKernel
+    compiler: ForkedChildren, operator: Operator, kernel: SeedKernel
 ) -> None:
     workload = next(iter(operator.suites.values())).check[0]
     shape = {

@@ -18,7 +18,7 @@ from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.workers.cascade import modelled_stages as stages
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.device.trace_ahead import Traced
+from tilewright.workers.device.kernel_traces import Traced
 from tilewright.workers.request import Failure, Findings, artefact_hash
 
 
@@ -240,8 +240,8 @@ def test_what_was_traced_before_is_a_duplicate(monkeypatch):
     failure = stages.check(asked, found)
     assert failure.verdict is Verdict.DUPLICATE and found.artefact == known, "of the measured shapes"
     assert child.heard == 3 and known in failure.reason
-    monkeypatch.setattr(stages, "trace_ahead", lambda *a: pytest.fail("traced twice"))
+    monkeypatch.setattr(stages, "trace_kernels", lambda *a: pytest.fail("traced twice"))
     assert stages.TraceStage().run(request(), traced_findings()) is None
     (late,) = [Traced({}, error("import"), ChildOutcome(Ending.DONE))]
-    monkeypatch.setattr(stages, "trace_ahead", lambda *a: late)
+    monkeypatch.setattr(stages, "trace_kernels", lambda *a: late)
     assert stages.TraceStage().run(request(), Findings()).verdict is Verdict.COMPILE_ERROR

@@ -13,7 +13,7 @@ from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.workers.cascade.compile_only import CompileOnlyCascade
 from tilewright.workers.cascade.compile_only_stages import describe_children
-from tilewright.workers.child.fresh import FreshChildren
+from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.request import GIB, Limits
 
@@ -26,20 +26,20 @@ SOURCE = OPERATOR.kernels["wgrad"].source
 POINT = read_declarations(SOURCE).defaults
 
 
-def cascade_for(target: str, compiler: FreshChildren) -> CompileOnlyCascade:
+def cascade_for(target: str, compiler: ForkedChildren) -> CompileOnlyCascade:
     return CompileOnlyCascade(
         OPERATOR, load_target(target), OPERATOR.suites["isa"], PATIENT, checked=False, compiler=compiler
     )
 
 
 @pytest.fixture(scope="module")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshChildren]:
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedChildren]:
     keeper = describe_children()
     yield keeper
     keeper.close()
 
 
-def judged(compiler: FreshChildren, source: str = SOURCE, **changes: object) -> Evaluation:
+def judged(compiler: ForkedChildren, source: str = SOURCE, **changes: object) -> Evaluation:
     return cascade_for("gfx950", compiler).evaluate("one", source, {**POINT, **changes}, seed=1)
 
 
@@ -50,7 +50,7 @@ def kernel_of(found: Evaluation) -> dict:
 
 
 @pytest.mark.slow
-def test_turning_the_tile_widens_the_stores_of_the_weight_gradient(compiler: FreshChildren) -> None:
+def test_turning_the_tile_widens_the_stores_of_the_weight_gradient(compiler: ForkedChildren) -> None:
     direct = judged(compiler)
     turned = judged(compiler, epilogue="turned")
     assert kernel_of(direct)["stores"] == {"buffer_store_short": 64}
@@ -60,7 +60,7 @@ def test_turning_the_tile_widens_the_stores_of_the_weight_gradient(compiler: Fre
     assert direct.unit == "passes" and direct.artefact != turned.artefact
 
 
-def test_the_matrix_instruction_and_its_accumulators_follow_the_option(compiler: FreshChildren) -> None:
+def test_the_matrix_instruction_and_its_accumulators_follow_the_option(compiler: ForkedChildren) -> None:
     wide = {"block_k": 256, "epilogue": "turned"}
     large, small = (kernel_of(judged(compiler, **wide, nonkdim=n)) for n in (0, 16))
     assert large["matrix"].keys() == {"v_mfma_f32_32x32x64_f8f6f4"}
@@ -69,7 +69,7 @@ def test_the_matrix_instruction_and_its_accumulators_follow_the_option(compiler:
     assert large["registers"] > 256 and large["resident"] == 4 and large["limit"] == "registers"
 
 
-def test_what_does_not_fit_or_compile_has_a_verdict(compiler: FreshChildren) -> None:
+def test_what_does_not_fit_or_compile_has_a_verdict(compiler: ForkedChildren) -> None:
     found = judged(compiler, block_k=256, num_stages=6)
     assert found.verdict is Verdict.RESOURCE_ERROR and "shared memory" in found.reason, found.reason
     found = judged(compiler, SOURCE.replace("tl.zeros((BK, BN)", "tl.zeros((BK, M)"))
@@ -120,7 +120,7 @@ NARROW = (
 
 
 def test_a_kernel_that_crashes_the_compiler_is_a_verdict_and_the_next_compiles(
-    compiler: FreshChildren,
+    compiler: ForkedChildren,
 ) -> None:
     for target in ("gfx950", "sm_100"):
         found = cascade_for(target, compiler).evaluate("one", CRASH, {"num_warps": 4}, seed=1)
@@ -130,7 +130,7 @@ def test_a_kernel_that_crashes_the_compiler_is_a_verdict_and_the_next_compiles(
 
 
 def test_what_a_compiler_printed_for_one_candidate_is_not_in_the_next_ones_log(
-    compiler: FreshChildren,
+    compiler: ForkedChildren,
 ) -> None:
     cascade = cascade_for("gfx950", compiler)
     found = cascade.evaluate("one", NARROW, {"num_warps": 4}, seed=1)
@@ -139,7 +139,7 @@ def test_what_a_compiler_printed_for_one_candidate_is_not_in_the_next_ones_log(
     assert found.verdict is Verdict.COMPILE_ERROR and "32 threads per warp" not in found.log
 
 
-def test_blackwell_from_the_disassembler(compiler: FreshChildren) -> None:
+def test_blackwell_from_the_disassembler(compiler: ForkedChildren) -> None:
     point = {**POINT, "block_n": 64, "nonkdim": 16, "epilogue": "turned"}
     kernel = kernel_of(cascade_for("sm_100", compiler).evaluate("one", SOURCE, point, seed=1))
     assert kernel["matrix"].keys() == {"UTCQMMA"}, "the option of the other vendor is left out"

@@ -18,8 +18,8 @@ from tilewright.workers.cascade import modelled_stages as stages
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits
-from tilewright.workers.device import trace_ahead as ahead
-from tilewright.workers.device.trace_ahead import Traced
+from tilewright.workers.device import kernel_traces
+from tilewright.workers.device.kernel_traces import Traced
 from tilewright.workers.request import Failure, Findings
 
 
@@ -27,11 +27,11 @@ def tracing(monkeypatch, answer, found, asked=None):
     """The verdict, and what was asked for."""
     seen = []
 
-    def ahead(request, workloads, launcher, folder):
+    def trace_kernels(request, workloads, launcher, folder):
         seen.append([w.id for w in workloads])
         return answer
 
-    monkeypatch.setattr(stages, "trace_ahead", ahead)
+    monkeypatch.setattr(stages, "trace_kernels", trace_kernels)
     return stages.trace(asked or request(), found), seen
 
 
@@ -66,7 +66,7 @@ def test_what_is_no_trace_is_none(monkeypatch, said):
         assert hear(travelled(said)) and [w["id"] for w in job.data["workloads"]] == ["m32", "m48", "m64"]
         return ChildOutcome(Ending.DONE)
 
-    monkeypatch.setattr(ahead, "run_pallas_child", run)
+    monkeypatch.setattr(kernel_traces, "run_pallas_child", run)
     found = Findings()
     assert stages.TraceStage().run(request(), found) == INCOMPLETE and not found.traced
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tilewright.workers.child.ending import Ending
+from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.launch import ROOT
 from tilewright.workers.child.run_once import ChildLimits, environment, run_child
 from tilewright.workers.child.session import JobLimits
@@ -138,7 +138,7 @@ def test_a_confined_process_gets_no_template(shared):
 
 
 def test_children_have_a_template_of_their_own_where_none_is_shared(others, shared, tmp_path):
-    children = FreshChildren("x.", (), {}, {}, tmp_path, address=shared.address)
+    children = ForkedChildren("x.", (), {}, {}, tmp_path, address=shared.address)
     limits = JobLimits(20.0, 20.0)
     assert "x.one" in children.run(Frame("one"), limits).log
     assert children.elsewhere

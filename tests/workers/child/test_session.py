@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from tilewright.workers.child import fresh, session
+from tilewright.workers.child import forked_children, session
 from tilewright.workers.child.drain import ByteLimits
 from tilewright.workers.child.ending import ChildOutcome, Ending
+from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.session import JobLimits, SessionConfig, SessionDied, SessionPool
 
@@ -130,8 +130,8 @@ def test_each_job_of_fresh_children_has_folders_of_its_own(tmp_path, monkeypatch
         assert folder.is_dir() and str(folder) in extra_environment["CACHE"]
         return ChildOutcome(Ending.DONE)
 
-    monkeypatch.setattr(fresh, "run_child", run_child)
-    children = FreshChildren("x.", (), {}, {}, tmp_path, ("CACHE",))
+    monkeypatch.setattr(forked_children, "run_child", run_child)
+    children = ForkedChildren("x.", (), {}, {}, tmp_path, ("CACHE",))
     for _ in range(2):
         assert children.run(Frame("job"), LIMITS).ending is Ending.DONE
     (one, cache), (other, again) = seen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.workers.device.compile_ahead import LEAST_PACED, LEAST_SECONDS, TIMES_USUAL, CompilePace
+from tilewright.workers.device.plan_compiler import LEAST_PACED, LEAST_SECONDS, TIMES_USUAL, CompilePace
 
 
 def test_a_candidate_may_take_several_times_what_is_usual() -> None:

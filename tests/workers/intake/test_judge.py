@@ -14,9 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from testkit.harmless import HARMLESS
-from testkit.mistakes import MISTAKES
-from testkit.planting import planted
+from testkit.mistakes import HARMLESS, MISTAKES, planted
 from tilewright.fitness.gates import read_gates
 from tilewright.fitness.score import product_flops
 from tilewright.seeds.operator import SnrGate, Workload

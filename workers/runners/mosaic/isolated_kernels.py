@@ -25,7 +25,7 @@ _WINDOW = {"transform_indices", "window_bounds", "pipeline_mode", "window_kind"}
 
 
 @dataclass(frozen=True)
-class Apart:
+class IsolatedKernels:
     """A module of kernels alone: its bytes, shape and dtype of operands and results, how many arrays were restated."""
 
     module: bytes
@@ -46,7 +46,7 @@ def strides_twice(array: Sequence[int], block: Sequence[int]) -> int | None:
     return None
 
 
-def kernels_apart(serialized: bytes) -> Apart:
+def isolated_kernels(serialized: bytes) -> IsolatedKernels:
     """Every kernel of an exported module on operands of its own. Raises ``mosaic_ir.ModuleError``."""
     with mlir.make_ir_context(), ir.Location.unknown():
         module = read.inlined(serialized)
@@ -82,12 +82,12 @@ def kernels_apart(serialized: bytes) -> Apart:
                 made += list(copy.results)
             func.ReturnOp(made)
         described = tuple(map(_described, inputs)), tuple(map(_described, outputs))
-        return Apart(serialized_module(alone), *described, restated)
+        return IsolatedKernels(serialized_module(alone), *described, restated)
 
 
-def restated(serialized: bytes) -> Apart | None:
+def restated(serialized: bytes) -> IsolatedKernels | None:
     """The kernels alone where a block of theirs strides twice and nothing but kernels would run; else None."""
-    alone = kernels_apart(serialized)
+    alone = isolated_kernels(serialized)
     if not alone.restated:
         return None
     with mlir.make_ir_context():

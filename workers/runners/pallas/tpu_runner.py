@@ -3,7 +3,7 @@
 With an ``interpreted`` chip the same runner works on the CPU through Pallas' interpreter, for tests.
 
 No candidate's Python comes here: entries are {id}, with a blob ``plan/entry/workload`` for each workload, the data that
-its Python traced to in another process (``workers.device.trace_ahead``). What is checked and timed is that, compiled
+its Python traced to in another process (``workers.device.kernel_traces``). What is checked and timed is that, compiled
 under a name of ours. Jobs and answers are those of ``workers.runners.triton.torch_runner``.
 """
 

@@ -14,24 +14,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from tilewright.library.torch_record import FRESH, RESET, VIEWS, ZEROS, ForeignWork
+
 POISON = 0xFF
 """Every byte of fresh memory: NaN in every float type."""
 
 CANARY = 0xA5
 CANARY_BYTES = 1 << 14
 """On either side of a tensor; a multiple of every alignment a kernel may rely on."""
-
-FRESH = frozenset(("empty", "empty_like", "empty_strided", "new_empty"))
-ZEROS = frozenset(("zeros", "zeros_like", "new_zeros"))
-RESET = frozenset(("zero_", "fill_"))
-VIEWS = frozenset(
-    ("view", "_unsafe_view", "_reshape_alias", "alias", "detach", "slice", "select", "transpose", "t", "permute",
-     "expand", "unsqueeze", "squeeze", "split", "split_with_sizes", "unbind")
-)  # fmt: skip
-
-
-class ForeignWork(RuntimeError):
-    """``launch`` computes something with torch."""
 
 
 class OutsideWrite(RuntimeError):

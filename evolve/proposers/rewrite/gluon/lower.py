@@ -21,8 +21,7 @@ from tilewright.evolve.proposers.rewrite.gluon.schedule import planned
 from tilewright.evolve.proposers.rewrite.gluon.texts import (
     SPACE,
 )
-from tilewright.evolve.proposers.rewrite.triton.common import NodeRule
-from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
+from tilewright.evolve.proposers.rewrite.triton.view import NodeRule, TritonKernel
 
 IMPORTS = (
     "from triton.experimental import gluon",

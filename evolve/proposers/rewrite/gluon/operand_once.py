@@ -16,9 +16,8 @@ from tilewright.evolve.proposers.rewrite.gluon.product import Naming, loop_of, p
 from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, calls, names_in, sliced
 from tilewright.evolve.proposers.rewrite.gluon.tile import Axis
 from tilewright.evolve.proposers.rewrite.gluon.tiles import numbered, operand
-from tilewright.evolve.proposers.rewrite.triton.common import NodeRule
 from tilewright.evolve.proposers.rewrite.triton.descriptors import address_of
-from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, device_calls, range_of
+from tilewright.evolve.proposers.rewrite.triton.view import NodeRule, TritonKernel, device_calls, range_of
 
 TORCH_TYPES = {
     "bfloat16": "bfloat16",

@@ -10,9 +10,9 @@ import libcst as cst
 from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
 from tilewright.evolve.proposers.rewrite.dataflow import small
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.accumulation import accumulates, block_of, full_index
-from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
-from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, Ref
+from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import accumulates, block_of, full_index
+from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall, Ref
 
 
 def _names(node: cst.CSTNode, name: str) -> list[cst.CSTNode]:

@@ -12,7 +12,7 @@ from tilewright.evolve.proposers.rewrite import quotients
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Language
 from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, definitions
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.view import PALLAS
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PALLAS
 from tilewright.evolve.proposers.rewrite.place_rule import PlaceRule
 
 _MAXIMA = ("jax.numpy.max", "jax.numpy.amax")

@@ -14,10 +14,10 @@ from tilewright.evolve.proposers.rewrite.base import (
     walk,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.chain import Chain, find_chain, ordinal, take_from
-from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
-from tilewright.evolve.proposers.rewrite.pallas.shapes import Inference, ShapedValue, loop_count
-from tilewright.evolve.proposers.rewrite.pallas.view import (
+from tilewright.evolve.proposers.rewrite.pallas.analysis.chain import Chain, find_chain, ordinal, take_from
+from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
+from tilewright.evolve.proposers.rewrite.pallas.analysis.shapes import Inference, ShapedValue, loop_count
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import (
     PALLAS_TPU,
     PallasCall,
     num_programs_axis,

@@ -10,7 +10,7 @@ import libcst.matchers as m
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.accumulation import (
+from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import (
     Accumulate,
     absorbed,
     accumulates,
@@ -20,8 +20,8 @@ from tilewright.evolve.proposers.rewrite.pallas.accumulation import (
     factors,
     scaled_dot,
 )
-from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
-from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall
+from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall
 
 _PLAIN = cst.Module(body=[])
 

@@ -11,10 +11,10 @@ import libcst as cst
 from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
 from tilewright.evolve.proposers.rewrite.dataflow import definitions, resolve, small, statements
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.accumulation import dot_of, full_index
-from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
-from tilewright.evolve.proposers.rewrite.pallas.static import StaticNames
-from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, pairs
+from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import dot_of, full_index
+from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
+from tilewright.evolve.proposers.rewrite.pallas.analysis.static import StaticNames
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall, pairs
 
 LOG2E = "1.4426950408889634"
 HUGE = 1e20

@@ -15,8 +15,8 @@ from tilewright.evolve.proposers.rewrite.base import (
 )
 from tilewright.evolve.proposers.rewrite.dataflow import dedented, reads_of, resolve, target_names
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
-from tilewright.evolve.proposers.rewrite.pallas.view import (
+from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import (
     PallasCall,
     Spec,
     When,

@@ -20,10 +20,10 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     small,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.chain import Chain, find_chain
-from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
-from tilewright.evolve.proposers.rewrite.pallas.shapes import extent_text
-from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall
+from tilewright.evolve.proposers.rewrite.pallas.analysis.chain import Chain, find_chain
+from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
+from tilewright.evolve.proposers.rewrite.pallas.analysis.shapes import extent_text
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall
 
 FORI = "jax.lax.fori_loop"
 

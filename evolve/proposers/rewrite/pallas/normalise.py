@@ -11,9 +11,9 @@ import libcst as cst
 from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
 from tilewright.evolve.proposers.rewrite.dataflow import definitions, small, statements
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.accumulation import full_index
-from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
-from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, pairs
+from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import full_index
+from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall, pairs
 
 _ZEROS = ("jax.numpy.zeros", "jax.numpy.zeros_like")
 _FULL = ("jax.numpy.full", "jax.numpy.full_like")

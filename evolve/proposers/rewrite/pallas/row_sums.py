@@ -10,9 +10,9 @@ import libcst as cst
 from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
 from tilewright.evolve.proposers.rewrite.dataflow import definitions, resolve
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.accumulation import Dot, dots
-from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
-from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, pairs
+from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import Dot, dots
+from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall, pairs
 
 _SUM = "jax.numpy.sum"
 

@@ -18,10 +18,10 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     target_names,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.find import CallRule
-from tilewright.evolve.proposers.rewrite.pallas.masks import Mask, masks
-from tilewright.evolve.proposers.rewrite.pallas.static import StaticNames
-from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, pairs
+from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
+from tilewright.evolve.proposers.rewrite.pallas.analysis.masks import Mask, masks
+from tilewright.evolve.proposers.rewrite.pallas.analysis.static import StaticNames
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall, pairs
 
 _MAXIMA = ("jax.numpy.max", "jax.numpy.amax")
 _POWERS = ("jax.numpy.exp", "jax.numpy.exp2", "jax.lax.exp", "jax.lax.exp2")

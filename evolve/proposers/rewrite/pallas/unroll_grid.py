@@ -17,11 +17,10 @@ from tilewright.evolve.proposers.rewrite.base import (
 )
 from tilewright.evolve.proposers.rewrite.dataflow import definitions, reads_of, small
 from tilewright.evolve.proposers.rewrite.edit import Edit, parse_statements
-from tilewright.evolve.proposers.rewrite.pallas.find import CallRule, pallas_calls
-from tilewright.evolve.proposers.rewrite.pallas.grid import whole_extent, without_element, without_parameter
-from tilewright.evolve.proposers.rewrite.pallas.masks import masks
-from tilewright.evolve.proposers.rewrite.pallas.static import StaticNames
-from tilewright.evolve.proposers.rewrite.pallas.view import (
+from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule, pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.analysis.masks import masks
+from tilewright.evolve.proposers.rewrite.pallas.analysis.static import StaticNames
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import (
     PallasCall,
     Ref,
     Spec,
@@ -29,6 +28,7 @@ from tilewright.evolve.proposers.rewrite.pallas.view import (
     pairs,
     program_axis,
 )
+from tilewright.evolve.proposers.rewrite.pallas.grid import whole_extent, without_element, without_parameter
 
 
 class UnrollGridAxis(CallRule):

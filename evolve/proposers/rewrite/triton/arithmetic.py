@@ -7,8 +7,7 @@ from typing import Any
 
 from tilewright.evolve.proposers.rewrite import quotients
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.triton.common import NodeRule
-from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
+from tilewright.evolve.proposers.rewrite.triton.view import NodeRule, TritonKernel
 
 
 class DivideToReciprocal(NodeRule):

@@ -10,8 +10,14 @@ import libcst as cst
 from tilewright.evolve.proposers.rewrite.base import short, walk
 from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, small
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper
-from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_calls, device_name
+from tilewright.evolve.proposers.rewrite.triton.view import (
+    NodeRule,
+    TritonKernel,
+    add_device_helper,
+    argument,
+    device_calls,
+    device_name,
+)
 
 
 def accumulation(kernel: TritonKernel, statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:

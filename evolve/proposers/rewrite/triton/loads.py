@@ -11,8 +11,8 @@ import libcst as cst
 from tilewright.evolve.proposers.rewrite.base import short, walk
 from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, small
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.triton.common import NodeRule
 from tilewright.evolve.proposers.rewrite.triton.view import (
+    NodeRule,
     TritonKernel,
     argument,
     device_calls,

@@ -18,9 +18,9 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     statements,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.triton.common import NodeRule
 from tilewright.evolve.proposers.rewrite.triton.dots import accumulation, is_dot
 from tilewright.evolve.proposers.rewrite.triton.view import (
+    NodeRule,
     TritonKernel,
     _with_keyword,
     argument,

@@ -21,9 +21,9 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     target_names,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.triton.common import NodeRule
 from tilewright.evolve.proposers.rewrite.triton.masks import is_side
 from tilewright.evolve.proposers.rewrite.triton.view import (
+    NodeRule,
     TritonKernel,
     argument,
     device_calls,

@@ -9,8 +9,13 @@ import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import short
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.triton.common import NodeRule, add_device_helper
-from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_calls
+from tilewright.evolve.proposers.rewrite.triton.view import (
+    NodeRule,
+    TritonKernel,
+    add_device_helper,
+    argument,
+    device_calls,
+)
 
 
 def tile_stores(kernel: TritonKernel) -> list[tuple[cst.Call, str, str, str | None]]:

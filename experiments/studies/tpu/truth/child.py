@@ -128,9 +128,9 @@ def alone(exported: Any, module: bytes, spec: dict[str, Any]) -> tuple[Any, byte
     import jax
     import numpy as np
 
-    from tilewright.workers.runners.mosaic.isolated_kernels import kernels_apart
+    from tilewright.workers.runners.mosaic.isolated_kernels import isolated_kernels
 
-    kernels = kernels_apart(module)
+    kernels = isolated_kernels(module)
     if "tables" in spec:
         known = {int(number): np.array(values, np.int32) for number, values in spec["tables"].items()}
         kernels = dataclasses.replace(kernels, module=bind(kernels.module, known))

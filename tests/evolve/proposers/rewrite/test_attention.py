@@ -10,8 +10,8 @@ import pytest
 
 from testkit.rewriting import Case, Trial, inherited, load_cases, run_checks
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Site
-from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
-from tilewright.evolve.proposers.rewrite.pallas.masks import masks
+from tilewright.evolve.proposers.rewrite.pallas.analysis.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.analysis.masks import masks
 from tilewright.evolve.proposers.rewrite.proposer import rewrite
 from tilewright.evolve.proposers.rewrite.registry import pallas_rules
 from tilewright.fitness.dialect import check

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
-from tilewright.evolve.proposers.rewrite.pallas.find import pallas_calls
+from tilewright.evolve.proposers.rewrite.pallas.analysis.find import pallas_calls
 
 SOURCE = """
 import jax

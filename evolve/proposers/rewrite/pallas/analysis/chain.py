@@ -23,7 +23,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     target_names,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall, when_of
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall, when_of
 
 _STATIC_ATTRIBUTES = ("shape", "dtype", "ndim", "size")
 MINIMUM_WORK = 2

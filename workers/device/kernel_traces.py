@@ -42,7 +42,7 @@ def chip_of(request: TimingRequest) -> dict[str, object]:
     return {"kind": chip.device_kind, "cores": chip.cores}
 
 
-def trace_ahead(
+def trace_kernels(
     request: KernelRequest, workloads: Sequence[Workload], launcher: Launcher, scratch: Path | None
 ) -> Traced:
     """Run the candidate's Python for these workloads. The child sees no array. Raises OSError."""

@@ -14,7 +14,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     keyword_parameters,
     small,
 )
-from tilewright.evolve.proposers.rewrite.pallas.view import When, pairs, when_of
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import When, pairs, when_of
 
 _PLAIN_CALLS = ("min", "max", "int", "abs", "len", "bool", "divmod", "jax.experimental.pallas.cdiv")
 _PLAIN_NODES = (

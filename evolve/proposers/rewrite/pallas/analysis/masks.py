@@ -14,7 +14,7 @@ import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
 from tilewright.evolve.proposers.rewrite.dataflow import definitions, reads_of, small
-from tilewright.evolve.proposers.rewrite.pallas.view import pairs
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import pairs
 
 _WHERE = ("jax.numpy.where", "jax.lax.select")
 _ORDER: dict[type[cst.BaseCompOp], tuple[str, str, str, str]] = {

@@ -17,7 +17,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     definitions,
     parameters,
 )
-from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall
 
 _BROADCASTING = (
     "maximum",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target
-from tilewright.workers.child.fresh import FreshChildren
+from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.template import SharedTemplate
 from tilewright.workers.device.station import LocalStation, compile_children
 from tilewright.workers.toolchains import triton as triton_toolchain
@@ -27,7 +27,7 @@ class WarmDevice:
         """For ``compile_children``."""
         return self.shared.address if self.shared is not None else None
 
-    def compiler(self, target: Target, scratch: Path | None = None) -> FreshChildren | None:
+    def compiler(self, target: Target, scratch: Path | None = None) -> ForkedChildren | None:
         """Children for one thread that compiles."""
         return compile_children(target.gpu, scratch, self.address) if self.shared is not None else None
 
@@ -54,7 +54,7 @@ def warm_device(target: Target, scratch: Path | None = None) -> WarmDevice:
 
 
 @contextlib.contextmanager
-def started(target: Target) -> Iterator[WarmDevice | None]:
+def device_for(target: Target) -> Iterator[WarmDevice | None]:
     """The target's device and compiler, which start in the background; None for a target without one device here.
 
     Several devices are compared before any of them is used, and the pool starts them.

@@ -8,7 +8,7 @@ import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, Unsupported, walk
 from tilewright.evolve.proposers.rewrite.dataflow import parameters, resolve, small, target_names
-from tilewright.evolve.proposers.rewrite.pallas.view import PALLAS, PallasCall, Ref, Spec
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PALLAS, PallasCall, Ref, Spec
 from tilewright.evolve.proposers.rewrite.place_rule import PlaceRule
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from typing import Any
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.library.plans.format import Plan, PlanError
 from tilewright.workers.child.ending import Ending
+from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.fresh import FreshChildren
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.timing import failed
 from tilewright.workers.request import Failure, Findings, KernelRequest, duplicate, one_line
@@ -59,12 +59,12 @@ class CompilePace:
         return min(most, max(LEAST_SECONDS, self._times * statistics.median(known)))
 
 
-class CompileAheadStage:
+class PlanStage:
     """Compiles for every shape on this CPU, so that the device only loads."""
 
     stage = Stage.COMPILE
 
-    def __init__(self, compiler: FreshChildren, pace: CompilePace | None = None) -> None:
+    def __init__(self, compiler: ForkedChildren, pace: CompilePace | None = None) -> None:
         """``pace``: none where every candidate may take its whole time."""
         self._compiler = compiler
         self._pace = pace
@@ -89,7 +89,7 @@ class CompileAheadStage:
 
 
 def compile_all(
-    compiler: FreshChildren,
+    compiler: ForkedChildren,
     request: KernelRequest,
     found: Findings,
     doing: str,

@@ -16,7 +16,7 @@ START_SECONDS = 90.0
 MEMORY_BYTES = 8 << 30
 
 
-class FreshChildren:
+class ForkedChildren:
     """What a ``SessionPool`` is for jobs that share a process. ``prefix`` goes before a job's kind.
 
     Not safe for several threads.

@@ -16,7 +16,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     small,
     statements,
 )
-from tilewright.evolve.proposers.rewrite.pallas.view import PallasCall
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall
 
 DOTS = ("jax.numpy.dot", "jax.numpy.matmul", "jax.lax.dot", "jax.experimental.pallas.dot")
 GENERAL = "jax.lax.dot_general"

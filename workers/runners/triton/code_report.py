@@ -21,7 +21,6 @@ import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver as runtime_driver
 from triton.runtime.jit import JITFunction
 
@@ -29,6 +28,7 @@ from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners.failures import error_frame
 from tilewright.workers.runners.triton.candidate import Answer, checked_results, load_module
 from tilewright.workers.runners.triton.launch_guard import LaunchGuard
+from tilewright.workers.runners.triton.recorder import TargetDriver
 from tilewright.workers.runners.triton.tensors import torch_dtype
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -40,25 +40,6 @@ FOREIGN: Mapping[str, frozenset[str]] = {
 """Options of a launch that mean something to the other vendor's compiler only, and are left out for this one."""
 
 TOOL_SECONDS = 60.0
-
-
-class CrossDriver:
-    """As much of a Triton driver as compiling asks for, for the target of the job at hand."""
-
-    def __init__(self) -> None:
-        self.target = GPUTarget("cuda", 90, 32)
-
-    def get_current_target(self) -> GPUTarget:
-        return self.target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def map_python_to_cpp_type(self, kind: str) -> str:
-        return nvidia.ty_to_cpp(kind)
 
 
 class Compiler:
@@ -104,7 +85,7 @@ class Runner:
     """Serves ``compile`` jobs."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self._driver = CrossDriver()
+        self._driver = TargetDriver(GPUTarget("cuda", 100, 32))
         runtime_driver.set_active(self._driver)
         torch.set_default_device("meta")
         self._compiler = Compiler()
@@ -171,10 +152,10 @@ def code_of(asm: Mapping[str, Any], key: str) -> tuple[str, str]:
         return asm["amdgcn"], ""
     path = Path(f"{key}.cubin").absolute()
     path.write_bytes(asm["cubin"])
-    return _said("nvdisasm", "-c", str(path)), _said("cuobjdump", "--dump-resource-usage", str(path))
+    return _run_tool("nvdisasm", "-c", str(path)), _run_tool("cuobjdump", "--dump-resource-usage", str(path))
 
 
-def _said(tool: str, *arguments: str) -> str:
+def _run_tool(tool: str, *arguments: str) -> str:
     done = subprocess.run(
         [str(TOOLS / tool), *arguments], capture_output=True, text=True, check=True, timeout=TOOL_SECONDS
     )

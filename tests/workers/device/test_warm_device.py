@@ -12,7 +12,7 @@ from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits, SessionDied
 from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import Champion, Entry, LocalStation, entry_id
-from tilewright.workers.device.warm import warm_device
+from tilewright.workers.device.warm_device import warm_device
 
 
 def champion(name: str, fitness: float) -> Champion:
