@@ -1,4 +1,4 @@
-"""The ``tilewright`` command. Imports stay inside the commands so that help and status start at once."""
+"""The ``tilewright`` command. Imports stay inside the commands, so that help and status start at once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.export.command import add_command as add_export_command
@@ -18,11 +18,36 @@ from tilewright.evolve.intake.cli import add_commands as add_intake_commands
 from tilewright.evolve.promote.cli import add_commands
 from tilewright.evolve.record.home import JOURNAL, REPORT, campaigns, find_campaign, home_folder
 
+if TYPE_CHECKING:
+    from tilewright.evolve.promote.command import PromotionOutcome
+    from tilewright.evolve.promote.library_writer import LibraryWriter
+    from tilewright.evolve.run import CampaignOutcome
+
 INTERRUPTED = 130
+"""Exit code of a command that the user interrupted: 128 + SIGINT."""
+
+EXAMPLES = {
+    "run": "run quickstart --evaluations 8 --set search.lag=8",
+    "resume": "resume quickstart-001",
+    "status": "status quickstart-001",
+    "watch": "watch quickstart-001",
+    "report": "report quickstart-002 --against quickstart-001",
+    "doctor": "doctor --target h200",
+    "ui": "ui --port 5001",
+    "promote": "promote quickstart-001 --library library",
+    "library": "library list --library library",
+    "tune": 'tune kernels.py:softmax --reference torch.softmax --args "f32[4096, 1024], dim=1"',
+    "check": "check kernels.py",
+    "export": "export vllm gemm_fp8_blockwise/gemm_nt",
+}
+"""What ``--help`` of each command shows."""
+
+Run = Callable[[argparse.Namespace], int]
+"""Runs a command; returns the exit code."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 done, 2 bad input, 130 interrupted."""
+    """Run one command. Returns the exit code: 0 for success, 2 for bad input, 130 when interrupted."""
     arguments = _parser().parse_args(argv)
     interrupted: list[int] = []
     try:
@@ -33,19 +58,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return _stopped()
-    except BrokenPipeError:  # a reader such as head has seen enough
+    except BrokenPipeError:  # a reader such as head closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception:
-        if interrupted:  # a library that is interrupted while it is imported says something else
+        if interrupted:  # a library interrupted during its import raises something else
             return _stopped()
         raise
 
 
 def command() -> NoReturn:
-    """``main`` for a process that has nothing else to do; an interrupted one ends at once, and what it started with it.
+    """The console script: ``main`` in a process of its own. An interrupted process ends at once, with its children.
 
-    Ray's clean-up at exit would take seconds: its processes die with this one, and their files are removed by another.
+    ``os._exit`` skips Ray's clean-up at exit, which takes seconds: Ray's processes die with this one, and a watcher
+    process removes their files.
     """
     code = main()
     if code == INTERRUPTED:
@@ -63,7 +89,7 @@ def _stopped() -> int:
 
 @contextlib.contextmanager
 def _noted(interrupted: list[int]) -> Iterator[None]:
-    """Note an interrupt, which raises KeyboardInterrupt as ever. Only the main thread may."""
+    """Append each interrupt to the list and raise KeyboardInterrupt. Only the main thread may handle signals."""
 
     def note(number: int, frame: object) -> None:
         interrupted.append(number)
@@ -82,82 +108,84 @@ def _noted(interrupted: list[int]) -> Iterator[None]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="tilewright", description="Evolves GPU and TPU kernels: correctness-gated, recorded, resumable."
+        prog="tilewright",
+        description="Evolve GPU and TPU kernels: every candidate passes correctness gates before it is timed, every "
+        "evaluation is recorded, and a stopped campaign resumes.",
+        epilog="example: tilewright run quickstart",
     )
-    parser.add_argument(
-        "--home", help="where campaigns are kept (default: $TILEWRIGHT_HOME or ./.tilewright)"
-    )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print tilewright's version and commit")
+    home = "folder of the campaigns (default: $TILEWRIGHT_HOME, else ./.tilewright)"
+    parser.add_argument("--home", help=home)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and commit, and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    run = commands.add_parser("run", help="start a campaign from a YAML file or a packaged name")
+    def add(name: str, run: Run, sentence: str) -> argparse.ArgumentParser:
+        text = f"{sentence[0].upper()}{sentence[1:]}."
+        command = commands.add_parser(name, help=sentence, description=text)
+        command.set_defaults(run=run)
+        return command
+
+    run = add("run", _run, "start a campaign from a YAML file or by the name of a packaged one")
     run.add_argument("campaign", help="a YAML file, or the name of a packaged campaign such as quickstart")
-    run.add_argument("--address", help="Ray cluster to use instead of this machine, for example auto")
-    run.add_argument("--target", help="target to use instead of the file's")
+    run.add_argument("--address", help="Ray cluster to run on instead of this machine, for example auto")
+    run.add_argument("--target", help="target to use instead of the one in the file")
     run.add_argument("--seed", type=int, help="seed of every random choice")
     run.add_argument("--evaluations", type=int, help="budget of evaluations")
-    run.add_argument("--llm-model", help="let this language model propose as well")
+    run.add_argument("--llm-model", help="language model that proposes candidates beside the other proposers")
     run.add_argument(
-        "--llm-base-url", help="its OpenAI-compatible endpoint; the key comes from the environment"
+        "--llm-base-url", help="OpenAI-compatible endpoint of the model; the key comes from the environment"
     )
     run.add_argument(
         "--llm-replay",
         metavar="CAMPAIGN",
-        help="answer from a recorded campaign (its id or its journal), without an endpoint",
+        help="recorded campaign (id, or path of its journal) that answers instead of an endpoint",
     )
     run.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="override a key of the file, for example search.lag=8",
+        help="override a key of the file, for example search.lag=8; repeat for further keys",
     )
-    run.set_defaults(run=_run)
-
-    resume = commands.add_parser("resume", help="go on with a campaign that was stopped or killed")
-    resume.add_argument("campaign", nargs="?", help="its id or folder (default: the newest)")
-    resume.add_argument("--address", help="Ray cluster to use instead of this machine")
-    resume.set_defaults(run=_resume)
-
-    status = commands.add_parser("status", help="what campaigns there are, or how one stands")
-    status.add_argument("campaign", nargs="?", help="its id or folder (default: one line for each)")
-    status.set_defaults(run=_status)
-
-    watch = commands.add_parser("watch", help="look on while a campaign runs elsewhere")
-    watch.add_argument("campaign", nargs="?", help="its id or folder (default: the newest)")
-    watch.set_defaults(run=_watch)
-
-    report = commands.add_parser("report", help="write a campaign's report as one HTML file")
-    report.add_argument("campaign", nargs="?", help="its id or folder (default: the newest)")
+    resume = add("resume", _resume, "resume a campaign that was stopped or killed")
+    resume.add_argument("--address", help="Ray cluster to run on instead of this machine")
+    status = add("status", _status, "list all campaigns, or show the state of one")
+    watch = add("watch", _watch, "follow a campaign that runs in another process")
+    report = add("report", _report, "write the report of a campaign as one HTML file")
     report.add_argument(
-        "--against", metavar="CAMPAIGN", help="compare it with this campaign instead (id or folder)"
+        "--against", metavar="CAMPAIGN", help="write a comparison with this campaign (id or folder) instead"
     )
     report.add_argument("--output", type=Path, help="file to write (default: beside the journal)")
-    report.set_defaults(run=_report)
-
-    doctor = commands.add_parser("doctor", help="check what this machine can do")
-    doctor.add_argument("--target", help="check this target alone; exit code 2 when it cannot be used")
-    doctor.set_defaults(run=_doctor)
-
-    ui = commands.add_parser("ui", help="open the MLflow UI on the campaigns")
-    ui.add_argument("campaign", nargs="?", help="which the link opens (default: the newest)")
-    ui.add_argument("--port", type=int, default=5000, help="or the next free one (default: 5000)")
+    doctor = add(
+        "doctor", _doctor, "check which targets this machine can use, and what it lacks for the others"
+    )
+    doctor.add_argument("--target", help="check only this target; exit with 2 if it cannot be used")
+    ui = add("ui", _ui, "serve the MLflow UI on the campaigns")
+    ui.add_argument("--port", type=int, default=5000, help="first port to try (default: 5000)")
     ui.add_argument(
         "--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine)"
     )
-    ui.set_defaults(run=_ui)
+    for command, default in (
+        (resume, "the newest"),
+        (status, "one line for each campaign"),
+        (watch, "the newest"),
+        (report, "the newest"),
+        (ui, "the link opens the newest"),
+    ):
+        command.add_argument("campaign", nargs="?", help=f"id or folder of the campaign (default: {default})")
     add_commands(commands, _register, _run_campaign)
     add_intake_commands(commands, _tell)
     add_export_command(commands, _say)
-    for command in commands.choices.values():  # --home may follow the command, too
+    for name, command in commands.choices.items():
+        command.epilog = f"example: tilewright {EXAMPLES[name]}"
+        # --home may also follow the command
         command.add_argument("--home", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
 
 class _Version(argparse.Action):
-    """Asks for the version only where it is wanted."""
+    """Prints the version; git is asked for the commit only then."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from tilewright.evolve.record.system import commit, version
 
         _say(f"tilewright {version()} ({commit()})")
@@ -188,7 +216,7 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _recording(source: str | None) -> str | None:
-    """A journal's path is kept whole, so that the campaign can be resumed from anywhere."""
+    """The absolute path of a journal, so that the campaign can be resumed from any folder; an id stays as it is."""
     return str(Path(source).resolve()) if source is not None and Path(source).is_file() else source
 
 
@@ -215,24 +243,22 @@ def _resume(arguments: argparse.Namespace) -> int:
     return _tell(outcome, arguments)
 
 
-def _tell(outcome: Any, arguments: argparse.Namespace) -> int:
+def _tell(outcome: CampaignOutcome, arguments: argparse.Namespace) -> int:
     from tilewright.evolve.campaign.loop import StopReason
     from tilewright.evolve.mlflow_mirror.ui import closing_link
     from tilewright.evolve.show.summary import closing_lines
 
     home = home_folder(arguments.home)
     if outcome.reason is StopReason.INTERRUPTED:
-        _say(f"stopped; go on with: tilewright resume {outcome.campaign}")
+        _say(f"stopped; resume with: tilewright resume {outcome.campaign}")
         return INTERRUPTED
     folder = find_campaign(home, outcome.campaign)
-    for line in closing_lines(folder / JOURNAL):
-        _say(line)
+    _say(*closing_lines(folder / JOURNAL))
     if not outcome.mirrored:
-        _say("MLflow has not caught up yet; nothing is lost, 'tilewright ui' brings it up to date")
+        _say("MLflow has not caught up yet; 'tilewright ui' brings it up to date, and no result is lost")
     _say(f"report: {folder / REPORT}")
-    opened = closing_link(folder, home)
-    if opened is not None:
-        _say(opened)
+    if (link := closing_link(folder, home)) is not None:
+        _say(link)
     return 0
 
 
@@ -244,7 +270,7 @@ def _status(arguments: argparse.Namespace) -> int:
     if arguments.campaign is None:
         known = campaigns(home)
         if not known:
-            _say(f"no campaign in {home}; start one with: tilewright run quickstart")
+            _say(f"no campaigns in {home}; start one with: tilewright run quickstart")
         damaged = 0
         for folder in known:
             try:
@@ -253,8 +279,7 @@ def _status(arguments: argparse.Namespace) -> int:
                 damaged += 1
                 _say(f"{folder.name}  cannot be read: {error}")
         return 2 if damaged else 0
-    for line in status_lines(find_campaign(home, arguments.campaign) / JOURNAL):
-        _say(line)
+    _say(*status_lines(find_campaign(home, arguments.campaign) / JOURNAL))
     return 0
 
 
@@ -266,61 +291,45 @@ def _watch(arguments: argparse.Namespace) -> int:
     folder = find_campaign(home_folder(arguments.home), arguments.campaign)
     ended = watch(folder, make_display())
     if ended == "finished":
-        for line in closing_lines(folder / JOURNAL):
-            _say(line)
+        _say(*closing_lines(folder / JOURNAL))
     elif ended is not None:
-        _say(f"stopped; go on with: tilewright resume {folder.name}")
+        _say(f"stopped; resume with: tilewright resume {folder.name}")
     return 0
 
 
 def _report(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.record.journal import Journal
+    from tilewright.evolve.report.compare import pair_of, write_comparison
+    from tilewright.evolve.report.data import load
     from tilewright.evolve.report.html import write_report
     from tilewright.evolve.report.lineage_page import PAGE
 
-    folder = find_campaign(home_folder(arguments.home), arguments.campaign)
-    if arguments.against is not None:
-        return _compare(folder, arguments)
+    home = home_folder(arguments.home)
+    folder = find_campaign(home, arguments.campaign)
     output = arguments.output or folder / REPORT
-    with Journal(folder / JOURNAL) as journal:
-        try:
-            write_report(journal, output)
-        except OSError as error:
-            raise UserError(f"--output: cannot write {output}: {error.strerror}.") from error
-    _say(f"report: {output}")
-    _say(f"lineage: {output.with_name(f'{output.stem}-{PAGE}')}")
-    return 0
-
-
-def _compare(folder: Path, arguments: argparse.Namespace) -> int:
-    from tilewright.evolve.record.journal import Journal
-    from tilewright.evolve.report.compare import pair_of, write_comparison
-    from tilewright.evolve.report.data import load
-
-    other = find_campaign(home_folder(arguments.home), arguments.against)
-    if other.resolve() == folder.resolve():
-        raise UserError(f"--against: {arguments.against} is the campaign itself; name another one.")
-    output = arguments.output or folder / f"report-against-{other.name}.html"
-    with Journal(folder / JOURNAL) as this, Journal(other / JOURNAL) as that:
-        pair = pair_of(load(this), load(that))
     try:
-        write_comparison(pair, output)
+        if arguments.against is None:
+            with Journal(folder / JOURNAL) as journal:
+                write_report(journal, output)
+            _say(f"report: {output}", f"lineage: {output.with_name(f'{output.stem}-{PAGE}')}")
+            return 0
+        other = find_campaign(home, arguments.against)
+        if other.resolve() == folder.resolve():
+            raise UserError(f"--against: {arguments.against} is the campaign itself; name another one.")
+        output = arguments.output or folder / f"report-against-{other.name}.html"
+        with Journal(folder / JOURNAL) as this, Journal(other / JOURNAL) as that:
+            write_comparison(pair_of(load(this), load(that)), output)
+        _say(f"comparison: {output}")
     except OSError as error:
         raise UserError(f"--output: cannot write {output}: {error.strerror}.") from error
-    _say(f"comparison: {output}")
     return 0
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.doctor import examine, examine_target
 
-    healthy = True
-    findings = (
-        examine(home_folder(arguments.home))
-        if arguments.target is None
-        else [examine_target(arguments.target)]
-    )
-    for finding in findings:
+    target, healthy = arguments.target, True
+    for finding in examine(home_folder(arguments.home)) if target is None else [examine_target(target)]:
         healthy = healthy and (finding.good or not finding.needed)
         _say(f"{'ok  ' if finding.good else 'no  '} {finding.part}: {finding.sentence}")
     return 0 if healthy else 2
@@ -342,14 +351,15 @@ def _run_campaign(config: dict[str, Any], home: Path) -> Path:
     return find_campaign(home, run(parse_config(config), home, make_display()).campaign)
 
 
-def _register(outcome: Any, library: Any, home: Path) -> str:
+def _register(outcome: PromotionOutcome, library: LibraryWriter, home: Path) -> str:
     from tilewright.evolve.mlflow_mirror.registry import register
 
     return register(outcome, library, home)
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)  # noqa: T201
+def _say(*lines: str) -> None:
+    for line in lines:
+        print(line, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

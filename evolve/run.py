@@ -43,13 +43,13 @@ from tilewright.workers.cluster.settings import PoolUnavailable
 from tilewright.workers.device.warm_device import WarmDevice
 
 MIRROR_LOOK_SECONDS = 0.25
-"""Between two looks, meanwhile, at whether the user has stopped waiting."""
+"""Interval at which the wait for MLflow checks for an interrupt."""
 
 COLLECT = (10_000, 10, 10)
-"""Thresholds of Python's collector: syntax trees that are kept make a whole collection take 0.1 s, for all threads."""
+"""Thresholds of Python's garbage collector: kept syntax trees make a full collection stop all threads for 0.1 s."""
 
 MIRROR_PATIENCE_SECONDS = 60.0
-"""How long a finished campaign waits for MLflow to catch up; the mirror may be finished later by a resume."""
+"""How long a finished campaign waits for MLflow to catch up; 'tilewright ui' completes the mirror later."""
 
 
 @dataclass
@@ -71,10 +71,10 @@ def run(
     *,
     process_ends: bool = False,
 ) -> CampaignOutcome:
-    """Start a campaign. Raises UserError before anything is written when it cannot work.
+    """Run a campaign from its start. Raises UserError before anything is written when it cannot work.
 
-    ``device``: of the target, started before; the caller closes it. ``process_ends``: after a campaign that was
-    interrupted the caller's process ends by ``os._exit``: what dies with it is not waited for.
+    ``device``: the target's, already starting; the caller closes it. ``process_ends``: the caller's process ends by
+    ``os._exit`` after an interrupted campaign, so children that die with it are not waited for.
     """
     resolved = with_earlier(resolve(config), home)
     require_usable(resolved.target, remote=config.workers.address is not None)
@@ -88,13 +88,13 @@ def run(
     except InfrastructureFault:
         raise
     except UserError as error:
-        if isinstance(error, SeedFailed) or not _spent(folder):
+        if isinstance(error, SeedFailed) or not _has_results(folder):
             discard(folder)
         raise
 
 
-def _spent(folder: Path) -> bool:
-    """Whether a campaign has an evaluation to its name: what was paid for is kept, whatever went wrong after."""
+def _has_results(folder: Path) -> bool:
+    """Whether a campaign has an evaluation: a result that was paid for is kept, whatever fails later."""
     try:
         with Journal(folder / JOURNAL) as journal:
             return next(iter(journal.evaluations()), None) is not None or bool(journal.references("suite"))
@@ -105,7 +105,7 @@ def _spent(folder: Path) -> bool:
 def resume(
     folder: Path, home: Path, display: Display, address: str | None = None, *, process_ends: bool = False
 ) -> CampaignOutcome:
-    """Go on with a campaign as if it had never stopped; ``process_ends`` as for ``run``. Raises UserError."""
+    """Resume a campaign as if it had never stopped; ``process_ends`` as for ``run``. Raises UserError."""
     with Journal(folder / JOURNAL, write=True) as journal:
         data = journal.meta("config")
         if data is None:
@@ -154,17 +154,17 @@ class _Run:
         self.display.start(self.journal.meta("campaign"))
         references = self._references = References(pool, self.journal, config.seed)
         campaign = self._campaign(references)
-        gc.freeze()  # what is imported stays: collections look at what proposals leave behind
+        gc.freeze()  # imported modules stay, so collections need not scan them
         gc.set_threshold(*COLLECT)
         try:
-            with CtrlC(campaign.stop) as asked:
-                self._ctrl_c = asked
+            with CtrlC(campaign.stop) as signals:
+                self._ctrl_c = signals
                 try:
-                    return self._searched(campaign, references, pool)
+                    return self._search(campaign, references, pool)
                 except KeyboardInterrupt:
-                    if asked.again or not asked.asked:
+                    if signals.repeated or not signals.requested:
                         raise
-                    return self._give_up()
+                    return self._end_interrupted()
         finally:
             if self._interrupted and self.process_ends:
                 pool.leave()
@@ -174,20 +174,20 @@ class _Run:
                 self._mirror.stop()
             self.display.stop()
 
-    def _searched(self, campaign: Campaign, references: References, pool: Pool) -> CampaignOutcome:
+    def _search(self, campaign: Campaign, references: References, pool: Pool) -> CampaignOutcome:
         self.display.note("starting workers")
-        with _reachable():
+        with _workers_errors():
             pool.start()
             campaign.begin()  # seeds first, baselines beside them
         for kernel, genome in self.resolved.baselines:
             references.request(kernel.name, Scope.SUITE, genome, kernel.name)
-        with _reachable():
+        with _workers_errors():
             reason = campaign.run()
         return self._conclude(campaign, references, reason, pool)
 
     @property
     def _interrupted(self) -> bool:
-        return self._ctrl_c is not None and self._ctrl_c.asked
+        return self._ctrl_c is not None and self._ctrl_c.requested
 
     def _campaign(self, references: References) -> Campaign:
         config, search = self.resolved.config, self.resolved.config.search
@@ -215,7 +215,7 @@ class _Run:
         return campaign
 
     def _racing(self, archive: Archive) -> Racing | None:
-        """Least work first: of workloads that tell as much, the cheaper one is measured."""
+        """A race over the workloads, least work first: of equally informative ones the cheaper is measured."""
         if not self.resolved.config.search.racing:
             return None
         ordered = sorted(self.resolved.suite.workloads, key=self.resolved.operator.flops)
@@ -224,7 +224,7 @@ class _Run:
     def _conclude(
         self, campaign: Campaign, references: References, reason: StopReason, pool: Comparer
     ) -> CampaignOutcome:
-        # the last evaluation may have come too soon after the one before it to be shown
+        # the display skips an evaluation that follows another within 0.2 s; the last one must be shown
         self._last_shown = 0.0
         self._show(campaign)
         name = self.folder.name
@@ -237,20 +237,20 @@ class _Run:
                 f"workers keep failing: {last.reason}; resume with 'tilewright resume {name}'."
             )
         if reason is StopReason.INTERRUPTED:
-            return self._give_up()
+            return self._end_interrupted()
         winner = self._winner(campaign, pool, references)
         if self._interrupted:
-            return self._give_up()
+            return self._end_interrupted()
         self._settle()
         self._finish(reason, winner)
         if self._mirror is not None:
             self.display.note("MLflow is catching up")
-        mirrored = self._mirror is None or self._caught_up(self._mirror)
+        mirrored = self._mirror is None or self._await_mirror(self._mirror)
         finals = self.journal.references(Scope.FINAL.value)
         return CampaignOutcome(name, reason, winner.id if winner else None, finals, mirrored)
 
-    def _caught_up(self, mirror: MirrorProcess) -> bool:
-        """Whether MLflow has everything; an interrupt ends the wait, and no more than that."""
+    def _await_mirror(self, mirror: MirrorProcess) -> bool:
+        """Wait until MLflow has every row; returns whether it has. An interrupt ends only this wait."""
         deadline = time.monotonic() + MIRROR_PATIENCE_SECONDS
         while not (done := mirror.wait(MIRROR_LOOK_SECONDS)):
             if self._interrupted or mirror.ended or time.monotonic() >= deadline:
@@ -261,7 +261,7 @@ class _Run:
         if self._ctrl_c is not None:
             self._ctrl_c.settle()
 
-    def _give_up(self) -> CampaignOutcome:
+    def _end_interrupted(self) -> CampaignOutcome:
         self._settle()
         self._note_spent()
         self.journal.add_event("interrupted", reason="stopped by the user")
@@ -276,14 +276,14 @@ class _Run:
         write_report(self.journal, self.folder / REPORT)
 
     def _note_spent(self) -> None:
-        """For the bill: CPU time of this process, and what the last comparison held the device for."""
+        """Record for the bill the CPU time of this process and the device time of the last comparison."""
         judged = 0.0 if self._pool is None else self._pool.thread_cpu_seconds
         self.journal.add_event(
             SPENT, cpu_seconds=time.process_time() - judged, device_seconds=self._compared_seconds
         )
 
     def _winner(self, campaign: Campaign, pool: Comparer, references: References) -> Genome | None:
-        """The winner; None where nothing passed, and on a target that only compiles, which ranks nothing."""
+        """The winner; None when nothing passed, and on compile-only targets, which rank nothing."""
         if self.resolved.target.compile_only:
             return None
         if self.resolved.target.measured:
@@ -343,16 +343,16 @@ class _Run:
 
 
 class SeedFailed(UserError):
-    """A seed does not pass: no campaign has begun, and there is nothing to keep."""
+    """A seed kernel does not pass: the campaign has no result to keep."""
 
 
 class InfrastructureFault(UserError):
-    """Workers fail although candidates do not."""
+    """Workers fail, not candidates."""
 
 
 @contextmanager
-def _reachable() -> Iterator[None]:
-    """Raises UserError where the workers cannot be started."""
+def _workers_errors() -> Iterator[None]:
+    """Turns PoolUnavailable into UserError."""
     try:
         yield
     except PoolUnavailable as error:
@@ -375,7 +375,7 @@ def _seed_failure(campaign: Campaign) -> str:
 
 
 def _elapsed(journal: Journal) -> float:
-    """Seconds of every earlier run of this campaign, each up to the last thing it recorded."""
+    """Seconds of all earlier runs of this campaign, each up to its last row in the journal."""
     events = journal.events()
     starts = [event.at for event in events if event.kind in ("started", "resumed")]
     marks = [event.at for event in events] + [at for *_, at in journal.evaluations()]

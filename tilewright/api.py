@@ -366,11 +366,11 @@ def load_library(folder: str | Path = "library") -> ModuleType:
     where = Path(folder).resolve()
     if not (where / LIBRARY / "__init__.py").is_file():
         raise UserError(
-            f"library: {folder} holds no {LIBRARY}; promote a winner first ('tilewright promote')."
+            f"library: {folder} contains no {LIBRARY}; promote a winner first with 'tilewright promote'."
         )
     loaded = sys.modules.get(LIBRARY)
     if loaded is not None and Path(str(loaded.__file__)).parent.parent != where:
-        raise UserError(f"library: another one is loaded already, from {loaded.__file__}; use a new process.")
+        raise UserError(f"library: another library is loaded from {loaded.__file__}; use a new process.")
     sys.path.insert(0, str(where))
     try:
         return importlib.import_module(LIBRARY)

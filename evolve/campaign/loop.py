@@ -92,13 +92,13 @@ class Searcher(Protocol):
 
 
 class EliteStore(Protocol):
-    """Keeps what is worth building on; the archive."""
+    """Keeps the candidates to build on: the archive."""
 
     def add(self, candidate: Candidate, evaluation: Evaluation) -> object: ...
 
 
 class Racer(Protocol):
-    """Says what a candidate is held against while it is measured; ``evolve.campaign.racing``."""
+    """Says what a candidate must beat while it is measured (``evolve.campaign.racing``)."""
 
     def race(self, history: History, candidate: Candidate) -> Race | None: ...
 
@@ -107,10 +107,10 @@ GATE_EPOCH = 8
 """Candidates in a row whose gates see the same fresh inputs, so that a worker computes their oracle once."""
 
 INFRASTRUCTURE_LIMIT = 5
-"""Infrastructure faults in a row after which going on only burns budget."""
+"""Infrastructure faults in a row that end a campaign: going on would only burn budget."""
 
 PATIENCE_SECONDS = 1.0
-"""Over a budget of seconds, how long what is in flight is still waited for."""
+"""How long evaluations in flight may still finish after a budget of seconds is spent."""
 
 WAIT_SECONDS = 0.25
 """How long the loop blocks before it looks at the clock and the display again."""
@@ -127,7 +127,7 @@ class Campaign:
     record: Record
     on_progress: Callable[[Campaign], None] = lambda campaign: None
     racer: Racer | None = None
-    """Stops what falls behind; without one every candidate is measured on the whole suite."""
+    """Stops candidates that fall behind; without a racer every candidate is measured on the whole suite."""
 
     history: History = field(default_factory=History)
     convergence: Convergence = field(default_factory=Convergence)
@@ -135,7 +135,7 @@ class Campaign:
     """Relative gain that a model expects of the 32 most promising points."""
 
     ready: Callable[[], Sequence[tuple[int, Evaluation]]] = lambda: ()
-    """What has finished by now: it is written down, and workers go on, while others are still thought of."""
+    """Evaluations that have finished, asked for between proposals, so that workers continue while the model thinks."""
 
     elapsed_before: float = 0.0
     """Wall seconds spent in earlier runs of a resumed campaign."""
@@ -155,13 +155,13 @@ class Campaign:
     """The latest epoch and the seed of its inputs."""
 
     def restore(self, candidates: Sequence[Candidate], evaluations: Sequence[tuple[int, Evaluation]]) -> None:
-        """Take what a journal holds: candidates by index, evaluations in order of arrival."""
+        """Load what a journal holds: candidates by index, evaluations in order of arrival."""
         self._known = {c.index: c for c in candidates}
         for index, evaluation in evaluations:
             self._arrive(index, evaluation)
 
     def stop(self) -> None:
-        """Ask the loop to end soon; what is in flight is left to be evaluated by a resume."""
+        """Ask the loop to end soon; a resume evaluates what is in flight."""
         self._interrupted = True
 
     @property
@@ -195,24 +195,24 @@ class Campaign:
                 return self._closing or StopReason.EXHAUSTED
             if self._seconds_are_over():
                 return self._abandon()
-            self._take(self.evaluator.wait(WAIT_SECONDS))
+            self._record_finished(self.evaluator.wait(WAIT_SECONDS))
 
     def _seconds_are_over(self) -> bool:
-        """Whether no more is waited for: not before something has passed, as nothing would come of all the rest."""
+        """Whether to stop waiting. Before any candidate has passed the loop waits on: it would end without a result."""
         limit = self.plan.budget.wall_seconds
         spent = limit is not None and self.elapsed_seconds >= limit + PATIENCE_SECONDS
         return spent and self.history.best is not None
 
     def _abandon(self) -> StopReason:
-        """Count what has come, and wait for nothing that is in flight: its rows stay without an evaluation."""
+        """Integrate what has arrived and drop what is in flight: its rows stay without an evaluation."""
         for index in sorted(self._arrived):
             if index < len(self.history.candidates):
                 self._integrate(index)
         self.evaluator.drop([candidate.index for candidate in self.history.pending()])
         return self._closing or StopReason.WALL_TIME
 
-    def _take(self, finished: Sequence[tuple[int, Evaluation]]) -> None:
-        """Write down what has come."""
+    def _record_finished(self, finished: Sequence[tuple[int, Evaluation]]) -> None:
+        """Write finished evaluations to the journal."""
         for index, evaluation in finished:
             self.record.add_evaluation(index, evaluation)
             self._arrive(index, evaluation)
@@ -228,7 +228,7 @@ class Campaign:
         while not self._interrupted:
             if self._may_propose():
                 self._propose()
-                self._take(self.ready())
+                self._record_finished(self.ready())
             elif (index := self._next_arrived()) is not None:
                 self._integrate(index)
             else:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from tilewright.evolve.campaign.config import LlmConfig
 from tilewright.evolve.campaign.loop import Searcher
 from tilewright.evolve.campaign.resolve import Resolved
-from tilewright.evolve.campaign.transfer import Led, leads_of, read_earlier, records_of, related
+from tilewright.evolve.campaign.transfer import LeadsFirst, leads_of, read_earlier, records_of, related
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.proposers.crossover import SourceCrossover
 from tilewright.evolve.proposers.llm.client import (
@@ -91,9 +91,9 @@ def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home:
     if search.niches and "rewrite" in search.proposers:
         searcher = NicheSearch(searcher, spaces, violations, openings() - set(search.without_rules))
     if earlier:
-        searcher = Led(leads_of(earlier, resolved.space), searcher)
+        searcher = LeadsFirst(leads_of(earlier, resolved.space), searcher)
     if resolved.given:
-        searcher = Led(resolved.given, searcher, POINTS, "a point given with its seed")
+        searcher = LeadsFirst(resolved.given, searcher, POINTS, "a point given with its seed")
     return BuiltSearcher(searcher, foretelling(proposers))
 
 

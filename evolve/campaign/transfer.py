@@ -30,10 +30,10 @@ LEADS = 3
 """Points of earlier campaigns that are tried before anything else."""
 
 MOST_POINTS = 80
-"""Points of one earlier source that a model is told of: the best half of these, the rest spread over all."""
+"""Most points of an earlier source that a model gets: half of them the best, the rest spread over all."""
 
 MOST_RELATED = 3
-"""Campaigns that a search starts from without their being named."""
+"""Most campaigns that ``search.transfer: auto`` starts from."""
 
 _UNINFORMATIVE = (Verdict.INFRA_ERROR, Verdict.DUPLICATE, Verdict.REJECTED)
 
@@ -70,7 +70,7 @@ def related(
     try:
         known = campaigns(home)
     except UserError:
-        return ()  # whoever writes there will say what is wrong with it
+        return ()  # creating the campaign reports what is wrong with the folder
     for folder in reversed(known):
         if len(found) == most:
             break
@@ -82,7 +82,7 @@ def related(
                 same = (facts.get("operator"), facts.get("target")) == (operator, target)
                 parts = earlier_points(folder.name, journal)
         except UserError:
-            continue  # of another version, or broken
+            continue  # a journal of another format, or a damaged one
         if records_of([p for p in parts if same or p.source in sources], space_of):
             found.append(folder.name)
     return tuple(found)
@@ -91,7 +91,7 @@ def related(
 def read_earlier(
     home: Path, campaigns: Sequence[str], operator: str | None = None, sources: Collection[str] = ()
 ) -> list[Earlier]:
-    """What finished campaigns found, by source, in the order they are named. Raises UserError.
+    """Points of finished campaigns by source, in the order of their names. Raises UserError.
 
     Of a campaign of another ``operator`` only ``sources`` count; None for campaigns of any.
     """
@@ -166,13 +166,13 @@ class _Searcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Led:
-    """A searcher that first offers the leads. ``proposer`` and ``whence`` are what the lineage says of them."""
+class LeadsFirst:
+    """A searcher that offers the leads first. The lineage names ``proposer`` and ``origin`` beside each."""
 
     leads: Sequence[Genome]
     then: _Searcher
     proposer: str = "transfer"
-    whence: str = "from an earlier campaign"
+    origin: str = "from an earlier campaign"
 
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
         for genome in self.leads:
@@ -182,7 +182,7 @@ class Led:
             alike = (c.genome for c in seeds if c.genome.source_id == genome.source_id)
             parent = next(alike, history.candidates[0].genome)
             kind = MutationKind.PARAMETER if parent.source_id == genome.source_id else MutationKind.CROSSOVER
-            detail = f"{self.whence}: {changes(parent.params, genome.params)}"
+            detail = f"{self.origin}: {changes(parent.params, genome.params)}"
             return Proposal(genome, (parent.id,), Mutation(kind, self.proposer, detail))
         return self.then.propose(history, island, rng)
 

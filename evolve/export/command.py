@@ -24,7 +24,6 @@ def add_command(commands: Commands, say: Callable[[str], None]) -> None:
     export = commands.add_parser(
         "export",
         help="write a winner's tiles, or a promoted operator, for another program",
-        epilog="example: tilewright export vllm gemm_fp8_blockwise/gemm_nt",
     )
     export.add_argument(
         "format", choices=(*OF_CAMPAIGNS, *OF_OPERATORS, *OF_EITHER), help="the program to write for"

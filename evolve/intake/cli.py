@@ -21,7 +21,7 @@ Tell = Callable[[Any, argparse.Namespace], int]
 
 def add_commands(commands: Any, tell: Tell) -> None:
     """Add them to the parser's. ``tell`` says how a campaign ended."""
-    tune = commands.add_parser("tune", help="tune a function of a Python file")
+    tune = commands.add_parser("tune", help="tune the kernels that a function launches")
     tune.add_argument(
         "place",
         metavar="FILE:FUNCTION",
@@ -35,7 +35,7 @@ def add_commands(commands: Any, tell: Tell) -> None:
     tune.add_argument("--no-mlflow", action="store_true", help="record in the journal alone")
     tune.set_defaults(run=lambda arguments: _tune(arguments, tell))
     check = commands.add_parser(
-        "check", help="report what prevents tuning a kernel file, with a remedy for each problem"
+        "check", help="report what keeps a kernel file or function from being tuned, and the remedy"
     )
     check.add_argument("place", metavar="FILE[:FUNCTION]", help="a file of kernels, or a function in it")
     _add_call(check)

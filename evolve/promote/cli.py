@@ -42,9 +42,9 @@ def add_commands(commands: Commands, register: Register, run_campaign: RunCampai
     _library_options(promote)
     promote.set_defaults(run=_promote, register=register)
 
-    library = commands.add_parser("library", help="look after promoted kernels")
+    library = commands.add_parser("library", help="list, verify and maintain the promoted kernels")
     actions = library.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", help="what is promoted")
+    listing = actions.add_parser("list", help="list the promoted operators")
     listing.set_defaults(run=_list)
     verify = actions.add_parser(
         "verify", help="check files and toolchain, run generated tests and receipts again"

@@ -1,4 +1,4 @@
-"""The archive, worth building on: islands, each with the fittest candidate of every descriptor cell.
+"""The archive of candidates to build on: islands, each with the fittest candidate of every descriptor cell.
 
 MAP-Elites after Mouret and Clune (2015), on islands joined in a ring. The archive is a fold over evaluations
 in the order they were integrated, so a resumed campaign rebuilds it exactly.
@@ -34,16 +34,9 @@ class Elite:
         """In the operator's unit."""
         return self.evaluation.fitness or 0.0
 
-
-@dataclass(frozen=True)
-class Placement:
-    """Where a candidate went. ``kept`` is false when its verdict is not ok or its cell holds a fitter one."""
-
-    island: int
-    cell: Cell
-    kept: bool
-    replaced: str | None = None
-    """Genome id of the elite it displaced."""
+    @property
+    def cell(self) -> Cell:
+        return tuple(sorted(self.evaluation.descriptors.items()))
 
 
 class Archive:
@@ -57,20 +50,16 @@ class Archive:
         self._added = 0
         self._workloads: dict[str, tuple[Candidate, WorkloadFigures]] = {}
 
-    def add(self, candidate: Candidate, evaluation: Evaluation) -> Placement:
-        """Place a candidate on its island. Failures are not kept."""
-        cell: Cell = tuple(sorted(evaluation.descriptors.items()))
-        island = candidate.island % len(self._islands)
+    def add(self, candidate: Candidate, evaluation: Evaluation) -> None:
+        """Offer a candidate to its cell on its island. Failures are not kept."""
         if evaluation.verdict is not Verdict.OK:
-            return Placement(island, cell, kept=False)
+            return
         elite = Elite(candidate, evaluation)
-        displaced = self._islands[island].get(cell)
-        kept = self._offer(island, cell, elite)
+        self._offer(candidate.island % len(self._islands), elite)
         self._note_workloads(elite)
         self._added += 1
         if self._added % self._interval == 0:
             self._migrate()
-        return Placement(island, cell, kept, displaced.candidate.genome.id if kept and displaced else None)
 
     def elites(self, island: int) -> Sequence[Elite]:
         """The elites of an island, fittest first, earlier ones first on a tie."""
@@ -92,7 +81,7 @@ class Archive:
 
     @property
     def per_workload(self) -> Mapping[str, tuple[Candidate, WorkloadFigures]]:
-        """The fastest candidate of every workload: what a dispatch table is made of."""
+        """The fastest candidate of every workload."""
         return MappingProxyType(self._workloads)
 
     def select(self, island: int, rng: np.random.Generator) -> Elite | None:
@@ -103,12 +92,10 @@ class Archive:
         depth = int(rng.geometric(SELECTION_PRESSURE)) - 1
         return elites[depth % len(elites)]
 
-    def _offer(self, island: int, cell: Cell, elite: Elite) -> bool:
-        holder = self._islands[island].get(cell)
-        if holder is not None and not _fitter(elite, holder):
-            return False
-        self._islands[island][cell] = elite
-        return True
+    def _offer(self, island: int, elite: Elite) -> None:
+        holder = self._islands[island].get(elite.cell)
+        if holder is None or _fitter(elite, holder):
+            self._islands[island][elite.cell] = elite
 
     def _note_workloads(self, elite: Elite) -> None:
         for figures in elite.evaluation.workloads:
@@ -122,8 +109,7 @@ class Archive:
         bests = [self.elites(island)[:1] for island in range(len(self._islands))]
         for island, best in enumerate(bests):
             for elite in best:
-                cell: Cell = tuple(sorted(elite.evaluation.descriptors.items()))
-                self._offer((island + 1) % len(self._islands), cell, elite)
+                self._offer((island + 1) % len(self._islands), elite)
 
 
 def _fitter(one: Elite, other: Elite) -> bool:

@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Generic, Protocol, TypeVar, overload
 
 import numpy as np
@@ -66,7 +67,7 @@ class Proposal:
 
 
 class Recall(Protocol):
-    """Where a history finds what it no longer holds; the journal. Both raise JournalError for a damaged file."""
+    """Reads what a history no longer holds: the journal. Both methods raise JournalError for a damaged file."""
 
     def candidate(self, index: int) -> Candidate: ...
 
@@ -76,13 +77,13 @@ class Recall(Protocol):
 
 
 LOG_CHARACTERS = 2000
-"""Of each log what stays in memory, for a question to a language model; the journal has it whole."""
+"""Characters at the end of each log that stay in memory, for a question to a language model; the journal has all."""
 
 HELD = 4096
 """Candidates, and evaluations, that stay in memory; search looks at older ones rarely."""
 
-AGAIN = 512
-"""Older ones that stay in memory after somebody asked for them."""
+RECALLED = 512
+"""Older ones that stay in memory after they were read again."""
 
 
 def in_memory(evaluation: Evaluation) -> Evaluation:
@@ -93,33 +94,28 @@ def in_memory(evaluation: Evaluation) -> Evaluation:
 
 
 class LatestHeld(Generic[T]):
-    """Things by index. The latest are held; with ``recall``, older ones are fetched when asked for."""
+    """Items by index. The latest are held; with ``recall``, older ones are read again when asked for."""
 
     def __init__(self, recall: Callable[[int], T] | None, held: int = HELD) -> None:
-        self._recall = recall
+        self._recall = lru_cache(RECALLED)(recall) if recall is not None else None
         self._limit = held
         self._held: OrderedDict[int, T] = OrderedDict()
-        self._again: OrderedDict[int, T] = OrderedDict()
 
-    def put(self, index: int, thing: T) -> None:
-        self._held[index] = thing
+    def put(self, index: int, item: T) -> None:
+        self._held[index] = item
         if self._recall is not None and len(self._held) > self._limit:
-            self._held.popitem(last=False)  # a plain dict would walk over all that was deleted before it
+            # a plain dict's first key is found by walking over all that were deleted before it
+            self._held.popitem(last=False)
 
     def get(self, index: int) -> T:
-        """One that was put here. Raises KeyError for one that was not, as far as it can tell."""
+        """The item of an index. Raises KeyError where neither ``put`` nor ``recall`` knows it."""
         if index in self._held or self._recall is None:
             return self._held[index]
-        if index not in self._again:
-            self._again[index] = self._recall(index)
-            if len(self._again) > AGAIN:
-                self._again.popitem(last=False)
-        self._again.move_to_end(index)
-        return self._again[index]
+        return self._recall(index)
 
 
 class Rows(Sequence[T]):
-    """A list that grows elsewhere, made item by item."""
+    """A read-only sequence whose items are computed when asked for."""
 
     def __init__(self, count: Callable[[], int], item: Callable[[int], T]) -> None:
         self._count = count
@@ -144,8 +140,8 @@ class History:
     """Every candidate in proposal order, and evaluations in the order they were integrated.
 
     Proposers read it and never change it; only the campaign calls ``propose`` and ``integrate``. With ``recall`` the
-    latest ``held`` of either are in memory; of an older one some two hundred bytes are, and the rest is read again
-    when it is asked for. Without, everything is held.
+    latest ``held`` of either stay in memory; an older one takes some two hundred bytes, and the rest of it is read
+    again when asked for. Without ``recall`` everything stays in memory.
     """
 
     def __init__(self, recall: Recall | None = None, held: int = HELD) -> None:
@@ -224,7 +220,7 @@ class History:
         return [self._pair(int(n)) for n in ranked[:most] if not math.isnan(self._fitness[n])]
 
     def rewritten(self, source_id: str) -> Collection[str]:
-        """What rewrites already did to a source, with whatever parameters."""
+        """Details of the rewrites that were applied to a source, at any parameters."""
         return self._rewritten.get(source_id, ())
 
     @property

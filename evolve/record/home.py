@@ -29,7 +29,7 @@ def campaigns(home: Path) -> list[Path]:
     """Campaign folders, the one last written to last. Raises UserError for a home that cannot be read."""
     for folder in (home, home / "campaigns"):
         if folder.exists() and not (folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)):
-            raise UserError(f"home: {folder} is not a folder that can be read.")
+            raise UserError(f"home: {folder} is not a readable folder.")
     folders = [path.parent for path in (home / "campaigns").glob(f"*/{JOURNAL}")]
     return sorted(folders, key=lambda folder: (folder / JOURNAL).stat().st_ctime)
 
@@ -68,9 +68,9 @@ def new_campaign(home: Path, name: str) -> Path:
 
 
 def require_writable(folder: Path, key: str) -> None:
-    """Raises UserError, which names ``key``, for a folder that nothing can be written into, if need be after making it.
+    """Raises UserError, which names ``key``, when nothing can be written into a folder or the folder cannot be created.
 
-    Nothing is made or changed.
+    The check creates and changes nothing.
     """
     place = folder
     while not place.exists() and place != place.parent:
@@ -86,7 +86,7 @@ def require_writable(folder: Path, key: str) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove a campaign that never became one."""
+    """Remove the folder of a campaign that failed before its first result."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

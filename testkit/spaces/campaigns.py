@@ -12,7 +12,7 @@ import numpy as np
 from testkit.spaces.tables import Table, TableEvaluator
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Record, Searcher, Start
 from tilewright.evolve.campaign.searcher import foretelling
-from tilewright.evolve.campaign.transfer import Earlier, Led, leads_of, records_of
+from tilewright.evolve.campaign.transfer import Earlier, LeadsFirst, leads_of, records_of
 from tilewright.evolve.proposers.local_search import LocalSearch
 from tilewright.evolve.proposers.parameter_crossover import ParameterCrossover
 from tilewright.evolve.proposers.portfolio import Portfolio
@@ -83,7 +83,7 @@ def table_campaign(
     leads = leads_of(earlier, table.space_of)
     start = Start("random", table.random_genome(np.random.default_rng([seed, 1])))
     if leads:
-        start, searcher = Start("lead", leads[0]), Led(leads[1:], searcher)
+        start, searcher = Start("lead", leads[0]), LeadsFirst(leads[1:], searcher)
     plan = Plan(
         [start], Budget(evaluations=setting.budget), seed, setting.lag, islands=ISLANDS, must_pass=False
     )

@@ -31,12 +31,12 @@ def test_a_long_step_is_cut_off_and_all_is_as_before() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
     timer = signal.getitimer(signal.ITIMER_REAL)
     began = time.monotonic()
-    with CtrlC(lambda: stopped.append(True)) as asked:
+    with CtrlC(lambda: stopped.append(True)) as signals:
         press()
-        assert stopped == [True] and asked.asked, "the first one raises nothing by itself"
+        assert stopped == [True] and signals.requested, "the first one raises nothing by itself"
         with pytest.raises(KeyboardInterrupt):
             time.sleep(20)
-    assert time.monotonic() - began < 10 and not asked.again
+    assert time.monotonic() - began < 10 and not signals.repeated
     assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
     after = signal.getitimer(signal.ITIMER_REAL)
     assert after[1] == timer[1] and (after[0] > 0) == (timer[0] > 0)
@@ -51,18 +51,18 @@ def test_what_swallows_an_exception_is_cut_off_again() -> None:
 
 
 def test_a_clean_end_is_not_cut_off_but_by_a_second_one() -> None:
-    with CtrlC(lambda: None) as asked:
+    with CtrlC(lambda: None) as signals:
         press()
-        asked.settle()
+        signals.settle()
         time.sleep(0.2)
         with pytest.raises(KeyboardInterrupt):
             press()
-    assert asked.again
+    assert signals.repeated
     with CtrlC(lambda: None) as late:
         late.settle()
         press()
         time.sleep(0.2)
-    assert late.asked
+    assert late.requested
 
 
 class Pool:
@@ -96,7 +96,7 @@ def test_a_comparison_that_takes_long_is_given_up_and_the_journal_says_so(
     monkeypatch.setattr("tilewright.evolve.run.pool_settings", lambda resolved: None)
     monkeypatch.setattr("tilewright.evolve.run.make_pool", lambda *arguments: pool)
     monkeypatch.setattr(_Run, "_campaign", lambda run, references: campaign)
-    monkeypatch.setattr(_Run, "_searched", compare)
+    monkeypatch.setattr(_Run, "_search", compare)
     with Journal(tmp_path / "journal.sqlite", create=True, write=True) as journal:
         journal.set_meta("campaign", "c")
         run = _Run(resolved, journal, tmp_path, tmp_path, display, process_ends=process_ends)  # type: ignore[arg-type]
@@ -116,5 +116,5 @@ def test_an_interrupt_ends_the_wait_for_mlflow() -> None:
     run = _Run(None, None, Path(), Path(), None)  # type: ignore[arg-type]
     with CtrlC(lambda: None) as run._ctrl_c:
         run._settle()
-        assert not run._caught_up(SimpleNamespace(wait=wait, ended=False))  # type: ignore[arg-type]
+        assert not run._await_mirror(SimpleNamespace(wait=wait, ended=False))  # type: ignore[arg-type]
     assert len(waits) == 1 and waits[0] <= 1.0

@@ -18,10 +18,10 @@ def test_a_home_that_cannot_be_read_is_not_an_empty_one(
 ) -> None:
     assert campaigns(tmp_path / "not yet") == []
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"home: .*file is not a folder that can be read\."):
+    with pytest.raises(UserError, match=r"home: .*file is not a readable folder\."):
         find_campaign(tmp_path / "file", None)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(UserError, match="is not a folder that can be read"):
+    with pytest.raises(UserError, match="is not a readable folder"):
         campaigns(tmp_path)
 
 
@@ -35,7 +35,7 @@ def test_home_may_stand_before_and_after_the_command(
     for arguments in (["--home", str(tmp_path), "status"], ["status", "--home", str(tmp_path)]):
         assert cli.main(arguments) == 0
         said = capsys.readouterr().out
-        assert said.startswith("new-001  a/b on tpu7x") and "none correct yet" in said, "not a best of 0"
+        assert said.startswith("new-001  a/b on tpu7x") and "no candidate has passed yet" in said
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
     assert ended.value.code == 0 and capsys.readouterr().out.startswith("tilewright ")
