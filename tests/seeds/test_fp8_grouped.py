@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
-from testkit import ROOT
+from testkit.seeds.triton_station import child
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.gates import failure, read_gates
 from tilewright.seeds.gemm_fp8_blockwise.grouped import DepthGroups, RowGroups
@@ -94,14 +90,6 @@ def test_samples_are_what_the_oracle_says(recipe: str) -> None:
 
 def test_the_gluon_seed_is_right_and_free_of_races_when_emulated() -> None:
     params = {"block_m": 64, "block_n": 128, "stages": 3, "slots": 1}
-    dims = {"M": 28, "N": 72, "K": 256}
-    command = [sys.executable, "-m", "testkit.seeds.fp8_grouped_child", "grouped4x8192"]
-    done = subprocess.run(
-        [*command, json.dumps(params), json.dumps(dims)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert float(done.stdout) > 45
+    case = ["grouped4x8192", "grouped", params, {"M": 28, "N": 72, "K": 256}, "randn"]
+    ((*_, found),) = child("emulate", [case])
+    assert found["c"] > 45
