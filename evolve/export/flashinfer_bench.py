@@ -20,7 +20,7 @@ from tilewright.evolve.export import standalone
 from tilewright.evolve.export.choice import Disagreement
 from tilewright.evolve.export.promoted import PromotedTable
 from tilewright.evolve.intake.winner import plain_module
-from tilewright.evolve.promote.taken_reference import judge_of
+from tilewright.evolve.promote.reference_files import judge_of
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import load
 from tilewright.seeds.catalogue import load_operator

@@ -12,16 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilewright.evolve.campaign.config import parse_config
-from tilewright.evolve.campaign.resolve import resolve
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.command import MakeEvaluator
-from tilewright.evolve.promote.library_writer import TEMPORARY, LibraryError, LibraryWriter
-from tilewright.evolve.promote.serving import legal_shapes
-from tilewright.evolve.promote.verify import Contender, Refusal, verify
-from tilewright.evolve.space.genome import Genome
+from tilewright.evolve.promote.library_writer import MAKING, TEMPORARY, LibraryError, LibraryWriter
+from tilewright.evolve.promote.recheck import rechecked
 from tilewright.fitness.evaluation import FigureKind
-from tilewright.fitness.tpu import time_model
 from tilewright.library import store
 
 TOLERANCE = {FigureKind.MODELLED: 1e-3, FigureKind.MEASURED: 0.05}
@@ -29,13 +24,10 @@ TOLERANCE = {FigureKind.MODELLED: 1e-3, FigureKind.MEASURED: 0.05}
 
 TEST_SECONDS = 600
 
-MAKING = ("promote", "warm", "recheck")
-"""Actions in a history that make a version."""
-
 
 @dataclass(frozen=True)
-class Verification:
-    """One line of a verification."""
+class Finding:
+    """One line of a verification, and whether it is as it should be."""
 
     good: bool
     sentence: str
@@ -69,47 +61,45 @@ def check(
     files_only: bool,
     make: MakeEvaluator,
     say: Callable[[str], None],
-) -> Iterator[Verification]:
+) -> Iterator[Finding]:
     """Every finding on the current versions: files against hashes, toolchain, generated tests, receipts run again."""
     names = [operator] if operator else writer.operators()
     if not names:
         raise _nothing(writer)
     for fault in writer.runtime_faults():
-        yield Verification(False, fault)
+        yield Finding(False, fault)
     for name in names:
         yield from _check_operator(writer, name, files_only=files_only, make=make, say=say)
 
 
 def _check_operator(
     writer: LibraryWriter, operator: str, *, files_only: bool, make: MakeEvaluator, say: Callable[[str], None]
-) -> Iterator[Verification]:
+) -> Iterator[Finding]:
     try:
         version, receipt, dispatch = writer.version(operator)
         for name, sha256 in receipt["files"].items():
             writer.file(operator, version, name, sha256)
     except LibraryError as error:
-        yield Verification(False, str(error))
+        yield Finding(False, str(error))
         return
-    yield Verification(
+    yield Finding(
         True, f"{operator}: {len(receipt['files'])} files of version {version} are what was promoted."
     )
     folder = writer.place(operator) / "versions" / version
     strangers = {p.name for p in folder.iterdir() if p.is_file()} - set(receipt["files"]) - {store.RECEIPT}
     for name in sorted(strangers):
-        yield Verification(False, f"{operator}: {name} in version {version} is in no receipt.")
+        yield Finding(False, f"{operator}: {name} in version {version} is in no receipt.")
     for target, entry in dispatch["targets"].items():
         fault = store.toolchain_fault(entry["toolchain"])
         if fault:
-            yield Verification(
-                False, f"{operator}: its kernels for {target} were {fault}; promote them again."
-            )
+            yield Finding(False, f"{operator}: its kernels for {target} were {fault}; promote them again.")
         elif not files_only:
-            yield from _run_again(operator, receipt["targets"][target], entry, folder, make, say)
+            yield from _run_again(writer, operator, target, make, say)
     if not files_only:
         yield _run_test(operator, folder)
 
 
-def _run_test(operator: str, folder: Path) -> Verification:
+def _run_test(operator: str, folder: Path) -> Finding:
     command = [sys.executable, str(folder / store.TEST)]
     environment = {
         **os.environ,
@@ -124,80 +114,42 @@ def _run_test(operator: str, folder: Path) -> Verification:
         lines = done.stdout.splitlines()
         skipped = sum(line.startswith("skipped") for line in lines)
         rest = f", {skipped} need another device" if skipped else ""
-        return Verification(
+        return Finding(
             True, f"{operator}: the generated test passes here ({len(lines) - skipped} cases{rest})."
         )
     last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-    return Verification(False, f"{operator}: the generated test fails: {last}.")
+    return Finding(False, f"{operator}: the generated test fails: {last}.")
 
 
 def _run_again(
-    operator: str,
-    receipt: Mapping[str, Any],
-    entry: Mapping[str, Any],
-    folder: Path,
-    make: MakeEvaluator,
-    say: Callable[[str], None],
-) -> Iterator[Verification]:
-    """One more round of what the receipt says was verified."""
-    campaign, target = receipt["campaign"], receipt["target"]["name"]
-    data = {
-        "name": "verify",
-        "operator": campaign["operator"],
-        "target": target,
-        "suite": campaign["suite"],
-        "budget": {"evaluations": 1},
-    }
+    writer: LibraryWriter, operator: str, target: str, make: MakeEvaluator, say: Callable[[str], None]
+) -> Iterator[Finding]:
+    """The kernels on the shapes they serve, verified and timed once more; nothing is written."""
     try:
-        resolved = resolve(parse_config(data))
-        contenders = []
-        for candidate in receipt["candidates"]:
-            path = folder / entry["kernels"][candidate["genome"]]["file"]
-            genome = Genome(path.read_text(encoding="utf-8"), candidate["params"])
-            legal = legal_shapes(resolved, genome)
-            contender = Contender(f"genome {genome.id}", genome, only=legal)
-            if contender.serves_some((*resolved.suite.workloads, *resolved.suite.final)):
-                contenders.append(contender)
-        evaluator = make(resolved)
-        try:
-            verification = verify(resolved, contenders, [], evaluator, say, rounds=1)
-        finally:
-            evaluator.close()
-    except Refusal as error:
-        yield Verification(False, f"{operator}: {error}")
-        return
+        found = rechecked(writer, operator, target, make, say)
     except UserError as error:
-        yield Verification(False, f"{operator}: its receipt for {target} cannot be run again here: {error}")
+        yield Finding(False, f"{operator}: its receipt for {target} cannot be run again here: {error}")
         return
-    timed = {w.id for w in (*resolved.suite.workloads, *resolved.suite.final)}
-    for shape in receipt["shapes"]:
-        if shape["workload"] not in timed:
-            yield Verification(
-                True,
-                f"{operator}: {shape['workload']} is of another suite than the last promotion's; 'library recheck' "
-                f"verifies it ({target}).",
-            )
+    assert found is not None
+    for kernel, reason in found.failed.items():
+        yield Finding(False, f"{operator}: kernel {kernel} fails here: {reason} ({target}).")
+    for region in found.dropped:
+        if region.genome not in found.failed:
+            yield Finding(True, f"{operator}: no suite times {region.workload} any more ({target}).")
+    for served in found.served:
+        if served.region.genome in found.failed:
             continue
-        if (
-            resolved.target.kind is FigureKind.MODELLED
-            and shape.get("model_version", 1) != time_model.VERSION
-        ):
-            yield Verification(
-                True,
-                f"{operator}: {shape['workload']} was timed by time model {shape.get('model_version', 1)}, today's is "
-                f"{time_model.VERSION}: its gates pass, its figures are not compared ({target}).",
+        shape, seconds = f"{operator}: {served.region.workload}", served.figures.seconds
+        if served.change is None or served.region.promised is None:
+            told = (
+                f"{shape} passes its gates; its receipt has no figure of today's time model to compare with"
             )
+            yield Finding(True, f"{told} ({target}).")
             continue
-        if verification.comparison is not None:
-            best = verification.comparison.seconds(shape["workload"], shape["genome"])
-        else:
-            best = verification.found[f"genome {shape['genome']}"].seconds(shape["workload"])[0]
-        change = best / shape["seconds"] - 1
-        good = abs(change) <= TOLERANCE[resolved.target.kind]
-        yield Verification(
-            good,
-            f"{operator}: {shape['workload']} takes {best * 1e6:.2f} us, the receipt says "
-            f"{shape['seconds'] * 1e6:.2f} us ({target}, {resolved.target.kind.value}).",
+        yield Finding(
+            abs(served.change) <= TOLERANCE[found.target.kind],
+            f"{shape} takes {seconds * 1e6:.2f} us, the receipt says "
+            f"{served.region.promised['seconds'] * 1e6:.2f} us ({target}, {found.kind}).",
         )
 
 

@@ -26,6 +26,9 @@ from tilewright.library import store
 
 RUNTIME = "tilewright.library"
 TEMPORARY = ".writing-"
+MAKING = ("promote", "warm", "recheck")
+"""Actions in a history that make a version."""
+
 LOCK_SECONDS = 60.0
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 

@@ -20,8 +20,7 @@ from tilewright.evolve.campaign.targets import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.command import MakeEvaluator
 from tilewright.evolve.promote.judge import own_figures
-from tilewright.evolve.promote.library_commands import MAKING
-from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
+from tilewright.evolve.promote.library_writer import MAKING, LibraryError, LibraryWriter
 from tilewright.evolve.promote.serving import checked_shapes
 from tilewright.evolve.promote.verify import ComparingEvaluator, Contender, Refusal, Verified, verify
 from tilewright.evolve.promote.version_files import device_key

@@ -15,7 +15,7 @@ from typing import Any
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote import recheck_files
 from tilewright.evolve.promote.command import MakeEvaluator, Options, PromotionOutcome, promote
-from tilewright.evolve.promote.library_commands import Verification
+from tilewright.evolve.promote.library_commands import Finding
 from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
 from tilewright.evolve.promote.recheck import Found, Say, rechecked
 from tilewright.evolve.promote.verify import Refusal
@@ -40,7 +40,7 @@ class Means:
 
 def recheck_library(
     writer: LibraryWriter, operator: str | None, target: str, means: Means
-) -> Iterator[Verification]:
+) -> Iterator[Finding]:
     """Findings on every operator that serves ``target``, the library changed as they say. Raises UserError."""
     names = [operator] if operator is not None else writer.operators()
     if not names:
@@ -60,19 +60,19 @@ def recheck_library(
         raise UserError(f"--target: nothing in {writer.root} is promoted for {target}.")
 
 
-def _written(writer: LibraryWriter, found: Found, means: Means) -> Iterator[Verification]:
+def _written(writer: LibraryWriter, found: Found, means: Means) -> Iterator[Finding]:
     version = recheck_files.write(writer, found)
     filled: set[str] = set()
     refills = []
     for suite in found.suites if means.evaluations else ():
         sentence, outcome = _refilled(writer, found, suite, means)
-        refills.append(Verification(True, sentence))
+        refills.append(Finding(True, sentence))
         filled |= {s.figures.workload for s in outcome.judgement.shapes} if outcome else set()
     yield from findings(found, version, filled)
     yield from refills
 
 
-def findings(found: Found, version: str | None, filled: Collection[str] = ()) -> Iterator[Verification]:
+def findings(found: Found, version: str | None, filled: Collection[str] = ()) -> Iterator[Finding]:
     """What a recheck found, a sentence each; not good is only what no kernel serves any more.
 
     ``filled``: ids of workloads that a campaign has found kernels for since.
@@ -82,7 +82,7 @@ def findings(found: Found, version: str | None, filled: Collection[str] = ()) ->
     for genome, reason in found.failed.items():
         shapes = [s.region.workload for s in found.replaced if s.region.genome == genome]
         lost = [r.workload for r in found.dropped if r.genome == genome and r.workload not in filled]
-        yield Verification(
+        yield Finding(
             not lost,
             f"{operator}: kernel {genome} is served no more: {reason}"
             + (f"; an earlier kernel serves {', '.join(shapes)} again" if shapes else "")
@@ -91,7 +91,7 @@ def findings(found: Found, version: str | None, filled: Collection[str] = ()) ->
         )
     for region in found.dropped:
         if region.genome not in found.failed:
-            yield Verification(
+            yield Finding(
                 True,
                 f"{operator}: {region.workload} is in no suite any more, so that nothing can verify it: it is no entry "
                 "now, and is served as any other shape between entries.",
@@ -99,12 +99,12 @@ def findings(found: Found, version: str | None, filled: Collection[str] = ()) ->
     for served in found.slower:
         assert served.change is not None and served.region.promised is not None
         promised = served.region.promised["seconds"]
-        yield Verification(
+        yield Finding(
             True,
             f"{operator}: {served.region.workload} takes {served.figures.seconds * 1e6:.2f} us here, "
             f"{100 * served.change:.1f} % more than the {promised * 1e6:.2f} us of its receipt ({where}).",
         )
-    yield Verification(True, f"{operator}: {_summary(found, version)} ({where}).")
+    yield Finding(True, f"{operator}: {_summary(found, version)} ({where}).")
 
 
 def _summary(found: Found, version: str | None) -> str:

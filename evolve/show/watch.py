@@ -23,7 +23,7 @@ from tilewright.seeds.operator import Scope
 
 POLL_SECONDS = 1.0
 QUIET_SECONDS = 60.0
-"""After so long without a new row the display says so: a journal cannot tell whether its process runs."""
+"""After so long without a new row the display shows a note: a journal cannot show whether its process runs."""
 ENDS = ("finished", "interrupted")
 
 
@@ -112,6 +112,7 @@ def watch(folder: Path, display: Display, sleep: Callable[[float], None] = time.
 
 
 def _follow(view: JournalView, folder: Path, display: Display, sleep: Callable[[float], None]) -> str:
+    shown = ""
     while True:
         try:
             view.refresh()
@@ -122,7 +123,9 @@ def _follow(view: JournalView, folder: Path, display: Display, sleep: Callable[[
                 return ended
         except sqlite3.OperationalError as error:
             problem = f"cannot read the journal at the moment: {error}"
-        display.note(problem)
+        if problem != shown:
+            display.note(problem)
+            shown = problem
         if not (folder / JOURNAL).is_file():
             raise UserError(f"campaign {folder.name} was removed while tilewright watched it.")
         sleep(POLL_SECONDS)

@@ -1,6 +1,7 @@
-"""Run in a child process by the tests of the blockwise family: ``interpret`` or ``compile``.
+"""Run in a child process by the tests of the blockwise family: ``interpret``, ``emulate`` or ``compile``.
 
-Triton reads TRITON_INTERPRET when a kernel is decorated, so interpreted runs need a process of their own.
+Triton reads TRITON_INTERPRET when a kernel is decorated, and Gluon's emulator installs itself for good, so both need a
+process of their own.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import torch
 
 from tilewright.seeds.gemm_fp8_blockwise.operator import operators
 from tilewright.seeds.operator import Arrays, TensorSpec, Workload
+from tilewright.workers.runners.gluon_emulator.install import install
 
 TORCH = {
+    "int32": (torch.int32, torch.int32, np.int32),
     "bfloat16": (torch.bfloat16, torch.int16, np.int16),
     "float8_e4m3fn": (torch.float8_e4m3fn, torch.uint8, np.uint8),
     "float32": (torch.float32, torch.float32, np.float32),
@@ -47,7 +50,7 @@ def to_torch(array: np.ndarray, spec: TensorSpec) -> torch.Tensor:
 def to_numpy(tensor: torch.Tensor, spec: TensorSpec) -> np.ndarray:
     _, bits, raw = TORCH[spec.dtype]
     array = tensor.contiguous().view(bits).numpy().view(raw)
-    return array if spec.dtype == "float32" else array.view(getattr(ml_dtypes, spec.dtype))
+    return array if spec.dtype in ("float32", "int32") else array.view(getattr(ml_dtypes, spec.dtype))
 
 
 def launch(recipe: str, seed: str, params: dict, workload: Workload, kind: str) -> tuple[Arrays, Arrays]:
@@ -59,7 +62,12 @@ def launch(recipe: str, seed: str, params: dict, workload: Workload, kind: str) 
     full = {**module.DEFAULTS, **operator.kernels[seed].overrides, **params}
     results = module.launch(tensors, full)
     outputs = {s.name: to_numpy(t, s) for s, t in zip(operator.outputs(workload), results, strict=True)}
-    reference = next(iter(operator.oracle(workload, inputs).values()))
+    references = operator.oracle(workload, inputs)
+    reference = next(iter(references.values()))
+    if "counted" in references:  # rows of no group may hold anything
+        counts = references["counted"]
+        outputs = {name: array[counts[name]] for name, array in outputs.items()}
+        reference = {name: array[counts[name]] for name, array in reference.items()}
     return outputs, reference
 
 
@@ -141,4 +149,6 @@ if __name__ == "__main__":
     if what == "compile":
         compile_for_hopper(given)
     else:
+        if what == "emulate":
+            install(seed=3)
         interpret(given)

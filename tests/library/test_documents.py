@@ -73,9 +73,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _passed() -> Any:
-    from tilewright.evolve.promote.library_commands import Verification
+    from tilewright.evolve.promote.library_commands import Finding
 
-    return Verification(True, "the generated test is run by test_shipped.")
+    return Finding(True, "the generated test is run by test_shipped.")
 
 
 def test_every_command_of_the_readme_does_what_it_says(

@@ -12,7 +12,6 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.chips import CHIPS
-from tilewright.fitness.dialect import check
 from tilewright.fitness.gates import ill_formed, read_gates
 from tilewright.fitness.score import floors
 from tilewright.seeds.flash_attention.operator import INPUT_KINDS, operators
@@ -89,17 +88,6 @@ def test_scaled_queries_are_right_where_the_scale_is_a_power_of_two():
     for size, right in ((64, True), (128, False)):
         workload = shape(heads=1, rows=128, keys=128, size=size)
         assert readings("full", scaled, kind="peaked", workload=workload)["exact"].passed is right
-
-
-def test_spaces_and_sources():
-    operator = family()["causal"]
-    assert "CAUSAL = False" in family()["full"].kernels["plain"].source
-    for kernel in operator.kernels.values():
-        if kernel.name != "loop":  # the same source
-            assert check(kernel.source) == []
-        chosen = operator.suites["quick"]
-        space = Space.from_source(kernel.source, [dict(w.dims) for w in (*chosen.workloads, *chosen.check)])
-        assert space.violations({**space.defaults, **kernel.overrides}) == [], kernel.name
 
 
 def test_work_and_floors():

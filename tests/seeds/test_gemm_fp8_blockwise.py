@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from testkit import ROOT
-from tilewright.evolve.space.constraints import FUNCTIONS
+from testkit.seeds.triton_station import child
 from tilewright.evolve.space.space import Space, read_declarations
 from tilewright.fitness.gates import failure, read_gates
 from tilewright.fitness.score import floors
@@ -27,30 +21,13 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
 )
 from tilewright.seeds.gemm_fp8_blockwise.operator import operators
 from tilewright.seeds.gemm_fp8_blockwise.shapes import CORE, core, primus84
-from tilewright.seeds.operator import Operator, Workload
-from tilewright.seeds.sampled import Elements, Sampled
+from tilewright.seeds.operator import Workload
 
 OPERATORS = {name: found for name, found in operators().items() if "primus-core" in found.suites}
-CHILD = ROOT / "testkit" / "seeds" / "fp8_blockwise_children.py"
 INTERPRETED_STEP_DB = 18.0
 """The interpreter's fp8 cast loses the carry when it rounds up to a power of two (127 becomes 64, 3 % of the
 payloads), which leaves 20 to 23 dB. A swapped operand or scale reads below 5 dB on these inputs."""
 TAILS = {"M": 200, "N": 384, "K": 640}
-
-
-def child(what: str, cases: list, **environment: str) -> list:
-    """The JSON lines a child process prints."""
-    done = subprocess.run(
-        [sys.executable, str(CHILD), what, json.dumps(cases)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    assert len(found) == len(cases)
-    return found
 
 
 def test_the_84_shapes_follow_their_rule() -> None:
@@ -66,26 +43,6 @@ def test_the_84_shapes_follow_their_rule() -> None:
     assert sum(6 * m * n * k for m, n, k in triples) == pytest.approx(1.773e15, rel=1e-3)
     assert 32768 * 106496 > 2**31
     assert len(core()) == len(CORE) == 12
-
-
-@pytest.mark.parametrize("recipe", OPERATORS)
-def test_seed_kernels_start_at_legal_points(recipe: str) -> None:
-    operator = OPERATORS[recipe]
-    assert isinstance(operator, Operator)
-    for seed in operator.kernels.values():
-        literals = {
-            node.targets[0].id: node.value
-            for node in ast.parse(seed.source).body
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-        }
-        space, defaults, constraints = (
-            ast.literal_eval(literals[name]) for name in ("SPACE", "DEFAULTS", "CONSTRAINTS")
-        )
-        point = {**defaults, **seed.overrides}
-        assert point.keys() == space.keys()
-        assert all(value in space[name] for name, value in point.items())
-        names = {**point, **operator.constants, "M": 4096, "N": 4096, "K": 4096}
-        assert all(eval(text, {"__builtins__": {}, **FUNCTIONS}, names) for text in constraints)
 
 
 def test_a_stage_of_few_rows_never_changes_teams() -> None:
@@ -279,43 +236,6 @@ def test_gluon_kernels_compile_for_hopper_without_spills(tmp_path: Path) -> None
         assert entry["shared"] <= 232448, (recipe, seed, entry)
         if recipe.startswith("gemm"):
             assert entry["wgmma"] >= 8, (recipe, seed, entry)
-
-
-@pytest.mark.parametrize("recipe", ["gemm_nt", "gemm_nt_rows", "step"])
-def test_samples_of_big_products_agree_with_the_oracle(recipe: str) -> None:
-    operator = OPERATORS[recipe]
-    assert isinstance(operator, Sampled)
-    workload = Workload("w", {"M": 256, "N": 384, "K": 1280})
-    shapes = {spec.name: spec.shape for spec in operator.inputs(workload)}
-    elements = Elements(5, workload.id, shapes, operator.tables())
-    whole = {name: elements.at(name, *map(np.arange, shape)) for name, shape in shapes.items()}
-    sample = operator.sample(workload, elements, np.random.default_rng(2))
-    right = operator.oracle(workload, whole)["exact"]
-    assert sample.where.keys() == right.keys()
-    for name, (rows, columns) in sample.where.items():
-        assert np.allclose(sample.references["exact"][name], right[name][np.ix_(rows, columns)], rtol=1e-12)
-        assert len(np.unique(rows)) == 96 and len(np.unique(columns)) >= 36
-    if "step" not in recipe:
-        payload = whole["a_q"].astype(np.float32)
-        assert 150 < payload.std() < 175 and np.abs(payload).max() == 448, "as quantised normal data has it"
-
-
-@pytest.mark.parametrize(
-    "recipe", ["quant_1x128", "quant_128x128", "quant_dual", "quant_128x128_dual", "quant_mixed_dual"]
-)
-def test_samples_of_big_matrices_have_the_oracles_bits(recipe: str) -> None:
-    operator = OPERATORS[recipe]
-    assert isinstance(operator, Sampled), "an oracle over a whole matrix takes minutes"
-    workload = Workload("w", {"M": 1000 if recipe == "quant_1x128" else 1024, "K": 1280})
-    elements = Elements(5, workload.id, {"x": operator.inputs(workload)[0].shape}, operator.tables())
-    whole = elements.at("x", np.arange(workload.dims["M"]), np.arange(workload.dims["K"]))
-    sample = operator.sample(workload, elements, np.random.default_rng(2))
-    right = operator.oracle(workload, {"x": whole})["bits"]
-    assert sample.where.keys() == right.keys() == {spec.name for spec in operator.outputs(workload)}
-    for name, axes in sample.where.items():
-        found, wanted = sample.references["bits"][name], right[name][np.ix_(*axes)]
-        assert found.shape == wanted.shape and found.dtype == wanted.dtype
-        assert np.array_equal(found.view(np.uint8), np.ascontiguousarray(wanted).view(np.uint8))
 
 
 def test_a_step_is_held_to_the_rate_of_fp8() -> None:

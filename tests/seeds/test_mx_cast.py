@@ -1,4 +1,4 @@
-"""Microscaling casts: definitions against worked cases and a library, seeds bit for bit, wrong twins refused."""
+"""Casts and 2D block quantisation: definitions against worked cases and a library."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilewright.evolve.space.space import Space
 from tilewright.fitness.gates import snr_db
 from tilewright.seeds.gemm_fp8_blockwise.contract import draw
+from tilewright.seeds.gridquant.operator import dequantise_grid, quantise_grid
 from tilewright.seeds.mx_cast import formats
 from tilewright.seeds.mx_cast.formats import E2M1, E4M3, Rule
 from tilewright.seeds.mx_cast.operator import operators
-from tilewright.seeds.operator import Operator, Workload
-from tilewright.seeds.sampled import Elements, Sampled
+from tilewright.seeds.operator import Workload
 
 OPERATORS = operators()
 
@@ -61,28 +60,6 @@ def test_codes_and_bytes() -> None:
     assert flat[3 * 512 + 1 * 16 + 0] == scales[129, 4] and flat[3 * 512 + 2 * 16] == 0
 
 
-@pytest.mark.parametrize("recipe", OPERATORS)
-def test_operators_are_whole_and_their_seeds_legal(recipe: str) -> None:
-    operator = OPERATORS[recipe]
-    assert isinstance(operator, Operator) and isinstance(operator, Sampled)
-    for seed in operator.kernels.values():
-        dims = dict.fromkeys(operator.axes, 16384)
-        space = Space.from_source(seed.source, [{**operator.constants, **dims}])
-        assert not space.violations({**space.defaults, **seed.overrides})
-    sizes = {"M": 256, "N": 192, "K": 512}
-    workload = Workload("w", {axis: sizes[axis] for axis in operator.axes})
-    shapes = {spec.name: spec.shape for spec in operator.inputs(workload)}
-    elements = Elements(5, workload.id, shapes, operator.tables())
-    whole = {name: elements.at(name, *map(np.arange, shape)) for name, shape in shapes.items()}
-    (right,) = operator.oracle(workload, whole).values()
-    sample = operator.sample(workload, elements, np.random.default_rng(2))
-    (references,) = sample.references.values()
-    for name, wanted in references.items():
-        found = right[name][np.ix_(*sample.where[name])]
-        same = np.allclose if name == "c" else np.array_equal
-        assert same(found.astype(np.float64), wanted.astype(np.float64), equal_nan=True), name
-
-
 @pytest.mark.parametrize(
     ("recipe", "least"), [("gemm_mxfp8", 28.0), ("gemm_mxfp4", 15.0), ("gemm_nvfp4", 17.0)]
 )
@@ -101,3 +78,11 @@ def test_published_sizes() -> None:
     assert OPERATORS["mxfp8_floor"].bytes(square) == pytest.approx(0.8137e9, rel=1e-3)
     assert OPERATORS["mxfp8_both"].bytes(square) == pytest.approx(1.09e9, rel=1e-2)
     assert ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max == E4M3.largest
+
+
+def test_blocks_at_the_edges_of_a_matrix_have_scales_of_their_own() -> None:
+    x = np.ones((300, 260), np.float32)
+    x[290, 257] = 8
+    q, s = quantise_grid(x, 256)
+    assert s.tolist() == [[448, 448], [448, 56]]
+    assert np.array_equal(dequantise_grid(q, s, 256), x)

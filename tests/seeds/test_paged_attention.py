@@ -10,7 +10,6 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from tilewright.evolve.space.space import Space
-from tilewright.fitness.dialect import check
 from tilewright.fitness.evaluation import Verdict
 from tilewright.fitness.gates import read_gates
 from tilewright.fitness.targets import load_target
@@ -49,15 +48,6 @@ def test_every_kind_of_lengths(number, kind):
 def test_wrong_twins_fail(before, after):
     assert before in SOURCE
     assert not reading({}, "randn", SOURCE.replace(before, after)).passed
-
-
-def test_the_kernel_is_in_the_dialect_and_its_space():
-    assert check(SOURCE) == []
-    suite = OPERATOR.suites["quick"]
-    space = Space.from_source(SOURCE, [dict(w.dims) for w in (*suite.workloads, *suite.check, *suite.final)])
-    for kernel in OPERATOR.kernels.values():
-        params = {**space.defaults, **kernel.overrides}
-        assert kernel.name == "wide" or space.violations(params) == []
 
 
 def test_a_kernel_reads_the_pages_of_its_workload():

@@ -31,7 +31,6 @@ SECTIONS = {
     "change": "Winner against seed",
     "timeline": "Where the kernel's time goes",
     "roofline": "Roofline",
-    "credit": "Credit of proposers and rules",
 }
 """Parts of the report that get a picture of their own, by file name."""
 

@@ -25,7 +25,7 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote import library_commands
 from tilewright.evolve.promote import recheck as recheck_module
 from tilewright.evolve.promote.command import Options
-from tilewright.evolve.promote.library_commands import Verification
+from tilewright.evolve.promote.library_commands import Finding
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.refill import Means, recheck_library
 from tilewright.evolve.promote.warming import add_plans
@@ -83,7 +83,7 @@ def recheck(
     seconds: Seconds = quick_child,
     target: str = "tpu7x",
     run_campaign: Callable[[dict[str, Any]], Path] | None = None,
-) -> list[Verification]:
+) -> list[Finding]:
     means = Means(
         make=lambda resolved: OneByOne(resolved, seconds, spoil),
         run_campaign=run_campaign or (lambda config: pytest.fail("no campaign is due")),

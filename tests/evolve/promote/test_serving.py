@@ -120,7 +120,7 @@ def test_a_receipt_is_repeated_where_its_kernels_serve(
     monkeypatch.setattr(
         library_commands,
         "_run_test",
-        lambda operator, folder: library_commands.Verification(True, "not run here"),
+        lambda operator, folder: library_commands.Finding(True, "not run here"),
     )
     writer = LibraryWriter(tmp_path / "library")
     folder, winner, other = promoted(family, tmp_path / "home", writer)

@@ -1,0 +1,95 @@
+"""Every shipped operator: its seeds start at legal points, and what it says of a sample is what its oracle says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tilewright.evolve.space.space import Space
+from tilewright.fitness.targets import load_target
+from tilewright.seeds.catalogue import all_operators
+from tilewright.seeds.operator import Operator, Workload
+from tilewright.seeds.sampled import Elements, Sampled
+
+OPERATORS = all_operators()
+FIRST = {name: next(iter(operator.suites.values())) for name, operator in OPERATORS.items()}
+SAMPLED = [name for name, operator in OPERATORS.items() if isinstance(operator, Sampled)]
+DIMS = {"M": 1024, "N": 384, "K": 1280}
+FEW_GROUPS = (
+    "gemm_mxfp8_out/",
+    "gemm_fp8_blockwise/grouped",
+    "gemm_fp8_blockwise/masked",
+    "gemm_fp8_blockwise/k",
+)
+"""Of operators whose groups are as many as their names say, small ones are sampled in tests of their own."""
+
+
+class Given:
+    """Elements, some operands of which are what they are said to be."""
+
+    def __init__(self, elements: Elements, known: dict[str, np.ndarray]) -> None:
+        self._elements, self._known = elements, known
+
+    def at(self, operand: str, *axes: np.ndarray) -> np.ndarray:
+        if operand in self._known:
+            return self._known[operand][np.ix_(*axes)]
+        return self._elements.at(operand, *axes)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_seeds_start_at_legal_points(name: str) -> None:
+    operator, suite = OPERATORS[name], FIRST[name]
+    assert isinstance(operator, Operator)
+    for seed in operator.kernels.values():
+        target = load_target("tpu7x" if "\ndef build(" in seed.source else "h200")
+        shapes = (*suite.workloads, *suite.check, *suite.final)
+        constants = [{**operator.constants, **target.constants, **shape.dims} for shape in shapes]
+        space = Space.from_source(seed.source, constants)
+        point = {**space.defaults, **seed.overrides}
+        assert point.keys() == space.defaults.keys()
+        assert space.violations(point) == [] or name == "paged_attention/decode", seed.name
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLED if not name.startswith(FEW_GROUPS)])
+def test_a_sample_is_what_the_oracle_says(name: str) -> None:
+    operator = OPERATORS[name]
+    assert isinstance(operator, Sampled)
+    axes = FIRST[name].check[0].dims
+    workload = Workload("w", {axis: DIMS[axis] for axis in axes})
+    agrees(operator, workload, {})
+
+
+@pytest.mark.parametrize("recipe", ["normal", "grouped4", "masked6x20", "kgrouped4"])
+def test_a_sample_of_mx_outputs_is_what_the_oracle_says(recipe: str) -> None:
+    operator = OPERATORS[f"gemm_mxfp8_out/{recipe}"]
+    assert isinstance(operator, Sampled)
+    workload = Workload("w", {"M": 256, "N": 256, "K": 256})
+    shapes = {spec.name: spec.shape for spec in operator.inputs(workload)}
+    known = {}
+    if "count" in shapes:
+        known["count"] = np.array([0, 1, *[0] * (shapes["count"][0] - 2)], np.int32)
+    agrees(operator, workload, known, least=0.999)
+
+
+def agrees(operator: Sampled, workload: Workload, known: dict[str, np.ndarray], least: float = 1.0) -> None:
+    """Float64 references to 12 digits, payloads and scales bit for bit, all but a share where ``least`` says so."""
+    assert isinstance(operator, Operator)
+    shapes = {spec.name: spec.shape for spec in operator.inputs(workload)}
+    elements = Elements(5, workload.id, shapes, operator.tables())
+    inputs = {name: elements.at(name, *map(np.arange, shape)) for name, shape in shapes.items()} | known
+    sample = operator.sample(workload, Given(elements, known), np.random.default_rng(2))
+    oracle = operator.oracle(workload, inputs)
+    for reference, arrays in sample.references.items():
+        if reference in ("turned", "counted"):  # what gates allow for, of all outputs
+            continue
+        assert arrays.keys() <= oracle[reference].keys() and sample.where.keys() >= arrays.keys()
+        for output, wanted in arrays.items():
+            found = oracle[reference][output][np.ix_(*sample.where[output])]
+            assert found.shape == wanted.shape
+            if wanted.dtype == np.float64:
+                assert np.allclose(found, wanted, rtol=1e-12), (reference, output)
+            else:
+                same = found.view(f"u{found.itemsize}") == np.ascontiguousarray(wanted).view(
+                    f"u{wanted.itemsize}"
+                )
+                assert same.mean() >= least, (reference, output)
