@@ -203,7 +203,7 @@ class Operator(Protocol):
 
 
 @runtime_checkable
-class Told(Protocol):
+class HasContract(Protocol):
     """An operator's addition when its module's docstring does not say what it computes."""
 
     @property

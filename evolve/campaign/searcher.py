@@ -42,7 +42,7 @@ from tilewright.evolve.record.history import POINTS, History, Proposer
 from tilewright.evolve.record.home import JOURNAL, find_campaign
 from tilewright.evolve.record.journal import TOKENS_SPENT, Journal
 from tilewright.fitness import dialect
-from tilewright.seeds.operator import Told
+from tilewright.seeds.operator import HasContract
 
 KEY_VARIABLES = ("TILEWRIGHT_LLM_API_KEY", "OPENAI_API_KEY")
 
@@ -201,7 +201,7 @@ def _replaying(
 
 def _contract(resolved: Resolved) -> Contract:
     operator = resolved.operator
-    told = operator.contract if isinstance(operator, Told) else ""
+    told = operator.contract if isinstance(operator, HasContract) else ""
     text = told or sys.modules[type(operator).__module__].__doc__ or operator.name
     shapes = tuple(workload.id for workload in resolved.suite.workloads)
     facts = facts_of(resolved.target, operator.gates)

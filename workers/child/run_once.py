@@ -1,4 +1,4 @@
-"""Runs one child process and brings back what it said: data, never a verdict.
+"""Runs one child process and returns its answers: data, never a verdict.
 
 The child gets its own session, temporary folder, scrubbed environment, limits (see ``workers.child.confine``) and
 a wall clock; whatever happens, its whole process group is dead and its folder gone when the run is over.
@@ -146,10 +146,12 @@ class Pipes:
         self.close_all()
 
     def close_all(self) -> None:
-        """Close what is still open."""
+        """Close what is still open. A session may be closed by another thread than the one that uses it."""
         self.close_theirs()
-        while self._open:
-            os.close(self._open.pop())
+        ends, self._open = self._open, []
+        for end in ends:
+            with contextlib.suppress(OSError):
+                os.close(end)
 
 
 def _listen(drain: Drain, process: Process, limits: ChildLimits, deadline: float) -> Stop:
@@ -184,7 +186,7 @@ def _last_line(ended: Death, log: bytes) -> str:
     """Why a child died: with the runtime's last fatal line, or the last that it printed before it left by itself."""
     if ended.signal is not None:
         fatal = _FATAL.search(log)
-        said = fatal[1].decode(errors="replace")[:300] if fatal else ""
+        line = fatal[1].decode(errors="replace")[:300] if fatal else ""
     else:
-        said = (log.decode(errors="replace").strip().splitlines() or [""])[-1][:200] if ended.failed else ""
-    return ended.detail + (f": {said}" if said else "")
+        line = (log.decode(errors="replace").strip().splitlines() or [""])[-1][:200] if ended.failed else ""
+    return ended.detail + (f": {line}" if line else "")

@@ -316,7 +316,7 @@ def failed(outcome: ChildOutcome, doing: str, stage: Stage) -> Failure | None:
     """A verdict for a child that said ``error``, hung or died."""
     error = outcome.first("error")
     if error is not None:
-        return dataclasses.replace(_said(error, stage), entry=error.data.get("entry"))
+        return dataclasses.replace(_failure_of(error, stage), entry=error.data.get("entry"))
     if outcome.ending is Ending.DONE:
         return None
     reason = one_line(f"{doing}: {outcome.detail}")
@@ -324,7 +324,7 @@ def failed(outcome: ChildOutcome, doing: str, stage: Stage) -> Failure | None:
     return Failure(verdict, reason, outcome.log, stage)
 
 
-def _said(frame: Frame, stage: Stage) -> Failure:
+def _failure_of(frame: Frame, stage: Stage) -> Failure:
     kind, message, phase, trace = (
         str(frame.data.get(name, "")) for name in ("type", "message", "phase", "trace")
     )

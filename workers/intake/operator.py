@@ -146,7 +146,7 @@ class TakenOperator:
 
     @property
     def contract(self) -> str:
-        """See ``seeds.operator.Told``."""
+        """See ``seeds.operator.HasContract``."""
         return contract_of(self)
 
     @property

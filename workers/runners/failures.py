@@ -20,14 +20,14 @@ _DEEPEST = 20
 def describe(error: BaseException) -> dict[str, str]:
     """``type``, ``message`` (its text, cut) and ``trace`` (the last frames, cut)."""
     try:
-        message = _pointed(error)
+        message = _message(error)
     except Exception:  # noqa: BLE001 - an exception class may be the candidate's
         message = "(no message)"
     trace = "".join(traceback.format_exception(error)[-6:])
     return {"type": type(error).__name__, "message": message[:MAX_MESSAGE], "trace": trace[-MAX_MESSAGE:]}
 
 
-def _pointed(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     """Its text; of Triton's errors, which show a dozen lines of source first, the cause and the line it is about."""
     chain = [error]
     while chain[-1].__cause__ is not None and len(chain) < _DEEPEST:
@@ -37,11 +37,11 @@ def _pointed(error: BaseException) -> str:
         return str(error)
     # the line of the kernel, then the line of what it calls: a helper of its own or Triton's library
     lines = dict.fromkeys(_line(text) for text in (placed[0], placed[-1]))
-    said = placed[-1].rpartition("^")[2].strip()
+    cause = placed[-1].rpartition("^")[2].strip()
     if not _PLACE.match(str(chain[-1])):  # the cause itself is none of Triton's errors
-        said = f"{type(chain[-1]).__name__}: {chain[-1]}".removesuffix(": ")
+        cause = f"{type(chain[-1]).__name__}: {chain[-1]}".removesuffix(": ")
     where = "; ".join(lines)
-    return f"{said} ({where})" if said else where
+    return f"{cause} ({where})" if cause else where
 
 
 def _line(text: str) -> str:

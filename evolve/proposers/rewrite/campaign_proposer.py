@@ -55,7 +55,7 @@ class Rewrites:
         if elite is None:
             return None
         self.credit.learn(history)
-        parent = elite.candidate.genome
+        parent = _fittest(history, elite.candidate.genome)
         done = history.rewritten(parent.source_id)
         tried: set[tuple[str, str]] = set()
         for _ in range(TRIES):
@@ -91,3 +91,10 @@ class Rewrites:
         except SpaceError as error:
             log.info("rule %s left no legal point: %s", rewritten.rule, error)
             return None
+
+
+def _fittest(history: History, genome: Genome) -> Genome:
+    """The fittest point of the genome's source: a rule is tried once at a site of a source, so not on a poor point."""
+    points = [(e.fitness or 0.0, -c.index, c.genome) for c, e in history.successes()]
+    mine = [point for point in points if point[2].source_id == genome.source_id]
+    return max(mine, key=lambda point: point[:2])[2] if mine else genome

@@ -18,68 +18,90 @@ from tilewright.evolve.proposers.rewrite.base import Language, Rule
 from tilewright.evolve.proposers.rewrite.registry import rules
 
 ABOUT = """\
-A reference; [this page](write_a_rewrite_rule.md) says how to write one.
+[Write a rewrite rule](write_a_rewrite_rule.md) says how to add one.
 
-**Which rule comes next** is learned within a campaign (`evolve/proposers/rule_credit.py`): a rule earns by its
-children's gain over their own parents, per evaluation; credit fades by 5 % with every rewrite, and a fifth of all
-draws ignores it. Rules that only turn a knob of the launch are presumed to be worth less. With probability 1/4
-another rewrite goes on top of the last, up to three. A rule is applied once at a site of a source, and a child that
-only differs in layout, comments or declarations from a known genome is never evaluated, one that compiles to a
-known artefact never measured.
+**Choice of a rule.** Each campaign learns which rules pay (`evolve/proposers/rule_credit.py`). A rule earns
+the gain of its children over their parents, per evaluation. Credit fades by 5 % with every rewrite, and a
+fifth of all draws ignores it. Rules that only set a launch option begin with less credit. With probability
+1/4 another rewrite follows on top of the last, up to three. A rule runs once at each site of a source. A
+child that differs from a known genome only in layout, comments or declarations is not evaluated; a child that
+compiles to a known artefact is not measured.
 
-**What a rule cannot follow** (a source that does not parse, a `grid_spec`, a kernel made by a call, ...) yields no
-proposal and one line in `campaign.log` beside the journal, naming the construct.
+**Unsupported sources** (a source that does not parse, a `grid_spec`, a kernel made by a call) yield no
+proposal and one line in `campaign.log` beside the journal, which names the construct.
 
-**`triton_lower_to_gluon`** writes a tiled product in Gluon for Hopper. *It keeps*: which programs there are in effect
-(each new program computes `consumers` x `pieces` tiles of the old one, those past the end repeat the last), the
-order of the steps of K and of the additions of one element, every statement that the result needs, word for word but
-for the language's name. Loads that stand behind the product move in front of it; loads of the operands become copies,
-whose rows and columns outside the tensor are zero; the store of the tile becomes a copy through shared memory. What
-stands behind the loop and acts on each column alone is done for `parts` of the columns in turn. The old kernel stays
-and serves tensors whose rows do not begin at 16 bytes, which no descriptor describes; no rule changes it any more.
-*Tiles whose rows begin anywhere*, such as those of a group of tokens, are lowered where the grid's two axes number
-tiles of rows and of columns: the groups of warps share the rows of one tile; rows past a limit that the loads' and
-all stores' masks name are multiplied and not stored, and a tile that is all past it has no steps. *Weights in
-sheets* (`[groups, K, N]`) are one matrix where the host finds them contiguous and K a multiple of a step. *It
-refuses*: more than one loop with one `dot`; operands that are computed, padded with something other than zero, or
-masked by more than the sides of the launch's tensors or such a limit; tiles that begin anywhere on another grid;
-rows past a limit that are stored or mixed with others; loops over K whose bounds or places depend on the tile;
-results that depend on the program's number; atomics, early returns, `while`, stores before the last step; names of
-the language that Gluon has not. *It decides by parameters*: `consumers`, `pieces`, `stages`, `walk_rows`, `programs`,
-`slots` and `parts` (columns of a tile are stored in so many parts through so many slots), `producer_registers`,
-`in_flight` (products that add in place) or `pin` (sums kept where they stand), `ahead` (other loads of a step are made
-while the product before runs; off at first) and `ring` (a number for each row in each step, such as a scale, comes by
-bulk copy with the operands, where its rows begin at 16 bytes and nothing behind the product mixes rows), beside the
-tile sizes of the source. As many stages are made as shared memory holds.
+## triton_lower_to_gluon
 
-**`triton_compute_operand_once`** moves what computes an operand of a `dot` (codes that are unpacked, scaled, cast) into
-a kernel of its own, which writes the operand's tiles to memory; the product loads them, and can be lowered then.
-*It keeps*: every statement of the operand, with what its masks put past the ends, tile by tile. *It refuses*: operands
-that depend on the other tile, on the program's number or on what the loop carries; types that no `.to(...)` says;
-loops that do not step through K from 0; bounds that the host does not know; products in a loop over tiles.
+The rule writes a tiled Triton product in Gluon for Hopper.
 
-**`triton_rows_per_program`** makes a program of a row kernel compute `rows` neighbouring rows along one axis of the
-grid. *It keeps*: the operations on each row, in their order; programs past the last row repeat it. *It refuses*:
-values of two axes, branches and loop bounds that depend on the row, early returns, atomics, scans, integers that a
-loop carries, and a tensor that is read and written.
+* **It keeps** the work of each old program (a new program computes `consumers` × `pieces` old tiles; those
+  past the end repeat the last), the order of the steps of K and of the additions of one element, and every
+  statement that the result needs. Loads behind the product move in front of it. Loads of operands become
+  copies with zeros outside the tensor. The store of the tile becomes a copy through shared memory. The old
+  kernel stays, for tensors whose rows do not begin at multiples of 16 bytes.
+* **It lowers more.** Tiles whose rows begin anywhere, such as those of a group of tokens, if the grid's two
+  axes number row tiles and column tiles. Weights in sheets (`[groups, K, N]`), if they are contiguous and K
+  is a multiple of a step.
+* **It refuses** more than one loop with one `dot`; operands that are computed, padded with a value other than
+  zero, or masked by more than the tensor's sides or one limit; other grids for tiles that begin anywhere;
+  rows past a limit that are stored or mixed with others; loops over K that depend on the tile; results that
+  depend on the program's number; atomics, early returns, `while`, stores before the last step; names that
+  Gluon lacks.
+* **Its parameters** are the source's tile sizes and:
 
-**On tpu7x (modelled)** a kernel that `emit_pipeline` wrote takes as long as the grid's own pipeline
-([table](../experiments/records/tpu/transfers.md)). `deep_pipeline` is `emit_pipeline` with two to four buffers of
-each input. It *refuses* inputs whose number of buffers the launch sets, and block specifications that an output
-shares.
+| parameter | sets |
+| --- | --- |
+| `consumers`, `pieces` | groups of warps that multiply, and tiles of each |
+| `stages` | stages of the ring; as many as shared memory holds |
+| `walk_rows`, `programs` | order of tiles, number of programs |
+| `slots`, `parts` | a tile is stored in `parts` through `slots` |
+| `producer_registers` | registers of the warp that copies |
+| `in_flight` or `pin` | products that add in place, or sums that stay in their registers |
+| `ahead` | load the next step's other values while the product runs (off at first) |
+| `ring` | bring one number for each row and step, such as a scale, with the operands |
 
-**For attention in Pallas.** `unroll_grid_axis` walks the fastest grid axis in a Python loop in the step, so the order
-of all steps stays; its program id becomes a number, and conditions on it are decided while tracing. It *refuses* axes
-whose steps differ by the first and the last alone, extents that do not divide (`cdiv`), blocks that move with
-anything but the plain axis, aliased outputs.
-`skip_masked_tiles` reads a mask that compares sums of positions and offsets: where the least or the largest
-difference over a tile hides the whole tile, the step is left out; where only the device knows the offsets, by a
-conditional block. A step is left out only if all it leaves behind comes from
-maxima and exponentials of the masked scores; a row that no tile shows at all may then differ. `normalise_once` keeps
-U of a running U / l, and *refuses* an average that is looked at before it is finished. `base_two_softmax` multiplies
-scores by log2(e), and *refuses* where they or their maxima are used but for comparisons and in exponentials of a
-difference. `narrow_exponent` and `row_sums_in_dot` round to bfloat16: the gates decide
-whether the error is small enough."""
+## triton_compute_operand_once
+
+The rule moves the computation of a `dot`'s operand (codes that are unpacked, scaled, cast) into a kernel of
+its own, which writes the operand to memory. The product then loads it and can be lowered.
+
+* **It keeps** every statement of the operand, with what its masks put past the ends.
+* **It refuses** operands that depend on the other tile, on the program's number or on what the loop carries;
+  types without a `.to(...)`; loops that do not step through K from 0; bounds that the host does not know;
+  products in a loop over tiles.
+
+## triton_rows_per_program
+
+The rule makes a program of a row kernel compute `rows` neighbouring rows along one axis of the grid.
+
+* **It keeps** the operations on each row in their order. Programs past the last row repeat it.
+* **It refuses** values of two axes, branches and loop bounds that depend on the row, early returns, atomics,
+  scans, integers that a loop carries, and a tensor that is read and written.
+
+## Pallas: pipelines
+
+On `tpu7x` (modelled) a kernel that `emit_pipeline` wrote takes as long as the grid's own pipeline
+([table](../experiments/records/tpu/transfers.md)). `deep_pipeline` is `emit_pipeline` with two to four
+buffers of each input. It refuses inputs whose number of buffers the launch sets, and block specifications
+that an output shares.
+
+## Pallas: attention
+
+* `unroll_grid_axis` turns the fastest grid axis into a Python loop inside the step. The order of steps stays,
+  and conditions on the program id are decided while tracing. It refuses axes of which only the first and the
+  last step differ, extents that do not divide (`cdiv`), blocks that move with more than the plain axis, and
+  aliased outputs.
+* `skip_masked_tiles` reads a mask that compares sums of positions and offsets. It leaves out a step whose
+  whole tile is masked; if only the device knows the offsets, by a conditional block. It does so only if
+  everything the step leaves behind comes from maxima and exponentials of the masked scores. A row that no
+  tile shows may differ.
+* `normalise_once` keeps U of a running U / l. It refuses an average that is read before it is complete.
+* `base_two_softmax` multiplies scores by log2(e). It refuses scores or maxima that are used other than in
+  comparisons and in exponentials of a difference.
+* `narrow_exponent` and `row_sums_in_dot` round to bfloat16. The gates decide whether the error is small
+  enough.
+
+## All rules"""
 
 
 def _all_rules() -> list[Rule]:
@@ -97,12 +119,6 @@ def table(cases: Sequence[Case], trials: Sequence[Trial]) -> str:
         "",
         "Generated by `python -m experiments.studies.rewrites.corpus --write docs/rewrites.md`; do not edit.",
         "",
-        f"Corpus: {len(cases)} kernels in `testkit/corpus`, written for the tests in several styles. Every rule is "
-        "applied once at every site it offers.",
-        "*dialect*: the child parses and passes the dialect check. *agrees*: run in an interpreter on small inputs "
-        "(no device; Gluon in the emulator, which also finds races and deadlocks), it agrees with its parent to 40 dB "
-        "or better.",
-        "",
         *ABOUT.splitlines(),
         "",
     ]
@@ -110,7 +126,11 @@ def table(cases: Sequence[Case], trials: Sequence[Trial]) -> str:
     run = sum(not t.dialect for t in trials)
     slowest = max((t.seconds for t in trials), default=0.0)
     lines += [
-        f"**All rules: {total} proposals, {100 * legal / max(1, total):.1f} % pass the dialect, "
+        f"Each rule was applied once at each site of the {len(cases)} kernels in `testkit/corpus`. *dialect*: "
+        "children that pass the dialect check. *agrees*: children that agree with their parent to 40 dB or better, "
+        "in an interpreter on small inputs (Gluon in the emulator, which also finds races and deadlocks).",
+        "",
+        f"**{total} proposals, {100 * legal / max(1, total):.1f} % pass the dialect, "
         f"{right} of the {run} that pass it agree with their parent "
         f"({100 * right / max(1, run):.1f} %); slowest proposal {slowest:.2f} s (host CPU).**",
         "",

@@ -41,26 +41,30 @@ OURS = ("tilewright.", "testkit.", "tests.")
 QUICK = ("-x", "-q", "-o", "addopts=", "-m", "not slow and not gpu", "-p", "no:cacheprovider", "-W", "ignore")
 
 FROZEN = "tests/fitness/test_frozen.py"
-GATES = ("tests/fitness/test_gates.py", "tests/fitness/test_detail.py")
+GATES = ("tests/fitness/test_gates.py", "tests/fitness/test_elements.py")
 DIALECT = (
     *(f"tests/exploits/test_{zoo}.py::test_the_dialect_refuses" for zoo in ("pallas", "triton")),
     "tests/fitness/test_dialect.py",
 )
 TESTS: dict[str, tuple[str, ...]] = {
     "fitness/gates.py": GATES,
-    "fitness/elements.py": ("tests/fitness/test_detail.py", "tests/fitness/test_gates.py", FROZEN),
+    "fitness/elements.py": ("tests/fitness/test_elements.py", "tests/fitness/test_gates.py", FROZEN),
     "fitness/intervals.py": ("tests/fitness/test_intervals.py", FROZEN),
     "library/tilewright_library/dispatch_rule.py": ("tests/library/test_dispatch_rule.py", FROZEN),
     "fitness/race.py": ("tests/fitness/test_race.py", FROZEN),
-    "fitness/tpu/structure.py": ("tests/fitness/test_structure.py", FROZEN),
+    "fitness/tpu/structure.py": ("tests/fitness/tpu/test_structure.py", FROZEN),
     "fitness/evaluation.py": ("tests/fitness/test_evaluation.py", FROZEN),
     "fitness/score.py": ("tests/fitness/test_score.py",),
-    "fitness/tpu/simulation.py": ("tests/fitness/test_static_tpu.py", FROZEN),
-    "fitness/tpu/time_model.py": ("tests/fitness/test_time_model.py", FROZEN),
-    "fitness/tpu/memory.py": ("tests/fitness/test_memory.py", "tests/fitness/test_time_model.py", FROZEN),
+    "fitness/tpu/simulation.py": ("tests/fitness/tpu/test_simulation.py", FROZEN),
+    "fitness/tpu/time_model.py": ("tests/fitness/tpu/test_time_model.py", FROZEN),
+    "fitness/tpu/memory.py": (
+        "tests/fitness/tpu/test_memory.py",
+        "tests/fitness/tpu/test_time_model.py",
+        FROZEN,
+    ),
     "fitness/targets.py": ("tests/fitness/test_targets.py", FROZEN),
     "fitness/isa.py": ("tests/fitness/test_isa.py", FROZEN),
-    "fitness/tpu/llo.py": ("tests/fitness/test_llo.py", "tests/fitness/test_model.py"),
+    "fitness/tpu/llo.py": ("tests/fitness/tpu/test_llo.py", "tests/fitness/tpu/test_model.py"),
     "fitness/dialect.py": DIALECT,
     "workers/device/timing.py": ("tests/workers/device/test_timing.py",),
     "workers/cascade/measured_stages.py": (

@@ -144,13 +144,13 @@ def _restated(call: Any) -> tuple[list[Any], list[Any]]:
         for place, window in enumerate(windows, start=unstated + kernel.prefetched):
             if place >= len(types):
                 break
-            told: Any = ir.DictAttr(window)
-            names = {entry.name for entry in told}
+            entries: Any = ir.DictAttr(window)
+            names = {entry.name for entry in entries}
             if not {"transform_indices", "window_bounds"} <= names or not names <= _WINDOW:
                 continue
-            name = ir.FlatSymbolRefAttr(told["transform_indices"]).value
+            name = ir.FlatSymbolRefAttr(entries["transform_indices"]).value
             tensor = ir.RankedTensorType(types[place])
-            block = list(ir.DenseI64ArrayAttr(told["window_bounds"]))
+            block = list(ir.DenseI64ArrayAttr(entries["window_bounds"]))
             shape = list(tensor.shape)
             axis = strides_twice(shape, block) if len(shape) == len(block) else None
             if axis is None or name in used or "window_kind" in names:

@@ -160,8 +160,8 @@ def _needs(op: Any) -> set[Any]:
     made = {result for i in inner for result in i.operation.results}
     for region in [r for i in (op, *inner) for r in i.operation.regions]:
         made.update(argument for block in region.blocks for argument in block.arguments)
-    taken = {operand for i in inner for operand in i.operation.operands}
-    return set(op.operation.operands) | (taken - made)
+    read_values = {operand for i in inner for operand in i.operation.operands}
+    return set(op.operation.operands) | (read_values - made)
 
 
 def _evaluate(

@@ -205,11 +205,11 @@ def _branch(node: _Node, run: _Run) -> int:
     condition = run.values.get(node.operands[0])
     if condition is None:
         raise Unresolved("a branch does not follow from the grid")
-    taken = 0 if condition else 1
-    if taken >= len(node.programs):
+    branch = 0 if condition else 1
+    if branch >= len(node.programs):
         return 0
-    total = _execute(node.programs[taken], run)
-    for result, source in zip(node.result, node.yields[taken], strict=False):
+    total = _execute(node.programs[branch], run)
+    for result, source in zip(node.result, node.yields[branch], strict=False):
         run.values[result] = run.values.get(source)
     return total
 

@@ -75,8 +75,8 @@ def _compile(workload: Mapping[str, Any], module: bytes, device: Any) -> Any:
     described = workload
     if (alone := restated(module)) is not None:
         module, kinds = alone.module, {"inputs": alone.inputs, "outputs": alone.outputs}
-        told = {name: [{"shape": s, "dtype": d} for s, d in each] for name, each in kinds.items()}
-        described = {**workload, **told}
+        tensors = {name: [{"shape": s, "dtype": d} for s, d in each] for name, each in kinds.items()}
+        described = {**workload, **tensors}
     inputs = [jax.ShapeDtypeStruct(tuple(t["shape"]), dtype_named(t["dtype"])) for t in described["inputs"]]
     sharding = NamedSharding(Mesh([device], ("x",)), PartitionSpec())
     layout = Format(Layout.AUTO, sharding)

@@ -43,7 +43,7 @@ class _Value:
 class _Equation:
     primitive: Any
     params: Mapping[str, Any]
-    taken: tuple[_Value, ...]
+    operands: tuple[_Value, ...]
     made: tuple[int, ...]
 
 
@@ -55,13 +55,13 @@ class Program:
         self._numbers = itertools.count()
         self._known: dict[int, Any] = {}
         self._shapes: dict[int, tuple[int, ...]] = {}
-        taken = [self._hold(operand) for operand in operands]
+        held = [self._hold(operand) for operand in operands]
         self._equations: list[_Equation] = []
-        self._outputs = self._flatten(closed, taken)
+        self._outputs = self._flatten(closed, held)
         self.carries = False
         """Whether the latest run left out steps along an axis that is not declared parallel."""
         for equation in self._equations:
-            if equation.primitive.name != "pallas_call" and self._all_known(equation.taken):
+            if equation.primitive.name != "pallas_call" and self._all_known(equation.operands):
                 self._evaluate(equation, self._known)
 
     def run(self, where: Places, settings: Any, *, whole: bool = False) -> list[np.ndarray]:
@@ -78,7 +78,7 @@ class Program:
             if equation.primitive.name != "pallas_call":
                 self._evaluate(equation, values)
             elif equation.made in steps:
-                arrays = [self._read(value, values) for value in equation.taken]
+                arrays = [self._read(value, values) for value in equation.operands]
                 results = _interpret(equation.params, arrays, steps[equation.made], settings)
                 values.update(zip(equation.made, results, strict=True))
             else:  # nobody reads what it makes
@@ -94,8 +94,8 @@ class Program:
         self._known[number], self._shapes[number] = value, tuple(np.shape(value))
         return _Value(number)
 
-    def _flatten(self, closed: ClosedJaxpr, taken: Sequence[_Value]) -> list[_Value]:
-        names: dict[Any, _Value] = dict(zip(closed.jaxpr.invars, taken, strict=True))
+    def _flatten(self, closed: ClosedJaxpr, inputs: Sequence[_Value]) -> list[_Value]:
+        names: dict[Any, _Value] = dict(zip(closed.jaxpr.invars, inputs, strict=True))
         names.update((v, self._hold(c)) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
         def named(atom: Any) -> _Value:
@@ -116,11 +116,11 @@ class Program:
     def _read(self, value: _Value, values: Mapping[int, Any]) -> Any:
         return value.literal if value.number < 0 else values[value.number]
 
-    def _all_known(self, taken: Sequence[_Value]) -> bool:
-        return all(value.number < 0 or value.number in self._known for value in taken)
+    def _all_known(self, operands: Sequence[_Value]) -> bool:
+        return all(value.number < 0 or value.number in self._known for value in operands)
 
     def _evaluate(self, equation: _Equation, values: dict[int, Any]) -> None:
-        arrays = [self._read(value, values) for value in equation.taken]
+        arrays = [self._read(value, values) for value in equation.operands]
         primitive, params = equation.primitive, dict(equation.params)
         results = primitive.bind(*arrays, **primitive.get_bind_params(params))
         values.update(zip(equation.made, results if primitive.multiple_results else [results], strict=True))
@@ -145,15 +145,15 @@ class Program:
             if not masks:
                 continue
             if equation.primitive.name == "pallas_call":
-                kernel = _Kernel(equation.params, [self._scalar(v) for v in equation.taken])
+                kernel = _Kernel(equation.params, [self._scalar(v) for v in equation.operands])
                 steps[equation.made], left_out = kernel.indices(masks, whole)
                 self.carries = self.carries or left_out
                 reads = kernel.reads(steps[equation.made])
-                for value, read in zip(equation.taken, reads, strict=True):
+                for value, read in zip(equation.operands, reads, strict=True):
                     if read is not None:
                         want(value, read)
             else:
-                for value in equation.taken:
+                for value in equation.operands:
                     if value.number >= 0:
                         want(value, self._passed_on(equation, value, masks))
         return steps
@@ -170,14 +170,14 @@ class Program:
         if mask.shape == shape and equation.primitive.name not in ("transpose", "rev"):
             return mask
 
-        def moved(operand: Any) -> Any:
+        def moved(tensor: Any) -> Any:
             arrays = [
-                operand
-                if taken is value
-                else jnp.zeros(self._shapes[taken.number])
-                if taken.number >= 0
-                else taken.literal
-                for taken in equation.taken
+                tensor
+                if operand is value
+                else jnp.zeros(self._shapes[operand.number])
+                if operand.number >= 0
+                else operand.literal
+                for operand in equation.operands
             ]
             return equation.primitive.bind(*arrays, **equation.params)
 

@@ -109,13 +109,13 @@ def _unwrapped(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(closed.jaxpr.invars, operands, strict=True))
     for equation in closed.jaxpr.eqns:
-        taken = [atom.val if isinstance(atom, Literal) else values[atom] for atom in equation.invars]
+        inputs = [atom.val if isinstance(atom, Literal) else values[atom] for atom in equation.invars]
         name, params = equation.primitive.name, equation.params
         held = params["jaxpr"] if name == "jit" else params.get(_WRAPPERS.get(name, ""))
         if held is not None:
-            results = _unwrapped(held if isinstance(held, ClosedJaxpr) else ClosedJaxpr(held, ()), taken)
+            results = _unwrapped(held if isinstance(held, ClosedJaxpr) else ClosedJaxpr(held, ()), inputs)
         else:
-            results = equation.primitive.bind(*taken, **equation.primitive.get_bind_params(params))
+            results = equation.primitive.bind(*inputs, **equation.primitive.get_bind_params(params))
             results = results if equation.primitive.multiple_results else [results]
         values.update(zip(equation.outvars, results, strict=True))
     return [atom.val if isinstance(atom, Literal) else values[atom] for atom in closed.jaxpr.outvars]

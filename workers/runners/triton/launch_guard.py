@@ -34,7 +34,7 @@ class Canaries:
     def __init__(self) -> None:
         self._rings: list[torch.Tensor] = []
 
-    def around(self, like: torch.Tensor, device: torch.device | str, fill: int = POISON) -> torch.Tensor:
+    def allocate(self, like: torch.Tensor, device: torch.device | str, fill: int = POISON) -> torch.Tensor:
         """Contiguous memory of this shape and dtype between two canaries, every byte ``fill``."""
         size = like.numel() * like.element_size()
         memory = torch.empty(size + 2 * CANARY_BYTES, dtype=torch.uint8, device=device)
@@ -47,7 +47,7 @@ class Canaries:
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same values between canaries."""
-        made = self.around(tensor, tensor.device)
+        made = self.allocate(tensor, tensor.device)
         made.view(-1).view(torch.uint8).copy_(tensor.reshape(-1).view(torch.uint8))
         return made
 
@@ -90,7 +90,7 @@ class LaunchGuard(TorchDispatchMode):
         source = args[0].device if isinstance(args[0], torch.Tensor) else torch.get_default_device()
         if not like.is_contiguous():
             raise ForeignWork("work outside the kernel: torch makes a tensor that is not contiguous")
-        return self._canaries.around(like, options.get("device") or source, fill)
+        return self._canaries.allocate(like, options.get("device") or source, fill)
 
 
 def leave_interpreter_unguarded() -> None:
